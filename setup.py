@@ -83,6 +83,9 @@ HOT_MODULES = (
     "penstock.broker.connection_handler",
     "penstock.broker.background_tasks",
     "penstock.broker.exactly_once.batch_moves",
+    "penstock.broker.in_flight",
+    "penstock.server.poller",
+    "penstock.server.hub",
 )
 
 # The one that compiles: its C runs against the librt that [project.dependencies] asks for.

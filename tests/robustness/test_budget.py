@@ -435,18 +435,20 @@ def test_the_measure_notices_an_iteration_that_computes() -> None:
     """The hook itself: CPU between two questions of the loop to its selector counts."""
     import asyncio
 
-    from penstock.server.linked_process import new_loop, take_longest_s
+    from penstock.server.linked_process import polling_loop, take_longest_s
 
     async def compute() -> None:
         await asyncio.sleep(0)
         random.Random(1).randbytes(1 << 24)
         await asyncio.sleep(0)
 
-    with asyncio.Runner(loop_factory=lambda: new_loop({"PENSTOCK_MEASURE_LOOP": "1"})) as runner:
+    with asyncio.Runner(
+        loop_factory=lambda: polling_loop({"PENSTOCK_MEASURE_LOOP": "1"})
+    ) as runner:
         runner.run(compute())
         longest_s = take_longest_s(runner.get_loop())
         assert longest_s is not None
         assert longest_s > 0
         assert take_longest_s(runner.get_loop()) == 0.0
-    with asyncio.Runner(loop_factory=lambda: new_loop({})) as runner:
+    with asyncio.Runner(loop_factory=lambda: polling_loop({})) as runner:
         assert take_longest_s(runner.get_loop()) is None

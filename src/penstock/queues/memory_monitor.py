@@ -45,8 +45,8 @@ that is smaller still.
 
 **Own limits.** Queues may have memory limits of their own, which should fit the budget together. A
 declare checks one more (`check_limits`). A start checks all (`queue_set.limits_beyond`), because
-the budget may be smaller than before: in the order of declaration, a queue that does not fit beside those
-before it does not fit at all, and smaller ones after it still may.
+the budget may be smaller than before: in the order of declaration, a queue that does not fit beside
+those before it does not fit at all, and smaller ones after it still may.
 """
 
 from collections.abc import Callable

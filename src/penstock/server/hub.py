@@ -1,20 +1,30 @@
-"""Sessions: the clients of one vhost's process, and the loop that runs the vhost's turns (Hub).
+"""Hub: the turns of one vhost's process, and its sessions, one for each client.
 
-    socket -> data_received -> handler.receive          input is handled at once
-    handler -> SocketOutlet.send -> flush -> socket     output is collected for the turn
-
-    sockets are readable   each session passes its bytes to the core, which notes what is to be done
+    a socket is readable   Session.ready: its bytes go to the core, which notes what is to be done
     then, once             turn: deliveries, the log's write, confirms; then one flush per session
-    a sync has finished    a worker's thread wakes the loop: completed, which ends with a turn
+    a sync has finished    completed: its results, then a turn
     time                   tick, when the last one asked for it; sooner while there is work
 
-However many clients send in one iteration of the loop, there is one turn for all of them, and so
-one write to the log.
+All of it runs inside the loop's poller (poller.py), not as callbacks of asyncio. However many
+clients send in one pass of the poller, there is one turn for all of them, and so one write to the
+log.
+
+`fail` ends the vhost: the storage has failed, and nothing more may be confirmed. The hub stops at
+once and calls on_failed; the process ends without writing anything, and the next one recovers from
+the disk.
+
+A Session is one client of the vhost, between its socket and its ConnectionHandler.
+
+    socket -> ready -> handler.receive                   what comes in is handled at once
+    handler -> SocketOutlet.send -> flush -> socket      what goes out is collected for the turn
+
+**Input.** A socket is read once in each pass: READ_BYTES while it brings less than half of that,
+so that single messages need no large buffer, and what the pace permits while it brings more.
 
 **Output** is joined to writes of about WRITE_BYTES, one or a few for each turn; larger buffers cost
-more in page faults than they save in calls. What the socket does not take waits in the transport.
-Beyond HIGH_WATER_BYTES nothing more is delivered to the client, and it is not read either, because
-answers to a client that does not read them would fill the memory.
+more in page faults than they save in calls. What the socket does not take waits in the session;
+beyond HIGH_WATER_BYTES the core is told to deliver nothing more, and the client is not read any
+more either: one that does not read must not fill our memory with answers.
 
 **Pace.** A publisher at full speed fills every chunk that is read, and all others wait while it is
 handled. So a chunk is as large as can be handled in about BULK_S: a MiB of a few large bodies, less
@@ -25,31 +35,33 @@ the time the loop is free when a single message arrives. A read of less than SHO
 with a basic.publish shows such a client, and sets this pace for all others for RECENT_S. (Acks
 arrive in short reads as well, but their senders do not wait.)
 
-**Heartbeats.** Every half interval a heartbeat is sent if nothing else was. A client from which
-nothing came for four halves is gone, unless it was not read meanwhile.
+**Heartbeats.** A timer of half the interval: if nothing was sent since the last time, a heartbeat
+is sent; if nothing came for four of them, the client is gone. While a client is not read on our
+account its silence means nothing.
 
-**The end.** After connection.close the client closes the socket itself when it has read close-ok,
-as the protocol says and RabbitMQ does. Otherwise the sending half is shut after the last bytes, so
-that they arrive although the client has sent bytes that nobody reads any more. In both cases the
-client has LINGER_S.
+**The end.** A client that said goodbye closes the socket itself when it has read close-ok, as the
+protocol has it and RabbitMQ does. Else, after the last bytes, the sending half is shut, so that
+they arrive although the client has sent what nobody reads any more. In both cases it has LINGER_S.
+A session ends at the beginning of a turn, never within a call of the core.
 
-**Errors.** An unexpected error is logged with its traceback and ends its connection (541), or the
-vhost if its storage has failed. `Hub.fail` ends the vhost: nothing more may be confirmed. The hub
-stops at once and calls on_failed; the process ends without writing anything, and the next one
-recovers from the disk.
+An error that the core did not turn into an answer is a defect: it is logged with its traceback and
+closes this connection (541), or stops the vhost if its storage has failed.
 """
 
 import asyncio
 import logging
 import socket
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from penstock.broker.connection_handler import ConnectionHandler
+from penstock.access.permissions import Identity
 from penstock.broker.in_flight import MESSAGES, InFlight, signature
 from penstock.broker.output import Outlet
 from penstock.codec.frames import HEARTBEAT_FRAME, begins_with_publish
 from penstock.errors import INTERNAL_ERROR, StoppedError
+from penstock.server.poller import READ, WRITE, Poller, Source, Turns
 
 LEAST_BYTES: Final = 16 << 10
 FIRST_BYTES: Final = 256 << 10
@@ -93,26 +105,79 @@ def next_bytes(read_bytes: int, spent_s: float, *, is_quick: bool) -> int:
 
 
 PARTS_MAX: Final = 512  # in one call; the system's own limit is 1,024
+READ_BYTES: Final = 16 << 10
 WRITE_BYTES: Final = 128 << 10
 HIGH_WATER_BYTES: Final = 256 << 10
 LOW_WATER_BYTES: Final = 64 << 10
 LINGER_S: Final = 3.0
-CLOSING_S: Final = 10.0  # for a client to answer connection.close, or to take the last output
+CLOSING_S: Final = 10.0  # for a client to answer connection.close, or to take what waits for it
 SILENT_HALVES: Final = 4
+SOON_S: Final = 0.05  # the next tick after a turn is due at most so much later
 
 logger = logging.getLogger(__name__)
 
 
+class Facts(Protocol):
+    """The part of ConnectionFacts that a session uses."""
+
+    @property
+    def name(self) -> str:
+        """The connection's name."""
+
+    @property
+    def heartbeat_s(self) -> float:
+        """The interval of heartbeats, 0 for none."""
+
+
+class Framing(Protocol):
+    """The part of a Connection that a session uses."""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the client's frames cannot be told apart any more."""
+
+
+class Handler(Protocol):
+    """The part of a ConnectionHandler that a session uses."""
+
+    @property
+    def facts(self) -> Facts:
+        """Of the connection."""
+
+    @property
+    def connection(self) -> Framing:
+        """Its state."""
+
+    def receive(self, data: bytes) -> None:
+        """Handle what the client has sent."""
+
+    def writable(self, is_writable: bool) -> None:
+        """Note whether the client takes more."""
+
+    def lost(self) -> None:
+        """Note that the client has gone."""
+
+    def shutdown(self, code: int, text: str) -> None:
+        """Close the connection with this reply."""
+
+    def set_identity(self, identity: Identity) -> None:
+        """Note the user's present permissions."""
+
+    def info(self) -> dict[str, object]:
+        """Return what operators are shown of the connection."""
+
+
 class SocketOutlet(Outlet):
-    """Collects the output of one session until the turn ends."""
+    """The way out of one session. Bytes wait here until the turn ends."""
 
     def __init__(self, session: "Session") -> None:
         self.is_writable = True
-        self._session = session
+        self._session: Session = session
         self._parts: list[bytes] = []
-        self._bytes = 0
+        self._bytes: int = 0
 
     def send(self, data: bytes) -> None:
+        """See Outlet."""
         parts = self._parts
         if not parts:
             self._session.hub.has_output(self)
@@ -122,7 +187,7 @@ class SocketOutlet(Outlet):
             self.flush()
 
     def flush(self) -> None:
-        """Write what was collected to the transport."""
+        """Write to the socket what has been collected."""
         parts = self._parts
         if parts:
             self._parts = []
@@ -130,164 +195,159 @@ class SocketOutlet(Outlet):
             self._session.write(parts)
 
     def pause(self) -> None:
+        """See Outlet."""
         self._session.pause("core")
 
     def resume(self) -> None:
+        """See Outlet."""
         self._session.resume("core")
 
     def closing(self) -> None:
+        """See Outlet."""
         self._session.must_close()
 
     def close(self, *, client_first: bool) -> None:
+        """See Outlet."""
         self.flush()
         self._session.end(client_first=client_first)
 
 
-class Session(asyncio.Protocol):
-    """One client of the vhost. `start` is called once, when the socket has a transport."""
+class Session(Source):
+    """One client. sock: connected, not blocking; the session closes it. It is read from `start` on,
+    which is called once."""
 
-    def __init__(self, hub: "Hub") -> None:
-        self.hub = hub
-        self.outlet = SocketOutlet(self)
-        self.handler: ConnectionHandler | None = None
-        self.user: str = ""
-        self._in_flight_name = b""
-        self.sock: socket.socket | None = None  # the transport's, for sending several parts at once
-        self.transport: asyncio.Transport | None = None  # from `connection_made` on
-        self._paused: set[str] = set()  # why it is not read: "start", "core", "output", "pace"
-        self._read_bytes = FIRST_BYTES
-        self._is_ending = False
-        self._has_sent = False
-        self._has_received = False
-        self._silent_halves = 0
-        self._counted_bytes = 0  # output that waits for a full socket, as the vhost counts it
+    def __init__(self, hub: "Hub", sock: socket.socket, user: str) -> None:
+        self.hub: Hub = hub
+        self.user: str = user
+        self.outlet: SocketOutlet = SocketOutlet(self)
+        self.handler: Handler | None = None
+        self.waiting_bytes: int = 0  # of output that the socket did not take
+        self._sock: socket.socket = sock
+        self._descriptor: int = sock.fileno()
+        self._in_flight_name: bytes = signature(user, MESSAGES)
+        self._waiting: deque[bytes] = deque()
+        self._paused: set[str] = {"start"}  # why it is not read: start, core, output, pace
+        self._most_bytes: int = FIRST_BYTES  # that the pace permits at once
+        self._read_bytes: int = READ_BYTES  # that the next read asks for
+        self._is_ending: bool = False  # nothing of what it sends is handled any more
+        self._is_closed: bool = False  # the socket is not used any more
+        self._has_eof: bool = False  # the client sends nothing more
+        self._must_shut: bool = False  # our half is shut when all has been sent
+        self._has_sent: bool = False
+        self._has_received: bool = False
+        self._silent_halves: int = 0
+        self._counted_bytes: int = 0  # reported to the vhost: waiting_bytes while it is too much
         self._heartbeat: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
-    # ---- the transport -------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport. It is not read before `start`."""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.set_write_buffer_limits(high=HIGH_WATER_BYTES, low=LOW_WATER_BYTES)
-        transport.pause_reading()
-        self._paused.add("start")
-        self._read_so_much(FIRST_BYTES)
-
-    def start(self, handler: ConnectionHandler, leftover: bytes) -> None:
-        """Begin to read. leftover: bytes that were read before the hand-over."""
+    def start(self, handler: Handler, leftover: bytes) -> None:
+        """Begin with what was read before the hand-over."""
         self.handler = handler
-        self._in_flight_name = signature(self.user, MESSAGES)
         if handler.facts.heartbeat_s > 0 and not self._is_ending:
             self._beat_later()
         if leftover:
-            self.data_received(leftover)
+            self.received(leftover)
         self.resume("start")
 
-    def data_received(self, data: bytes) -> None:
-        """Handle bytes from the client."""
+    # ---- the socket ----------------------------------------------------------------------------
+
+    def ready(self, mask: int) -> None:
+        """See Source."""
+        if self._waiting:
+            if mask & ~READ:
+                self._send_waiting()
+        elif mask & ~READ and self._has_eof:
+            self.abort()
+        if mask & ~WRITE and not self._paused and not self._is_closed and not self._has_eof:
+            self._read()
+
+    def _watch(self) -> None:
+        """Have the poller report what is wanted of the socket now."""
+        mask = 0
+        if not self._is_closed:
+            if not self._paused and not self._has_eof:
+                mask = READ
+            if self._waiting:
+                mask |= WRITE
+        self.hub.poller.watch(self._descriptor, self, mask)
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(self._read_bytes)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.abort()
+            return
+        if data:
+            self.received(data)
+            return
+        self._has_eof = True
+        self._is_ending = True
+        if self._waiting:
+            self._watch()  # what waits is sent first
+        else:
+            self.abort()
+
+    def received(self, data: bytes) -> None:
+        """Handle bytes of the client."""
         self._has_received = True
         handler = self.handler
         if handler is None or self._is_ending:
             return
-        time = self.hub.loop.time
-        in_flight = self.hub.in_flight
-        since = time()
+        hub = self.hub
+        in_flight = hub.in_flight
+        since = time.monotonic()
         in_flight.begin_read(self._in_flight_name)
         try:
             handler.receive(data)
-        except Exception as error:  # noqa: BLE001 - it is reported
+        except Exception as error:  # noqa: BLE001 - it is logged and answered
             self.unexpected(error)
         in_flight.end_read()
-        now = time()
-        is_quick = self.hub.pace.is_quick(self, data, now)
-        if len(data) >= self._read_bytes:
-            self._read_so_much(next_bytes(self._read_bytes, now - since, is_quick=is_quick))
+        now = time.monotonic()
+        is_quick = hub.pace.is_quick(self, data, now)
+        size = len(data)
+        if size >= self._most_bytes:
+            self._most_bytes = next_bytes(self._most_bytes, now - since, is_quick=is_quick)
+            self._read_bytes = self._most_bytes
             if is_quick:
                 self.pause("pace")
-                self.hub.loop.call_later(REST_S, self.resume, "pace")
-        self.hub.wake()
+                hub.loop.call_later(REST_S, self.resume, "pace")
+        else:
+            self._read_bytes = self._most_bytes if size > READ_BYTES >> 1 else READ_BYTES
+        hub.wake()
 
-    def _read_so_much(self, read_bytes: int) -> None:
-        """Read at most so many bytes at once from now on, with the transport's `max_size`."""
-        self._read_bytes = read_bytes
-        self.transport.max_size = read_bytes  # type: ignore[union-attr]
-
-    def eof_received(self) -> None:
-        """Do nothing, so that the transport closes: the client sends nothing more."""
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End the session: the connection is closed or lost."""
-        self._is_ending = True
-        self.outlet.is_writable = False
-        for timer in (self._heartbeat, self._deadline):
-            if timer is not None:
-                timer.cancel()
-        self._heartbeat = self._deadline = None
-        self.hub.forget(self)
-        self._count_output(0)
-        handler, self.handler = self.handler, None
-        if handler is not None and self.hub.failed is None:
+    def _send_waiting(self) -> None:
+        """Send what waits, as much as the socket takes."""
+        waiting = self._waiting
+        while waiting:
+            parts = [waiting.popleft() for _ in range(min(len(waiting), PARTS_MAX))]
             try:
-                handler.lost()
-            except Exception as error:
-                self.hub.fail_if_stopped(error)
-                logger.exception("connection %s: an error while it ended", handler.facts.name)
-            self.hub.wake()
+                left = self._sent(parts)
+            except OSError:
+                self.abort()
+                return
+            waiting.extendleft(reversed(left))
+            if left:
+                break
+        self.waiting_bytes = sum([len(part) for part in waiting])
+        if self.waiting_bytes <= LOW_WATER_BYTES and not self.outlet.is_writable:
+            self._take_more()
+        if not waiting:
+            if self._has_eof:
+                self.abort()
+                return
+            if self._must_shut:
+                self._shut()
+        self._watch()
 
-    def pause_writing(self) -> None:
-        """Stop delivering to the client and reading from it: too much output waits."""
-        self.outlet.is_writable = False
-        if self.transport is not None:
-            self._count_output(self.transport.get_write_buffer_size())
-        self.pause("output")
-        self._writable(False)
-
-    def resume_writing(self) -> None:
-        """Deliver and read again: the client has taken most of the output."""
-        self._count_output(0)
-        if not self._is_ending:
-            self.outlet.is_writable = True
-            self._writable(True)
-        self.resume("output")
-
-    def _count_output(self, number: int) -> None:
-        """Count output that waits for the socket as memory of the vhost."""
-        if number != self._counted_bytes:
-            self.hub.vhost.add_other(number - self._counted_bytes)
-            self._counted_bytes = number
-
-    def _writable(self, is_writable: bool) -> None:
-        if self.handler is not None:
-            try:
-                self.handler.writable(is_writable)
-            except Exception as error:  # noqa: BLE001 - it is reported
-                self.unexpected(error)
-            self.hub.wake()
-
-    # ---- what the outlet and the hub want ------------------------------------------------------
-
-    def write(self, parts: list[bytes]) -> None:
-        """Write to the transport; nothing if the session has ended. An error ends this connection,
-        and not the turn."""
-        if self._is_ending or self.transport is None or self.transport.is_closing():
-            return
-        self._has_sent = True
+    def _sent(self, parts: list[bytes]) -> list[bytes]:
+        """Send parts, none of them copied. Returns what is left of them. OSError."""
         try:
-            waits = self.transport.get_write_buffer_size()
-            if len(parts) > 1 and not waits and self.sock is not None:
-                parts = self._sent(self.sock, parts)
-            for part in parts:
-                self.transport.write(part)
-        except (OSError, RuntimeError) as error:
-            logger.warning("connection of %s: writing to it failed: %s", self.user, error)
-            self.abort()
-
-    def _sent(self, sock: socket.socket, parts: list[bytes]) -> list[bytes]:
-        """Send parts in one call, without copying them; nothing else may wait. Returns the rest."""
-        try:
-            n = sock.sendmsg(parts[:PARTS_MAX])
+            if len(parts) == 1:
+                n = self._sock.send(parts[0])
+            else:
+                n = self._sock.sendmsg(parts[:PARTS_MAX])
         except (BlockingIOError, InterruptedError):
             return parts
         for i, part in enumerate(parts):
@@ -296,43 +356,140 @@ class Session(asyncio.Protocol):
             n -= len(part)
         return []
 
-    def pause(self, reason: str) -> None:
-        """Stop reading from the client for this reason, besides others."""
-        if not self._paused and self.transport is not None:
-            self.transport.pause_reading()
-        self._paused.add(reason)
-
-    def resume(self, reason: str) -> None:
-        """Remove a reason for not reading. The client is read when none is left."""
-        if reason in self._paused:
-            self._paused.discard(reason)
-            self._silent_halves = 0
-            if not self._paused and self.transport is not None:
-                self.transport.resume_reading()
-
-    def end(self, *, client_first: bool) -> None:
-        """Shut the sending half after the last bytes, unless the client closes first, and wait a
-        little for the client to close."""
-        if self._is_ending or self.transport is None:
-            return
-        self._is_ending = True
-        if self.transport.is_closing():
-            return
+    def _shut(self) -> None:
         try:
-            if not client_first and self.transport.can_write_eof():
-                self.transport.write_eof()
+            self._sock.shutdown(socket.SHUT_WR)
         except OSError:  # the client has hung up already
             self.abort()
+
+    def abort(self) -> None:
+        """Drop the client, with all that waits. It has gone when the next turn begins."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._is_ending = True
+            self.outlet.is_writable = False
+            self._waiting.clear()
+            self.waiting_bytes = 0
+            self._watch()
+            self._sock.close()
+            self.hub.has_ended(self)
+
+    def ended(self) -> None:
+        """Take the client out of the vhost: the hub calls this once, after `abort`."""
+        for timer in (self._heartbeat, self._deadline):
+            if timer is not None:
+                timer.cancel()
+        self._heartbeat = None
+        self._deadline = None
+        self.hub.forget(self)
+        self._count_output(0)
+        handler = self.handler
+        self.handler = None
+        if handler is not None and self.hub.failed is None:
+            try:
+                handler.lost()
+            except Exception as error:
+                self.hub.fail_if_stopped(error)
+                logger.exception("connection %s: while it was taken down", handler.facts.name)
+
+    # ---- output --------------------------------------------------------------------------------
+
+    def write(self, parts: list[bytes]) -> None:
+        """Send these, or keep what the socket does not take. After the end nothing is sent. An
+        error of the socket ends this session only."""
+        if self._is_ending:
+            return
+        self._has_sent = True
+        if not self._waiting:
+            try:
+                parts = self._sent(parts)
+            except OSError as error:
+                logger.warning("connection of %s: it cannot be written to: %s", self.user, error)
+                self.abort()
+                return
+            if not parts:
+                return
+            self._waiting.extend(parts)
+            self._watch()
+        else:
+            self._waiting.extend(parts)
+        self.waiting_bytes += sum([len(part) for part in parts])
+        if self.waiting_bytes > HIGH_WATER_BYTES and self.outlet.is_writable:
+            self._take_no_more()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the client is read when it sends something."""
+        return not self._paused and not self._is_closed
+
+    def _take_no_more(self) -> None:
+        """Too much waits: the core delivers nothing, the client is not read."""
+        self.outlet.is_writable = False
+        self._count_output(self.waiting_bytes)
+        self.pause("output")
+        self._writable(False)
+
+    def _take_more(self) -> None:
+        """The client has taken most of it."""
+        self._count_output(0)
+        if not self._is_ending:
+            self.outlet.is_writable = True
+            self._writable(True)
+        self.resume("output")
+
+    def _count_output(self, number: int) -> None:
+        """Report what waits for the socket: it is memory too."""
+        if number != self._counted_bytes:
+            self.hub.vhost.add_other(number - self._counted_bytes)
+            self._counted_bytes = number
+
+    def _writable(self, is_writable: bool) -> None:
+        handler = self.handler
+        if handler is not None:
+            try:
+                handler.writable(is_writable)
+            except Exception as error:  # noqa: BLE001 - it is logged and answered
+                self.unexpected(error)
+            self.hub.wake()
+
+    # ---- what the outlet and the hub want ------------------------------------------------------
+
+    def pause(self, account: str) -> None:
+        """Do not read the client, for this reason, until it is resumed for it."""
+        was_read = not self._paused
+        self._paused.add(account)
+        if was_read:
+            self._watch()
+
+    def resume(self, account: str) -> None:
+        """Read the client again, unless there is another reason not to."""
+        if account in self._paused:
+            self._paused.discard(account)
+            self._silent_halves = 0
+            if not self._paused:
+                self._watch()
+
+    def end(self, *, client_first: bool) -> None:
+        """Shut our half when everything has been sent, unless the client is to do so first, and
+        wait a little for the client's half."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        waits = bool(self._waiting)
+        if not client_first:
+            if waits:
+                self._must_shut = True
+            else:
+                self._shut()
+        if self._is_closed:
             return
         self._paused.clear()
-        self.transport.resume_reading()
+        self._watch()
         # What waits for the socket goes first, so a client that takes it slowly has more time.
-        waits = self.transport.get_write_buffer_size() > 0
-        self._abort_later(CLOSING_S if waits else LINGER_S)
+        self._abort_later(CLOSING_S if waits else self.hub.linger_s)
 
     def shutdown(self, code: int, text: str) -> None:
-        """Close the connection for the server. The client gets the reason and has CLOSING_S to
-        answer."""
+        """Send the client this reply; it has CLOSING_S to answer."""
         if self._is_ending:
             return
         self._abort_later(CLOSING_S)
@@ -343,28 +500,25 @@ class Session(asyncio.Protocol):
         try:
             handler.shutdown(code, text)
         except Exception:
-            logger.exception("connection %s: an error while it was closed", handler.facts.name)
+            logger.exception("connection %s: while it was closed", handler.facts.name)
             self.abort()
         self.hub.wake()
 
     def must_close(self) -> None:
-        """Wait for close-ok after connection.close was sent, less long if the client's frames
-        cannot be parsed any more."""
-        if self._deadline is None and self.handler is not None:
-            self._abort_later(LINGER_S if self.handler.connection.is_broken else CLOSING_S)
-
-    def abort(self) -> None:
-        """Drop the connection, with all output that waits."""
-        if self.transport is not None:
-            self.transport.abort()
+        """Limit the time to close, after the client was sent a close. Nothing that it says now but
+        close-ok is understood, and not even that if its frames cannot be told apart any more."""
+        handler = self.handler
+        if self._deadline is None and handler is not None:
+            self._abort_later(self.hub.linger_s if handler.connection.is_broken else CLOSING_S)
 
     def unexpected(self, error: Exception) -> None:
-        """Handle an unexpected error: end the vhost if its storage has failed, else this
-        connection."""
+        """Handle an error that is not an answer: it stops the vhost if its storage has failed, else
+        it closes this connection."""
         if self.hub.fail_if_stopped(error):
             return
-        name = self.handler.facts.name if self.handler is not None else ""
-        logger.error("connection %s: an unexpected error", name, exc_info=error)
+        handler = self.handler
+        name = handler.facts.name if handler is not None else ""
+        logger.error("connection %s: an internal error", name, exc_info=error)
         self.shutdown(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
 
     def _abort_later(self, seconds: float) -> None:
@@ -375,12 +529,13 @@ class Session(asyncio.Protocol):
     # ---- heartbeats ----------------------------------------------------------------------------
 
     def _beat_later(self) -> None:
-        assert self.handler is not None
-        self._heartbeat = self.hub.loop.call_later(self.handler.facts.heartbeat_s / 2, self._beat)
+        handler = self.handler
+        if handler is not None:
+            half_s = handler.facts.heartbeat_s / 2
+            self._heartbeat = self.hub.loop.call_later(half_s, self._beat)
 
     def _beat(self) -> None:
-        """Send a heartbeat if nothing else was sent in the last half interval. Drop a client that
-        was silent for SILENT_HALVES of them."""
+        """Run every half interval."""
         handler = self.handler
         if handler is None:
             return
@@ -399,11 +554,9 @@ class Session(asyncio.Protocol):
             self.outlet.flush()
             if not self._has_sent:
                 self.write([HEARTBEAT_FRAME])
-        self._has_received = self._has_sent = False
+        self._has_received = False
+        self._has_sent = False
         self._beat_later()
-
-
-SOON_S: Final = 0.05  # the next tick after a turn is due at most so much later
 
 
 class Failing(Protocol):
@@ -442,59 +595,52 @@ def _nothing() -> None:
     """Do nothing: the default for owners that do not follow ticks."""
 
 
-class Hub:
-    """The loop of a vhost, on the running loop. on_failed(error): called once, if the vhost
-    fails."""
+class Hub(Turns):
+    """The turns of a vhost. on_failed(error): called once, if the vhost fails."""
 
     def __init__(
-        self, vhost: Turning, on_failed: Callable[[BaseException], None],
+        self, vhost: Turning, on_failed: Callable[[BaseException], None], poller: Poller,
         in_flight: InFlight | None = None,
     ) -> None:  # fmt: skip
-        self.loop = asyncio.get_running_loop()
-        self.in_flight = in_flight or InFlight(self.loop.time)
-        self.vhost = vhost
+        super().__init__()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.poller: Poller = poller
+        self.in_flight: InFlight = in_flight or InFlight(time.monotonic)
+        self.vhost: Turning = vhost
         self.sessions: set[Session] = set()
-        self.pace = ReadPace()
+        self.pace: ReadPace = ReadPace()
         self.failed: BaseException | None = None
-        self._on_failed = on_failed
-        self.on_gone: Callable[[str], None] = (
-            _nobody_counts  # called with the user of a session that ended
-        )
-        self.on_tick: Callable[[], None] = _nothing  # called after each tick of the vhost
-        self._on_empty: Callable[[], None] | None = None
-        self._is_awake = False  # a turn is scheduled
-        self._is_running = False  # a step of the vhost runs; its output is flushed after it
-        self._is_stopped = False
+        # Called with the user of a session that ended, and after each tick of the vhost.
+        self.on_gone: Callable[[str], None] = _nobody_counts
+        self.on_tick: Callable[[], None] = _nothing
+        self.linger_s: float = LINGER_S
+        self._on_failed: Callable[[BaseException], None] = on_failed
+        self._on_empty: Callable[[], None] = _nothing
+        self._is_running: bool = False  # a step of the vhost runs; its output is flushed after it
+        self._is_stopped: bool = False
         self._output: list[SocketOutlet] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._ended: list[Session] = []  # dropped, and not yet taken out of the vhost
 
     def start(self) -> None:
         """Start, with the first tick."""
-        self._tick()
+        self.poller.turns = self
+        self.tick()
 
     def stop(self) -> None:
         """Stop turns and ticks. Drops the remaining sessions."""
         self._is_stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self.is_awake = False
+        self.tick_at = -1.0
         for session in list(self.sessions):
             session.abort()
+        self._take_out()
 
     # ---- turns ---------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Schedule a turn."""
-        if not self._is_awake and not self._is_stopped:
-            self._is_awake = True
-            self.loop.call_soon(self._turn)
-
-    def wake_from_thread(self) -> None:
-        """Report from a worker's thread that slow work is done."""
-        try:
-            self.loop.call_soon_threadsafe(self._completed)
-        except RuntimeError:  # the loop has ended, and with it the vhost
-            pass
+        """Have a turn run."""
+        if not self._is_stopped:
+            self.is_awake = True
 
     def has_output(self, outlet: SocketOutlet) -> None:
         """Have the outlet flushed when the turn ends."""
@@ -502,17 +648,20 @@ class Hub:
         if not self._is_running:
             self.wake()
 
-    def _turn(self) -> None:
-        self._is_awake = False
+    def turn(self) -> None:
+        """See Turns."""
+        self.is_awake = False
         if self._is_stopped:
             return
+        if self._ended:
+            self._take_out()
         self._run(self.vhost.turn)
-        timer = self._timer
-        if timer is not None and timer.when() - self.loop.time() > SOON_S:
-            timer.cancel()
-            self._timer = self.loop.call_later(SOON_S, self._tick)
+        soon = time.monotonic() + SOON_S
+        if self.tick_at > soon:
+            self.tick_at = soon
 
-    def _completed(self) -> None:
+    def completed(self) -> None:
+        """See Turns."""
         if not self._is_stopped:
             self._run(self.vhost.completed)
 
@@ -529,25 +678,24 @@ class Hub:
             self.fail(error)
         finally:
             self._is_running = False
-        output, self._output = self._output, []
-        for outlet in output:
-            outlet.flush()
+        output = self._output
+        if output:
+            self._output = []
+            for outlet in output:
+                outlet.flush()
 
-    def _tick(self) -> None:
-        self._timer = None
+    def tick(self) -> None:
+        """See Turns."""
+        self.tick_at = -1.0
         if self._is_stopped:
             return
-        seconds = 1.0
-
-        def tick() -> bool:
-            nonlocal seconds
-            seconds = self.vhost.tick()
-            return False
-
-        self._run(tick)
+        self._run(self._tick)
         self.on_tick()
-        if not self._is_stopped:
-            self._timer = self.loop.call_later(max(seconds, 0.0), self._tick)
+
+    def _tick(self) -> bool:
+        self.tick_at = time.monotonic() + 1.0  # if the tick fails
+        self.tick_at = time.monotonic() + max(self.vhost.tick(), 0.0)
+        return False
 
     def fail(self, error: BaseException) -> None:
         """Stop: the vhost has failed."""
@@ -566,34 +714,41 @@ class Hub:
 
     # ---- sessions ------------------------------------------------------------------------------
 
-    async def adopt(self, sock: socket.socket, user: str = "") -> Session:
+    def adopt(self, sock: socket.socket, user: str = "") -> Session:
         """Return a session of this user on a connected socket. The caller starts it."""
-        session = Session(self)
-        session.user = user
-        session.sock = sock
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        session = Session(self, sock, user)
         self.sessions.add(session)
-        try:
-            await self.loop.connect_accepted_socket(lambda: session, sock)
-        except BaseException:
-            self.sessions.discard(session)
-            sock.close()
-            raise
         return session
+
+    def has_ended(self, session: Session) -> None:
+        """Have a dropped session taken out of the vhost when the next turn begins."""
+        self._ended.append(session)
+        self.wake()
+
+    def _take_out(self) -> None:
+        ended = self._ended
+        self._ended = []
+        for session in ended:
+            session.ended()
 
     def forget(self, session: Session) -> None:
         """Remove a session that has ended."""
         self.sessions.discard(session)
         self.on_gone(session.user)
-        if not self.sessions and self._on_empty is not None:
+        if not self.sessions:
             self._on_empty()
 
     async def close_all(self, code: int, text: str, seconds: float) -> None:
         """Close all connections with this reply. Waits until they have gone, `seconds` at most."""
         if not self.sessions:
             return
-        gone = self.loop.create_future()
-        self._on_empty = lambda: None if gone.done() else gone.set_result(None)
+        gone = asyncio.Event()
+        self._on_empty = gone.set
         for session in list(self.sessions):
             session.shutdown(code, text)
-        await asyncio.wait([gone], timeout=seconds)
-        self._on_empty = None
+        waiting = asyncio.ensure_future(gone.wait())
+        await asyncio.wait([waiting], timeout=seconds)
+        waiting.cancel()
+        self._on_empty = _nothing

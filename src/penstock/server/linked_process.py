@@ -23,12 +23,14 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Final
+from contextvars import Context
+from typing import Any, Final
 
 from penstock.clock import SystemClock
 from penstock.queues.budget import rss_bytes
 from penstock.server.heap import Heap, find_trim
 from penstock.server.log_lines import set_up
+from penstock.server.poller import Poller
 from penstock.server.process_link import Facts, Link
 from penstock.storage.filesystem import FileSystem
 
@@ -95,9 +97,12 @@ class LinkedProcess(ABC):
         self._link.close()
 
 
-def main(kind: str, make: Callable[[socket.socket], LinkedProcess], arguments: list[str]) -> int:
+def main(
+    kind: str, make: Callable[[socket.socket], LinkedProcess], arguments: list[str],
+    loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> int:  # fmt: skip
     """Run the program. kind: the name in its log lines. arguments: the descriptor of its end of the
-    link. Returns the exit status."""
+    link. loop: makes the loop that it runs on. Returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -109,47 +114,81 @@ def main(kind: str, make: Callable[[socket.socket], LinkedProcess], arguments: l
     async def live() -> int:
         return await make(sock).run()
 
-    with asyncio.Runner(loop_factory=lambda: new_loop(os.environ)) as runner:
+    with asyncio.Runner(loop_factory=loop) as runner:
         return runner.run(live())
 
 
 VARIABLE: Final = "PENSTOCK_MEASURE_LOOP"
 
 
-class MeasuredSelector(selectors.DefaultSelector):
-    """Measures the loop. longest_s: CPU seconds of the longest iteration; its reader resets it.
+class PollingSelector(selectors.DefaultSelector):
+    """The selector of a PollingLoop: it waits in a Poller, which runs what is not asyncio's.
 
-    A loop asks its selector what is ready, calls what is due, and asks again: the time between two
-    calls of `select` is one iteration.
+    If it measures, longest_s is the CPU seconds of the longest iteration; its reader resets it. A
+    loop asks its selector what is ready, calls what is due, and asks again: the time between two
+    calls of `select` is one iteration, and so is each pass of the poller.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_measuring: bool) -> None:
         super().__init__()
-        self.longest_s = 0.0
+        self.poller = Poller(self.fileno())
+        self.poller.is_measuring = is_measuring
         self._since_s = time.thread_time()
 
     def select(
         self, timeout: float | None = None
     ) -> list[tuple[selectors.SelectorKey, int]]:  # fmt: skip
-        """Wait as every selector does, and measure the time since the last call."""
-        self.longest_s = max(self.longest_s, time.thread_time() - self._since_s)
-        ready = super().select(timeout)
-        self._since_s = time.thread_time()
+        """Wait as every selector does."""
+        poller = self.poller
+        if poller.is_measuring:
+            poller.longest_s = max(poller.longest_s, time.thread_time() - self._since_s)
+        is_ready = poller.poll(-1.0 if timeout is None else max(timeout, 0.0))
+        ready = super().select(0) if is_ready else []
+        if poller.is_measuring:
+            self._since_s = time.thread_time()
         return ready
 
+    def close(self) -> None:
+        """Close the descriptors."""
+        self.poller.close()
+        super().close()
 
-def new_loop(environment: Mapping[str, str]) -> asyncio.AbstractEventLoop:
-    """Return an event loop, a measured one if the environment asks for it."""
-    if environment.get(VARIABLE) != "1":
-        return asyncio.new_event_loop()
-    return asyncio.SelectorEventLoop(MeasuredSelector())
+
+class PollingLoop(asyncio.SelectorEventLoop):
+    """An event loop that waits in a Poller."""
+
+    def __init__(self, *, is_measuring: bool) -> None:
+        selector = PollingSelector(is_measuring=is_measuring)
+        self.poller = selector.poller
+        super().__init__(selector)
+
+    # What the poller runs may call these: then it has to return, for the loop has something to do.
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """See asyncio."""
+        self.poller.must_return = True
+        return super().call_soon(callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:  # fmt: skip
+        """See asyncio."""
+        self.poller.must_return = True
+        return super().call_at(when, callback, *args, context=context)
+
+
+def polling_loop(environment: Mapping[str, str] = os.environ) -> PollingLoop:
+    """Return a loop with a poller; it measures if the environment asks for it."""
+    return PollingLoop(is_measuring=environment.get(VARIABLE) == "1")
 
 
 def take_longest_s(loop: asyncio.AbstractEventLoop) -> float | None:
     """Return the CPU seconds of the longest iteration since the last call, None if the loop does
     not measure."""
-    selector = getattr(loop, "_selector", None)
-    if not isinstance(selector, MeasuredSelector):
+    if not isinstance(loop, PollingLoop) or not loop.poller.is_measuring:
         return None
-    longest_s, selector.longest_s = selector.longest_s, 0.0
+    longest_s, loop.poller.longest_s = loop.poller.longest_s, 0.0
     return longest_s

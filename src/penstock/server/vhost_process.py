@@ -16,7 +16,6 @@ has failed it ends at once and writes nothing [10]; operators see the reason tha
 hub has the loop, session a client, broker.operations the operations.
 """
 
-import asyncio
 import gc
 import logging
 import mmap
@@ -50,7 +49,14 @@ from penstock.protocol.connection import Connection
 from penstock.server.control_server import error_reply
 from penstock.server.heap import freeze_start
 from penstock.server.hub import Hub, Session
-from penstock.server.linked_process import EX_OK, LinkedProcess, main, take_longest_s
+from penstock.server.linked_process import (
+    EX_OK,
+    LinkedProcess,
+    PollingLoop,
+    main,
+    polling_loop,
+    take_longest_s,
+)
 from penstock.server.log_lines import client_line, event_logger, set_up
 from penstock.server.process_link import Facts
 from penstock.storage.data_directory import placed
@@ -83,13 +89,14 @@ class VhostProcess(LinkedProcess):
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock, OsFileSystem(WORKERS))
+        assert isinstance(self._loop, PollingLoop)
+        self._poller = self._loop.poller
         make_room_for_files(min(FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
         self._vhost: VHost | None = None
         self._blocked_reason: str = ""  # what the start waits for
         self._hub: Hub | None = None
         self._limits: dict[str, Any] = {}  # set by operators: arguments of LimitTable.set
         self._in_flight = InFlight(self._clock.monotonic)
-        self._adopting: set[asyncio.Task[None]] = set()
 
     async def _finish(self, why: str) -> None:
         if self._status != EX_OK:
@@ -113,7 +120,6 @@ class VhostProcess(LinkedProcess):
         logger.info("stops%s", f": {why}" if why else "")
         await hub.close_all(CONNECTION_FORCED, STOPPING, CLOSE_S)
         hub.stop()
-        await asyncio.sleep(0)  # dropped sessions end
         try:
             vhost.close()
             self._fs.close()
@@ -197,13 +203,14 @@ class VhostProcess(LinkedProcess):
         vhost.watch_rss(self._rss_bytes, self._heap.give_back)
         lease_manager(vhost)
         batch_manager(vhost)
-        hub = Hub(vhost, self._fail, self._in_flight)
+        poller = self._poller
+        hub = Hub(vhost, self._fail, poller, self._in_flight)
         hub.on_gone = self._gone
         hub.on_tick = self._heap.look
         vhost.deferred_free.on_freed = self._heap.freed
         vhost.in_flight = self._in_flight
         vhost.wake = hub.wake
-        self._fs.on_complete = hub.wake_from_thread
+        self._fs.on_complete = poller.wake_from_thread
         self._vhost, self._hub = vhost, hub
         hub.start()
         sys.setswitchinterval(SWITCH_S)
@@ -289,19 +296,14 @@ class VhostProcess(LinkedProcess):
             return
         sock = socket.socket(fileno=descriptors[0])
         sock.setblocking(False)
-        task = self._loop.create_task(self._serve(sock, facts, data))
-        self._adopting.add(task)
-        task.add_done_callback(self._adopting.discard)
-
-    async def _serve(self, sock: socket.socket, facts: dict[str, Any], data: bytes) -> None:
-        assert self._hub is not None
         assert self._vhost is not None
         opened = ConnectionFacts.from_json(facts["facts"])
         identity = Identity.from_facts(facts["identity"])
         try:
-            session = await self._hub.adopt(sock, opened.user)
+            session = self._hub.adopt(sock, opened.user)
         except OSError as error:
             logger.debug("connection %s lost: %s", opened.name, error)
+            sock.close()
             self._gone(opened.user)
             return
         try:
@@ -369,4 +371,4 @@ def make_room_for_files(n: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main("vhost", VhostProcess, sys.argv[1:]))
+    sys.exit(main("vhost", VhostProcess, sys.argv[1:], polling_loop))

@@ -4,21 +4,21 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from penstock.server.hub import SOON_S, Hub
-from tests.unit.server.test_session import FakeVhost
+from tests.unit.server.test_session import FakeVhost, poller_here, run_polling
 
 
 def with_hub(scenario: Callable[[Hub, FakeVhost, list[BaseException]], Awaitable[None]]) -> None:
     async def run() -> None:
         vhost = FakeVhost()
         failures: list[BaseException] = []
-        hub = Hub(vhost, failures.append)
+        hub = Hub(vhost, failures.append, poller_here())
         try:
             async with asyncio.timeout(60):
                 await scenario(hub, vhost, failures)
         finally:
             hub.stop()
 
-    asyncio.run(run())
+    run_polling(run())
 
 
 def test_more_to_do_is_done_in_another_turn() -> None:
@@ -33,6 +33,7 @@ def test_more_to_do_is_done_in_another_turn() -> None:
                 return self.turns < 3
 
         hub.vhost = busy = Busy()
+        hub.start()
         hub.wake()
         await done.wait()
         await asyncio.sleep(0)
@@ -45,7 +46,8 @@ def test_a_worker_wakes_the_loop() -> None:
     async def scenario(hub: Hub, vhost: FakeVhost, _failures: list[BaseException]) -> None:
         woken = asyncio.Event()
         vhost.on_turn = woken.set
-        await asyncio.to_thread(hub.wake_from_thread)
+        hub.start()
+        await asyncio.to_thread(hub.poller.wake_from_thread)
         await woken.wait()
 
     with_hub(scenario)
@@ -86,7 +88,7 @@ def test_a_turn_that_fails_ends_it_all_once(caplog: pytest.LogCaptureFixture) ->
         await asyncio.sleep(0)
         assert [str(error) for error in failures] == ["bad"]
         hub.wake()
-        hub.wake_from_thread()
+        hub.poller.wake_from_thread()
         await asyncio.sleep(0)
         assert vhost.turns == 1
         assert len(failures) == 1

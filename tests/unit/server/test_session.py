@@ -1,6 +1,6 @@
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +10,8 @@ from penstock.codec.frames import HEARTBEAT_FRAME, method_frame
 from penstock.codec.spec import BasicPublish
 from penstock.errors import StoppedError
 from penstock.server.hub import FIRST_BYTES, HIGH_WATER_BYTES, Hub, Session
+from penstock.server.linked_process import PollingLoop, polling_loop
+from penstock.server.poller import Poller
 
 
 class FakeHandler:
@@ -82,7 +84,7 @@ class Rig:
     def __init__(self) -> None:
         self.vhost = FakeVhost()
         self.failures: list[BaseException] = []
-        self.hub = Hub(self.vhost, self.failures.append)
+        self.hub = Hub(self.vhost, self.failures.append, poller_here())
         self.client, self._server = socket.socketpair()
         self.client.setblocking(False)
         self._server.setblocking(False)
@@ -91,7 +93,7 @@ class Rig:
 
     async def start(self, leftover: bytes, heartbeat_s: float) -> None:
         self.hub.start()
-        self.session = await self.hub.adopt(self._server)
+        self.session = self.hub.adopt(self._server)
         self.handler = FakeHandler(self.session, heartbeat_s)
         handler: Any = self.handler
         self.session.start(handler, leftover)
@@ -107,6 +109,19 @@ class Rig:
         return data
 
 
+def poller_here() -> Poller:
+    """The poller of the running loop."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, PollingLoop)
+    return loop.poller
+
+
+def run_polling(main: Coroutine[Any, Any, None]) -> None:
+    """Run it on a loop with a poller."""
+    with asyncio.Runner(loop_factory=polling_loop) as runner:
+        runner.run(main)
+
+
 def with_session(
     scenario: Callable[[Rig], Awaitable[None]], leftover: bytes = b"", heartbeat_s: float = 0
 ) -> None:
@@ -119,11 +134,10 @@ def with_session(
         finally:
             rig.client.close()
             rig.hub.stop()
-            await asyncio.sleep(0)
             assert not rig.hub.sessions
             assert rig.vhost.other_bytes == 0
 
-    asyncio.run(run())
+    run_polling(run())
 
 
 def test_what_was_read_before_comes_first() -> None:
@@ -206,14 +220,12 @@ def test_a_flood_rests_beside_a_single_publish() -> None:
     flood = bytes(FIRST_BYTES)
 
     async def scenario(rig: Rig) -> None:
-        transport = rig.session.transport
-        assert transport is not None
-        rig.session.data_received(flood)
-        assert transport.is_reading()
+        rig.session.received(flood)
+        assert rig.session.is_read
         # Its time is long: none of it may be over when the flood comes.
         assert not rig.hub.pace.is_quick("another", publish, rig.hub.loop.time() + 3600)
-        rig.session.data_received(bytes(2 * len(flood)))
-        assert not transport.is_reading()
+        rig.session.received(bytes(2 * len(flood)))
+        assert not rig.session.is_read
         rig.client.send(b"more")
         await rig.handler.until(lambda: rig.handler.received.endswith(b"more"))
 
@@ -234,10 +246,9 @@ def test_the_last_words_arrive_although_the_client_goes_on_sending() -> None:
     with_session(scenario)
 
 
-def test_a_client_that_said_goodbye_closes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.server.hub.LINGER_S", 3600.0)
-
+def test_a_client_that_said_goodbye_closes_first() -> None:
     async def scenario(rig: Rig) -> None:
+        rig.hub.linger_s = 3600.0
         rig.session.outlet.send(b"close-ok")
         rig.session.outlet.close(client_first=True)
         assert await rig.read(8) == b"close-ok"
@@ -251,12 +262,9 @@ def test_a_client_that_said_goodbye_closes_first(monkeypatch: pytest.MonkeyPatch
     with_session(scenario)
 
 
-def test_one_that_does_not_close_after_its_goodbye_is_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("penstock.server.hub.LINGER_S", 0.01)
-
+def test_one_that_does_not_close_after_its_goodbye_is_closed() -> None:
     async def scenario(rig: Rig) -> None:
+        rig.hub.linger_s = 0.01
         rig.session.outlet.send(b"close-ok")
         rig.session.outlet.close(client_first=True)
         assert await rig.read(100) == b"close-ok"
@@ -277,7 +285,7 @@ def test_a_client_that_leaves_is_lost_once() -> None:
     with_session(scenario)
 
 
-def test_a_mistake_of_ours_costs_this_connection(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_closes_this_connection(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(rig: Rig) -> None:
         def fail(_data: bytes) -> None:
             raise KeyError("k")
@@ -289,7 +297,7 @@ def test_a_mistake_of_ours_costs_this_connection(caplog: pytest.LogCaptureFixtur
         assert rig.failures == []
 
     with_session(scenario)
-    assert "an unexpected error" in caplog.text
+    assert "an internal error" in caplog.text
 
 
 def test_a_failure_of_the_storage_is_the_end_of_the_vhost() -> None:

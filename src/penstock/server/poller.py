@@ -1,0 +1,165 @@
+"""Poller: waits for the sockets of a vhost's clients, and runs what they bring.
+
+A process of a vhost runs an asyncio loop for what is not per message: its link to the supervisor,
+timers, signals, operations. To bring one message through asyncio's transports takes two passes of
+its loop and a dozen calls of Python, which costs more than the message. So the clients' sockets are
+not registered with asyncio. The loop waits, as always, in the `select` of its selector; that is
+PollingSelector (linked_process), which waits in `Poller.poll`:
+
+    poll     epoll: clients' sockets, an eventfd of the workers, and asyncio's own descriptors
+               a socket is ready      source.ready(mask): reads, handles and writes
+               a worker has finished  hub.completed
+             then, once for all that was ready: hub.turn; when it is time: hub.tick
+             again, until asyncio has something to do
+
+asyncio's descriptors stand behind one other: the descriptor of its own epoll. `poll` returns when
+that is ready, when the time that asyncio gave is over, or when something that ran here has called
+the loop (`must_return`, set by PollingLoop in call_soon and call_at). So everything that runs here
+may use the loop, tasks and futures as if it had been called by it.
+
+One pass takes at most EVENTS_MAX events, and each source reads once, so no client can keep the
+others, or asyncio, waiting.
+"""
+
+import os
+import select
+import time
+from typing import Final
+
+EVENTS_MAX: Final = 256
+READ: Final = 0x001  # EPOLLIN
+WRITE: Final = 0x004  # EPOLLOUT
+
+
+class Source:
+    """Something with a descriptor."""
+
+    def ready(self, mask: int) -> None:
+        """Handle what epoll reports of the descriptor. Raises nothing."""
+        raise NotImplementedError
+
+
+class Turns:
+    """What a poller runs besides its sources: a hub."""
+
+    def __init__(self) -> None:
+        self.is_awake: bool = False  # a turn is due
+        self.tick_at: float = -1.0  # time.monotonic() of the next tick; negative: none
+
+    def turn(self) -> None:
+        """Do what the sources have left to be done, once."""
+        raise NotImplementedError
+
+    def tick(self) -> None:
+        """Do what is due by time."""
+        raise NotImplementedError
+
+    def completed(self) -> None:
+        """Take the results of workers."""
+        raise NotImplementedError
+
+
+class Poller:
+    """inner: the descriptor of asyncio's own selector."""
+
+    def __init__(self, inner: int) -> None:
+        self.must_return: bool = False
+        self.turns: Turns | None = None
+        self.is_measuring: bool = False
+        self.longest_s: float = 0.0  # CPU seconds of the longest pass, if it is measuring
+        self._inner: int = inner
+        self._epoll: select.epoll = select.epoll()
+        self._sources: dict[int, Source] = {}
+        self._masks: dict[int, int] = {}
+        self._worker: int = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_signalled: bool = False  # the eventfd was written to and not read yet
+        self._epoll.register(inner, READ)
+        self._epoll.register(self._worker, READ)
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._sources.clear()
+        self._epoll.close()
+        worker, self._worker = self._worker, -1
+        if worker >= 0:
+            os.close(worker)
+
+    def watch(self, descriptor: int, source: Source, mask: int) -> None:
+        """Call source.ready for these events of a descriptor from now on; 0: for none."""
+        now = self._masks.get(descriptor, 0)
+        if now == mask:
+            return
+        if not mask:
+            self._epoll.unregister(descriptor)
+            del self._masks[descriptor], self._sources[descriptor]
+            return
+        if now:
+            self._epoll.modify(descriptor, mask)
+        else:
+            self._epoll.register(descriptor, mask)
+            self._sources[descriptor] = source
+        self._masks[descriptor] = mask
+
+    def wake_from_thread(self) -> None:
+        """Have `completed` called. May be called by any thread."""
+        if not self._is_signalled and self._worker >= 0:
+            self._is_signalled = True
+            os.eventfd_write(self._worker, 1)
+
+    def poll(self, timeout_s: float) -> bool:
+        """Run what is ready until asyncio has something to do. Returns whether one of its
+        descriptors is ready. timeout_s: when asyncio has something to do by time; negative: never.
+        """
+        self.must_return = False
+        until = -1.0
+        if timeout_s > 0:
+            until = time.monotonic() + timeout_s
+        while True:
+            has_inner = self._pass(self._wait_s(timeout_s, until))
+            if has_inner or self.must_return or timeout_s == 0:
+                return has_inner
+            if timeout_s > 0 and time.monotonic() >= until:
+                return False
+
+    def _wait_s(self, timeout_s: float, until: float) -> float:
+        """How long epoll may wait; negative: as long as nothing is ready."""
+        turns = self.turns
+        if timeout_s == 0 or (turns is not None and turns.is_awake):
+            return 0.0
+        if turns is not None and turns.tick_at >= 0 and (until < 0 or turns.tick_at < until):
+            until = turns.tick_at
+        if until < 0:
+            return -1.0
+        return max(until - time.monotonic(), 0.0)
+
+    def _pass(self, wait_s: float) -> bool:
+        """Wait, and run what is ready. Returns whether asyncio's descriptor is."""
+        if wait_s > 0:
+            wait_s = (int(wait_s * 1000) + 1) * 0.001  # epoll counts in ms: not before it is time
+        events: list[tuple[int, int]] = self._epoll.poll(wait_s, EVENTS_MAX)
+        began_s = time.thread_time() if self.is_measuring else 0.0
+        has_inner = False
+        sources = self._sources
+        for descriptor, mask in events:
+            source = sources.get(descriptor)
+            if source is not None:
+                source.ready(mask)
+            elif descriptor == self._inner:
+                has_inner = True
+            elif descriptor == self._worker:
+                self._take_signal()
+        turns = self.turns
+        if turns is not None:
+            if turns.is_awake:
+                turns.turn()
+            if turns.tick_at >= 0 and time.monotonic() >= turns.tick_at:
+                turns.tick()
+        if self.is_measuring:
+            self.longest_s = max(self.longest_s, time.thread_time() - began_s)
+        return has_inner
+
+    def _take_signal(self) -> None:
+        os.eventfd_read(self._worker)
+        self._is_signalled = False  # what finishes from here on signals again
+        if self.turns is not None:
+            self.turns.completed()

@@ -24,6 +24,7 @@ others, or asyncio, waiting.
 import os
 import select
 import time
+from abc import ABC, abstractmethod
 from typing import Final
 
 EVENTS_MAX: Final = 256
@@ -31,32 +32,32 @@ READ: Final = 0x001  # EPOLLIN
 WRITE: Final = 0x004  # EPOLLOUT
 
 
-class Source:
+class Source(ABC):
     """Something with a descriptor."""
 
+    @abstractmethod
     def ready(self, mask: int) -> None:
         """Handle what epoll reports of the descriptor. Raises nothing."""
-        raise NotImplementedError
 
 
-class Turns:
+class Turns(ABC):
     """What a poller runs besides its sources: a hub."""
 
     def __init__(self) -> None:
         self.is_awake: bool = False  # a turn is due
         self.tick_at: float = -1.0  # time.monotonic() of the next tick; negative: none
 
+    @abstractmethod
     def turn(self) -> None:
         """Do what the sources have left to be done, once."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tick(self) -> None:
         """Do what is due by time."""
-        raise NotImplementedError
 
+    @abstractmethod
     def completed(self) -> None:
         """Take the results of workers."""
-        raise NotImplementedError
 
 
 class Poller:

@@ -266,8 +266,8 @@ class BackingQueue(ABC):
         """Return counters, as docs/how-it-works/memory.md lists them: len, depth, bytes,
         unacked_bytes, ram_bytes, ram_messages, alphas, betas, gammas, delta, pending,
         paged_pending, leased, leased_bytes, q1 ... q4, is_flowed, target_bytes, disk_reads,
-        disk_writes, four rates per second, mode. unacked_bytes: of pending and leased messages. elsewhere_bytes: see the
-        method."""
+        disk_writes, four rates per second, mode. unacked_bytes: of pending and leased messages.
+        elsewhere_bytes: see the method."""
 
     # ---- memory --------------------------------------------------------------------------------
 

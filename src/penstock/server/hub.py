@@ -19,7 +19,7 @@ A Session is one client of the vhost, between its socket and its ConnectionHandl
     handler -> SocketOutlet.send -> flush -> socket      what goes out is collected for the turn
 
 **Input.** A socket is read once in each pass: READ_BYTES while it brings less than half of that,
-so that single messages need no large buffer, and what the pace permits while it brings more.
+so that single messages need no large buffer, and what the pace permits otherwise.
 
 **Output** is joined to writes of about WRITE_BYTES, one or a few for each turn; larger buffers cost
 more in page faults than they save in calls. What the socket does not take waits in the session;

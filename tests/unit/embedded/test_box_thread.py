@@ -440,7 +440,7 @@ def test_importing_penstock_loads_nothing_of_it() -> None:
     program = """
         import sys, penstock
         loaded = {name for name in sys.modules if name.startswith("penstock.")}
-            assert loaded == {"penstock.native"}  # the version, and nothing that it imports
+        assert loaded == {"penstock.native"}  # the version, and nothing that it imports
         assert "asyncio" not in sys.modules and "threading" not in sys.modules
         assert "open" in dir(penstock) and "aio" in dir(penstock)
         penstock.open

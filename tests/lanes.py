@@ -55,7 +55,7 @@ ROOM_BYTES: Final = 4 << 30  # what the files of all lanes may take, and as much
 AVAILABLE: Final = re.compile(r"^MemAvailable: +(\d+) kB$", re.MULTILINE)
 UNIT: Final = "tests/unit"
 PATHS: Final = ("tests/test_paths.py", "tests/test_words.py")
-COMPILED: Final = ("broker", "codec", "embedded", "protocol", "queues", "storage")
+COMPILED: Final = ("broker", "codec", "embedded", "protocol", "queues", "server", "storage")
 BROKERS: Final = (
     "tests/cli", "tests/conformance", "tests/http", "tests/memory", "tests/robustness",
     "tests/server",

@@ -12,7 +12,7 @@ from penstock.queues.rows import ROW_BYTES
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "how-it-works" / "memory.md").read_text()
-EVENT = re.compile(r"""(?:tell|_tell|_event)\(\s*"([a-z_]+)",""")
+EVENT = re.compile(r"""(?:report|_report|tell|_tell|_event)\(\s*"([a-z_]+)",""")
 
 
 def section(title: str) -> str:

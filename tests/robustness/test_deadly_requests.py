@@ -22,14 +22,14 @@ PROGRAM = """
 import dataclasses, os, signal, sys, threading
 from penstock.broker.operations import OPERATIONS
 from penstock.server import vhost_process
-from penstock.server.linked_process import main
+from penstock.server.linked_process import main, polling_loop
 
 def replace(op, function):
     OPERATIONS[op] = dataclasses.replace(OPERATIONS[op], function=function)
 
 replace("purge_queue", lambda _: os.kill(os.getpid(), signal.SIGSEGV))
 replace("delete_queue", lambda _: threading.Event().wait())
-sys.exit(main("vhost", vhost_process.VhostProcess, sys.argv[1:]))
+sys.exit(main("vhost", vhost_process.VhostProcess, sys.argv[1:], polling_loop))
 """
 
 pytestmark = pytest.mark.real

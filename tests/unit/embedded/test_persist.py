@@ -151,16 +151,18 @@ def test_a_producer_that_waits_puts_its_item_on_disk_when_it_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(persist_module, "CLOSE_S", 0.01)
-    go_on = threading.Event()
+    is_waiting, go_on = threading.Event(), threading.Event()
 
     def source() -> Iterator[bytes]:
         yield b"0"
+        is_waiting.set()
         go_on.wait(LONG_S)
         yield b"1"
         yield b"2"
 
     items = penstock.persist(source(), tmp_path / "d")
     assert next(items) == b"0"
+    assert is_waiting.wait(LONG_S)
     items.close()
     with pytest.raises(LockedError):
         penstock.persist([], tmp_path / "d")

@@ -99,7 +99,8 @@ class QueueBench(Runner):
 
     def returns(self) -> None:
         """A queue that once flowed beside one that never did; drains of both kinds of messages."""
-        limit, count, runs = self.pick((1 << 20, 2_000, 1), (16 << 20, 100_000, 5))
+        # Long enough that one checkpoint, some 15 ms, does not decide.
+        limit, count, runs = self.pick((1 << 20, 2_000, 1), (16 << 20, 400_000, 5))
         rows = []
         for size in (SMALL, KIB):
             for mode, name in ((OS, "persistent"), (NONE, "transient")):

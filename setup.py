@@ -76,6 +76,7 @@ HOT_MODULES = (
     "penstock.queues.stream_cursor",
     "penstock.broker.publish",
     "penstock.broker.dispatch",
+    "penstock.broker.dead_letters",
     "penstock.broker.broker_queue",
     "penstock.broker.output",
     "penstock.broker.broker_stream",

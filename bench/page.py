@@ -11,6 +11,7 @@ from typing import Any
 import broker_report
 import queue_report
 import report
+import single_report
 import spark_report
 from report import Result
 from runner import ROOT
@@ -18,6 +19,7 @@ from runner import ROOT
 PAGE = ROOT / "docs" / "reference" / "performance.md"
 REPORTS = {
     "storage": report,
+    "single": single_report,
     "queues": queue_report,
     "broker": broker_report,
     "spark": spark_report,

@@ -6,10 +6,11 @@
     make bench ARGS='--part broker'                      the broker, about twelve minutes
     python bench/run.py --render    docs/reference/performance.md again, from the last full runs
 
-Three parts: the storage engine (here), the queues with the embedded library (queue_bench.py), and
-the broker beside RabbitMQ (broker_bench.py). A full run of a part is appended to bench/results with
-commit, machine and date, and rendered to docs/reference/performance.md; a quick one only with
---save.
+Four parts: the storage engine (here), the queues with the embedded library (queue_bench.py), the
+broker beside RabbitMQ (broker_bench.py), and single messages (single_bench.py) beside RabbitMQ and,
+where LAVINMQ_NODE names a script that starts it, LavinMQ. A full run of a part is appended to
+bench/results with commit, machine and date, and rendered to docs/reference/performance.md; a quick
+one only with --save.
 Every scenario is a process of its own, or several. The kill -9 is a real one, of a process that has
 just written that log.
 """
@@ -26,6 +27,7 @@ from broker_bench import BrokerBench
 from measure import measure
 from queue_bench import QueueBench
 from runner import ROOT, Result, Runner, spread
+from single_bench import SingleBench
 
 SMALL = 256  # bytes of body, unless something else is said
 TRIGGER = 64 << 20  # bytes of log after which a checkpoint begins
@@ -155,6 +157,7 @@ PARTS: dict[str, type[Runner]] = {
     "storage": StorageBench,
     "queues": QueueBench,
     "broker": BrokerBench,
+    "single": SingleBench,
 }
 
 

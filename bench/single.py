@@ -1,19 +1,23 @@
-"""Single messages: what a wake-up of the server costs when it brings one message only.
+"""Single messages: what a wake-up of the server costs when it brings one message only; and what
+else a message may meet: expiry, requeue, transactions, fan-out.
 
-    python bench/single.py PORT PID [CELL ...]      prints one line of JSON for each cell
+    python bench/single.py PORT PID [--scale S] [CELL ...]   prints one line of JSON for each cell
 
 A client of plain sockets, without a client library, sends one request and waits for its answer.
 Measured is the CPU of the server's process tree, so what the client itself takes does not count.
-It checks each answer: the kind of method, and the body where there is one.
+It checks each answer: the kind of method, and the body where there is one. `make bench ARGS='--part
+single'` runs it against several brokers in turn (single_bench.py).
 """
 
+import argparse
 import json
 import os
+import resource
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 FRAME_END = b"\xce"
@@ -23,6 +27,14 @@ GET_OK, GET_EMPTY, DELIVER, ACK = (60, 71), (60, 72), (60, 60), (60, 80)
 
 def short(text: str) -> bytes:
     return bytes([len(text)]) + text.encode()
+
+
+def table(fields: bytes = b"") -> bytes:
+    return struct.pack(">I", len(fields)) + fields
+
+
+def text_field(name: str, value: str) -> bytes:
+    return short(name) + b"S" + struct.pack(">I", len(value)) + value.encode()
 
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
@@ -109,14 +121,39 @@ class Client:
         self.sock.sendall(request)
         return self.wait(*expected)
 
-    def declare(self, queue: str, *, is_durable: bool = False, is_private: bool = False) -> str:
-        """Declare a queue; its name."""
+    def declare(
+        self, queue: str, *, is_durable: bool = False, is_private: bool = False,
+        arguments: bytes = b"",
+    ) -> str:  # fmt: skip
+        """Declare a queue; its name. arguments: a table without its length."""
         flags = (2 if is_durable else 0) | (12 if is_private else 0)
         found = self.call(
-            method(1, 50, 10, b"\x00\x00" + short(queue) + bytes([flags]) + b"\x00\x00\x00\x00"),
+            method(1, 50, 10, b"\x00\x00" + short(queue) + bytes([flags]) + table(arguments)),
             (50, 11),
-        )  # fmt: skip
+        )
         return found[5 : 5 + found[4]].decode()
+
+    def fresh(self, queue: str, *, is_durable: bool = False, arguments: bytes = b"") -> str:
+        """Declare a queue that is empty, whatever an earlier run has left; its name."""
+        self.delete(queue)
+        return self.declare(queue, is_durable=is_durable, arguments=arguments)
+
+    def ready(self, queue: str) -> int:
+        """How many messages of the queue are ready."""
+        found = self.call(
+            method(1, 50, 10, b"\x00\x00" + short(queue) + b"\x01" + table()), (50, 11)
+        )
+        return int(struct.unpack_from(">I", found, 5 + found[4])[0])
+
+    def fanout(self, exchange: str, queues: list[str]) -> None:
+        """Declare a fanout exchange, bound to these queues."""
+        self.call(
+            method(1, 40, 10, b"\x00\x00" + short(exchange) + short("fanout") + b"\x00" + table()),
+            (40, 11),
+        )  # fmt: skip
+        for queue in queues:
+            where = short(queue) + short(exchange) + short("")
+            self.call(method(1, 50, 20, b"\x00\x00" + where + b"\x00" + table()), (50, 21))
 
     def delete(self, queue: str) -> None:
         self.call(method(1, 50, 40, b"\x00\x00" + short(queue) + b"\x00"), (50, 41))
@@ -140,6 +177,10 @@ class Client:
 
 def ack(tag: bytes) -> bytes:
     return method(1, 60, 80, tag + b"\x00")
+
+
+def requeue(tag: bytes) -> bytes:
+    return method(1, 60, 90, tag + b"\x01")
 
 
 def tag_of(deliver: bytes) -> bytes:
@@ -207,6 +248,32 @@ def rpc(port: int, *, is_direct: bool = False) -> Callable[[], None]:
     return once
 
 
+def rpc_of_twenty(port: int) -> Callable[[], None]:
+    """Twenty clients ask at once; one server answers all."""
+    server, clients = Client(port), [Client(port) for _ in range(20)]
+    queue = server.fresh("single.rpc")
+    server.consume(queue, no_ack=True)
+    requests = []
+    for client in clients:
+        private = client.declare("", is_private=True)
+        client.consume(private, no_ack=True)
+        requests.append((client, publish("", queue, BODY, reply_to=private)))
+
+    def once() -> None:
+        for client, request in requests:
+            client.sock.sendall(request)
+        for _ in requests:
+            server.wait(DELIVER)
+            _, header = server.next_frame()
+            assert server.next_frame()[1] == BODY
+            server.sock.sendall(publish("", header[15 : 15 + header[14]].decode(), BODY))
+        for client, _ in requests:
+            client.wait(DELIVER)
+            assert client.content() == BODY
+
+    return once
+
+
 def direct_rpc(port: int) -> Callable[[], None]:
     return rpc(port, is_direct=True)
 
@@ -249,9 +316,23 @@ def confirm(port: int) -> Callable[[], None]:
     return once
 
 
-def slow_connections(port: int, count: int = 200) -> Callable[[], None]:
+def paced(port: int, per_s: int) -> Callable[[], None]:
+    """As `confirm`, so many times a second."""
+    send = confirm(port)
+    due = time.monotonic()
+
+    def once() -> None:
+        nonlocal due
+        send()
+        due = max(due + 1 / per_s, time.monotonic() - 0.01)
+        time.sleep(max(due - time.monotonic(), 0))
+
+    return once
+
+
+def slow_connections(port: int, count: int) -> Callable[[], None]:
     clients = [Client(port) for _ in range(count)]
-    queue = clients[0].declare("single.slow")
+    queue = clients[0].fresh("single.slow")
     for client in clients:
         client.confirms()
     message = publish("", queue, BODY)
@@ -286,18 +367,165 @@ def channels(port: int) -> Callable[[], None]:
     return once
 
 
-CELLS: dict[str, tuple[Callable[[int], Callable[[], None]], int]] = {
-    "get of an empty queue": (empty_get, 4000),
-    "get and ack, publish": (get_ack, 4000),
-    "RPC, private reply queue": (rpc, 2000),
-    "RPC, direct reply-to": (direct_rpc, 2000),
-    "prefetch 1, transient": (prefetch_one, 6000),
-    "prefetch 1, persistent": (prefetch_one_persistent, 6000),
-    "one publish, one confirm, persistent": (confirm, 2000),
-    "200 connections, one confirm each": (slow_connections, 4000),
-    "connection: open, publish, close": (connections, 200),
-    "channel open and close": (channels, 3000),
-}
+RUN = 500  # publishes that are sent at once where nothing is waited for
+
+
+def unconfirmed(port: int) -> Callable[[], None]:
+    client = Client(port)
+    queue = client.fresh("single.unconfirmed", is_durable=True)
+    messages = publish("", queue, BODY, is_persistent=True) * RUN
+
+    def once() -> None:
+        client.sock.sendall(messages)
+        client.ready(queue)
+
+    return once
+
+
+EXPIRED = 20_000
+
+
+def expiry(port: int, scale: float) -> Callable[[], None]:
+    """All messages of a queue expire at the same time into another queue."""
+    client = Client(port)
+    dead = client.fresh("single.dead")
+    arguments = (
+        short("x-message-ttl") + b"I" + struct.pack(">i", 5000)
+        + text_field("x-dead-letter-exchange", "") + text_field("x-dead-letter-routing-key", dead)
+    )  # fmt: skip
+    queue = client.fresh("single.expiring", arguments=arguments)
+    count = int(EXPIRED * scale)
+    client.sock.sendall(publish("", queue, BODY) * count)
+    while client.ready(queue) < count:
+        assert not client.ready(dead), "messages have expired before all were published"
+
+    def once() -> None:
+        while client.ready(dead) < count:
+            time.sleep(0.02)
+        client.delete(queue)
+        client.delete(dead)
+
+    return once
+
+
+def requeues(port: int, count: int) -> Callable[[], None]:
+    """A consumer that rejects each delivery, in a queue of so many messages."""
+    client = Client(port)
+    queue = client.fresh("single.requeue")
+    client.sock.sendall(publish("", queue, BODY) * count)
+    client.ready(queue)
+    client.consume(queue)
+
+    def once() -> None:
+        rejected = []
+        for _ in range(min(count, 50)):
+            rejected.append(requeue(tag_of(client.wait(DELIVER))))
+            assert client.content() == BODY
+        client.sock.sendall(b"".join(rejected))
+
+    return once
+
+
+def transactions(port: int, count: int) -> Callable[[], None]:
+    """A commit after each so many publishes."""
+    client = Client(port)
+    queue = client.fresh("single.tx", is_durable=True)
+    client.call(method(1, 90, 10), (90, 11))
+    request = publish("", queue, BODY, is_persistent=True) * count + method(1, 90, 20)
+
+    def once() -> None:
+        client.call(request, (90, 21))
+
+    return once
+
+
+FAN_OUT, FANNED, KIB = 10, 2_000, b"k" * 1024
+
+
+def fanned(scale: float) -> int:
+    """How many messages a fan-out publishes before it is drained: hundreds."""
+    return max(int(FANNED * scale) // 100, 1) * 100
+
+
+def fan_out(port: int) -> Callable[[], None]:
+    client = Client(port)
+    queues = [client.fresh(f"single.fan.{i}", is_durable=True) for i in range(FAN_OUT)]
+    client.fanout("single.fan", queues)
+    messages = publish("single.fan", "", KIB, is_persistent=True) * 100
+
+    def once() -> None:
+        client.sock.sendall(messages)
+        client.ready(queues[0])
+
+    return once
+
+
+def fan_out_drain(port: int, scale: float) -> Callable[[], None]:
+    send = fan_out(port)
+    for _ in range(fanned(scale) // 100):
+        send()
+    client = Client(port)
+
+    def once() -> None:
+        for i in range(FAN_OUT):
+            client.consume(f"single.fan.{i}", no_ack=True)
+            for _ in range(fanned(scale)):
+                client.wait(DELIVER)
+                assert client.content() == KIB
+
+    return once
+
+
+@dataclass(frozen=True)
+class Cell:
+    """prepare(port): returns what is done `count` times. messages: in each of them."""
+
+    prepare: Callable[[int], Callable[[], None]]
+    count: int
+    messages: int = 1
+    is_once: bool = False  # it is done once, without a warm-up
+
+
+def cells(scale: float) -> dict[str, Cell]:
+    """All cells, by their names. scale: of how often each is done."""
+
+    def often(count: int) -> int:
+        return max(int(count * scale), 20)
+
+    return {
+        "get of an empty queue": Cell(empty_get, often(4000)),
+        "get and ack, publish": Cell(get_ack, often(4000)),
+        "RPC, private reply queue": Cell(rpc, often(2000)),
+        "RPC, direct reply-to": Cell(direct_rpc, often(2000)),
+        "RPC, 20 clients": Cell(rpc_of_twenty, often(200), 20),
+        "prefetch 1, transient": Cell(prefetch_one, often(6000)),
+        "prefetch 1, persistent": Cell(prefetch_one_persistent, often(6000)),
+        "one publish, one confirm, persistent": Cell(confirm, often(2000)),
+        "1,000 messages/s with confirms": Cell(lambda port: paced(port, 1000), often(2000)),
+        "5,000 messages/s with confirms": Cell(lambda port: paced(port, 5000), often(5000)),
+        "200 connections, one confirm each": Cell(
+            lambda port: slow_connections(port, 200), often(4000)
+        ),
+        "1,000 connections, one confirm each": Cell(
+            lambda port: slow_connections(port, 1000), often(4000)
+        ),
+        "connection: open, publish, close": Cell(connections, often(200)),
+        "channel open and close": Cell(channels, often(3000)),
+        "expiry into a dead-letter queue": Cell(
+            lambda port: expiry(port, scale), 1, int(EXPIRED * scale), is_once=True
+        ),
+        "published without confirms, persistent": Cell(unconfirmed, often(100), RUN),
+        "fan-out of 1 KiB to 10 queues: publish": Cell(fan_out, often(40), 100),
+        "fan-out of 1 KiB to 10 queues: drain": Cell(
+            lambda port: fan_out_drain(port, scale), 1, fanned(scale) * FAN_OUT, is_once=True
+        ),
+        "tx.commit of each message": Cell(lambda port: transactions(port, 1), often(2000)),
+        "tx.commit of each 100": Cell(lambda port: transactions(port, 100), often(200), 100),
+        "reject and requeue, queue of 1": Cell(lambda port: requeues(port, 1), often(4000)),
+        "reject and requeue, queue of 1,000": Cell(
+            lambda port: requeues(port, 1000), often(200), 50
+        ),
+    }
 
 
 def cpu_s(root: int) -> float:
@@ -311,24 +539,36 @@ def cpu_s(root: int) -> float:
     return total / 1e9
 
 
+def measured(cell: Cell, port: int, pid: int) -> dict[str, float]:
+    """CPU of the server's process tree in µs per message, and messages per second."""
+    once = cell.prepare(port)
+    if not cell.is_once:
+        for _ in range(max(cell.count // 10, 20)):
+            once()
+    before, since = cpu_s(pid), time.monotonic()
+    for _ in range(cell.count):
+        once()
+    spent, seconds = cpu_s(pid) - before, time.monotonic() - since
+    number = cell.count * cell.messages
+    return {"us": round(spent / number * 1e6, 2), "per_s": round(number / seconds)}
+
+
 def main() -> None:
-    port, pid = int(sys.argv[1]), int(sys.argv[2])
-    names = sys.argv[3:] or list(CELLS)
-    for name in names:
-        prepare, count = CELLS[name]
-        once = prepare(port)
-        for _ in range(max(count // 10, 20)):
-            once()
-        before, since = cpu_s(pid), time.monotonic()
-        for _ in range(count):
-            once()
-        spent, seconds = cpu_s(pid) - before, time.monotonic() - since
-        print(
-            json.dumps(
-                {"cell": name, "us": round(spent / count * 1e6, 2), "per_s": round(count / seconds)}
-            ),
-            flush=True,
-        )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("port", type=int)
+    parser.add_argument("pid", type=int, help="of the server; processes below it count too")
+    parser.add_argument("cell", nargs="*", help="the cells to measure [all]")
+    parser.add_argument("--scale", type=float, default=1.0, help="of how often each is done")
+    given = parser.parse_args()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    there = cells(given.scale)
+    unknown = [name for name in given.cell if name not in there]
+    if unknown:
+        parser.error(f"no cell {unknown[0]!r}; there are: {', '.join(there)}")
+    for name in given.cell or there:
+        found = measured(there[name], given.port, given.pid)
+        print(json.dumps({"cell": name, **found}), flush=True)
 
 
 if __name__ == "__main__":

@@ -196,6 +196,61 @@ print(json.dumps(rows))
     assert len(rows) == 7
 
 
+def test_cells_of_single_messages(tmp_path: Path) -> None:
+    """Each cell runs against a server, and takes CPU of it."""
+    code = f"""
+import json, subprocess, sys
+from pathlib import Path
+from penstock_node import PenstockNode
+import load, single
+load.build()
+node = PenstockNode(Path({str(tmp_path / "node")!r}), "os", is_pure=False)
+try:
+    node.start()
+    cells = single.cells(0.01)
+    print(json.dumps({{
+        name: single.measured(cell, node.port, node.pid)["us"]
+        for name, cell in cells.items() if "1,000 connections" not in name
+    }}))
+    node.stop()
+finally:
+    node.end()
+"""
+    done = bench_code(f"exec({code!r})")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert len(rows) == 21
+    assert all(us > 0 for us in rows.values()), rows
+
+
+def test_what_the_tables_of_single_messages_say() -> None:
+    """A goal that is missed, and a rival that is cheaper, are named; LavinMQ may be missing."""
+    prefetch = {"Penstock os": [20.0, 15.0, 10.0], "RabbitMQ": [40.0]}
+    persistent = {"Penstock os": [30.0], "Penstock disk": [44.0], "LavinMQ": [20.0]}
+    rows = [
+        {"what": "prefetch 1, transient", "us": prefetch},
+        {"what": "prefetch 1, persistent", "us": persistent},
+    ]
+    code = f"""
+import single_report
+for goal in single_report.goals({{'single': {rows!r}}}):
+    print(goal.name, '|', goal.mode, '|', goal.text, '|', goal.is_met)
+print(single_report.rivals({rows!r}))
+print(single_report.rivals({rows[:1]!r}))
+"""
+    done = bench_code(f"exec({code!r})")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "prefetch 1, transient, CPU | os | 15.0 µs | True",
+        "prefetch 1, persistent, CPU | os | 30.0 µs | False",
+        "prefetch 1, persistent, CPU | disk | 44.0 µs | True",
+        "| what                   | rival   | its µs | Penstock os | times |",
+        "|------------------------|---------|--------|-------------|-------|",
+        "| prefetch 1, persistent | LavinMQ | 20.0   | 30.0        | 1.50  |",
+        "In none of these cells does a rival take less CPU than Penstock `os`.",
+    ]
+
+
 def broker_run(us: float, *, is_ok: bool = True) -> dict[str, object]:
     return {"server_us_per_msg": [us, us + 1], "msgs_s": [1e4, 2e4], "is_ok": is_ok}
 

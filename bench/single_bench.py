@@ -1,0 +1,68 @@
+"""Single messages: Penstock, RabbitMQ and LavinMQ in turn, in one run (cells in single.py).
+
+The client is a process of its own for each broker and run. Tables are in single_report.py.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import lavinmq
+import load
+import rabbitmq
+from brokers import Broker
+from penstock_node import PenstockNode
+from runner import HERE, Runner
+
+
+class SingleBench(Runner):
+    """One scenario; `figures` has its rows by the name of the cell."""
+
+    script = "single.py"
+
+    def scenarios(self) -> dict[str, Callable[[], None]]:
+        return {"single": self.single}
+
+    def nodes(self) -> list[Broker]:
+        """All that there are, started."""
+        load.build()
+        there: list[Broker] = [
+            PenstockNode(self.data / mode, mode, is_pure=False) for mode in ("os", "disk")
+        ]
+        for kind, reason in (
+            (lavinmq.LavinMQ, lavinmq.missing()), (rabbitmq.RabbitMQ, rabbitmq.install()),
+        ):  # fmt: skip
+            if reason:
+                self.say(f"without {kind.name}: {reason}")
+            else:
+                there.append(kind(self.data / kind.name.lower()))
+        return there
+
+    def single(self) -> None:
+        """Each cell on each broker in turn, so often."""
+        rows: dict[str, dict[str, list[float]]] = {}
+        nodes = self.nodes()
+        try:
+            for node in nodes:
+                node.start()
+            for run in range(self.pick(1, 3)):
+                for node in nodes if run % 2 == 0 else nodes[::-1]:
+                    self.say(f"single messages: {node.name}, run {run + 1}")
+                    for cell, us in self._measured(node):
+                        rows.setdefault(cell, {}).setdefault(node.name, []).append(us)
+        finally:
+            for node in nodes:
+                node.end()
+        self.figures["single"] = [{"what": cell, "us": found} for cell, found in rows.items()]
+
+    def _measured(self, node: Broker) -> list[tuple[str, float]]:
+        """CPU of the broker in µs per message, of each cell."""
+        command = [sys.executable, str(HERE / self.script), str(node.port), str(node.pid)]
+        done = subprocess.run(
+            [*command, "--scale", str(self.pick(0.2, 1.0))], capture_output=True, text=True
+        )
+        if done.returncode:
+            sys.exit(f"single messages with {node.name}: {done.stderr.strip()[-1000:]}")
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        return [(line["cell"], line["us"]) for line in lines]

@@ -36,6 +36,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,7 +71,9 @@ SUMMARY: Final = re.compile(
 )
 PLAIN: Final = re.compile(r"^(.*\b(?:passed|failed|errors?|skipped)\b.* in [\d.]+s.*)$")
 DURATION: Final = re.compile(r"^([\d.]+)s (?:call|setup|teardown) +(\S.*)$", re.MULTILINE)
-NAMED: Final = re.compile(r"^(FAILED|ERROR) (\S+)", re.MULTILINE)
+NAMED: Final = re.compile(r"^(FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
+MARKS: Final = re.compile(r"^(?:\S+ )?([.sxXFE]+) *(?:\[ *\d+%\])?$", re.MULTILINE)
+SHORT: Final = " short test summary info "
 FAILURES: Final = re.compile(r"^=+ (?:FAILURES|ERRORS) =+$", re.MULTILINE)
 
 
@@ -122,10 +125,7 @@ class Lane:
         if self.status is not None:
             return f"{self.name} {'ok' if self.is_good else 'FAILED'}"
         found = PERCENT.findall(self.text[-4000:])
-        marks = [
-            line for line in self.text.splitlines() if line.startswith("tests/") or "%]" in line
-        ]
-        failed = sum(line.partition(" ")[2].partition("[")[0].count("F") for line in marks)
+        failed = sum(marks.count("F") + marks.count("E") for marks in MARKS.findall(self.text))
         more = f" ({failed} failed)" if failed else ""
         share = f" {found[-1] if found else '0'} %" if self.is_pytest else " runs"
         return f"{self.name}{share}{more}"
@@ -156,8 +156,9 @@ class Lane:
 
     @property
     def failures(self) -> list[str]:
-        """Names of tests that failed, or could not be run."""
-        return [name for _, name in NAMED.findall(self.text)]
+        """Names of tests that failed, or could not be run, as pytest's summary lists them."""
+        _, _, summary = self.text.rpartition(SHORT)
+        return [name for _, name in NAMED.findall(summary)]
 
 
 def lanes(make: Sequence[str] = ("make",), quick: str = "") -> list[Lane]:
@@ -221,9 +222,13 @@ def run(all_lanes: list[Lane], say: Callable[[str], None], show_s: float = SHOW_
 
 
 def slowest(all_lanes: list[Lane]) -> list[str]:
-    """Return a line for each of the slowest tests of all lanes, the slowest first."""
-    found = [(seconds, lane.name, name) for lane in all_lanes for seconds, name in lane.durations]
-    found.sort(reverse=True)
+    """Return a line for each of the slowest tests of all lanes, the slowest first. The time of a
+    test is that of its set-up, call and end together."""
+    together = Counter[tuple[str, str]]()
+    for lane in all_lanes:
+        for seconds, name in lane.durations:
+            together[lane.name, name] += seconds
+    found = sorted(((seconds, *which) for which, seconds in together.items()), reverse=True)
     return [f"{seconds:7.1f} s  {lane:<11} {name}" for seconds, lane, name in found[:SLOWEST]]
 
 

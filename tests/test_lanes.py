@@ -1,12 +1,13 @@
 """The verdict of `make test`: from lanes that pass, fail, break off, and one that waits."""
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests import lanes
-from tests.lanes import Lane, run, verdict
+from tests.lanes import Lane, run, slowest, verdict
 from tests.test_house import hot_modules
 
 PASSES = "print('tests/a.py ....  [100%]'); print('=== 4 passed in 0.01s ===')"
@@ -64,6 +65,52 @@ def test_what_failed_is_named_at_the_end() -> None:
         "        bad: tests/c.py",
         "make test: FAILED: 2 tests, lanes bad",
     ]
+
+
+SPACES = """
+print('tests/e.py .F')
+print('=================== FAILURES ===================')
+print('ERROR of the log, in the middle of a traceback')
+print('=========== short test summary info ===========')
+print('FAILED tests/e.py::test_y[[sink]] 2: value: it is int] - assert 1 - 2 == 3')
+print('ERROR tests/e.py::test_z[a b]')
+print('====== 1 failed, 1 passed, 1 error in 0.02s ======')
+raise SystemExit(1)
+"""
+
+
+def test_names_with_spaces_are_whole_and_only_the_summary_names_what_failed() -> None:
+    _, lines = told([lane("bad", SPACES)])
+    assert lines[-3:] == [
+        "        bad: tests/e.py::test_y[[sink]] 2: value: it is int]",
+        "        bad: tests/e.py::test_z[a b]",
+        "make test: FAILED: 2 tests, lanes bad",
+    ]
+
+
+def test_progress_counts_failures_and_errors_on_every_line() -> None:
+    one = lane("one", PASSES)
+    assert one.progress == "one waits"
+    one.process = subprocess.Popen([sys.executable, "-c", ""])
+    one.process.wait()
+    one.text = "collected 9 items\n\ntests/a.py ..F.\nE.F [ 40%]\ntests/b.py .s\ntests/c.py FE"
+    assert one.progress == "one 40 % (5 failed)"
+
+
+def test_the_slowest_tests_of_all_lanes_are_listed() -> None:
+    """Each once, with set-up, call and end together."""
+    first, second = lane("first", PASSES), lane("second", PASSES)
+    first.text = "".join(f"{n}.00s call     tests/a.py::test_{n}\n" for n in range(1, 31))
+    second.text = (
+        "20.00s setup    tests/b.py::test_x[a b]\n"
+        "12.50s call     tests/b.py::test_x[a b]\n"
+        "0.02s teardown tests/b.py::test_x[a b]\n"
+    )
+    listed = slowest([first, second])
+    assert len(listed) == lanes.SLOWEST
+    assert listed[0] == "   32.5 s  second      tests/b.py::test_x[a b]"
+    assert listed[1] == "   30.0 s  first       tests/a.py::test_30"
+    assert listed[-1] == "    2.0 s  first       tests/a.py::test_2"
 
 
 def test_a_lane_that_breaks_off_has_failed() -> None:

@@ -1,11 +1,11 @@
 """A query that writes a stream into a lake of Parquet files; and as a program, one that is killed.
 
-    python tests/spark/lake_job.py driver|workers|both STREAM LAKE CHECKPOINT MARKER
+    python tests/spark/lake_job.py within|between STREAM LAKE CHECKPOINT MARKER
 
-`driver`: in the middle of a batch the driver dies, with its JVM, by SIGKILL. `workers`: all Python
-workers of the executor do, once, and the tasks are tried again. MARKER is made just before. `both`:
-the workers as before, and then the driver, when that batch is done and noted: the next one waits
-for it.
+In the middle of the third batch all Python workers of the executor die by SIGKILL, once, and the
+tasks are tried again. MARKER is made just before. Then the driver dies with its JVM. `within`: in
+the middle of the fourth batch; MARKER.driver is made just before. `between`: when the third batch
+is done and noted; the fourth waits for it.
 
 STREAM: the path of one, or options as JSON.
 """
@@ -70,10 +70,10 @@ def lake_facts(spark: "SparkSession", lake: Path) -> tuple[int, int, int, int]:
 
 
 def killing(
-    victims: Callable[[], list[int]], marker: str, last_batch: int | None = None
+    victims: Mapping[int, tuple[Callable[[], list[int]], str]], last_batch: int | None = None
 ) -> Transform:
-    """What passes rows on, and kills those processes once, at the record MIDDLE. last_batch: the
-    rows of any later one wait for the end of it all."""
+    """What passes rows on, and kills processes once at each of these offsets: which ones, and the
+    marker made just before. last_batch: the rows of any later one wait for the end of it all."""
     end = None if last_batch is None else (last_batch + 1) * ROWS_A_BATCH
 
     def pass_on(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
@@ -81,13 +81,13 @@ def killing(
             offsets = batch.column("offset").to_pylist()
             if end is not None and max(offsets, default=0) >= end:
                 time.sleep(HELD_S)
-            if MIDDLE in offsets:
-                try:
-                    os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
-                except FileExistsError:
-                    pass
-                else:
-                    for pid in victims():
+            for offset, (pids, marker) in victims.items():
+                if offset in offsets:
+                    try:
+                        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+                    except FileExistsError:
+                        continue
+                    for pid in pids():
                         os.kill(pid, signal.SIGKILL)
             yield batch
 
@@ -176,15 +176,17 @@ def main(which: str, stream: str, lake: str, checkpoint: str, marker: str) -> No
     settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
     spark = session(master="local[2,3]", app_name="lake job", conf=settings)
     pids = [-os.getpid()]  # the whole group at one instant: neither sees the other go
-    last_batch = MIDDLE // ROWS_A_BATCH if which == "both" else None
-    victims = (lambda: pids) if which == "driver" else workers_of_this_daemon
-    transform = killing(victims, marker, last_batch)
-    if last_batch is not None:
+    victims = {MIDDLE: (workers_of_this_daemon, marker)}
+    if which == "within":
+        victims[MIDDLE + ROWS_A_BATCH] = (lambda: pids), f"{marker}.driver"
+        transform = killing(victims)
+    else:
+        last_batch = MIDDLE // ROWS_A_BATCH
+        transform = killing(victims, last_batch)
         kill_between(spark, last_batch, pids)
     options = json.loads(stream) if stream.startswith("{") else {"path": stream}
     query = start(spark, options, Path(lake), Path(checkpoint), transform)
     finish(query)
-    print(*lake_facts(spark, Path(lake)))
     spark.stop()
 
 

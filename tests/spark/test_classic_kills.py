@@ -35,7 +35,7 @@ def test_workers_and_then_the_driver_are_killed(
     lake, state, marker = tmp_path / "lake", tmp_path / "state", tmp_path / "killed"
     options = where(broker, "killed", minPartitions="2")
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "spark" / "lake_job.py"), "both",
+        [sys.executable, str(ROOT / "tests" / "spark" / "lake_job.py"), "between",
          json.dumps(options), str(lake), str(state), str(marker)],
         capture_output=True, text=True, timeout=400, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip

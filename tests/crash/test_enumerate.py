@@ -3,14 +3,18 @@
 How many images: PENSTOCK_CRASH_IMAGES (tests/conftest.py). The counts are printed.
 """
 
+import random
+
 import pytest
 
+from penstock.storage.verify import verify
 from tests.crash import random_lives, triple_unit
 from tests.crash.enumerate import Unit
 from tests.crash.images import MODES, Counts, Explorer
+from tests.helpers.engine_rig import EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Ledger
-from tests.helpers.tiny_engine import VARIANTS, make_vhost
+from tests.helpers.tiny_engine import PATH, VARIANTS, make_vhost
 from tests.helpers.vhost_driver import Driver
 
 pytestmark = pytest.mark.crash
@@ -61,6 +65,25 @@ def test_a_new_store_survives_a_crash_at_every_operation_of_its_making() -> None
                 ledger = driver.ledger if at >= made else Ledger()
                 explorer.explore(explorer.crash(image, mode, ledger, ledger.known(at)))
     assert counts.images > 1000
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_crash_in_a_recovery_that_spills_leaves_nothing_that_verify_reports(mode: str) -> None:
+    """What a replay has no room for in RAM goes to files, before the checkpoint names them."""
+    rig = EngineRig(replay_ram_bytes=400)
+    for name in (b"a", b"b"):
+        rig.put(rig.queue(name), *[b"%d" % n for n in range(10)])
+    fs = rig.fs.crash("kept")
+    journal = fs.start_journal()
+    rig = EngineRig(fs, replay_ram_bytes=400)
+    assert rig.engine.fs.exists(f"{rig.queue(b'a').path}/.queue_name"), "nothing was spilled"
+    rng = random.Random(SEED)
+    wrong = {
+        f"{problem.path}: {problem.text}"
+        for _, image in journal.images()
+        for problem in verify(image.crash(mode, rng), PATH).problems
+    }
+    assert not wrong
 
 
 def test_the_same_seed_gives_the_same_images() -> None:

@@ -133,12 +133,11 @@ class StorageEngine:
         vhost = self.vhost = vhost_number(name)
         recovery.make_directories(fs, path)
         found = recovery.load(
-            fs, path, vhost, options, self._on_event, ram_bytes=self._replay_bytes()
+            fs, path, vhost, options, self._on_event, name=name, ram_bytes=self._replay_bytes()
         )
         recovery.begin(found)
         self.recovered: recovery.Recovered = found
         self.state: StorageState = found.state
-        self.state.name_vhost(name)
         self.log: TransactionLog = TransactionLog(
             fs, path + "/wal", vhost, self.clock, self.rng,
             segment_bytes_min=options.wal_segment_bytes_min,

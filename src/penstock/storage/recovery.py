@@ -91,10 +91,11 @@ def wipe(fs: FileSystem, path: str) -> None:
 
 def load(
     fs: FileSystem, path: str, vhost: int, options: StorageOptions, event: Event, *,
-    ram_bytes: int = 0,
+    name: bytes = b"", ram_bytes: int = 0,
 ) -> Recovered:  # fmt: skip
     """Read checkpoint and log. ram_bytes: replayed messages beyond it are written to their slots
-    (0: all stay in RAM and nothing is written). CorruptionError, VersionError, SyncFailedError."""
+    (0: all stay in RAM and nothing is written). name: of the vhost, for the directories that this
+    makes. CorruptionError, VersionError, SyncFailedError."""
     number = checkpoint.current(fs, path)
     if number:
         manifest = checkpoint.read(fs, path, number, vhost)
@@ -113,6 +114,7 @@ def load(
     for note in store.take_notes():
         event("cut_off", note)
     state = StorageState(fs, path, vhost, head.segment_slots, store)
+    state.name_vhost(name)  # before the replay, which may make directories of queues
     _load_state(state, manifest)
     log = LogReader(fs, path + "/wal", vhost)
     try:

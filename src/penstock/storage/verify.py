@@ -234,6 +234,14 @@ class References:
         return sorted(self._ids)
 
 
+def _is_torn(text: bytes, wanted: bytes) -> bool:
+    """Return whether part of `wanted` is missing in a text, or zeros stand for it."""
+    text = text.rstrip(b"\0")
+    return len(text) <= len(wanted) and all(
+        found in (0, right) for found, right in zip(text, wanted, strict=False)
+    )
+
+
 class _VhostCheck:
     """Checks one vhost. The other methods are in the order in which `run` calls them."""
 
@@ -313,7 +321,7 @@ class _VhostCheck:
         self._progress("messages", total, total)
 
     def _check_stub(self, queue: QueueIndex) -> None:
-        """Check `.queue_name`. A crash may cut it off; the next write to the queue repairs it."""
+        """Check `.queue_name`. A power cut may tear it; the next start repairs it."""
         stub = f"{queue.path}/{QUEUE_NAME}"
         wanted, old = text_of(self._vhost.name, queue.name), old_text_of(queue.name)
         text = self._fs.read(stub) if self._fs.exists(stub) else b""
@@ -321,8 +329,8 @@ class _VhostCheck:
             return
         if not self._vhost.name and queue_name(self._fs, queue.path) == queue.name:
             return  # the vhost's name is lost, which is reported
-        if wanted.startswith(text.rstrip(b"\0")) or old.startswith(text.rstrip(b"\0")):
-            self._report.notes.append(f"{stub}: cut off")
+        if _is_torn(text, wanted) or _is_torn(text, old):
+            self._report.notes.append(f"{stub}: torn")
         else:
             problem = Problem(stub, 0, f"expected {wanted!r}, found {text[:60]!r}")
             self._report.problems.append(problem)

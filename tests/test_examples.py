@@ -18,6 +18,7 @@ PRINTS = {
     "embedded_persist": "60 readings evaluated; the process was killed once on the way\n",
     "embedded_pipeline": "6 the\n2 turns\n2 water\n2 wheel\n1 comes",
     "embedded_streams": "the board saw 60 events\nbilled 157 euros\n20 ordered, 20 paid",
+    "embedded_worked_example": "fetch 1:\n    q4    [19, 20, 21, 22, 23, 24, 25]\n",
     "embedded_workers": "57 orders done, 3 dead letters\n",
 }
 

@@ -394,11 +394,11 @@ class PagingMachine(BackingQueueMachine):
 
 
 class VariableMachine(PagingMachine):
-    """VariableQueues of both policies, that read one body at a time or many."""
+    """VariableQueues of all policies, that read one body at a time or many."""
 
     def opener(self, choice: int) -> Opener:
         return opens(
-            policy=("ratio", "eager")[choice % 2],
+            policy=("ratio", "eager", "even")[choice % 3],
             mode=("default", "default", "lazy")[choice % 3],
             limit=(UNLIMITED, LIMIT, 0)[choice // 2 % 3],
             read_bytes=(0, 256, 256 << 10)[choice // 4],

@@ -30,7 +30,10 @@ head, then q2 from its front. The ratio decides how many betas may stay,
     delta / (betas + delta) = (betas + delta) / (target + betas + delta)
 
 at least one segment. With the policy of RabbitMQ's essay of 2011 (`eager`) a gamma at the rear of
-q3 or at the front of q2 is rolled at once, whatever the ratio. Pending messages are paged out too,
+q3 or at the front of q2 is rolled at once, whatever the ratio. With the policy of the worked
+example in variable_queue.md (`even`) q1 and q4 give as many alphas each; rows are rolled only if
+the queue is over its limit by less than what an alpha would free; what arrives waits in q1 until
+the limit is passed; and no step takes more than it needs. Pending messages are paged out too,
 the largest seq first, and before the alphas while more of them arrive than leave.
 
 A flowed queue writes what arrives straight to delta, as Qpid's design says, so that its RAM is for
@@ -101,7 +104,7 @@ def is_over(state: QueueRam) -> bool:
     """Return whether there is anything to page out."""
     if state.becomes_lazy or state.ram_bytes() > state.target_bytes:
         return True
-    return state.is_flowed and _is_batch(state) and not state.fits()
+    return state.is_flowed and not state.is_even and _is_batch(state) and not state.fits()
 
 
 def _is_batch(state: QueueRam) -> bool:
@@ -116,7 +119,7 @@ def step(state: QueueRam, messages: int, bytes_max: int) -> bool:
         return _step_to_lazy(state, written)
     has_rolled = written.roll(messages // 2)
     is_due = written.excess() > 0 or (_is_batch(state) and not state.fits())
-    if is_due and state.is_flowed and state.q1:
+    if is_due and state.is_flowed and state.q1 and not state.is_even:
         written.note(
             push_q1(state, written.messages, bytes_max=written.bytes_left(), goes_on=state.eager)
         )
@@ -154,6 +157,8 @@ class _Step:
         that the next few publishes have room and paging goes in fours."""
         state = self._state
         average = state.ram_average() or ALPHA_BYTES
+        if state.is_even:
+            return min(self.messages, -(-self.excess() // (average - ROW_BYTES)))
         return min(self.messages, self.excess() // average + PUBLISH_MESSAGES)
 
     def bytes_left(self) -> int:
@@ -199,7 +204,10 @@ def push_alphas_to_betas(
     left = min(quota, max(0, state.ram_messages() - target))
     unused = quota - left
     before = state.alpha_bytes
-    left = push_q1(state, left, bytes_max=bytes_max)
+    of_q1 = (left + 1) // 2 if state.is_even else left
+    left += push_q1(state, of_q1, bytes_max=bytes_max) - of_q1
+    if before - state.alpha_bytes >= bytes_max:
+        return unused
     if left and state.back:
         left = push_back(state, left, bytes_max=bytes_max - (before - state.alpha_bytes))
     if left:
@@ -452,10 +460,21 @@ def roll(state: QueueRam, writes: int) -> int:
     if state.target_bytes >= UNLIMITED and not state.eager:
         return 0
     state.join_rows()
+    if state.is_even:
+        return _roll_little(state, writes)
     if state.eager:
         _roll_gammas(state, ROLL_ROWS)
     over = _too_many_rows(state)
     return push_betas_to_deltas(state, min(over, ROLL_ROWS), writes) if over > 0 else 0
+
+
+def _roll_little(state: QueueRam, writes: int) -> int:
+    """Roll as many rows as the queue is over its target, if that is less than what paging out a
+    message would free. Return how many slots were written."""
+    over = state.ram_bytes() - state.target_bytes
+    if not 0 < over < state.average_bytes() - ROW_BYTES:
+        return 0
+    return push_betas_to_deltas(state, -(-over // ROW_BYTES), writes)
 
 
 def _too_many_rows(state: QueueRam) -> int:

@@ -40,7 +40,7 @@ REJECT_PUBLISH: Final = "reject-publish"
 REJECT_PUBLISH_DLX: Final = "reject-publish-dlx"
 DROP_HEAD_STRICT: Final = "drop-head-strict"
 OVERFLOWS: Final = (DROP_HEAD, REJECT_PUBLISH, REJECT_PUBLISH_DLX, DROP_HEAD_STRICT)
-POLICIES: Final = ("ratio", "eager")
+POLICIES: Final = ("ratio", "eager", "even")
 QUEUE_MODES: Final = ("default", "lazy")
 
 # Qpid's words for what a queue does at qpid.max_size (bytes) and qpid.max_count.
@@ -105,7 +105,8 @@ class QueueOptions:
     dead_letter_to     the queue that gets what expired, was rejected, or did not fit
     max_attempts       deliveries until a message that keeps coming back is dead-lettered
     retry_delay_ms_*   the delay of the first retry, doubled for each further one up to the second
-    lazy               everything goes to disk at once; policy: of paging, "ratio" or "eager"
+    lazy               everything goes to disk at once
+    policy             of paging: "eager", "ratio" or "even"
     alert_*_up, _down  an alert when up is reached, armed again at down (None: half of up): count
                        and depth (bytes) of the queue, size of one message (bytes), age of the
                        oldest (ms); repeated after alert_repeat_gap_s

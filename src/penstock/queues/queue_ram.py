@@ -256,6 +256,7 @@ class QueueRam:
         self.is_flowed: bool = False
         self.reads_runs: bool = True  # a fetch from disk reads a run of messages
         self.eager: bool = False  # the policy of 2011: gammas roll into delta at once
+        self.is_even: bool = False  # the policy of the worked example of variable_queue.md
         self.rates: Rates = Rates(engine.clock.monotonic())
         self.disk_reads: int = 0
         self.disk_writes: int = 0

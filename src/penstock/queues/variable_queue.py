@@ -383,7 +383,8 @@ class VariableQueue(BackingQueue):
     """The queue over `index`, whose messages are ready, in delta, at first.
 
     mode: of the records of the delivered mark, a mode of storage/durability.py. policy: "eager",
-    gammas are rolled at once, as of 2011; or "ratio", as many stay as the ratio permits.
+    gammas are rolled at once, as of 2011; "ratio", as many stay as the ratio permits; or "even", q1
+    and q4 give alike.
     read_bytes: how much a fetch from disk reads at once; 0: one message. on_event(kind, text):
     flowed, recovered, page_out_failed, corruption.
     """
@@ -397,6 +398,7 @@ class VariableQueue(BackingQueue):
         self.engine = engine
         self.state: QueueRam = QueueRam(engine, index)
         self.state.eager = policy == "eager"
+        self.state.is_even = policy == "even"
         self.mark: DeliveredMark = DeliveredMark(engine, index, mode)
         self.paging: Paging = Paging(self.state, on_event)
         self._index = index

@@ -84,7 +84,7 @@ def test_the_least_memory_is_half_of_the_greatest() -> None:
         ({"ttl_ms": "60"}, "given '60'"),
         ({"max_attempts": 0}, "option max_attempts: given 0, expected a whole number from 1"),
         ({"overflow": "drop"}, "expected drop-head, reject-publish, reject-publish-dlx or drop-"),
-        ({"policy": "lru"}, "option policy: given 'lru', expected ratio or eager"),
+        ({"policy": "lru"}, "option policy: given 'lru', expected ratio, eager or even"),
         ({"lazy": 1}, "option lazy: given 1, expected True or False"),
         ({"dead_letter_to": ""}, "option dead_letter_to: given '', expected the name of a queue"),
         ({"dead_letter_to": "a\0b"}, "expected the name of a queue"),

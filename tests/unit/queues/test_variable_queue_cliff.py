@@ -130,7 +130,7 @@ class Run:
         assert len(self.fs.take(self.slots)) <= SLICE_MAX
 
 
-@pytest.mark.parametrize("kind", ["ratio", "eager", "priorities"])
+@pytest.mark.parametrize("kind", ["ratio", "eager", "even", "priorities"])
 @pytest.mark.parametrize("seed", range(20))
 def test_no_publish_pays_for_the_others(seed: int, kind: str) -> None:
     run = Run(seed, kind)

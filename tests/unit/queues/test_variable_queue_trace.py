@@ -12,6 +12,8 @@ import pytest
 
 from penstock.message import seq_of
 from penstock.queues import paging
+from penstock.queues.backing_queue import UNLIMITED
+from penstock.queues.rows import ROW_BYTES
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import EngineRig
@@ -284,3 +286,58 @@ def test_betas_that_are_fetched_in_time_never_get_a_slot(policy: str) -> None:
     for _ in range(13):
         queue.fetch()
     assert real(queue.world.q).state.disk_writes == bodies
+
+
+# ---- the document's states by publishing, fetching and a limit alone -----------------------------
+
+# The session, beside the states of EXAMPLE: there two calls of paging are one change of a limit.
+# room: for so many alphas and so many rows.
+LIMITED_EXAMPLE: Final = [
+    ("publish", 9), ("publish", 1), ("room", (7, 3)), ("publish", 5), ("room", (6, 9)),
+    ("room", (6, 5)), ("publish", 5), ("room", (4, 12)), ("fetch", 3), ("fetch", 5), ("fetch", 1),
+    ("publish", 5), ("fetch", 8), ("fetch", 1),
+]  # fmt: skip
+BETWEEN: Final = ("push_q1",)  # of EXAMPLE: followed by push_q4, within one change of the limit
+
+
+@pytest.mark.parametrize("mode", [OS, NONE])
+def test_the_worked_example_results_from_publish_fetch_and_a_limit(mode: int) -> None:
+    world = World(EngineRig(segment_slots=8), opens(policy="even"), body_bytes=1000)
+    queue = real(world.q)
+    world.put(0, mode=mode)
+    alpha = queue.ram_bytes()
+    world.fetch(ack_required=False)  # the document's first message is 1
+    limit = UNLIMITED
+    seen = []
+    for method, given in LIMITED_EXAMPLE:
+        if isinstance(given, tuple):
+            limit = given[0] * alpha + given[1] * ROW_BYTES
+            queue.set_limits(limit, 0)
+            world.page()
+        for _ in range(given if isinstance(given, int) else 0):
+            if method == "fetch":
+                world.fetch(ack_required=False)
+                continue
+            if limit < UNLIMITED:  # it makes room for the message and the one that is delivered
+                queue.set_limits(queue.ram_bytes() + 2 * alpha, 0)
+            seq = queue.index().next_seq
+            queue.publish(b"h%d" % (seq % 10), world.body(seq), mode)
+            world.page()
+            world.inhale()
+        queue.state.check()
+        seen.append(tuple(list(part) for part in queue.state.ids()))
+    assert seen == [state for method, _, state in EXAMPLE if method not in BETWEEN]
+    assert len(seen) == 14
+
+
+def test_even_rolls_rows_when_less_than_a_message_is_over() -> None:
+    world = World(EngineRig(segment_slots=8), opens(policy="even"), body_bytes=1000)
+    queue = real(world.q)
+    world.put(*range(10, 26), mode=OS)
+    alpha = queue.ram_bytes() // 16
+    queue.set_limits(2 * alpha + 14 * ROW_BYTES, 0)
+    assert queue.state.ids() == ([0, 1], ids(2, 15), [], [], [])
+    queue.set_limits(2 * alpha + 12 * ROW_BYTES, 0)
+    assert queue.state.ids() == ([0, 1], ids(2, 13), [14, 15], [], [])
+    queue.set_limits(alpha + 13 * ROW_BYTES, 0)
+    assert queue.state.ids() == ([0], ids(1, 13), [14, 15], [], []), "a message's bytes were over"

@@ -881,6 +881,7 @@ class Channel(ConsumerChannel):
         self.can_deliver = False
         self._then = None
         self.publisher.confirms = None
+        self.publisher.forget_routes()
         self.give_back()
         self.backlog.clear()
         if self.is_waiting:

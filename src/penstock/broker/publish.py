@@ -9,7 +9,8 @@
 **Routes are cached by bytes.** Exchange, key and bits of a basic.publish are one slice of the
 frame; the same slice has the same route until topology or permissions change (`router.version`). So
 permission, exchange and bindings are looked up once per slice and channel. Messages that headers
-route are not cached, nor those with CC, BCC or x-delay headers.
+route are not cached, nor those with CC, BCC or x-delay headers. The memory of all caches is bounded
+(route_caches.py).
 
 **Properties are looked at, not decoded.** `scan` validates the list and returns delivery mode,
 priority and which properties there are. Only these need more, when their flag is there:
@@ -112,7 +113,8 @@ from penstock.storage.transaction import Published, Transaction
 
 MANDATORY: Final = 1
 IMMEDIATE: Final = 2
-ROUTES_MAX: Final = 4096  # per channel; random keys must not grow it for ever
+ROUTES_MAX: Final = 4096  # per channel; their bytes are bounded as well
+ROUTE_BYTES: Final = 600  # measured: a route without its keys and targets
 APPENDED_MAX: Final = 10_000
 # A run of publishes to many queues is cut: the clock is looked at after so many places in queues.
 RUN_STEPS: Final = 256
@@ -228,6 +230,9 @@ class Targets:
 class Route:
     """Where one slice of a publish frame leads. front: the start of the stored header."""
 
+    __slots__ = ("address", "by_headers", "exchange", "front", "is_delayed", "is_mandatory",
+                 "is_special", "key", "queues", "targets")  # fmt: skip
+
     def __init__(self, raw: bytes, exchange: str, key: str) -> None:
         self.exchange: str = exchange
         self.key: str = key
@@ -240,6 +245,18 @@ class Route:
         self.is_special: bool = False
         self.targets: Targets = Targets()
         self.queues: list[BrokerQueue] = self.targets.queues
+
+    @property
+    def held_bytes(self) -> int:
+        """Return about how many bytes of RAM it takes, with the slice that it is cached for."""
+        targets = self.targets
+        return (
+            ROUTE_BYTES
+            + 3 * len(self.address)
+            + self.exchange.__sizeof__()
+            + self.key.__sizeof__()
+            + 8 * (len(targets.queues) + len(targets.streams))
+        )
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -274,7 +291,7 @@ class Publisher(Unconfirmed):
         self.transaction: PublishCollector | None = None
         self.is_sliced: bool = False  # the last run ended before its time
         self.reply_queue: str = ""  # what stands for REPLY_TO in messages of this channel
-        self._routes: dict[bytes, Route] = {}
+        self.routes: dict[bytes, Route] = {}  # cached; bounded by the vhost's RouteCaches
         self._version: int = -1
         self._facts: Facts = Facts()
         self._stream: BrokerStream | None = None  # where all publishes go
@@ -288,8 +305,13 @@ class Publisher(Unconfirmed):
         self._version = -1
 
     def forget_routes(self) -> None:
-        """Forget the cached routes, because permissions have changed."""
+        """Forget the cached routes: permissions have changed, or the channel ends."""
         self._version = -1
+        self.vhost.usage.routes.drop(self)
+
+    def clear_routes(self) -> None:
+        """Empty the cache (RouteCaches calls this)."""
+        self.routes = {}
 
     # ---- a run ---------------------------------------------------------------------------------
 
@@ -341,16 +363,21 @@ class Publisher(Unconfirmed):
     def route(self, raw: bytes) -> Route:
         """Return the route of a publish with this slice. ChannelError 403, 404."""
         vhost = self.vhost
-        if vhost.router.version != self._version or len(self._routes) >= ROUTES_MAX:
+        if vhost.router.version != self._version:
+            vhost.usage.routes.drop(self)
             self._version = vhost.router.version
-            self._routes = {}
-        known = self._routes.get(raw)
+        known = self.routes.get(raw)
         if known is None:
-            known = self._resolve(raw)
-            self._routes[raw] = known
+            known = self.resolve(raw)
+            caches = vhost.usage.routes
+            if len(self.routes) >= ROUTES_MAX:
+                caches.drop(self)
+            if caches.add(self, self.identity.name, known.held_bytes):
+                self.routes[raw] = known
         return known
 
-    def _resolve(self, raw: bytes) -> Route:
+    def resolve(self, raw: bytes) -> Route:
+        """Return what `route` does, without the cache."""
         vhost = self.vhost
         end = 1 + raw[0]
         exchange = raw[1:end].decode("utf-8", "surrogateescape")

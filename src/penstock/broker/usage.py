@@ -31,6 +31,7 @@ from penstock.access.limits import (
     LimitTable,
 )
 from penstock.broker import refusals
+from penstock.broker.route_caches import RouteCaches
 from penstock.errors import NOT_ALLOWED, RESOURCE_ERROR, AMQPConnectionError, ChannelError
 from penstock.queues.budget import format_bytes
 
@@ -51,11 +52,12 @@ class TransactionUsage:
 
 
 class Usage:
-    """Counts what the clients of one vhost use. memory_bytes: its budget, set by the owner."""
+    """Counts what the clients of one vhost use. memory_bytes: its budget."""
 
     def __init__(self, vhost: str, limits: LimitTable, memory_bytes: int) -> None:
         self.limits: LimitTable = limits
         self.memory_bytes: int = memory_bytes
+        self.routes: RouteCaches = RouteCaches(memory_bytes)
         self.connections: int = 0
         self.consumer_bytes: int = 0
         self.transaction_bytes: int = 0
@@ -69,13 +71,18 @@ class Usage:
 
     @property
     def client_bytes(self) -> int:
-        """Return the bytes that connections, channels and consumers take, without their
+        """Return the bytes that connections, channels, consumers and cached routes take, without
         messages."""
         return (
             CONNECTION_BYTES * self.connections
             + CHANNEL_BYTES * self._channel_sum
             + self.consumer_bytes
+            + self.routes.bytes
         )
+
+    def set_memory(self, memory_bytes: int) -> None:
+        """Set the vhost's budget, which has changed."""
+        self.memory_bytes = self.routes.memory_bytes = memory_bytes
 
     def counted_bytes(self, topology_bytes: int) -> int:
         """Return how much of what lasts counts against the budget."""

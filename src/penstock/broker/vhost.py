@@ -363,7 +363,12 @@ class VHost(QueueOwner[BrokerQueue]):
     def watch_rss(self, rss: Callable[[], int], trim: Callable[[], None]) -> None:
         """Block publishers also for the RSS of the process, which has only this vhost. rss, trim:
         as of RssAlarm."""
-        self.rss = RssAlarm(rss, trim, self.settings.limits.rss_slack_bytes, self._rss_event)
+
+        def free() -> None:
+            self.usage.routes.drop_all()
+            trim()
+
+        self.rss = RssAlarm(rss, free, self.settings.limits.rss_slack_bytes, self._rss_event)
 
     def _rss_event(self, kind: str, text: str) -> None:
         self.event(kind, text, part="rss")
@@ -412,7 +417,7 @@ class VHost(QueueOwner[BrokerQueue]):
         """Set the memory budget: the vhost's share of the broker's."""
         self.monitor.budget_bytes = memory_bytes
         self.monitor.watermark_bytes = memory_bytes
-        self.usage.memory_bytes = memory_bytes
+        self.usage.set_memory(memory_bytes)
         self.body_room.bytes_max = memory_bytes // BODIES_PART
         self.table.recheck_kept_down()
 

@@ -355,6 +355,10 @@ class BatchRouter:
         self._meta: bytes | None = None
         self._way: BatchRoute | None = None
 
+    def close(self) -> None:
+        """Forget the routes: the batch is done."""
+        self._publisher.forget_routes()
+
     def begin(self) -> BatchSlice:
         """Begin a slice. Routes are looked up again, because much may have been deleted since the
         last one."""
@@ -662,6 +666,8 @@ class BatchMove(BackgroundTask):
         if self._reading is not None:
             self._reading.close()
             self._reading = None
+        if self._slices is not None:
+            self._slices.close()
         if batch is None:
             self._slices = None
         else:

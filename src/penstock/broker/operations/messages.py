@@ -96,7 +96,7 @@ def _publish(call: Call) -> None:
         text = f"publishing is blocked, short of {call.vhost.blocked_reason}"
         raise ChannelError(RESOURCE_ERROR, text)
     publisher = Publisher(vhost, call.identity, 0, Output(call.vhost.dispatch, FRAME_MAX))
-    route = publisher.route(_short(exchange) + _short(key) + bytes((MANDATORY,)))
+    route = publisher.resolve(_short(exchange) + _short(key) + bytes((MANDATORY,)))
     props = encoded_properties(given)
     facts, targets, props = publisher.facts_of(route, props, scan(props))
     if not targets.queues and not targets.streams:

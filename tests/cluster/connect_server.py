@@ -1,7 +1,7 @@
 """A server of Spark Connect, from the pip package, for clients and for Declarative Pipelines.
 
-It has a catalog that outlives a session (Hive's, on a Derby database in its directory), for a
-declarative pipeline's second run must find the tables of the first.
+It has a catalog that outlives a session (Hive's, on a Derby database in the directory in which it
+runs), for a declarative pipeline's second run must find the tables of the first.
 """
 
 import os
@@ -31,14 +31,13 @@ class ConnectServer:
 
     def __enter__(self) -> "ConnectServer":
         self.directory.mkdir(parents=True)
-        java = f"{JAVA_OPTIONS} -Dderby.system.home={self.directory}"
         conf = {
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": "0",
             "spark.sql.catalogImplementation": "hive",
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
-            "spark.driver.extraJavaOptions": java,
+            "spark.driver.extraJavaOptions": JAVA_OPTIONS,
             "spark.ui.enabled": "false",
         }
         command = [str(spark_home() / "bin" / "spark-submit"), "--class", SERVER]

@@ -16,6 +16,7 @@ Not here: what runs on it (cluster_job.py).
 import ctypes
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -157,11 +158,11 @@ class StandaloneCluster:
 
 
 def commands_in(directory: Path, names: Mapping[str, str]) -> Path:
-    """A new directory with commands of these names, for a PATH: name -> what it executes."""
+    """A new directory with commands of these names, for a PATH: name -> the program it executes."""
     directory.mkdir()
-    for name, command in names.items():
+    for name, program in names.items():
         script = directory / name
-        script.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        script.write_text(f'#!/bin/sh\nexec {shlex.quote(program)} "$@"\n')
         script.chmod(0o755)
     return directory
 

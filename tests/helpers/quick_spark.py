@@ -7,12 +7,13 @@
 """
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
 PYTHON = """#!/bin/sh
 export PYTHONPATH="${PYTHONPATH#*/pyspark.zip:}"
-exec '%s' "$@"
+exec %s "$@"
 """
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
@@ -20,7 +21,7 @@ JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 def quicken(directory: Path) -> None:
     """From now on, for this process and those that it starts. directory: for a file."""
     python = directory / "python"
-    python.write_text(PYTHON % sys.executable)
+    python.write_text(PYTHON % shlex.quote(sys.executable))
     python.chmod(0o755)
     os.environ["PYSPARK_PYTHON"] = str(python)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable

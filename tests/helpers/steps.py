@@ -6,11 +6,18 @@ that another module drives. Compiled modules have no lines; the bytes that are a
 beside a short backlog with that of the same call beside a long one.
 """
 
+import functools
+import os
 import sys
 import tracemalloc
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Final
+
+import penstock
+
+# With a separator at the end: a directory beside it may begin with the same name.
+PACKAGE: Final = os.path.join(os.path.realpath(os.path.dirname(penstock.__file__)), "")
 
 
 class Cost:
@@ -22,13 +29,20 @@ class Cost:
         self.bytes = peak_bytes
 
 
+@functools.cache
+def is_of_package(filename: str) -> bool:
+    """Whether this source file is of the Penstock that is imported, wherever that is: a clone of
+    the repository, and so the path of all that is installed in it, may be called penstock too."""
+    return os.path.realpath(filename).startswith(PACKAGE)
+
+
 def cost_of(call: Callable[[], object]) -> Cost:
     """What this call costs. It runs once."""
     lines = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal lines
-        if "penstock" not in frame.f_code.co_filename:
+        if not is_of_package(frame.f_code.co_filename):
             return None
         if event == "line":
             lines += 1

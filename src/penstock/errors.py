@@ -246,6 +246,13 @@ class QueueFullError(PenstockError):
         self.given = given
         self.allowed = allowed
 
+    @staticmethod
+    def numbers_in(text: str) -> tuple[str, int, int] | None:
+        """Return (limit, given, allowed) from the text of such an error; None if it is another
+        text, or cut off."""
+        found = re.search(r" is full: (max_length\w*) would be (\d+), allowed are (\d+)$", text)
+        return None if found is None else (found[1], int(found[2]), int(found[3]))
+
 
 class QueueEmptyError(PenstockError):
     """No message came in the time given."""

@@ -204,6 +204,28 @@ class BoxContract:
                 q.put(b"c")
         assert bodies(q) == [b"a", b"b"]
 
+    def test_others_fill_a_queue_before_the_commit(self, box: Any) -> None:
+        work, beside = box.queue("work", retry_delay=0), box.queue("beside")
+        full = box.queue("full", maxsize=2)
+        work.put(b"work")
+        with pytest.raises(penstock.QueueFullError) as caught, box.transaction():  # noqa: PT012
+            work.get().ack()
+            beside.put(b"result")
+            full.put_many([b"1", b"2"])
+            Aside(lambda: full.put(b"other")).result()
+        error = caught.value
+        assert (error.queue, error.limit, error.given, error.allowed) == (
+            "full",
+            "max_length",
+            3,
+            2,
+        )
+        assert (bodies(full), len(beside)) == ([b"other"], 0)
+        assert work.get(timeout=LONG_S).body == b"work"
+        with box.transaction():
+            full.put(b"3")
+        assert bodies(full) == [b"other", b"3"]
+
     def test_a_transaction_lives_on_or_not_at_all(self, opens: Opens) -> None:
         box = opens()
         a, b = box.queue("a"), box.queue("b")

@@ -40,7 +40,9 @@ What the open transactions of a vhost hold in RAM is bounded (usage.py): the lar
 506 when all of them together hold too much.
 
 What was published is delivered once the commit is settled, and tx.commit-ok is sent then. A commit
-that a queue refuses (reject-publish) or that is too large (506) is rolled back as a whole.
+that a queue refuses (reject-publish) or that is too large (506) is rolled back as a whole. Whether
+the queues have room is decided at the commit, in one step with its record, because others publish
+to them until then.
 
 The methods are in channel_methods.py, frames and errors in connection_handler.py.
 """
@@ -52,7 +54,13 @@ from typing import Final
 
 from penstock.access.permissions import Identity
 from penstock.broker import permissions
-from penstock.broker.broker_queue import NO_LIMIT, BrokerQueue, Consumer, ConsumerChannel
+from penstock.broker.broker_queue import (
+    NO_LIMIT,
+    BrokerQueue,
+    Consumer,
+    ConsumerChannel,
+    QueueOrStream,
+)
 from penstock.broker.broker_stream import StreamAppend
 from penstock.broker.dispatch import Peer, Source
 from penstock.broker.output import LargeContent, Output, write_delivery
@@ -77,11 +85,10 @@ from penstock.errors import (
     AMQPError,
     ChannelError,
     CorruptionError,
-    QueueFullError,
+    DiskFullError,
 )
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import Delivery
-from penstock.queues.queue_options import DROP_HEAD
 from penstock.shared_body import SharedBody
 from penstock.storage.store_file import StoredBody
 
@@ -267,14 +274,13 @@ class DeferredPublish:
 
 
 class ChannelTransaction(PublishCollector):
-    """The transaction of one channel, from one commit or rollback to the next. `refusal`: why it
-    cannot commit. `places`: (partition, offset) of what it appended to streams, after the commit.
-    end(error): closes its channel with this error; called when it holds too much."""
+    """The transaction of one channel, from one commit or rollback to the next. `places`:
+    (partition, offset) of what it appended to streams, after the commit. end(error): closes its
+    channel with this error; called when it holds too much."""
 
     def __init__(self, vhost: VHost, end: Callable[[ChannelError], None]) -> None:
         self.vhost: VHost = vhost
         self._hold: TransactionUsage = TransactionUsage(end)
-        self.refusal: QueueFullError | None = None
         self.returned: list[tuple[Route, bytes, bytes]] = []
         self.taken: list[tuple[int, Delivered]] = []  # (delivery tag, what was acknowledged)
         self.rejected: list[tuple[int, Delivered, bool]] = []  # (delivery tag, it, is_requeue)
@@ -300,17 +306,17 @@ class ChannelTransaction(PublishCollector):
         durable = [queue for queue in queues if facts.is_persistent and queue.is_durable]
         others = [queue for queue in queues if queue not in durable]
         for queue in queues:
-            self._check_room(queue, len(body))
+            n, total = self._counts.get(queue, (0, 0))
+            self._counts[queue] = n + 1, total + len(body)
         engine = self.vhost.engine
         shared = engine.share_of(body, len(queues))
         if others:
             self._kept.append(DeferredPublish(others, header, body, facts, shared))
-        if durable and self.refusal is None:
+        if durable:
             with engine.share(shared, completes=False):
                 plan_all(self._transaction, durable, header, body, facts, self._puts)
-        if self.refusal is None:
-            for stream in targets.streams:
-                self._appends.append(stream.begin_append(self._transaction, header, body))
+        for stream in targets.streams:
+            self._appends.append(stream.begin_append(self._transaction, header, body))
 
     def _held_bytes(
         self, route: Route, targets: Targets, header: bytes, body: bytes, facts: Facts
@@ -324,17 +330,6 @@ class ChannelTransaction(PublishCollector):
         if is_kept or self._transaction.body_bytes + len(body) <= spool_bytes:
             return PUBLISH_BYTES + len(header) + len(body)
         return PUBLISH_BYTES + len(header)
-
-    def _check_room(self, queue: BrokerQueue, size: int) -> None:
-        if queue.amq.options.overflow == DROP_HEAD:
-            return
-        n, total = self._counts.get(queue, (0, 0))
-        n, total = n + 1, total + size
-        self._counts[queue] = n, total
-        try:
-            queue.amq.before_publish(total, n)
-        except QueueFullError as error:
-            self.refusal = error
 
     def ack(self, delivery_tag: int, delivered: Delivered) -> None:
         """Acknowledge an unacked delivery at the commit."""
@@ -360,13 +355,13 @@ class ChannelTransaction(PublishCollector):
 
     def commit(self) -> int:
         """Commit; return the LSN that settles it in the vhost's mode, 0 if nothing durable was in
-        it. TransactionTooLargeError, QueueFullError: it is rolled back, but for what `undo` gives.
+        it. TransactionTooLargeError: it is rolled back, but for what `undo` gives. QueueFullError,
         DiskFullError: nothing happened."""
-        if self.refusal is not None:
-            self.rollback()
-            raise self.refusal
-        self._look_at_mandatory()
         vhost = self.vhost
+        self._check_room()
+        if self._kept:  # the engine checks what it has itself
+            vhost.engine.check_publish()
+        self._look_at_mandatory()
         lsn = 0
         transaction = self._transaction
         if transaction.publishes or transaction.appends or transaction.dequeues:
@@ -391,10 +386,32 @@ class ChannelTransaction(PublishCollector):
             vhost.dispatch.mark(queue)
         self.places = [append.done() for append in self._appends]
         vhost.usage.release(self._hold)
-        for kept in self._kept:
-            fan_out(vhost, [q for q in kept.queues if not q.is_deleted], [], kept.header, kept.body,
-                    kept.facts, None, kept.shared)  # fmt: skip
+        self._publish_kept()
         return lsn
+
+    def _check_room(self) -> None:
+        """Raise QueueFullError if a queue refuses what the transaction brings."""
+        for queue, (n, total) in self._counts.items():
+            now: QueueOrStream | None = queue
+            if queue.is_deleted:  # it may have been restarted
+                now = self.vhost.table.served.get(queue.name)
+            if isinstance(now, BrokerQueue) and now.is_usable:
+                now.amq.before_publish(total, n)
+
+    def _publish_kept(self) -> None:
+        """Publish what waited for the commit. Its queues had room for it; a disk that turns out to
+        be full loses transient messages only, and the commit stays."""
+        for kept in self._kept:
+            queues = [queue for queue in kept.queues if not queue.is_deleted]
+            try:
+                fan_out(
+                    self.vhost, queues, [], kept.header, kept.body, kept.facts, None, kept.shared,
+                    may_refuse=False,
+                )  # fmt: skip
+            except DiskFullError as error:
+                names = ", ".join(repr(queue.name) for queue in queues)
+                text = f"a transient message of a transaction for {names} is lost: {error}"
+                self.vhost.event("warning", text)
 
     def _look_at_mandatory(self) -> None:
         for route, targets, props, body in self._mandatory:

@@ -658,19 +658,21 @@ Planned = tuple[BrokerQueue, Plan, Published]
 def fan_out(
     vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
     body: bytes, facts: Facts, spooled: Message | None = None, copies: SharedBody | None = None,
+    *, may_refuse: bool = True,
 ) -> tuple[int, bool]:  # fmt: skip
     """Publish to all these. spooled: the body is in the store, and `body` is empty. copies: the
-    shared body of other queues to which the message was published already. Returns the LSN to wait
-    for, and whether a queue refused. DiskFullError: none that shares a record has it."""
+    shared body of other queues to which the message was published already. may_refuse: False if
+    the queues were asked for room before. Returns the LSN to wait for, and whether a queue refused.
+    DiskFullError: none that shares a record has it."""
     if copies is None:
         copies = vhost.engine.share_of(body, len(queues))
     with vhost.engine.share(copies):
-        return _fan_out(vhost, queues, streams, header, body, facts, spooled)
+        return _fan_out(vhost, queues, streams, header, body, facts, spooled, may_refuse)
 
 
 def _fan_out(
     vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
-    body: bytes, facts: Facts, spooled: Message | None,
+    body: bytes, facts: Facts, spooled: Message | None, may_refuse: bool,
 ) -> tuple[int, bool]:  # fmt: skip
     shared: list[BrokerQueue] = []
     lsn = 0
@@ -679,7 +681,8 @@ def _fan_out(
     for queue in queues:
         mode = vhost.mode if facts.is_persistent and queue.is_durable else NONE
         options = queue.amq.options
-        if facts.ttl_ms != 0 and options.ttl_ms != 0 and options.overflow == DROP_HEAD:
+        is_let_in = options.overflow == DROP_HEAD and facts.ttl_ms != 0 and options.ttl_ms != 0
+        if is_let_in or not may_refuse:
             shared.append(queue)
             continue
         # It may be refused, or goes only to consumers that wait now: the queue decides.

@@ -324,12 +324,24 @@ class RemoteTransaction:
                 self._acked.append(job)
 
     def commit(self) -> Call[None]:
-        """Commit. UnknownQueueError: a queue that was put into is gone."""
-        yield from answer(self.channel.ask(TxCommit()))
+        """Commit. QueueFullError: others have filled a queue since the put, and nothing was done.
+        UnknownQueueError: a queue that was put into is gone."""
+        try:
+            yield from answer(self.channel.ask(TxCommit()))
+        except ChannelError as error:
+            raise self._refused(error) from None
         lost = [name for one, name in self._ids.items() if self._link.was_returned(one)]
         self._link.give_tx(self.channel)
         if lost:
             raise UnknownQueueError(lost[0])
+
+    def _refused(self, error: ChannelError) -> Exception:
+        """Return what the library raises for an error of the commit."""
+        numbers = QueueFullError.numbers_in(error.text)
+        for name in self._put:
+            if numbers is not None and f"queue {name!r} is full" in error.text:
+                return QueueFullError(name, *numbers)
+        return error
 
     def rollback(self) -> Call[None]:
         """Roll back. If the connection is lost, that alone undoes the transaction."""

@@ -642,8 +642,11 @@ class BoxTransaction:
 
     def commit(self) -> list[QueueState]:
         """Commit; the commit is settled at the engine's `last_lsn`. Returns the queues that it
-        changed. TransactionTooLargeError: it is rolled back. DiskFullError: nothing has changed,
-        commit again or roll back."""
+        changed. TransactionTooLargeError: it is rolled back. QueueFullError (others have filled a
+        queue since the put), DiskFullError: nothing has changed, commit again or roll back."""
+        for state, (n, size) in self._put_counts.items():
+            if not state.is_deleted:
+                state.amq.before_publish(size, n)
         lsn = self._transaction.commit(self.mode)
         for state, tags in self._acks.items():
             if not state.is_deleted:

@@ -74,6 +74,7 @@ HOT_MODULES = (
     "penstock.queues.raw_fields",
     "penstock.queues.amqp_headers",
     "penstock.queues.stream_cursor",
+    "penstock.broker.turn_budget",
     "penstock.broker.publish",
     "penstock.broker.dispatch",
     "penstock.broker.dead_letters",

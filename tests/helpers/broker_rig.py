@@ -215,7 +215,7 @@ class BrokerRig:
         client.events = []
         return client
 
-    def turn(self, n: int = 200) -> None:
+    def turn(self, n: int = 2000) -> None:
         """Turns, until there is nothing to do and nothing on its way to the disk."""
         for _ in range(n):
             self.is_due = False

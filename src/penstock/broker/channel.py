@@ -76,6 +76,7 @@ from penstock.broker.publish import (
     fan_out,
     plan_all,
 )
+from penstock.broker.turn_budget import SlicedWork
 from penstock.broker.usage import TransactionUsage
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
@@ -460,6 +461,11 @@ class ChannelOwner(Peer):
     @abstractmethod
     def go_on(self, channel: "Channel") -> None:
         """Handle the backlog of a channel that waits no more."""
+
+    @abstractmethod
+    def do_in_slices(self, channel: "Channel", work: SlicedWork) -> None:
+        """Do work for a channel: a slice now, the rest in later turns, before all that the client
+        sends after it. Only while a method of the channel is handled."""
 
     @abstractmethod
     def failed(self, channel: "Channel", error: Exception) -> None:

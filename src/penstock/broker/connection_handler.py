@@ -17,8 +17,14 @@ on the channel. Errors of the engine are raised: the vhost's process ends and is
 other error is unexpected: it is an event with its traceback, with 541 to the client, and other
 clients are not affected. The same holds for answers in a later turn (`failed`).
 
-**Blocked.** Publishes that arrive while the vhost is short of memory or disk are kept, with
-everything after them on this connection, and the client is not read until that is over; it gets
+**Slices.** What one read of the client asks for is handled as far as the budget of a slice goes
+(turn_budget.py). The rest is kept in `_held`, in order, and everything after it on this connection;
+the client is not read, and a background task goes on with it, a slice at a time. A slice also ends
+when the output is full, and the next begins when the client has taken that: so answers are built
+one at a time, for a client that reads them.
+
+**Blocked.** Publishes that arrive while the vhost is short of memory or disk are kept there too,
+with everything after them on this connection, until that is over; the client gets
 connection.blocked if it supports that. A client that only consumes is not affected.
 
 **Large bodies** are sent by a background task of the connection, a piece whenever the transport
@@ -37,13 +43,15 @@ from collections import deque
 from typing import Any, Final
 
 from penstock.access.permissions import Identity
-from penstock.broker.background_tasks import AGAIN, ASLEEP, DONE, BackgroundTask
+from penstock.broker.background_tasks import AGAIN, ASLEEP, BackgroundTask
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.channel_methods import BASIC_METHODS, TOPOLOGY_METHODS
 from penstock.broker.connection_facts import ConnectionFacts, capabilities, shown
+from penstock.broker.in_flight import MESSAGES, signature
 from penstock.broker.operations import on_penstock_call
 from penstock.broker.output import Outlet, Output
 from penstock.broker.publish import SpooledPublish
+from penstock.broker.turn_budget import CALL_STEPS, METHOD_STEPS, SlicedWork, TurnBudget
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
 from penstock.codec.spec import (
@@ -95,6 +103,32 @@ TEXT_BYTES_MAX: Final = 255
 LOGGED_CHARS_MAX: Final = 1000  # of an error's text
 
 
+class RestOfRun(Event):
+    """What is left of a run of publishes: those from `at` on. bytes: of RAM, about."""
+
+    def __init__(self, run: PublishRun, at: int, size: int) -> None:
+        self.channel: int = run.channel
+        self.run: PublishRun = run
+        self.at: int = at
+        self.bytes: int = size
+
+
+class RestOfWork(Event):
+    """Work for a channel that goes on. method: which began it; its errors have its ids."""
+
+    def __init__(self, channel: int, work: SlicedWork, method: Method | None) -> None:
+        self.channel: int = channel
+        self.work: SlicedWork = work
+        self.method: Method | None = method
+
+
+class BadFrame(Event):
+    """A mistake of the client for which the connection ends, after all that came before it."""
+
+    def __init__(self, error: AMQPConnectionError) -> None:
+        self.error: AMQPConnectionError = error
+
+
 class ConnectionHandler(ChannelOwner):
     """One client's connection. is_closing: connection.close was sent and is not answered yet.
     is_closed: nothing more is sent; the transport is closed when what was sent is out."""
@@ -120,7 +154,15 @@ class ConnectionHandler(ChannelOwner):
         self.output: Output = Output(vhost.dispatch, facts.frame_max)
         self.output.sender = self
         self._cancels: list[tuple[Channel, BasicCancel]] | None = None
-        self._held: deque[Event] = deque()  # kept while the vhost is short of something
+        # Kept for later slices, or while the vhost is short of something. The first may be a rest.
+        self._held: deque[Event] = deque()
+        self._held_bytes: int = 0
+        self._has_rest: bool = False  # the event that was handled last has left a rest
+        self._is_short: bool = False  # the rest waits for memory or disk
+        self._method: Method | None = None  # which is being handled
+        self._budget: TurnBudget = vhost.budget
+        self._later: HeldEvents = HeldEvents(self)
+        self._in_flight_name: bytes = signature(facts.user, MESSAGES)
         self._backlog: int = 0
         self._backlog_bytes: int = 0
         self._must_end: bool = False  # connection.close has come, and waits for the backlog
@@ -169,7 +211,10 @@ class ConnectionHandler(ChannelOwner):
             events = self.connection.receive(data)
         except AMQPConnectionError as error:
             self._handle_all(self.connection.events_before_error)
-            self.fail(error)
+            if self._held and not self._is_short:
+                self._keep_held(BadFrame(error))
+            else:
+                self.fail(error)
         else:
             self._handle_all(events)
         self.account()
@@ -181,6 +226,8 @@ class ConnectionHandler(ChannelOwner):
             if is_writable and self.output.lanes:
                 self._may_send_piece = True
                 self.vhost.background.wake(self._sending)
+            if is_writable and self._held and not self._is_short:
+                self.vhost.background.wake(self._later)
             for channel in self.channels.values():
                 channel.update()
 
@@ -189,7 +236,7 @@ class ConnectionHandler(ChannelOwner):
         if self._is_lost:
             return
         self._is_lost = self.is_closed = True
-        self._held.clear()
+        self._drop_held()
         self.connection.forget_unfinished()
         self.vhost.usage.connections -= 1
         self._end_channels()
@@ -292,8 +339,9 @@ class ConnectionHandler(ChannelOwner):
         if self._told_blocked:
             self._told_blocked = False
             self._say(0, ConnectionUnblocked())
-        held, self._held = self._held, deque()
-        self._handle_all(list(held))
+        if self._is_short:
+            self._is_short = False
+            self.vhost.background.wake(self._later)
 
     def _tell_blocked(self) -> None:
         if not self._told_blocked and self.has_capability("connection.blocked"):
@@ -311,9 +359,7 @@ class ConnectionHandler(ChannelOwner):
         self.vhost.unfinished_bytes += now - self._unfinished_bytes
         self._unfinished_bytes = now
         if not self._is_lost:
-            for event in self._held:
-                now += event_bytes(event)
-            now += self._backlog_bytes
+            now += self._held_bytes + self._backlog_bytes
             if self.output.lanes:
                 now += self.output.large_bytes()
         change = now - self._counted_bytes
@@ -353,17 +399,93 @@ class ConnectionHandler(ChannelOwner):
     # ---- events --------------------------------------------------------------------------------
 
     def _handle_all(self, events: list[Event]) -> None:
+        """Handle what was read of the client: a slice of it, the rest is held."""
+        held = self._held
+        if not held:
+            self._budget.begin()
         for event in events:
             if self.is_closed:
                 break
-            if self._held:
-                self._held.append(event)
+            if held:
+                self._keep_held(event)
             elif self.is_closing:
                 self._handle_closing(event)
-            else:
+            elif self._may_begin(event):
                 self._guarded(event)
+            else:
+                self._keep_held(event)
+        self._end_slice()
+
+    def handle_held(self) -> int:
+        """Handle a slice of what is held: a step of a background task."""
+        if self._is_short or self._is_lost:
+            return ASLEEP
+        if self.output.is_full():
+            self.flush()
+        if not self.is_open_to_output:
+            return ASLEEP
+        held = self._held
+        in_flight = self.vhost.in_flight
+        self._budget.begin_later()
+        in_flight.begin_read(self._in_flight_name)
+        while held and not self.is_closed:
+            event = held[0]
+            if not self.is_closing and not self._may_begin(event):
+                break
+            held.popleft()
+            self._held_bytes -= event_bytes(event)
+            if self.is_closing:
+                self._handle_closing(event)
+                continue
+            self._has_rest = False
+            self._guarded(event)
+            if self._has_rest:
+                break
+        self._end_slice()
+        in_flight.end_read()
+        self.account()
+        return AGAIN if held and not self._is_short else ASLEEP
+
+    def _end_slice(self) -> None:
         self._give_back()
+        if self._held and not self._is_short:
+            self.vhost.background.wake(self._later)
         self._look_at_reading()
+
+    def _may_begin(self, event: Event) -> bool:
+        """Return whether the event may be handled in this slice. What can be cut looks itself."""
+        if not isinstance(event, MethodReceived):
+            return True
+        if self.output.is_full():
+            return False
+        return self._budget.may_begin(steps_of(event.method))
+
+    def _keep_held(self, event: Event) -> None:
+        """Keep an event behind those that are held."""
+        self._held.append(event)
+        self._held_bytes += event_bytes(event)
+
+    def _keep_rest(self, rest: Event) -> None:
+        """Keep what is left of the event that is handled, before those that are held."""
+        self._has_rest = True
+        self._held.appendleft(rest)
+        self._held_bytes += event_bytes(rest)
+
+    def _drop_held(self) -> None:
+        for event in self._held:
+            if isinstance(event, RestOfWork):
+                event.work.abandon()
+        self._held.clear()
+        self._held_bytes = 0
+
+    def do_in_slices(self, channel: Channel, work: SlicedWork) -> None:
+        self._do(RestOfWork(channel.number, work, self._method))
+
+    def _do(self, event: RestOfWork) -> None:
+        if event.channel not in self.channels:
+            event.work.abandon()
+        elif not event.work.step():
+            self._keep_rest(event)
 
     def _give_back(self) -> None:
         """Put back together what a run of basic.reject and basic.nack requeued."""
@@ -415,12 +537,14 @@ class ConnectionHandler(ChannelOwner):
         if isinstance(event, PublishRun):
             channel = self._ready(event.channel, event)
             if channel is not None:
-                self._publish(channel, event)
+                self._publish(channel, event, 0)
         elif isinstance(event, AckRun):
             channel = self._ready(event.channel, event)
             if channel is not None:
                 channel.ack_run(event.tags, event.multiples)
         elif isinstance(event, MethodReceived):
+            self._budget.left -= steps_of(event.method)
+            self._method = event.method
             if event.channel:
                 self._on_channel_method(event)
             else:
@@ -429,7 +553,21 @@ class ConnectionHandler(ChannelOwner):
             channel = self._ready(event.channel, event)
             if channel is not None:
                 self._on_spooled(channel, event)
-        elif isinstance(event, ChannelFault) and event.channel in self.channels:
+        else:
+            self._handle_rest(event)
+
+    def _handle_rest(self, event: Event) -> None:
+        """Handle what is left of an event, or a mistake of the client."""
+        if isinstance(event, RestOfRun):
+            channel = self._ready(event.channel, event)
+            if channel is not None:
+                self._publish(channel, event.run, event.at, event.bytes)
+        elif isinstance(event, RestOfWork):
+            self._method = event.method
+            self._do(event)
+        elif isinstance(event, BadFrame) or (
+            isinstance(event, ChannelFault) and event.channel in self.channels
+        ):
             raise event.error
 
     def _ready(self, number: int, event: Event) -> Channel | None:
@@ -441,28 +579,21 @@ class ConnectionHandler(ChannelOwner):
             return None
         return channel
 
-    def _publish(self, channel: Channel, event: PublishRun) -> None:
+    def _publish(self, channel: Channel, run: PublishRun, at: int, size: int = 0) -> None:
+        """Publish those from `at` on. size: bytes of what is left of the run; 0: not known yet."""
         self.has_published = True
         if self.vhost.blocked_reason:
-            self._hold(event)
+            self._hold(RestOfRun(run, at, size or event_bytes(run)))
             return
-        n = channel.publisher.run(event.routes, event.headers, event.bodies)
+        done = channel.publisher.run(run.routes, run.headers, run.bodies, at)
         if self.vhost.limits.has_publish_rates:
-            self._count_published(n)
-        if n < len(event.routes):
-            rest = PublishRun(event.channel, event.routes[n:], event.headers[n:], event.bodies[n:])
+            self._count_published(done - at)
+        if done < len(run.routes):
+            rest = RestOfRun(run, done, size or event_bytes(run))
             if channel.publisher.is_sliced:
-                self._go_on_later(channel, rest)
+                self._keep_rest(rest)
             else:
                 self._hold(rest)
-
-    def _go_on_later(self, channel: Channel, rest: PublishRun) -> None:
-        """Handle the rest of a run after other clients; what follows on the channel waits."""
-        channel.is_waiting = True
-        channel.backlog.appendleft(rest)
-        self._backlog += 1
-        self._backlog_bytes += event_bytes(rest)
-        self.vhost.background.wake(RestOfRun(channel))
 
     def _count_published(self, count: int) -> None:
         """Stop reading for a while from a user who publishes faster than the limit allows."""
@@ -482,7 +613,8 @@ class ConnectionHandler(ChannelOwner):
 
     def _hold(self, event: Event) -> None:
         """Keep the event until there is memory or disk again."""
-        self._held.append(event)
+        self._keep_rest(event)
+        self._is_short = True
         self._tell_blocked()
         self.vhost.update_alarms()
 
@@ -585,24 +717,48 @@ class ConnectionHandler(ChannelOwner):
         self._backlog_bytes += event_bytes(event)
 
     def go_on(self, channel: Channel) -> None:
+        """See ChannelOwner. What the channel kept comes before all that is held for it."""
         backlog = channel.backlog
         was_kept = len(backlog) > 0
+        if was_kept:
+            self._budget.begin()
+            self._has_rest = False
         while backlog and not channel.is_waiting and not channel.is_closed:
             event = backlog.popleft()
             assert isinstance(event, Event), "nothing else is kept"
             self._backlog -= 1
             self._backlog_bytes -= event_bytes(event)
-            if self._held:
-                self._held.append(event)
-            else:
+            if self._may_begin(event):
                 self._guarded(event)
+            else:
+                self._keep_rest(event)
+            if self._has_rest:
+                self._hold_backlog(channel)
+                break
         if was_kept:
             self.account()
-        self._give_back()
         if self._must_end and not self._backlog and not self.is_closing:
             self._must_end = False
-            self._handle_all([MethodReceived(0, ConnectionClose())])
-        self._look_at_reading()
+            self._keep_held(MethodReceived(0, ConnectionClose()))
+        self._end_slice()
+
+    def _hold_backlog(self, channel: Channel) -> None:
+        """Hold what a channel has kept, behind the rest of the event before it, which is the first
+        of those that are held."""
+        held = self._held
+        if not held:  # the channel was closed
+            return
+        rest = held.popleft()
+        backlog = channel.backlog
+        while backlog:
+            event = backlog.pop()
+            assert isinstance(event, Event), "nothing else is kept"
+            size = event_bytes(event)
+            self._backlog -= 1
+            self._backlog_bytes -= size
+            held.appendleft(event)
+            self._held_bytes += size
+        held.appendleft(rest)
 
     def _look_at_reading(self) -> None:
         is_behind = self._backlog > BACKLOG_MAX or self._backlog_bytes > BACKLOG_BYTES_MAX
@@ -641,7 +797,9 @@ class ConnectionHandler(ChannelOwner):
         if error.code != CONNECTION_FORCED:
             self._log_refusal(0, error)
         self._end_channels()
-        self._held.clear()
+        if self._held and is_goodbye(self._held[-1]):
+            self._must_end = True
+        self._drop_held()
         self._say(
             0,
             ConnectionClose(
@@ -696,7 +854,7 @@ class ConnectionHandler(ChannelOwner):
         """Return the connection's columns for listings."""
         facts = self.facts
         state = "running"
-        if self._told_blocked or self._held:
+        if self._told_blocked or self._is_short:
             state = "blocked"
         elif not self.is_open_to_output:
             state = "flow"
@@ -742,21 +900,22 @@ class SendingBodies(BackgroundTask):
         self._handler.sending_failed(error)
 
 
-class RestOfRun(BackgroundTask):
-    """Handles the rest of a run of publishes that took too long."""
+class HeldEvents(BackgroundTask):
+    """Handles what a connection holds, a slice at a time."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel: Channel = channel
+    def __init__(self, handler: ConnectionHandler) -> None:
+        self._handler: ConnectionHandler = handler
 
     def step(self) -> int:
-        channel = self._channel
-        if not channel.is_closed:
-            channel.is_waiting = False
-            channel.handler.go_on(channel)
-        return DONE
+        return self._handler.handle_held()
 
     def failed(self, error: Exception) -> None:
-        self._channel.handler.failed(self._channel, error)
+        self._handler.sending_failed(error)
+
+
+def steps_of(method: Method) -> int:
+    """Return about how many steps a method takes, without what it takes itself."""
+    return CALL_STEPS if isinstance(method, PenstockCall) else METHOD_STEPS
 
 
 def is_close(event: object) -> bool:
@@ -764,8 +923,15 @@ def is_close(event: object) -> bool:
     return isinstance(event, MethodReceived) and isinstance(event.method, ChannelClose)
 
 
+def is_goodbye(event: Event) -> bool:
+    """Return whether the event is a connection.close."""
+    return isinstance(event, MethodReceived) and isinstance(event.method, ConnectionClose)
+
+
 def event_bytes(event: Event) -> int:
     """Return about how many bytes of RAM an event that is kept takes."""
+    if isinstance(event, RestOfRun):
+        return event.bytes
     if isinstance(event, PublishRun):
         n = EVENT_BYTES * len(event.bodies)
         for body in event.bodies:
@@ -784,11 +950,13 @@ def event_bytes(event: Event) -> int:
 def with_ids(error: AMQPError, event: Event) -> AMQPError:
     """Return the error, with the ids of the method that was handled if it has none."""
     if not error.class_id:
-        if isinstance(event, MethodReceived):
-            error.class_id, error.method_id = event.method.CLASS_ID, event.method.METHOD_ID
+        if isinstance(event, MethodReceived | RestOfWork):
+            method = event.method
+            if method is not None:
+                error.class_id, error.method_id = method.CLASS_ID, method.METHOD_ID
         elif isinstance(event, AckRun):
             error.class_id, error.method_id = 60, 80
-        elif not isinstance(event, ChannelFault):
+        elif not isinstance(event, ChannelFault | BadFrame):
             error.class_id, error.method_id = 60, 40
     return error
 

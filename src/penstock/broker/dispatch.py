@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from penstock.broker.turn_budget import TurnBudget
 from penstock.errors import is_disk_full
 from penstock.native import mypyc_attr
 from penstock.storage.engine import StorageEngine
@@ -145,6 +146,7 @@ class Dispatch:
         self.on_queue_error: Callable[[Source, Exception], None] | None = None
         self.on_internal_error: Callable[[str, Exception], None] | None = None
         self.touched: list[Source] = touched
+        self.budget: TurnBudget | None = None  # what clients' requests of one turn may take
         self.background: Callable[[], bool] = no_background
         self.has_background: bool = False
         self.is_serving: bool = False  # a queue delivers before the turn ends (BrokerQueue.serve)
@@ -242,6 +244,8 @@ class Dispatch:
                 except Exception as error:  # noqa: BLE001 - it is reported
                     self.internal_error("sending to a client", error)
         has_more = self.has_background and (is_between or self.background())
+        if self.budget is not None and not is_between:
+            self.budget.turned()
         if (marked or has_more) and not self._is_due:
             self._is_due = True
             return True

@@ -88,6 +88,7 @@ from penstock.broker.output import (
     begin_frame,
     write_return,
 )
+from penstock.broker.turn_budget import TurnBudget
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import BasicProperties, expiration_at, scan
 from penstock.errors import (
@@ -116,10 +117,7 @@ IMMEDIATE: Final = 2
 ROUTES_MAX: Final = 4096  # per channel; their bytes are bounded as well
 ROUTE_BYTES: Final = 600  # measured: a route without its keys and targets
 APPENDED_MAX: Final = 10_000
-# A run of publishes to many queues is cut: the clock is looked at after so many places in queues.
-RUN_STEPS: Final = 256
-SPECIAL_STEPS: Final = 32  # of a publish that is routed by itself
-RUN_S: Final = 0.01
+SPECIAL_STEPS: Final = 8  # of the turn's budget: a message whose properties are looked at
 PERSISTENT: Final = 2
 EXPIRATION_MS_MAX: Final = MS_MAX
 DELAY_MS_MAX: Final = MS_MAX
@@ -282,6 +280,7 @@ class Publisher(Unconfirmed):
         self.vhost: VHost = vhost
         self._dispatch: Dispatch = vhost.dispatch
         self._mode: int = vhost.mode
+        self._budget: TurnBudget = vhost.budget
         self.identity: Identity = identity
         self.number: int = number
         self.output: Output = output
@@ -315,34 +314,32 @@ class Publisher(Unconfirmed):
 
     # ---- a run ---------------------------------------------------------------------------------
 
-    def run(self, routes: list[bytes], headers: list[bytes], bodies: list[bytes]) -> int:
-        """Publish them in order; return how many were handled. If fewer than all: `is_sliced`
-        means that they took longer than RUN_S, and other clients come before the rest;
-        otherwise the disk is full. ChannelError, AMQPConnectionError: of one publish, after
-        those before it were done."""
+    def run(
+        self, routes: list[bytes], headers: list[bytes], bodies: list[bytes], first: int = 0
+    ) -> int:
+        """Publish them in order, from number `first` on; return the number of the first that was
+        not handled. If there is one: `is_sliced` means that the turn's budget is used up, and other
+        clients come before the rest; otherwise the disk is full. ChannelError, AMQPConnectionError:
+        of one publish, after those before it were done."""
         try:
-            return self._run(routes, headers, bodies)
+            return self._run(routes, headers, bodies, first)
         finally:
             self.note_unconfirmed()
 
-    def _run(self, routes: list[bytes], headers: list[bytes], bodies: list[bytes]) -> int:
+    def _run(
+        self, routes: list[bytes], headers: list[bytes], bodies: list[bytes], first: int
+    ) -> int:
         raw = b""
         route: Route | None = None
         props = b""
         info = 0
         n = len(routes)
         self.is_sliced = False
-        steps = 0
-        until_s = 0.0
-        for i in range(n):
-            if steps >= RUN_STEPS:
-                steps = 0
-                now_s = self.vhost.clock.monotonic()
-                if until_s == 0.0:
-                    until_s = now_s + RUN_S
-                elif now_s > until_s:
-                    self.is_sliced = True
-                    return i
+        budget = self._budget
+        for i in range(first, n):
+            if budget.left <= 0 and budget.is_over():
+                self.is_sliced = True
+                return i
             if route is None or routes[i] != raw:
                 raw = routes[i]
                 route = self.route(raw)
@@ -352,10 +349,9 @@ class Publisher(Unconfirmed):
             try:
                 if info >> 16 & SPECIAL or route.is_special:
                     self._publish_special(route, props, info, bodies[i])
-                    steps += SPECIAL_STEPS
                 else:
                     self._publish(route, route.queues, props, info, bodies[i])
-                    steps += 1 + len(route.queues)
+                    budget.left -= 1 + len(route.queues)
             except DiskFullError:
                 return i
         return n
@@ -492,8 +488,10 @@ class Publisher(Unconfirmed):
             streams = route.targets.streams
             if len(streams) == 1 and not route.queues:
                 self._append(streams[0], route.front + props, body)
+                self._budget.left -= 2
                 return
         facts, targets, props = self.facts_of(route, props, info)
+        self._budget.left -= SPECIAL_STEPS + len(targets.queues) + len(targets.streams)
         self.publish_with(route, targets, props, body, facts)
 
     def _append(self, stream: BrokerStream, header: bytes, body: bytes) -> None:

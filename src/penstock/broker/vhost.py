@@ -49,6 +49,7 @@ from penstock.broker.dispatch import Dispatch, Peer, Source
 from penstock.broker.in_flight import InFlight
 from penstock.broker.queue_table import QueueRestarts, QueueTable, QueueTimers
 from penstock.broker.topology import QUEUE, Exchange, Topology
+from penstock.broker.turn_budget import TurnBudget
 from penstock.broker.usage import Usage
 from penstock.clock import Clock
 from penstock.errors import DiskFullError, is_disk_full
@@ -254,6 +255,8 @@ class VHost(QueueOwner[BrokerQueue]):
         engine = self.engine
         touched: list[Any] = self.queue_set.touched  # only queues of the set are touched
         self.dispatch: Dispatch = Dispatch(engine, self.mode, touched)
+        self.budget: TurnBudget = TurnBudget(self.clock)
+        self.dispatch.budget = self.budget
         self.topology: Topology = Topology(
             engine,
             self.name,

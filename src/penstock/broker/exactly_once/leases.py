@@ -170,14 +170,14 @@ class LeaseManager:
 
     # ---- descriptions --------------------------------------------------------------------------
 
-    def all(self) -> list[Info]:
-        """Describe all leases, by queue and reader. Opens their queues if they are not open."""
-        found: list[Info] = []
-        for name in sorted(self.table.leased_names()):
-            queue = self.table.usable(name)
-            if isinstance(queue, BrokerQueue):
-                found += self.of_queue(queue)
-        return found
+    def queues(self) -> list[str]:
+        """Return the names of the queues with leases, sorted."""
+        return sorted(self.table.leased_names())
+
+    def of(self, name: str) -> list[Info]:
+        """Describe the leases of the queue of this name, by reader. Opens it if it is not open."""
+        queue = self.table.usable(name)
+        return self.of_queue(queue) if isinstance(queue, BrokerQueue) else []
 
     def of_queue(self, queue: BrokerQueue) -> list[Info]:
         """Describe the leases of one queue, by reader."""

@@ -37,12 +37,18 @@ from penstock.broker.operations import (
     topology,
 )
 from penstock.broker.operations.arguments import Arguments
-from penstock.broker.operations.call import Call, Operation, error_of
+from penstock.broker.operations.call import (
+    OVERHEAD_BYTES,
+    Call,
+    Operation,
+    error_of,
+    too_large,
+)
 from penstock.broker.refusals import precondition_failed
+from penstock.broker.turn_budget import STEP_BYTES
 from penstock.broker.vhost import VHost
 from penstock.codec.spec import PenstockCall, PenstockCallError, PenstockCallOk
 from penstock.errors import (
-    CONTENT_TOO_LARGE,
     INTERNAL_ERROR,
     NOT_FOUND,
     AMQPError,
@@ -52,7 +58,6 @@ from penstock.errors import (
 from penstock.operation_json import dumps, loads
 
 AS_USER: Final = "as_user"
-OVERHEAD_BYTES: Final = 32  # of a frame with an answer, more than enough
 TEXT_BYTES_MAX: Final = 4000  # of an error's text: the smallest frame has 4096 bytes
 
 OPERATIONS: Final[dict[str, Operation]] = {
@@ -132,10 +137,10 @@ def _send_answer(channel: Channel, result: object) -> None:
         _send_error(channel, result)
         return
     data = dumps(result)
+    channel.vhost.budget.left -= len(data) // STEP_BYTES
     frame_max = channel.output.frame_max
     if frame_max and len(data) + OVERHEAD_BYTES > frame_max:
-        text = f"an answer of {len(data)} bytes does not fit into a frame of {frame_max}"
-        channel.send(PenstockCallError(code=CONTENT_TOO_LARGE, text=text.encode()))
+        _send_error(channel, too_large(f"{len(data)} bytes", frame_max))
     else:
         channel.send(PenstockCallOk(result=data))
 

@@ -28,8 +28,9 @@ from penstock.broker.operations.arguments import (
     whole,
     whole_or_null,
 )
-from penstock.broker.operations.call import CLIENTS, Call, Operation
+from penstock.broker.operations.call import CLIENTS, Call, Operation, Slices, first_names
 from penstock.broker.permissions import CONFIGURE, READ, WRITE, queue_to_declare
+from penstock.broker.turn_budget import STEP_BYTES
 from penstock.codec.fields import ARGUMENTS_BYTES_MAX
 from penstock.errors import NOT_FOUND, AMQPError, ChannelError, QueueFullError
 from penstock.queues.backing_queue import Delivery
@@ -38,6 +39,7 @@ from penstock.storage.durability import DISK, MODE_NAMES, OS
 NAMES_MAX: Final = 1000
 BROWSE_MAX: Final = 1000
 BROWSE_SLICE: Final = 8
+ADOPT_STEPS: Final = 4
 MESSAGE_BYTES: Final = 200  # of an answer, for each message besides its properties and body
 FRAME_MAX: Final = 131_072  # where the connection has no limit
 DELAY_MS_MAX: Final = 1 << 53
@@ -111,17 +113,19 @@ def _declare(call: Call) -> None:
 def _queues(call: Call) -> None:
     after = call.args.text("after")
     n = call.args.whole("n")
-    known = call.vhost.table
-    open_names = (
-        name for name, queue in known.served.items()
-        if not (queue.is_exclusive and queue.owner is not call.owner)
-        and not isinstance(queue, BrokerStream)
-    )  # fmt: skip
-    names = sorted(
-        name for name in (*open_names, *call.vhost.queue_set.stored)
-        if name > after and _may_use(call.identity, name)
-    )  # fmt: skip
-    call.reply(names[:n])
+    served = call.vhost.table.served
+    names = [*served, *call.vhost.queue_set.stored]
+
+    def is_shown(name: str) -> bool:
+        queue = served.get(name)
+        if queue is not None and (
+            (queue.is_exclusive and queue.owner is not call.owner)
+            or isinstance(queue, BrokerStream)
+        ):
+            return False
+        return _may_use(call.identity, name)
+
+    call.in_slices(first_names(call, names, n, after, is_shown))
 
 
 def _queue_info(call: Call) -> None:
@@ -186,7 +190,10 @@ def _parts(call: Call, queue: BrokerQueue, delivery: Delivery) -> tuple[bytes, b
 
 
 def _browse(call: Call) -> None:
-    queue = _find(call)
+    call.in_slices(_browsed(call, _find(call)))
+
+
+def _browsed(call: Call, queue: BrokerQueue) -> Slices:
     after = call.args.whole_or_none("after")
     n = call.args.whole("n")
     left_bytes = room_bytes = _room_bytes(call)
@@ -194,13 +201,18 @@ def _browse(call: Call) -> None:
     if after is None:
         queue.amq.peek()  # so that what has expired is not shown
     is_more = True
-    while is_more and len(found) < n:
-        deliveries = queue.amq.browse(after, min(n - len(found), BROWSE_SLICE))
+    step = 1
+    while is_more and len(found) < n and not queue.is_deleted and not queue.is_crashed:
+        deliveries = queue.amq.browse(after, min(n - len(found), step))
         is_more = bool(deliveries)
+        step = BROWSE_SLICE
         for delivery in deliveries:
             props, body = _parts(call, queue, delivery)
             size = len(props) + len(body) + MESSAGE_BYTES
+            call.vhost.budget.left -= size // STEP_BYTES
             is_large = size > room_bytes
+            if is_large:
+                step = 1  # it was read whole
             if (MESSAGE_BYTES if is_large else size) > left_bytes:
                 is_more = False
                 break
@@ -212,7 +224,8 @@ def _browse(call: Call) -> None:
                 "header": None if is_large else base64.b64encode(props).decode(),
                 "body": None if is_large else base64.b64encode(body).decode(),
             })  # fmt: skip
-    call.reply(found)
+        yield
+    return found
 
 
 def _read(call: Call) -> None:
@@ -270,11 +283,22 @@ def _adopt(call: Call) -> None:
     source = call.channel.handler.channels.get(number)
     if source is None or source.is_closed:
         raise ChannelError(NOT_FOUND, f"no channel {number}")
+    call.in_slices(_adopted(call, source, tags))
+
+
+def _adopted(call: Call, source: Channel, tags: list[int]) -> Slices:
     for tag in tags:
         _pending(source, tag)
-    adopted = [call.channel.adopt(_forget(source, tag)) for tag in tags]
-    source.update()
-    call.reply(adopted)
+    adopted: list[int] = []
+    try:
+        for tag in tags:
+            adopted.append(call.channel.adopt(_forget(source, tag)))
+            call.vhost.budget.left -= ADOPT_STEPS
+            if call.vhost.budget.left <= 0:
+                yield
+    finally:
+        source.update()
+    return adopted
 
 
 def _pending(channel: Channel, tag: int) -> Delivered:

@@ -15,26 +15,42 @@ the entry before the operation's function begins, so a function only reads check
 
 An error that an operation raises is its answer, if there is an AMQP error for it. A failure of the
 engine is raised: it ends the vhost.
+
+An operation that may take longer than a moment is a generator, which yields where it may be
+interrupted and returns the answer (`Call.in_slices`). One whose answer may be large asks
+`check_room` before it makes more of it, because an answer on a channel has to fit into a frame.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Final
 
 from penstock.access.permissions import Identity, everything
 from penstock.broker import permissions
+from penstock.broker.background_tasks import AGAIN, DONE, BackgroundTask
 from penstock.broker.channel import Channel
 from penstock.broker.dispatch import Reply
 from penstock.broker.operations.arguments import Argument, Arguments
 from penstock.broker.refusals import access_refused, precondition_failed
+from penstock.broker.turn_budget import SlicedWork, TurnBudget
 from penstock.broker.vhost import VHost
-from penstock.errors import RESOURCE_ERROR, AMQPError, ChannelError, DiskFullError, QueueFullError
+from penstock.errors import (
+    CONTENT_TOO_LARGE,
+    RESOURCE_ERROR,
+    AMQPError,
+    ChannelError,
+    DiskFullError,
+    QueueFullError,
+)
 
 OPERATOR: Final = everything("operator")
 WATCHERS: Final = ("monitoring", "administrator")
 ALL: Final = "all"
 OPERATORS: Final = "operators"
 CLIENTS: Final = "clients"
+OVERHEAD_BYTES: Final = 32  # of a frame with an answer, more than enough
+
+Slices = Generator[None, None, object]  # of an operation; it returns the answer
 
 
 class Call:
@@ -70,6 +86,30 @@ class Call:
         """Return whether the caller may read the queue of this name."""
         return self.is_operator or self.identity.may_read(name)
 
+    @property
+    def room_bytes(self) -> int:
+        """Return how many bytes of JSON the answer may have; 0: as many as there are."""
+        frame_max = 0 if self._channel is None else self._channel.output.frame_max
+        return max(frame_max - OVERHEAD_BYTES, 0)
+
+    def check_room(self, size: int) -> None:
+        """Raise ChannelError 311 if an answer of so many bytes, at least, does not fit."""
+        room = self.room_bytes
+        if 0 < room < size:
+            raise too_large(f"at least {size} bytes", room + OVERHEAD_BYTES)
+
+    def in_slices(self, slices: Slices) -> None:
+        """Reply with what the generator returns; between its slices others have their turns. An
+        error of it is the answer."""
+        answering = _Answering(self, slices)
+        budget = self.vhost.budget
+        if self._channel is not None:
+            self._channel.handler.do_in_slices(self._channel, answering)
+            return
+        budget.begin()
+        if not answering.step():
+            self.vhost.background.wake(_AnsweringLater(answering, budget))
+
     def settled(self, lsn: int, answer: object) -> None:
         """Reply once the LSN is settled in the vhost's mode; at once if it is 0."""
         reply = self.reply
@@ -92,6 +132,63 @@ class Call:
         if answer is None or self.vhost.engine.failed is not None:
             raise error
         self.reply(answer)
+
+
+NAMES_SLICE: Final = 256
+
+
+def first_names(
+    call: Call, names: list[str], n: int, after: str, is_shown: Callable[[str], bool]
+) -> Generator[None, None, list[str]]:
+    """Return the first n of the names, sorted, that come after `after` and are shown; in slices."""
+    found: list[str] = []
+    for at in range(0, len(names), NAMES_SLICE):
+        some = names[at : at + NAMES_SLICE]
+        found += [name for name in some if name > after and is_shown(name)]
+        if len(found) > n:
+            found = sorted(found)[:n]
+        call.vhost.budget.left -= len(some)
+        yield
+    return sorted(found)
+
+
+class _Answering(SlicedWork):
+    """The slices of one call."""
+
+    def __init__(self, call: Call, slices: Slices) -> None:
+        self._call = call
+        self._slices = slices
+
+    def step(self) -> bool:
+        budget = self._call.vhost.budget
+        try:
+            while True:
+                next(self._slices)
+                if budget.is_over():
+                    return False
+        except StopIteration as end:
+            self._call.reply(end.value)
+        except Exception as error:  # noqa: BLE001 - it is answered or raised
+            self._call.fail(error)
+        return True
+
+    def abandon(self) -> None:
+        self._slices.close()
+
+
+class _AnsweringLater(BackgroundTask):
+    """The later slices of a call that no channel waits for."""
+
+    def __init__(self, answering: _Answering, budget: TurnBudget) -> None:
+        self._answering = answering
+        self._budget = budget
+
+    def step(self) -> int:
+        self._budget.begin_later()
+        return DONE if self._answering.step() else AGAIN
+
+    def failed(self, error: Exception) -> None:
+        raise error
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +238,12 @@ class Operation:
         for verb, kind, argument in self.needs:
             call.check(verb, kind, call.args.text(argument) if argument else "")
         self.function(call)
+
+
+def too_large(size: str, frame_max: int) -> AMQPError:
+    """Return the error for an answer of this size."""
+    text = f"an answer of {size} does not fit into a frame of {frame_max}"
+    return AMQPError(CONTENT_TOO_LARGE, text)
 
 
 def error_of(error: Exception) -> AMQPError | None:

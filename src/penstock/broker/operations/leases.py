@@ -32,10 +32,12 @@ from penstock.broker.operations.arguments import (
     whole,
     whole_or_null,
 )
-from penstock.broker.operations.call import Call, Operation
+from penstock.broker.operations.call import Call, Operation, Slices
 from penstock.broker.permissions import READ
 
 OWNER_S_MAX: Final = 3600
+LEASE_STEPS: Final = 8  # to describe one
+LEASE_BYTES: Final = 150  # of a description, at least
 
 QUEUE: Final = short_text("queue")
 READER: Final = matching_text("reader", f"1 to {READER_BYTES_MAX} bytes", is_reader)
@@ -98,7 +100,20 @@ def _disown_lease(call: Call) -> None:
 
 
 def _list_leases(call: Call) -> None:
-    call.reply([row for row in lease_manager(call.vhost).all() if call.may_read(str(row["name"]))])
+    call.in_slices(_listed(call))
+
+
+def _listed(call: Call) -> Slices:
+    leases = lease_manager(call.vhost)
+    found: list[dict[str, object]] = []
+    for name in leases.queues():
+        before = len(found)
+        if call.may_read(name):
+            found += leases.of(name)
+            call.check_room(LEASE_BYTES * len(found))
+        call.vhost.budget.left -= LEASE_STEPS * (1 + len(found) - before)
+        yield
+    return found
 
 
 def _describe_queue(call: Call) -> None:

@@ -27,11 +27,12 @@ from penstock.broker.operations.arguments import (
     whole,
     whole_or_null,
 )
-from penstock.broker.operations.call import OPERATORS, Call, Operation
+from penstock.broker.operations.call import OPERATORS, Call, Operation, Slices
 from penstock.broker.output import Output
 from penstock.broker.permissions import READ
 from penstock.broker.publish import Publisher, fan_out
 from penstock.broker.refusals import called, not_found, precondition_failed
+from penstock.broker.turn_budget import STEP_BYTES
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import PROPERTY_NAMES, BasicProperties, scan
 from penstock.errors import NO_ROUTE, RESOURCE_ERROR, ChannelError, DiskFullError, QueueFullError
@@ -40,6 +41,7 @@ from penstock.queues.backing_queue import Delivery
 
 GET_MAX: Final = 1000
 PEEK_SLICE: Final = 16
+MESSAGE_BYTES: Final = 250  # of a peek's answer, for each message besides its header and body
 SMALL_BYTES: Final = 256 << 10
 BODY_BYTES_MAX: Final = 128 << 20  # as for messages that come by AMQP
 REPLY_BYTES: Final = 8 << 20  # of bodies: a reply ends after the one that passes this
@@ -329,21 +331,39 @@ def _settle(
 def _peek(call: Call) -> None:
     vhost = call.vhost
     queue = vhost.table.find_messages(call.args.text("queue"), call.owner, "peek")
+    call.in_slices(_peeked(call, queue))
+
+
+def _peeked(call: Call, queue: BrokerQueue) -> Slices:
+    """Return what fits into one answer, the first message at least. ChannelError 311: not even
+    that."""
+    vhost = call.vhost
     count = call.args.whole("count")
     after = call.args.whole_or_none("after")
     found: list[dict[str, object]] = []
-    size = 0
+    size = answer_bytes = 0
     step = 1
-    while len(found) < count and size < REPLY_BYTES:
+    is_more = True
+    while is_more and len(found) < count and size < REPLY_BYTES:
+        if queue.is_deleted or queue.is_crashed:
+            break
         deliveries = queue.amq.browse(after, min(count - len(found), step))
+        is_more = bool(deliveries)
         for delivery in deliveries:
+            message = delivery.message
+            one_bytes = message.size * 4 // 3 + len(message.header) + MESSAGE_BYTES
+            answer_bytes += one_bytes
+            vhost.budget.left -= one_bytes // STEP_BYTES
+            if found and 0 < call.room_bytes < answer_bytes:
+                is_more = False
+                break
+            call.check_room(message.size * 4 // 3)
             found.append(_message(vhost, queue, delivery))
-            size += delivery.message.size
+            size += message.size
             after = delivery.tag
         step = PEEK_SLICE if size < len(found) * SMALL_BYTES else 1  # all bodies are in RAM at once
-        if not deliveries:
-            break
-    call.reply({"messages": found, "after": after})
+        yield
+    return {"messages": found, "after": after}
 
 
 QUEUE: Final = short_text("queue")
@@ -362,7 +382,8 @@ OPERATIONS: Final = (
     ),
     Operation(
         "peek", _peek,
-        "Return ready messages after the tag `after`, and the last one's tag: {messages, after}.",
+        "Return ready messages after the tag `after`, as many as fit into an answer, and the last "
+        "one's tag: {messages, after}.",
         (QUEUE, whole("count", 1, GET_MAX, 1), whole_or_null("after")),
         ((READ, "queue", "queue"),),
     ),

@@ -23,8 +23,9 @@ from penstock.broker.operations.arguments import (
     text,
     whole,
 )
-from penstock.broker.operations.call import CLIENTS, Call, Operation
+from penstock.broker.operations.call import CLIENTS, Call, Operation, Slices, first_names
 from penstock.broker.permissions import CONFIGURE, READ, WRITE
+from penstock.broker.publish import APPENDED_MAX
 from penstock.broker.refusals import precondition_failed
 from penstock.errors import CorruptionError
 from penstock.queues.stream_options import PARTITIONS_MAX
@@ -34,6 +35,10 @@ from penstock.storage.streams import ReaderOffset, Stream
 Info = dict[str, object]
 
 NAMES_MAX: Final = 1000
+READERS_PER_STEP: Final = 16  # that are gathered
+READER_BYTES: Final = 55  # of a description, at least, for each reader
+PLACE_BYTES: Final = 5  # [0,0] is the shortest
+PARTITION_BYTES: Final = 120  # and for each partition
 QUEUE: Final = short_text("queue")
 READ_QUEUE: Final = ((READ, "queue", "queue"),)
 
@@ -41,15 +46,34 @@ READ_QUEUE: Final = ((READ, "queue", "queue"),)
 # ---- descriptions --------------------------------------------------------------------------------
 
 
-def _description(stream: BrokerStream) -> Info:
+def _description(call: Call, stream: BrokerStream) -> Slices:
     """Describe a stream. bytes, records: what it holds; path: the directory of a partition."""
-    readers = sorted(stream.known_readers().items())
+    budget = call.vhost.budget
+    by_reader: dict[str, dict[int, ReaderOffset]] = {}
+    for number, part in enumerate(stream.parts):
+        for reader, at in list(part.readers.items()):
+            by_reader.setdefault(reader, {})[number] = at
+            budget.left -= 1
+            if budget.left <= 0:
+                yield
+    readers: dict[str, Info] = {}
+    for reader, by_partition in sorted(by_reader.items()):
+        readers[reader] = _reader(by_partition)
+        budget.left -= 1 + len(by_partition)
+        if budget.left <= 0:
+            yield
     return {
         "name": stream.name,
         "partitions": [_partition(number, part) for number, part in enumerate(stream.parts)],
-        "readers": {reader: _reader(by_partition) for reader, by_partition in readers},
+        "readers": readers,
         "arguments": stream.arguments,
     }
+
+
+def _least_bytes(stream: BrokerStream) -> int:
+    """Return how many bytes a description has at least."""
+    readers = max([len(part.readers) for part in stream.parts], default=0)
+    return PARTITION_BYTES * len(stream.parts) + READER_BYTES * readers
 
 
 def _partition(number: int, part: Stream) -> Info:
@@ -76,12 +100,26 @@ def _reader(by_partition: dict[int, ReaderOffset]) -> Info:
 
 
 def _list_streams(call: Call) -> None:
-    streams = call.vhost.streams.all()
-    call.reply([_description(stream) for stream in streams if call.may_read(stream.name)])
+    call.in_slices(_listed(call))
+
+
+def _listed(call: Call) -> Slices:
+    found: list[object] = []
+    size = 0
+    for stream in call.vhost.streams.all():
+        if not stream.is_deleted and call.may_read(stream.name):
+            size += _least_bytes(stream)
+            call.check_room(size)
+            found.append((yield from _description(call, stream)))
+        call.vhost.budget.left -= 1 + len(stream.parts)
+        yield
+    return found
 
 
 def _describe_stream(call: Call) -> None:
-    call.reply(_description(_stream(call)))
+    stream = _stream(call)
+    call.check_room(_least_bytes(stream))
+    call.in_slices(_description(call, stream))
 
 
 def _find_stream_offset(call: Call) -> None:
@@ -183,6 +221,7 @@ def _append_to(call: Call) -> None:
 
 def _appended(call: Call) -> None:
     n = call.args.whole("n")
+    call.check_room(PLACE_BYTES * min(n, APPENDED_MAX))
     noted = call.channel.publisher.appended
     places = [] if noted is None else list(noted)
     if noted is not None:
@@ -194,29 +233,38 @@ def _appended(call: Call) -> None:
 
 def _streams(call: Call) -> None:
     after = call.args.text("after")
-    names = sorted(
-        stream.name
-        for stream in call.vhost.streams.all()
-        if stream.name > after and call.may_read(stream.name)
-    )
-    call.reply(names[: call.args.whole("n")])
+    names = [stream.name for stream in call.vhost.streams.all()]
+    call.in_slices(first_names(call, names, call.args.whole("n"), after, call.may_read))
 
 
 def _stream_info(call: Call) -> None:
-    stream = _stream(call, "name")
-    known = stream.known_readers()
-    call.reply(
-        {
-            "partitions": [
-                [part.first_offset, part.head_offset, part.queue.last_time_us, part.queue.bytes]
-                for part in stream.parts
-            ],
-            "readers": sorted(known)[:NAMES_MAX],
-            "offsets": {
-                str(n): at.offset for n, at in known.get(call.args.text("reader"), {}).items()
-            },
-        }
-    )
+    call.in_slices(_informed(call, _stream(call, "name")))
+
+
+def _informed(call: Call, stream: BrokerStream) -> Slices:
+    known: set[str] = set()
+    for part in stream.parts:
+        known.update(part.readers)
+        call.vhost.budget.left -= len(part.readers) // READERS_PER_STEP
+        yield
+    readers = yield from first_names(call, list(known), NAMES_MAX, "", _is_any)
+    reader = call.args.text("reader")
+    return {
+        "partitions": [
+            [part.first_offset, part.head_offset, part.queue.last_time_us, part.queue.bytes]
+            for part in stream.parts
+        ],
+        "readers": readers,
+        "offsets": {
+            str(n): part.readers[reader].offset
+            for n, part in enumerate(stream.parts)
+            if reader in part.readers
+        },
+    }
+
+
+def _is_any(_name: str) -> bool:
+    return True
 
 
 OPERATIONS: Final = (

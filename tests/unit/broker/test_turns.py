@@ -1,0 +1,347 @@
+"""Turns: whatever one read of one connection asks for is done in slices, with others in between.
+
+No single step runs more than so many lines of Penstock (tests.helpers.steps), however much was
+asked for at once; what comes out is what would have come without slices, in the same order.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.broker import background_tasks, turn_budget
+from penstock.broker.broker_queue import BrokerQueue
+from penstock.broker.connection_handler import HeldEvents
+from penstock.broker.turn_budget import TurnBudget
+from penstock.clock import ManualClock
+from penstock.codec.frames import content_frames, method_frame
+from penstock.codec.method import Method
+from penstock.codec.spec import (
+    BasicAck,
+    BasicPublish,
+    ChannelClose,
+    ChannelCloseOk,
+    ConfirmSelect,
+    ConfirmSelectOk,
+    ConnectionClose,
+    ConnectionCloseOk,
+    ExchangeDeclare,
+    ExchangeDeclareOk,
+    PenstockCall,
+    PenstockCallError,
+    PenstockCallOk,
+    QueueBind,
+    QueueBindOk,
+    QueueDeclare,
+    QueueDeclareOk,
+)
+from tests.helpers.broker_rig import BrokerRig, RigClient
+from tests.helpers.operation_rig import OperationRig
+from tests.helpers.steps import cost_of
+
+LINES_MAX = 150_000  # of one step: some 10 ms uncompiled
+
+
+@pytest.fixture(autouse=True)
+def one_step_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock stands still, so that time does not end a turn."""
+    monkeypatch.setattr(background_tasks, "STEPS_MAX", 1)
+
+
+def frame(channel: int, method: Method) -> bytes:
+    return method_frame(channel, method.encode())
+
+
+def called(channel: int, op: str, **args: object) -> bytes:
+    return frame(channel, PenstockCall(op=op, arguments=json.dumps(args).encode()))
+
+
+def published(channel: int, exchange: str, key: str = "", body: bytes = b"x") -> bytes:
+    head = frame(channel, BasicPublish(exchange=exchange, routing_key=key))
+    return head + content_frames(channel, b"\0\0", body, 131_072)
+
+
+def dearest_turn(rig: BrokerRig, turns: int = 10_000) -> int:
+    """Turns until there is nothing to do; the lines of the dearest."""
+    dearest = 0
+    for _ in range(turns):
+        rig.is_due = False
+        found: list[bool] = []
+        dearest = max(dearest, cost_of(lambda: found.append(rig.vhost.turn())).lines)  # noqa: B023
+        rig.vhost.completed()
+        if not (found[0] or rig.is_due):
+            return dearest
+    raise AssertionError("it never comes to rest")
+
+
+def ready(rig: BrokerRig, queue: str = "q") -> list[bytes | None]:
+    """The bodies of a queue's ready messages."""
+    found = rig.vhost.table.usable(queue)
+    assert isinstance(found, BrokerQueue)
+    return [one.message.body for one in found.amq.browse(None, 100)]
+
+
+def is_paused(client: RigClient) -> bool:
+    return client.outlet.is_paused
+
+
+def answers(client: RigClient) -> list[Any]:
+    return [json.loads(one.result) for one in client.methods(PenstockCallOk)]
+
+
+# --- the budget ---
+
+
+class TickingClock(ManualClock):
+    """So many seconds pass with each question for the time."""
+
+    step_s = 0.004
+
+    def monotonic(self) -> float:
+        self.advance(self.step_s)
+        return super().monotonic()
+
+
+def test_a_slice_ends_when_its_time_is_over() -> None:
+    budget = TurnBudget(TickingClock())
+    budget.begin()
+    looks = 0
+    while not budget.is_over():
+        budget.left -= turn_budget.LOOK_STEPS
+        looks += 1
+    assert looks == 4  # 10 ms from the first look, one every 4 ms
+
+
+def test_a_slice_ends_after_so_many_steps_if_the_clock_stands_still() -> None:
+    budget = TurnBudget(ManualClock())
+    budget.begin()
+    steps = 0
+    while not budget.is_over():
+        budget.left -= 10
+        steps += 10
+    assert turn_budget.STEPS_MAX <= steps < turn_budget.STEPS_MAX + turn_budget.LOOK_STEPS
+
+
+def test_all_slices_of_a_turn_have_one_time_and_then_a_little_each() -> None:
+    budget = TurnBudget(TickingClock())
+
+    def slice_steps() -> int:
+        budget.begin()
+        steps = 0
+        while not budget.is_over():
+            budget.left -= 1
+            steps += 1
+        return steps
+
+    found = [slice_steps() for _ in range(6)]
+    assert found[0] > found[1] > turn_budget.SHORT_STEPS
+    assert found[-1] == turn_budget.SHORT_STEPS
+    budget.begin()
+    assert budget.may_begin(turn_budget.METHOD_STEPS)
+    assert not budget.may_begin(turn_budget.CALL_STEPS)
+    budget.turned()
+    budget.begin()
+    assert budget.may_begin(turn_budget.CALL_STEPS)
+
+
+# --- operations ---
+
+
+@pytest.fixture
+def rig() -> OperationRig:
+    return OperationRig()
+
+
+def filled(rig: OperationRig, count: int, size: int) -> None:
+    rig.result("declare_queue", queue="q")
+    rig.put("q", *[bytes([n % 256]) * size for n in range(count)])
+
+
+def test_many_peeks_in_one_packet_let_others_in(rig: OperationRig) -> None:
+    """Each would build an answer of 1.4 MB: it ends at what fits into a frame, and they are
+    answered a few in each turn."""
+    filled(rig, 1000, 1000)
+    client, other = rig.client().open(1), rig.client().open(1)
+    data = called(1, "peek", queue="q", count=1000) * 40
+    assert cost_of(lambda: client.raw(data)).lines < LINES_MAX
+    assert is_paused(client)
+    other.publish(1, "", "q", b"other")
+    rig.vhost.turn()
+    assert rig.vhost.table.usable("q").len() == 1001  # type: ignore[union-attr]
+    client.pump()
+    assert 0 < len(client.methods(PenstockCallOk)) < 5
+    assert dearest_turn(rig) < LINES_MAX
+    found = answers(client)
+    assert 30 < len(found) < 40
+    first = found[0]["messages"]
+    assert 80 < len(first) < 100
+    assert first[-1]["tag"] == found[0]["after"]
+    assert not is_paused(client)
+
+
+def test_a_message_that_does_not_fit_is_not_built(rig: OperationRig) -> None:
+    filled(rig, 3, 120_000)
+    client = rig.client().open(1)
+    client.raw(called(1, "peek", queue="q", count=3))
+    rig.turn()
+    (error,) = client.methods(PenstockCallError)
+    assert (error.code, b"does not fit into a frame" in error.text) == (311, True)
+
+
+def test_answers_are_built_while_the_client_takes_them(rig: OperationRig) -> None:
+    filled(rig, 100, 1000)
+    client = rig.client().open(1)
+    client.outlet.is_writable = False
+    client.raw(called(1, "peek", queue="q", count=100) * 50)
+    for _ in range(20):
+        rig.vhost.turn()
+    sent = sum(len(data) for data in client.outlet.sent)
+    assert sent < 400_000
+    assert rig.vhost.turn() is False  # nothing is built, and nobody computes
+    client.outlet.is_writable = True
+    client.handler.writable(True)
+    rig.turn()
+    assert len(answers(client)) == 50
+
+
+def test_a_stream_with_many_readers_is_described_in_slices(rig: OperationRig) -> None:
+    rig.result("declare_queue", queue="s", arguments={"x-queue-type": "stream"})
+    (stream,) = rig.vhost.streams.all()
+    for n in range(20_000):
+        rig.vhost.engine.set_reader(stream.parts[0], f"r{n:05}", n, 0, None)
+    rig.turn()
+    client = rig.client().open(1)
+    data = called(1, "box.stream_info", name="s", reader="r00007") + called(1, "list_streams")
+    assert cost_of(lambda: client.raw(data)).lines < LINES_MAX
+    assert dearest_turn(rig) < LINES_MAX
+    (info,) = answers(client)
+    assert info["readers"] == [f"r{n:05}" for n in range(1000)]
+    assert info["offsets"] == {"0": 7}
+    (error,) = client.methods(PenstockCallError)
+    assert error.code == 311
+    (described,) = rig.result("list_streams")  # an operator has no frames
+    assert len(described["readers"]) == 20_000
+
+
+# --- any methods, and what comes behind them ---
+
+
+def declares(n: int) -> bytes:
+    return b"".join(
+        frame(1, ExchangeDeclare(exchange=f"x{i}", type="direct", nowait=i < n - 1))
+        for i in range(n)
+    )
+
+
+def test_methods_in_one_packet_are_handled_in_slices_and_in_order() -> None:
+    rig = BrokerRig()
+    client = rig.client().open(1).open(2)
+    client.call(2, QueueDeclare(queue="q"), QueueDeclareOk)
+    client.call(2, ConfirmSelect(), ConfirmSelectOk)
+    n = 5000
+    data = declares(n) + frame(1, QueueBind(queue="q", exchange="x9", routing_key="k"))
+    data += published(2, "x9", "k", b"1") + published(2, "", "q", b"2")
+    client.raw(data)
+    assert 100 < len(rig.vhost.exchanges) < n
+    assert is_paused(client)
+    client.raw(published(2, "", "q", b"3"))  # it was read before the pause
+    assert ready(rig) == []
+    rig.turn()
+    assert not is_paused(client)
+    assert len(rig.vhost.exchanges) >= n
+    assert client.methods(ExchangeDeclareOk)
+    assert client.methods(QueueBindOk)
+    assert client.methods(BasicAck)[-1].delivery_tag == 3
+    assert ready(rig) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("ending", ["channel", "connection", "error", "frame", "lost"])
+def test_ends_come_behind_what_was_sent_before(ending: str) -> None:
+    rig = BrokerRig()
+    client = rig.client().open(1)
+    n = 5000
+    data = declares(n)
+    if ending == "channel":
+        data += frame(1, ChannelClose())
+    elif ending == "connection":
+        data += frame(0, ConnectionClose())
+    elif ending == "error":
+        data += published(1, "nowhere") + declares(1) * 10
+    elif ending == "frame":
+        data += b"\x01\0\0\0\0\0\x01\0\0"
+    before = rig.vhost.monitor.other_bytes
+    client.raw(data)
+    known = len(rig.vhost.exchanges)
+    assert known < n
+    if ending == "lost":
+        client.lose()
+        assert len(rig.vhost.exchanges) == known
+    else:
+        rig.turn()
+        assert len(rig.vhost.exchanges) >= n
+        raw = b"".join(client.outlet.sent)
+        assert (raw.count(frame(1, ChannelClose())[7:11]) == 1) is (ending == "error")
+        assert raw.count(frame(1, ChannelCloseOk())) == (ending == "channel")
+        assert raw.count(frame(0, ConnectionCloseOk())) == (ending == "connection")
+        assert (raw.count(frame(0, ConnectionClose())[7:11]) == 1) is (ending == "frame")
+    assert rig.vhost.monitor.other_bytes <= before
+    other = rig.client().open(1)
+    other.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+
+
+def test_an_end_by_the_server_answers_a_goodbye_that_waits() -> None:
+    rig = BrokerRig()
+    client = rig.client().open(1)
+    client.raw(declares(5000) + frame(0, ConnectionClose()))
+    client.handler.shutdown()
+    rig.turn()
+    raw = b"".join(client.outlet.sent)
+    assert raw.count(frame(0, ConnectionClose())[7:11]) == 1
+    assert raw.count(frame(0, ConnectionCloseOk())) == 1
+
+
+def test_what_a_channel_kept_comes_before_what_was_held_for_it() -> None:
+    """Channel 1 waits for the disk when a publish of channel 2 is held: its own publishes keep
+    their order."""
+    rig = BrokerRig()
+    client = rig.client().open(1).open(2)
+    client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    first = frame(1, QueueDeclare(queue="d", durable=True)) + published(1, "", "q", b"1")
+    client.raw(first + declares(0))
+    rig.vhost.monitor.disk_alarm(is_full=True)
+    rig.vhost.update_alarms()
+    client.raw(published(2, "", "q", b"held") + published(1, "", "q", b"2"))
+    rig.turn()
+    rig.vhost.monitor.disk_alarm(is_full=False)
+    rig.vhost.update_alarms()
+    rig.turn()
+    bodies = ready(rig)
+    assert [body for body in bodies if body != b"held"] == [b"1", b"2"]
+    assert len(bodies) == 3
+
+
+def test_a_slice_that_meets_a_full_disk_waits_for_it() -> None:
+    rig = BrokerRig()
+    client = rig.client().open(1)
+    client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    client.raw(declares(5000) + published(1, "", "q"))
+    rig.vhost.monitor.disk_alarm(is_full=True)
+    rig.vhost.update_alarms()
+    rig.turn()
+    assert len(rig.vhost.exchanges) >= 5000
+    assert ready(rig) == []
+    assert is_paused(client)
+    assert client.handler.info()["state"] == "blocked"
+    rig.vhost.monitor.disk_alarm(is_full=False)
+    rig.vhost.update_alarms()
+    rig.turn()
+    assert ready(rig) == [b"x"]
+    assert not is_paused(client)
+
+
+def test_an_error_in_what_was_held_ends_that_client() -> None:
+    rig = BrokerRig()
+    client = rig.client().open(1)
+    HeldEvents(client.handler).failed(RuntimeError("no"))
+    rig.turn()
+    assert client.methods(ConnectionClose)[0].reply_code == 541

@@ -62,7 +62,7 @@ from penstock.storage.streams import Stream
 from penstock.storage.transaction import Published
 
 VHOST: Final = b"/"
-WORKERS: Final = 2  # a sync and a read ahead do not wait for each other
+WORKERS: Final = 4  # a sync and the reads ahead of one queue do not wait for each other
 RETAIN_EVERY_S: Final = 1.0  # between two times that retention is applied
 
 

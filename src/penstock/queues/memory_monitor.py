@@ -7,10 +7,12 @@ that is smaller still.
 1. **A share**, in bytes, of 0.9 of the budget. The rest is for what is not counted: the
    allocator's own, buffers of the log, the message that passes a limit.
 
-       floor    a quarter of it, equally: a queue that is empty now can begin at once
+       floor    an equal part of a quarter of it, if the queue needs that, so that short queues
+                stay in RAM beside long ones; else what it needs, or what one publish needs (64 KiB,
+                for all queues together at most a sixteenth)
        need     what all messages of a queue would take in RAM, so that it is not flowed, beyond
                 its floor; nobody gets more than that before all have it
-       first    of the other three quarters, half in proportion to need, half to the bytes that
+       first    of what the floors leave, half in proportion to need, half to the bytes that
                 consumers take in a second, each up to its need
        then     what is left of it, in proportion to the need that is not met; or, if all is met,
                 equally
@@ -62,8 +64,9 @@ INTERVAL_S: Final = 2.5
 DURATION_RATIO: Final = 0.95  # from it on durations are sent
 SUM_S_MIN: Final = 1e-6
 SHARED_PART: Final = 0.9  # of the budget, that is divided into shares
-EQUAL_SHIFT: Final = 2  # a quarter of what is divided goes to all equally
-SPARE_BYTES: Final = 64 << 10  # that a queue needs besides what it holds
+EQUAL_SHIFT: Final = 2  # all floors take at most a quarter of what is divided
+EMPTY_SHIFT: Final = 4  # those of empty queues a sixteenth
+SPARE_BYTES: Final = 64 << 10  # what one publish needs, and a queue besides what it holds
 CALM_PART: Final = 0.95  # of the watermark, at which an alarm ends
 CHANGE_PART: Final = 0.1  # smaller changes are not sent
 WARN_PART: Final = 0.8  # of the budget, that the queues' own maxima may take without a warning
@@ -86,6 +89,7 @@ class ManagedQueue:
         self.own_max_bytes: int = own_max_bytes  # UNLIMITED: it has none
         self.is_registered: bool = True
         self.ram_bytes: int = 0
+        self.floor_bytes: int = 0  # that it gets in any case
         self.need_bytes: int = 0  # beyond its floor, so that all its messages would be in RAM
         self.out_bytes_per_s: float = 0.0  # that its consumers take
         self.first_bytes: int = 0  # of its need, what the first dealing gave
@@ -137,7 +141,8 @@ class MemoryMonitor:
         self._order: list[ManagedQueue] = []
         self._next: int = 0
         self._ram_sum: int = 0
-        self._floor_bytes: int = 0
+        self._floor_bytes_max: int = 0
+        self._floor_bytes_min: int = 0
         self._rest_bytes: int = 0  # what is divided beyond the floors
         self._need_sum: int = 0
         self._out_sum: float = 0.0
@@ -266,8 +271,10 @@ class MemoryMonitor:
         self._ram_sum = self._need_sum = self._unmet_sum = 0
         self._out_sum = 0.0
         shared = self._shared_bytes()
-        self._floor_bytes = (shared >> EQUAL_SHIFT) // max(len(self._order), 1)
-        self._rest_bytes = self._left_bytes = shared - self._floor_bytes * len(self._order)
+        queues = max(len(self._order), 1)
+        self._floor_bytes_max = (shared >> EQUAL_SHIFT) // queues
+        self._floor_bytes_min = min((shared >> EMPTY_SHIFT) // queues, SPARE_BYTES)
+        self._rest_bytes = shared
         self._duration_sum = 0.0
         self._duration_count = 0
 
@@ -284,6 +291,7 @@ class MemoryMonitor:
     def _end_phase(self) -> None:
         if self._phase == COLLECTING:
             self._judge()
+            self._left_bytes = self._rest_bytes
             self._phase = LEVELLING
         elif self._phase == LEVELLING:
             self._committed_sum = self._growth_sum = 0
@@ -306,8 +314,11 @@ class MemoryMonitor:
             self._duration_count += 1
         managed.ram_bytes = queue.ram_bytes()
         needed = min(_needed_bytes(queue, managed.ram_bytes), managed.own_max_bytes)
-        managed.need_bytes = max(needed - self._floor_bytes, 0)
+        floor = min(max(needed, self._floor_bytes_min), self._floor_bytes_max)
+        managed.floor_bytes = floor
+        managed.need_bytes = max(needed - floor, 0)
         managed.out_bytes_per_s = queue.out_bytes_per_s() if managed.need_bytes else 0.0
+        self._rest_bytes -= floor
         self._ram_sum += managed.ram_bytes
         self._need_sum += managed.need_bytes
         self._out_sum += managed.out_bytes_per_s
@@ -379,12 +390,12 @@ class MemoryMonitor:
         left = max(self._left_bytes, 0)
         if self._unmet_sum <= left:
             return (
-                self._floor_bytes
+                managed.floor_bytes
                 + managed.need_bytes
                 + ((left - self._unmet_sum) // len(self._order))
             )
         unmet = managed.need_bytes - managed.first_bytes
-        return self._floor_bytes + managed.first_bytes + left * unmet // self._unmet_sum
+        return managed.floor_bytes + managed.first_bytes + left * unmet // self._unmet_sum
 
     def _shared_bytes(self) -> int:
         return max(0, int(self.budget_bytes * SHARED_PART) - self.other_bytes)
@@ -419,9 +430,9 @@ class MemoryMonitor:
 
 
 def _needed_bytes(queue: BackingQueue, ram_bytes: int) -> int:
-    """Return the share with which all messages would be in RAM and the queue not be flowed. Leased
-    messages never come to RAM. Pending ones are only counted, and taken as large as ready ones on
-    average. Bodies that other queues count are not needed again."""
+    """Return the share with which all messages would be in RAM and the queue not be flowed; 0 for
+    an empty queue. Leased messages never come to RAM. Pending ones are only counted, and taken as
+    large as ready ones on average. Bodies that other queues count are not needed again."""
     ready = queue.len()
     body_bytes = queue.body_bytes()
     count = queue.depth() - queue.leased_count()
@@ -429,7 +440,7 @@ def _needed_bytes(queue: BackingQueue, ram_bytes: int) -> int:
         body_bytes = body_bytes * count // ready
     elsewhere = queue.elsewhere_bytes()
     whole = max(body_bytes + count * ALPHA_BYTES - elsewhere, ram_bytes)
-    return whole * 8 // 7 + SPARE_BYTES
+    return whole * 8 // 7 + SPARE_BYTES if whole else 0
 
 
 # ---- queues' own limits --------------------------------------------------------------------------

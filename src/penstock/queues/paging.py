@@ -6,12 +6,12 @@ duration target at the present rates (RabbitMQ's memory monitor). A queue that p
 *flowed* until all of it is back in RAM; the events "flowed" and "recovered" report both.
 
 The Inhaler begins when less than the minimum is in RAM (for a queue without limits of its own: the
-low mark, 7/8 of its target), or when the whole queue would fit below the low mark. It goes on, read
-after read, up to the high mark (15/16) or until nothing is out. It begins when somebody consumes,
-and in each tick of a flowed queue, so a queue comes back without consumers too. Between the low
-mark and the target nothing moves in either direction: a load that goes up and down within it costs
-nothing, and one that goes beyond it moves only what is beyond it. A message that was read back is
-still on disk and is not written again.
+low mark, 7/8 of its target), or when the whole queue would fit below the low mark. It goes on,
+several reads at a time, up to the high mark (15/16) or until nothing is out. It begins when
+somebody consumes, and in each tick of a flowed queue, so a queue comes back without consumers too.
+Between the low mark and the target nothing moves in either direction: a load that goes up and down
+within it costs nothing, and one that goes beyond it moves only what is beyond it. A message that
+was read back is still on disk and is not written again.
 
 While the engine refuses publishers for want of space nothing is paged out, nor for a second after a
 page-out failed. One event reports that.
@@ -52,8 +52,11 @@ and goes on in RAM.
 **Inhaler.** In RabbitMQ's queue only a fetch brings messages back, one body per read. Qpid's design
 has an Inhaler that reads ahead from a minimum to a maximum. Here a fetch on an empty q4 reads a run
 of bodies at once (up to 256 KiB that lie one after the other, as far as there is room), and `begin`
-submits such a read for a queue with a waiting consumer, or for one that is no longer over its
-limit; `_arrived` takes the result.
+submits up to three such reads for a queue with a waiting consumer, or for one that is no longer
+over its limit; `_arrived` takes the results in order. A worker reads bodies alone: those of one .qs
+with one read, those in the store with one for each row of neighbours. Where they are is looked up
+before (slots, entries with the headers of stored bodies, tables of the store, all small). What a
+run will take in RAM is counted from then on.
 
     delta -> q4              `deltas_to_alphas`: a run that has emptied q3 goes on from the slots
     delta -> q3              `deltas_to_betas`: the slots of one segment become rows; when delta is
@@ -70,11 +73,10 @@ are there for `penstock store salvage`. After a restart it is tried again.
 from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heappop
-from itertools import islice
 from typing import Final
 
 from penstock.errors import CorruptionError, SyncFailedError
-from penstock.message import Entry, Message, is_large, seq_of
+from penstock.message import LARGE_FROM, Entry, Message, is_large, seq_of
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.queue_ram import ALPHA_BYTES, QueueRam, alpha_bytes, high_mark, low_mark
 from penstock.queues.rows import (
@@ -90,8 +92,11 @@ from penstock.queues.rows import (
 )
 from penstock.storage import queue_segment
 from penstock.storage.dump_text import queue_title
+from penstock.storage.filesystem import FileSystem
 from penstock.storage.queue_segment import HAS_ENTRY as SLOT_HAS_ENTRY
+from penstock.storage.queue_segment import IN_STORE as SLOT_IN_STORE
 from penstock.storage.queue_segment import LONG_HEADER, PREFIX_BYTES, SegmentFiles, Slot
+from penstock.storage.store_file import StoreRecord, read_records
 
 PUBLISH_MESSAGES: Final = 4  # paged out by one publish besides its own, at most
 PUBLISH_BYTES: Final = 64 << 10  # and no more after the one that passes this
@@ -620,6 +625,7 @@ def _step_to_lazy(state: QueueRam, written: _Step) -> bool:
 
 
 RUN_BYTES_MAX: Final = 256 << 10
+READS_MAX: Final = 3  # runs of one queue that are read at the same time; a sync needs a worker, too
 FEW_ROWS: Final = 16  # in q3 before delta, if a fetch continues from the slots
 
 
@@ -995,66 +1001,132 @@ def settle(state: QueueRam, rows_max: int) -> None:
 # ---- reading ahead -------------------------------------------------------------------------------
 
 
-class Inhaler:
-    """Reads ahead for one queue: one run at a time, on a worker thread."""
+class Run:
+    """Messages at the front of q3 that a worker reads.
 
-    def __init__(self, state: QueueRam) -> None:
-        self._state = state
-        self.is_reading: bool = False
-        self._bad_seq: int = -1  # of a row that could not be read: not read ahead again
+    rows: of one segment, ascending. slots: theirs, with the positions of their entries. messages:
+    without bodies; None where the whole entry is read from .qs. records: where the bodies of some
+    of them are in the store, in order; at: for each message, its place in `records`, or -1. bytes:
+    what they will count in RAM at most, reserved while the run is read.
+    """
 
-    def begin(
-        self, room_bytes: int, rows_max: int, arrived: Callable[[], None],
-        failed: Callable[[str], None],
-    ) -> bool:  # fmt: skip
-        """Submit the read of the next run of bodies in q3 that are in one .qs, if there are any.
-        Return whether a read is under way. If q3 has few rows, those of delta's next segment, at
-        most rows_max, join it first; its last row stays there while delta is not empty. Bodies in
-        the store or in a section are not read. room_bytes: of RAM, for all of that. Raises OSError
-        for what is read at once."""
-        state = self._state
-        if self.is_reading or not state.q3.count or state.index.section:
-            return self.is_reading
-        room_bytes -= self._load_rows(room_bytes, rows_max)
-        rows = self._next_run(room_bytes)
-        if not rows:
-            return False
-        start, end = _extent(rows)
-        path = f"{state.index.path}/{rows[0].seq // state.index.slots}.qs"
-        fs = state.engine.fs
+    def __init__(self, inhaler: "Inhaler", path: str, fs: FileSystem) -> None:
+        self.rows: list[Row] = []
+        self.slots: list[Slot] = []
+        self.messages: list[Message | None] = []
+        self.records: list[StoreRecord] = []
+        self.at: list[int] = []
+        self.bytes: int = 0
+        self.start: int = 0  # of the entries in .qs that are read
+        self.end: int = 0
+        self.path: str = path  # of .qs
+        self.is_over: bool = False
+        self._inhaler = inhaler
+        self._fs = fs
+        self._entries: bytes = b""
+        self._bodies: list[bytes | None] = []
 
-        def read() -> object:
-            if start == end:
-                return b""
-            file = fs.open(path)
+    def add(
+        self, row: Row, slot: Slot, message: Message | None, record: StoreRecord | None
+    ) -> None:
+        """Add a row."""
+        self.rows.append(row)
+        self.slots.append(slot)
+        self.messages.append(message)
+        self.at.append(-1 if record is None else len(self.records))
+        if record is not None:
+            self.records.append(record)
+        if message is None:
+            self.start = self.start if self.end else slot.where
+            self.end = slot.where + PREFIX_BYTES + row.header_len + row.size
+
+    def takes_entry(self, slot: Slot) -> bool:
+        """Return whether an entry lies close enough behind the others for one read."""
+        if not self.end:
+            return True
+        return slot.where >= self.end and slot.where + slot.size - self.start <= 2 * RUN_BYTES_MAX
+
+    def read(self) -> object:
+        """Read entries and bodies, in a worker. Raises OSError."""
+        if self.end > self.start:
+            file = self._fs.open(self.path)
             try:
-                return file.pread(end - start, start)
+                self._entries = file.pread(self.end - self.start, self.start)
             finally:
                 file.close()
+        if self.records:
+            self._bodies = read_records(self._fs, self.records)
+        return None
 
-        def done(result: object) -> None:
-            self.is_reading = False
-            assert isinstance(result, bytes)
-            self._arrived(rows, start, result)
-            arrived()
+    def message(self, n: int, files: SegmentFiles) -> Message | None:
+        """Return a message that was read; None if its body is to be read by a fetch. Raises
+        CorruptionError."""
+        message = self.messages[n]
+        if message is None:
+            slot = self.slots[n]
+            return files.parse(slot, self._entries, slot.where - self.start)
+        if self.at[n] >= 0:
+            message.body = self._bodies[self.at[n]]
+            return None if message.body is None else message
+        return message
 
-        def error(problem: BaseException) -> None:
-            self.is_reading = False
-            failed(f"{path}: reading ahead failed: {problem}")
+    def done(self, _: object) -> None:
+        """Take the end of the read, in the owner's thread."""
+        self.is_over = True
+        self._inhaler.ended("")
 
-        self.is_reading = True
-        state.engine.submit(read, done, error)
-        return True
+    def failed(self, problem: BaseException) -> None:
+        """Take its failure: a later run, or a fetch, reads these messages."""
+        self.is_over = True
+        self.rows = []
+        self._inhaler.ended(f"{self.path}: reading ahead failed: {problem}")
+
+
+class Inhaler:
+    """Reads ahead for one queue: up to READS_MAX runs at once, on worker threads. on_end(text): a
+    run has arrived, or has failed as the text says."""
+
+    def __init__(self, state: QueueRam, on_end: Callable[[str], None]) -> None:
+        self._state = state
+        self._on_end = on_end
+        self.runs: list[Run] = []  # under way, in the order of their messages
+        self._bad_seq: int = -1  # of a row that could not be read: not read ahead again
+
+    def begin(self, room_bytes: int, rows_max: int) -> bool:
+        """Submit reads of the next messages of q3, as many as there is room for. Return whether any
+        is under way. If q3 has few rows, those of delta's next segment, at most rows_max, join it
+        first; its last row stays there while delta is not empty. room_bytes: of RAM, for all of
+        that; it is reserved. Raises OSError for what is read at once: slots, and the entries of
+        messages whose bodies are in the store."""
+        state = self._state
+        while len(self.runs) < READS_MAX and state.q3.count:
+            room_bytes -= self._load_rows(room_bytes, rows_max)
+            run = self._next_run(room_bytes)
+            if not run.rows:
+                break
+            room_bytes -= run.bytes
+            state.reading_bytes += run.bytes
+            self.runs.append(run)
+            state.engine.submit(run.read, run.done, run.failed)
+        return len(self.runs) > 0
+
+    def _last_seq(self) -> int:
+        """Return the last seq that is being read, -1 for none."""
+        for run in reversed(self.runs):
+            if run.rows:
+                return run.rows[-1].seq
+        return -1
 
     def _load_rows(self, room_bytes: int, rows_max: int) -> int:
-        """Load rows of delta if q3 has few. Return the bytes that they take in RAM. Raises
-        OSError."""
+        """Load rows of delta if q3 has few that are not being read. Return the bytes that they take
+        in RAM. Raises OSError."""
         state = self._state
         q3 = state.q3
         before = q3.count
         run_rows = RUN_BYTES_MAX // state.average_bytes() + FEW_ROWS
         most = min(rows_max, run_rows, room_bytes // (2 * ROW_BYTES))
-        if before >= FEW_ROWS or not state.delta.count or not most:
+        reading = sum([len(run.rows) for run in self.runs])
+        if before - reading >= FEW_ROWS or not state.delta.count or most <= 0:
             return 0
         load_segment(state, most)
         loaded = q3.count - before
@@ -1062,108 +1134,186 @@ class Inhaler:
             q3.extend(state.q2)
         return loaded * ROW_BYTES
 
-    def _next_run(self, room_bytes: int) -> list[Row]:
-        """Return the next rows, with the positions of their entries, for which there is room.
-        Raises OSError."""
+    def _next_run(self, room_bytes: int) -> Run:
+        """Return the next messages for which there is room, possibly none. Raises OSError."""
+        rows = self._next_rows(room_bytes)
+        state = self._state
+        number = rows[0].seq // state.index.slots if rows else 0
+        run = Run(self, f"{state.index.path}/{number}.qs", state.engine.fs)
+        if not rows:
+            return run
+        slots = self._slots_of(rows)
+        found = self._found(rows, slots)
+        for n, message in enumerate(found):
+            row, slot = rows[n], slots[n]
+            record: StoreRecord | None = None
+            if message is None:
+                if not run.takes_entry(slot):
+                    break
+            elif message.body is None and not is_large(message):
+                record = self._record_of(row, message)
+                if record is None:
+                    break
+            run.add(row, slot, message, record)
+            run.bytes += _cost(row)
+        return run
+
+    def _next_rows(self, room_bytes: int) -> list[Row]:
+        """Return the next rows of one segment for whose messages there is room: a run of them, or
+        one that is larger."""
         state = self._state
         rows: list[Row] = []
-        border = state.segment_end(state.q3.first_seq())
+        q3 = state.q3
+        last = q3.last_seq()
         taken = 0
-        room = min(room_bytes, RUN_BYTES_MAX)
-        count = state.q3.count
-        if state.delta.count:
-            count -= 1  # the last one stays before delta
-        for row in islice(state.q3.rows(), count):
-            taken += row.size + row.header_len + ALPHA_BYTES
-            if row.seq >= border or taken > room or row.flags & IN_STORE:
+        border = -1
+        for row in q3.rows(self._last_seq()):
+            taken += _cost(row)
+            if border < 0:
+                border = state.segment_end(row.seq)
+            if row.seq >= border or taken > room_bytes or (rows and taken > RUN_BYTES_MAX):
                 break
-            if row.seq == self._bad_seq or not row.flags & (AT_ENTRY | ON_SLOT):
-                break
+            if row.seq == self._bad_seq or (row.seq == last and state.delta.count):
+                break  # the last one stays before delta
             rows.append(row)
-        self._find_entries(rows)
-        return _run_of(rows)
+        return rows
 
-    def _find_entries(self, rows: list[Row]) -> None:
-        """Set the positions of entries that only the slots have; drop rows from the first on whose
-        slot is damaged. Raises OSError."""
-        unknown = [row for row in rows if row.flags & HAS_ENTRY and not row.flags & AT_ENTRY]
-        if not unknown:
-            return
+    def _slots_of(self, rows: list[Row]) -> list[Slot]:
+        """Return slots with the positions of the entries, which for some rows only the slots have;
+        of the first rows alone if one is damaged. Raises OSError."""
         index = self._state.index
-        try:
-            slots = index.files(unknown[0].seq // index.slots).slots([row.seq for row in unknown])
-        except CorruptionError:  # a fetch finds out which
-            self._bad_seq = unknown[0].seq
-            del rows[rows.index(unknown[0]) :]
-            return
-        for row, slot in zip(unknown, slots, strict=True):
-            row.flags |= AT_ENTRY
-            row.place = slot.where
-
-    def _arrived(self, rows: list[Row], start: int, data: bytes) -> None:
-        """Move rows that are still at the front of q3 to q4. Bad entries are left to `fetch`."""
-        state = self._state
-        if state.is_lazy or not state.q3.count or state.engine.failed is not None:
-            return
-        files = state.index.files(rows[0].seq // state.index.slots)
-        room = state.target_bytes - state.ram_bytes()
+        section = index.section
+        unknown = [
+            row.seq
+            for row in rows
+            if row.flags & HAS_ENTRY and not row.flags & AT_ENTRY and row.seq not in section
+        ]
+        asked: list[Slot] = []
+        if unknown:
+            try:
+                asked = index.files(unknown[0] // index.slots).slots(unknown)
+            except CorruptionError:  # a fetch finds out which
+                self._bad_seq = unknown[0]
+                unknown = unknown[:1]
+        slots: list[Slot] = []
+        at = 0
         for row in rows:
-            first = state.q3.first_seq() if state.q3.count else row.seq + 1
+            if at < len(unknown) and row.seq == unknown[at]:
+                if at == len(asked):
+                    break
+                slots.append(asked[at])
+                at += 1
+            else:
+                slots.append(slot_of(row))
+        return slots
+
+    def _found(self, rows: list[Row], slots: list[Slot]) -> list[Message | None]:
+        """Return the messages without bodies; None where the body is in .qs. Of the first slots
+        alone if the entry of one is damaged. Raises OSError."""
+        index = self._state.index
+        section = index.section
+        files = index.files(rows[0].seq // index.slots)
+        special = [slot for slot in slots if slot.seq not in section and not _is_embedded(slot)]
+        messages: list[Message] = []
+        bad_seq = -1
+        try:
+            messages = files.entries_of(special)
+        except CorruptionError:
+            messages = []
+            for slot in special:
+                try:
+                    messages += files.entries_of([slot])
+                except CorruptionError:
+                    self._bad_seq = bad_seq = slot.seq
+                    break
+        found: list[Message | None] = []
+        at = 0
+        for n, slot in enumerate(slots):
+            if slot.seq == bad_seq:
+                break
+            if slot.seq in section:
+                found.append(section[slot.seq].message.copy())
+            elif _is_embedded(slot):
+                found.append(None)
+            else:
+                messages[at].persistent = rows[n].flags & PERSISTENT != 0
+                found.append(messages[at])
+                at += 1
+        return found
+
+    def _record_of(self, row: Row, message: Message) -> StoreRecord | None:
+        """Return where the body of a message is in the store, None if a fetch must find out."""
+        state = self._state
+        record: StoreRecord | None = None
+        try:
+            record = state.engine.record_of(state.index, row.seq, message)
+        except CorruptionError:
+            record = None
+        if record is None:
+            self._bad_seq = row.seq
+        return record
+
+    def ended(self, problem: str) -> None:
+        """Take the end of a read: move to q4 what has arrived, as far as no earlier run is under
+        way."""
+        while self.runs and self.runs[0].is_over:
+            run = self.runs.pop(0)
+            self._state.reading_bytes -= run.bytes
+            if run.rows:
+                self._arrived(run)
+        self._on_end(problem)
+
+    def _arrived(self, run: Run) -> None:
+        """Move messages whose rows are still at the front of q3 to q4. Bad entries are left to
+        `fetch`."""
+        state = self._state
+        q3 = state.q3
+        if state.is_lazy or not q3.count or state.engine.failed is not None:
+            return
+        section = state.index.section
+        files = state.index.files(run.rows[0].seq // state.index.slots)
+        room = state.target_bytes - state.ram_bytes()
+        for n, row in enumerate(run.rows):
+            first = q3.first_seq() if q3.count else row.seq + 1
             if first > row.seq:
                 continue  # fetched meanwhile
-            if first != row.seq:
-                return  # q3 was emptied, or something was requeued before it
-            if state.q3.count == 1 and state.delta.count:
-                break
+            if first != row.seq or (q3.count == 1 and state.delta.count):
+                break  # q3 was emptied, or something was requeued before it
+            message: Message | None = None
             try:
-                message = _message(files, row, data, row.place - start)
+                message = run.message(n, files)
             except CorruptionError:
+                message = None
+            if message is None:
                 self._bad_seq = row.seq
-                return
+                break
             cost = alpha_bytes(message)
             room -= cost - ROW_BYTES
             if room < 0:
                 break
-            state.q3.drop_first()
-            message.persistent = row.flags & PERSISTENT != 0
-            if not message.persistent and not row.flags & ON_SLOT:
-                state.places[row.seq] = row.place
-            state.q4.append(Entry(row.seq, message, row.flags & ON_SLOT != 0))
+            now = q3.pop_first()
+            message.persistent = now.flags & PERSISTENT != 0
+            if message.persistent:
+                on_slot = now.seq not in section
+            else:
+                on_slot = now.flags & ON_SLOT != 0
+                if now.flags & AT_ENTRY and not on_slot:
+                    state.places[now.seq] = now.place
+            state.q4.append(Entry(now.seq, message, on_slot))
             state.alpha_bytes += cost
         state.disk_reads += 1
         settle(state, FEW_ROWS)
 
 
-def _run_of(rows: list[Row]) -> list[Row]:
-    """Return the first of these rows whose entries ascend and lie close enough for one read."""
-    start = last = -1
-    for n, row in enumerate(rows):
-        if not row.flags & HAS_ENTRY:
-            continue
-        if start < 0:
-            start = row.place
-        if row.place < last or row.place + row.size - start > 2 * RUN_BYTES_MAX:
-            return rows[: max(n, 1)]
-        last = row.place
-    return rows
+def _cost(row: Row) -> int:
+    """Return what a row's message will count in RAM, with a header of at most LONG_HEADER bytes."""
+    cost = ALPHA_BYTES + row.header_len
+    return cost if row.flags & IN_STORE and row.size >= LARGE_FROM else cost + row.size
 
 
-def _extent(rows: list[Row]) -> tuple[int, int]:
-    """Return where their entries begin and end; (0, 0) if there are none."""
-    start = end = 0
-    for row in rows:
-        if row.flags & HAS_ENTRY:
-            start = start if end else row.place
-            end = row.place + PREFIX_BYTES + row.header_len + row.size
-    return start, end
-
-
-def _message(files: SegmentFiles, row: Row, data: bytes, at: int) -> Message:
-    """Return the message of a row, whose entry, if it has one, begins at `at`. Raises
-    CorruptionError."""
-    if not row.flags & HAS_ENTRY:
-        return Message(row.id, b"", b"", 0, row.time, row.expiry_ms)
-    return files.parse(slot_of(row), data, at)
+def _is_embedded(slot: Slot) -> bool:
+    """Return whether header and body are in .qs together."""
+    return slot.flags & SLOT_HAS_ENTRY != 0 and not slot.flags & SLOT_IN_STORE
 
 
 RETRY_S: Final = 1.0  # after a page-out failed
@@ -1179,7 +1329,7 @@ class Paging:
     def __init__(self, state: QueueRam, on_event: Callable[[str, str], None] | None) -> None:
         self._state = state
         self._on_event = on_event
-        self._inhaler: Inhaler = Inhaler(state)
+        self.inhaler: Inhaler = Inhaler(state, self._read_ended)
         self._max_bytes: int = UNLIMITED
         self._min_bytes: int = UNLIMITED
         self._share_bytes: int = UNLIMITED
@@ -1339,7 +1489,7 @@ class Paging:
         """Submit a read if there is a reason. Return True while one is under way. at_rest: nobody
         has consumed just now, so only a flowed queue reads."""
         state = self._state
-        if self._inhaler.is_reading:
+        if self.inhaler.runs:
             return True
         if not state.q3.count or (at_rest and not state.is_flowed):
             self._is_inhaling = False
@@ -1364,7 +1514,7 @@ class Paging:
             return False
         rows_max = segment_rows(state)
         try:
-            if self._inhaler.begin(room, rows_max, self._arrived, self._not_read):
+            if self.inhaler.begin(room, rows_max):
                 return True
             self._read_at_once(room)
         except OSError as problem:
@@ -1372,8 +1522,8 @@ class Paging:
         return False
 
     def _read_at_once(self, room: int) -> None:
-        """Read a run that no worker reads (bodies in the store, sections of the checkpoint), as a
-        fetch would; once in a tick, and only if the whole queue fits in RAM."""
+        """Read a run that no worker reads (one with a damaged message, or whose store file was
+        replaced), as a fetch would; once in a tick, and only if the whole queue fits in RAM."""
         state = self._state
         if not state.is_flowed or not state.q3.count or not state.fits():
             return
@@ -1384,10 +1534,14 @@ class Paging:
         self.report_set_aside()
         self.note_recovered()
 
-    def _arrived(self) -> None:
+    def _read_ended(self, problem: str) -> None:
+        """Go on after a read; problem: why it failed, "" if it did not."""
         self.note_recovered()
         if self._is_inhaling:
-            self._is_inhaling = self._read_on()
+            if problem:
+                self._not_read(problem)
+            else:
+                self._is_inhaling = self._read_on()
 
     def _not_read(self, text: str) -> None:
         self._is_inhaling = False

@@ -249,6 +249,7 @@ class QueueRam:
         self.alpha_bytes: int = 0  # counted: q1, q4 and back
         self.pending_bytes: int = 0  # counted: ram_pending
         self.q1_bytes: int = 0  # counted: q1, part of alpha_bytes
+        self.reading_bytes: int = 0  # counted: what is being read ahead will be, at most
         self.shared: SharedBodies = SharedBodies()  # in RAM here and in other queues
         self.target_bytes: int = UNLIMITED  # the smallest limit
         self.is_lazy: bool = False
@@ -265,7 +266,7 @@ class QueueRam:
         """Return the bytes counted in RAM."""
         rows = self.q2.count + self.q3.count + self.disk_pending.count + self.back_rows.count
         counted = self.alpha_bytes + self.pending_bytes - self.shared.elsewhere_bytes
-        return counted + rows * ROW_BYTES
+        return counted + self.reading_bytes + rows * ROW_BYTES
 
     def average_bytes(self) -> int:
         """Return the average bytes of RAM of a ready message, without its header."""
@@ -526,6 +527,7 @@ class QueueRam:
             "q4": len(self.q4) + len(self.back) + self.back_rows.count,
             "alpha_bytes": self.alpha_bytes + self.pending_bytes - self.shared.elsewhere_bytes,
             "elsewhere_bytes": self.shared.elsewhere_bytes,
+            "reading_bytes": self.reading_bytes,
             "row_bytes": (rows + self.disk_pending.count) * ROW_BYTES,
             "is_flowed": self.is_flowed,
             "target_bytes": self.target_bytes,

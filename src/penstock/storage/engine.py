@@ -81,7 +81,7 @@ from penstock.storage.record_types import (
 )
 from penstock.storage.routing_table import DurableQueue, RoutingTable
 from penstock.storage.state import StorageState
-from penstock.storage.store_file import StoredBody
+from penstock.storage.store_file import StoredBody, StoreRecord
 from penstock.storage.stream_engine import StreamCreation, StreamLimits, StreamWriter
 from penstock.storage.streams import STREAM_FLAG, Stream
 from penstock.storage.transaction import Transaction, check_targets, store_refs
@@ -544,6 +544,19 @@ class StorageEngine:
     def read_stored(self, message: Message) -> bytes:
         """Read the body of a message that is in the store. CorruptionError."""
         return self.store_of(message).read(message.store_file, message.id)
+
+    def record_of(self, queue: QueueIndex, seq: int, message: Message) -> StoreRecord | None:
+        """Return where `read_records` finds the body of a message that `read` returned; None if it
+        has a file of its own, or its place in the store does not fit the message: `load_body` finds
+        out. CorruptionError, OSError."""
+        file = message.store_file
+        if not file:
+            section_row = queue.section.get(seq)
+            file = 0 if section_row is None else section_row.body_file
+        if not file:
+            return None
+        found = self.store_of(message).record_of(file, message.id)
+        return found if found is not None and found.size == message.size else None
 
     def dequeue(self, queue: QueueIndex, entries: list[Entry], mode: int) -> int:
         """Acknowledge and remove persistent entries, ascending by seq. Returns the LSN. ValueError

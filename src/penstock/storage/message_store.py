@@ -96,6 +96,7 @@ from penstock.storage.store_file import (
     SealedWriter,
     StoredBody,
     StoreFile,
+    StoreRecord,
     StoreScan,
     begin_record,
     block_count,
@@ -282,6 +283,17 @@ class MessageStore(QueueBacking):
             body = self.tables.open_body(found, id, offset, size)
         body.faults = self._unreadable
         return body
+
+    def record_of(self, file: int, id: int) -> StoreRecord | None:
+        """Return where `read_records` finds the body, in any thread; None for a body that has a
+        file of its own. The file may be combined with others and deleted meanwhile: then the body
+        is not found there any more. Raises CorruptionError if it is missing; OSError."""
+        if file & OWN_FILE:
+            return None
+        found, _, offset, size = self._find(file, id)
+        path = self.tables.rdq_path(found.number)
+        header = encode_header(self.vhost, found.number, found.lo, found.hi)
+        return StoreRecord(path, header, offset, id, size, self._seed)
 
     def has(self, file: int, id: int) -> bool:
         """Return whether the body is there, whole and verified, alive or not."""

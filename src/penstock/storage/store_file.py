@@ -533,6 +533,71 @@ class StoredBody:
             file.close()
 
 
+class StoreRecord:
+    """Where one body is in an append file, for a reader in another thread (`read_records`).
+
+    header: of the file, as it must be. seed: of the vhost's checksums.
+    """
+
+    __slots__ = ("header", "id", "offset", "path", "seed", "size")
+
+    def __init__(
+        self, path: str, header: bytes, offset: int, id: int, size: int, seed: int
+    ) -> None:
+        self.path: str = path
+        self.header: bytes = header
+        self.offset: int = offset
+        self.id: int = id
+        self.size: int = size
+        self.seed: int = seed
+
+    def end(self) -> int:
+        """Return the position after the record."""
+        return self.offset + RECORD_BYTES + self.size
+
+
+def read_records(fs: FileSystem, records: list[StoreRecord]) -> list[bytes | None]:
+    """Return the bodies of these records, in their order, each verified; None for one that is not
+    there or does not verify. Records that follow one another in a file are read at once. Raises
+    OSError."""
+    bodies: list[bytes | None] = []
+    n = len(records)
+    at = 0
+    while at < n:
+        first = records[at]
+        end = first.end()
+        stop = at + 1
+        while stop < n and records[stop].path == first.path:
+            if not end <= records[stop].offset <= end + GAP_BYTES:
+                break
+            end = records[stop].end()
+            stop += 1
+        data = _read_range(fs, first, end)
+        while at < stop:
+            one = records[at]
+            start = one.offset - first.offset
+            record = data[start : start + RECORD_BYTES + one.size]
+            fault = record_fault(one.seed, record, one.id)
+            is_good = not fault and len(record) == RECORD_BYTES + one.size
+            bodies.append(record[RECORD_BYTES:] if is_good else None)
+            at += 1
+    return bodies
+
+
+def _read_range(fs: FileSystem, first: StoreRecord, end: int) -> bytes:
+    """Return the bytes of a file from a record on; b"" if it is gone or is another file."""
+    try:
+        file = fs.open(first.path)
+    except FileNotFoundError:
+        return b""
+    try:
+        if file.pread(HEADER_BYTES, 0) != first.header:
+            return b""
+        return file.pread(end - first.offset, first.offset)
+    finally:
+        file.close()
+
+
 VERSION: Final = 1
 HEADER_BYTES: Final = 32
 HINT_HEADER_BYTES: Final = 44
@@ -541,6 +606,7 @@ BLOCK_ENTRIES: Final = 256
 BLOCK_BYTES: Final = BLOCK_ENTRIES * ENTRY_BYTES
 BODY_BYTES_MAX: Final = (16 << 20) - 1  # in an append file: the first byte of a record is 0
 WRITE_BYTES: Final = 1 << 20
+GAP_BYTES: Final = 4096  # between two records that one read brings
 
 MAGIC_RDQ: Final = b"PRDQ"
 MAGIC_HINT: Final = b"PHNT"

@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import Final
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,13 @@ from tests.helpers.monitored import BUDGET, MIB, SHARED, FakeQueue, Monitored, q
 
 # --- shares ---
 
+LEAST: Final = 64 << 10  # what an empty queue gets: what one publish needs
+
+
+def floor_of(queues: int) -> float:
+    """What each of so many queues gets at most before needs are compared."""
+    return SHARED / 4 / queues
+
 
 def settled(*queues: FakeQueue) -> Monitored:
     """After so many rounds that nothing changes any more."""
@@ -27,29 +35,45 @@ def settled(*queues: FakeQueue) -> Monitored:
 def test_what_nobody_needs_is_for_all_equally() -> None:
     a, b, c = queue(depth=20 * MIB), queue(depth=10 * MIB), queue()
     settled(a, b, c)
-    floor = SHARED / 4 / 3
-    needs = [(20 * MIB + 2560) * 8 / 7 + 65536 - floor, (10 * MIB + 2560) * 8 / 7 + 65536 - floor]
-    left = SHARED - 3 * floor - sum(needs)
-    assert a.share == pytest.approx(floor + needs[0] + left / 3, rel=1e-6)
-    assert b.share == pytest.approx(floor + needs[1] + left / 3, rel=1e-6)
-    assert c.share == pytest.approx(floor + left / 3, rel=1e-6)
+    needs = [(20 * MIB + 2560) * 8 / 7 + 65536, (10 * MIB + 2560) * 8 / 7 + 65536]
+    left = SHARED - LEAST - sum(needs)
+    assert a.share == pytest.approx(needs[0] + left / 3, rel=1e-6)
+    assert b.share == pytest.approx(needs[1] + left / 3, rel=1e-6)
+    assert c.share == pytest.approx(LEAST + left / 3, rel=1e-6)
 
 
-def test_of_too_many_needs_each_gets_its_part_and_an_empty_queue_its_floor() -> None:
+def test_of_too_many_needs_each_gets_its_part_and_an_empty_queue_what_a_publish_needs() -> None:
     a, b, c = queue(depth=600 * MIB), queue(depth=300 * MIB), queue()
     settled(a, b, c)
-    floor = SHARED / 4 / 3
-    rest = SHARED - 3 * floor
+    floor = floor_of(3)
+    rest = SHARED - 2 * floor - LEAST
     assert a.share == pytest.approx(floor + rest * 2 / 3, rel=0.01)
     assert b.share == pytest.approx(floor + rest / 3, rel=0.01)
-    assert c.share == pytest.approx(floor, rel=1e-6)
+    assert c.share == LEAST
+
+
+@pytest.mark.parametrize("idle", [20, 98, 10_000])
+def test_idle_queues_take_no_more_than_a_sixteenth(idle: int) -> None:
+    busy = [queue(depth=600 * MIB) for _ in range(2)]
+    empty = [queue() for _ in range(idle)]
+    settled(*busy, *empty)
+    assert sum(one.share for one in busy) >= 0.93 * SHARED
+    assert max(one.share for one in empty) <= LEAST
+
+
+def test_short_queues_stay_in_ram_beside_long_ones() -> None:
+    long = [queue(depth=6000 * MIB) for _ in range(2)]
+    short = [queue(depth=100_000) for _ in range(98)]
+    settled(*long, *short)
+    assert min(one.share for one in short) >= (100_000 + 2560) * 8 / 7
+    assert sum(one.share for one in long) >= 0.8 * SHARED
 
 
 def test_who_is_consumed_faster_gets_more() -> None:
     fast, slow, none = (queue(depth=600 * MIB) for _ in range(3))
     fast.out, slow.out = 3e6, 1e6
     settled(fast, slow, none)
-    floor = SHARED / 4 / 3
+    floor = floor_of(3)
     half = (SHARED - 3 * floor) / 2
     assert fast.share == pytest.approx(floor + half / 3 + half * 3 / 4, rel=0.01)
     assert slow.share == pytest.approx(floor + half / 3 + half * 1 / 4, rel=0.01)

@@ -49,6 +49,17 @@ def test_two_busy_queues_use_four_fifths_of_the_budget() -> None:
     sim.drain()
 
 
+@pytest.mark.parametrize("idle", [20, 98])
+def test_idle_queues_leave_the_budget_to_two_busy_ones(idle: int) -> None:
+    loads = [Load(between(0, 6, 900, 200), between(4, 1e9, 200), 256) for _ in range(2)]
+    sim = Simulator(2 * MIB, [*loads, *[Load(steady(0), steady(0), 256) for _ in range(idle)]])
+    sim.run(20)
+    used = [sum(one.history[at].ram_bytes for one in sim.queues) for at in range(12, 20)]
+    assert all(one.history[-1].delta for one in sim.queues[:2]), "they are longer than RAM"
+    assert sum(used) / len(used) >= 0.75 * 2 * MIB
+    sim.drain()
+
+
 def test_the_faster_consumer_has_the_more_of_its_queue_in_ram() -> None:
     loads = [Load(between(0, 10, 1000, out), between(10, 1e9, out), 100) for out in (600, 60, 0)]
     sim = Simulator(MIB, loads)

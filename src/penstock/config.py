@@ -11,6 +11,8 @@ is the name with hyphens.
     checkpoint_seconds = 10         PENSTOCK_STORAGE_CHECKPOINT_SECONDS=10
     [limits]
     user_channels = 1000            PENSTOCK_LIMITS_USER_CHANNELS=1000
+    [queues]
+    backing_queue = "a.b:C"         PENSTOCK_QUEUES_BACKING_QUEUE=a.b:C
 
 Values are checked when a Config is made: an OptionError names the value by the place where it was
 given. For an unknown name in the file it suggests the right one. The environment is shared with
@@ -28,6 +30,7 @@ from typing import Any, Final
 
 from penstock.access.limits import EXPECTED, LIMIT_MAX, Limits
 from penstock.errors import OptionError
+from penstock.queues.backing_choice import BackingChoice
 from penstock.queues.budget import parse_bytes
 from penstock.storage.durability import DISK, NONE, Durability
 from penstock.storage.options import StorageOptions
@@ -35,7 +38,10 @@ from penstock.storage.options import StorageOptions
 PREFIX: Final = "PENSTOCK_"
 STORAGE: Final = "storage"
 LIMITS: Final = "limits"
-TABLES: Final[Mapping[str, type]] = {STORAGE: StorageOptions, LIMITS: Limits}
+QUEUES: Final = "queues"
+TABLES: Final[Mapping[str, type]] = {
+    STORAGE: StorageOptions, LIMITS: Limits, QUEUES: BackingChoice,
+}  # fmt: skip
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 GUEST_CHOICES: Final = ("loopback", "off")
 PERMISSION_CHOICES: Final = ("fix", "refuse", "ignore")
@@ -104,7 +110,8 @@ class Config:
     vhost_refusal_s. staging_bytes_max: what may be staged in each vhost and not committed,
     staging_user_bytes_max: by one user; staging_timeout_s: age at which that is deleted.
     lease_alert_s: age at which a lease raises an alert. stream_hold_s_max, stream_hold_bytes_max:
-    how much more than its limits readers of a stream may ask to keep."""
+    how much more than its limits readers of a stream may ask to keep. queues: the classes that hold
+    messages."""
 
     data: str
     host: str
@@ -138,6 +145,7 @@ class Config:
     stream_hold_bytes_max: int
     storage: StorageOptions
     limits: Limits
+    queues: BackingChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +249,7 @@ def config_of(
         stream_hold_bytes_max=_size(given["stream_hold_bytes_max"], 0),
         storage=storage,
         limits=_limits(tables[LIMITS]),
+        queues=_queues(tables[QUEUES]),
     )
 
 
@@ -301,6 +310,22 @@ def _limits(given: Mapping[str, _Given]) -> Limits:
         else:
             values[name] = one.value
     return Limits(**values)
+
+
+def _queues(given: Mapping[str, _Given]) -> BackingChoice:
+    names = [one.name for one in fields(BackingChoice)]
+    values: dict[str, Any] = {}
+    for name, one in given.items():
+        if name not in names:
+            raise OptionError(name, one.value, names)
+        if name == "backing_queue":
+            values[name] = one.value
+        else:
+            values[name] = _names(one)
+    try:
+        return BackingChoice(**values)
+    except OptionError as error:
+        raise OptionError(given[error.name].place, error.given, error.expected) from None
 
 
 # ---- one value each ------------------------------------------------------------------------------

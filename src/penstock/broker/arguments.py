@@ -32,6 +32,7 @@ from typing import Final
 from penstock.codec.fields import decode_value, encode_value
 from penstock.errors import PRECONDITION_FAILED, ChannelError, OptionError
 from penstock.queues.queue_options import (
+    BACKING,
     COUNT_MAX,
     MAX_COUNT,
     MAX_SIZE,
@@ -151,6 +152,7 @@ ARGUMENTS: Final[dict[str, Argument]] = {
     "x-queue-max-memory-bytes": _number("x-queue-max-memory-bytes"),
     "x-queue-min-memory-bytes": _number("x-queue-min-memory-bytes"),
     "x-paging-policy": Argument(str, choices=POLICIES),
+    BACKING: _TEXT,
     "x-delay": _number("x-delay"),
     "x-retry-delay-min": _number("x-retry-delay-min"),
     "x-retry-delay-max": _number("x-retry-delay-max"),

@@ -72,7 +72,7 @@ from penstock.message import Entry
 from penstock.queues import priority_queue
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.delays import MARK
-from penstock.queues.queue_options import MAX_SIZE, QueueOptions
+from penstock.queues.queue_options import BACKING, MAX_SIZE, QueueOptions
 from penstock.queues.queue_set import SHOWN_MAX, QueueSet, bytes_of, text_of
 from penstock.queues.stream_options import STREAM
 from penstock.storage.durability import DISK
@@ -275,6 +275,7 @@ class QueueTable:
                 return self._make_stream(what, name, arguments), self.engine.last_lsn
             options = check_arguments(what, arguments)
             self._check_memory(what, options, arguments)
+            self._check_class(what, options)
             queue = self._make(name, options, arguments, durable, exclusive, auto_delete, owner)
         except DiskFullError as error:
             raise refusals.no_space(what, error) from error
@@ -415,6 +416,16 @@ class QueueTable:
             ) from None
         if warning is not None:
             self._warn(f"{what}: {warning}")
+
+    def _check_class(self, what: str, options: QueueOptions) -> None:
+        """Check whether a queue may name its class. ChannelError 406."""
+        try:
+            self._queue_set.choice.maker(options.backing_queue)
+        except OptionError as error:
+            raise refusals.precondition_failed(
+                f"invalid arg '{BACKING}' for {what}: received {error.given!r}, "
+                f"expected {error.expected}"
+            ) from None
 
     # ---- deleting ------------------------------------------------------------------------------
 

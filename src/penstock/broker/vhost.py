@@ -56,6 +56,7 @@ from penstock.errors import DiskFullError, is_disk_full
 from penstock.protocol.connection import BodyRoom
 from penstock.queues.alerts import Alert
 from penstock.queues.amqp_headers import AmqpHeaders
+from penstock.queues.backing_choice import BackingChoice
 from penstock.queues.budget import format_bytes
 from penstock.queues.dead_letter import DeadLetterRoute, Target
 from penstock.queues.memory_monitor import MemoryMonitor
@@ -160,7 +161,8 @@ class VHostSettings:
     staging_timeout_s: age at which staged files that no batch names are swept; lease_alert_s: age
     from which a lease is reported. Both in seconds. stream_hold_s_max, stream_hold_bytes_max: how
     much more than a stream's limits keep its readers may ask to keep, in seconds and in bytes of
-    each partition. limits: of users and of the vhost, where an operator has set no others.
+    each partition. limits: of users and of the vhost, where an operator has set no others. queues:
+    the classes that hold their messages.
     """
 
     mode: int = DISK
@@ -172,6 +174,7 @@ class VHostSettings:
     stream_hold_s_max: float = 86_400.0
     stream_hold_bytes_max: int = 8 << 30
     limits: Limits = field(default_factory=Limits)
+    queues: BackingChoice = field(default_factory=BackingChoice)
 
 
 MEMORY_ALARMS: Final = ("memory_alarm", "memory_free")
@@ -236,6 +239,7 @@ class VHost(QueueOwner[BrokerQueue]):
             self.queue_set: QueueSet[BrokerQueue] = QueueSet(
                 self, self.monitor, fs, path, bytes_of(name), clock=clock, rng=rng,
                 storage=settings.storage, mode=self.mode, is_strict=settings.is_strict,
+                choice=settings.queues,
             )  # fmt: skip
             self.engine: StorageEngine = self.queue_set.engine
         except BaseException:

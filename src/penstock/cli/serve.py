@@ -117,6 +117,7 @@ def run(config: Config) -> None:
         is_strict=config.is_strict,
         log_level=config.log_level,
         storage=config.storage,
+        queues=config.queues,
         handshake_timeout_s=config.handshake_timeout_s,
         half_open_max=config.half_open_max,
         half_open_bytes_max=config.half_open_bytes_max,

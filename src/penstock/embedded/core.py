@@ -33,7 +33,7 @@ nothing open. `abandon` closes without writing, as a crash would.
 import random
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +48,7 @@ from penstock.errors import OptionError, SettledError, StoppedError, UnknownQueu
 from penstock.queues import priority_queue
 from penstock.queues.alerts import Alert
 from penstock.queues.amq_queue import AMQQueue, Plan
+from penstock.queues.backing_choice import BackingChoice
 from penstock.queues.budget import machine_memory
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.queue_options import QueueOptions
@@ -303,12 +304,13 @@ class CoreStreams:
 class Settings:
     """The settings of a box. mode: its durability. memory_bytes: the budget of its queues; "max"
     and fractions of a queue's own limit are of it. is_strict: whether own limits beyond the budget
-    are refused. storage: the engine's options."""
+    are refused. storage: the engine's options. queues: the classes that hold messages."""
 
     mode: int
     memory_bytes: int
     is_strict: bool
     storage: StorageOptions
+    queues: BackingChoice = field(default_factory=BackingChoice)
 
 
 class Core(QueueOwner[QueueState]):
@@ -343,7 +345,7 @@ class Core(QueueOwner[QueueState]):
                 self.queue_set: QueueSet[QueueState] = QueueSet(
                     self, self.monitor, self.fs, self.data.vhost_path(VHOST), VHOST,
                     clock=self.clock, rng=random.Random(), storage=options, mode=settings.mode,
-                    is_strict=settings.is_strict,
+                    is_strict=settings.is_strict, choice=settings.queues,
                 )  # fmt: skip
             except BaseException:
                 self.data.close()
@@ -562,14 +564,15 @@ class Core(QueueOwner[QueueState]):
 # All options of `open`, of which it suggests one when a name is wrong.
 NAMES = (
     "durability", "memory", "strict", "on_event", "on_alert",
-    *(field.name for field in fields(StorageOptions)),
+    *(field.name for kind in (StorageOptions, BackingChoice) for field in fields(kind)),
 )  # fmt: skip
 
 
 def settings_of(
     path: object, durability: object, memory: object, strict: object, storage: Mapping[str, object]
 ) -> tuple[str, Settings]:
-    """Return the directory and the settings. OptionError; TypeError if this is not a path."""
+    """Return the directory and the settings. storage: options of the engine, and those of
+    BackingChoice. OptionError; TypeError if this is not a path."""
     if isinstance(path, str) and path.startswith(URLS):
         raise OptionError(
             "path", path, "a directory: what opens the box of a broker is penstock.open"
@@ -582,11 +585,22 @@ def settings_of(
         if name not in NAMES:
             raise OptionError(name, storage[name], NAMES)
     mode = box_durability(durability)
-    options = StorageOptions.of(dict(storage))
+    left = dict(storage)
+    queues = _backing_choice(
+        {field.name: left.pop(field.name) for field in fields(BackingChoice) if field.name in left}
+    )
+    options = StorageOptions.of(left)
     if mode.interval_ms:
         options = replace(options, interval_ms=mode.interval_ms)
     memory_bytes = size_bytes("memory", memory, machine_memory(OsFileSystem(0))[0])
-    return directory, Settings(mode.mode, memory_bytes, strict, options)
+    return directory, Settings(mode.mode, memory_bytes, strict, options, queues)
+
+
+def _backing_choice(given: Mapping[str, object]) -> BackingChoice:
+    name, allowed = "allowed_backing_queues", given.get("allowed_backing_queues", ())
+    if not isinstance(allowed, list | tuple):
+        raise OptionError(name, allowed, 'a list of classes as "package.module:Class"')
+    return BackingChoice(**{**given, name: tuple(allowed)})  # type: ignore[arg-type]  # it checks
 
 
 class BoxTransaction:

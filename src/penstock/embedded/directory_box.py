@@ -260,7 +260,8 @@ def open_box(
     strict: refuse queues whose own limits add up to more than that (else: a warning).
     on_event(kind, text), on_alert(alert): called in the box's own thread, and may use the box.
     storage: options of the engine, as disk_free_limit; log_directory and spill_directory, other
-    directories for the log and for messages that leave RAM (docs/guides/disks.md).
+    directories for the log and for messages that leave RAM (docs/guides/disks.md); backing_queue
+    and allowed_backing_queues, other classes of queues (docs/guides/backing-queues.md).
 
     Raises LockedError, which names who has it open, NotAStoreError, VersionError,
     NetworkFileSystemError, OptionError, or CorruptionError, which names file and place.

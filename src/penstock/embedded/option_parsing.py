@@ -71,6 +71,7 @@ class QueueGiven(TypedDict, total=False):
     retry_delay: Time | tuple[Time, Time]
     lazy: bool
     policy: str
+    backing_queue: str
     alerts: Mapping[str, object] | None
     durability: str | None
 
@@ -89,7 +90,8 @@ _PART: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*")
 _QUEUE_NAMES: Final = tuple(QueueGiven.__annotations__)
 _STREAM_NAMES: Final = tuple(StreamGiven.__annotations__)
 _PLAIN: Final = (
-    "priorities", "max_length", "overflow", "dead_letter_to", "max_attempts", "lazy", "policy"
+    "priorities", "max_length", "overflow", "dead_letter_to", "max_attempts", "lazy", "policy",
+    "backing_queue",
 )  # fmt: skip
 _ALERTS: Final = ("count", "size", "depth", "age", "repeat_gap")
 

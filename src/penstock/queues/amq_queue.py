@@ -1099,10 +1099,14 @@ class AMQQueue(QueueTarget):
 
     def set_options(self, options: QueueOptions) -> None:
         """Apply new options. Messages keep the expiry that they have; `tick` shortens a queue that
-        is too long, in slices. Raises OptionError if priorities change."""
+        is too long, in slices. Raises OptionError if priorities or the class change."""
         if options.priorities != self._priorities:
             expected = f"{self._priorities}, which is fixed for the life of queue {self.text_name}"
             raise OptionError("priorities", options.priorities, expected)
+        if options.backing_queue != self.options.backing_queue:
+            is_now = self.options.backing_queue or "the operator's choice"
+            expected = f"{is_now}, which is fixed for the life of queue {self.text_name}"
+            raise OptionError("backing_queue", options.backing_queue, expected)
         self._apply_options(options, has_memory=self.options.memory_bytes != options.memory_bytes)
 
     def _apply_options(self, options: QueueOptions, *, has_memory: bool) -> None:

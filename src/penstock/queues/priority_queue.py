@@ -882,13 +882,15 @@ def open_backing(
     mode: int = DISK,
     policy: str = "eager",
     on_event: Callable[[str, str], None] | None = None,
+    make_queue: Callable[..., BackingQueue] = VariableQueue,
 ) -> BackingQueue:
     """Return what holds the messages of the queue `name`: the existing one if it is durable (then
     arguments and flags are ignored), else a new one, which is stored once the engine's `last_lsn`
     is settled.
 
     priorities: the highest, 1 to 255; 0 for none. mode: of the records of its delivered marks.
-    policy, on_event: of its VariableQueues. is_durable=False: always a new one, that only the
+    policy, on_event: of its VariableQueues. make_queue: the class of a queue without priorities
+    (backing_choice.py). is_durable=False: always a new one, that only the
     caller knows. Raises OptionError if priorities are out of range or differ from the queue's, or
     if the queue exists as a durable one and is_durable is False.
     """
@@ -912,7 +914,9 @@ def open_backing(
     def make(index: QueueIndex) -> VariableQueue:
         return VariableQueue(engine, index, mode=mode, policy=policy, on_event=on_event)
 
-    return PriorityQueue(engine, indexes, make) if priorities else make(indexes[0])
+    if priorities:
+        return PriorityQueue(engine, indexes, make)
+    return make_queue(engine, indexes[0], mode=mode, policy=policy, on_event=on_event)
 
 
 def part_names(name: bytes, priorities: int) -> list[bytes]:

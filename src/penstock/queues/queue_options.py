@@ -88,6 +88,7 @@ _CHOICES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "policy": ("x-paging-policy", POLICIES),
 }
 _MODE: Final = "x-queue-mode"
+BACKING: Final = "x-backing-queue"
 _EXCHANGE: Final = "x-dead-letter-exchange"
 _ROUTING_KEY: Final = "x-dead-letter-routing-key"
 
@@ -107,6 +108,7 @@ class QueueOptions:
     retry_delay_ms_*   the delay of the first retry, doubled for each further one up to the second
     lazy               everything goes to disk at once
     policy             of paging: "eager", "ratio" or "even"
+    backing_queue      the class that holds the messages, "" for the operator's (backing_choice.py)
     alert_*_up, _down  an alert when up is reached, armed again at down (None: half of up): count
                        and depth (bytes) of the queue, size of one message (bytes), age of the
                        oldest (ms); repeated after alert_repeat_gap_s
@@ -127,6 +129,7 @@ class QueueOptions:
     retry_delay_ms_max: int = 3_600_000
     lazy: bool = False
     policy: str = "eager"
+    backing_queue: str = ""
     alert_count_up: int | None = None
     alert_count_down: int | None = None
     alert_size_up: int | None = None
@@ -146,6 +149,11 @@ class QueueOptions:
                 raise OptionError(name, getattr(self, name), _listed(choices))
         if type(self.lazy) is not bool:
             raise OptionError("lazy", self.lazy, "True or False")
+        if self.backing_queue:
+            check_class_name("backing_queue", self.backing_queue)
+            if self.priorities:
+                expected = "nothing, as queues with priorities are made of VariableQueues"
+                raise OptionError("backing_queue", self.backing_queue, expected)
         target = self.dead_letter_to
         if target is not None and (type(target) is not str or not target or "\0" in target):
             raise OptionError("dead_letter_to", target, "the name of a queue")
@@ -211,6 +219,9 @@ class QueueOptions:
         if _MODE in left:
             mode = _check_choice(_MODE, left.pop(_MODE), QUEUE_MODES)
             values["lazy"] = mode == "lazy"
+        if BACKING in left:
+            values["backing_queue"] = left.pop(BACKING)
+            check_class_name(BACKING, values["backing_queue"])
         key = left.get(_ROUTING_KEY)
         if left.get(_EXCHANGE) == "" and isinstance(key, str) and key and "\0" not in key:
             del left[_EXCHANGE], left[_ROUTING_KEY]
@@ -233,6 +244,8 @@ class QueueOptions:
                 found[x_name] = getattr(self, name)
         if self.lazy:
             found[_MODE] = "lazy"
+        if self.backing_queue:
+            found[BACKING] = self.backing_queue
         if self.dead_letter_to is not None:
             found[_EXCHANGE], found[_ROUTING_KEY] = "", self.dead_letter_to
         for x_name, value in self.extra:
@@ -306,6 +319,15 @@ def _put(left: dict[str, object], name: str, given: object, x_name: str, value: 
     left[x_name] = value
 
 
+def check_class_name(name: str, given: object) -> None:
+    """Raise OptionError unless this may be the name of a class."""
+    if isinstance(given, str):
+        module, colon, inner = given.partition(":")
+        if colon and inner.isidentifier() and all(n.isidentifier() for n in module.split(".")):
+            return
+    raise OptionError(name, given, 'a class as "package.module:Class"')
+
+
 def _check_choice(name: str, given: object, choices: tuple[str, ...]) -> str:
     if not isinstance(given, str) or given not in choices:
         raise OptionError(name, given, _listed(choices))
@@ -331,4 +353,6 @@ def _listed(choices: tuple[str, ...]) -> str:
 def _x_name(name: str) -> str:
     if name in _NUMBERS:
         return _NUMBERS[name][0]
+    if name == "backing_queue":
+        return BACKING
     return _CHOICES[name][0] if name in _CHOICES else name

@@ -34,6 +34,7 @@ from penstock.errors import OptionError, StoppedError
 from penstock.queues import priority_queue
 from penstock.queues.alerts import Alert
 from penstock.queues.amq_queue import AGE_CHECK_MS, AMQQueue, TickInterval
+from penstock.queues.backing_choice import BackingChoice
 from penstock.queues.backing_queue import UNLIMITED, BackingQueue
 from penstock.queues.budget import format_bytes
 from penstock.queues.dead_letter import DeadLetterRoute, QueueTarget
@@ -140,7 +141,7 @@ class QueueSet(Generic[Q]):
     """The queues of the vhost `vhost` in the directory `path`. Raises the engine's errors.
 
     mode: durability of what queues do by themselves. is_strict: queues' own limits beyond the
-    monitor's budget are refused.
+    monitor's budget are refused. choice: of the classes that hold messages.
 
     limits: own limits in bytes of queues that take no part in the monitor, because they are not
     open or are kept down. kept_down: names of queues that an owner does not start for want of
@@ -151,6 +152,7 @@ class QueueSet(Generic[Q]):
     def __init__(
         self, owner: QueueOwner[Q], monitor: MemoryMonitor, fs: FileSystem, path: str, vhost: bytes,
         *, clock: Clock, rng: random.Random, storage: StorageOptions, mode: int, is_strict: bool,
+        choice: BackingChoice,
     ) -> None:  # fmt: skip
         self.queues: dict[str, Q] = {}
         self.stored: dict[str, int] = {}  # how many indexes each has
@@ -161,6 +163,7 @@ class QueueSet(Generic[Q]):
         self.touched: list[Q] = []
         self.is_strict: bool = is_strict
         self._owner = owner
+        self.choice: BackingChoice = choice
         self._clock = clock
         self._mode: int = max(mode, OS)
         self._due: list[tuple[int, int, Q]] = []  # heap of (wall ms, n, queue)
@@ -219,7 +222,9 @@ class QueueSet(Generic[Q]):
         self, name: str, options: QueueOptions, *, arguments: bytes, flags: int = 0,
         is_durable: bool = True,
     ) -> AMQQueue:  # fmt: skip
-        """Return a new queue as `open` does. A durable one whose opening fails is stored then."""
+        """Return a new queue as `open` does. A durable one whose opening fails is stored then.
+        OptionError: it may not have the class that it names; nothing happened."""
+        self.choice.maker(options.backing_queue)
         at = bytes_of(name)
         try:
             return self.open(at, options, arguments=arguments, flags=flags, is_durable=is_durable)
@@ -239,6 +244,7 @@ class QueueSet(Generic[Q]):
         backing = priority_queue.open_backing(
             self.engine, name, arguments=arguments, flags=flags, priorities=options.priorities,
             is_durable=is_durable, mode=self._mode, policy=options.policy, on_event=on_event,
+            make_queue=self._class_of(name, options),
         )  # fmt: skip
         self.register(backing, options)
         for index in backing.indexes() if is_durable else ():
@@ -250,6 +256,15 @@ class QueueSet(Generic[Q]):
             on_alert=owner.alert, on_alert_over=owner.alert_over, on_ready=owner.ready,
             delay_parts=self._delay_parts.pop(name, []),
         )  # fmt: skip
+
+    def _class_of(self, name: bytes, options: QueueOptions) -> Callable[..., BackingQueue]:
+        """Return the class of a queue; the usual one, with a warning, if it is not allowed any
+        more. The engine has the messages in either case."""
+        try:
+            return self.choice.maker(options.backing_queue)
+        except OptionError as error:
+            self._owner.queue_event(_base(name), "warning", f"queue {_base(name)!r}: {error}")
+            return self.choice.maker("")
 
     def reopen(self, name: bytes, options: QueueOptions, parts: list[bytes]) -> AMQQueue:
         """Open a durable queue again after its failure. parts: names of its parts for delayed

@@ -115,6 +115,15 @@ class DeliveredMark:
         self.half = self._next - block // 2
         self._lsn = self._engine.mark(self._index, self._next, self._mode)
 
+    def deliver(self, seq: int, *, is_persistent: bool, out_per_s: float) -> bool:
+        """Raise the mark for a delivery. Return whether the message was delivered before."""
+        if seq < self.delivered:
+            return True
+        if seq >= self.half and is_persistent:
+            self.reserve(seq, out_per_s)
+        self.delivered = seq + 1
+        return False
+
     def beyond(self, seq: int, out_per_s: float) -> int:
         """Return the mark that a record which delivers up to `seq` must log, 0 if the reserved one
         suffices. Changes nothing; see `logged`."""
@@ -657,13 +666,8 @@ class VariableQueue(BackingQueue):
 
     def _delivered(self, seq: int, is_persistent: bool) -> bool:
         """Raise the mark for a delivery. Return whether the message was delivered before."""
-        mark = self.mark
-        if seq < mark.delivered:
-            return True
-        if seq >= mark.half and is_persistent:
-            mark.reserve(seq, self.state.rates.out)
-        mark.delivered = seq + 1
-        return False
+        rate = self.state.rates.out
+        return self.mark.deliver(seq, is_persistent=is_persistent, out_per_s=rate)
 
     def _note_pending(self, seq: int) -> None:
         order = self.state.pending_order

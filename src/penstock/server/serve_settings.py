@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from penstock.access.limits import Limits
 from penstock.access.permissions import GUEST_LOOPBACK
+from penstock.queues.backing_choice import BackingChoice
 from penstock.storage.durability import DISK
 from penstock.storage.options import StorageOptions
 
@@ -39,6 +40,7 @@ class ServeSettings:
     staging_user_bytes_max: of one user; staging_timeout_s: age at which those of no batch are
     swept. lease_alert_s: age from which a reader's lease is reported. stream_hold_s_max,
     stream_hold_bytes_max: how much more than a stream's limits its readers may ask to keep.
+    queues: the classes that hold messages.
     """
 
     data: str = "./penstock-data"
@@ -57,6 +59,7 @@ class ServeSettings:
     is_strict: bool = False
     log_level: str = "info"
     storage: StorageOptions = field(default_factory=StorageOptions)
+    queues: BackingChoice = field(default_factory=BackingChoice)
     handshake_timeout_s: float = 10.0
     half_open_max: int = 1000
     half_open_bytes_max: int = 8 << 20
@@ -91,6 +94,7 @@ class ServeSettings:
             "stream_hold_bytes_max": self.stream_hold_bytes_max,
             "storage": asdict(self.storage),
             "limits": asdict(self.limits),
+            "queues": asdict(self.queues),
         }
 
 

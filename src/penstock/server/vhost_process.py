@@ -46,6 +46,7 @@ from penstock.errors import (
 )
 from penstock.operation_json import from_json, to_json
 from penstock.protocol.connection import Connection
+from penstock.queues.backing_choice import BackingChoice
 from penstock.server.control_server import error_reply
 from penstock.server.heap import freeze_start
 from penstock.server.hub import Hub, Session
@@ -166,6 +167,10 @@ class VhostProcess(LinkedProcess):
             stream_hold_s_max=settings["stream_hold_s_max"],
             stream_hold_bytes_max=settings["stream_hold_bytes_max"],
             limits=Limits(**settings["limits"]),
+            queues=BackingChoice(
+                settings["queues"]["backing_queue"],
+                tuple(settings["queues"]["allowed_backing_queues"]),
+            ),
         )  # fmt: skip
         self._limits = facts["limits"]
         self._open(facts, options, self._clock.monotonic() + LOCKED_S)

@@ -128,7 +128,8 @@ def test_all_known_arguments_can_be_given_at_once() -> None:
         "x-alert-size-down": 5, "x-alert-depth-up": 10, "x-alert-depth-down": 5,
         "x-alert-age-up": 10, "x-alert-age-down": 5, "x-alert-repeat-gap": 0,
     }  # fmt: skip
-    others = {"qpid.max_size", "qpid.max_count", "qpid.policy_type"}  # other words for these
+    # Other words for these; and what a queue with priorities cannot have.
+    others = {"qpid.max_size", "qpid.max_count", "qpid.policy_type", "x-backing-queue"}
     assert set(given) | others == of_type("classic")
     options = check_arguments(WHAT, given)
     assert (options.ttl_ms, options.priorities, options.max_attempts) == (1000, 255, 1)

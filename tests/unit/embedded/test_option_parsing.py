@@ -39,20 +39,23 @@ def test_what_is_no_time(given: object) -> None:
 
 def test_every_option_has_its_place() -> None:
     given = {
-        "priorities": 3, "max_memory": "16 MiB", "min_memory": 0.25, "max_length": 10,
+        "max_memory": "16 MiB", "min_memory": 0.25, "max_length": 10,
         "max_length_bytes": "1 MiB", "overflow": "reject-publish-dlx", "ttl": "1h", "delay": 2,
         "dead_letter_to": "dead", "max_attempts": 5, "retry_delay": (1, "1h"), "lazy": True,
-        "policy": "eager", "durability": "os",
+        "policy": "eager", "durability": "os", "backing_queue": "a.b:C",
         "alerts": {"count": 100, "depth": ("2 MiB", "1 MiB"), "age": ("1h", 60), "size": 10,
                    "repeat_gap": "2m"},
     }  # fmt: skip
-    assert {*given, "maxsize"} == set(QueueGiven.__annotations__), "and what it becomes, below"
+    assert {*given, "maxsize", "priorities"} == set(QueueGiven.__annotations__), (
+        "and what it becomes, below"
+    )
     options = queue_options(given, None, 32 * MIB)
     assert options == QueueOptions(
-        priorities=3, max_memory_bytes=16 * MIB, min_memory_bytes=8 * MIB, max_length=10,
+        max_memory_bytes=16 * MIB, min_memory_bytes=8 * MIB, max_length=10,
         max_length_bytes=MIB, overflow="reject-publish-dlx", ttl_ms=3_600_000, delay_ms=2000,
         dead_letter_to="dead", max_attempts=5, retry_delay_ms_min=1000,
-        retry_delay_ms_max=3_600_000, lazy=True, policy="eager", alert_count_up=100,
+        retry_delay_ms_max=3_600_000, lazy=True, policy="eager", backing_queue="a.b:C",
+        alert_count_up=100,
         alert_depth_up=2 * MIB, alert_depth_down=MIB, alert_age_up=3_600_000,
         alert_age_down=60_000, alert_size_up=10, alert_repeat_gap_s=120,
         extra=(("x-durability", "os"),),

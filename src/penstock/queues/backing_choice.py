@@ -1,0 +1,66 @@
+"""BackingChoice: which class holds the messages of a queue.
+
+RabbitMQ takes the module behind its queues from the configuration (backing_queue_module). Here it
+is `backing_queue` in the table [queues] of penstock.toml, or an option of `penstock.open`: the name
+of a class as "package.module:Class". A queue may name another with `x-backing-queue`, if the
+operator has listed that in `allowed_backing_queues`: a name is code that is imported, and not
+everybody who may declare a queue may run code.
+
+A class is a BackingQueue (backing_queue.py has the contract), and is called once for each index:
+
+    Class(engine, index, mode=..., policy=..., on_event=...)
+
+with what VariableQueue takes. The engine keeps what is safe, so a queue may have another class
+after every start. Queues with priorities are made of VariableQueues, and so are parts for delayed
+messages. tests/unit/queues/test_sqlite_queue.py shows how a class is put through the contract.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+from penstock.errors import OptionError
+from penstock.queues.queue_options import check_class_name
+
+DEFAULT: Final = "penstock.queues.variable_queue:VariableQueue"
+
+
+@dataclass(frozen=True, slots=True)
+class BackingChoice:
+    """backing_queue: the class of queues that name none. allowed_backing_queues: the classes that
+    queues may name. OptionError: one of them is no name of a class, or cannot be imported."""
+
+    backing_queue: str = DEFAULT
+    allowed_backing_queues: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.backing_queue != DEFAULT:  # it is imported where it is needed
+            load("backing_queue", self.backing_queue)
+        for name in self.allowed_backing_queues:
+            load("allowed_backing_queues", name)
+
+    def maker(self, named: str) -> Callable[..., Any]:
+        """Return the class of a queue that names this one, "" for none. OptionError: it may not."""
+        if not named or named == self.backing_queue:
+            return load("backing_queue", self.backing_queue)
+        if named not in self.allowed_backing_queues:
+            allowed = (self.backing_queue, *self.allowed_backing_queues)
+            expected = f"one that the operator allows: {', '.join(allowed)}"
+            raise OptionError("backing_queue", named, expected)
+        return load("backing_queue", named)
+
+
+def load(option: str, name: object) -> Callable[..., Any]:
+    """Return the class of this name. Raises OptionError under the name of the option."""
+    from penstock.queues.backing_queue import BackingQueue
+
+    check_class_name(option, name)
+    module, _, inner = str(name).partition(":")
+    try:
+        found = getattr(import_module(module), inner, None)
+    except ImportError as error:
+        raise OptionError(option, name, f"a class that can be imported ({error})") from None
+    if not isinstance(found, type) or not issubclass(found, BackingQueue):
+        raise OptionError(option, name, f"a subclass of BackingQueue in the module {module}")
+    return found

@@ -1,0 +1,91 @@
+"""Which class holds the messages of a queue: names, permission, what a box does with them."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.config import config_of
+from penstock.errors import OptionError
+from penstock.queues.backing_choice import DEFAULT, BackingChoice
+from penstock.queues.sqlite_queue import SqliteQueue
+from penstock.queues.variable_queue import VariableQueue
+
+SQLITE = "penstock.queues.sqlite_queue:SqliteQueue"
+
+
+def test_the_usual_class_and_an_allowed_one() -> None:
+    choice = BackingChoice(allowed_backing_queues=(SQLITE,))
+    assert choice.maker("") is VariableQueue
+    assert choice.maker(DEFAULT) is VariableQueue
+    assert choice.maker(SQLITE) is SqliteQueue
+    assert BackingChoice(SQLITE).maker("") is SqliteQueue
+
+
+def test_a_class_that_is_not_allowed() -> None:
+    with pytest.raises(OptionError, match=f"given '{SQLITE}', expected one that the operator"):
+        BackingChoice().maker(SQLITE)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("VariableQueue", 'a class as "package.module:Class"'),
+        ("a:b:c", 'a class as "package.module:Class"'),
+        (":C", 'a class as "package.module:Class"'),
+        ("no.such.module:C", "a class that can be imported"),
+        ("os.path:join", "a subclass of BackingQueue in the module os.path"),
+        ("penstock.queues.sqlite_queue:Missing", "a subclass of BackingQueue in the module"),
+    ],
+)
+def test_what_is_no_class(name: object, expected: str) -> None:
+    for given in ({"backing_queue": name}, {"allowed_backing_queues": [name]}):
+        with pytest.raises(OptionError) as caught:
+            config_of(whole_bytes=1 << 30, flags={}, environment={}, file={"queues": given})
+        assert expected in str(caught.value)
+        assert str(caught.value).startswith(f"option penstock.toml: queues.{next(iter(given))}: ")
+
+
+def test_configuration_of_a_broker() -> None:
+    def queues(environment: dict[str, str], **file: object) -> BackingChoice:
+        return config_of(
+            whole_bytes=1 << 30, flags={}, environment=environment, file={"queues": file}
+        ).queues
+
+    assert queues({}) == BackingChoice()
+    assert queues({}, backing_queue=SQLITE).backing_queue == SQLITE
+    allowed = queues({"PENSTOCK_QUEUES_ALLOWED_BACKING_QUEUES": f"{SQLITE}, {DEFAULT}"})
+    assert allowed.allowed_backing_queues == (SQLITE, DEFAULT)
+    with pytest.raises(OptionError, match="did you mean 'backing_queue'"):
+        queues({}, backing_queu=SQLITE)
+
+
+def test_a_box_whose_queues_are_in_sqlite(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "box", backing_queue=SQLITE) as box:
+        box.queue("q").put_many([b"one", b"two"])
+        job = box.queue("q").get()
+        (path,) = (tmp_path / "box").glob("vhosts/*/queues/*/messages.sqlite")
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+            found = database.execute("SELECT state, body FROM messages ORDER BY seq").fetchall()
+        assert found == [("pending", b"one"), ("ready", b"two")]
+        job.ack()
+    assert not path.exists()
+    with penstock.open(tmp_path / "box") as box:  # another class after another start
+        assert box.queue("q").get().body == b"two"
+
+
+def test_a_queue_of_a_box_names_its_class(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "box", allowed_backing_queues=[SQLITE]) as box:
+        q = box.queue("q", backing_queue=SQLITE)
+        q.put(b"one")
+        with pytest.raises(OptionError, match="fixed for the life of queue q"):
+            box.queue("q", backing_queue=DEFAULT)
+        with pytest.raises(OptionError, match="priorities are made of VariableQueues"):
+            box.queue("r", backing_queue=SQLITE, priorities=3)
+    with penstock.open(tmp_path / "box") as box:
+        with pytest.raises(OptionError, match="one that the operator allows"):
+            box.queue("other", backing_queue=SQLITE)
+        assert box.queues() == ["q"]
+        assert box.queue("q").get().body == b"one"

@@ -39,7 +39,7 @@ import pyarrow.compute as pc
 from penstock.codec.properties import PROPERTY_NAMES, BasicProperties
 from penstock.errors import AMQPError, OptionError
 from penstock.page_frames import FRAME_BYTES, Frames
-from penstock.queues.amqp_headers import AmqpHeaders, split_address
+from penstock.queues.amqp_headers import DIED_BYTES, AmqpHeaders, split_address
 from penstock.queues.headers import HeaderError
 
 ROWS_MAX: Final = 16_384
@@ -192,9 +192,14 @@ def walked(data: Any, low: Any, high: Any) -> dict[str, tuple[Any, Any, Any]] | 
     against its header's end before it counts.
     """
     low, high = low.astype(np.int64), high.astype(np.int64)
-    if len(low) == 0 or (high - low).min() < 5 or (data[low] != _FORMAT).any():
+    if len(low) == 0 or (high - low).min() < 5:
         return None
-    exchange_at = low + 1
+    has_died = data[low] == DIED_BYTES[0]
+    if ((data[low] != _FORMAT) & ~has_died).any():
+        return None
+    if (has_died & ((data[low + 1] | data[low + 2]) != 0)).any():  # with attempts of its deaths
+        return None
+    exchange_at = low + np.where(has_died, len(DIED_BYTES), 1)
     key_at = exchange_at + 1 + data[exchange_at]
     if (key_at >= high).any():
         return None

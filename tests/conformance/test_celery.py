@@ -1,4 +1,5 @@
-"""Celery: 2,000 tasks, acknowledged late, some retried, by a real worker that is killed midway.
+"""Celery: 2,000 tasks, acknowledged late, some retried, by a real worker that is killed midway; and
+retries with a countdown on quorum queues, which go through Celery's own queues for delays.
 
 The worker is a process of its own; its ledger file tells what was really done. With late acks every
 task is done at least once whatever happens to the worker; results come back over the rpc backend.
@@ -35,9 +36,9 @@ LIMIT_S = 200
 class Worker:
     """`celery worker` with two processes."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, app: str = "tests.conformance.celery_app") -> None:
         self.log = log
-        command = [sys.executable, "-m", "celery", "-A", "tests.conformance.celery_app", "worker"]
+        command = [sys.executable, "-m", "celery", "-A", app, "worker"]
         command += ["--concurrency=2", "--loglevel=INFO", "--without-mingle", "--without-gossip"]
         with log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -68,6 +69,7 @@ def tasks(
     monkeypatch.setenv("CONFORMANCE_URL", broker.url.replace("amqp://", "pyamqp://"))
     monkeypatch.setenv("CONFORMANCE_QUEUE", name)
     monkeypatch.setenv("CONFORMANCE_LEDGER", str(tmp_path / "ledger"))
+    sys.modules.pop("tests.conformance.celery_quorum_app", None)
     sys.modules.pop("tests.conformance.celery_app", None)
     module = importlib.import_module("tests.conformance.celery_app")
     yield module
@@ -105,3 +107,21 @@ def test_two_thousand_tasks_survive_the_death_of_their_worker(tasks: Any, tmp_pa
         assert answers, "remote control"
     finally:
         second.stop()
+
+
+def test_retries_with_a_countdown_on_quorum_queues(tasks: Any, tmp_path: Path) -> None:
+    quorum = importlib.import_module("tests.conformance.celery_quorum_app")
+    ledger = tmp_path / "ledger"
+    worker = Worker(tmp_path / "worker.log", quorum.__name__)
+    try:
+        wait_until(lambda: "ready." in worker.log.read_text(), "the worker", LIMIT_S)
+        for number in range(3):
+            quorum.fail_twice.delay(number)
+        wait_until(
+            lambda: ledger.exists() and len(ledger.read_text().splitlines()) == 3,
+            "three tasks, each at its third attempt", LIMIT_S,
+        )  # fmt: skip
+    finally:
+        worker.stop()
+        quorum.app.close()
+    assert sorted(ledger.read_text().splitlines()) == [f"retried {n}" for n in range(3)]

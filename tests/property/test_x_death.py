@@ -31,6 +31,17 @@ HEADERS = st.dictionaries(
     | st.none() | st.lists(st.text(max_size=5), max_size=3),
     max_size=4,
 )  # fmt: skip
+# What a client publishes as deaths, which counts for nothing.
+PUBLISHED = st.fixed_dictionaries(
+    {},
+    optional={
+        "x-death": st.lists(
+            st.fixed_dictionaries({"queue": QUEUES, "reason": st.sampled_from(REASONS)}), max_size=3
+        ),
+        "x-first-death-queue": QUEUES,
+        "x-last-death-reason": st.sampled_from(REASONS),
+    },
+)
 
 
 class Model:
@@ -76,13 +87,13 @@ class Model:
 
 @given(
     DEATHS, HEADERS, st.lists(KEYS, max_size=2), st.lists(KEYS, max_size=2), KEYS,
-    st.none() | st.sampled_from(("0", "60000")),
+    st.none() | st.sampled_from(("0", "60000")), PUBLISHED,
 )  # fmt: skip
 def test_a_message_that_dies_again_and_again(
     deaths: list[tuple[str, str, int, str | None]], given_headers: dict[str, Any], cc: list[str],
-    bcc: list[str], key: str, expiration: str | None,
+    bcc: list[str], key: str, expiration: str | None, published: dict[str, Any],
 ) -> None:  # fmt: skip
-    headers = {**given_headers, "CC": cc} if cc else given_headers
+    headers = {**published, **given_headers, **({"CC": cc} if cc else {})}
     properties = BasicProperties(headers=headers, expiration=expiration, message_id="m")
     route = b"\x02in" + short_string(key.encode()) + b"\0"
     header = H.make(route, properties.encode())

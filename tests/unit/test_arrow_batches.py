@@ -27,7 +27,7 @@ from penstock.codec.properties import BasicProperties
 from penstock.errors import OptionError
 from penstock.page_frames import PageMap, decode_chunk, decode_chunk_head
 from penstock.queues.amqp_headers import FORMAT_BYTE, AmqpHeaders
-from penstock.queues.headers import PlainHeaders
+from penstock.queues.headers import Death, PlainHeaders
 from tests.helpers.tiny_pages import Record, page_of
 
 TIME_US = 1_700_000_000_000_000
@@ -142,6 +142,7 @@ def test_headers_that_all_differ_are_the_same_walked_or_decoded(
         )
         for i in range(200)
     ]  # fmt: skip
+    metas[::4] = [AmqpHeaders().with_death(one, Death("q", "expired", 1)) for one in metas[::4]]
     if not is_walked:  # one with a prefix: then none is walked
         metas.append(AmqpHeaders().with_(metas[0], attempts=3))
     records = [Record(i, b"v", one) for i, one in enumerate(metas)]
@@ -151,10 +152,16 @@ def test_headers_that_all_differ_are_the_same_walked_or_decoded(
     assert found == [{name: one[name] for name in names} for one in expected]
 
 
-def test_a_walk_stops_at_what_runs_over_its_header() -> None:
+@pytest.mark.parametrize("has_died", [False, True])
+def test_a_walk_stops_at_what_runs_over_its_header(has_died: bool) -> None:
     import numpy as np
 
     whole = meta(b"ex", b"key", headers={"a": "b"}, message_id="an id", app_id="x")
+    if has_died:
+        whole = AmqpHeaders().with_death(whole, Death("q", "expired", 1))
+        unusual = AmqpHeaders().with_death(whole, Death("q", "delivery_limit", 1, 3))
+        bounds = np.array([0]), np.array([len(unusual)])
+        assert walked(np.frombuffer(unusual, np.uint8), *bounds) is None
     id_end = whole.index(b"an id") + 5
     for end in range(id_end):
         data = np.frombuffer(whole[:end] + b"\xff" * 300, np.uint8)

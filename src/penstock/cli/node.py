@@ -417,8 +417,8 @@ COLUMNS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
             "gammas", "delta", "delayed", "message_bytes_ready", "message_bytes_unacknowledged",
             "mode", "message_stats", "idle_since", "disk_reads", "disk_writes", "in_per_s",
             "out_per_s", "rejected", "expired", "maxlen", "delivery_limit", "dead_letters_dropped",
-            "alerts_raised", "why", "is_flowed", "q1", "q2", "q3", "q4", "set_aside", "partitions",
-            "readers", "vhost",
+            "dead_letter_cycles", "alerts_raised", "why", "is_flowed", "q1", "q2", "q3", "q4",
+            "set_aside", "partitions", "readers", "vhost",
         ),
     ),
     "list_exchanges": (

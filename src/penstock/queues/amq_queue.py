@@ -1043,8 +1043,8 @@ class AMQQueue(QueueTarget):
 
     def info(self) -> dict[str, int | float | str]:
         """Return the backing queue's counters (BackingQueue.info), and name, delayed, takers, how
-        many were rejected, expired, maxlen and delivery_limit, dead_letters_dropped, and
-        alerts_raised (their kinds)."""
+        many were rejected, expired, maxlen and delivery_limit, dead_letters_dropped,
+        dead_letter_cycles, and alerts_raised (their kinds)."""
         found = self.backing.info()
         found["name"] = self.text_name
         found["ram_bytes"] = self.ram_bytes()
@@ -1053,6 +1053,7 @@ class AMQQueue(QueueTarget):
         for reason, n in self.dead_letters.counts.items():
             found[reason] = n
         found["dead_letters_dropped"] = self.dead_letters.dropped
+        found["dead_letter_cycles"] = self.dead_letters.cycles
         found["alerts_raised"] = ",".join(self._alerts.raised())
         return found
 

@@ -9,8 +9,8 @@ there is nothing:
     0x20  expiry 8          ms since 1970: the message's own, while it waits for a delay
     0x40  priority 1        if it differs from the priority in the properties
     0x80  hidden keys 2 + n a length, and the routing keys of its BCC header, each 1 + n
-    0x08  attempts of deaths 2 + 4n   a length in bytes, and for each death in x-death, in its
-                            order, how often the message had been delivered then
+    0x08  attempts of deaths 2 + 4n   the message has died: a length in bytes, and for each death
+                            in x-death, in its order, how often the message had been delivered then
     exchange 1 + n | routing key 1 + n | properties: flag words and list, as on the wire
 
 A header of another format, or b"", is one of the embedded library (PlainHeaders), whose directory
@@ -29,11 +29,17 @@ message dies, its header is rewritten in this format.
 Another death in the same queue for the same reason increases the count of its table, which moves to
 the front and otherwise stays: exchange, keys and time are those of the first such death. The
 routing keys are that of the publish and those in CC, not those in BCC. The expiration property is
-removed. An x-death that is not an array, because a client made a string of it, is replaced.
+removed.
+
+Only these deaths count. What a client publishes as x-death, x-first-death-* or x-last-death-* is a
+header like any other, as in RabbitMQ 4: `deaths` does not return it, and the first death replaces
+it. A message that is republished with the headers it came with, as Celery does for a retry, has not
+died yet. The flag 0x08 tells who wrote x-death. (Earlier versions set it only if there were numbers
+to keep. Deaths without it, from before an upgrade, count as a client's.)
 
 How often the message had been delivered when it died (its attempts) is not part of RabbitMQ's
-x-death, so the numbers are kept apart, in the order of the array; and only if the reason does not
-imply them: a rejected message had been delivered once, one that expired or did not fit never. For
+x-death, so the numbers are kept apart, in the order of the array; none at all if the reasons imply
+them: a rejected message had been delivered once, one that expired or did not fit never. For
 clients that ask for it, `props_with_attempts` writes a field `attempts` into the tables. Stores of
 earlier versions have that field in the array; it is read.
 
@@ -61,6 +67,8 @@ ATTEMPTS: Final = b"attempts"
 FIRST_QUEUE: Final = b"x-first-death-queue"
 FIRST_REASON: Final = b"x-first-death-reason"
 FIRST_EXCHANGE: Final = b"x-first-death-exchange"
+FIRST_DEATH: Final = b"x-first-death-"
+LAST_DEATH: Final = b"x-last-death-"
 CC: Final = b"CC"
 COUNT_MAX: Final = (1 << 63) - 1
 NO_ATTEMPTS: Final[list[int]] = []
@@ -116,6 +124,16 @@ def add_death(
     return [] if is_implied else numbers
 
 
+def without_deaths(headers: list[RawEntry]) -> list[RawEntry]:
+    """Return the headers without what a client published about deaths."""
+    kept: list[RawEntry] = []
+    for entry in headers:
+        name = entry[0]
+        if name != X_DEATH and not name.startswith(FIRST_DEATH) and not name.startswith(LAST_DEATH):
+            kept.append(entry)
+    return kept
+
+
 def with_attempts(headers: list[RawEntry], attempts: list[int]) -> None:
     """Write these numbers, which `add_death` returned, into the tables of x-death."""
     values = _values(raw_fields.get(headers, X_DEATH))
@@ -129,8 +147,8 @@ def with_attempts(headers: list[RawEntry], attempts: list[int]) -> None:
 
 def deaths_in(headers: list[RawEntry], attempts: list[int]) -> list[Death]:
     """Return the deaths, the last first. attempts: what `add_death` returned. An entry of x-death
-    that is not a table comes from a client; it counts as rejected in no queue (as RabbitMQ reads
-    cycles)."""
+    that is not a table, which earlier versions took from clients, counts as rejected in no
+    queue."""
     found: list[Death] = []
     values = _values(raw_fields.get(headers, X_DEATH))
     for i in range(len(values)):
@@ -272,6 +290,7 @@ _PRIORITY: Final = 0x40
 _HIDDEN: Final = 0x80
 
 FORMAT_BYTE: Final = b"\x02"
+DIED_BYTES: Final = b"\x0a\0\0"  # what nearly every dead letter begins with: it died, no attempts
 CC_FIELD: Final = b"\x02CC"  # the header of that name as it stands in a table
 BYTES_MIN: Final = 5  # format, no exchange, no key, no properties
 DEATHS_MAX: Final = 256  # of which the attempts are kept
@@ -283,16 +302,17 @@ _PLAIN: Final = PlainHeaders()
 
 
 class Prefix:
-    """The part before the exchange. priority: -1 for none. hidden: short strings. deaths: the
-    attempts of each, packed. at: where the exchange begins."""
+    """The part before the exchange. priority: -1 for none. hidden: short strings. has_died: x-death
+    is ours. deaths: the attempts of each, packed. at: where the exchange begins."""
 
-    __slots__ = ("at", "attempts", "deaths", "expiry_ms", "hidden", "priority")
+    __slots__ = ("at", "attempts", "deaths", "expiry_ms", "has_died", "hidden", "priority")
 
     def __init__(self) -> None:
         self.attempts: int = 0
         self.expiry_ms: int = 0
         self.priority: int = -1
         self.hidden: bytes = b""
+        self.has_died: bool = False
         self.deaths: bytes = b""
         self.at: int = 1
 
@@ -312,7 +332,7 @@ class Prefix:
         if self.hidden:
             flags |= _HIDDEN
             parts += [_U16.pack(len(self.hidden)), self.hidden]
-        if self.deaths:
+        if self.has_died:
             flags |= _DEATHS
             parts += [_U16.pack(len(self.deaths)), self.deaths]
         return bytes((flags,)) + b"".join(parts)
@@ -334,7 +354,12 @@ class AmqpHeaders(HeaderCodec):
         n = len(header)
         if n < BYTES_MIN or header[0] & FORMAT_MASK != FORMAT:
             return self.parts(_from_plain(header, queue))
-        at = 1 if header[0] == FORMAT else _prefix(header).at
+        if header[0] == FORMAT:
+            at = 1
+        elif header.startswith(DIED_BYTES):
+            at = len(DIED_BYTES)
+        else:
+            at = _prefix(header).at
         key_at = at + 1 + header[at]
         if key_at >= n:
             raise HeaderError(f"a header of {n} bytes ends within the exchange")
@@ -422,6 +447,9 @@ class AmqpHeaders(HeaderCodec):
         exchange, key = split_address(address)
         headers = raw.headers()
         prefix = _prefix(header)
+        if not prefix.has_died:
+            prefix.has_died = True
+            headers = without_deaths(headers)
         known = _attempts_of_deaths(header)
         attempts = add_death(headers, death, exchange, key, raw.expiration(), known)
         prefix.deaths = _packed(attempts)
@@ -431,11 +459,15 @@ class AmqpHeaders(HeaderCodec):
     def deaths(self, header: bytes) -> list[Death]:
         if not header or header[0] & FORMAT_MASK != FORMAT:
             return _PLAIN.deaths(header)
+        if not header[0] & _DEATHS:
+            return []
         return deaths_in(self.headers(header), _attempts_of_deaths(header))
 
     def first_death(self, header: bytes) -> tuple[str, str] | None:
         if not header or header[0] & FORMAT_MASK != FORMAT:
             return _PLAIN.first_death(header)
+        if not header[0] & _DEATHS:
+            return None
         return first_death_in(self.headers(header))
 
     # ---- its route -----------------------------------------------------------------------------
@@ -530,6 +562,7 @@ def _from_plain(header: bytes, queue: str) -> bytes:
     prefix.attempts = _PLAIN.attempts(header)
     prefix.expiry_ms = _PLAIN.expiry_ms(header)
     deaths = _PLAIN.deaths(header)
+    prefix.has_died = bool(deaths)
     if [each for each in deaths if each.attempts != implied_attempts(each.reason)]:
         prefix.deaths = _packed([each.attempts for each in deaths])
     return prefix.encode() + amqp_of(_PLAIN, header, queue)
@@ -561,6 +594,7 @@ def _prefix(header: bytes) -> Prefix:
         end = at + 2 + int.from_bytes(header[at : at + 2], "big")
         if end + BYTES_MIN - 1 > len(header):
             raise HeaderError(f"a header of {len(header)} bytes ends within its deaths")
+        prefix.has_died = True
         prefix.deaths = header[at + 2 : end]
         at = end
     prefix.at = at

@@ -18,8 +18,8 @@ NESTED_HOPS_MAX of these steps, so that the stack stays small; the queue where i
 its next tick.
 
 Without a target, or if the target does not exist, the message is dropped. Dropped messages are
-counted, and the first of a row is an event: dead_letter_missing, dead_letter_cycle,
-dead_letter_hops.
+counted, cycles also by themselves (other queues may get such a message). The first of a row is an
+event, which is logged as a warning: dead_letter_missing, dead_letter_cycle, dead_letter_hops.
 
 Targets that are not durable get a copy in RAM. If some targets are durable and others are not, the
 durable ones share the record, and the others get their copies then; a crash in between loses
@@ -170,7 +170,8 @@ class QueueRoute(DeadLetterRoute):
 
 class DeadLetters:
     """The dead letters of one queue. `route`: finds their targets, or None. `counts`: how many died
-    for each reason; `dropped`: how many of them had no target."""
+    for each reason; `dropped`: how many of them had no target; `cycles`: how many were kept from a
+    queue in which they died."""
 
     def __init__(
         self, queue: str, headers: HeaderCodec, engine: StorageEngine,
@@ -179,6 +180,7 @@ class DeadLetters:
         self.route: DeadLetterRoute | None = None
         self.counts: dict[str, int] = dict.fromkeys(REASONS, 0)
         self.dropped: int = 0
+        self.cycles: int = 0
         self.hops: int = 0  # moves before this one in the call; set by the queue
         self._queue = queue
         self._headers = headers
@@ -246,6 +248,7 @@ class DeadLetters:
             self._headers.with_(header, attempts=0, expiry_ms=0), death
         )
         routed = self.route.route(header, reason)
+        self.cycles += routed.kind == CYCLE
         if routed.kind and self._last_event != routed.kind:
             self._last_event = routed.kind
             self._on_event(routed.kind, f"queue {self._queue!r}: {routed.text}")

@@ -320,19 +320,66 @@ def test_only_the_queue_of_the_cycle_is_left_out(broker: Broker) -> None:
     assert broker.world.q.info()["dead_letters_dropped"] == 0
 
 
-def test_a_cycle_that_a_client_made_up_is_none(broker: Broker) -> None:
+@pytest.mark.parametrize(
+    "published",
+    [
+        {"x-death": [{"queue": "other", "reason": "expired", "count": 7}, "not a table"]},
+        {"x-death": [{"queue": "q", "reason": "expired", "count": 7}]},
+        {"x-death": "a text", "x-first-death-queue": "other"},
+    ],
+)
+def test_deaths_that_a_client_publishes_count_for_nothing(
+    broker: Broker, published: dict[str, Any]
+) -> None:
+    """They are headers like any other until the message dies, as in RabbitMQ 4."""
     broker.queue("q", "", "other", **ttl(1000))
-    broker.queue("other", "", "q", **ttl(1000))
-    broker.put(headers={"x-death": ["not a table"]})
-    broker.world.tick(1.001)
-    broker.world.tick(1.001)
-    assert broker.ready("q", "other") == [0, 0], "nobody touched the cycle since"
-    broker.put(headers={"x-death": [{"queue": "other", "reason": "expired"}]})
-    broker.world.tick(1.001)
-    assert broker.ready("q", "other") == [0, 0]
-    broker.put(headers={"x-death": "a text"})
+    broker.queue("other", "", "end", **ttl(1000))
+    broker.queue("end")
+    others = {
+        f"x-{what}-death-{of}": "mine" for what in ("first", "last") for of in ("reason", "x")
+    }
+    broker.put(headers={**published, **others, "mine": 1})
+    assert H.deaths(broker.world.q.browse(None, 1)[0].message.header) == []
     broker.world.tick(1.001)
     assert broker.ready("q", "other") == [0, 1]
+    broker.world.tick(1.001)
+    _, _, headers = broker.got("end")
+    assert [(d["queue"], d["count"]) for d in headers.pop("x-death")] == [("other", 1), ("q", 1)]
+    assert headers == {
+        "x-first-death-queue": "q", "x-first-death-reason": "expired",
+        "x-first-death-exchange": "in", "mine": 1,
+    }  # fmt: skip
+    assert broker.world.told("dead_letter_cycle") == []
+
+
+def test_a_message_that_is_republished_with_its_deaths_goes_the_same_way_again(
+    broker: Broker,
+) -> None:
+    """Delayed delivery of Celery: e1 -> e0 -> target, and back to e1 at each retry."""
+    broker.queue("e1", "", "e0", **ttl(2000))
+    broker.queue("e0", "", "target", **ttl(1000))
+    broker.queue("target")
+    headers: dict[str, Any] = {"mine": 1}
+    for _ in range(3):
+        broker.put(queue="e1", headers=headers)
+        broker.world.tick(2.001)
+        broker.world.tick(1.001)
+        assert broker.ready("e1", "e0", "target") == [0, 0, 1]
+        _, _, headers = broker.got("target")
+        assert [(d["queue"], d["count"]) for d in headers["x-death"]] == [("e0", 1), ("e1", 1)]
+        assert headers["x-first-death-queue"] == "e1"
+
+
+def test_cycles_are_counted(broker: Broker) -> None:
+    broker.exchange("dlx", "fanout")
+    broker.queue("q", "dlx", **ttl(1000))
+    broker.queue("other")
+    broker.bind("dlx", "", "q", "other")
+    for n in (1, 2):
+        broker.put()
+        broker.world.tick(1.001)
+        info = broker.world.q.info()
+        assert (info["dead_letter_cycles"], info["dead_letters_dropped"]) == (n, 0)
 
 
 # ---- messages of the embedded library, damage, crashes -----------------------------------------

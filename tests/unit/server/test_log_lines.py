@@ -16,7 +16,12 @@ from penstock.server.log_lines import (
 
 @pytest.mark.parametrize(
     ("kind", "level"),
-    [("checkpoint", "INFO"), ("disk_full", "WARNING"), ("corruption", "ERROR")],
+    [
+        ("checkpoint", "INFO"),
+        ("disk_full", "WARNING"),
+        ("corruption", "ERROR"),
+        ("dead_letter_cycle", "WARNING"),
+    ],
 )
 def test_events_that_somebody_must_look_at_stand_out(
     kind: str, level: str, caplog: pytest.LogCaptureFixture

@@ -84,7 +84,8 @@ def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
     for name in (
         "alphas", "betas", "gammas", "delta", "q1", "q2", "q3", "q4", "set_aside", "disk_reads",
         "disk_writes", "in_per_s", "out_per_s", "ack_in_per_s", "ack_out_per_s", "rejected",
-        "expired", "maxlen", "delivery_limit", "dead_letters_dropped", "alerts_raised",
+        "expired", "maxlen", "delivery_limit", "dead_letters_dropped", "dead_letter_cycles",
+        "alerts_raised",
     ):  # fmt: skip
         found[name] = told.get(name, 0)
     return found

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.errors import BatchConflictError as BatchConflictError
     from penstock.errors import ChannelError as ChannelError
     from penstock.errors import CorruptionError as CorruptionError
+    from penstock.errors import DescriptorsError as DescriptorsError
     from penstock.errors import DiskFullError as DiskFullError
     from penstock.errors import ForkedError as ForkedError
     from penstock.errors import LockedError as LockedError
@@ -67,7 +68,7 @@ __version__: Final = VERSION
 _ERRORS: Final = {
     "penstock.errors": (
         "AMQPConnectionError", "AMQPError", "BatchConflictError", "ChannelError",
-        "CorruptionError", "DiskFullError",
+        "CorruptionError", "DescriptorsError", "DiskFullError",
         "ForkedError", "LockedError", "MissingPackageError", "NetworkFileSystemError",
         "NotAStoreError", "NotLeasableError", "OptionError", "PathNotFreeError", "PenstockError",
         "QueueLeasedError",
@@ -103,7 +104,8 @@ __all__ = [
     "StreamRecord", "AloneStream", "Persisted",
     "build_kind", "__version__",
     "AMQPConnectionError", "AMQPError", "BatchConflictError", "BoxClosedError", "ChannelError",
-    "ConnectionLostError", "CorruptionError", "DiskFullError", "ForkedError", "LockedError",
+    "ConnectionLostError", "CorruptionError", "DescriptorsError", "DiskFullError", "ForkedError",
+    "LockedError",
     "MissingCapabilityError", "MissingPackageError", "NetworkFileSystemError", "NotAStoreError",
     "NotLeasableError", "OptionError", "PathNotFreeError", "PenstockError", "QueueEmptyError",
     "QueueFullError", "QueueLeasedError",

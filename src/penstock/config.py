@@ -186,6 +186,7 @@ def _line_of(error: str, text: str) -> str:
 def config_of(
     *,
     whole_bytes: int,
+    limits: Limits | None = None,
     flags: Mapping[str, object],
     environment: Mapping[str, str],
     file: Mapping[str, object],
@@ -193,8 +194,8 @@ def config_of(
 ) -> Config:
     """Return the Config of a start. Raises OptionError.
 
-    whole_bytes: the memory that fractions are of. flags: by the names of DEFAULTS, None for one
-    that was not given. file: as `parse_file` returns it.
+    whole_bytes: the memory that fractions are of. limits: the defaults of [limits]. flags: by the
+    names of DEFAULTS, None for one that was not given. file: as `parse_file` returns it.
     """
     given = {name: _Given(value, name) for name, value in DEFAULTS.items()}
     tables: dict[str, dict[str, _Given]] = {name: {} for name in TABLES}
@@ -248,7 +249,7 @@ def config_of(
         stream_hold_s_max=_seconds(given["stream_hold_s_max"]),
         stream_hold_bytes_max=_size(given["stream_hold_bytes_max"], 0),
         storage=storage,
-        limits=_limits(tables[LIMITS]),
+        limits=_limits(tables[LIMITS], limits or Limits()),
         queues=_queues(tables[QUEUES]),
     )
 
@@ -295,7 +296,7 @@ def _storage(engine: Mapping[str, _Given]) -> StorageOptions:
         raise
 
 
-def _limits(given: Mapping[str, _Given]) -> Limits:
+def _limits(given: Mapping[str, _Given], defaults: Limits) -> Limits:
     names = [one.name for one in fields(Limits)]
     values: dict[str, Any] = {}
     for name, one in given.items():
@@ -309,7 +310,7 @@ def _limits(given: Mapping[str, _Given]) -> Limits:
             raise OptionError(one.place, one.value, EXPECTED)
         else:
             values[name] = one.value
-    return Limits(**values)
+    return replace(defaults, **values)
 
 
 def _queues(given: Mapping[str, _Given]) -> BackingChoice:

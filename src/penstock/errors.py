@@ -112,11 +112,35 @@ class DiskFullError(StorageError):
         self.needed_bytes = needed_bytes
 
 
-def is_disk_full(error: BaseException) -> bool:
-    """Return whether this is a lack of space, after which the same may be tried again."""
+class DescriptorsError(DiskFullError):
+    """The process, or the machine, has no file descriptor left to open a file with. It is treated
+    as a full disk is: nothing has changed, and the same may be tried again."""
+
+    def __init__(self, path: str) -> None:
+        StorageError.__init__(self, f"{path}: no file descriptor is left to open it ({NOFILE})")
+        self.path = path
+        self.free_bytes = 0
+        self.needed_bytes = 0
+
+
+NOFILE: Final = "see ulimit -n"
+NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
+SHORTAGES: Final = (errno.ENOSPC, errno.EDQUOT, *NO_DESCRIPTORS)
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Return whether this is a lack of space on the disk, or of descriptors to open files with,
+    after which the same may be tried again."""
     if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return error.errno in SHORTAGES
     return isinstance(error, DiskFullError)
+
+
+def has_no_descriptor(error: BaseException) -> bool:
+    """Return whether a file could not be opened because no descriptor is left."""
+    if isinstance(error, OSError):
+        return error.errno in NO_DESCRIPTORS
+    return isinstance(error, DescriptorsError)
 
 
 class SyncFailedError(StorageError):

@@ -31,11 +31,12 @@ Case = tuple[int | str, tuple[str, ...], int | None]  # effect, kinds of calls, 
 SYNCS = ("sync", "sync_dir")
 WRITES = ("pwrite", "allocate", "truncate")
 NAMES = ("create", "rename", "unlink", "mkdir", "rmdir", "link")
+OPENS = ("open",)
 CASES: list[Case] = [
     (effect, kinds, times)
     for effect, kinds in (
         (errno.EIO, SYNCS), (errno.EIO, WRITES), (errno.ENOSPC, WRITES), ("short", WRITES),
-        (errno.EIO, NAMES), (errno.ENOSPC, NAMES),
+        (errno.EIO, NAMES), (errno.ENOSPC, NAMES), (errno.EMFILE, OPENS),
     )
     for times in (1, None)
 ]  # fmt: skip
@@ -83,6 +84,9 @@ def runs(begin: Callable[..., Run[D]], case: Case, stride: int) -> Iterator[Run[
             return
         if run.stopped is None and kinds == SYNCS:
             pytest.fail(f"sync {nth} failed, and the engine went on")
+        # What the log has is applied with the help of hints: for them there is a reserve.
+        if kinds == OPENS and times == 1 and ".hint" not in str(run.stopped or ".hint"):
+            pytest.fail(f"a file was not opened once ({nth}), and the engine stopped")
         yield run
         nth += stride
 

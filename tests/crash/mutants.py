@@ -131,8 +131,8 @@ MUTANTS = (
     ),
     Mutant(
         "current-not-synced", "[5]",
-        '    fs.rename(path + "/CURRENT.new", path + "/CURRENT")\n    sync_dir(fs, path)\n',
-        '    fs.rename(path + "/CURRENT.new", path + "/CURRENT")\n',
+        'path + "/CURRENT")\n    try:\n        fs.sync_dir(path)\n',
+        'path + "/CURRENT")\n    try:\n        pass\n',
     ),
     Mutant(
         "unlink-segment-early", "[6]",

@@ -71,6 +71,7 @@ class Fake:
                 "rss_bytes": 7,
                 "counted_bytes": 8,
                 "returned_bytes": 9,
+                "clients_max": 2,
             }
             self.send({"do": "pong", "n": facts["n"], "blocked_reason": "disk", **counts})
         elif do == "connection":

@@ -18,6 +18,7 @@ OPERATION_KINDS = frozenset({
     "rename", "link", "unlink", "mkdir", "rmdir",
 })
 # fmt: on
+OWN_NUMBERS = frozenset({"read", "open"})
 
 
 class CrashNow(BaseException):
@@ -42,7 +43,7 @@ class Fault:
         nth: int,
         times: int | None,
     ) -> None:
-        if unknown := set(kinds or ()) - OPERATION_KINDS - {"read"}:
+        if unknown := set(kinds or ()) - OPERATION_KINDS - OWN_NUMBERS:
             raise ValueError(f"no such kind of operation: {sorted(unknown)}")
         self.effect = effect
         self.kinds = None if kinds is None else frozenset(kinds)
@@ -54,7 +55,7 @@ class Fault:
         self.hits = 0
 
     def strikes(self, kind: str, path: str, number: int) -> bool:
-        if kind == "read" if self.kinds is None else kind not in self.kinds:
+        if kind in OWN_NUMBERS if self.kinds is None else kind not in self.kinds:
             return False
         if isinstance(self.path, str):
             if self.path not in path:

@@ -28,7 +28,7 @@ import os
 import random
 from collections.abc import Callable, Iterable, Mapping
 
-from penstock.errors import LockedError, is_disk_full
+from penstock.errors import NO_DESCRIPTORS, LockedError, is_shortage
 from penstock.storage.filesystem import Completions, File, FileSystem, Lock, Names
 from tests.helpers.faults import DAMAGES, OPERATION_KINDS, CrashNow, Damage, Fault, flipped
 from tests.helpers.faulty_file import FaultyFile, FaultyLock, with_file
@@ -57,6 +57,7 @@ __all__ = [
 ]
 
 UNLIMITED_BYTES = 1 << 50
+WAITS = 20
 
 
 class FaultyFileSystem(Damage, FileSystem):
@@ -71,6 +72,7 @@ class FaultyFileSystem(Damage, FileSystem):
         self.rng = random.Random(seed)  # chance in faults only; crashes are given their own
         self.operations = 0
         self.reads = 0
+        self.opens = 0
         self.crash_at: int | None = None
         self.capacity = capacity  # bytes of all files; None: no limit
         self.kind_name = "ext4"
@@ -179,7 +181,8 @@ class FaultyFileSystem(Damage, FileSystem):
         """Plan a fault: from the ``nth`` matching operation on, or from number ``at`` on.
 
         It strikes ``times`` times in a row, None: for ever. It matches operations of the
-        ``kinds`` given (all but reads by default, which have numbers of their own) on paths
+        ``kinds`` given (all but reads and opens by default, which have numbers of their own; a
+        sync_dir opens its directory) on paths
         that contain ``path``, or for which ``path(path)`` is true. Effects:
 
         an errno     the operation raises it and does nothing; a sync loses what was pending
@@ -274,6 +277,7 @@ class FaultyFileSystem(Damage, FileSystem):
         node = self.disk.nodes[number]
         if not isinstance(node, DirectoryNode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        self._open(path)
         effect = self._begin("sync_dir", path)
         if effect == "lie":
             self._apply("sync_dir", path, ("nothing",))
@@ -342,7 +346,19 @@ class FaultyFileSystem(Damage, FileSystem):
 
     # ---- FileSystem -----------------------------------------------------------------------
 
+    def _open(self, path: str) -> None:
+        """Raise the error of a fault of kind "open" that strikes; nothing has happened then. A
+        submitted operation waits for a descriptor, as long as WAITS looks take."""
+        for left in reversed(range(WAITS if self._horizon is not None else 1)):
+            self.opens += 1
+            effect = self._struck("open", path, self.opens) if self._faults else None
+            if effect is None:
+                return
+            if not left or effect not in NO_DESCRIPTORS:
+                raise _error(effect, path)
+
     def open(self, path: str, *, create: bool = False) -> File:
+        self._open(path)
         parent, directory, name = self._parent(path)
         if create and name not in directory.volatile:
             self.operate("create", path, ("create", parent, name))
@@ -499,7 +515,7 @@ def _write_holder(file: File) -> None:
             file.truncate(0)
         file.pwrite(f"pid {os.getpid()} host simulated\n".encode(), 0)
     except OSError as error:
-        if not is_disk_full(error):
+        if not is_shortage(error):
             raise
 
 

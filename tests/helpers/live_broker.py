@@ -114,15 +114,17 @@ class ExternalBroker(Broker):
 
 class LiveBroker(Broker):
     """`penstock serve` on `data`, with `options` of its command line. Use as a context manager.
-    has_http: with the HTTP process, at `http_port`, a free one."""
+    has_http: with the HTTP process, at `http_port`, a free one. nofile: how many files each of its
+    processes may open."""
 
     def __init__(
         self, data: Path, *options: str, environment: Mapping[str, str] | None = None,
-        has_http: bool = False,
+        has_http: bool = False, nofile: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__("127.0.0.1", 0)
         self.data = data
         self.options = options
+        self.nofile = nofile
         self.http_port: int | None = 0 if has_http else None
         # The invariants that our tests check after every operation cost too much under load.
         self.environment = {"PENSTOCK_CHECK": "0", **(environment or {})}
@@ -184,6 +186,8 @@ class LiveBroker(Broker):
         command += ["--port", str(self.port), "--data", str(self.data)]
         http_port = "off" if self.http_port is None else str(self.http_port)
         command += ["--http-port", http_port, *self.options]
+        if self.nofile is not None:
+            command = ["sh", "-c", f'ulimit -n {self.nofile}; exec "$@"', "sh", *command]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,

@@ -24,7 +24,7 @@ def test_status_has_every_field(broker: LiveBroker) -> None:
         "product": "Penstock", "durability": "disk", "host": broker.host, "port": broker.port,
         "data": str(broker.data), "log_directory": str(broker.data),
         "spill_directory": str(broker.data), "is_ready": True, "is_healthy": True, "problems": [],
-        "half_open": 0, "http": None,
+        "half_open": 0, "http": None, "takes_clients": True,
     }  # fmt: skip
     assert {name: found[name] for name in expected} == expected
     others = {
@@ -44,7 +44,7 @@ def test_status_has_every_field(broker: LiveBroker) -> None:
             [
                 "name", "state", "since", "why", "pid", "error", "retry_in_s", "blocked_reason",
                 "refused", "restarts", "memory_bytes", "counted_bytes", "connections",
-                "depth_bytes", "rss_bytes", "returned_bytes",
+                "depth_bytes", "rss_bytes", "returned_bytes", "takes_clients",
             ],
         ),
         ("list_users", ["name", "tags"]),

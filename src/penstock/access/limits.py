@@ -28,7 +28,9 @@ EXPECTED: Final = f"a whole number up to {LIMIT_MAX}, or -1 for no limit"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The defaults; -1 means no limit. user_connections: of one user, in all vhosts. user_channels,
+    """The defaults; -1 means no limit. A broker's own defaults of user_connections and
+    vhost_connections are smaller if its processes may open few files (server.descriptors).
+    user_connections: of one user, in all vhosts. user_channels,
     user_publish_rate (messages a second): of one user in each vhost. channel_consumers: of one
     channel. stalled_body_s: seconds for which an unfinished message may make no progress.
     rss_slack_bytes: RAM of a vhost's process beyond its share of the memory, before publishers

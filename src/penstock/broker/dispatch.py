@@ -30,7 +30,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.broker.turn_budget import TurnBudget
-from penstock.errors import is_disk_full
+from penstock.errors import is_shortage
 from penstock.native import mypyc_attr
 from penstock.storage.engine import StorageEngine
 
@@ -273,7 +273,7 @@ class Dispatch:
         except Exception as error:
             if self.engine.failed is not None or self.on_queue_error is None:
                 raise
-            if is_disk_full(error):
+            if is_shortage(error):
                 self.without_space(source)
             else:
                 self.on_queue_error(source, error)

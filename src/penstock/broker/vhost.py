@@ -52,7 +52,7 @@ from penstock.broker.topology import QUEUE, Exchange, Topology
 from penstock.broker.turn_budget import TurnBudget
 from penstock.broker.usage import Usage
 from penstock.clock import Clock
-from penstock.errors import DiskFullError, is_disk_full
+from penstock.errors import DiskFullError, is_shortage
 from penstock.protocol.connection import BodyRoom
 from penstock.queues.alerts import Alert
 from penstock.queues.amqp_headers import AmqpHeaders
@@ -183,6 +183,7 @@ DISK_ALARMS: Final = ("disk_full", "disk_free")
 ADVICE: Final = {
     "memory": "consume, purge or delete what fills it, or give the broker more (--memory)",
     "disk": "make room on it, or consume, purge or delete (penstock status shows the limit)",
+    "descriptors": "close connections, or raise the limit of open files (ulimit -n)",
 }
 HOLDERS_SHOWN: Final = 3
 UNFINISHED_PART: Final = 2  # of the budget: what unfinished messages of all clients may hold
@@ -212,6 +213,7 @@ class VHost(QueueOwner[BrokerQueue]):
         self.mode: int = settings.mode
         self.blocked_reason: str = ""
         self.blocked_since_ms: int = 0
+        self._has_engine: bool = False  # which has events before it is open
         self.operations: object | None = None  # what operators' sessions hold (broker.operations)
         self.leases: object | None = None  # of readers of queues (leases.py)
         self.batches: object | None = None  # of the exactly-once sink (batches.py)
@@ -242,6 +244,7 @@ class VHost(QueueOwner[BrokerQueue]):
                 choice=settings.queues,
             )  # fmt: skip
             self.engine: StorageEngine = self.queue_set.engine
+            self._has_engine = True
         except BaseException:
             self.alerts.flush()
             raise
@@ -336,7 +339,8 @@ class VHost(QueueOwner[BrokerQueue]):
         if self.is_memory_short:
             reasons.append("memory")
         if self.monitor.is_disk_full:
-            reasons.append("disk")
+            is_known = self._has_engine and self.engine.short_of
+            reasons.append(self.engine.short_of if is_known else "disk")
         reason = " and ".join(reasons)
         if reason != self.blocked_reason:
             was_blocked = self.blocked_reason != ""
@@ -544,7 +548,7 @@ class VHost(QueueOwner[BrokerQueue]):
         self.restarts.failed(queue, error)
 
     def queue_failed(self, queue: BrokerQueue, error: Exception) -> None:
-        if is_disk_full(error):
+        if is_shortage(error):
             self.dispatch.without_space(queue)
         else:
             self._delivery_failed(queue, error)

@@ -95,9 +95,11 @@ def configured(
         whole_bytes = machine_memory(fs)[0]
     finally:
         fs.close()
+    from penstock.server.descriptors import default_limits, raise_limit
+
     return config_of(
-        whole_bytes=whole_bytes, flags=flags, environment=environment, file=file,
-        file_path=path or FILE,
+        whole_bytes=whole_bytes, limits=default_limits(raise_limit()), flags=flags,
+        environment=environment, file=file, file_path=path or FILE,
     )  # fmt: skip
 
 

@@ -68,12 +68,14 @@ from penstock.embedded.waiting import (
     run_call,
 )
 from penstock.errors import (
+    DescriptorsError,
     DiskFullError,
     ForkedError,
     OptionError,
     StoppedError,
     UnknownQueueError,
-    is_disk_full,
+    has_no_descriptor,
+    is_shortage,
 )
 from penstock.queues.stream_options import StreamOptions
 from penstock.storage.filesystem import FileSystem, OsFileSystem
@@ -354,8 +356,10 @@ class AloneCore:
         """Handle a failed write: nothing is lost, and nothing more is appended until one
         succeeds."""
         told: Exception = error
-        if is_disk_full(error):
+        if is_shortage(error):
             told = DiskFullError(self.path, self.fs.free_bytes(self.path), 0)
+            if has_no_descriptor(error):
+                told = DescriptorsError(self.path)
             told.__cause__ = error
         if self._blocked is None:
             text = f"{self.path}: {self.unforced} records stay in RAM, to be written later: {error}"

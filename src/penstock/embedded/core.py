@@ -64,6 +64,7 @@ from penstock.storage.transaction import Published
 
 VHOST: Final = b"/"
 WORKERS: Final = 4  # a sync and the reads ahead of one queue do not wait for each other
+RESERVE: Final = 4  # descriptors that are kept for the files of a box
 RETAIN_EVERY_S: Final = 1.0  # between two times that retention is applied
 
 
@@ -72,7 +73,7 @@ class BoxFileSystem(OsFileSystem):
     them."""
 
     def __init__(self) -> None:
-        super().__init__(WORKERS)
+        super().__init__(WORKERS, reserve=RESERVE)
         self.locks: list[Lock] = []
 
     def lock(self, path: str) -> Lock:

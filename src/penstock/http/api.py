@@ -215,8 +215,9 @@ class Api:
 
     async def _health(self, _request: Request) -> Response:
         """Answer 200 if the broker has started and no vhost is down, otherwise 503. Publishers that
-        must wait are reported with 200, because a restart does not help them. Names of vhosts are
-        not shown: anybody may ask."""
+        must wait, and clients that are refused because others use all descriptors, are reported
+        with 200, because a restart does not help them. Names of vhosts are not shown: anybody may
+        ask."""
         try:
             found = await self._status()
         except ControlError as error:
@@ -228,10 +229,16 @@ class Api:
             are = "is" if down == 1 else "are"
             raise HttpError(503, f"{down} of {len(found['vhosts'])} vhosts {are} down")
         rows = found["vhosts"]
-        reasons = sorted({str(row["blocked_reason"]) for row in rows if row["blocked_reason"]})
-        if reasons or not found["is_healthy"]:
-            return JsonAnswer({"status": "publishers wait", "low_on": reasons or ["disk"]})
-        return JsonAnswer({"status": "ok"})
+        reasons = {str(row["blocked_reason"]) for row in rows if row["blocked_reason"]}
+        are_refused = not found["takes_clients"] or any(not row["takes_clients"] for row in rows)
+        if not reasons and not are_refused:
+            if found["is_healthy"]:
+                return JsonAnswer({"status": "ok"})
+            reasons = {"disk"}
+        status = "publishers wait" if reasons else "clients are refused"
+        if are_refused:
+            reasons.add("descriptors")
+        return JsonAnswer({"status": status, "low_on": sorted(reasons)})
 
     async def _status(self) -> Any:
         """Return the broker's status, at most HEALTH_S old: anybody may ask, and each call costs

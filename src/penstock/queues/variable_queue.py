@@ -67,7 +67,7 @@ from heapq import heappush, merge
 from itertools import islice
 from typing import Final, TypeVar
 
-from penstock.errors import CorruptionError, DiskFullError, SyncFailedError, is_disk_full
+from penstock.errors import CorruptionError, DiskFullError, SyncFailedError, is_shortage
 from penstock.message import Entry, Message, is_large, seq_of
 from penstock.queues import paging
 from penstock.queues.backing_queue import BackingQueue, Delivery, Head, NewMessage
@@ -430,7 +430,7 @@ class VariableQueue(BackingQueue):
             try:
                 index.write(fresh)
             except OSError as error:
-                if not is_disk_full(error) or not engine.use_reserve():
+                if not is_shortage(error) or not engine.use_reserve():
                     raise
                 index.write(fresh)
             for entry in fresh:

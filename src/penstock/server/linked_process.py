@@ -16,7 +16,6 @@ the machine. The operation `loop` of the control socket returns the longest one,
 
 import asyncio
 import os
-import resource
 import selectors
 import signal
 import socket
@@ -28,6 +27,7 @@ from typing import Any, Final
 
 from penstock.clock import SystemClock
 from penstock.queues.budget import rss_bytes
+from penstock.server.descriptors import raise_limit
 from penstock.server.heap import Heap, find_trim
 from penstock.server.log_lines import set_up
 from penstock.server.poller import Poller
@@ -105,8 +105,7 @@ def main(
     link. loop: makes the loop that it runs on. Returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    raise_limit()
     set_up("info", kind)
     sock = socket.socket(fileno=int(arguments[0]))
     sock.setblocking(False)

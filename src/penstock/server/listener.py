@@ -4,7 +4,9 @@ Anybody can connect, so the cost of a half-open client must be small and end by 
 most 16 KiB of what it sent, `handshake_timeout_s` for the whole handshake (login). All of them
 together may be `half_open_max` clients and `half_open_bytes_max` bytes. For one more the oldest
 half-open client is dropped, of the address that has the most: one address does not push out others.
-If the process has no descriptors left, accepting pauses; clients that are connected go on.
+With few descriptors the maximum is smaller, and so is the number of clients that wait for their
+vhost (server.descriptors); those beyond it are refused with 506. If the process has no descriptors
+left all the same, accepting pauses; clients that are connected go on.
 
 A refused client gets the reason, our half of the connection is shut, and what it still sends is
 read and discarded for a moment: closing at once would reset the connection, and the answer might be
@@ -24,8 +26,9 @@ from penstock.broker.connection_facts import ConnectionFacts
 from penstock.clock import Clock
 from penstock.codec.frames import method_frame
 from penstock.codec.spec import ConnectionCloseOk
-from penstock.errors import AMQPError
+from penstock.errors import RESOURCE_ERROR, AMQPConnectionError, AMQPError
 from penstock.server.authenticator import Authenticator, network_of
+from penstock.server.descriptors import supervisor_sockets
 from penstock.server.log_lines import client_line
 from penstock.server.login import Gone, Login, LoginRefused, Silent, WrongHeader
 from penstock.server.serve_settings import ServeSettings
@@ -33,6 +36,8 @@ from penstock.server.serve_settings import ServeSettings
 BACKLOG: Final = 1024
 ACCEPTS: Final = 64  # in one go; then other events are handled
 PAUSE_S: Final = 0.1  # when the kernel has no descriptor left
+SHORT_S: Final = 5.0  # for which that is reported
+OPEN: Final = (10, 40)  # connection.open
 LINGER_S: Final = 3.0
 DRAIN_BYTES: Final = 16 << 10  # read at a time of what a refused client still sends
 CLOSE_OK: Final = method_frame(0, ConnectionCloseOk().encode())
@@ -83,6 +88,11 @@ class Listener:
         self.accepted = 0
         self.dropped = 0
         self.held_bytes = 0  # for clients that are half open
+        sockets = supervisor_sockets(settings.nofile)
+        self.half_open_max: Final = min(settings.half_open_max, sockets // 2)
+        self._refused_max: Final = min(settings.half_open_max, sockets // 4)
+        self._admitted_max: Final = sockets // 4
+        self._short_until_s = 0.0
         self._settings = settings
         self._authenticator = authenticator
         self._clock = clock
@@ -119,12 +129,19 @@ class Listener:
             except OSError as error:
                 if error.errno not in SHORT:
                     continue  # that client is gone already
-                logger.warning("cannot accept: %s", error.strerror)
+                if not self.is_short:
+                    logger.warning("cannot accept: %s", error.strerror)
+                self._short_until_s = self._clock.monotonic() + SHORT_S
                 self._loop.remove_reader(listening)
                 self._loop.call_later(PAUSE_S, self._accept_again, listening)
                 return
             self.accepted += 1
             self._take(sock)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a client could not be accepted in the last SHORT_S, for want of descriptors."""
+        return self._clock.monotonic() < self._short_until_s
 
     def _accept_again(self, listening: socket.socket) -> None:
         if listening.fileno() >= 0:
@@ -139,7 +156,7 @@ class Listener:
         except OSError:
             sock.close()  # it has gone already
             return
-        if self.half_open >= self._settings.half_open_max:
+        if self.half_open >= self.half_open_max:
             self._drop_one()
         address = network_of(login.peer_host)
         task = self._loop.create_task(self._serve(login, address))
@@ -192,6 +209,9 @@ class Listener:
             opened = await self._login(login)
             if opened is not None:
                 self._no_more_half_open(task, address)
+                if len(self._admitted) >= self._admitted_max:
+                    text = f"{len(self._admitted)} clients wait for their vhosts already"
+                    raise AMQPConnectionError(RESOURCE_ERROR, text, *OPEN)
                 self._admitted.add(task)
                 await self._admit(login, opened)
                 is_ours = False
@@ -221,7 +241,7 @@ class Listener:
         self._admitted.discard(task)
         login.forget()
         self._refused[task] = None
-        if len(self._refused) > self._settings.half_open_max:
+        if len(self._refused) > self._refused_max:
             oldest = next(iter(self._refused))
             del self._refused[oldest]
             oldest.cancel()

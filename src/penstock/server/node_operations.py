@@ -187,6 +187,7 @@ class NodeOperations:
             "disk_free_limit_bytes": limit_bytes,
             "is_ready": node.is_ready.is_set(),
             "is_healthy": not problems,
+            "takes_clients": not node.listener.is_short,
             "problems": problems,
             "connections": sum(v.connections for v in node.vhosts.values()),
             "half_open": node.listener.half_open,
@@ -207,6 +208,8 @@ class NodeOperations:
         pong."""
         node = self._node
         found = [] if node.is_ready.is_set() else ["the broker has not started yet"]
+        if node.listener.is_short:
+            found.append("clients cannot be accepted: no descriptor is left (ulimit -n)")
         for vhost in node.vhosts.values():
             if vhost.state == DOWN:
                 found.append(str(vhost.down()))
@@ -214,6 +217,8 @@ class NodeOperations:
                 found.append(
                     f"vhost '{vhost.name}' is low on {vhost.blocked_reason}: publishers wait"
                 )
+            if vhost.crowded():
+                found.append(f"vhost '{vhost.name}' takes no more clients: {vhost.crowded()}")
         disks, limit_bytes = self._disks()
         found += [
             f"the disk of {disk} has {free_bytes} bytes free, publishers wait below {limit_bytes} "
@@ -270,6 +275,7 @@ class NodeOperations:
             row["pid"] = watched.pid or None if watched is not None else None
             row["error"] = watched.why or None if watched is not None else None
             row["retry_in_s"] = watched.retry_in_s if watched is not None else None
+            row["takes_clients"] = watched is None or not watched.crowded()
             row["refused"] = watched.refused() if watched is not None else []
             row["restarts"] = watched.restarts if watched is not None else 0
             row["blocked_reason"] = watched.blocked_reason or None if watched is not None else None

@@ -31,7 +31,8 @@ class ServeSettings:
     data_permissions: what is done with a data directory in which others may write. notes: lines for
     the log, of the configuration. http_hosts: names under which HTTP is reached;
     http_connections_max: of all clients, http_address_connections_max: of one address;
-    http_user_requests_max: under way, of one user. vhost_hang_s: a vhost that does not answer for
+    http_user_requests_max: under way, of one user. nofile: files and sockets that a process may
+    open (server.descriptors). vhost_hang_s: a vhost that does not answer for
     so long is killed. After more than vhost_restarts_max failures within vhost_restart_window_s it
     is down, and started again after vhost_retry_s, after twice as long the next time, and so on; or
     with vhost_restart_strategy "stop_node" the broker stops. A request that ended a vhost's process
@@ -71,6 +72,7 @@ class ServeSettings:
     http_address_connections_max: int = 1024
     http_user_requests_max: int = 256
     silent_close_s: float = 1.0  # before a client is dropped that was refused without an answer
+    nofile: int = 1 << 20
     vhost_hang_s: float = 30.0
     vhost_start_s: float = 600.0  # a recovery may take so long
     vhost_restarts_max: int = 3

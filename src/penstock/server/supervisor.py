@@ -21,11 +21,11 @@ node_operations has the operations, watched_vhost one vhost, login the handshake
 import asyncio
 import logging
 import random
-import resource
 import signal
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -34,11 +34,18 @@ from penstock.access.permissions import GUEST_LOOPBACK, is_loopback
 from penstock.access.users import Users, verify
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.clock import Clock, SystemClock, date
-from penstock.errors import INTERNAL_ERROR, NOT_ALLOWED, AMQPConnectionError, StoppedError
+from penstock.errors import (
+    INTERNAL_ERROR,
+    NOT_ALLOWED,
+    RESOURCE_ERROR,
+    AMQPConnectionError,
+    StoppedError,
+)
 from penstock.server import vhost_directories
 from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.control import NAME
 from penstock.server.control_server import ControlServer
+from penstock.server.descriptors import clients_max, raise_limit
 from penstock.server.heap import Heap, find_trim, freeze_start
 from penstock.server.listener import Listener, bind
 from penstock.server.log_lines import set_up
@@ -134,6 +141,14 @@ class Supervisor:
         settings = self.settings
         for note in settings.notes:
             logger.warning("%s", note)
+        most = clients_max(settings.nofile)
+        for name in ("user_connections", "vhost_connections"):
+            wanted = getattr(settings.limits, name)
+            if wanted > most:
+                logger.warning(
+                    "limits.%s is %d, but a process may open %d files (ulimit -n): a vhost takes "
+                    "at most %d connections", name, wanted, settings.nofile, most,
+                )  # fmt: skip
         for name in sorted(self.users.vhosts()):
             stopped_ms = self.users.stopped_ms(name)
             if self.is_known(name) and stopped_ms is not None:
@@ -272,7 +287,8 @@ class Supervisor:
             vhost.notify("limits", **self.limits.facts())
 
     def _check_connections(self, vhost: WatchedVhost, user: str) -> None:
-        """Raise AMQPConnectionError 530 if the vhost or the user has its maximum of connections."""
+        """Raise AMQPConnectionError 530 if the vhost or the user has its maximum of connections,
+        506 if the vhost's process has no descriptors for more."""
         most = self.limits.of_vhost(vhost.name, MAX_CONNECTIONS)
         if 0 <= most <= vhost.clients.total():
             text = f"access to vhost '{vhost.name}' refused for user '{user}': connection limit"
@@ -281,6 +297,10 @@ class Supervisor:
         if 0 <= most <= sum(one.clients[user] for one in self.vhosts.values()):
             text = f"connection refused for user '{user}': user connection limit ({most})"
             raise AMQPConnectionError(NOT_ALLOWED, f"{text} is reached", *OPEN)
+        why = vhost.crowded()
+        if why:
+            text = f"access to vhost '{vhost.name}' refused for user '{user}': {why}"
+            raise AMQPConnectionError(RESOURCE_ERROR, text, *OPEN)
 
 
 def serve(settings: ServeSettings, on_ready: Callable[[ReadyFacts], None]) -> None:
@@ -290,10 +310,9 @@ def serve(settings: ServeSettings, on_ready: Callable[[ReadyFacts], None]) -> No
     # that.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     set_up(settings.log_level, "node")
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    of_process = replace(settings, nofile=raise_limit())
 
     async def live() -> None:
-        await Supervisor(settings).run(on_ready)
+        await Supervisor(of_process).run(on_ready)
 
     asyncio.run(live())

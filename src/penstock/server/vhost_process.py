@@ -38,6 +38,7 @@ from penstock.broker.vhost import VHost, VHostSettings
 from penstock.errors import (
     CONNECTION_FORCED,
     CorruptionError,
+    DescriptorsError,
     DiskFullError,
     LockedError,
     NotAStoreError,
@@ -48,6 +49,7 @@ from penstock.operation_json import from_json, to_json
 from penstock.protocol.connection import Connection
 from penstock.queues.backing_choice import BackingChoice
 from penstock.server.control_server import error_reply
+from penstock.server.descriptors import RESERVE, clients_max
 from penstock.server.heap import freeze_start
 from penstock.server.hub import Hub, Session
 from penstock.server.linked_process import (
@@ -89,10 +91,11 @@ class VhostProcess(LinkedProcess):
     """Serves until it is stopped; `run` returns the exit status."""
 
     def __init__(self, sock: socket.socket) -> None:
-        super().__init__(sock, OsFileSystem(WORKERS))
+        super().__init__(sock, OsFileSystem(WORKERS, reserve=RESERVE))
         assert isinstance(self._loop, PollingLoop)
         self._poller = self._loop.poller
-        make_room_for_files(min(FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+        self._nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        make_room_for_files(min(FILES, self._nofile))
         self._vhost: VHost | None = None
         self._blocked_reason: str = ""  # what the start waits for
         self._hub: Hub | None = None
@@ -227,8 +230,15 @@ class VhostProcess(LinkedProcess):
         self, facts: dict[str, Any], options: VHostSettings, error: DiskFullError
     ) -> None:
         """Try again when there is more space on the disk: a full disk is not a failure. More means
-        more than the least that was free since the attempt."""
+        more than the least that was free since the attempt. If descriptors are lacking, try again
+        a moment later."""
         path = facts["path"]
+        if isinstance(error, DescriptorsError):
+            logger.error("cannot start yet, waits for descriptors: %s", error)
+            self._blocked_reason = "descriptors"
+            until_s = self._clock.monotonic() + LOCKED_S
+            self._loop.call_later(FULL_AGAIN_S, self._open, facts, options, until_s)
+            return
         fs = placed(self._fs, path)
         logger.error("cannot start yet, waits for more space: %s", error)
         self._blocked_reason = "disk"
@@ -263,7 +273,17 @@ class VhostProcess(LinkedProcess):
             "returned_bytes": self._heap.returned_bytes,
             "blocked_reason": self._blocked_reason if vhost is None else vhost.blocked_reason,
             "counted_bytes": vhost.monitor.counted_bytes if vhost is not None else 0,
+            "clients_max": self._clients_max(),
         }
+
+    def _clients_max(self) -> int:
+        """Return how many clients there may be: no more than there are while the reserve of
+        descriptors is not whole."""
+        fs = self._fs
+        most = clients_max(self._nofile, fs.open_files())
+        if fs.restore_reserve() or self._hub is None:
+            return most
+        return min(most, len(self._hub.sessions))
 
     def _on_news(self, do: str, facts: dict[str, Any]) -> None:
         """Handle news of the node."""

@@ -28,6 +28,7 @@ from typing import Any, Final
 from penstock.clock import Clock
 from penstock.errors import PenstockError
 from penstock.server.control_server import error_reply
+from penstock.server.descriptors import http_connections_max
 from penstock.server.listener import bind
 from penstock.server.process_link import Facts, Link
 from penstock.server.serve_settings import ServeSettings
@@ -101,6 +102,7 @@ class WatchedHttp(WatchedProcess):
             link.send({"do": "socket"}, b"", sock.dup())
         link.send({"do": "users", **self._users()})
         settings = self._settings
+        most = min(settings.http_connections_max, http_connections_max(settings.nofile))
         data = str(Path(settings.data).absolute())
         link.send(
             {
@@ -109,8 +111,8 @@ class WatchedHttp(WatchedProcess):
                 "staging_user_bytes_max": settings.staging_user_bytes_max,
                 "guest": settings.guest,
                 "hosts": [settings.host, *settings.http_hosts],
-                "connections_max": settings.http_connections_max,
-                "address_connections_max": settings.http_address_connections_max,
+                "connections_max": most,
+                "address_connections_max": min(settings.http_address_connections_max, most),
                 "user_requests_max": settings.http_user_requests_max,
             }
         )  # fmt: skip

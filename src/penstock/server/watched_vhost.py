@@ -21,7 +21,7 @@ Messages beyond those of all processes:
     from it   memory_is
               gone (user): a client's connection has ended
               pong, with depth_bytes, connections, rss_bytes, returned_bytes, counted_bytes,
-              blocked_reason
+              blocked_reason, clients_max
 """
 
 import logging
@@ -41,6 +41,7 @@ from penstock.broker import in_flight
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.clock import Clock
 from penstock.errors import INTERNAL_ERROR, NOT_ALLOWED, AMQPConnectionError
+from penstock.server.descriptors import clients_max
 from penstock.server.process_link import Facts, Link
 from penstock.server.serve_settings import ServeSettings
 from penstock.server.watched_process import (
@@ -97,8 +98,9 @@ class WatchedVhost(WatchedProcess):
 
     Of the last pong: depth_bytes, connections, rss_bytes, returned_bytes (RAM that the process has
     given back to the system since its start), counted_bytes (RAM for messages),
-    blocked_reason (why publishers wait: "memory", "disk"; "" if they do not). memory_bytes: its
-    share, as last sent.
+    blocked_reason (why publishers wait: "memory", "disk", "descriptors"; "" if they do not),
+    clients_max (how many clients its process has descriptors for). memory_bytes: its share, as last
+    sent.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class WatchedVhost(WatchedProcess):
         self.returned_bytes = 0
         self.counted_bytes = 0
         self.blocked_reason = ""
+        self.clients_max = clients_max(settings.nofile)
         self.on_memory: Callable[[], None] | None = None  # called when it has set its share
         self._on_down = on_down
         self._shared: mmap.mmap | None = None  # what its process is handling
@@ -175,9 +178,20 @@ class WatchedVhost(WatchedProcess):
             if self.last_failure:
                 return f"starts again after: {_first_line(self.last_failure)}"
             return "starts"
-        return "; ".join(
+        refused = [
             f"refuses {one['operation']} of user '{one['user']}' for {one['seconds']:.0f} s"
             for one in self.refused()
+        ]
+        crowded = self.crowded()
+        return "; ".join([f"takes no more clients: {crowded}", *refused] if crowded else refused)
+
+    def crowded(self) -> str:
+        """Return why it takes no more clients although it serves; "" if it takes more."""
+        if self.state != RUNNING or self.clients.total() < self.clients_max:
+            return ""
+        return (
+            f"its process has {self.clients.total()} connections, and no descriptors for more "
+            f"({self._settings.nofile} by ulimit -n, a part of them for files)"
         )
 
     def hand_over(
@@ -187,7 +201,7 @@ class WatchedVhost(WatchedProcess):
         the process takes no more; then the caller still owns the socket."""
         if self.state != RUNNING or self._link is None:
             raise self.down()
-        if self._link.waiting >= WAITING_MAX:
+        if self._link.waiting >= min(WAITING_MAX, max(self._settings.nofile >> 4, 1)):
             text = f"vhost '{self.name}' does not answer"
             raise AMQPConnectionError(INTERNAL_ERROR, text, 10, 40)
         message: Facts = {
@@ -241,6 +255,7 @@ class WatchedVhost(WatchedProcess):
             self.returned_bytes = whole(facts["returned_bytes"])
             self.counted_bytes = whole(facts["counted_bytes"])
             self.blocked_reason = str(facts["blocked_reason"])
+            self.clients_max = whole(facts["clients_max"])
         elif do == "gone":
             user = str(facts["user"])
             self.clients[user] -= 1
@@ -261,6 +276,7 @@ class WatchedVhost(WatchedProcess):
         self.connections = self.depth_bytes = self.counted_bytes = 0
         self.rss_bytes = self.returned_bytes = 0
         self.blocked_reason = ""
+        self.clients_max = clients_max(self._settings.nofile)
         if self._shared is not None:
             self._last = self._shared[:]
             self._shared.close()

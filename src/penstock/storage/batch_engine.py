@@ -18,7 +18,7 @@ once and tried again with each tick.
 from collections.abc import Callable
 from typing import Final
 
-from penstock.errors import SyncFailedError, deleted_error, is_disk_full
+from penstock.errors import SyncFailedError, deleted_error, has_no_descriptor, is_shortage
 from penstock.storage import batches, staging
 from penstock.storage.adoption import Adoption
 from penstock.storage.batches import Batch, BatchFacts, BatchRecord, StagedPage
@@ -213,7 +213,7 @@ class BatchEngine:
             if isinstance(error, SyncFailedError) or not isinstance(error, OSError):
                 journal.stop(error)
                 return
-            if is_disk_full(error):
+            if is_shortage(error) and not has_no_descriptor(error):
                 # Checkpoints, which free space, wait for it, so it may use the reserve.
                 self._reserve.release()
             if not self._is_failing:

@@ -59,13 +59,12 @@ before stays CURRENT, and the log stays. It is tried again when there is space. 
 the engine [10].
 """
 
-import errno
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.errors import CorruptionError, VersionError
+from penstock.errors import CorruptionError, SyncFailedError, VersionError, is_shortage
 from penstock.fast_crc import crc32
 from penstock.message import Entry, Message, seq_of
 from penstock.storage import streams
@@ -100,7 +99,6 @@ SYNC: Final = "sync"
 WRITE: Final = "write"
 DELETING: Final = "deleting"
 CHUNK: Final = 256  # entries written between two looks at the clock
-FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 ROW_BYTES: Final = 64  # counted for an entry of a section, beside its header
 
 
@@ -263,7 +261,10 @@ def write(fs: FileSystem, path: str, number: int, data: bytes) -> None:
     sync_dir(fs, path)
     write_small(fs, path + "/CURRENT.new", f"{name} {crc32(name.encode()):08x}\n".encode())
     fs.rename(path + "/CURRENT.new", path + "/CURRENT")
-    sync_dir(fs, path)
+    try:
+        fs.sync_dir(path)
+    except OSError as error:
+        raise SyncFailedError(path, error) from error
 
 
 def current(fs: FileSystem, path: str) -> int:
@@ -772,7 +773,7 @@ class Checkpointer:
         )
 
     def _failed_write(self, error: BaseException) -> None:
-        if isinstance(error, OSError) and error.errno in FULL:
+        if isinstance(error, OSError) and is_shortage(error):
             self.give_up(error)
         else:
             self._journal.stop(error)

@@ -96,6 +96,7 @@ from penstock.errors import (
     PathNotFreeError,
     SyncFailedError,
     VersionError,
+    has_no_descriptor,
 )
 from penstock.storage.filesystem import (
     NETWORK_KINDS,
@@ -136,10 +137,13 @@ def write_small(fs: FileSystem, path: str, data: bytes) -> None:
 
 
 def sync_dir(fs: FileSystem, path: str) -> None:
-    """Make the names in a directory durable; SyncFailedError [10]."""
+    """Make the names in a directory durable. SyncFailedError [10]; OSError if no descriptor is left
+    to open it with, so that no sync was tried."""
     try:
         fs.sync_dir(path)
     except OSError as error:
+        if has_no_descriptor(error):
+            raise
         raise SyncFailedError(path, error) from error
 
 
@@ -387,6 +391,18 @@ class PlacedFileSystem(FileSystem):
 
     def kind(self, path: str) -> str:
         return self.below.kind(self.place(path))
+
+    @property
+    def is_short(self) -> bool:
+        """Of the file system below."""
+        return self.below.is_short
+
+    @is_short.setter
+    def is_short(self, is_short: bool) -> None:
+        self.below.is_short = is_short
+
+    def restore_reserve(self) -> bool:
+        return self.below.restore_reserve()
 
     def lock(self, path: str) -> Lock:
         return self.below.lock(self.place(path))

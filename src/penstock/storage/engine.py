@@ -42,11 +42,13 @@ from typing import Final
 
 from penstock.clock import Clock
 from penstock.errors import (
+    DescriptorsError,
     DiskFullError,
     SyncFailedError,
     UnknownQueueError,
     deleted_error,
-    is_disk_full,
+    has_no_descriptor,
+    is_shortage,
 )
 from penstock.message import Entry, Message
 from penstock.shared_body import SharedBody
@@ -124,7 +126,9 @@ class StorageEngine:
             self._open(vhost)
         except BaseException as error:
             self._lock.release()
-            if isinstance(error, OSError) and is_disk_full(error):
+            if isinstance(error, OSError) and has_no_descriptor(error):
+                raise DescriptorsError(str(error.filename or path)) from error
+            if isinstance(error, OSError) and is_shortage(error):
                 raise self.disk_error(0) from error
             raise
 
@@ -226,8 +230,13 @@ class StorageEngine:
 
     @property
     def blocked(self) -> bool:
-        """Whether publishers are refused because the disk is full."""
+        """Whether publishers are refused because the disk is full, or no file can be opened."""
         return self.journal.blocked
+
+    @property
+    def short_of(self) -> str:
+        """What is lacking while publishers are refused: "disk" or "descriptors"; else ""."""
+        return self.journal.short_of
 
     @property
     def is_closed(self) -> bool:

@@ -27,9 +27,14 @@ Slow calls are handed to `submit`, and their results come back from `completed`,
 the owner's thread calls these two. The operations run on a few threads of the file system, which
 end at `close`. A file is closed only when no operation that was submitted for it is outstanding.
 
-Failures are OSErrors with the path as `filename`. Nothing is retried and nothing is logged; Python
-retries EINTR. The only format of this module is the text of a lock file, for people and for the
-message of LockedError:
+* **No descriptor left** to open a file with (EMFILE, ENFILE): an operation that was submitted waits
+  for one, up to WAIT_S. The owner's thread does not wait. It has a reserve of descriptors, and gets
+  the error only when that is used up; while it is not whole, `is_short` is set, and files that are
+  open for later use should be closed.
+
+Failures are OSErrors with the path as `filename`. Nothing else is retried and nothing is logged;
+Python retries EINTR. The only format of this module is the text of a lock file, for people and for
+the message of LockedError:
 
     pid <process number> host <host name>\\n         empty: the lock was released
 """
@@ -45,7 +50,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from penstock.errors import LockedError, is_disk_full
+from penstock.errors import LockedError, has_no_descriptor, is_shortage
 
 Names: TypeAlias = list[str]  # named because inside a FileSystem "list" is its method
 Completions: TypeAlias = list[tuple[int, object]]  # (token, result or the exception raised)
@@ -117,6 +122,9 @@ class Lock(ABC):
 
 class FileSystem(ABC):
     """Files, names and slow work. Paths are strings with "/" between directories."""
+
+    # Whether part of the reserve of descriptors is used.
+    is_short: bool = False
 
     # Called in the worker's thread after each completion, to wake an event loop. It must not raise
     # and must not call the file system.
@@ -195,6 +203,14 @@ class FileSystem(ABC):
         """Return a directory on each disk that may contain files below the directory `path`."""
         return [path]
 
+    def open_files(self) -> int:
+        """Return how many files are open, 0 if they are not counted."""
+        return 0
+
+    def restore_reserve(self) -> bool:
+        """Restore the reserve of descriptors. Returns False if it is not whole: there are none."""
+        return True
+
     @abstractmethod
     def lock(self, path: str) -> Lock:
         """Take the exclusive lock on the file `path`, which is made if it is missing.
@@ -253,13 +269,19 @@ ALLOCATE_PIECE_BYTES: Final = 64 << 10
 # Linux writes at most 2 GiB less a page per call; a larger request would look like a short write.
 WRITE_BYTES_MAX: Final = 1 << 30
 
+# How long a submitted operation waits for a descriptor, and how often it looks.
+WAIT_S: Final = 600.0
+WAIT_STEP_S: Final = 0.05
+
 
 class OsFile(File):
     """A file descriptor. The path is added to errors, which descriptor calls leave without."""
 
-    def __init__(self, path: str, descriptor: int) -> None:
+    def __init__(self, path: str, descriptor: int, count: "OpenFiles") -> None:
         self.path = path
         self._descriptor = descriptor
+        self._count = count
+        count.add(1)
 
     def pread(self, length: int, offset: int) -> bytes:
         try:
@@ -349,6 +371,53 @@ class OsFile(File):
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+            self._count.add(-1)
+
+
+class OpenFiles:
+    """Counts the open files of a file system. Any thread may change it."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._lock = threading.Lock()
+
+    def add(self, n: int) -> None:
+        with self._lock:
+            self.number += n
+
+
+class DescriptorReserve:
+    """Descriptors that are kept open, so that there is one when the limit is reached. Used by the
+    owner's thread."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: list[int] = []
+        self.restore()
+
+    def restore(self) -> bool:
+        """Open what is missing. Returns whether all are there."""
+        kept = self._kept
+        while len(kept) < self._most:
+            try:
+                # Not dup: the machine's limit counts open files, of which copies share one.
+                kept.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError:
+                return False
+        return True
+
+    def release_one(self) -> bool:
+        """Close one. Returns False if none is left."""
+        if not self._kept:
+            return False
+        os.close(self._kept.pop())
+        return True
+
+    def close(self) -> None:
+        """Close all; none is opened again."""
+        self._most = 0
+        while self.release_one():
+            pass
 
 
 def write_zeros(descriptor: int, size: int) -> int:
@@ -364,7 +433,12 @@ def write_zeros(descriptor: int, size: int) -> int:
     if not hasattr(os, "memfd_create"):
         return 0
     done = 0
-    source = os.memfd_create("zeros")
+    try:
+        source = os.memfd_create("zeros")
+    except OSError as error:
+        if not has_no_descriptor(error):
+            raise
+        return 0
     try:
         os.ftruncate(source, size)
         os.lseek(descriptor, 0, os.SEEK_SET)
@@ -411,7 +485,7 @@ def _write_holder(descriptor: int) -> None:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, holder.encode(), 0)
     except OSError as error:
-        if not is_disk_full(error):
+        if not is_shortage(error):
             raise
 
 
@@ -419,19 +493,57 @@ class OsFileSystem(FileSystem):
     """The operating system's files, with up to `workers` threads for submitted operations.
 
     workers=0 runs each operation in `submit` itself, for tools that have nothing else to do.
+    reserve: descriptors for the owner's thread that are kept. pause(seconds): how a submitted
+    operation waits for a descriptor.
     """
 
-    def __init__(self, workers: int = 1) -> None:
+    def __init__(
+        self, workers: int = 1, *, reserve: int = 0,
+        pause: Callable[[float], object] | None = None,
+    ) -> None:  # fmt: skip
         self.on_complete = None
         self._pid = os.getpid()
         self._pool = WorkerPool(workers, self._wake)
+        self._files = OpenFiles()
+        self._reserve = DescriptorReserve(reserve)
+        self._pause: Callable[[float], object] = pause or threading.Event().wait
+
+    def open_files(self) -> int:
+        return self._files.number
+
+    def restore_reserve(self) -> bool:
+        if self.is_short:
+            self.is_short = not self._reserve.restore()
+        return not self.is_short
+
+    def _opened(self, path: str, flags: int) -> int:
+        """Return a new descriptor. If none is left, a submitted operation waits for one, up to
+        WAIT_S, and the owner's thread takes one of the reserve."""
+        is_worker = self._pool.is_worker()
+        left_s = WAIT_S
+        while True:
+            try:
+                return os.open(path, flags, FILE_MODE)
+            except OSError as error:
+                if not has_no_descriptor(error):
+                    raise
+                if is_worker:
+                    if left_s <= 0:
+                        raise
+                else:
+                    self.is_short = True
+                    if not self._reserve.release_one():
+                        raise
+            if is_worker:
+                self._pause(WAIT_STEP_S)
+                left_s -= WAIT_STEP_S
 
     def open(self, path: str, *, create: bool = False) -> File:
         flags = os.O_RDWR | os.O_CREAT if create else os.O_RDWR
-        return OsFile(path, os.open(path, flags, FILE_MODE))
+        return OsFile(path, self._opened(path, flags), self._files)
 
     def read(self, path: str) -> bytes:
-        file = OsFile(path, os.open(path, os.O_RDONLY))
+        file = OsFile(path, self._opened(path, os.O_RDONLY), self._files)
         try:
             # One byte more than the size: a file that grew meanwhile is read to its end.
             pieces: list[bytes] = []
@@ -478,7 +590,7 @@ class OsFileSystem(FileSystem):
         os.rmdir(path)
 
     def sync_dir(self, path: str) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = self._opened(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             _sync_all(descriptor)
         except OSError as error:
@@ -544,6 +656,7 @@ class OsFileSystem(FileSystem):
     def close(self) -> None:
         if self._pid == os.getpid():
             self._pool.close()
+            self._reserve.close()
 
     def _wake(self) -> None:
         wake = self.on_complete
@@ -602,6 +715,7 @@ class WorkerPool:
         self._outstanding = 0  # submitted and not yet handed out by completed()
         self._closed = False
         self._threads: list[threading.Thread] = []
+        self._local = threading.local()  # is_worker: the thread runs an operation
         self._waiting: queue.SimpleQueue[tuple[int, Callable[[], object]] | None]
         self._waiting = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[tuple[int, object]] = queue.SimpleQueue()
@@ -614,10 +728,13 @@ class WorkerPool:
         self._next_token += 1
         if self.workers == 0:
             # Only an Exception is a result here: an interrupt is for the caller's thread.
+            self._local.is_worker = True
             try:
                 result: object = op()
             except Exception as error:
                 result = error
+            finally:
+                self._local.is_worker = False
             self._outstanding += 1
             self._finished.put((token, result))
             self._call_wake()
@@ -627,6 +744,10 @@ class WorkerPool:
         if len(self._threads) < self.workers:
             self._start()
         return token
+
+    def is_worker(self) -> bool:
+        """Return whether the calling thread runs a submitted operation."""
+        return bool(getattr(self._local, "is_worker", False))
 
     def _start(self) -> None:
         """Start one more thread. If an interrupt prevents that, what was submitted waits for a
@@ -657,6 +778,7 @@ class WorkerPool:
 
     def _work(self) -> None:
         """Run operations until the None of `close`, which each worker leaves for the next."""
+        self._local.is_worker = True
         while (item := self._waiting.get()) is not None:
             token, op = item
             try:

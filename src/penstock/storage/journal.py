@@ -33,13 +33,18 @@ the log cannot take the record, the engine stops.
 """
 
 import contextlib
-import errno
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
 from penstock.clock import Clock
-from penstock.errors import DiskFullError, StoppedError
+from penstock.errors import (
+    DescriptorsError,
+    DiskFullError,
+    StoppedError,
+    has_no_descriptor,
+    is_shortage,
+)
 from penstock.storage import record
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.options import StorageOptions
@@ -52,7 +57,8 @@ class Journal:
     """One per engine.
 
     failed: why nothing can be changed any more, or None. blocked: publishers are refused because
-    the disk is full. is_committing: records of an undecided transaction are in the log, or an
+    the disk is full, or no file can be opened; short_of: which, "disk" or "descriptors", "" while
+    they are accepted. is_committing: records of an undecided transaction are in the log, or an
     atomic group is open; no checkpoint may make its cut. gathering: the open atomic group.
     on_event(kind, text): takes events for people, see StorageEngine.
     """
@@ -72,6 +78,7 @@ class Journal:
         self.failed: BaseException | None = None
         self.is_closed: bool = False
         self.blocked: bool = False
+        self.short_of: str = ""
         self.is_committing: bool = False
         self.gathering: OneRecord | None = None
         self._event = on_event
@@ -204,6 +211,8 @@ class Journal:
         """Raise StoppedError, or DiskFullError if publishers are refused."""
         self.check()
         if self.blocked:
+            if self.short_of == DESCRIPTORS:
+                raise DescriptorsError(self.path)
             raise self.disk_error(self.options.disk_free_limit)
 
     def stop(self, error: BaseException) -> None:
@@ -215,9 +224,12 @@ class Journal:
 
     def disk_full(self, error: OSError, needed: int) -> Exception:
         """Return what to raise for an OSError of a write of `needed` bytes: a DiskFullError, and
-        publishers are refused, if the disk is full; else the same error."""
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        publishers are refused, if the disk is full or there is no descriptor; else the same
+        error."""
+        if not is_shortage(error):
             return error
+        if has_no_descriptor(error):
+            return self.full(DescriptorsError(str(error.filename or self.path)))
         return self.full(self.disk_error(needed))
 
     def fullest_disk(self) -> tuple[str, int]:
@@ -231,19 +243,21 @@ class Journal:
     def full(self, error: DiskFullError) -> DiskFullError:
         """Refuse publishers because of this error, and return it."""
         if not self.blocked:
-            self.block(str(error))
+            self.block(str(error), short_of(error))
         return error
 
-    def block(self, text: str = "") -> None:
-        """Refuse publishers until upkeep finds space. Only this call sends the event `disk_full`.
-        Owners block their clients at that event, until the event `disk_free`."""
+    def block(self, text: str = "", short_of: str = "disk") -> None:
+        """Refuse publishers until upkeep finds space, or descriptors. Only this call sends the
+        event `disk_full`. Owners block their clients at that event, until the event `disk_free`."""
         was_blocked, self.blocked = self.blocked, True
+        self.short_of = short_of
         if text or not was_blocked:
             self.event("disk_full", text or "there is no space")
 
     def unblock(self, text: str) -> None:
         """Accept publishes again."""
         self.blocked = False
+        self.short_of = ""
         self.event("disk_free", text)
 
     def event(self, kind: str, text: str) -> None:
@@ -447,6 +461,15 @@ def _encode_list(ops: list[record.Op]) -> tuple[int, bytes]:
 # ---- space and files ----------------------------------------------------------------------------
 
 
+DISK_SPACE: Final = "disk"
+DESCRIPTORS: Final = "descriptors"
+
+
+def short_of(error: BaseException) -> str:
+    """Return what is lacking, of a shortage: DISK_SPACE or DESCRIPTORS."""
+    return DESCRIPTORS if has_no_descriptor(error) else DISK_SPACE
+
+
 def fullest_disk(fs: FileSystem, path: str) -> tuple[str, int]:
     """Return a directory on the disk with the least free space of those that the store at `path`
     uses, and the bytes that are free there."""
@@ -563,10 +586,16 @@ class Reserve:
         return max(0, self._want - self.bytes)
 
     def release(self) -> bool:
-        """Free the room. False if there is none, or the files are growing."""
+        """Free the room. False if there is none, the files are growing, or there is no descriptor
+        to open them with."""
         if not self.bytes or self._is_growing:
             return False
-        self._cut(0)
+        try:
+            self._cut(0)
+        except OSError as error:
+            if not has_no_descriptor(error):
+                raise
+            return False
         self.bytes = 0
         return True
 

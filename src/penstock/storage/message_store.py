@@ -962,7 +962,7 @@ class StoreTables:
             )
 
     def _make_room(self, handles: dict[int, File]) -> None:
-        if len(handles) >= HANDLES_MAX:
+        if len(handles) >= HANDLES_MAX or (self.fs.is_short and handles):
             oldest = next(iter(handles))
             handles.pop(oldest).close()
 

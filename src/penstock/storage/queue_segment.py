@@ -159,9 +159,11 @@ def _in_store(message: Message) -> bytes:
 
 
 class Handles:
-    """Keeps at most `limit` segments of a vhost's queues open, those used last."""
+    """Keeps at most `limit` segments of a vhost's queues open, those used last; fewer while `fs`
+    is short of descriptors."""
 
     def __init__(self, limit: int = 128) -> None:
+        self.fs: FileSystem | None = None
         self._limit: int = limit
         self._open: dict[SegmentFiles, None] = {}
 
@@ -170,7 +172,8 @@ class Handles:
         used = self._open
         used.pop(files, None)
         used[files] = None
-        if len(used) > self._limit:
+        is_short = self.fs is not None and self.fs.is_short
+        if len(used) > (1 if is_short else self._limit):
             for old in used:
                 if not old.is_syncing and old is not files:
                     break

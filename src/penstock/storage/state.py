@@ -18,7 +18,7 @@ then [6].
 
 from typing import Final
 
-from penstock.errors import CorruptionError, is_disk_full
+from penstock.errors import CorruptionError, is_shortage
 from penstock.message import Entry, Message, MessageFactory
 from penstock.storage import batches, record
 from penstock.storage.batches import BatchRecord, BatchTable
@@ -63,6 +63,7 @@ class StorageState(LogState):
         self.slots: int = slots
         self.store = store
         self.ticks: Ticks = Ticks()
+        self.ticks.handles.fs = fs
         self.routing: RoutingTable = RoutingTable(self.ticks)
         self.factory: MessageFactory = MessageFactory()
         self.queues: dict[int, QueueIndex] = {}
@@ -485,7 +486,7 @@ class Replay:
         try:
             self.spill()
         except OSError as error:
-            if not is_disk_full(error):
+            if not is_shortage(error):
                 raise
             self._ram_bytes = 0
 

@@ -17,6 +17,10 @@ handles that were open when it happened. A finished file (sealed, or of one body
 its sync, at most ``HANDLES_MAX`` of them; further files are closed and opened again by the op. A
 handle is closed only when no op for it is in flight.
 
+Where no descriptor is left to open a file or a directory with, nothing was tried and nothing is
+lost, so the op tries it again: an operation that was submitted waits for a descriptor in `open`
+(filesystem.py), and here it has ``TRIES`` of these times. Nothing is confirmed meanwhile.
+
 Failure, rule [10]: a failed sync is final. The op raises ``SyncFailedError`` and keeps it in
 ``Unsynced.failed``; from then on ``take`` and all writers raise ``StoppedError``, and nothing is
 marked clean again. A file that does not exist when the op opens it was deleted by its owner, which
@@ -30,10 +34,11 @@ Threads: call everything from the owner's thread, except a SyncOp, which touches
 
 from typing import Final
 
-from penstock.errors import StoppedError, SyncFailedError
+from penstock.errors import StoppedError, SyncFailedError, has_no_descriptor
 from penstock.storage.filesystem import File, FileSystem, sync_closed
 
 HANDLES_MAX: Final = 64
+TRIES: Final = 20
 
 
 class UnsyncedFile:
@@ -63,23 +68,33 @@ class SyncOp:
     def __call__(self) -> int:
         """Sync everything listed. Return the generation, for ``synced``. Raises SyncFailedError,
         which stops the store."""
-        path = ""
-        try:
-            for unsynced, _ in self.files:
-                path = unsynced.path
-                file = unsynced.file
-                if file is not None:
-                    file.sync()
-                else:
-                    sync_closed(self.fs, path)
-            for path, _ in self.directories:
-                self.fs.sync_dir(path)
-        except OSError as error:
-            failure = SyncFailedError(path, error)
-            self.registry.failed = failure
-            raise failure from error
+        for unsynced, _ in self.files:
+            self._sync(unsynced.path, unsynced)
+        for path, _ in self.directories:
+            self._sync(path, None)
         self.is_done = True
         return self.generation
+
+    def _sync(self, path: str, unsynced: UnsyncedFile | None) -> None:
+        """Sync one file, or a directory."""
+        tries = TRIES
+        while True:
+            tries -= 1
+            try:
+                file = unsynced.file if unsynced is not None else None
+                if file is not None:
+                    file.sync()
+                elif unsynced is not None:
+                    sync_closed(self.fs, path)
+                else:
+                    self.fs.sync_dir(path)
+                return
+            except OSError as error:
+                if tries > 0 and has_no_descriptor(error):
+                    continue
+                failure = SyncFailedError(path, error)
+                self.registry.failed = failure
+                raise failure from error
 
 
 class Unsynced:

@@ -30,12 +30,11 @@ and the next turn tries again. A checkpoint needs the frames, and handles the er
 other file. A failed sync of readMeta stops the engine [10]. After that nothing is written.
 """
 
-import errno
 import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from penstock.errors import SyncFailedError
+from penstock.errors import SyncFailedError, is_shortage
 from penstock.storage.data_directory import sync_dir
 from penstock.storage.journal import Journal, Pins
 from penstock.storage.persistent_queue import Hold
@@ -97,8 +96,8 @@ class StreamWriter:
             journal = self._journal
             text = f"frames stay in RAM and in the log, to be written later: {error}"
             journal.event("stream_write", text)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                journal.full(journal.disk_error(0))
+            if is_shortage(error):
+                journal.disk_full(error, 0)
 
     def settle(self) -> None:
         """Move the heads to what is settled by now."""

@@ -402,13 +402,13 @@ class StreamTable:
     # ---- files ---------------------------------------------------------------------------------
 
     def used(self, stream: Stream) -> None:
-        """Note that a stream was written to and has open files. If too many have, close those of
-        the least recently used."""
+        """Note that a stream was written to and has open files. If too many have, or descriptors
+        are short, close those of the least recently used."""
         used = self._open
         self._touched[stream.number] = stream
         used.pop(stream.number, None)
         used[stream.number] = stream
-        if len(used) > OPEN_MAX:
+        if len(used) > OPEN_MAX or (self.fs.is_short and len(used) > 1):
             number = next(iter(used))
             used.pop(number).queue.release_handles()
 

@@ -37,7 +37,8 @@ store body named at or below it was synced. `settled(mode)` is what may be confi
   after the interval.
 * [10] A failed write or sync of the log, or of the store for it, is final: `failed` is set, the
   three LSNs stay, every call raises StoppedError, and only a recovery from disk can continue. The
-  one exception: no room for the next segment raises DiskFullError, and nothing has changed.
+  one exception: no room for the next segment, or no descriptor to open it with, raises
+  DiskFullError or DescriptorsError, and nothing has changed.
 
 Segments of the log (log_file.py has their format) are kept by a SegmentPool:
 
@@ -71,7 +72,14 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from penstock.clock import Clock
-from penstock.errors import DiskFullError, StoppedError, SyncFailedError
+from penstock.errors import (
+    DescriptorsError,
+    DiskFullError,
+    StoppedError,
+    SyncFailedError,
+    has_no_descriptor,
+    is_shortage,
+)
 from penstock.storage.durability import (
     DISK,
     INTERVAL,
@@ -867,8 +875,9 @@ class SegmentPool:
     """The segments that a log uses, the one prepared ahead, and those kept for reuse.
 
     in_use: oldest first, the last one takes new groups. ahead: prepared, not yet in use.
-    ahead_error: why there is none ahead, if the disk is full. Calls raise DiskFullError if there is
-    no room for a segment, and nothing has changed, and SyncFailedError for other failures [10].
+    ahead_error: why there is none ahead, if there is no room for it. Calls raise DiskFullError if
+    there is no room for a segment, or no descriptor to open it with (DescriptorsError), and nothing
+    has changed, and SyncFailedError for other failures [10].
     """
 
     def __init__(
@@ -1105,6 +1114,8 @@ class SegmentPool:
         spare = self._take_spare(size)
         try:
             return prepare_segment(self.fs, self.directory, self.vhost, number, size, salt, spare)
+        except DescriptorsError:
+            raise  # room on the disk, or a smaller segment, would not help
         except DiskFullError:
             if (self.make_room is None or not self.make_room()) and size == least:
                 raise
@@ -1206,7 +1217,8 @@ def prepare_segment(
     """Make a segment of at least `size` bytes, durable in content and name [7], and open it.
 
     recycled: path of a released segment's file, which becomes this segment; its old bytes stay. A
-    failure leaves no segment: DiskFullError if there is no room, else SyncFailedError [10].
+    failure leaves no segment: DiskFullError if there is no room, DescriptorsError if a file or the
+    directory could not be opened for that reason, else SyncFailedError [10].
     """
     size = aligned(size)
     path = segment_path(directory, number)
@@ -1225,7 +1237,9 @@ def prepare_segment(
         file.pwrite(header.ljust(FIRST_GROUP_OFFSET, b"\0"), 0)
     except OSError as error:
         _discard(fs, file, new)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if has_no_descriptor(error):
+            raise DescriptorsError(fs.place(new)) from error
+        if is_shortage(error):
             raise DiskFullError(fs.place(new), _free_bytes(fs, directory), size) from error
         raise SyncFailedError(new, error) from error
     try:
@@ -1233,6 +1247,9 @@ def prepare_segment(
         fs.rename(new, path)
         fs.sync_dir(directory)
     except OSError as error:
+        if has_no_descriptor(error):  # of the directory: no sync was tried
+            _discard(fs, file, path)
+            raise DescriptorsError(fs.place(path)) from error
         file.close()
         raise SyncFailedError(path, error) from error
     file.path = path

@@ -49,12 +49,12 @@ checkpoints are made for trimming alone in one idle period. A running backup del
 from collections.abc import Callable
 from typing import Final
 
-from penstock.errors import SyncFailedError
+from penstock.errors import SyncFailedError, has_no_descriptor, is_shortage
 from penstock.storage import message_store_gc, recovery
 from penstock.storage.batch_engine import BatchEngine
-from penstock.storage.checkpoint import FULL, IDLE, SLICES, Checkpointer
+from penstock.storage.checkpoint import IDLE, SLICES, Checkpointer
 from penstock.storage.durability import OS
-from penstock.storage.journal import Journal
+from penstock.storage.journal import DESCRIPTORS, Journal, short_of
 from penstock.storage.message_store import MessageStore
 from penstock.storage.queue_index import QueueIndex
 from penstock.storage.record import StoreRef
@@ -193,16 +193,17 @@ class Upkeep:
         self._cut_at = journal.clock.monotonic()
 
     def step_checkpoint(self, until: float) -> None:
-        """Make a slice. On a full disk release the reserve, and next time give up."""
+        """Make a slice. On a full disk release the reserve, and next time give up; without a
+        descriptor give up at once."""
         journal = self._journal
         try:
             self._checkpoints.step(until)
         except SyncFailedError as error:
             journal.stop(error)
         except OSError as error:
-            if error.errno not in FULL:
+            if not is_shortage(error):
                 journal.stop(error)
-            elif not self._reserve.release():
+            elif has_no_descriptor(error) or not self._reserve.release():
                 self._checkpoints.give_up(error)
 
     def checkpoint_failed(self, error: OSError) -> None:
@@ -210,10 +211,12 @@ class Upkeep:
         self._cut_bytes, self._cut_records, self._cut_store_bytes, _ = self._before
         self._is_given_up = True
         self._given_up_free = self._free_bytes()
-        self._reserve.release()
+        if not has_no_descriptor(error):
+            self._reserve.release()
         if not self._is_reported or not self._journal.blocked:
             self._is_reported = True
-            self._journal.block(f"a checkpoint was given up, it will be tried again: {error}")
+            text = f"a checkpoint was given up, it will be tried again: {error}"
+            self._journal.block(text, short_of(error))
 
     def checkpoint(self, *, is_clean: bool = False) -> bool:
         """Make a whole checkpoint now; False if it was given up twice."""
@@ -322,6 +325,7 @@ class Upkeep:
     def check_disk(self) -> None:
         """Refuse publishers below the limit of free space, or accept them again."""
         journal = self._journal
+        journal.fs.restore_reserve()
         disk, free = journal.fullest_disk()
         limit = journal.options.disk_free_limit
         self._room = max(0, free - limit)
@@ -334,12 +338,26 @@ class Upkeep:
             text = f"{disk}: {free} bytes are free, the limit is {limit}: publishers are refused"
             journal.block(text)
         elif journal.blocked and free >= limit + self._reserve.missing():
+            text = f"{disk}: {free} bytes are free"
+            if journal.short_of == DESCRIPTORS:
+                if not self._has_descriptor():
+                    return
+                text = "files can be opened"
             self._is_reported = False
-            journal.unblock(f"{disk}: {free} bytes are free again: publishers are accepted")
+            journal.unblock(f"{text} again: publishers are accepted")
         if not journal.blocked and journal.clock.monotonic() >= self._grow_at:
             growth = self._reserve.take_growth(free - limit)
             if growth is not None:
                 journal.submit(growth, self._grown, self._not_grown)
+
+    def _has_descriptor(self) -> bool:
+        """Return whether files can be opened, without the reserve."""
+        journal = self._journal
+        try:
+            journal.fs.open(f"{journal.path}/CURRENT").close()
+        except OSError as error:
+            return not has_no_descriptor(error)
+        return journal.fs.restore_reserve()
 
     def _grown(self, size: object) -> None:
         self._reserve.grown(size)

@@ -14,6 +14,7 @@ from penstock import errors
 from penstock.cli import main as cli
 from penstock.errors import (
     CorruptionError,
+    DescriptorsError,
     DiskFullError,
     LockedError,
     NotAStoreError,
@@ -98,6 +99,7 @@ def test_every_group_is_a_click_command() -> None:
         (CorruptionError("1.wal", 64, "bad crc"), 65),
         (VersionError("VERSION", 1, 2), 65),
         (NotAStoreError("here", "no VERSION"), 66),
+        (DescriptorsError("here"), 74),
         (DiskFullError("here", 1, 2), 74),
         (LockedError("LOCK", "pid 1"), 75),
         (PenstockError("something else"), 70),

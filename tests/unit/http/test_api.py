@@ -21,9 +21,10 @@ from tests.helpers.http_rig import HttpRig
 pytestmark = pytest.mark.real
 FRAMES = "/api/streams/%2F/events/frames"
 WELL = {
-    "is_ready": True, "is_healthy": True,
+    "is_ready": True, "is_healthy": True, "takes_clients": True,
     "vhosts": [
-        {"state": "running", "blocked_reason": None}, {"state": "stopped", "blocked_reason": None}
+        {"state": "running", "blocked_reason": None, "takes_clients": True},
+        {"state": "stopped", "blocked_reason": None, "takes_clients": True},
     ],
 }  # fmt: skip
 

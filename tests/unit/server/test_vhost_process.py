@@ -59,6 +59,7 @@ def test_a_start_without_space_is_tried_again_when_there_is_more(
     process._clock = ManualClock()  # type: ignore[assignment]
     process._vhost = process._hub = None
     process._blocked_reason = ""
+    process._nofile = 1024
     process._heap = Heap(loop, None)  # type: ignore[arg-type]
 
     def vhost(*_: object, **__: object) -> None:

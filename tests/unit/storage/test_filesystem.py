@@ -1,8 +1,10 @@
 """The operating system's files: the contract, and what only they do."""
 
+import contextlib
 import errno
 import fcntl
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -10,12 +12,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.errors import LockedError
 from penstock.storage import filesystem
-from penstock.storage.filesystem import NETWORK_KINDS, FileSystem, OsFileSystem
+from penstock.storage.filesystem import NETWORK_KINDS, File, FileSystem, OsFileSystem
 from tests.contracts.filesystem import FileSystemContract, fails_with, put
 
 
@@ -283,3 +286,69 @@ def test_operations_run_on_a_thread_of_the_file_system() -> None:
     assert name == "penstock-disk-0"
     fs.close()
     assert all(not t.name.startswith("penstock-disk") for t in threading.enumerate())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_submitted_operation_waits_for_a_descriptor(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system_open = os.open
+    waits: list[float] = []
+
+    def short(*args: Any, **options: Any) -> int:
+        if len(waits) < 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return system_open(*args, **options)
+
+    fs = OsFileSystem(workers, pause=waits.append)
+    monkeypatch.setattr(os, "open", short)
+    with pytest.raises(OSError, match="Too many open files"):
+        fs.sync_dir(str(tmp_path))
+    assert not waits, "the owner's thread does not wait"
+    fs.submit(lambda: fs.sync_dir(str(tmp_path)))
+    ((_, result),) = fs.completed(True)
+    assert result is None
+    assert len(waits) == 3
+    fs.close()
+
+
+def test_open_files_are_counted(tmp_path: Path) -> None:
+    fs = OsFileSystem(0)
+    files = [fs.open(f"{tmp_path}/{n}", create=True) for n in range(3)]
+    assert fs.open_files() == 3
+    fs.read(f"{tmp_path}/0")
+    for file in files:
+        file.close()
+        file.close()
+    assert fs.open_files() == 0
+    fs.close()
+
+
+def test_the_owners_thread_has_a_reserve_of_descriptors(tmp_path: Path) -> None:
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fs = OsFileSystem(0, reserve=3)
+    paths = [f"{tmp_path}/{n}" for n in range(4)]
+    taken: list[int] = []
+    files: list[File] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, most))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for path in paths[:3]:
+            assert fs.restore_reserve() == (path == paths[0])
+            files.append(fs.open(path, create=True))
+        with pytest.raises(OSError, match="Too many open files"):
+            fs.open(paths[3], create=True)
+        files.pop().close()
+        assert not fs.restore_reserve()
+        os.close(taken.pop())
+        os.close(taken.pop())
+        assert fs.restore_reserve(), "it is whole again as soon as there are descriptors"
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        for file in files:
+            file.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+        fs.close()

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from penstock.errors import DiskFullError, SyncFailedError
+from penstock.errors import DescriptorsError, DiskFullError, SyncFailedError
 from penstock.storage import log_file
 from penstock.storage.transaction_log import Segment, prepare_segment
 from tests.helpers.faulty_filesystem import CrashNow, FaultyFileSystem
@@ -93,6 +93,18 @@ def test_any_other_failure_is_one_of_the_log(kind: str) -> None:
     with pytest.raises(SyncFailedError):
         made(fs)
     assert not any(fs.handles.values())
+
+
+@pytest.mark.parametrize("nth", [1, 2])  # the file, the directory
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_without_a_descriptor_nothing_is_left_and_nothing_has_failed(nth: int, code: int) -> None:
+    fs = disk()
+    fs.fail(code, kinds=["open"], nth=nth)
+    with pytest.raises(DescriptorsError):
+        made(fs)
+    assert fs.list(WAL) == []
+    assert not any(fs.handles.values())
+    made(fs)
 
 
 def test_a_full_disk_that_a_sync_tells_of_is_a_failed_sync() -> None:

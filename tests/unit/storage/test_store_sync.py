@@ -9,8 +9,10 @@ from penstock.errors import (
     SyncFailedError,
 )
 from penstock.storage.message_store import MessageStore
+from penstock.storage.store_sync import TRIES
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.stores import (
+    PATH,
     body,
     fill,
     new_store,
@@ -115,6 +117,23 @@ def test_a_failed_sync_stops_the_store(store: MessageStore, fs: FaultyFileSystem
         with pytest.raises(StoppedError):
             refused()
     assert store.read(file, 1) == b"body"
+
+
+def test_a_file_that_cannot_be_opened_for_want_of_a_descriptor_is_no_failed_sync(
+    fs: FaultyFileSystem,
+) -> None:
+    """More files than stay open, and the directory: each is opened again for its sync."""
+    store = new_store(fs, own_file_from=1)
+    fs.sync_dir("/")
+    addresses = [(store.write(id, b"b", 1), id) for id in range(100)]
+    fault = fs.fail(errno.EMFILE, kinds=["open"], times=TRIES - 1)
+    store.sync_now()
+    assert fault.hits == TRIES - 1
+    fs.fail(errno.ENFILE, kinds=["open"], path=lambda path: path == PATH)
+    addresses.append((store.write(200, b"b", 1), 200))
+    store.sync_now()
+    after = reopened(fs.crash("lost"), None)
+    assert all(after.has(file, id) for file, id in addresses)
 
 
 def test_a_transient_store_never_syncs(fs: FaultyFileSystem) -> None:

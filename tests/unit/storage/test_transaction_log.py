@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.errors import DiskFullError, StoppedError, SyncFailedError
+from penstock.errors import DescriptorsError, DiskFullError, StoppedError, SyncFailedError
 from penstock.storage import record
 from penstock.storage.durability import DISK, INTERVAL, OS
 from penstock.storage.log_file import FIRST_GROUP_OFFSET, LogEnd
-from penstock.storage.transaction_log import HOLD_BYTES_MAX, TransactionLog
+from penstock.storage.transaction_log import HOLD_BYTES_MAX, RETRY_S, TransactionLog
+from tests.helpers.faulty_filesystem import WAITS
 from tests.helpers.logs import KIB, VHOST, WAL, FakeStore, Rig, assert_prefix, survey
 
 
@@ -615,6 +616,35 @@ def test_no_room_for_a_segment_changes_nothing_and_heals() -> None:
     end, found = survey(rig.fs)
     assert end.last_lsn == 3
     assert_prefix(rig, end, found)
+
+
+def test_no_descriptor_for_the_next_segment_changes_nothing_and_heals() -> None:
+    rig = Rig(bytes_min=KIB, bytes_max=KIB)
+    rig.group(500)
+    rig.fs.fail(errno.EMFILE, kinds=["open"], times=None)
+    for _ in range(3):
+        with pytest.raises(DescriptorsError):
+            rig.put(500)
+    assert (rig.log.last_lsn, rig.log.durable_lsn, rig.log.failed) == (1, 1, None)
+    rig.fs.clear_faults()
+    rig.group(500)
+    end, found = survey(rig.fs)
+    assert end.last_lsn == 2
+    assert_prefix(rig, end, found)
+
+
+def test_no_descriptor_for_the_segment_ahead_is_told_and_tried_again() -> None:
+    rig = Rig(bytes_min=KIB, bytes_max=KIB)
+    rig.fs.fail(errno.EMFILE, kinds=["open"], times=WAITS)
+    rig.log.prepare_ahead()
+    rig.settle()
+    assert isinstance(rig.log.ahead_error, DescriptorsError)
+    assert rig.log.failed is None
+    rig.clock.advance(RETRY_S)
+    rig.log.tick()
+    rig.settle()
+    assert rig.log.ahead_error is None
+    assert len(rig.fs.list(WAL)) == 2
 
 
 def test_no_room_for_the_segment_ahead_is_told_and_tried_again() -> None:

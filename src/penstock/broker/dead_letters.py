@@ -102,8 +102,10 @@ class ExchangeRoute(DeadLetterRoute):
             keys = [found.decode("utf-8", "surrogateescape") for found in codec.keys(header)]
         else:
             keys = [key]
-        table = self._table(header) if router.depends_on_headers(exchange) else None
-        names = router.route(exchange, keys[0], table, keys[1:])
+        way = router.way(exchange, keys)
+        names = list(way.queues)
+        if way.by_headers:
+            names = router.route_on(way, keys, self._table(header))
         if reason != REJECTED and self._is_too_far(header):
             return Routed(header, [], HOPS, far_text(self._queue))
         cycling = [] if reason == REJECTED else self._cycling(names, header)

@@ -7,10 +7,12 @@
                      none: the message is returned to the publisher if it is mandatory
 
 **Routes are cached by bytes.** Exchange, key and bits of a basic.publish are one slice of the
-frame; the same slice has the same route until topology or permissions change (`router.version`). So
-permission, exchange and bindings are looked up once per slice and channel. Messages that headers
-route are not cached, nor those with CC, BCC or x-delay headers. The memory of all caches is bounded
-(route_caches.py).
+frame; the same slice has the same route until an exchange that it passed, or permissions, change.
+So permission, exchange and bindings are looked up once per slice and channel. After any change in
+the vhost (`router.version`) a cached route is checked once and mostly stays. CHANGES_MAX changes
+after a channel's cache was begun, all of it is forgotten, because it may name queues that are gone.
+Of messages that headers route, what their keys decide is cached (`Route.way`); nothing of messages
+with CC or BCC is. The memory of all caches is bounded (route_caches.py).
 
 **Properties are looked at, not decoded.** `scan` validates the list and returns delivery mode,
 priority and which properties there are. Only these need more, when their flag is there:
@@ -69,7 +71,7 @@ and ask for the offsets.
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from librt.strings import write_i64_be
@@ -107,6 +109,7 @@ from penstock.queues.amq_queue import Plan
 from penstock.queues.amqp_headers import CC, routing_keys_in
 from penstock.queues.queue_options import DROP_HEAD, MS_MAX
 from penstock.queues.raw_fields import PropertiesError, RawEntry, RawProperties
+from penstock.routing.router import RoutedExchange, Router, Way
 from penstock.shared_body import SharedBody
 from penstock.storage.durability import NONE
 from penstock.storage.file_queue_backing import Spool
@@ -116,6 +119,7 @@ MANDATORY: Final = 1
 IMMEDIATE: Final = 2
 ROUTES_MAX: Final = 4096  # per channel; their bytes are bounded as well
 ROUTE_BYTES: Final = 600  # measured: a route without its keys and targets
+CHANGES_MAX: Final = 256
 APPENDED_MAX: Final = 10_000
 SPECIAL_STEPS: Final = 8  # of the turn's budget: a message whose properties are looked at
 PERSISTENT: Final = 2
@@ -226,10 +230,13 @@ class Targets:
 
 
 class Route:
-    """Where one slice of a publish frame leads. front: the start of the stored header."""
+    """Where one slice of a publish frame leads. front: the start of the stored header. version: the
+    router's when it was last known to be right. way: set if headers decide as well. counted_bytes:
+    of RAM, in the cache; 0: it is not cached."""
 
-    __slots__ = ("address", "by_headers", "exchange", "front", "is_delayed", "is_mandatory",
-                 "is_special", "key", "queues", "targets")  # fmt: skip
+    __slots__ = ("address", "by_headers", "counted_bytes", "exchange", "front", "is_delayed",
+                 "is_mandatory", "is_special", "key", "passed", "queues", "targets", "version",
+                 "way")  # fmt: skip
 
     def __init__(self, raw: bytes, exchange: str, key: str) -> None:
         self.exchange: str = exchange
@@ -237,6 +244,10 @@ class Route:
         self.address: bytes = raw[:-1]
         self.front: bytes = b"\x02" + raw[:-1]
         self.is_mandatory: bool = raw[-1] & MANDATORY != 0
+        self.version: int = 0
+        self.passed: tuple[RoutedExchange, ...] = ()
+        self.way: Way | None = None
+        self.counted_bytes: int = 0
         self.by_headers: bool = False
         self.is_delayed: bool = False
         # It does not lead to queues alone: headers route or delay, or it leads to streams.
@@ -253,7 +264,8 @@ class Route:
             + 3 * len(self.address)
             + self.exchange.__sizeof__()
             + self.key.__sizeof__()
-            + 8 * (len(targets.queues) + len(targets.streams))
+            + 8 * (len(targets.queues) + len(targets.streams) + len(self.passed))
+            + (0 if self.way is None else self.way.held_bytes)
         )
 
 
@@ -291,7 +303,7 @@ class Publisher(Unconfirmed):
         self.is_sliced: bool = False  # the last run ended before its time
         self.reply_queue: str = ""  # what stands for REPLY_TO in messages of this channel
         self.routes: dict[bytes, Route] = {}  # cached; bounded by the vhost's RouteCaches
-        self._version: int = -1
+        self._version: int = 0  # of the router when the cache was begun
         self._facts: Facts = Facts()
         self._stream: BrokerStream | None = None  # where all publishes go
         self.appended: deque[tuple[int, int]] | None = None  # (partition, offset) of the last ones
@@ -301,11 +313,10 @@ class Publisher(Unconfirmed):
         where they are published to. Their places are noted in `appended`."""
         self._stream = stream
         self.appended = None if stream is None else deque(maxlen=APPENDED_MAX)
-        self._version = -1
+        self.forget_routes()
 
     def forget_routes(self) -> None:
         """Forget the cached routes: permissions have changed, or the channel ends."""
-        self._version = -1
         self.vhost.usage.routes.drop(self)
 
     def clear_routes(self) -> None:
@@ -358,18 +369,30 @@ class Publisher(Unconfirmed):
 
     def route(self, raw: bytes) -> Route:
         """Return the route of a publish with this slice. ChannelError 403, 404."""
-        vhost = self.vhost
-        if vhost.router.version != self._version:
-            vhost.usage.routes.drop(self)
-            self._version = vhost.router.version
         known = self.routes.get(raw)
-        if known is None:
-            known = self.resolve(raw)
-            caches = vhost.usage.routes
-            if len(self.routes) >= ROUTES_MAX:
-                caches.drop(self)
-            if caches.add(self, self.identity.name, known.held_bytes):
-                self.routes[raw] = known
+        if known is not None and known.version == self.vhost.router.version:
+            return known
+        return self._look_up(raw)
+
+    def _look_up(self, raw: bytes) -> Route:
+        """Return the route of a slice that is not cached, or was cached before a change."""
+        router = self.vhost.router
+        caches = self.vhost.usage.routes
+        if router.version - self._version > CHANGES_MAX or len(self.routes) >= ROUTES_MAX:
+            caches.drop(self)
+            self._version = router.version
+        known = self.routes.get(raw)
+        if known is not None:
+            if _is_current(known, router):
+                return known
+            del self.routes[raw]
+            caches.remove(self, known.counted_bytes)
+        known = self.resolve(raw)
+        known.counted_bytes = known.held_bytes
+        if caches.add(self, self.identity.name, known.counted_bytes):
+            self.routes[raw] = known
+        else:
+            known.counted_bytes = 0
         return known
 
     def resolve(self, raw: bytes) -> Route:
@@ -387,6 +410,8 @@ class Publisher(Unconfirmed):
                 raise refusals.not_found(stream.what)
             route.is_special = True
             route.targets.streams.append(self._stream)
+            route.version = vhost.router.version
+            route.passed = (vhost.router.default,)  # which changes when a stream is deleted
             return route
         if raw[-1] & IMMEDIATE:
             raise AMQPConnectionError(NOT_IMPLEMENTED, "immediate=true", 60, 40)
@@ -398,15 +423,20 @@ class Publisher(Unconfirmed):
             raise refusals.not_found(what)
         if vhost.topology.is_internal(exchange):
             raise refusals.access_refused(f"cannot publish to internal {what}")
-        route.by_headers = vhost.router.depends_on_headers(exchange)
         route.is_delayed = vhost.router.delayed(exchange)
-        if not route.by_headers:
-            route.targets = self.targets(vhost.router.route(exchange, key, None))
+        way = vhost.router.way(exchange, [key])
+        route.version = way.as_of
+        if way.by_headers:
+            route.by_headers = True
+            route.way = way
+        else:
+            route.passed = tuple(way.passed.values())
+            route.targets = self.targets(way.queues)
             route.queues = route.targets.queues
         route.is_special = route.by_headers or route.is_delayed or bool(route.targets.streams)
         return route
 
-    def targets(self, names: list[str]) -> Targets:
+    def targets(self, names: Iterable[str]) -> Targets:
         """Return the queues and streams of these names that can be published to."""
         found = Targets()
         for name in names:
@@ -525,12 +555,31 @@ class Publisher(Unconfirmed):
             props = found.props
             facts.hidden = found.bcc
             keys = [key.decode("utf-8", "surrogateescape") for key in found.cc + found.bcc]
-        if route.by_headers or keys:
-            headers = BasicProperties.decode(props).headers
-            router = self.vhost.router
-            if self._stream is None:
-                targets = self.targets(router.route(route.exchange, route.key, headers, keys))
+        if (route.by_headers or keys) and self._stream is None:
+            targets = self._targets_of(route, keys, props)
         return facts, targets, props
+
+    def _targets_of(self, route: Route, more_keys: list[str], props: bytes) -> Targets:
+        """Return where a message goes that has more keys, or that headers route."""
+        router = self.vhost.router
+        keys = [route.key, *more_keys]
+        way = route.way
+        if way is None or more_keys:
+            way = router.way(route.exchange, keys)
+        if not way.by_headers:
+            return self.targets(way.queues)
+        found = router.route_on(way, keys, BasicProperties.decode(props).headers)
+        self._count_way(route)
+        return self.targets(found)
+
+    def _count_way(self, route: Route) -> None:
+        """Count what was found behind headers exchanges and is kept in a cached route."""
+        if route.counted_bytes:
+            more = route.held_bytes - route.counted_bytes
+            if more > 0:
+                route.counted_bytes += more
+                if not self.vhost.usage.routes.add(self, self.identity.name, more):
+                    self.forget_routes()
 
     def _with_reply_queue(self, props: bytes) -> bytes:
         if not self.reply_queue:
@@ -638,6 +687,20 @@ class SpooledPublish:
             self._spool.abort()
         except DiskFullError:
             pass
+
+
+def _is_current(route: Route, router: Router) -> bool:
+    """Return whether a route is right after changes."""
+    way = route.way
+    if way is not None:
+        if not router.is_current(way):
+            return False
+    else:
+        for exchange in route.passed:
+            if exchange.changed_at > route.version:
+                return False
+    route.version = router.version
+    return True
 
 
 def leads_to_durable(route: Route) -> bool:

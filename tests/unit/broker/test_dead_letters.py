@@ -43,7 +43,7 @@ class Broker:
         self.world.options[name] = made
         values = {name: getattr(made, name) for name in QueueOptions.__slots__}
         self.world.open(name, **values)
-        self.router.queue_added()
+        self.router.queue_added(name)
 
     def exchange(self, name: str, kind: str, **arguments: object) -> None:
         self.router.declare(name, kind, {k.replace("_", "-"): v for k, v in arguments.items()})

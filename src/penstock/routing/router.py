@@ -49,6 +49,7 @@ from penstock.routing.exchange_types import (
 WAYS_MAX: Final = 64  # behind headers exchanges, kept with one Way
 EXCHANGE_STEPS: Final = 2  # of passing an exchange, beside what its type does
 WAY_BYTES: Final = 900  # measured: without the names
+ROUTE_STEPS_MAX: Final = 1 << 18  # of what cannot be done in slices: a tenth of a second
 NAME_BYTES: Final = 100  # measured: a queue in a Way
 
 
@@ -140,8 +141,9 @@ class Way:
     __slots__ = ("_now", "_router", "_waiting", "as_of", "below", "by_headers", "is_done",
                  "kept_bytes", "passed", "queues", "start")  # fmt: skip
 
-    def __init__(self, router: "Router", exchange: str) -> None:
-        self.start: str = exchange
+    def __init__(self, router: "Router", exchange: str | None) -> None:
+        """exchange: None for a Way that leads nowhere."""
+        self.start: str = exchange or ""
         self.queues: dict[str, int] = {}
         self.by_headers: list[RoutedExchange] = []
         self.is_done: bool = False
@@ -150,7 +152,7 @@ class Way:
         self.below: dict[str, Way] | None = None  # from those that headers selected, by their names
         self.kept_bytes: int = 0
         self._router: Router = router
-        self._waiting: list[str] = [exchange]
+        self._waiting: list[str] = [] if exchange is None else [exchange]
         self._now: Selecting | None = None
 
     @property

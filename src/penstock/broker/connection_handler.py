@@ -626,12 +626,19 @@ class ConnectionHandler(ChannelOwner):
             if self.vhost.blocked_reason:
                 self._hold(event)
                 return
-            channel.spooled = SpooledPublish(channel.publisher, event.route, event.header)
+            route = channel.publisher.route_in_slices(event.route)
+            if route is None:
+                self._keep_rest(event)
+            else:
+                channel.spooled = SpooledPublish(channel.publisher, route, event.header)
             return
         spooled = channel.spooled
         assert spooled is not None, "its beginning came before"
         if isinstance(event, PublishPart):
             spooled.write(event.data)
+            return
+        if not spooled.find_targets():
+            self._keep_rest(event)
             return
         channel.spooled = None
         spooled.finish()

@@ -12,6 +12,10 @@ way (`is_cycle`); other queues do. RabbitMQ 3 has the same rules.
 
 In its new queues the message has that exchange and key, in deliveries and in the next death.
 
+Finding the queues is taken from the turn's budget, like all that a client asks for. A message for
+which it takes more than ROUTE_STEPS_MAX steps, for which no slice has room, is dropped with an
+event.
+
 A dead letter exchange of type x-delayed-message routes at once: the delay of the message is over.
 
 RabbitMQ and Penstock check permissions for this when the queue is declared (permissions.py).
@@ -20,6 +24,7 @@ RabbitMQ and Penstock check permissions for this when the queue is declared (per
 from collections.abc import Callable
 from typing import Final
 
+from penstock.broker.turn_budget import TurnBudget
 from penstock.codec.properties import BasicProperties
 from penstock.errors import AMQPError
 from penstock.queues.amqp_headers import AmqpHeaders
@@ -37,7 +42,8 @@ from penstock.queues.dead_letter import (
 )
 from penstock.queues.headers import REJECTED
 from penstock.queues.queue_options import QueueOptions
-from penstock.routing.router import Router
+from penstock.routing.exchange_types import Asked
+from penstock.routing.router import ROUTE_STEPS_MAX, Router, Walk, Way
 
 SHORT_STRING_BYTES_MAX: Final = 255
 DEATH_BYTES_MIN: Final = 64  # of an entry of x-death: its six names and values
@@ -48,11 +54,13 @@ class DeadLetterRoutes:
     necessary; None: no queue can take anything."""
 
     def __init__(
-        self, router: Router, headers: AmqpHeaders, target: Callable[[str], Target | None]
-    ) -> None:
+        self, router: Router, headers: AmqpHeaders, target: Callable[[str], Target | None],
+        budget: TurnBudget,
+    ) -> None:  # fmt: skip
         self._router = router
         self._headers = headers
         self._target = target
+        self._budget: TurnBudget = budget
 
     def of(self, queue: bytes) -> Callable[[QueueOptions], DeadLetterRoute | None]:
         """Return a function for the queue of this name that AMQQueue calls with its options. It
@@ -68,7 +76,9 @@ class DeadLetterRoutes:
         if target is None:
             return None
         exchange, key = target
-        return ExchangeRoute(queue, exchange, key, self._router, self._headers, self._target)
+        return ExchangeRoute(
+            queue, exchange, key, self._router, self._headers, self._target, self._budget
+        )
 
 
 class ExchangeRoute(DeadLetterRoute):
@@ -77,9 +87,10 @@ class ExchangeRoute(DeadLetterRoute):
 
     def __init__(
         self, queue: str, exchange: str, key: str | None, router: Router, headers: AmqpHeaders,
-        target: Callable[[str], Target | None],
+        target: Callable[[str], Target | None], budget: TurnBudget,
     ) -> None:  # fmt: skip
         self._queue = queue
+        self._budget: TurnBudget = budget
         self._exchange = exchange
         self._key = key
         self._raw_exchange: bytes = _raw(exchange)
@@ -102,8 +113,11 @@ class ExchangeRoute(DeadLetterRoute):
             keys = [found.decode("utf-8", "surrogateescape") for found in codec.keys(header)]
         else:
             keys = [key]
-        table = self._table(header) if router.depends_on_headers(exchange) else None
-        names = router.route(exchange, keys[0], table, keys[1:])
+        found = self._names(keys, header)
+        if found is None:
+            text = f"exchange {exchange!r} needs more than {ROUTE_STEPS_MAX} steps for one: dropped"
+            return Routed(header, [], MISSING, text)
+        names = found
         if reason != REJECTED and self._is_too_far(header):
             return Routed(header, [], HOPS, far_text(self._queue))
         cycling = [] if reason == REJECTED else self._cycling(names, header)
@@ -116,6 +130,23 @@ class ExchangeRoute(DeadLetterRoute):
             return Routed(header, targets)
         there = ", ".join(repr(name) for name in cycling)
         return Routed(header, targets, CYCLE, f"its dead letters come back from {there}: dropped")
+
+    def _names(self, keys: list[str], header: bytes) -> list[str] | None:
+        """Return the queues that the exchange selects; None: it takes too long to find them. What
+        it takes is taken from the turn's budget."""
+        router = self._router
+        way = Way(router, self._exchange)
+        asked = Asked(keys, None, ROUTE_STEPS_MAX)
+        is_done = way.advance(asked)
+        left = asked.steps
+        names = list(way.queues)
+        if is_done and way.by_headers:
+            walk = Walk(router, way, keys, self._table(header))
+            left = walk.advance(left)
+            is_done = walk.is_done
+            names = list(walk.queues)
+        self._budget.left -= ROUTE_STEPS_MAX - left
+        return names if is_done else None
 
     def _cycling(self, names: list[str], header: bytes) -> list[str]:
         """Return those of the queues to which the message would come back by itself."""

@@ -7,10 +7,19 @@
                      none: the message is returned to the publisher if it is mandatory
 
 **Routes are cached by bytes.** Exchange, key and bits of a basic.publish are one slice of the
-frame; the same slice has the same route until topology or permissions change (`router.version`). So
-permission, exchange and bindings are looked up once per slice and channel. Messages that headers
-route are not cached, nor those with CC, BCC or x-delay headers. The memory of all caches is bounded
-(route_caches.py).
+frame; the same slice has the same route until an exchange that it passed, or permissions, change.
+So permission, exchange and bindings are looked up once per slice and channel. After any change in
+the vhost (`router.version`) a cached route is checked once and mostly stays. CHANGES_MAX changes
+after a channel's cache was begun, all of it is forgotten, because it may name queues that are gone.
+Of messages that headers route, what their keys decide is cached (`Route.way`); nothing of messages
+with CC or BCC is. The memory of all caches is bounded (route_caches.py).
+
+**Routing is done in slices** (turn_budget.py), because a message may have hundreds of keys, and
+others may have bound thousands of patterns and exchanges. A run stops before the message whose
+routing is not finished; `_resolving` and `_routing` have how far it is, and the next call of `run`
+begins with that message. The same holds for large bodies, before their first and after their last
+frame. Operations and batches, which are not sliced there, refuse a message that takes more than
+ROUTE_STEPS_MAX.
 
 **Properties are looked at, not decoded.** `scan` validates the list and returns delivery mode,
 priority and which properties there are. Only these need more, when their flag is there:
@@ -69,7 +78,7 @@ and ask for the offsets.
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from librt.strings import write_i64_be
@@ -95,6 +104,7 @@ from penstock.errors import (
     NO_ROUTE,
     NOT_IMPLEMENTED,
     PRECONDITION_FAILED,
+    RESOURCE_ERROR,
     AMQPConnectionError,
     ChannelError,
     DiskFullError,
@@ -107,6 +117,8 @@ from penstock.queues.amq_queue import Plan
 from penstock.queues.amqp_headers import CC, routing_keys_in
 from penstock.queues.queue_options import DROP_HEAD, MS_MAX
 from penstock.queues.raw_fields import PropertiesError, RawEntry, RawProperties
+from penstock.routing.exchange_types import Asked
+from penstock.routing.router import ROUTE_STEPS_MAX, RoutedExchange, Router, Walk, Way
 from penstock.shared_body import SharedBody
 from penstock.storage.durability import NONE
 from penstock.storage.file_queue_backing import Spool
@@ -116,6 +128,7 @@ MANDATORY: Final = 1
 IMMEDIATE: Final = 2
 ROUTES_MAX: Final = 4096  # per channel; their bytes are bounded as well
 ROUTE_BYTES: Final = 600  # measured: a route without its keys and targets
+CHANGES_MAX: Final = 256
 APPENDED_MAX: Final = 10_000
 SPECIAL_STEPS: Final = 8  # of the turn's budget: a message whose properties are looked at
 PERSISTENT: Final = 2
@@ -226,10 +239,13 @@ class Targets:
 
 
 class Route:
-    """Where one slice of a publish frame leads. front: the start of the stored header."""
+    """Where one slice of a publish frame leads. front: the start of the stored header. version: the
+    router's when it was last known to be right. way: set if headers decide as well. counted_bytes:
+    of RAM, in the cache; 0: it is not cached."""
 
-    __slots__ = ("address", "by_headers", "exchange", "front", "is_delayed", "is_mandatory",
-                 "is_special", "key", "queues", "targets")  # fmt: skip
+    __slots__ = ("address", "by_headers", "counted_bytes", "exchange", "front", "is_delayed",
+                 "is_mandatory", "is_special", "key", "passed", "queues", "targets", "version",
+                 "way")  # fmt: skip
 
     def __init__(self, raw: bytes, exchange: str, key: str) -> None:
         self.exchange: str = exchange
@@ -237,6 +253,10 @@ class Route:
         self.address: bytes = raw[:-1]
         self.front: bytes = b"\x02" + raw[:-1]
         self.is_mandatory: bool = raw[-1] & MANDATORY != 0
+        self.version: int = 0
+        self.passed: tuple[RoutedExchange, ...] = ()
+        self.way: Way | None = None
+        self.counted_bytes: int = 0
         self.by_headers: bool = False
         self.is_delayed: bool = False
         # It does not lead to queues alone: headers route or delay, or it leads to streams.
@@ -253,8 +273,40 @@ class Route:
             + 3 * len(self.address)
             + self.exchange.__sizeof__()
             + self.key.__sizeof__()
-            + 8 * (len(targets.queues) + len(targets.streams))
+            + 8 * (len(targets.queues) + len(targets.streams) + len(self.passed))
+            + (0 if self.way is None else self.way.held_bytes)
         )
+
+
+class Resolving:
+    """The resolving of a slice whose Way is not known to its end."""
+
+    __slots__ = ("asked", "raw", "route", "way")
+
+    def __init__(self, raw: bytes, route: Route, way: Way) -> None:
+        self.raw: bytes = raw
+        self.route: Route = route
+        self.way: Way = way
+        self.asked: Asked = Asked([route.key], None)
+
+
+class Routing:
+    """The routing of one message. given: its properties; props: as stored. keys: set if it has more
+    than one. way: None if it goes where its route says; else its own or its route's. walk: once
+    `way` is known to its end."""
+
+    __slots__ = ("asked", "facts", "given", "keys", "props", "route", "targets", "walk", "way")
+
+    def __init__(self, route: Route, given: bytes) -> None:
+        self.route: Route = route
+        self.given: bytes = given
+        self.props: bytes = given
+        self.facts: Facts = Facts()
+        self.targets: Targets = route.targets
+        self.keys: list[str] | None = None
+        self.asked: Asked | None = None
+        self.way: Way | None = None
+        self.walk: Walk | None = None
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -291,7 +343,10 @@ class Publisher(Unconfirmed):
         self.is_sliced: bool = False  # the last run ended before its time
         self.reply_queue: str = ""  # what stands for REPLY_TO in messages of this channel
         self.routes: dict[bytes, Route] = {}  # cached; bounded by the vhost's RouteCaches
-        self._version: int = -1
+        self._version: int = 0  # of the router when the cache was begun
+        # How far the first message of the next run is.
+        self._resolving: Resolving | None = None
+        self._routing: Routing | None = None
         self._facts: Facts = Facts()
         self._stream: BrokerStream | None = None  # where all publishes go
         self.appended: deque[tuple[int, int]] | None = None  # (partition, offset) of the last ones
@@ -301,11 +356,12 @@ class Publisher(Unconfirmed):
         where they are published to. Their places are noted in `appended`."""
         self._stream = stream
         self.appended = None if stream is None else deque(maxlen=APPENDED_MAX)
-        self._version = -1
+        self.forget_routes()
 
     def forget_routes(self) -> None:
         """Forget the cached routes: permissions have changed, or the channel ends."""
-        self._version = -1
+        self._resolving = None
+        self._routing = None
         self.vhost.usage.routes.drop(self)
 
     def clear_routes(self) -> None:
@@ -336,19 +392,29 @@ class Publisher(Unconfirmed):
         n = len(routes)
         self.is_sliced = False
         budget = self._budget
+        routing = self._routing
+        if routing is not None:  # of the first one; its route may have changed since it began
+            raw, route = routes[first], routing.route
         for i in range(first, n):
             if budget.left <= 0 and budget.is_over():
                 self.is_sliced = True
                 return i
             if route is None or routes[i] != raw:
                 raw = routes[i]
-                route = self.route(raw)
+                route = self.route_in_slices(raw)
+                if route is None:
+                    self.is_sliced = True
+                    return i
             if headers[i] != props or not info:
                 props = headers[i]
                 info = scan(props)
             try:
                 if info >> 16 & SPECIAL or route.is_special:
-                    self._publish_special(route, props, info, bodies[i])
+                    if not self._publish_special(route, props, info, bodies[i]):
+                        self.is_sliced = True
+                        return i
+                    if routing is not None:
+                        routing = route = None
                 else:
                     self._publish(route, route.queues, props, info, bodies[i])
                     budget.left -= 1 + len(route.queues)
@@ -356,24 +422,64 @@ class Publisher(Unconfirmed):
                 return i
         return n
 
-    def route(self, raw: bytes) -> Route:
-        """Return the route of a publish with this slice. ChannelError 403, 404."""
-        vhost = self.vhost
-        if vhost.router.version != self._version:
-            vhost.usage.routes.drop(self)
-            self._version = vhost.router.version
+    def route_in_slices(self, raw: bytes) -> Route | None:
+        """Return the route of a publish with this slice; None: the turn's budget is used up. Call
+        it again in a later slice. ChannelError 403, 404."""
         known = self.routes.get(raw)
+        if known is not None and known.version == self.vhost.router.version:
+            return known
+        known = self._cached(raw)
+        if known is not None:
+            return known
+        resolving = self._resolving
+        if resolving is None or resolving.raw != raw:
+            resolving = self._begin_to_resolve(raw)
+        self._resolving = resolving
+        if not self._follow(resolving.way, resolving.asked):
+            return None
+        self._resolving = None
+        route = self._resolved(resolving)
+        self._cache(raw, route)
+        return route
+
+    def route(self, raw: bytes) -> Route:
+        """Return the route of a publish with this slice, however long it takes. ChannelError 403,
+        404, 506 (beyond ROUTE_STEPS_MAX)."""
+        known = self._cached(raw)
         if known is None:
             known = self.resolve(raw)
-            caches = vhost.usage.routes
-            if len(self.routes) >= ROUTES_MAX:
-                caches.drop(self)
-            if caches.add(self, self.identity.name, known.held_bytes):
-                self.routes[raw] = known
+            self._cache(raw, known)
         return known
+
+    def _cached(self, raw: bytes) -> Route | None:
+        """Return the route of a slice that was cached, if it is right after changes."""
+        router = self.vhost.router
+        caches = self.vhost.usage.routes
+        if router.version - self._version > CHANGES_MAX or len(self.routes) >= ROUTES_MAX:
+            caches.drop(self)
+            self._version = router.version
+        known = self.routes.get(raw)
+        if known is not None:
+            if _is_current(known, router):
+                return known
+            del self.routes[raw]
+            caches.remove(self, known.counted_bytes)
+        return None
+
+    def _cache(self, raw: bytes, route: Route) -> None:
+        route.counted_bytes = route.held_bytes
+        if self.vhost.usage.routes.add(self, self.identity.name, route.counted_bytes):
+            self.routes[raw] = route
+        else:
+            route.counted_bytes = 0
 
     def resolve(self, raw: bytes) -> Route:
         """Return what `route` does, without the cache."""
+        resolving = self._begin_to_resolve(raw)
+        self._follow_whole(resolving.way, resolving.asked)
+        return self._resolved(resolving)
+
+    def _begin_to_resolve(self, raw: bytes) -> Resolving:
         vhost = self.vhost
         end = 1 + raw[0]
         exchange = raw[1:end].decode("utf-8", "surrogateescape")
@@ -387,7 +493,9 @@ class Publisher(Unconfirmed):
                 raise refusals.not_found(stream.what)
             route.is_special = True
             route.targets.streams.append(self._stream)
-            return route
+            way = Way(vhost.router, None)
+            way.passed[""] = vhost.router.default  # which changes when a stream is deleted
+            return Resolving(raw, route, way)
         if raw[-1] & IMMEDIATE:
             raise AMQPConnectionError(NOT_IMPLEMENTED, "immediate=true", 60, 40)
         what = refusals.called("exchange", exchange, vhost.name)
@@ -398,15 +506,45 @@ class Publisher(Unconfirmed):
             raise refusals.not_found(what)
         if vhost.topology.is_internal(exchange):
             raise refusals.access_refused(f"cannot publish to internal {what}")
-        route.by_headers = vhost.router.depends_on_headers(exchange)
         route.is_delayed = vhost.router.delayed(exchange)
-        if not route.by_headers:
-            route.targets = self.targets(vhost.router.route(exchange, key, None))
-            route.queues = route.targets.queues
+        return Resolving(raw, route, Way(vhost.router, exchange))
+
+    def _resolved(self, resolving: Resolving) -> Route:
+        route, way = resolving.route, resolving.way
+        route.version = way.as_of
+        if way.by_headers:
+            route.by_headers = True
+            route.way = way
+        else:
+            route.passed = tuple(way.passed.values())
+            if self._stream is None:
+                route.targets = self.targets(way.queues)
+                route.queues = route.targets.queues
         route.is_special = route.by_headers or route.is_delayed or bool(route.targets.streams)
         return route
 
-    def targets(self, names: list[str]) -> Targets:
+    def _follow(self, way: Way, asked: Asked) -> bool:
+        """Follow a Way to its end, or as far as the turn's budget goes. Returns whether it is at
+        its end."""
+        budget = self._budget
+        while True:
+            asked.steps = budget.left
+            is_done = way.advance(asked)
+            budget.left = asked.steps
+            if is_done:
+                return True
+            if budget.is_over():
+                return False
+
+    def _follow_whole(self, way: Way, asked: Asked) -> None:
+        """Follow a Way to its end. ChannelError 506: it takes too many steps."""
+        asked.steps = ROUTE_STEPS_MAX
+        is_done = way.advance(asked)
+        self._budget.left -= ROUTE_STEPS_MAX - asked.steps
+        if not is_done:
+            raise _too_far()
+
+    def targets(self, names: Iterable[str]) -> Targets:
         """Return the queues and streams of these names that can be published to."""
         found = Targets()
         for name in names:
@@ -482,17 +620,26 @@ class Publisher(Unconfirmed):
         if self.confirms is not None:
             self.confirms.refused()
 
-    def _publish_special(self, route: Route, props: bytes, info: int, body: bytes) -> None:
-        """Publish a message of whose properties more must be known, or that goes to a stream."""
+    def _publish_special(self, route: Route, props: bytes, info: int, body: bytes) -> bool:
+        """Publish a message of whose properties more must be known, or that goes to a stream.
+        Returns False if the turn's budget does not suffice to find out where it goes."""
         if not (info >> 16 & SPECIAL or route.by_headers or self.transaction is not None):
             streams = route.targets.streams
             if len(streams) == 1 and not route.queues:
                 self._append(streams[0], route.front + props, body)
                 self._budget.left -= 2
-                return
-        facts, targets, props = self.facts_of(route, props, info)
+                return True
+        routing = self._routing
+        if routing is None or routing.given != props:
+            routing = self.begin_routing(route, props, info)
+        if not self.finish_routing(routing):
+            self._routing = routing
+            return False
+        self._routing = None
+        targets = routing.targets
         self._budget.left -= SPECIAL_STEPS + len(targets.queues) + len(targets.streams)
-        self.publish_with(route, targets, props, body, facts)
+        self.publish_with(route, targets, routing.props, body, routing.facts)
+        return True
 
     def _append(self, stream: BrokerStream, header: bytes, body: bytes) -> None:
         """Publish a message to one stream alone."""
@@ -505,11 +652,26 @@ class Publisher(Unconfirmed):
 
     def facts_of(self, route: Route, props: bytes, info: int) -> tuple[Facts, Targets, bytes]:
         """Return what a queue must know of a message, where it goes, and its properties as
-        stored."""
-        facts = Facts()
+        stored. ChannelError 506: to find out where it goes takes too many steps."""
+        routing = self.begin_routing(route, props, info)
+        way = routing.way
+        if way is not None:
+            self._follow_whole(way, _asked_by(routing))
+            if way.by_headers:
+                walk = routing.walk = self._walk(routing, way)
+                self._budget.left -= ROUTE_STEPS_MAX - walk.advance(ROUTE_STEPS_MAX)
+                if not walk.is_done:
+                    raise _too_far()
+            self.finish_routing(routing)
+        return routing.facts, routing.targets, routing.props
+
+    def begin_routing(self, route: Route, props: bytes, info: int) -> Routing:
+        """Find out what a queue must know of a message, and what decides where it goes.
+        ChannelError 406."""
+        routing = Routing(route, props)
+        facts = routing.facts
         facts.set_plain(info)
         flags = info >> 16
-        targets = route.targets
         if flags & HAS_EXPIRATION:
             facts.ttl_ms = expiration_of(props)
         if flags & HAS_USER_ID:
@@ -519,18 +681,56 @@ class Publisher(Unconfirmed):
         has_headers = flags & HAS_HEADERS != 0
         if has_headers and (route.is_delayed or b"\x07x-delay" in props):
             facts.delay_ms = delay_of(props, is_exchange=route.is_delayed)
-        keys: list[str] = []
+        routing.way = route.way
         if has_headers and has_copies(props):
             found = copies(props)
             props = found.props
             facts.hidden = found.bcc
-            keys = [key.decode("utf-8", "surrogateescape") for key in found.cc + found.bcc]
-        if route.by_headers or keys:
-            headers = BasicProperties.decode(props).headers
-            router = self.vhost.router
-            if self._stream is None:
-                targets = self.targets(router.route(route.exchange, route.key, headers, keys))
-        return facts, targets, props
+            more = [key.decode("utf-8", "surrogateescape") for key in found.cc + found.bcc]
+            if more and self._stream is None:
+                routing.keys = list(dict.fromkeys([route.key, *more]))
+                routing.way = Way(self.vhost.router, route.exchange)
+        routing.props = props
+        return routing
+
+    def finish_routing(self, routing: Routing) -> bool:
+        """Find out where a message goes: `routing.targets`. Returns False if the turn's budget does
+        not suffice; call it again in a later slice."""
+        way = routing.way
+        if way is None:
+            return True
+        walk = routing.walk
+        if walk is None:
+            if not self._follow(way, _asked_by(routing)):
+                return False
+            if not way.by_headers:
+                routing.targets = self.targets(way.queues)
+                return True
+            walk = routing.walk = self._walk(routing, way)
+        budget = self._budget
+        while True:
+            budget.left = walk.advance(budget.left)
+            if walk.is_done:
+                break
+            if budget.is_over():
+                return False
+        self._count_way(routing.route)
+        routing.targets = self.targets(walk.queues)
+        return True
+
+    def _walk(self, routing: Routing, way: Way) -> Walk:
+        """Begin to route a message by its headers."""
+        headers = BasicProperties.decode(routing.props).headers
+        return Walk(self.vhost.router, way, _asked_by(routing).keys, headers)
+
+    def _count_way(self, route: Route) -> None:
+        """Count what was found behind headers exchanges and is kept in a cached route."""
+        if route.counted_bytes:
+            more = route.held_bytes - route.counted_bytes
+            if more > 0:
+                route.counted_bytes += more
+                if not self.vhost.usage.routes.add(self, self.identity.name, more):
+                    self.forget_routes()
 
     def _with_reply_queue(self, props: bytes) -> bytes:
         if not self.reply_queue:
@@ -590,9 +790,10 @@ class SpooledPublish:
     """A publish whose body is arriving. ChannelError 403, 404, 406 as for other publishes.
     DiskFullError: there is no room."""
 
-    def __init__(self, publisher: Publisher, raw: bytes, props: bytes) -> None:
+    def __init__(self, publisher: Publisher, route: Route, props: bytes) -> None:
         self._publisher: Publisher = publisher
-        self._route = publisher.route(raw)
+        self._route: Route = route
+        self._routing: Routing | None = None
         self._props: bytes = props
         self._info: int = scan(props)
         engine = publisher.vhost.engine
@@ -609,8 +810,19 @@ class SpooledPublish:
         except OSError as error:
             raise engine.disk_full(error, len(data)) from error
 
+    def find_targets(self) -> bool:
+        """Find out where it goes, after the last byte. Returns False if the turn's budget does not
+        suffice; call it again in a later slice."""
+        routing = self._routing
+        if routing is None:
+            routing = self._publisher.begin_routing(self._route, self._props, self._info)
+            self._routing = routing
+        return self._publisher.finish_routing(routing)
+
     def finish(self) -> None:
-        """Publish the message, after the last byte."""
+        """Publish the message, once its targets are known."""
+        routing = self._routing
+        assert routing is not None
         publisher = self._publisher
         vhost = publisher.vhost
         engine = vhost.engine
@@ -622,7 +834,7 @@ class SpooledPublish:
         message.size = self._spool.size
         engine.own_body(message)
         try:
-            facts, targets, props = publisher.facts_of(self._route, self._props, self._info)
+            facts, targets, props = routing.facts, routing.targets, routing.props
             if publisher.transaction is not None:
                 body = whole_body(vhost, message)
                 publisher.publish_with(self._route, targets, props, body, facts)
@@ -638,6 +850,33 @@ class SpooledPublish:
             self._spool.abort()
         except DiskFullError:
             pass
+
+
+def _asked_by(routing: Routing) -> Asked:
+    """Return the keys of a message, as exchanges are asked by them."""
+    asked = routing.asked
+    if asked is None:
+        asked = routing.asked = Asked(routing.keys or [routing.route.key], None)
+    return asked
+
+
+def _too_far() -> ChannelError:
+    text = f"to find the queues of the message takes more than {ROUTE_STEPS_MAX} steps"
+    return ChannelError(RESOURCE_ERROR, text, *PUBLISH)
+
+
+def _is_current(route: Route, router: Router) -> bool:
+    """Return whether a route is right after changes."""
+    way = route.way
+    if way is not None:
+        if not router.is_current(way):
+            return False
+    else:
+        for exchange in route.passed:
+            if exchange.changed_at > route.version:
+                return False
+    route.version = router.version
+    return True
 
 
 def leads_to_durable(route: Route) -> bool:

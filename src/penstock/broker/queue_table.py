@@ -311,7 +311,7 @@ class QueueTable:
         stream.used_at_ms = self.clock.wall_ms()
         self._serve(stream)
         self.declared += 1
-        self._topology.router.queue_added()
+        self._topology.router.queue_added(name)
         return stream
 
     def _check_same(
@@ -346,7 +346,7 @@ class QueueTable:
         self.declared += 1
         if exclusive:
             self._owned.setdefault(owner, []).append(queue)
-        self._topology.router.queue_added()
+        self._topology.router.queue_added(name)
         return queue
 
     def check_limits(self) -> None:
@@ -398,7 +398,7 @@ class QueueTable:
             queue.why = ""
             self._queue_set.register(queue.amq.backing, queue.amq.options)
             self._dispatch.mark(queue)
-        self._topology.router.queue_added()
+        self._topology.router.queue_added(name)
         self._on_event("queue_started", f"{self.called(name)} starts: there is room")
 
     def _check_memory(
@@ -529,7 +529,7 @@ class QueueTable:
         owned = self._owned.get(queue.owner)
         if queue.is_exclusive and owned is not None:
             owned[owned.index(queue)] = fresh
-        self._topology.router.queue_added()
+        self._topology.router.queue_added(fresh.name)
         return fresh
 
     # ---- leases --------------------------------------------------------------------------------

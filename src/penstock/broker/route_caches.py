@@ -77,6 +77,12 @@ class RouteCaches:
         self._count(held, size_bytes)
         return True
 
+    def remove(self, cache: RouteCache, size_bytes: int) -> None:
+        """Count no longer a route that the cache has removed."""
+        held = self._caches.get(cache)
+        if held is not None:
+            self._count(held, -size_bytes)
+
     def drop(self, cache: RouteCache) -> None:
         """Empty a cache; nothing happens if it has no routes."""
         held = self._caches.pop(cache, None)

@@ -272,7 +272,9 @@ class VHost(QueueOwner[BrokerQueue]):
             self._check_exchange,
             self._check_binding,
         )
-        self._dead_letters = DeadLetterRoutes(self.topology.router, self.headers, self._taker)
+        self._dead_letters = DeadLetterRoutes(
+            self.topology.router, self.headers, self._taker, self.budget
+        )
         self.streams: StreamTable = StreamTable(
             engine, self.name, self.dispatch, self.monitor, self.event,
             hold_age_s=self.settings.stream_hold_s_max,

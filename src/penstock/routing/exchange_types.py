@@ -34,6 +34,15 @@ reached in two ways, and its stamp is the word for which it was reached last. So
 match visits every node at most once: "#.#.#.#" costs a few nodes, not a power of the key's length,
 and patterns that share no words with the key cost nothing. `visits` counts the nodes.
 
+**Steps.** One message may have hundreds of keys and thousands of headers, and others may have bound
+thousands of patterns, so selecting may take seconds. It is therefore done in slices: a type takes
+what it does from `Asked.steps` (a node visited, a name compared, a key looked up: each about one),
+stops where they are used up, and returns the Rest that continues. Bindings may change in between; a
+change that is made while a message is on its way may count for it or not.
+
+Nothing is cached here, but for the list of a headers exchange's conditions. Headers are brought
+into the form in which they are compared once for each message, not once for each exchange.
+
 Invariants: a node without targets and children is not in the tree. A target that was added n times
 for a pattern stays until it was removed n times (bindings that differ in arguments).
 """
@@ -141,50 +150,203 @@ class TopicTrie:
     def match(self, key: str) -> list[str]:
         """Return the targets of all patterns that match, each once."""
         found: dict[str, int] = {}
-        self.match_into(key, found)
+        asked = Asked([key], None)
+        match = self.match_into(asked, found)
+        while match is not None:
+            asked.steps = SLICE_STEPS
+            match = self.match_into(asked, found, match)
         return list(found)
 
-    def match_into(self, key: str, found: dict[str, int]) -> None:
-        """Add the targets of all patterns that match to `found`. Its values have no meaning."""
-        stamp = self._stamp + 1
-        active: list[TopicNode] = []
-        _enter(self._root, active, stamp)
-        visits = len(active)
-        for word in words_of(key):
+    def match_into(
+        self, asked: "Asked", found: dict[str, int], match: "TopicMatch | None" = None
+    ) -> "TopicMatch | None":
+        """Add the targets of all patterns that match one of the keys to `found`. Its values have no
+        meaning. Returns what is left to do when the steps are used up. match: what was left."""
+        if match is None:
+            match = TopicMatch(self)
+        while True:
+            if not match.active:
+                if match.key_at == len(asked.keys):
+                    return None
+                match.words = words_of(asked.keys[match.key_at])
+                match.key_at += 1
+                match.word_at = 0
+                _enter(self._root, match.active, self.next_stamp(), None)
+                self.visits += len(match.active)
+            if len(match.active) <= WHOLE_NODES:
+                if asked.steps <= 0:
+                    return match
+                self._match_words(match, asked, found)
+            elif asked.steps <= 0 or not match.take_large(asked, found):
+                return match
+
+    def _match_words(self, match: "TopicMatch", asked: "Asked", found: dict[str, int]) -> None:
+        """Match the words of a key, and take the targets after the last one, as long as there are
+        steps and few nodes are active."""
+        active = match.active
+        words = match.words
+        word_at = match.word_at
+        steps = asked.steps
+        stamp = self._stamp
+        visits = 0
+        while word_at < len(words) and steps > 0 and 0 < len(active) <= WHOLE_NODES:
+            word = words[word_at]
+            word_at += 1
             stamp += 1
             following: list[TopicNode] = []
             for node in active:
                 below = node.children.get(word)
                 if below is not None:
-                    _enter(below, following, stamp)
+                    _enter(below, following, stamp, None)
                 if node.star is not None:
-                    _enter(node.star, following, stamp)
+                    _enter(node.star, following, stamp, None)
                 if node.is_hash:
-                    _enter(node, following, stamp)
+                    _enter(node, following, stamp, None)
             active = following
             visits += len(active)
-            if not active:
-                break
-        for node in active:
-            found.update(node.targets)
+            steps -= 1 + len(active)
+        if word_at == len(words) and steps > 0 and len(active) <= WHOLE_NODES:
+            for node in active:
+                if node.targets:
+                    found.update(node.targets)
+                    steps -= 1 + len(node.targets) // TARGETS_PER_STEP
+            active = []
+        match.active = active
+        match.word_at = word_at
+        asked.steps = steps
         self._stamp = stamp
         self.visits += visits
+
+    def next_stamp(self) -> int:
+        """Begin a word of a match; return its number."""
+        self._stamp += 1
+        return self._stamp
 
     def is_empty(self) -> bool:
         """Return whether there is no pattern."""
         return self._root.is_empty()
 
 
-def _enter(node: TopicNode | None, active: list[TopicNode], stamp: int) -> None:
+def _enter(
+    node: TopicNode | None, active: list[TopicNode], stamp: int, entered: set[TopicNode] | None
+) -> None:
     """Add a node to the active ones, and the `#` below it, which also matches no word. A `#` can be
-    reached from its parent and from itself; any other node from its parent only."""
+    reached from its parent and from itself; any other node from its parent only. entered: the `#`
+    of this word, if other matches may come between, whose stamps would replace its own."""
     while node is not None:
         if node.is_hash:
-            if node.stamp == stamp:
+            if entered is not None:
+                if node in entered:
+                    return
+                entered.add(node)
+            elif node.stamp == stamp:
                 return
-            node.stamp = stamp
+            else:
+                node.stamp = stamp
         active.append(node)
         node = node.hash
+
+
+SLICE_STEPS: Final = 4096  # of what cannot be continued later: some milliseconds
+WHOLE_NODES: Final = 512  # a word with so many active nodes is not interrupted
+TARGETS_PER_STEP: Final = 16  # copied from one dict to another
+
+
+class Asked:
+    """What exchanges are asked: the keys and headers of one message. steps: how many are left in
+    this slice; what is done is subtracted."""
+
+    __slots__ = ("_given", "headers", "keys", "steps")
+
+    def __init__(
+        self, keys: list[str], headers: dict[str, object] | None, steps: int = SLICE_STEPS
+    ) -> None:
+        self.keys: list[str] = keys
+        self.headers: dict[str, object] | None = headers
+        self.steps: int = steps
+        self._given: dict[str, object] | None = None
+
+    def given(self) -> dict[str, object]:
+        """Return name -> `header_value` of each header; made once for all exchanges."""
+        given = self._given
+        if given is None:
+            headers = self.headers or {}
+            given = self._given = {name: header_value(value) for name, value in headers.items()}
+            self.steps -= len(given)
+        return given
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Rest(ABC):
+    """What is left of one exchange's selecting when the steps of a slice are used up."""
+
+    @abstractmethod
+    def go_on(self, asked: Asked, found: dict[str, int]) -> "Rest | None":
+        """Select further. Returns None when all was selected."""
+
+
+class TopicMatch(Rest):
+    """A match of keys with the patterns of a trie that was interrupted.
+
+    key_at: of the next key; words: of the one before it; word_at: of the next word. active: the
+    nodes after the words before that, none between two keys.
+
+    A match stops between two words, or within one for which many nodes are active (`take_large`).
+    Then other matches may come between and stamp the same nodes, so the `#` that were entered are
+    kept in a set.
+    """
+
+    __slots__ = ("_at", "_entered", "_following", "active", "key_at", "trie", "word_at", "words")
+
+    def __init__(self, trie: TopicTrie) -> None:
+        self.trie: TopicTrie = trie
+        self.key_at: int = 0
+        self.words: list[str] = []
+        self.word_at: int = 0
+        self.active: list[TopicNode] = []
+        self._at: int = 0  # of the active node that is next
+        self._following: list[TopicNode] = []  # active after this word, so far
+        self._entered: set[TopicNode] = set()
+
+    def go_on(self, asked: Asked, found: dict[str, int]) -> Rest | None:
+        return self.trie.match_into(asked, found, self)
+
+    def take_large(self, asked: Asked, found: dict[str, int]) -> bool:
+        """Take the next word, or after the last one the targets, if many nodes are active. Returns
+        False if the steps do not suffice."""
+        active = self.active
+        start = self._at
+        end = self._at = min(len(active), start + max(asked.steps, 1))
+        asked.steps -= end - start
+        if self.word_at == len(self.words):
+            for i in range(start, end):
+                targets = active[i].targets
+                if targets:
+                    found.update(targets)
+                    asked.steps -= len(targets) // TARGETS_PER_STEP
+        else:
+            self._match_word(start, end)
+        if end < len(active):
+            return False
+        self.active, self._following, self._entered = self._following, [], set()
+        self.trie.visits += len(self.active)
+        self.word_at += 1
+        self._at = 0
+        return True
+
+    def _match_word(self, start: int, end: int) -> None:
+        word = self.words[self.word_at]
+        following, entered = self._following, self._entered
+        stamp = self.trie.next_stamp()
+        for i in range(start, end):
+            node = self.active[i]
+            below = node.children.get(word)
+            if below is not None:
+                _enter(below, following, stamp, entered)
+            if node.star is not None:
+                _enter(node.star, following, stamp, entered)
+            if node.is_hash:
+                _enter(node, following, stamp, entered)
 
 
 DIRECT: Final = "direct"
@@ -245,10 +407,9 @@ class ExchangeType(ABC):
         """Remove a binding that is bound."""
 
     @abstractmethod
-    def select(
-        self, keys: list[str], headers: dict[str, object] | None, found: dict[str, int]
-    ) -> None:
-        """Add the selected targets to `found`. Its values have no meaning; its order is kept."""
+    def select(self, asked: Asked, found: dict[str, int]) -> Rest | None:
+        """Add the selected targets to `found`. Its values have no meaning; its order is kept.
+        Returns what is left to do when the steps are used up; None: nothing."""
 
 
 class DirectExchange(ExchangeType):
@@ -266,13 +427,37 @@ class DirectExchange(ExchangeType):
         if not targets:
             del self._targets[binding.key]
 
-    def select(
-        self, keys: list[str], headers: dict[str, object] | None, found: dict[str, int]
-    ) -> None:
-        for key in keys:
-            targets = self._targets.get(key)
+    def select(self, asked: Asked, found: dict[str, int]) -> Rest | None:
+        if len(asked.keys) > 1:
+            return KeysLeft(self._targets).go_on(asked, found)
+        targets = self._targets.get(asked.keys[0])
+        if targets is not None:
+            found.update(targets)
+            asked.steps -= len(targets) // TARGETS_PER_STEP
+        return None
+
+
+class KeysLeft(Rest):
+    """The keys that a direct exchange has not looked up yet."""
+
+    __slots__ = ("_at", "_targets")
+
+    def __init__(self, targets: dict[str, dict[str, int]]) -> None:
+        self._targets: dict[str, dict[str, int]] = targets
+        self._at: int = 0
+
+    def go_on(self, asked: Asked, found: dict[str, int]) -> Rest | None:
+        keys = asked.keys
+        for i in range(self._at, len(keys)):
+            targets = self._targets.get(keys[i])
             if targets is not None:
+                if asked.steps <= 0:
+                    self._at = i
+                    return self
                 found.update(targets)
+                asked.steps -= len(targets) // TARGETS_PER_STEP
+            asked.steps -= 1
+        return None
 
 
 class FanoutExchange(ExchangeType):
@@ -287,10 +472,10 @@ class FanoutExchange(ExchangeType):
     def unbind(self, binding: Binding) -> None:
         _count_down(self._targets, binding.target)
 
-    def select(
-        self, keys: list[str], headers: dict[str, object] | None, found: dict[str, int]
-    ) -> None:
+    def select(self, asked: Asked, found: dict[str, int]) -> Rest | None:
         found.update(self._targets)
+        asked.steps -= len(self._targets) // TARGETS_PER_STEP
+        return None
 
 
 class TopicExchange(ExchangeType):
@@ -306,11 +491,8 @@ class TopicExchange(ExchangeType):
         was_there = self._trie.remove(binding.key, binding.target)
         assert was_there
 
-    def select(
-        self, keys: list[str], headers: dict[str, object] | None, found: dict[str, int]
-    ) -> None:
-        for key in keys:
-            self._trie.match_into(key, found)
+    def select(self, asked: Asked, found: dict[str, int]) -> Rest | None:
+        return self._trie.match_into(asked, found)
 
 
 class HeadersCondition:
@@ -347,20 +529,47 @@ class HeadersExchange(ExchangeType):
 
     def __init__(self) -> None:
         self._conditions: dict[object, HeadersCondition] = {}
+        self._listed: list[HeadersCondition] | None = None  # the same; a new list after a change
 
     def bind(self, binding: Binding) -> None:
         self._conditions[binding.identity] = HeadersCondition(binding)
+        self._listed = None
 
     def unbind(self, binding: Binding) -> None:
         del self._conditions[binding.identity]
+        self._listed = None
 
-    def select(
-        self, keys: list[str], headers: dict[str, object] | None, found: dict[str, int]
-    ) -> None:
-        given = {name: header_value(value) for name, value in (headers or {}).items()}
-        for condition in self._conditions.values():
+    def select(self, asked: Asked, found: dict[str, int]) -> Rest | None:
+        listed = self._listed
+        if listed is None:
+            listed = self._listed = list(self._conditions.values())
+        return ConditionsLeft(listed).go_on(asked, found)
+
+
+class ConditionsLeft(Rest):
+    """The conditions of a headers exchange that are not compared yet."""
+
+    __slots__ = ("_at", "_conditions")
+
+    def __init__(self, conditions: list[HeadersCondition]) -> None:
+        self._conditions: list[HeadersCondition] = conditions
+        self._at: int = 0
+
+    def go_on(self, asked: Asked, found: dict[str, int]) -> Rest | None:
+        given = asked.given()
+        conditions = self._conditions
+        steps = asked.steps
+        for i in range(self._at, len(conditions)):
+            if steps <= 0:
+                self._at = i
+                asked.steps = steps
+                return self
+            condition = conditions[i]
+            steps -= 1 + len(condition.wanted)
             if condition.target not in found and condition.holds(given):
                 found[condition.target] = 1
+        asked.steps = steps
+        return None
 
 
 # A new type is added here, and nowhere else.

@@ -9,25 +9,57 @@ selects the queues whose names are the keys.
 Everything is in memory. The vhost decides what is durable, who may change it, auto-delete, internal
 exchanges and refusals. It checks that sources and destinations exist before it calls `bind`.
 
-`version` grows with every change that may change a result of `route`; callers that cache results
-discard them then. The result of the default exchange depends on which queues exist, so the vhost
-calls `queue_added` and `remove_queue`.
+**A Way** is where keys lead from an exchange as far as headers do not decide: the queues, and the
+headers exchanges where it ends for now. It is the same for every message with these keys, so
+publishers cache it with their routes (broker/publish.py); nothing is cached here. **A Walk** is the
+way of one message: its Way, and from each headers exchange on what the headers select. Behind a
+headers exchange it passes Ways again, and the cached Way keeps WAYS_MAX of these: of a graph of
+thousands of exchanges behind one headers exchange, only that one is asked for each message. Those
+who cache a Way count its `held_bytes`, which grow by these.
+
+**In slices.** A message may have hundreds of keys and pass thousands of exchanges. `advance` of
+both classes takes steps (exchange_types.Asked) and stops when they are used up; the caller
+continues in a later turn. What changes in between may count or not. `route` does all of it at once.
+
+**What changed.** `version` grows with every change that may change a result. A change concerns the
+exchange at which it is made, so a result that was cached stays valid while no exchange that it
+passed has changed: `is_current`. The default exchange changes whenever a queue comes or goes; and
+results name queues that the caller has looked up, so the vhost calls `queue_added` and
+`remove_queue`.
 
 Invariants: a binding is in three places, its exchange's type, `_by_source` and `_by_target`, or in
 none; the source of every binding exists; no binding leads from or to "".
 """
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
-from penstock.routing.exchange_types import DELAYED, Binding, ExchangeType, make_exchange_type
+from penstock.routing.exchange_types import (
+    DELAYED,
+    DIRECT,
+    SLICE_STEPS,
+    TARGETS_PER_STEP,
+    Asked,
+    Binding,
+    ExchangeType,
+    Rest,
+    make_exchange_type,
+)
+
+WAYS_MAX: Final = 64  # behind headers exchanges, kept with one Way
+EXCHANGE_STEPS: Final = 2  # of passing an exchange, beside what its type does
+WAY_BYTES: Final = 900  # measured: without the names
+ROUTE_STEPS_MAX: Final = 1 << 18  # of what cannot be done in slices: a tenth of a second
+NAME_BYTES: Final = 100  # measured: a queue in a Way
 
 
 class RoutedExchange:
     """An exchange in the router. alternate: its alternate exchange; has_alternate: whether it has
-    one, because "" may be the default exchange.
+    one, because "" may be the default exchange. changed_at: the router's version when it changed
+    last.
     """
 
-    __slots__ = ("alternate", "has_alternate", "is_delayed", "name", "type")
+    __slots__ = ("alternate", "changed_at", "has_alternate", "is_delayed", "name", "type")
 
     def __init__(self, name: str, type_name: str, arguments: dict[str, object]) -> None:
         alternate = arguments.get("alternate-exchange")
@@ -36,6 +68,222 @@ class RoutedExchange:
         self.is_delayed: bool = type_name == DELAYED
         self.has_alternate: bool = isinstance(alternate, str)
         self.alternate: str = alternate if isinstance(alternate, str) else ""
+        self.changed_at: int = 0
+
+
+class Selecting:
+    """The selecting of one exchange, and the handling of what it selected, that was interrupted."""
+
+    __slots__ = ("_at", "_found", "_rest", "_targets", "exchange")
+
+    def __init__(self, exchange: RoutedExchange, found: dict[str, int], rest: Rest | None) -> None:
+        self.exchange: RoutedExchange = exchange
+        self._found: dict[str, int] = found
+        self._rest: Rest | None = rest
+        self._targets: list[str] | None = None
+        self._at: int = 0
+
+    def advance(self, asked: Asked, queues: dict[str, int], exchanges: list[str]) -> bool:
+        """Add what it selects to `queues` and `exchanges`. Returns whether that is all."""
+        if self._rest is not None:
+            if asked.steps > 0:
+                self._rest = self._rest.go_on(asked, self._found)
+            if self._rest is not None:
+                return False
+        targets = self._targets
+        if targets is None:
+            targets = self._targets = _targets_of(self.exchange, self._found)
+        if asked.steps <= 0:
+            return False
+        start = self._at
+        end = self._at = min(len(targets), start + asked.steps)
+        for i in range(start, end):
+            _divide(targets[i], queues, exchanges)
+        asked.steps -= end - start
+        return end == len(targets)
+
+
+def select(
+    exchange: RoutedExchange, asked: Asked, queues: dict[str, int], exchanges: list[str]
+) -> Selecting | None:
+    """Add what an exchange selects to `queues` and `exchanges`. Returns what is left to do when the
+    steps are used up."""
+    asked.steps -= EXCHANGE_STEPS
+    found: dict[str, int] = {}
+    rest = exchange.type.select(asked, found)
+    if rest is not None or len(found) > asked.steps:
+        return Selecting(exchange, found, rest)
+    asked.steps -= len(found)
+    for target in _targets_of(exchange, found):
+        _divide(target, queues, exchanges)
+    return None
+
+
+def _targets_of(exchange: RoutedExchange, found: dict[str, int]) -> list[str]:
+    if not found and exchange.has_alternate:
+        return ["e" + exchange.alternate]
+    return list(found)
+
+
+def _divide(target: str, queues: dict[str, int], exchanges: list[str]) -> None:
+    if target[0] == "q":
+        queues[target[1:]] = 1
+    else:
+        exchanges.append(target[1:])
+
+
+class Way:
+    """Where keys lead from an exchange, as far as headers do not decide. queues: their names, as
+    keys. by_headers: the headers exchanges where it ends. passed: by name, these and all others.
+    as_of: the router's version when it was begun. is_done: all of it is known. kept_bytes: of the
+    Ways in `below` that are done."""
+
+    __slots__ = ("_now", "_router", "_waiting", "as_of", "below", "by_headers", "is_done",
+                 "kept_bytes", "passed", "queues", "start")  # fmt: skip
+
+    def __init__(self, router: "Router", exchange: str | None) -> None:
+        """exchange: None for a Way that leads nowhere."""
+        self.start: str = exchange or ""
+        self.queues: dict[str, int] = {}
+        self.by_headers: list[RoutedExchange] = []
+        self.is_done: bool = False
+        self.passed: dict[str, RoutedExchange] = {}
+        self.as_of: int = router.version
+        self.below: dict[str, Way] | None = None  # from those that headers selected, by their names
+        self.kept_bytes: int = 0
+        self._router: Router = router
+        self._waiting: list[str] = [] if exchange is None else [exchange]
+        self._now: Selecting | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Return about how many bytes of RAM it takes."""
+        return self.kept_bytes + WAY_BYTES + NAME_BYTES * (len(self.queues) + len(self.passed))
+
+    def advance(self, asked: Asked) -> bool:
+        """Go on while there are steps. Returns `is_done`."""
+        waiting = self._waiting
+        router = self._router
+        now = self._now
+        if now is not None:
+            if not now.advance(asked, self.queues, waiting):
+                return False
+            self._now = None
+        while waiting:
+            if asked.steps <= 0:
+                return False
+            asked.steps -= 1
+            name = waiting.pop()
+            exchange = router.find(name)
+            if exchange is None or name in self.passed:
+                continue
+            self.passed[exchange.name] = exchange
+            if name == "":
+                asked.steps -= len(asked.keys)
+                for queue in router.queues_named(asked.keys):
+                    self.queues[queue] = 1
+            elif exchange.type.reads_headers:
+                self.by_headers.append(exchange)
+            else:
+                self._now = select(exchange, asked, self.queues, waiting)
+                if self._now is not None:
+                    return False
+        self.is_done = True
+        return True
+
+
+class Walk:
+    """The way of one message through the exchanges, in slices. queues: the names of those that get
+    it, as keys, once `is_done`. way: to begin with; it may be cached, and more is kept in it."""
+
+    __slots__ = ("_asked", "_now", "_router", "_seen", "_selected", "_waiting", "_ways", "is_done",
+                 "queues", "way")  # fmt: skip
+
+    def __init__(
+        self, router: "Router", way: Way, keys: list[str], headers: dict[str, object] | None
+    ) -> None:
+        self.way: Way = way
+        self.queues: dict[str, int] = {}
+        self.is_done: bool = False
+        self._router: Router = router
+        self._asked: Asked = Asked(keys, headers)
+        self._seen: set[str] = set()  # exchanges whose Way was taken, and those asked by headers
+        self._ways: list[Way] = [way]
+        self._waiting: list[RoutedExchange] = []
+        self._now: Selecting | None = None
+        self._selected: list[str] = []
+
+    def advance(self, steps: int) -> int:
+        """Go on for so many steps; return how many are left, 0 or less if it is not done then."""
+        asked = self._asked
+        asked.steps = steps
+        self._advance(asked)
+        return asked.steps
+
+    def _advance(self, asked: Asked) -> None:
+        while not self.is_done:
+            now = self._now
+            if now is not None:
+                if not now.advance(asked, self.queues, self._selected):
+                    return
+                self._now = None
+            elif asked.steps <= 0:
+                return
+            elif self._ways:
+                way = self._ways[-1]
+                if not way.advance(asked):
+                    return
+                self._ways.pop()
+                self._take(way, asked)
+            elif self._selected:
+                asked.steps -= 1
+                self._enter(self._selected.pop())
+            elif self._waiting:
+                exchange = self._waiting.pop()
+                self._now = select(exchange, asked, self.queues, self._selected)
+                if self._now is not None:
+                    return
+            else:
+                self.is_done = True
+
+    def _take(self, way: Way, asked: Asked) -> None:
+        """Add what a Way leads to."""
+        if way is self.way and not way.by_headers:
+            self.queues = way.queues
+            return
+        if way is not self.way:
+            self._keep(way)
+        self.queues.update(way.queues)
+        asked.steps -= len(way.queues) // TARGETS_PER_STEP
+        for exchange in way.by_headers:
+            if exchange.name not in self._seen:
+                self._seen.add(exchange.name)
+                self._waiting.append(exchange)
+
+    def _keep(self, way: Way) -> None:
+        """Keep a Way that is done for the next messages, if there is a place."""
+        below = self.way.below
+        if below is None:
+            below = self.way.below = {}
+        if way.start not in below and len(below) < WAYS_MAX:
+            below[way.start] = way
+            self.way.kept_bytes += way.held_bytes
+
+    def _enter(self, name: str) -> None:
+        """Take the Way from an exchange that headers have selected."""
+        if name in self._seen or name in self.way.passed:
+            return
+        below = self.way.below
+        way = None if below is None else below.get(name)
+        if way is None:
+            exchange = self._router.find(name)
+            if exchange is not None and exchange.type.reads_headers:
+                self._seen.add(name)
+                self._waiting.append(exchange)
+                return
+            way = Way(self._router, name)
+        self._seen.add(name)
+        self._ways.append(way)
 
 
 class Router:
@@ -49,7 +297,10 @@ class Router:
         self._exchanges: dict[str, RoutedExchange] = {}
         self._by_source: dict[str, dict[object, Binding]] = {}
         self._by_target: dict[str, dict[object, Binding]] = {}
-        self._on_headers: dict[str, bool] = {}
+        self._alternate_of: dict[
+            str, dict[str, int]
+        ] = {}  # name -> exchanges whose alternate it is
+        self.default: RoutedExchange = RoutedExchange("", DIRECT, {})  # its type is not asked
 
     # --- exchanges ---
 
@@ -60,32 +311,35 @@ class Router:
     def declare(self, name: str, type_name: str, arguments: dict[str, object]) -> None:
         """Add an exchange. Raises ChannelError and AMQPConnectionError as `make_exchange_type`."""
         assert not self.has(name), name
-        self._exchanges[name] = RoutedExchange(name, type_name, arguments)
+        exchange = self._exchanges[name] = RoutedExchange(name, type_name, arguments)
         self._by_source[name] = {}
-        self._changed()
+        if exchange.has_alternate:
+            self._alternate_of.setdefault(exchange.alternate, {})[name] = 1
+        self.version += 1
+        exchange.changed_at = self.version
+        self._changed_before(name)
 
     def delete(self, name: str) -> list[str]:
         """Delete an exchange, its bindings and those to it. Returns the same as `remove_queue`."""
         for binding in list(self._by_source.pop(name).values()):
             self._uncount(binding)
             self._forget_target(binding)
-        del self._exchanges[name]
+        self.version += 1
+        exchange = self._exchanges.pop(name)
+        exchange.changed_at = self.version
+        if exchange.has_alternate:
+            others = self._alternate_of[exchange.alternate]
+            del others[name]
+            if not others:
+                del self._alternate_of[exchange.alternate]
         emptied = self._remove_target("e" + name)
-        self._changed()
+        self._changed_before(name)
         return emptied
 
     def delayed(self, exchange: str) -> bool:
         """Return whether messages wait in this exchange before routing (x-delayed-message)."""
         found = self._exchanges.get(exchange)
         return found is not None and found.is_delayed
-
-    def depends_on_headers(self, exchange: str) -> bool:
-        """Return whether headers may change the result of `route` for this exchange."""
-        known = self._on_headers.get(exchange)
-        if known is None:
-            known = self._find_headers(exchange)
-            self._on_headers[exchange] = known
-        return known
 
     # --- bindings ---
 
@@ -101,7 +355,7 @@ class Router:
         self._by_target.setdefault(binding.target, {})[binding.identity] = binding
         self.binding_count += 1
         self.held_bytes += binding.held_bytes
-        self._changed()
+        self._changed(source)
         return True
 
     def has_binding(
@@ -123,18 +377,22 @@ class Router:
         self._exchanges[source].type.unbind(binding)
         self._uncount(binding)
         self._forget_target(binding)
-        self._changed()
+        self._changed(source)
         return True
 
-    def queue_added(self) -> None:
-        """Note a new queue: results of the default exchange may change."""
-        self._changed()
+    def queue_added(self, name: str) -> None:
+        """Note a new queue, or another one of this name: results that lead there are looked up
+        again."""
+        self.version += 1
+        self.default.changed_at = self.version
+        for binding in self._by_target.get("q" + name, {}).values():
+            self._exchanges[binding.source].changed_at = self.version
 
     def remove_queue(self, name: str) -> list[str]:
         """Remove a queue's bindings. Returns the exchanges that lost their last binding by it."""
-        emptied = self._remove_target("q" + name)
-        self._changed()
-        return emptied
+        self.version += 1
+        self.default.changed_at = self.version
+        return self._remove_target("q" + name)
 
     def has_bindings(self, exchange: str) -> bool:
         """Return whether the exchange has bindings."""
@@ -159,6 +417,14 @@ class Router:
 
     # --- routing ---
 
+    def way(self, exchange: str, keys: list[str]) -> Way:
+        """Return where these keys lead from an exchange, as far as headers do not decide."""
+        way = Way(self, exchange)
+        asked = Asked(keys, None)
+        while not way.advance(asked):
+            asked.steps = SLICE_STEPS
+        return way
+
     def route(
         self,
         exchange: str,
@@ -166,45 +432,59 @@ class Router:
         headers: dict[str, object] | None = None,
         cc: list[str] | None = None,
     ) -> list[str]:
-        """Return the queues for a message. cc: more keys. headers: None if the message has none, or
-        if `depends_on_headers` is False. Raises KeyError if there is no such exchange."""
-        keys = [key] if not cc else [key, *cc]
-        if exchange == "":
-            return self._queues_named(keys)
-        queues: dict[str, int] = {}
-        seen: dict[str, int] = {exchange: 1}
-        waiting: list[RoutedExchange] = [self._exchanges[exchange]]
-        while waiting:
-            passed = waiting.pop()
-            found: dict[str, int] = {}
-            passed.type.select(keys, headers, found)
-            if not found and passed.has_alternate:
-                found["e" + passed.alternate] = 1
-            for target in found:
-                name = target[1:]
-                if target[0] == "q":
-                    queues[name] = 1
-                elif name not in seen:
-                    seen[name] = 1
-                    following = self._exchanges.get(name)
-                    if following is not None:
-                        waiting.append(following)
-                    elif name == "":
-                        for queue in self._queues_named(keys):
-                            queues[queue] = 1
-        return list(queues)
+        """Return the queues for a message. cc: more keys. headers: None if the message has none.
+        Raises KeyError if there is no such exchange."""
+        if not self.has(exchange):
+            raise KeyError(exchange)
+        return self.route_on(Way(self, exchange), [key] if not cc else [key, *cc], headers)
 
-    # --- inside ---
+    def route_on(self, way: Way, keys: list[str], headers: dict[str, object] | None) -> list[str]:
+        """Return the queues for a message with these keys, whose Way is known, or just begun."""
+        walk = Walk(self, way, keys, headers)
+        while not walk.is_done:
+            walk.advance(SLICE_STEPS)
+        return list(walk.queues)
 
-    def _queues_named(self, keys: list[str]) -> list[str]:
+    def is_current(self, way: Way) -> bool:
+        """Return whether nothing has changed at what a finished Way has passed. What changed behind
+        its headers exchanges is forgotten."""
+        as_of = way.as_of
+        for exchange in way.passed.values():
+            if exchange.changed_at > as_of:
+                return False
+        if way.below:
+            for name, below in list(way.below.items()):
+                if not self.is_current(below):
+                    del way.below[name]
+                    way.kept_bytes -= below.held_bytes
+        return True
+
+    def find(self, name: str) -> RoutedExchange | None:
+        """Return the exchange of this name."""
+        return self._exchanges.get(name) if name else self.default
+
+    def queues_named(self, keys: list[str]) -> list[str]:
+        """Return the queues that the default exchange selects."""
         if len(keys) == 1:
             return keys if self._has_queue(keys[0]) else []
         return list(dict.fromkeys(key for key in keys if self._has_queue(key)))
 
-    def _changed(self) -> None:
-        self.version += 1
-        if self._on_headers:
-            self._on_headers = {}
+    # --- inside ---
+
+    def _changed(self, name: str) -> None:
+        """Note a change of an exchange's bindings. Those of a headers exchange are looked at for
+        each message, so no cached result depends on them."""
+        exchange = self._exchanges[name]
+        if not exchange.type.reads_headers:
+            self.version += 1
+            exchange.changed_at = self.version
+
+    def _changed_before(self, name: str) -> None:
+        """Note that an exchange came or went, for those that lead to it."""
+        for source in self._alternate_of.get(name, {}):
+            self._exchanges[source].changed_at = self.version
+        for binding in self._by_target.get("e" + name, {}).values():
+            self._exchanges[binding.source].changed_at = self.version
 
     def _uncount(self, binding: Binding) -> None:
         self.binding_count -= 1
@@ -217,33 +497,17 @@ class Router:
             del self._by_target[binding.target]
 
     def _remove_target(self, target: str) -> list[str]:
-        """Remove all bindings to a target. Returns the exchanges that have none left."""
+        """Remove all bindings to a target, as of `version`. Returns the exchanges that have none
+        left."""
         emptied: list[str] = []
         for identity, binding in self._by_target.pop(target, {}).items():
-            self._exchanges[binding.source].type.unbind(binding)
+            source = self._exchanges[binding.source]
+            source.type.unbind(binding)
+            if not source.type.reads_headers:
+                source.changed_at = self.version
             self._uncount(binding)
             left = self._by_source[binding.source]
             del left[identity]
             if not left:
                 emptied.append(binding.source)
         return emptied
-
-    def _find_headers(self, exchange: str) -> bool:
-        """Search bindings and alternates for a type that reads headers."""
-        seen: set[str] = {exchange}
-        waiting: list[str] = [exchange]
-        while waiting:
-            name = waiting.pop()
-            passed = self._exchanges.get(name)
-            if passed is None:
-                continue
-            if passed.type.reads_headers:
-                return True
-            below = [b.destination for b in self._by_source[name].values() if b.kind == "e"]
-            if passed.has_alternate:
-                below.append(passed.alternate)
-            for one in below:
-                if one not in seen:
-                    seen.add(one)
-                    waiting.append(one)
-        return False

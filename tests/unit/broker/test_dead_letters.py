@@ -4,7 +4,11 @@ from typing import Any
 
 import pytest
 
+import penstock
+from penstock.broker import dead_letters
 from penstock.broker.dead_letters import DeadLetterRoutes
+from penstock.broker.turn_budget import TurnBudget
+from penstock.clock import ManualClock
 from penstock.codec.properties import BasicProperties
 from penstock.queues.amqp_headers import AmqpHeaders, short_string, split_address
 from penstock.queues.queue_options import QueueOptions
@@ -26,7 +30,8 @@ class Broker:
     def __init__(self, kind: str) -> None:
         self.world = AmqWorld(kind, headers=H)
         self.router = Router(lambda name: name in self.world.queues)
-        self.routes = DeadLetterRoutes(self.router, H, self.world.queues.get)
+        self.budget = TurnBudget(ManualClock())
+        self.routes = DeadLetterRoutes(self.router, H, self.world.queues.get, self.budget)
 
     def queue(
         self, name: str, exchange: str | None = None, key: str | None = None, **options: Any
@@ -43,7 +48,7 @@ class Broker:
         self.world.options[name] = made
         values = {name: getattr(made, name) for name in QueueOptions.__slots__}
         self.world.open(name, **values)
-        self.router.queue_added()
+        self.router.queue_added(name)
 
     def exchange(self, name: str, kind: str, **arguments: object) -> None:
         self.router.declare(name, kind, {k.replace("_", "-"): v for k, v in arguments.items()})
@@ -426,3 +431,34 @@ def test_a_crash_leaves_it_here_or_there(broker: Broker, is_settled: bool) -> No
     if is_settled:
         assert name_of(broker.world.take("a")) == "m"
         assert broker.got("b")[2]["x-death"][0]["queue"] == "q"
+
+
+def test_routing_takes_its_steps_from_the_turn(broker: Broker) -> None:
+    broker.exchange("dlx", "topic")
+    broker.queue("q", "dlx", "a.b")
+    broker.queue("dead")
+    broker.bind("dlx", "#", "dead")
+    broker.world.put("m")
+    before = broker.budget.left
+    broker.reject()
+    assert broker.ready("dead") == [1]
+    assert 3 <= before - broker.budget.left <= 50
+
+
+def test_a_message_that_takes_too_many_steps_is_dropped_and_told(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if penstock.build_kind() != "pure":
+        pytest.skip("compiled code has its constants inside")
+    monkeypatch.setattr(dead_letters, "ROUTE_STEPS_MAX", 10)
+    broker.exchange("dlx", "topic")
+    broker.queue("q", "dlx", "a.b")
+    broker.queue("dead")
+    for i in range(20):
+        broker.bind("dlx", f"#.{i}.#", "dead")
+        broker.exchange(f"x{i}", "fanout")
+        broker.router.bind("dlx", "e", f"x{i}", "#", {})
+    broker.world.put("m")
+    broker.reject()
+    assert broker.ready("q", "dead") == [0, 0]
+    assert "steps" in broker.world.events[-1][1]

@@ -2,7 +2,11 @@
 
 import tracemalloc
 
+import pytest
+
+import penstock
 from penstock.access.permissions import everything
+from penstock.broker.publish import CHANGES_MAX, Publisher, Route
 from penstock.broker.route_caches import CHANNEL_PART, USER_PART, VHOST_PART
 from penstock.codec.spec import ChannelClose, ChannelCloseOk, QueueDeclare, QueueDeclareOk
 from tests.helpers.broker_rig import BrokerRig, RigClient
@@ -105,13 +109,82 @@ def test_a_closed_channel_holds_no_routes() -> None:
     assert rig.vhost.usage.routes.bytes == 0
 
 
-def test_a_change_of_the_topology_empties_the_cache() -> None:
+def test_many_changes_of_the_topology_empty_the_cache() -> None:
+    """It may name queues that are gone."""
     rig, (client,) = rig_with_channels(1)
     publish_to_keys(client, 1, 5)
     held = rig.vhost.usage.routes.bytes
-    client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    for number in range(CHANGES_MAX + 1):
+        client.call(1, QueueDeclare(queue=f"q{number}"), QueueDeclareOk)
     publish_to_keys(client, 1, 1)
     assert 0 < rig.vhost.usage.routes.bytes < held
+
+
+def test_a_change_costs_only_the_routes_that_it_concerns(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, (client,) = rig_with_channels(1)
+    vhost = rig.vhost
+    for name in ("a", "b"):
+        vhost.declare_queue(name)
+    vhost.bind_queue("a", "amq.topic", "a")
+    vhost.bind_queue("b", "amq.direct", "b")
+    resolved: list[bytes] = []
+    publisher = client.handler.channels[1].publisher
+    resolve = Publisher.resolve
+
+    def noted(self: Publisher, raw: bytes) -> Route:
+        resolved.append(raw)
+        return resolve(self, raw)
+
+    if penstock.build_kind() == "pure":  # compiled code calls its own methods directly
+        monkeypatch.setattr(Publisher, "resolve", noted)
+    places = (("amq.topic", "a"), ("amq.direct", "b"), ("", "a"))
+
+    def publish() -> int:
+        resolved.clear()
+        for exchange, key in places:
+            client.publish(1, exchange, key, b"")
+        rig.turn()
+        return len(resolved)
+
+    def depths() -> list[int]:
+        return [vhost.table.served[name].len() for name in ("a", "b")]
+
+    first = publish()
+    assert publish() == 0
+    vhost.bind_queue("b", "amq.topic", "other.#")
+    assert publish() == min(first, 1)
+    vhost.bind_queue("b", "amq.headers", "", {"n": 1})
+    assert publish() == 0
+    assert depths() == [8, 4]
+    held = vhost.usage.routes.bytes
+    vhost.bind_queue("b", "amq.topic", "a")
+    publish()
+    assert depths() == [10, 6]
+    assert vhost.usage.routes.bytes == held + 8, "it counts what replaced it, no more"
+    vhost.delete_queue(vhost.table.served["a"])
+    publish()
+    assert vhost.table.served["b"].len() == 8
+    assert len(publisher.routes) == 3
+
+
+def test_what_is_kept_behind_headers_exchanges_is_counted() -> None:
+    rig, (client,) = rig_with_channels(1)
+    vhost = rig.vhost
+    for name in ("f", "g"):
+        vhost.topology.declare_exchange(name, "fanout")
+        vhost.topology.bind_exchange(name, "amq.headers", "", {"n": name})
+        for number in range(50):
+            vhost.declare_queue(f"{name}{number}")
+            vhost.bind_queue(f"{name}{number}", name, "")
+    counted = []
+    for headers in ({}, {"n": "f"}, {"n": "g"}, {"n": "g"}):
+        client.publish(1, "amq.headers", "", b"", headers=headers)
+        rig.turn()
+        counted.append(vhost.usage.routes.bytes)
+    assert counted[0] < counted[1] < counted[2] == counted[3]
+    assert vhost.table.served["g7"].len() == 2
+    client.call(1, ChannelClose(), ChannelCloseOk)
+    assert vhost.usage.routes.bytes == 0
 
 
 def test_caches_are_emptied_before_the_process_takes_so_much_that_publishers_wait() -> None:

@@ -12,6 +12,7 @@ from penstock.routing.exchange_types import (
     DIGEST_BYTES,
     ENTRY_BYTES,
     TYPES,
+    Asked,
     Binding,
     comparable,
     make_exchange_type,
@@ -31,7 +32,7 @@ def selected(
     for binding in bindings:
         exchange.bind(binding)
     found: dict[str, int] = {}
-    exchange.select(list(keys), headers, found)
+    assert exchange.select(Asked(list(keys), headers), found) is None
     return set(found)
 
 
@@ -55,11 +56,11 @@ def test_what_was_unbound_selects_nothing_and_the_rest_still_does(type_name: str
     exchange.unbind(gone)
     exchange.unbind(twin)
     found: dict[str, int] = {}
-    exchange.select(["k"], {"n": 1}, found)
+    exchange.select(Asked(["k"], {"n": 1}), found)
     assert list(found) == ["qkept"]
     exchange.unbind(kept)
     found = {}
-    exchange.select(["k"], {"n": 1}, found)
+    exchange.select(Asked(["k"], {"n": 1}), found)
     assert found == {}
 
 

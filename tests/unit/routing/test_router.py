@@ -218,7 +218,7 @@ def test_the_version_moves_with_every_change_and_not_without() -> None:
         lambda: router.bind("x", "q", "a", "k", {}),
         lambda: router.unbind("x", "q", "a", "k", {}),
         lambda: router.remove_queue("a"),
-        router.queue_added,
+        lambda: router.queue_added("a"),
         lambda: router.delete("y"),
     ):
         change()
@@ -226,7 +226,7 @@ def test_the_version_moves_with_every_change_and_not_without() -> None:
     assert seen == sorted(set(seen))
     router.unbind("x", "q", "a", "k", {})
     router.route("x", "k", None)
-    router.depends_on_headers("x")
+    router.way("x", ["k"])
     assert router.version == seen[-1]
     router.bind("x", "q", "a", "k", {})
     version = router.version
@@ -234,24 +234,27 @@ def test_the_version_moves_with_every_change_and_not_without() -> None:
     assert router.version == version
 
 
-def test_headers_matter_over_bindings_and_alternates() -> None:
+def test_a_way_ends_at_headers_exchanges() -> None:
     world = World("h headers", "x direct", "y direct x", "z fanout z")
     router = world.router
-    assert router.depends_on_headers("h")
-    assert not any(router.depends_on_headers(name) for name in ("", "x", "y", "z", "no such"))
+
+    def ends(exchange: str, key: str = "k") -> list[str]:
+        return [one.name for one in router.way(exchange, [key]).by_headers]
+
+    assert ends("h") == ["h"]
+    assert not any(ends(name) for name in ("", "x", "y", "z", "no such"))
     world.bind("x", "h", "k", "e")
-    assert router.depends_on_headers("x")
-    assert router.depends_on_headers("y")
-    assert not router.depends_on_headers("z")
+    assert ends("x") == ends("y") == ["h"]
+    assert ends("x", "other") == ends("z") == []
     router.delete("h")
-    assert not router.depends_on_headers("y")
+    assert ends("y") == []
 
 
 def test_delayed_exchanges_are_known() -> None:
     world = World("x direct")
     world.router.declare("d", "x-delayed-message", {"x-delayed-type": "headers"})
     assert world.router.delayed("d")
-    assert world.router.depends_on_headers("d")
+    assert world.router.way("d", ["k"]).by_headers
     assert not world.router.delayed("x")
     assert not world.router.delayed("")
     assert not world.router.delayed("no such")
@@ -273,8 +276,6 @@ def test_long_chains_and_cycles_of_exchanges() -> None:
     router.bind(f"a{n}", "q", "end", "", {})
     assert router.route("e0", "k") == ["end"]
     assert router.route("a0", "k") == ["end"]
-    assert not router.depends_on_headers("e0")
-    assert not router.depends_on_headers("a0")
 
 
 def test_a_queue_with_many_bindings_goes_in_as_many_steps() -> None:

@@ -370,7 +370,8 @@ class CommitRequest(BackgroundTask):
                     f"commit_batch: mandatory key {key!r} is of exchange '{exchange}', which is "
                     "not among those of the target"
                 )
-            if not router.depends_on_headers(exchange) and not router.route(exchange, key, None):
+            way = router.way(exchange, [key])
+            if not way.by_headers and not way.queues:
                 text = f"no queue gets it: key '{key}', exchange '{exchange}'"
                 raise ChannelError(NO_ROUTE, f"{text} in vhost '{self._vhost.name}'")
 

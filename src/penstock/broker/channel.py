@@ -658,12 +658,15 @@ class Channel(ConsumerChannel):
             consumer.wake()
             self.vhost.dispatch.mark(consumer.source)
 
+    def _uncount(self, consumer: Consumer) -> None:
+        self.vhost.usage.clients.add(self.identity.name, -consumer.held_bytes)
+
     def take_away(self, consumer: Consumer) -> None:
         """End a consumer; what it has unacked stays unacked. Call `table.consumer_gone`
         afterwards."""
         vhost = self.vhost
         self.remove_consumer(consumer)
-        vhost.usage.consumer_bytes -= consumer.held_bytes
+        self._uncount(consumer)
         consumer.is_cancelled = True
         consumer.queue.detach(consumer)
         consumer.queue.used_at_ms = vhost.clock.wall_ms()
@@ -696,7 +699,7 @@ class Channel(ConsumerChannel):
         self.remove_consumer(consumer)
         if self.is_closed:
             return
-        self.vhost.usage.consumer_bytes -= consumer.held_bytes
+        self._uncount(consumer)
         if self.handler.has_capability("consumer_cancel_notify"):
             self.handler.cancel(self, BasicCancel(consumer_tag=consumer.tag, nowait=True))
 
@@ -920,7 +923,7 @@ class Channel(ConsumerChannel):
         consumers = list(self.consumers.values())
         self.consumers = {}
         for consumer in consumers:
-            self.vhost.usage.consumer_bytes -= consumer.held_bytes
+            self._uncount(consumer)
             consumer.is_cancelled = True
             consumer.queue.detach(consumer)
         self.release_all()

@@ -159,7 +159,7 @@ def on_consume(channel: Channel, method: Method) -> None:
         text = f"consumer '{tag}' gave {priority!r}, expected an integer"
         what = refusals.called("queue", queue.name, vhost.name)
         raise ChannelError(PRECONDITION_FAILED, f"invalid arg 'x-priority' for {what}: {text}")
-    vhost.usage.check_consumers(len(channel.consumers))
+    vhost.usage.check_consumer(channel.identity, len(channel.consumers))
     consumer = Consumer(
         tag, channel, queue, no_ack=method.no_ack, is_exclusive=method.exclusive,
         priority=priority, prefetch=0 if method.no_ack else channel.consumer_prefetch,
@@ -171,7 +171,7 @@ def on_consume(channel: Channel, method: Method) -> None:
         consumer.counts = COUNTS_OF_RETURNS
     queue.attach(consumer)
     channel.add_consumer(consumer)
-    vhost.usage.consumer_bytes += consumer.held_bytes
+    vhost.usage.clients.add(channel.identity.name, consumer.held_bytes)
     queue.used_at_ms = vhost.clock.wall_ms()
     if not method.nowait:
         channel.send(BasicConsumeOk(consumer_tag=tag))
@@ -194,7 +194,7 @@ def _reply_queue(channel: Channel, method: BasicConsume) -> QueueOrStream:
     name = f"{REPLY_TO}.{channel.vhost.token(TAG_BYTES)}"
     queue, _ = channel.vhost.declare_queue(
         name, durable=False, exclusive=True, auto_delete=True, arguments={},
-        owner=channel.handler, is_reserved_allowed=True,
+        owner=channel.handler, is_reserved_allowed=True, by=channel.identity,
     )  # fmt: skip
     channel.publisher.reply_queue = name
     return queue
@@ -441,7 +441,7 @@ def on_exchange_declare(channel: Channel, method: Method) -> None:
         check_exchange_to_declare(vhost, channel.identity, name, method.arguments)
         lsn = vhost.topology.declare_exchange(
             name, method.type, durable=method.durable, auto_delete=method.auto_delete,
-            internal=method.internal, arguments=method.arguments,
+            internal=method.internal, arguments=method.arguments, by=channel.identity,
         )  # fmt: skip
     channel.answer(lsn, None if method.nowait else ExchangeDeclareOk())
 
@@ -462,7 +462,7 @@ def on_exchange_bind(channel: Channel, method: Method) -> None:
     channel.check(WRITE, "exchange", destination)
     channel.check(READ, "exchange", source)
     lsn = channel.vhost.topology.bind_exchange(
-        destination, source, method.routing_key, method.arguments
+        destination, source, method.routing_key, method.arguments, channel.identity
     )
     channel.answer(lsn, None if method.nowait else ExchangeBindOk())
 
@@ -501,7 +501,7 @@ def on_queue_declare(channel: Channel, method: Method) -> None:
         queue, lsn = vhost.declare_queue(
             name, durable=method.durable, exclusive=method.exclusive,
             auto_delete=method.auto_delete, arguments=method.arguments, owner=channel.handler,
-            is_reserved_allowed=is_named_here,
+            is_reserved_allowed=is_named_here, by=channel.identity,
         )  # fmt: skip
     channel.queue_name = queue.name
     queue.serve()  # what it has delivered is not ready any more
@@ -530,6 +530,7 @@ def _waits_for_files(channel: Channel, method: QueueDeclare, name: str) -> bool:
     waits = channel.vhost.prepare_queue(
         name, durable=method.durable, exclusive=method.exclusive,
         auto_delete=method.auto_delete, arguments=method.arguments, again=again, failed=failed,
+        by=channel.identity,
     )  # fmt: skip
     if waits:
         channel.is_waiting = True
@@ -555,7 +556,9 @@ def on_queue_bind(channel: Channel, method: Method) -> None:
     key = method.routing_key if method.queue or method.routing_key else name
     channel.check(WRITE, "queue", name)
     channel.check(READ, "exchange", source)
-    lsn = channel.vhost.bind_queue(name, source, key, method.arguments, channel.handler)
+    lsn = channel.vhost.bind_queue(
+        name, source, key, method.arguments, channel.handler, channel.identity
+    )
     channel.answer(lsn, None if method.nowait else QueueBindOk())
 
 

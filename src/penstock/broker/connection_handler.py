@@ -689,7 +689,7 @@ class ConnectionHandler(ChannelOwner):
             in_flight.end()
 
     def _open_channel(self, number: int) -> None:
-        self.vhost.usage.channel_opened(self.facts.user)
+        self.vhost.usage.channel_opened(self.identity)
         self.channels[number] = Channel(self, self.vhost, number, self.output)
         self._say(number, ChannelOpenOk())
 
@@ -837,7 +837,7 @@ class ConnectionHandler(ChannelOwner):
     def _drop_channel(self, number: int) -> None:
         channel = self.channels.pop(number, None)
         if channel is not None:
-            self.vhost.usage.channel_closed(self.facts.user)
+            self.vhost.usage.channel_closed(self.identity.name)
             self._backlog -= len(channel.backlog)
             for event in channel.backlog:
                 assert isinstance(event, Event), "nothing else is kept"

@@ -309,6 +309,7 @@ RETURN: Final = b"\x00\x3c\x00\x32"  # 60, 50
 CONTENT: Final = b"\x00\x3c\x00\x00"  # class 60, weight 0
 METHOD_FIXED_BYTES: Final = 4 + 8 + 1  # class and method, delivery tag, redelivered
 HEADER_FIXED_BYTES: Final = 4 + 8
+ADDRESS_BYTES_KEPT_MAX: Final = 128  # of exchange and routing key, for the next delivery
 APART_BYTES: Final = 8192  # bodies from here on are not copied into the buffer
 
 HEADERS: Final = AmqpHeaders()
@@ -352,6 +353,8 @@ def write_delivery(
     write_i64_be(out, delivery_tag)
     out.write(consumer.redelivered if delivery.is_redelivered else consumer.fresh)
     write_content(output, channel, props, message.size, message.body)
+    if len(address) > ADDRESS_BYTES_KEPT_MAX:
+        consumer.forget_address()
 
 
 def _set_address(consumer: Consumer, channel: int, address: bytes) -> None:

@@ -48,8 +48,10 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
+from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.arguments import (
     EXPIRES,
@@ -91,7 +93,8 @@ class QueueTable:
     """The queues of one vhost. served: open queues and all streams by name; `queue_set` has the
     stored queues, too.
 
-    check_new(name): raises an error for a queue too many. on_event: warning, queue_started.
+    check_new(name, user): raises an error for a queue too many. count(user, bytes): called with the
+    RAM that a queue takes, and with what it frees. on_event: warning, queue_started.
     on_deleted(name): an open queue was deleted. on_leased_deleted(name, messages by reader): a
     queue was deleted while they were leased.
     """
@@ -99,8 +102,8 @@ class QueueTable:
     def __init__(
         self, queue_set: QueueSet[BrokerQueue], vhost: str, topology: Topology,
         streams: StreamTable, dispatch: Dispatch, *, clock: Clock, rng: random.Random,
-        check_new: Callable[[str], None], on_event: Callable[[str, str], None],
-        on_deleted: Callable[[str], None],
+        check_new: Callable[[str, Identity | None], None], on_event: Callable[[str, str], None],
+        on_deleted: Callable[[str], None], count: Callable[[str, int], None],
     ) -> None:  # fmt: skip
         self.served: dict[str, QueueOrStream] = {}
         self._served_bytes: int = 0
@@ -115,6 +118,7 @@ class QueueTable:
         self.clock: Clock = clock
         self._rng = rng
         self._check_new = check_new
+        self._count_of = count
         self._on_event = on_event
         self._on_deleted = on_deleted
         self._owned: dict[object, list[QueueOrStream]] = {}
@@ -182,14 +186,15 @@ class QueueTable:
 
     def _serve(self, queue: QueueOrStream) -> None:
         self.served[queue.name] = queue
-        self._served_bytes += queue.held_bytes
-        queue.on_parts = self._add_bytes
+        queue.on_parts = partial(self._add_bytes, queue.creator)
+        queue.on_parts(queue.held_bytes)
 
-    def _add_bytes(self, count: int) -> None:
+    def _add_bytes(self, creator: str, count: int) -> None:
         self._served_bytes += count
+        self._count_of(creator, count)
 
     def _uncount(self, queue: QueueOrStream) -> None:
-        self._served_bytes -= queue.held_bytes
+        self._add_bytes(queue.creator, -queue.held_bytes)
         queue.on_parts = not_counted
 
     @property
@@ -252,10 +257,11 @@ class QueueTable:
     def declare(
         self, name: str, *, durable: bool, exclusive: bool, auto_delete: bool,
         arguments: dict[str, object], owner: object | None, is_reserved_allowed: bool = False,
+        by: Identity | None = None,
     ) -> tuple[QueueOrStream, int]:  # fmt: skip
-        """Declare a queue, "" for one that is named here, or find that it exists with these
-        properties. Returns it and the LSN to wait for. ChannelError: 403 (reserved), 404 (crashed),
-        405 (exclusive), 406 (other properties, invalid arguments)."""
+        """Declare a queue for this user, "" for one that is named here, or find that it exists with
+        these properties. Returns it and the LSN to wait for. ChannelError: 403 (reserved), 404
+        (crashed), 405 (exclusive), 406 (other properties, invalid arguments)."""
         durable = durable and not exclusive  # it ends with its connection
         is_stream = type_of(arguments) == STREAM
         if not name:
@@ -268,36 +274,39 @@ class QueueTable:
             self._check_same(queue, durable, exclusive, auto_delete, arguments, owner)
             queue.used_at_ms = self.clock.wall_ms()
             return queue, 0
-        self._check_may(name)
+        self._check_may(name, by)
+        creator = "" if by is None else by.name
         check_type(what, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
         try:
             if is_stream:
-                return self._make_stream(what, name, arguments), self.engine.last_lsn
+                return self._make_stream(what, name, arguments, creator), self.engine.last_lsn
             options = check_arguments(what, arguments)
             self._check_memory(what, options, arguments)
             self._check_class(what, options)
-            queue = self._make(name, options, arguments, durable, exclusive, auto_delete, owner)
+            queue = self._make(
+                name, options, arguments, durable, exclusive, auto_delete, owner, creator
+            )
         except DiskFullError as error:
             raise refusals.no_space(what, error) from error
         return queue, self.engine.last_lsn if durable else 0
 
-    def _check_may(self, name: str) -> None:
+    def _check_may(self, name: str, by: Identity | None) -> None:
         """Raise ChannelError 406 for an impossible name, and for a queue too many."""
         if "\0" in name or len(bytes_of(name)) > NAME_BYTES_MAX:
             raise refusals.precondition_failed(
                 f"queue name {name!r}: expected at most {NAME_BYTES_MAX} bytes and no NUL"
             )
-        self._check_new(name)
+        self._check_new(name, by)
 
     def prepare(
         self, name: str, *, durable: bool, exclusive: bool, auto_delete: bool,
-        arguments: dict[str, object],
+        arguments: dict[str, object], by: Identity | None = None,
     ) -> PreparedStream | None:  # fmt: skip
         """Return what a declare of a new stream has to wait for, so that it does not wait for the
         disk; None: nothing. ChannelError 406: the declare would be refused."""
         if type_of(arguments) != STREAM or not name or self.has(name):
             return None
-        self._check_may(name)
+        self._check_may(name, by)
         what = self.called(name)
         check_type(
             what, arguments, durable=durable and not exclusive, exclusive=exclusive,
@@ -305,10 +314,13 @@ class QueueTable:
         )  # fmt: skip
         return self._streams.prepare(bytes_of(name), check_stream_arguments(what, arguments))
 
-    def _make_stream(self, what: str, name: str, arguments: dict[str, object]) -> BrokerStream:
+    def _make_stream(
+        self, what: str, name: str, arguments: dict[str, object], creator: str
+    ) -> BrokerStream:
         options = check_stream_arguments(what, arguments)
         stream = self._streams.declare(bytes_of(name), arguments, options)
         stream.used_at_ms = self.clock.wall_ms()
+        stream.creator = creator
         self._serve(stream)
         self.declared += 1
         self._topology.router.queue_added(name)
@@ -330,7 +342,7 @@ class QueueTable:
 
     def _make(
         self, name: str, options: QueueOptions, arguments: dict[str, object], durable: bool,
-        exclusive: bool, auto_delete: bool, owner: object | None,
+        exclusive: bool, auto_delete: bool, owner: object | None, creator: str,
     ) -> BrokerQueue:  # fmt: skip
         amq = self._queue_set.declare(
             name, options, arguments=encode_arguments(arguments),
@@ -341,6 +353,7 @@ class QueueTable:
             arguments=arguments, owner=owner if exclusive else None, dispatch=self._dispatch,
         )  # fmt: skip
         queue.used_at_ms = self.clock.wall_ms()
+        queue.creator = creator
         self._queue_set.add(queue)
         self._serve(queue)
         self.declared += 1
@@ -523,6 +536,7 @@ class QueueTable:
             dispatch=self._dispatch,
         )  # fmt: skip
         fresh.used_at_ms = self.clock.wall_ms()
+        fresh.creator = queue.creator
         self._uncount(queue)
         self._queue_set.add(fresh)
         self._serve(fresh)

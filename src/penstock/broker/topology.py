@@ -20,6 +20,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
+from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.arguments import check_same_argument, wrong_type
 from penstock.codec.fields import decode_table, encode_table
@@ -61,14 +62,17 @@ SYSTEM: Final[dict[str, tuple[str, bool]]] = {
 
 
 class Exchange:
-    """What an exchange was declared as. is_system: every vhost has it. ValueError, TypeError: the
-    arguments hold a value that AMQP has no type for."""
+    """What an exchange was declared as. is_system: every vhost has it. creator: the user who
+    declared it, "" if that is not known. ValueError, TypeError: the arguments hold a value that
+    AMQP has no type for."""
 
-    __slots__ = ("_arguments", "auto_delete", "durable", "internal", "is_system", "name", "type")
+    __slots__ = ("_arguments", "auto_delete", "creator", "durable", "internal", "is_system",
+                 "name", "type")  # fmt: skip
 
     def __init__(
         self, name: str, type_name: str, *, durable: bool, auto_delete: bool = False,
         internal: bool = False, arguments: dict[str, object] | None = None, is_system: bool = False,
+        creator: str = "",
     ) -> None:  # fmt: skip
         self.name: str = name
         self.type: str = type_name
@@ -77,6 +81,7 @@ class Exchange:
         self.internal: bool = internal
         self._arguments: bytes = _encoded(arguments or {})
         self.is_system: bool = is_system
+        self.creator: str = creator
 
     @property
     def arguments(self) -> dict[str, object]:
@@ -91,23 +96,26 @@ class Exchange:
 
 class Topology:
     """The exchanges and bindings of one vhost. has_queue(name): there is a queue of that name.
-    check_exchange(name), check_binding(exchange): raise an error for one too many."""
+    check_exchange(name, user), check_binding(exchange, user): raise an error for one too many.
+    count(user, bytes): called with the RAM that one takes, and with what it frees."""
 
     def __init__(
         self, engine: StorageEngine, vhost: str, has_queue: Callable[[str], bool],
         on_event: Callable[[str, str], None],
-        check_exchange: Callable[[str], None] | None = None,
-        check_binding: Callable[[str], None] | None = None,
+        check_exchange: Callable[[str, Identity | None], None] | None = None,
+        check_binding: Callable[[str, Identity | None], None] | None = None,
+        count: Callable[[str, int], None] | None = None,
     ) -> None:  # fmt: skip
         self.exchanges: dict[str, Exchange] = {}
-        self.router: Router = Router(has_queue)
+        self._count: Callable[[str, int], None] = count or _not_counted
+        self.router: Router = Router(has_queue, self._count)
         self._exchange_bytes: int = 0
         self._engine = engine
         self._vhost = vhost
         self._has_queue = has_queue
         self._on_event = on_event
-        self._check_new: Callable[[str], None] = check_exchange or _unlimited
-        self._check_binding: Callable[[str], None] = check_binding or _unlimited
+        self._check_new: Callable[[str, Identity | None], None] = check_exchange or _unlimited
+        self._check_binding: Callable[[str, Identity | None], None] = check_binding or _unlimited
         for name, (type_name, internal) in SYSTEM.items():
             self._add(Exchange(name, type_name, durable=True, internal=internal, is_system=True))
 
@@ -116,6 +124,7 @@ class Topology:
             self.router.declare(exchange.name, exchange.type, exchange.arguments)
         self.exchanges[exchange.name] = exchange
         self._exchange_bytes += exchange.held_bytes
+        self._count(exchange.creator, exchange.held_bytes)
 
     @property
     def held_bytes(self) -> int:
@@ -181,10 +190,11 @@ class Topology:
     def declare_exchange(
         self, name: str, type_name: str, *, durable: bool = False, auto_delete: bool = False,
         internal: bool = False, arguments: dict[str, object] | None = None,
+        by: Identity | None = None,
     ) -> int:  # fmt: skip
-        """Declare an exchange, or find that it exists with these properties. ChannelError: 403
-        (reserved, the default one), 406 (other properties). AMQPConnectionError 503: an unknown
-        type."""
+        """Declare an exchange for this user, or find that it exists with these properties.
+        ChannelError: 403 (reserved, the default one), 406 (other properties). AMQPConnectionError
+        503: an unknown type."""
         arguments = arguments or {}
         if type_name not in TYPES:
             raise refusals.unknown_type(type_name)
@@ -202,10 +212,10 @@ class Topology:
         alternate = arguments.get(ALTERNATE)
         if ALTERNATE in arguments and not isinstance(alternate, str):
             raise wrong_type(ALTERNATE, self.called(name), alternate)
-        self._check_new(name)
+        self._check_new(name, by)
         exchange = Exchange(
             name, type_name, durable=durable, auto_delete=auto_delete, internal=internal,
-            arguments=arguments,
+            arguments=arguments, creator="" if by is None else by.name,
         )  # fmt: skip
         record = _exchange_record(exchange) if durable else b""
         self._add(exchange)  # which checks the arguments of its type
@@ -293,21 +303,25 @@ class Topology:
 
     def _forget(self, name: str) -> None:
         self.router.delete(name)
-        self._exchange_bytes -= self.exchanges.pop(name).held_bytes
+        exchange = self.exchanges.pop(name)
+        self._exchange_bytes -= exchange.held_bytes
+        self._count(exchange.creator, -exchange.held_bytes)
 
     # ---- bindings ------------------------------------------------------------------------------
 
     def bind(
         self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object],
-        *, is_durable: bool,
+        *, is_durable: bool, by: Identity | None = None,
     ) -> int:  # fmt: skip
-        """Bind a queue or an exchange that exists; is_durable: it is durable. Nothing happens if it
-        is bound already. ChannelError: 403 (the default exchange), 404, 406 (invalid arguments)."""
+        """Bind a queue or an exchange that exists, for this user; is_durable: it is durable.
+        Nothing happens if it is bound already. ChannelError: 403 (the default exchange), 404, 406
+        (invalid arguments)."""
         exchange = self.check_exchange(source)
         if self.router.has_binding(source, kind, destination, key, arguments):
             return 0
-        self._check_binding(source)
-        self.router.bind(source, kind, destination, key, arguments)
+        self._check_binding(source, by)
+        creator = "" if by is None else by.name
+        self.router.bind(source, kind, destination, key, arguments, creator)
         if not (is_durable and exchange.durable):
             return 0
         binding = Binding(source, kind, destination, key, arguments)
@@ -320,15 +334,16 @@ class Topology:
             raise
 
     def bind_exchange(
-        self, destination: str, source: str, key: str, arguments: dict[str, object] | None = None
-    ) -> int:
+        self, destination: str, source: str, key: str, arguments: dict[str, object] | None = None,
+        by: Identity | None = None,
+    ) -> int:  # fmt: skip
         """Bind the exchange `destination` to the exchange `source`, see `bind`."""
         if not (source and destination):
             raise refusals.default_exchange()
         self.check_exchange(source)
         target = self.check_exchange(destination)
         return self.bind(
-            source, EXCHANGE, destination, key, arguments or {}, is_durable=target.durable
+            source, EXCHANGE, destination, key, arguments or {}, is_durable=target.durable, by=by
         )
 
     def unbind_exchange(
@@ -370,8 +385,12 @@ class Topology:
         return one.lsn
 
 
-def _unlimited(_name: str) -> None:
+def _unlimited(_name: str, _by: Identity | None) -> None:
     """Do nothing: there is no limit."""
+
+
+def _not_counted(_user: str, _count: int) -> None:
+    """Do nothing: nobody counts."""
 
 
 def _exchange_of(stored: routing_table.Exchange) -> Exchange:

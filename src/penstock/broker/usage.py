@@ -5,12 +5,17 @@ transactions hold.
 
 * **Limits by number**, of a user or of the vhost (access.limits), with RabbitMQ's texts where it
   has the limit.
-* **Limits by memory.** Topology may take half of the vhost's memory, and all open transactions
-  together a quarter. Beyond that a declare or bind is refused (406), and the largest transaction
-  is rolled back and its channel closed (506). Both are fractions because a vhost's share changes.
+* **Limits by memory.** Queues, exchanges and bindings may take half of the vhost's memory, channels
+  and consumers a quarter, and all open transactions together a quarter. Beyond that a declare, a
+  bind or a consume is refused (406), so is a channel (530), and the largest transaction is rolled
+  back and its channel closed (506). All are fractions because a vhost's share changes.
+* **The same of one user.** What a user has of topology, or of channels and consumers, is never more
+  than what is free for the others. So one user alone can take half of each, and whoever comes next
+  half of the rest. Administrators are not limited by that, nor in channels and consumers. Who
+  declared what is known since the start of the vhost; what is older counts as the others'.
 * **The memory alarm.** What is counted here is part of what the MemoryMonitor compares with the
-  budget. Things that last (topology, connections) count there as half of the budget at most: they
-  cannot be paged out, so they must never be the whole reason why publishers wait.
+  budget. Things that last (topology, connections) count there as three quarters of the budget at
+  most: they cannot be paged out, so they must never be the whole reason why publishers wait.
 
 The bytes are estimates by measured constants, a little too high rather than too low.
 
@@ -30,6 +35,7 @@ from penstock.access.limits import (
     MAX_QUEUES,
     LimitTable,
 )
+from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.route_caches import RouteCaches
 from penstock.errors import NOT_ALLOWED, RESOURCE_ERROR, AMQPConnectionError, ChannelError
@@ -38,7 +44,8 @@ from penstock.queues.budget import format_bytes
 CONNECTION_BYTES: Final = 12 << 10  # measured: with its session and transport
 CHANNEL_BYTES: Final = 3 << 10
 TOPOLOGY_PART: Final = 2  # one half of the budget
-TRANSACTIONS_PART: Final = 4  # a quarter
+CLIENTS_PART: Final = 4  # a quarter: channels and consumers
+TRANSACTIONS_PART: Final = 4
 BURST_S: Final = 1.0  # what a user may publish at once is what is allowed in so many seconds
 NEVER_S: Final = 3600.0  # a rate of 0: looked at again so much later
 
@@ -51,19 +58,42 @@ class TransactionUsage:
         self.end: Callable[[ChannelError], None] = end
 
 
+class UserBytes:
+    """Counts bytes by user. total: of all users; "" stands for nobody."""
+
+    def __init__(self) -> None:
+        self.total: int = 0
+        self._of: dict[str, int] = {}
+
+    def add(self, user: str, change: int) -> None:
+        """Count bytes more, or fewer."""
+        self.total += change
+        now = self._of.get(user, 0) + change
+        if now:
+            self._of[user] = now
+        else:
+            self._of.pop(user, None)
+
+    def of(self, user: str) -> int:
+        """Return the bytes of this user."""
+        return self._of.get(user, 0)
+
+
 class Usage:
-    """Counts what the clients of one vhost use. memory_bytes: its budget."""
+    """Counts what the clients of one vhost use. memory_bytes: its budget.
+    topology: the bytes of queues, exchanges and bindings by who declared them. clients: the bytes
+    of channels and consumers by user."""
 
     def __init__(self, vhost: str, limits: LimitTable, memory_bytes: int) -> None:
         self.limits: LimitTable = limits
         self.memory_bytes: int = memory_bytes
         self.routes: RouteCaches = RouteCaches(memory_bytes)
         self.connections: int = 0
-        self.consumer_bytes: int = 0
+        self.topology: UserBytes = UserBytes()
+        self.clients: UserBytes = UserBytes()
         self.transaction_bytes: int = 0
         self._vhost: str = vhost
         self._channels: dict[str, int] = {}  # by user
-        self._channel_sum: int = 0
         self._holds: dict[TransactionUsage, None] = {}  # of open transactions that hold something
         self._empty_s: dict[str, float] = {}  # by user: when the bucket is empty again
 
@@ -73,12 +103,7 @@ class Usage:
     def client_bytes(self) -> int:
         """Return the bytes that connections, channels, consumers and cached routes take, without
         messages."""
-        return (
-            CONNECTION_BYTES * self.connections
-            + CHANNEL_BYTES * self._channel_sum
-            + self.consumer_bytes
-            + self.routes.bytes
-        )
+        return CONNECTION_BYTES * self.connections + self.clients.total + self.routes.bytes
 
     def set_memory(self, memory_bytes: int) -> None:
         """Set the vhost's budget, which has changed."""
@@ -86,17 +111,22 @@ class Usage:
 
     def counted_bytes(self, topology_bytes: int) -> int:
         """Return how much of what lasts counts against the budget."""
-        return min(topology_bytes + self.client_bytes, self.memory_bytes // TOPOLOGY_PART)
+        most = self.memory_bytes // TOPOLOGY_PART + self.memory_bytes // CLIENTS_PART
+        return min(topology_bytes + self.client_bytes, most)
 
-    def channel_opened(self, user: str) -> None:
+    def channel_opened(self, by: Identity) -> None:
         """Count a channel. AMQPConnectionError 530: the user has as many as allowed."""
+        user = by.name
         n = self._channels.get(user, 0)
         most = self.limits.of_user(user, MAX_CHANNELS)
         if 0 <= most <= n:
             text = f"number of channels opened for user '{user}' has reached the maximum allowed"
             raise AMQPConnectionError(NOT_ALLOWED, f"{text} user limit of ({most})", 20, 10)
+        text = self._too_much_of_clients(by)
+        if text:
+            raise AMQPConnectionError(NOT_ALLOWED, f"cannot open a channel: {text}", 20, 10)
         self._channels[user] = n + 1
-        self._channel_sum += 1
+        self.clients.add(user, CHANNEL_BYTES)
 
     def channel_closed(self, user: str) -> None:
         """Count a channel less."""
@@ -105,42 +135,57 @@ class Usage:
             self._channels[user] = n
         else:
             del self._channels[user]
-        self._channel_sum -= 1
+        self.clients.add(user, -CHANNEL_BYTES)
 
-    def check_consumers(self, count: int) -> None:
-        """Raise AMQPConnectionError 530 if a channel with so many consumers may not have
-        another."""
+    def check_consumer(self, by: Identity, count: int) -> None:
+        """Raise AMQPConnectionError 530 if a channel with so many consumers may not have another,
+        ChannelError 406 if this user may not."""
         most = self.limits.defaults.channel_consumers
         if 0 <= most <= count:
             text = f"reached maximum ({most}) of consumers per channel"
             raise AMQPConnectionError(NOT_ALLOWED, text, 60, 20)
+        text = self._too_much_of_clients(by)
+        if text:
+            raise refusals.precondition_failed(f"cannot add a consumer: {text}")
 
-    def check_queue(self, name: str, count: int, topology_bytes: int) -> None:
+    def _too_much_of_clients(self, by: Identity) -> str:
+        """Return why the user may not have another channel or consumer, "" if it may."""
+        if by.is_administrator:
+            return ""
+        own = self.clients.of(by.name)
+        left = self.memory_bytes // CLIENTS_PART - self.clients.total
+        return "" if own < left else _share_text("channels and consumers", by.name, own, left)
+
+    def check_queue(self, name: str, count: int, topology_bytes: int, by: Identity | None) -> None:
         """Raise ChannelError 406 if the vhost, which has `count` queues, may not have this
-        one too."""
+        one too. by: who declares it; None: no user."""
         most = self.limits.of_vhost(self._vhost, MAX_QUEUES)
         if 0 <= most <= count:
             text = f"queue limit in vhost '{self._vhost}' ({most}) is reached"
             raise refusals.precondition_failed(f"cannot declare queue '{name}': {text}")
-        self._check_room(f"cannot declare queue '{name}'", topology_bytes)
+        self._check_room(f"cannot declare queue '{name}'", topology_bytes, by)
 
-    def check_exchange(self, name: str, count: int, topology_bytes: int) -> None:
+    def check_exchange(
+        self, name: str, count: int, topology_bytes: int, by: Identity | None
+    ) -> None:
         """Raise ChannelError 406 as `check_queue` does, for an exchange."""
         most = self.limits.of_vhost(self._vhost, MAX_EXCHANGES)
         if 0 <= most <= count:
             text = f"exchange limit in vhost '{self._vhost}' ({most}) is reached"
             raise refusals.precondition_failed(f"cannot declare exchange '{name}': {text}")
-        self._check_room(f"cannot declare exchange '{name}'", topology_bytes)
+        self._check_room(f"cannot declare exchange '{name}'", topology_bytes, by)
 
-    def check_binding(self, exchange: str, count: int, topology_bytes: int) -> None:
+    def check_binding(
+        self, exchange: str, count: int, topology_bytes: int, by: Identity | None
+    ) -> None:
         """Raise ChannelError 406 as `check_queue` does, for a binding of this exchange."""
         most = self.limits.of_vhost(self._vhost, MAX_BINDINGS)
         if 0 <= most <= count:
             text = f"binding limit in vhost '{self._vhost}' ({most}) is reached"
             raise refusals.precondition_failed(f"cannot bind to exchange '{exchange}': {text}")
-        self._check_room(f"cannot bind to exchange '{exchange}'", topology_bytes)
+        self._check_room(f"cannot bind to exchange '{exchange}'", topology_bytes, by)
 
-    def _check_room(self, what: str, topology_bytes: int) -> None:
+    def _check_room(self, what: str, topology_bytes: int, by: Identity | None) -> None:
         most = self.memory_bytes // TOPOLOGY_PART
         if topology_bytes >= most:
             raise refusals.precondition_failed(
@@ -148,6 +193,12 @@ class Usage:
                 f"{format_bytes(topology_bytes)} of memory, at most {format_bytes(most)} are "
                 "allowed (half of the vhost's memory)"
             )
+        if by is None or by.is_administrator:
+            return
+        own, left = self.topology.of(by.name), most - topology_bytes
+        if own >= left:
+            text = _share_text("queues, exchanges and bindings", by.name, own, left)
+            raise refusals.precondition_failed(f"{what}: {text}")
 
     # ---- transactions --------------------------------------------------------------------------
 
@@ -190,6 +241,14 @@ class Usage:
         empty_s = max(self._empty_s.get(user, 0.0), now_s) + count / rate
         self._empty_s[user] = empty_s
         return max(empty_s - now_s - BURST_S, 0.0)
+
+
+def _share_text(what: str, user: str, own_bytes: int, left_bytes: int) -> str:
+    return (
+        f"{what} of user '{user}' take {format_bytes(own_bytes)} of memory, and "
+        f"{format_bytes(max(left_bytes, 0))} are left for all others: a user may not have more "
+        "than that"
+    )
 
 
 def _bytes_of(hold: TransactionUsage) -> int:

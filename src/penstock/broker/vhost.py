@@ -39,6 +39,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from penstock.access.limits import Limits, LimitTable
+from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.alerts import AlertManager
 from penstock.broker.background_tasks import BackgroundTasks, DeferredFree
@@ -271,6 +272,7 @@ class VHost(QueueOwner[BrokerQueue]):
             self.event,
             self._check_exchange,
             self._check_binding,
+            self.usage.topology.add,
         )
         self._dead_letters = DeadLetterRoutes(
             self.topology.router, self.headers, self._taker, self.budget
@@ -283,7 +285,7 @@ class VHost(QueueOwner[BrokerQueue]):
         self.table: QueueTable = QueueTable(
             self.queue_set, self.name, self.topology, self.streams, self.dispatch,
             clock=self.clock, rng=rng, check_new=self._check_queue, on_event=self.event,
-            on_deleted=self.alerts.queue_gone,
+            on_deleted=self.alerts.queue_gone, count=self.usage.topology.add,
         )  # fmt: skip
         self.restarts: QueueRestarts = QueueRestarts(
             self.queue_set, self.table, self.dispatch, self.event
@@ -442,14 +444,14 @@ class VHost(QueueOwner[BrokerQueue]):
         messages."""
         return self.topology.held_bytes + self.table.held_bytes
 
-    def _check_queue(self, name: str) -> None:
-        self.usage.check_queue(name, self.table.count, self.topology_bytes)
+    def _check_queue(self, name: str, by: Identity | None) -> None:
+        self.usage.check_queue(name, self.table.count, self.topology_bytes, by)
 
-    def _check_exchange(self, name: str) -> None:
-        self.usage.check_exchange(name, len(self.exchanges), self.topology_bytes)
+    def _check_exchange(self, name: str, by: Identity | None) -> None:
+        self.usage.check_exchange(name, len(self.exchanges), self.topology_bytes, by)
 
-    def _check_binding(self, exchange: str) -> None:
-        self.usage.check_binding(exchange, self.router.binding_count, self.topology_bytes)
+    def _check_binding(self, exchange: str, by: Identity | None) -> None:
+        self.usage.check_binding(exchange, self.router.binding_count, self.topology_bytes, by)
 
     def _count_usage(self) -> None:
         now = self.usage.counted_bytes(self.topology_bytes) + self.usage.transaction_bytes
@@ -470,13 +472,16 @@ class VHost(QueueOwner[BrokerQueue]):
         self, name: str, *, durable: bool = False, exclusive: bool = False,
         auto_delete: bool = False, arguments: dict[str, object] | None = None,
         owner: object | None = None, is_reserved_allowed: bool = False,
+        by: Identity | None = None,
     ) -> tuple[QueueOrStream, int]:  # fmt: skip
-        """Declare a queue ("": it is named here) or a stream, or find that it exists with these
-        properties. Returns it, and the LSN to wait for. ChannelError: 403, 404, 405, 406."""
+        """Declare a queue ("": it is named here) or a stream for this user, or find that it exists
+        with these properties. Returns it, and the LSN to wait for. ChannelError: 403, 404, 405,
+        406."""
         declared = self.table.declared
         queue, lsn = self.table.declare(
             name, durable=durable, exclusive=exclusive, auto_delete=auto_delete,
             arguments=arguments or {}, owner=owner, is_reserved_allowed=is_reserved_allowed,
+            by=by,
         )  # fmt: skip
         if self.table.declared != declared:
             self.timers.expire_unused(queue.name, queue.arguments)
@@ -486,13 +491,14 @@ class VHost(QueueOwner[BrokerQueue]):
         self, name: str, *, durable: bool = False, exclusive: bool = False,
         auto_delete: bool = False, arguments: dict[str, object] | None = None,
         again: Callable[[], None], failed: Callable[[Exception], None],
+        by: Identity | None = None,
     ) -> bool:  # fmt: skip
         """Return whether `declare_queue` has to wait for files of a new stream. If so they are made
         by a worker, and `again` or `failed` is called in a later turn: `again` declares, from the
         beginning, because much may have changed. ChannelError: it would be refused."""
         making = self.table.prepare(
             name, durable=durable, exclusive=exclusive, auto_delete=auto_delete,
-            arguments=arguments or {},
+            arguments=arguments or {}, by=by,
         )  # fmt: skip
         if making is None:
             return False
@@ -575,13 +581,13 @@ class VHost(QueueOwner[BrokerQueue]):
 
     def bind_queue(
         self, queue_name: str, exchange: str, key: str, arguments: dict[str, object] | None = None,
-        owner: object | None = None,
+        owner: object | None = None, by: Identity | None = None,
     ) -> int:  # fmt: skip
-        """Bind a queue. ChannelError: 403 (the default exchange), 404, 405, 406."""
+        """Bind a queue, for this user. ChannelError: 403 (the default exchange), 404, 405, 406."""
         self.topology.check_exchange(exchange)
         queue = self.table.find_queue(queue_name, owner)
         return self.topology.bind(
-            exchange, QUEUE, queue_name, key, arguments or {}, is_durable=queue.is_durable
+            exchange, QUEUE, queue_name, key, arguments or {}, is_durable=queue.is_durable, by=by
         )
 
     def unbind_queue(

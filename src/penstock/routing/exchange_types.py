@@ -366,16 +366,18 @@ class Binding:
     """A binding from an exchange to a destination, for a key. Equal `identity`: the same binding.
 
     kind: "q" for a queue, "e" for an exchange. encoded: the arguments as an AMQP table, b"" for
-    none; a table of Python objects takes up to 80 times as much. held_bytes: its RAM, about. Raises
-    ValueError or TypeError if AMQP has no type for an argument.
+    none; a table of Python objects takes up to 80 times as much. creator: the user who asked for
+    it, "" if that is not known. held_bytes: its RAM, about. Raises ValueError or TypeError if AMQP
+    has no type for an argument.
     """
 
-    __slots__ = ("destination", "encoded", "held_bytes", "identity", "key", "kind", "source",
-                 "target")  # fmt: skip
+    __slots__ = ("creator", "destination", "encoded", "held_bytes", "identity", "key", "kind",
+                 "source", "target")  # fmt: skip
 
     def __init__(
-        self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]
-    ) -> None:
+        self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object],
+        creator: str = "",
+    ) -> None:  # fmt: skip
         assert kind in ("q", "e"), kind
         self.source: str = source
         self.kind: str = kind
@@ -383,6 +385,7 @@ class Binding:
         self.key: str = key
         self.encoded: bytes = encode_table(arguments) if arguments else b""
         self.target: str = kind + destination
+        self.creator: str = creator
         self.identity: object = (source, self.target, key, _identity_of(arguments))
         self.held_bytes: int = BINDING_BYTES + 2 * len(self.encoded) + ENTRY_BYTES * len(arguments)
 

@@ -287,13 +287,17 @@ class Walk:
 
 
 class Router:
-    """The exchanges and bindings of a vhost. has_queue(name): whether there is such a queue."""
+    """The exchanges and bindings of a vhost. has_queue(name): whether there is such a queue.
+    count(creator, bytes): called with the RAM that a binding takes, and with what it frees."""
 
-    def __init__(self, has_queue: Callable[[str], bool]) -> None:
+    def __init__(
+        self, has_queue: Callable[[str], bool], count: Callable[[str, int], None] | None = None
+    ) -> None:
         self.version: int = 0
         self.binding_count: int = 0
         self.held_bytes: int = 0  # of all bindings, about
         self._has_queue = has_queue
+        self._count = count
         self._exchanges: dict[str, RoutedExchange] = {}
         self._by_source: dict[str, dict[object, Binding]] = {}
         self._by_target: dict[str, dict[object, Binding]] = {}
@@ -322,7 +326,7 @@ class Router:
     def delete(self, name: str) -> list[str]:
         """Delete an exchange, its bindings and those to it. Returns the same as `remove_queue`."""
         for binding in list(self._by_source.pop(name).values()):
-            self._uncount(binding)
+            self._counted(binding, -1)
             self._forget_target(binding)
         self.version += 1
         exchange = self._exchanges.pop(name)
@@ -344,17 +348,18 @@ class Router:
     # --- bindings ---
 
     def bind(
-        self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]
-    ) -> bool:
-        """Add a binding. Returns False if it exists. Raises ChannelError 406 for bad arguments."""
-        binding = Binding(source, kind, destination, key, arguments)
+        self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object],
+        creator: str = "",
+    ) -> bool:  # fmt: skip
+        """Add a binding, which this user has asked for. Returns False if it exists. Raises
+        ChannelError 406 for bad arguments."""
+        binding = Binding(source, kind, destination, key, arguments, creator)
         if binding.identity in self._by_source[source]:
             return False
         self._exchanges[source].type.bind(binding)
         self._by_source[source][binding.identity] = binding
         self._by_target.setdefault(binding.target, {})[binding.identity] = binding
-        self.binding_count += 1
-        self.held_bytes += binding.held_bytes
+        self._counted(binding, 1)
         self._changed(source)
         return True
 
@@ -375,7 +380,7 @@ class Router:
         if binding is None:
             return False
         self._exchanges[source].type.unbind(binding)
-        self._uncount(binding)
+        self._counted(binding, -1)
         self._forget_target(binding)
         self._changed(source)
         return True
@@ -486,9 +491,12 @@ class Router:
         for binding in self._by_target.get("e" + name, {}).values():
             self._exchanges[binding.source].changed_at = self.version
 
-    def _uncount(self, binding: Binding) -> None:
-        self.binding_count -= 1
-        self.held_bytes -= binding.held_bytes
+    def _counted(self, binding: Binding, change: int) -> None:
+        """Count one more (1) or one less (-1)."""
+        self.binding_count += change
+        self.held_bytes += change * binding.held_bytes
+        if self._count is not None:
+            self._count(binding.creator, change * binding.held_bytes)
 
     def _forget_target(self, binding: Binding) -> None:
         there = self._by_target[binding.target]
@@ -505,7 +513,7 @@ class Router:
             source.type.unbind(binding)
             if not source.type.reads_headers:
                 source.changed_at = self.version
-            self._uncount(binding)
+            self._counted(binding, -1)
             left = self._by_source[binding.source]
             del left[identity]
             if not left:

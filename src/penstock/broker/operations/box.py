@@ -101,10 +101,12 @@ def _declare(call: Call) -> None:
         queue_to_declare(vhost, call.identity, name, arguments)
         if vhost.prepare_queue(
             name, durable=True, arguments=arguments,
-            again=lambda: call.answer_errors(declare), failed=call.fail,
+            again=lambda: call.answer_errors(declare), failed=call.fail, by=call.identity,
         ):  # fmt: skip
             return
-        _, lsn = vhost.declare_queue(name, durable=True, arguments=arguments, owner=call.owner)
+        _, lsn = vhost.declare_queue(
+            name, durable=True, arguments=arguments, owner=call.owner, by=call.identity
+        )
         call.settled(lsn, None)
 
     declare()

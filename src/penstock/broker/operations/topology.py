@@ -32,12 +32,12 @@ def _declare_queue(call: Call) -> None:
         name = queue_to_declare(vhost, call.identity, given, arguments)
         if vhost.prepare_queue(
             name, durable=durable, auto_delete=auto_delete, arguments=arguments,
-            again=lambda: call.answer_errors(declare), failed=call.fail,
+            again=lambda: call.answer_errors(declare), failed=call.fail, by=call.identity,
         ):  # fmt: skip
             return
         queue, lsn = vhost.declare_queue(
             name, durable=durable, auto_delete=auto_delete, arguments=arguments,
-            owner=call.owner, is_reserved_allowed=not given,
+            owner=call.owner, is_reserved_allowed=not given, by=call.identity,
         )  # fmt: skip
         found = {
             "queue": queue.name, "messages": queue.len(), "consumers": queue.consumers.count,
@@ -73,6 +73,7 @@ def _declare_exchange(call: Call) -> None:
     lsn = call.vhost.topology.declare_exchange(
         name, args.text("type"), durable=args.flag("durable"),
         auto_delete=args.flag("auto_delete"), internal=args.flag("internal"), arguments=arguments,
+        by=call.identity,
     )  # fmt: skip
     call.settled(lsn, {"exchange": name})
 
@@ -88,7 +89,7 @@ def _bind_queue(call: Call) -> None:
     args = call.args
     lsn = call.vhost.bind_queue(
         args.text("queue"), args.text("exchange"), args.text("routing_key"),
-        args.table("arguments"), call.owner,
+        args.table("arguments"), call.owner, call.identity,
     )  # fmt: skip
     call.settled(lsn, {})
 
@@ -103,7 +104,8 @@ def _unbind_queue(call: Call) -> None:
 
 
 def _bind_exchange(call: Call) -> None:
-    call.settled(call.vhost.topology.bind_exchange(*_between_exchanges(call)), {})
+    between = _between_exchanges(call)
+    call.settled(call.vhost.topology.bind_exchange(*between, call.identity), {})
 
 
 def _unbind_exchange(call: Call) -> None:

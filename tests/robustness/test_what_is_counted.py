@@ -1,0 +1,102 @@
+"""What one user has built takes memory that is counted and bounded, whatever it is.
+
+Each attack is a user's without a tag, against a broker of 64 MiB, while another client is served.
+The process's resident memory stays below the budget and 96 MiB, and nobody is blocked.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from pamqp import commands
+
+from tests.helpers.live_broker import LiveBroker, memory_bytes
+from tests.helpers.wire import Ended, Wire, content_header, raw_method, shortstr
+from tests.robustness.conftest import MEMORY_BYTES, Healthy, counted_bytes, vhost_status
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+MIB = 1 << 20
+RESIDENT_BYTES_MAX = MEMORY_BYTES + 96 * MIB
+
+Basic, Channel, Connection, Queue = (
+    commands.Basic, commands.Channel, commands.Connection, commands.Queue,
+)  # fmt: skip
+
+
+@pytest.fixture
+def eve(small_broker: LiveBroker, healthy: Healthy) -> Iterator[Wire]:
+    """A connection of a user without a tag; at the end memory is looked at."""
+    small_broker.control("add_user", None, name="eve", password="eve")
+    small_broker.control(
+        "set_permissions", "/", user="eve", configure="^eve", write="^(eve|amq)", read="^(eve|amq)"
+    )
+    with Wire(small_broker) as wire:
+        wire.hello()
+        wire.log_in("eve", "eve")
+        wire.agree()
+        wire.send(Connection.Open(virtual_host="/"))
+        wire.expect(Connection.OpenOk)
+        yield wire
+        healthy.wait_for(5)
+        counted_bytes(small_broker)
+        assert vhost_status(small_broker)["blocked_reason"] == ""
+        resident = max(memory_bytes(pid, "VmRSS") for pid in small_broker.pids())
+        assert resident < RESIDENT_BYTES_MAX, resident / MIB
+    small_broker.control("delete_user", None, name="eve")
+
+
+def tables_of(entries: bytes) -> bytes:
+    return len(entries).to_bytes(4) + entries
+
+
+def until_closed(wire: Wire, number: int) -> str:
+    """Read until the broker closes this channel; return why."""
+    while True:
+        where, answer = wire.receive()
+        if where == number and isinstance(answer, Channel.Close):
+            return str(answer.reply_text)
+
+
+def test_routes_that_channels_cache(small_broker: LiveBroker, eve: Wire) -> None:
+    """50 channels with 2,000 keys each."""
+    for number in range(1, 51):
+        eve.channel(number)
+        sent = []
+        for key in range(2000):
+            name = shortstr(f"{number}.{key}.".ljust(250, "k"))
+            publish = raw_method(number, 60, 40, b"\0\0" + shortstr("amq.topic") + name + b"\0")
+            sent.append(publish + content_header(number, 0))
+        eve.send_raw(b"".join(sent))
+        eve.ask(Basic.Qos(), Basic.QosOk, number)
+    assert 0 < vhost_status(small_broker)["client_bytes"] < MEMORY_BYTES // 8
+
+
+def test_consumers_with_large_arguments(small_broker: LiveBroker, eve: Wire) -> None:
+    table = tables_of(shortstr("a") + b"S" + tables_of(bytes(8100)))
+    eve.channel(1)
+    eve.ask(Queue.Declare(queue="eve.q", exclusive=True), Queue.DeclareOk)
+    consume = b"\0\0" + shortstr("eve.q") + shortstr("") + b"\x08" + table
+    with contextlib.suppress(Ended):
+        eve.send_raw(raw_method(1, 60, 20, consume) * 20_000)
+    text = until_closed(eve, 1)
+    assert "cannot add a consumer: channels and consumers of user 'eve' take" in text
+
+
+def test_queues_and_bindings_of_one_user_leave_room(small_broker: LiveBroker, eve: Wire) -> None:
+    for number in (1, 2):
+        eve.channel(number)
+        declares = b"".join(
+            raw_method(
+                number, 50, 10, b"\0\0" + shortstr(f"eve.{number}.{n}") + b"\x14" + tables_of(b"")
+            )
+            for n in range(4000)
+        )
+        eve.send_raw(declares)
+        text = until_closed(eve, number)
+        assert "queues, exchanges and bindings of user 'eve' take" in text
+    assert vhost_status(small_broker)["topology_bytes"] < MEMORY_BYTES * 2 // 5
+    eve.channel(3)
+    with Wire(small_broker).open() as other:
+        other.channel(1)
+        other.ask(Queue.Declare(queue="", exclusive=True), Queue.DeclareOk)

@@ -1,0 +1,228 @@
+"""What one user has of topology, channels and consumers leaves room for the others."""
+
+import tracemalloc
+
+import pytest
+
+from penstock.access.permissions import Identity, everything
+from penstock.broker.usage import CLIENTS_PART, TOPOLOGY_PART
+from penstock.codec.spec import (
+    BasicConsume,
+    BasicConsumeOk,
+    ChannelClose,
+    ChannelCloseOk,
+    ChannelOpen,
+    ConnectionClose,
+    ExchangeBind,
+    ExchangeBindOk,
+    ExchangeDeclare,
+    ExchangeDeclareOk,
+    QueueBind,
+    QueueBindOk,
+    QueueDeclare,
+    QueueDeclareOk,
+    QueueDelete,
+    QueueDeleteOk,
+)
+from tests.helpers.broker_rig import BrokerRig, RigClient
+
+MIB = 1 << 20
+MEMORY_BYTES = 4 * MIB
+TOPOLOGY_BYTES = MEMORY_BYTES // TOPOLOGY_PART
+CLIENT_BYTES = MEMORY_BYTES // CLIENTS_PART
+LARGE = {"s": "x" * 8000}
+
+
+def plain(name: str) -> Identity:
+    """A user without a tag who may do everything in the vhost."""
+    return Identity(name, frozenset(), ".*", ".*", ".*")
+
+
+def declared_until_refused(client: RigClient, count: int = 2000, **options: bool) -> ChannelClose:
+    """Declare queues until that is refused; return the refusal."""
+    for number in range(count):
+        name = f"{client.handler.identity.name}.{number}"
+        client.send(1, QueueDeclare(queue=name, nowait=True, **options))
+        client.rig.turn()
+        if closed := client.methods(ChannelClose):
+            client.send(1, ChannelCloseOk())
+            client.open(1)
+            return closed[0]
+    raise AssertionError("nothing was refused")
+
+
+def consumed_until_refused(client: RigClient, count: int = 2000) -> ChannelClose:
+    client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    for number in range(count):
+        client.send(
+            1, BasicConsume(queue="q", consumer_tag=str(number), arguments=LARGE, nowait=True)
+        )
+        client.rig.turn()
+        if closed := client.methods(ChannelClose):
+            return closed[0]
+    raise AssertionError("nothing was refused")
+
+
+def test_a_user_has_no_more_topology_than_is_left_for_the_others() -> None:
+    rig = BrokerRig(memory_bytes=MEMORY_BYTES)
+    greedy, modest = rig.client(plain("greedy")).open(1), rig.client(plain("modest")).open(1)
+    close = declared_until_refused(greedy)
+    assert close.reply_code == 406
+    assert "cannot declare queue 'greedy." in close.reply_text
+    assert "queues, exchanges and bindings of user 'greedy' take 1020 KiB of memory" in (
+        close.reply_text
+    )
+    own = rig.vhost.usage.topology.of("greedy")
+    assert TOPOLOGY_BYTES // 2 - (64 << 10) < own < TOPOLOGY_BYTES // 2 + (64 << 10)
+    declared_until_refused(modest)
+    assert rig.vhost.usage.topology.of("modest") > TOPOLOGY_BYTES // 4 - (64 << 10)
+    assert rig.vhost.topology_bytes < TOPOLOGY_BYTES * 7 // 8
+
+
+@pytest.mark.parametrize("kind", ["exchange", "queue binding", "exchange binding"])
+def test_exchanges_and_bindings_count_for_their_user(kind: str) -> None:
+    rig = BrokerRig(memory_bytes=MEMORY_BYTES)
+    client = rig.client(plain("u")).open(1)
+    client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    client.call(1, ExchangeDeclare(exchange="x", type="fanout"), ExchangeDeclareOk)
+    before = rig.vhost.usage.topology.of("u")
+    for number in range(1000):
+        key = str(number)
+        if kind == "exchange":
+            client.send(1, ExchangeDeclare(exchange=key, type="direct", arguments=LARGE))
+        elif kind == "queue binding":
+            client.send(1, QueueBind(queue="q", exchange="x", routing_key=key, arguments=LARGE))
+        else:
+            client.send(
+                1,
+                ExchangeBind(destination="x", source="x", routing_key=key, arguments=LARGE),
+            )
+        client.rig.turn()
+        if client.methods(ChannelClose):
+            break
+        assert client.methods(ExchangeDeclareOk) or client.methods(
+            QueueBindOk if kind == "queue binding" else ExchangeBindOk
+        )
+    else:
+        raise AssertionError("nothing was refused")
+    assert TOPOLOGY_BYTES * 3 // 8 < rig.vhost.usage.topology.of("u") - before < TOPOLOGY_BYTES // 2
+
+
+def test_what_is_deleted_counts_no_more() -> None:
+    rig = BrokerRig(memory_bytes=MEMORY_BYTES)
+    client = rig.client(plain("u")).open(1)
+    for _ in range(2):
+        declared_until_refused(client, exclusive=True)
+        client.lose()
+        assert rig.vhost.usage.topology.of("u") == 0
+        client = rig.client(plain("u")).open(1)
+    client.call(
+        1, ExchangeDeclare(exchange="x", type="direct", auto_delete=True), ExchangeDeclareOk
+    )
+    client.call(1, QueueDeclare(queue="q", arguments={"x-max-priority": 9}), QueueDeclareOk)
+    client.call(1, QueueBind(queue="q", exchange="x", routing_key="a"), QueueBindOk)
+    client.publish(1, "x", "a", b"", priority=9)  # opens a part of the queue
+    rig.turn()
+    client.call(1, QueueDelete(queue="q"), QueueDeleteOk)
+    assert rig.vhost.usage.topology.of("u") == 0
+
+
+def test_an_administrator_may_take_all_room_of_the_topology() -> None:
+    rig = BrokerRig(memory_bytes=MEMORY_BYTES)
+    close = declared_until_refused(rig.client(everything("root")).open(1))
+    assert "half of the vhost's memory" in close.reply_text
+    assert rig.vhost.topology_bytes >= TOPOLOGY_BYTES
+
+
+def test_what_a_restart_has_found_counts_as_the_others() -> None:
+    rig = BrokerRig(memory_bytes=MEMORY_BYTES)
+    client = rig.client(plain("u")).open(1)
+    for number in range(60):
+        client.call(1, QueueDeclare(queue=f"d{number}", durable=True), QueueDeclareOk)
+    rig.restart()
+    assert rig.vhost.usage.topology.of("u") == 0
+    declared_until_refused(rig.client(plain("u")).open(1))
+    assert rig.vhost.topology_bytes < TOPOLOGY_BYTES
+
+
+def test_a_user_has_no_more_consumers_than_are_left_for_the_others() -> None:
+    rig = BrokerRig(memory_bytes=MEMORY_BYTES)
+    greedy, modest = rig.client(plain("greedy")).open(1), rig.client(plain("modest")).open(1)
+    close = consumed_until_refused(greedy)
+    assert close.reply_code == 406
+    assert "cannot add a consumer: channels and consumers of user 'greedy' take" in (
+        close.reply_text
+    )
+    assert rig.vhost.usage.clients.of("greedy") < CLIENT_BYTES // 10  # they ended with the channel
+    greedy.send(1, ChannelCloseOk())
+    greedy.open(1)
+    for _ in range(40):
+        greedy.call(1, BasicConsume(queue="q", arguments=LARGE), BasicConsumeOk)
+    assert CLIENT_BYTES // 3 < rig.vhost.usage.clients.of("greedy") < CLIENT_BYTES // 2
+    modest.call(1, BasicConsume(queue="q", arguments=LARGE), BasicConsumeOk)
+    greedy.lose()
+    modest.lose()
+    assert rig.vhost.usage.client_bytes == 0
+
+
+def test_a_user_has_no_more_channels_than_are_left_for_the_others() -> None:
+    rig = BrokerRig(memory_bytes=MEMORY_BYTES)
+    client = rig.client(plain("u"))
+    for number in range(1, 400):
+        client.send(number, ChannelOpen())
+        rig.turn()
+        if closed := client.methods(ConnectionClose):
+            break
+    assert closed[0].reply_code == 530
+    assert "cannot open a channel: channels and consumers of user 'u' take" in (
+        closed[0].reply_text
+    )
+    assert 100 < number < 200
+    rig.client(plain("v")).open(1)
+
+
+def test_what_lasts_counts_as_three_quarters_of_the_memory_at_most() -> None:
+    rig = BrokerRig(memory_bytes=MEMORY_BYTES)
+    rig.vhost.tick()
+    before = rig.vhost.monitor.other_bytes
+    rig.vhost.usage.topology.add("u", 0)
+    rig.vhost.usage.clients.add("u", 8 * MEMORY_BYTES)
+    rig.vhost.tick()
+    assert rig.vhost.monitor.other_bytes - before <= MEMORY_BYTES * 3 // 4
+    assert rig.vhost.blocked_reason == ""
+
+
+@pytest.mark.parametrize(
+    ("tag_chars", "table", "key"),
+    [(5, {}, "k"), (5, LARGE, "k"), (250, {}, "k"), (5, {}, "k" * 250), (5, {}, "k" * 100)],
+    ids=["plain", "arguments", "tag", "long key", "key"],
+)
+def test_consumers_are_counted_as_what_they_take(
+    tag_chars: int, table: dict[str, object], key: str
+) -> None:
+    rig = BrokerRig(memory_bytes=1024 * MIB)
+    client = rig.client(plain("u")).open(1)
+    client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    rig.vhost.bind_queue("q", "amq.fanout", "")
+
+    def add(count: int, prefix: str) -> None:
+        for number in range(count):
+            tag = f"{prefix}{number}".ljust(tag_chars, "t")
+            client.send(1, BasicConsume(
+                queue="q", consumer_tag=tag, arguments=table, no_ack=True, nowait=True
+            ))  # fmt: skip
+        for _ in range(2 * count):
+            client.publish(1, "amq.fanout", key, b"")
+        rig.turn()
+        client.outlet.sent.clear()
+
+    add(10, "w")
+    before = rig.vhost.usage.client_bytes
+    tracemalloc.start()
+    try:
+        add(100, "")
+        real = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    counted = rig.vhost.usage.client_bytes - before
+    assert real * 0.9 <= counted <= real * 3

@@ -15,6 +15,7 @@ from penstock.access.users import KnownUsers, hash_password
 from penstock.clock import ManualClock
 from penstock.errors import AMQPError
 from penstock.http.api import Admission, Api
+from penstock.http.bodies import JsonBodies
 from penstock.http.ranges import PageDirectories, RangeAnswers, StreamPages
 from penstock.http.read_endpoints import LeaseEndpoints, StreamEndpoints
 from penstock.http.requests import BasicAuth
@@ -126,12 +127,13 @@ class HttpRig:
             auth = BasicAuth(self.users, Authenticator(self.users, self.threads, self.clock))
             node: Any = self.node
             ranges = RangeAnswers(self.places, self.pages, self.threads)
+            self.bodies = bodies = JsonBodies(self.threads)
             staging = StagingEndpoints(
-                node, auth, self.fs, self.clock, self.threads, self.vhost_path,
+                node, auth, bodies, self.fs, self.clock, self.threads, self.vhost_path,
                 self.staging_bytes_max, self.staging_user_bytes_max,
             )  # fmt: skip
             streams, leases = (
-                kind(node, auth, ranges) for kind in (StreamEndpoints, LeaseEndpoints)
+                kind(node, auth, ranges, bodies) for kind in (StreamEndpoints, LeaseEndpoints)
             )
             endpoints = {"streams": streams, "leases": leases, "staging": staging}
             app = Api(node, auth, endpoints, Admission(["broker.test"]), self.user_requests_max)

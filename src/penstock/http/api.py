@@ -21,7 +21,7 @@ log at level debug.
           (DNS rebinding)
     403   an Origin that is not ours, except for reading: a page of another site sends a request
           with the name and password that a browser remembers
-    415   a JSON body without its Content-Type (requests.json_body)
+    415   a JSON body without its Content-Type (bodies)
 
 Our hosts are localhost and names below it, numeric addresses, this machine's name, the host that
 the broker listens at, and those of the option `http_hosts`, where "*" allows any. `/health` is

@@ -24,6 +24,7 @@ import uvicorn
 
 from penstock.access.users import KnownUsers
 from penstock.http.api import Admission, Api
+from penstock.http.bodies import JsonBodies
 from penstock.http.connections import KEEP_ALIVE_S, Connections, GuardedProtocol
 from penstock.http.node_link import NodeLink
 from penstock.http.ranges import PageDirectories, RangeAnswers, StreamPages
@@ -41,6 +42,7 @@ from penstock.storage.filesystem import OsFileSystem
 
 READERS: Final = 4  # threads that read pages
 WRITERS: Final = 4  # and that write and sync what is staged
+PARSERS: Final = 2  # and that decode long bodies
 CLOSE_S: Final = 3
 HEAD_BYTES_MAX: Final = 16 << 10  # of a request line with all headers
 EX_SOFTWARE: Final = 70
@@ -78,6 +80,7 @@ class HttpProcess(LinkedProcess):
         self._hashing = ThreadPoolExecutor(HASHERS, "penstock-hash")
         self._reading = ThreadPoolExecutor(READERS, "penstock-read")
         self._writing = ThreadPoolExecutor(WRITERS, "penstock-stage")
+        self._parsing = ThreadPoolExecutor(PARSERS, "penstock-parse")
 
     async def run(self) -> int:
         """Run until the end. Returns the exit status."""
@@ -157,9 +160,11 @@ class HttpProcess(LinkedProcess):
             node.users, Authenticator(node.users, self._hashing, clock, str(facts["guest"]))
         )
         ranges = RangeAnswers(PageDirectories(node, clock), StreamPages(self._fs), self._reading)
+        bodies = JsonBodies(self._parsing)
         staging = StagingEndpoints(
             node,
             auth,
+            bodies,
             fs,
             clock,
             self._writing,
@@ -167,7 +172,9 @@ class HttpProcess(LinkedProcess):
             int(facts["staging_bytes_max"]),
             int(facts["staging_user_bytes_max"]),
         )
-        streams, leases = (kind(node, auth, ranges) for kind in (StreamEndpoints, LeaseEndpoints))
+        streams, leases = (
+            kind(node, auth, ranges, bodies) for kind in (StreamEndpoints, LeaseEndpoints)
+        )
         endpoints = {"streams": streams, "leases": leases, "staging": staging}
         admission = Admission([socket.gethostname(), *facts["hosts"]])
         return Api(node, auth, endpoints, admission, int(facts["user_requests_max"]))

@@ -48,6 +48,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.errors import RESOURCE_LOCKED
+from penstock.http.bodies import JsonBodies
 from penstock.http.node_link import STREAM, NodeLink, ask_classic, ask_stream, is_a_stream
 from penstock.http.ranges import (
     OFFSET_MAX,
@@ -64,7 +65,6 @@ from penstock.http.requests import (
     Routes,
     given,
     identity_in,
-    json_body,
     name_in,
     readable,
     time_us,
@@ -74,12 +74,15 @@ from penstock.server.control import ControlError
 
 
 class StreamEndpoints:
-    """Answers requests about streams. ranges: reads the pages."""
+    """Answers requests about streams. ranges: reads the pages. bodies: reads bodies."""
 
-    def __init__(self, node: NodeLink, auth: BasicAuth, ranges: RangeAnswers) -> None:
+    def __init__(
+        self, node: NodeLink, auth: BasicAuth, ranges: RangeAnswers, bodies: JsonBodies
+    ) -> None:
         self._node = node
         self._auth = auth
         self._ranges = ranges
+        self._bodies = bodies
 
     def routes(self) -> Routes:
         """Return (address below /api/streams, methods, endpoint) of each route."""
@@ -108,7 +111,7 @@ class StreamEndpoints:
 
     async def _set_reader(self, request: Request) -> Response:
         vhost, stream = self._readable(request)
-        body = await json_body(request)
+        body = await self._bodies.small(request)
         args: dict[str, object] = {
             name: _offsets(name, body.pop(name))
             for name in ("offsets", "kept_from")
@@ -178,16 +181,20 @@ def _offsets(name: str, value: object) -> dict[str, int]:
 
 OWNER_S_MAX: Final = 3600
 OWNER_BYTES_MAX: Final = 255
+LEASE_BODY_BYTES_MAX: Final = 4 << 10
 LEASE_RANGE_NAMES: Final = tuple(name for name in RANGE_NAMES if name != "partition")
 
 
 class LeaseEndpoints:
-    """Answers requests about leases. ranges: reads the pages."""
+    """Answers requests about leases. ranges: reads the pages. bodies: reads bodies."""
 
-    def __init__(self, node: NodeLink, auth: BasicAuth, ranges: RangeAnswers) -> None:
+    def __init__(
+        self, node: NodeLink, auth: BasicAuth, ranges: RangeAnswers, bodies: JsonBodies
+    ) -> None:
         self._node = node
         self._auth = auth
         self._ranges = ranges
+        self._bodies = bodies
 
     def routes(self) -> Routes:
         """Return (address below /api/leases, methods, endpoint) of each route."""
@@ -226,7 +233,7 @@ class LeaseEndpoints:
     async def _lease(self, request: Request) -> Response:
         readable(request, self._auth, "queue")
         expected = 'expected {"messages": 1000, "bytes": 1000000}, null or nothing: no limit'
-        body = await json_body(request)
+        body = await self._bodies.small(request, LEASE_BODY_BYTES_MAX)
         most = {name: _limit(body.pop(name, None), expected) for name in ("messages", "bytes")}
         owner = _owner(body.pop("owner", None))
         if body:
@@ -235,7 +242,7 @@ class LeaseEndpoints:
 
     async def _commit(self, request: Request) -> Response:
         readable(request, self._auth, "queue")
-        body = await json_body(request)
+        body = await self._bodies.small(request, LEASE_BODY_BYTES_MAX)
         committed = body.pop("committed", None)
         owner = _owner(body.pop("owner", None))
         if body or type(committed) is not int or not 0 <= committed <= OFFSET_MAX:
@@ -248,7 +255,7 @@ class LeaseEndpoints:
 
     async def _own(self, request: Request) -> Response:
         readable(request, self._auth, "queue")
-        body = await json_body(request)
+        body = await self._bodies.small(request, LEASE_BODY_BYTES_MAX)
         owner, seconds = _owner(body.pop("owner", None)), body.pop("seconds", None)
         is_held = body.pop("is_held", False)
         is_right = type(seconds) is int and isinstance(is_held, bool)

@@ -15,10 +15,8 @@ answer after the same time. A client that waits longer than LOGIN_S, because oth
 give wrong passwords, gets 429. Headers about earlier hops (X-Forwarded-For) are ignored, because
 anybody can write them. Each endpoint asks the Identity what the user may do.
 
-**Names** in an address are percent-encoded, "/" as %2F, and may be any bytes, as in AMQP. A JSON
-body must say so in its Content-Type: a page of another site cannot do that without a preflight
-request. It is read whole, up to a limit of the endpoint, within BODY_S. Anything invalid is a 400
-that says what was expected. Bodies that are data: staging_endpoints."""
+**Names** in an address are percent-encoded, "/" as %2F, and may be any bytes, as in AMQP. Bodies
+of JSON: bodies. Bodies that are data: staging_endpoints."""
 
 import asyncio
 import base64
@@ -79,9 +77,6 @@ STATUSES: Final[Mapping[int, int]] = {
 LOGIN_S: Final = 10.0
 
 
-BODY_BYTES_MAX: Final = 1 << 20
-BODY_S: Final = 30.0
-JSON: Final = "application/json"
 USER: Final = "penstock.user"
 
 
@@ -262,37 +257,3 @@ def time_us(name: str, text: str) -> int:
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
     return (time - _EPOCH) // _MICROSECOND
-
-
-async def json_body(request: Request, bytes_max: int = BODY_BYTES_MAX) -> dict[str, Any]:
-    """Return the body, a JSON object. Raises HttpError 400 if it is not one, 413 if it is too
-    large, 415 without the right Content-Type, 408 if it takes longer than BODY_S."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != JSON:
-        raise HttpError(415, f"expected Content-Type: {JSON}, found {kind or 'none'}")
-    try:
-        async with asyncio.timeout(BODY_S):
-            data = await _whole_body(request, bytes_max)
-    except TimeoutError:
-        error = HttpError(408, f"the body was not sent within {BODY_S:g} s")
-        error.headers["Connection"] = "close"
-        raise error from None
-    try:
-        body = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise HttpError(400, f"expected JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise HttpError(400, "expected a JSON object")
-    return body
-
-
-async def _whole_body(request: Request, bytes_max: int) -> bytes:
-    """Return the body. Raises HttpError 413."""
-    pieces: list[bytes] = []
-    size = 0
-    async for piece in request.stream():
-        pieces.append(piece)
-        size += len(piece)
-        if size > bytes_max:
-            raise HttpError(413, f"more than {bytes_max} bytes")
-    return b"".join(pieces)

@@ -5,7 +5,7 @@ chunks (pages.py) of pages that the client makes, parsed while it arrives. Nothi
 has not been verified, so a chunk is whole in memory first. What clients can hold is limited:
 
     a chunk         has at most CHUNK_BYTES_MAX of frames, or is one record of RECORD_BYTES_MAX
-    UploadMemory    bytes of chunks at a time, of all clients; a client whose chunk has no room is
+    BodyMemory      bytes of chunks at a time, of all clients; a client whose chunk has no room is
                     not read until there is some, so TCP makes it wait
     time            a client that stops within a chunk is cut off after CHUNK_S, or after what PACE
                     gives a large chunk; between two chunks it may pause for IDLE_S
@@ -94,6 +94,7 @@ from penstock.access.permissions import Identity
 from penstock.clock import Clock
 from penstock.errors import SyncFailedError
 from penstock.fast_crc import crc32
+from penstock.http.bodies import BodyMemory, JsonBodies, JsonMembers, from_json
 from penstock.http.node_link import NodeLink
 from penstock.http.pages import CHUNK_HEADER_BYTES, MAGIC, VERSION
 from penstock.http.requests import (
@@ -103,11 +104,10 @@ from penstock.http.requests import (
     Routes,
     given,
     identity_in,
-    json_body,
     name_in,
     no_access,
 )
-from penstock.storage.batches import StagedPage
+from penstock.storage.batches import StagedPage, is_name, pack_key, pack_page
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.page import (
     FRAME_BYTES,
@@ -140,45 +140,6 @@ _ZEROS: Final = bytes(8)
 _TIME_BYTES: Final = range(8, INDEX_ROW_BYTES)  # of a row
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-
-
-class UploadMemory:
-    """Limits the bytes of chunks in memory: of all users, and three quarters of it of one user. A
-    larger chunk is held alone. Used on the loop only."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._user_limit_bytes = limit_bytes * 3 // 4
-        self._of_users: dict[str, int] = {}
-        self._waiting: list[asyncio.Future[None]] = []
-        self.held_bytes = 0
-
-    async def take(self, user: str, size: int) -> int:
-        """Wait until there is room, and reserve it. Returns the bytes to give back."""
-        size = min(size, self._limit_bytes)
-        while not self._has_room(user, size):
-            freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(freed)
-            await freed
-        self.held_bytes += size
-        self._of_users[user] = self._of_users.get(user, 0) + size
-        return size
-
-    def _has_room(self, user: str, size: int) -> bool:
-        held = self._of_users.get(user, 0)
-        is_users = not held or held + size <= self._user_limit_bytes
-        return is_users and self.held_bytes + size <= self._limit_bytes
-
-    def give_back(self, user: str, size: int) -> None:
-        """Release what `take` returned."""
-        self.held_bytes -= size
-        self._of_users[user] -= size
-        if not self._of_users[user]:
-            del self._of_users[user]
-        for freed in self._waiting:
-            if not freed.done():
-                freed.set_result(None)
-        self._waiting.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,6 +464,12 @@ def _checked(head: ChunkHead, rows: bytes, data: bytes, seed: int) -> int:
 UPLOADS_MAX: Final = 256
 USER_UPLOADS_MAX: Final = 192
 COMMIT_BYTES_MAX: Final = 16 << 20
+PAGES_MAX: Final = 50_000  # of a commit: 3 TB, if they are as large as pages may be
+KEYS_MAX: Final = 100_000  # of a commit; as many as our sink sends
+U32_MAX: Final = (1 << 32) - 1
+HEX: Final = re.compile(r"[0-9a-f]{16}")
+MEMBERS: Final = frozenset({"target", "tokens", "mandatory_keys", "previous", "keep_first"})
+COMMIT_LISTS: Final = {"tokens": PAGES_MAX, "mandatory_keys": KEYS_MAX}
 QUERY_BYTES_MAX: Final = 255
 BATCH_MAX: Final = (1 << 63) - 1
 PARTITION_MAX: Final = (1 << 31) - 1
@@ -517,6 +484,8 @@ TARGET: Final = (
     'target: expected {"queue": "q"} or {"exchanges": ["x"]}, with "dead_letter_to": "q" or null'
 )
 
+KEYS: Final = "mandatory_keys: expected [[exchange, routing key], ...] or null"
+
 logger = logging.getLogger(__name__)
 
 
@@ -525,18 +494,20 @@ class StagingEndpoints:
     what may be staged in each. writing: the threads that write files."""
 
     def __init__(
-        self, node: NodeLink, auth: BasicAuth, fs: FileSystem, clock: Clock, writing: Executor,
-        vhost_path: Callable[[str], str], limit_bytes: int, user_limit_bytes: int,
+        self, node: NodeLink, auth: BasicAuth, bodies: JsonBodies, fs: FileSystem, clock: Clock,
+        writing: Executor, vhost_path: Callable[[str], str], limit_bytes: int,
+        user_limit_bytes: int,
     ) -> None:  # fmt: skip
         self._node = node
         self._auth = auth
+        self._bodies = bodies
         self._fs = fs
         self._clock = clock
         self._writing = writing
         self._vhost_path = vhost_path
         self._limit_bytes = limit_bytes
         self._user_limit_bytes = user_limit_bytes
-        self._memory = UploadMemory(MEMORY_BYTES)
+        self._memory = BodyMemory(MEMORY_BYTES)
         self._rooms: dict[str, StagingRoom] = {}
         self._uploads: dict[tuple[str, ...], str] = {}  # running upload -> its user
 
@@ -674,13 +645,13 @@ class StagingEndpoints:
     async def _commit(self, request: Request) -> Response:
         vhost, query, _ = self._writer(request)
         batch = _number(request, "batch", BATCH_MAX)
-        body = await json_body(request, COMMIT_BYTES_MAX)
-        args = commit_args(body, query, batch)
-        # Again: the body may have taken long.
-        _, identity = identity_in(request, self._auth)
-        if args["pages"] or args["target"] is not None or args["previous"] is None:
-            checked_target(args["target"], vhost, identity)
-        return await self._asked("commit_batch", vhost, identity, args)
+        parse = functools.partial(commit_args, query=query, batch=batch)
+        async with self._bodies.long(request, COMMIT_BYTES_MAX, parse) as args:
+            # Again: the body may have taken long.
+            _, identity = identity_in(request, self._auth)
+            if args["pages"] or args["target"] is not None or args["previous"] is None:
+                checked_target(args["target"], vhost, identity)
+            return await self._asked("commit_batch", vhost, identity, args)
 
     async def _abort(self, request: Request) -> Response:
         vhost, query, identity = self._writer(request)
@@ -737,10 +708,7 @@ def _target_of(request: Request) -> object:
         return None
     if not text.startswith("{"):
         return {"queue": text}
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise HttpError(400, f"parameter 'target': expected JSON: {error}") from None
+    return from_json(text.encode(), "parameter 'target': expected JSON")
 
 
 def _number(request: Request, part: str, most: int) -> int:
@@ -767,56 +735,78 @@ def _of_disk(error: OSError | SyncFailedError) -> HttpError:
     return HttpError(500, "the disk failed, see the broker's log")
 
 
-def commit_args(body: dict[str, Any], query: str, batch: int) -> dict[str, Any]:
-    """Return the arguments of commit_batch for the body of a commit. Raises HttpError 400."""
-    unknown = set(body) - {"target", "tokens", "mandatory_keys", "previous", "keep_first"}
-    if unknown or not isinstance(body.get("tokens"), list):
-        what = f", unknown: {sorted(unknown)}" if unknown else ""
-        raise HttpError(400, EXPECTED + what)
-    keys = body.get("mandatory_keys")
-    if keys is not None and not (isinstance(keys, list) and all(map(_is_key, keys))):
-        raise HttpError(400, "mandatory_keys: expected [[exchange, routing key], ...] or null")
+def commit_args(data: bytes, query: str, batch: int) -> dict[str, Any]:
+    """Return the arguments of commit_batch for the body of a commit; its pages and keys are packed
+    (storage.batches). Raises HttpError 400, 413."""
+    body: dict[str, Any] = {}
+    pages: list[bytes] = []
+    keys: list[bytes] = []
+    number = 0
+    for name, value, is_element in JsonMembers(data, COMMIT_LISTS).read():
+        if name not in MEMBERS:
+            raise HttpError(400, f"{EXPECTED}, unknown: {name[:QUERY_BYTES_MAX]!r}")
+        if not is_element:
+            body[name] = value
+        elif name == "tokens":
+            pages += _pages(value, number, query, batch)
+            number += 1
+            if len(pages) > PAGES_MAX:
+                raise HttpError(413, f"tokens: more than {PAGES_MAX} pages")
+        else:
+            keys.append(_key(value))
+    if not isinstance(body.get("tokens"), list):
+        raise HttpError(400, EXPECTED)
+    if not isinstance(body.get("mandatory_keys"), list | None):
+        raise HttpError(400, KEYS)
     previous, is_first_kept = body.get("previous"), body.get("keep_first", False)
     if previous is not None and (type(previous) is not int or not -1 <= previous < batch):
         raise HttpError(400, f"previous: given {previous!r}, expected -1 to {batch - 1}, or null")
     if not isinstance(is_first_kept, bool):
         raise HttpError(400, f"keep_first: given {is_first_kept!r}, expected true or false")
-    pages: list[dict[str, object]] = []
-    for number, token in enumerate(body["tokens"]):
-        pages += _pages(token, number, query, batch)
     return {
-        "query": query, "batch": batch, "target": body.get("target"), "pages": pages,
-        "mandatory_keys": keys, "previous": previous, "keep_first": is_first_kept,
+        "query": query, "batch": batch, "target": body.get("target"), "pages": b"".join(pages),
+        "mandatory_keys": b"".join(keys), "previous": previous, "keep_first": is_first_kept,
     }  # fmt: skip
 
 
-def _pages(token: object, number: int, query: str, batch: int) -> list[dict[str, object]]:
-    """Return the pages of one token."""
+def _pages(token: object, number: int, query: str, batch: int) -> list[bytes]:
+    """Return the pages of one token, each of them packed."""
     if not isinstance(token, dict) or not isinstance(token.get("pages"), list):
         raise HttpError(400, f"token {number}: expected the answer of POST, with its pages")
     if token.get("query") != query or token.get("batch") != batch:
         raise HttpError(
-            400, f"token {number} is of query {token.get('query')!r} and batch "
-            f"{token.get('batch')!r}, expected {query!r} and {batch}",
+            400, f"token {number} is of query {str(token.get('query'))[:QUERY_BYTES_MAX]!r} and "
+            f"batch {str(token.get('batch'))[:20]}, expected {query!r} and {batch}",
         )  # fmt: skip
-    for page in token["pages"]:
-        if not _is_page(page):
-            raise HttpError(
-                400, f"token {number}: expected pages with name, page_id, rows, bytes and "
-                f"checksum, given {str(page)[:200]}",
-            )  # fmt: skip
-    return [{name: page[name] for name in _PAGE} for page in token["pages"]]
+    return [_packed_page(page, number) for page in token["pages"]]
 
 
-_PAGE: Final = {"name": str, "page_id": str, "rows": int, "bytes": int, "checksum": str}
+def _packed_page(page: object, number: int) -> bytes:
+    """Return a page of the token of this number, packed."""
+    match page:
+        case {
+            "name": str(name), "page_id": str(id), "rows": int(rows), "bytes": int(size),
+            "checksum": str(checksum),
+        } if (
+            is_name(name) and HEX.fullmatch(id) and HEX.fullmatch(checksum)
+            and int(checksum, 16) <= CHECKSUM_MASK and 0 < rows <= U32_MAX and 0 < size <= U32_MAX
+        ):  # fmt: skip
+            return pack_page(StagedPage(name, int(id, 16), rows, size), int(checksum, 16))
+    raise HttpError(
+        400, f"token {number}: expected pages with name, page_id (16 hex digits), rows, bytes and "
+        f"checksum (16 hex digits), given {str(page)[:200]}",
+    )  # fmt: skip
 
 
-def _is_page(page: object) -> bool:
-    return isinstance(page, dict) and all(type(page.get(name)) is _PAGE[name] for name in _PAGE)
-
-
-def _is_key(key: object) -> bool:
-    return isinstance(key, list) and len(key) == 2 and all(isinstance(one, str) for one in key)
+def _key(key: object) -> bytes:
+    """Return an exchange and a routing key, packed."""
+    match key:
+        case [str(exchange), str(name)]:
+            try:
+                return pack_key(exchange, name)
+            except ValueError as error:
+                raise HttpError(400, f"{KEYS}: {error}") from None
+    raise HttpError(400, KEYS)
 
 
 # ---- the target ----------------------------------------------------------------------------------

@@ -24,6 +24,10 @@ gets an answer and is not a second write.
     facts        rows 8 | checksum 8 | bits 1 (1: is_gapless) | length of the user 2 | user |
                  length of the first target 2 | first target (JSON)
 
+    in a commit, from the HTTP process to the vhost:
+                 pages: n x (as above | checksum of its rows 8), keys that must lead to a queue:
+                 n x (length of the exchange's name 1 | name | length of the key 1 | key)
+
 All big-endian. The last batch of each query is kept until the query is forgotten. A commit with the
 same number is the same batch if its facts say so (`BatchFacts`). DECIDED has no facts: older
 versions wrote it, and salvage of their stores does. A batch is done when its progress is after its
@@ -50,6 +54,7 @@ ADOPTED: Final = 2
 FORGOTTEN: Final = 3
 DECIDED_BY: Final = 4
 TEXT_BYTES_MAX: Final = 0xFFFF
+SHORT_BYTES_MAX: Final = 0xFF
 NUMBER_MAX: Final = (1 << 64) - 1
 
 _HEAD: Final = struct.Struct(">QH")
@@ -62,6 +67,7 @@ _HOLD: Final = struct.Struct(">IQ")
 _FACTS: Final = struct.Struct(">QQB")
 _IS_GAPLESS: Final = 1
 _U16: Final = struct.Struct(">H")
+_CHECKSUM: Final = struct.Struct(">Q")
 _NAME: Final = re.compile(r"(\d{1,20})\.(\d{1,10})\.([A-Za-z0-9_-]{1,64})\.(\d{1,10})\.page")
 
 
@@ -377,6 +383,57 @@ def _pages(data: bytes, at: int, count: int) -> tuple[tuple[StagedPage, ...], in
         page_id, rows, size = _PAGE.unpack_from(data, end)
         pages.append(StagedPage(_string(data[start:end]), page_id, rows, size))
     return tuple(pages), at
+
+
+# ---- pages and keys of a commit ------------------------------------------------------------------
+
+
+def pack_page(page: StagedPage, checksum: int) -> bytes:
+    """Return a page of a commit, with the checksum of its rows."""
+    return _page(page) + _CHECKSUM.pack(checksum)
+
+
+def unpack_pages(data: bytes, at: int, most: int) -> tuple[list[StagedPage], int, int]:
+    """Return (at most so many pages from position `at` on, the sum of their checksums, the position
+    after them). ValueError."""
+    found: list[StagedPage] = []
+    total = 0
+    try:
+        while at < len(data) and len(found) < most:
+            (page,), end = _pages(data, at, 1)
+            at = _fits(data, end, _CHECKSUM.size)
+            total += _CHECKSUM.unpack_from(data, end)[0]
+            if not page.rows or not page.bytes:
+                raise ValueError(f"staged page {page.name!r} has no rows")
+            found.append(page)
+    except RecordError as error:
+        raise ValueError(f"pages of a commit: {error}") from error
+    return found, total, at
+
+
+def pack_key(exchange: str, key: str) -> bytes:
+    """Return a key of a commit. ValueError: a name has more than 255 bytes, or is not Unicode."""
+    parts: list[bytes] = []
+    for text in (exchange, key):
+        name = text.encode()
+        if len(name) > SHORT_BYTES_MAX:
+            raise ValueError(f"{text[:40]!r}... has {len(name)} bytes, at most {SHORT_BYTES_MAX}")
+        parts += [bytes((len(name),)), name]
+    return b"".join(parts)
+
+
+def unpack_keys(data: bytes, at: int, most: int) -> tuple[list[tuple[str, str]], int]:
+    """Return (at most so many keys from position `at` on, the position after them). ValueError."""
+    found: list[tuple[str, str]] = []
+    try:
+        while at < len(data) and len(found) < most:
+            middle = _fits(data, _fits(data, at, 1), data[at])
+            end = _fits(data, _fits(data, middle, 1), data[middle])
+            found.append((_string(data[at + 1 : middle]), _string(data[middle + 1 : end])))
+            at = end
+    except RecordError as error:
+        raise ValueError(f"keys of a commit: {error}") from error
+    return found, at
 
 
 # ---- sections ------------------------------------------------------------------------------------

@@ -62,6 +62,10 @@ def test_values_and_defaults() -> None:
     assert given.pairs("pairs") == [("a", "b")]
     assert given.pairs("nopairs") == []
     assert given.objects("objects") == [{}]
+    assert given.packed("objects") == given.packed("pairs") == b""
+    packed = Arguments("op", (objects("o"), pairs("p")), {"o": b"many", "p": b"more"})
+    assert (packed.packed("o"), packed.packed("p")) == (b"many", b"more")
+    assert packed.objects("o") == packed.pairs("p") == []
     assert given.text_or_none("owner") == "me"
     assert given.text_or_none("nobody") is None
 

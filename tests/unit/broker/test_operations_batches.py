@@ -1,9 +1,13 @@
 """Batches by operations: commits, replays, who waits for whom, refusals, release, sweeping."""
 
+from typing import Any
+
 import pytest
 
 from penstock.access.permissions import Identity
-from penstock.broker.exactly_once.batches import batch_manager
+from penstock.broker.exactly_once import batches
+from penstock.broker.exactly_once.batches import CommitRequest, batch_manager
+from penstock.storage.batches import StagedPage, pack_key, pack_page
 from tests.helpers.staged_rig import QUERY, StagedRig, plain
 
 
@@ -38,6 +42,91 @@ def test_a_commit_that_is_repeated_writes_nothing(rig: StagedRig) -> None:
     rig.restart()
     assert rig.committed(3, tokens) == {"status": "already done", "batch": 3}
     assert rig.bodies() == [b"a"]
+
+
+def packed(tokens: list[dict[str, Any]]) -> bytes:
+    """The pages as the HTTP process passes them."""
+    return b"".join(
+        pack_page(
+            StagedPage(one["name"], int(one["page_id"], 16), one["rows"], one["bytes"]),
+            int(one["checksum"], 16),
+        )
+        for one in tokens
+    )
+
+
+def test_pages_and_keys_may_be_packed(rig: StagedRig) -> None:
+    """They are the same batch as lists, and an unroutable key is found."""
+    tokens = rig.stage(0, plain("q", b"a"), plain("q", b"b"))
+    more: dict[str, Any] = {"target": {"exchanges": [""]}, "keys": pack_key("", "q") * 600}
+    pages: Any = packed(tokens)
+    bad = rig.commit(0, pages, target={"exchanges": [""]}, keys=pack_key("", "nobody"))
+    rig.roll()
+    assert "no queue gets it: key 'nobody'" in bad.replies[0].text
+    assert rig.committed(0, pages, **more) == {"status": "committed", "batch": 0}
+    assert rig.bodies() == [b"a", b"b"]
+    more["keys"] = [["", "q"]]
+    assert rig.committed(0, tokens, **more) == {"status": "already done", "batch": 0}
+    assert rig.committed(0, pages, **more) == {"status": "already done", "batch": 0}
+
+
+@pytest.mark.parametrize(
+    ("pages", "keys"),
+    [(b"\0", b""), (b"\0\5ab", b""), (b"\0\1\xff" + b"1" * 24, b""), (b"\0\1a" + bytes(24), b""),
+     (None, b"\5ab"), (None, b"\1a\5ab"), (None, b"\1\xff\0")],
+)  # fmt: skip
+def test_what_is_packed_wrongly_is_refused(
+    rig: StagedRig, pages: bytes | None, keys: bytes
+) -> None:
+    given: Any = packed(rig.stage(0, plain("q", b"a"))) if pages is None else pages
+    asked = rig.commit(0, given, keys=keys)
+    rig.roll()
+    assert asked.replies[0].code == 406
+    assert "of a commit" in asked.replies[0].text or "has no rows" in asked.replies[0].text
+    assert rig.bodies() == []
+
+
+def test_many_pages_and_keys_are_looked_at_in_slices(
+    rig: StagedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = {"unpack_pages": 0, "unpack_keys": 0}
+    for name in most:
+
+        def counted(data: bytes, at: int, count: int, name: str = name, real: Any = None) -> Any:
+            found = real(data, at, count)
+            most[name] = max(most[name], len(found[0]))
+            return found
+
+        real = getattr(batches, name)
+        monkeypatch.setattr(
+            batches, name, lambda *args, name=name, real=real: counted(*args, name=name, real=real)
+        )
+    page = pack_page(StagedPage("0.0.0-a.0.page", 1, 1, 1), 1)
+    commit: Any = {"pages": page * 5000, "keys": pack_key("", "q") * 5000}
+    asked = rig.commit(0, commit["pages"], target={"exchanges": [""]}, keys=commit["keys"])
+    rig.roll()
+    assert "staged page '0.0.0-a.0.page'" in asked.replies[0].text  # it is not there
+    assert most == {"unpack_pages": batches.PAGES_SLICE, "unpack_keys": batches.KEYS_SLICE}
+
+
+def test_a_commit_that_is_over_holds_nothing(rig: StagedRig) -> None:
+    """Its timer knows it for half a minute, and anybody may ask for many that are refused."""
+    made: list[CommitRequest] = []
+    real = CommitRequest.step
+
+    def step(request: CommitRequest) -> int:
+        made.append(request)
+        return real(request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CommitRequest, "step", step)
+        pages: Any = pack_page(StagedPage("0.0.0-a.0.page", 1, 1, 1), 1) * 100
+        asked = rig.commit(0, pages, keys=pack_key("", "q"))
+        rig.roll()
+        assert asked.replies[0].code == 406
+    (request,) = set(made)
+    assert (request._asked.pages, request._asked.keys) == ([], [])
+    assert request._pages == request._keys == b""
 
 
 def test_two_commits_of_one_batch_at_once(rig: StagedRig) -> None:

@@ -13,9 +13,10 @@ import pytest
 from penstock.errors import PenstockError
 from penstock.http import staging_endpoints
 from penstock.http.api import Api
+from penstock.http.bodies import BodyMemory
 from penstock.server.control import ControlError
 from penstock.storage import staging
-from penstock.storage.batches import QueryOwner
+from penstock.storage.batches import QueryOwner, StagedPage, pack_key, pack_page
 from penstock.storage.filesystem import OsFile
 from tests.helpers.asgi_client import Reply, ask
 from tests.helpers.chunk_maker import PageMaker
@@ -126,7 +127,7 @@ def test_one_user_has_not_all_uploads_at_a_time(
 
 
 def test_one_user_has_not_all_memory_of_chunks() -> None:
-    memory = staging_endpoints.UploadMemory(100)
+    memory = BodyMemory(100)
 
     async def scenario() -> list[str]:
         order: list[str] = []
@@ -241,15 +242,15 @@ def test_uploads_at_a_time(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_chunks_wait_for_memory(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging_endpoints, "MEMORY_BYTES", 9000)
     most = 0
-    real = staging_endpoints.UploadMemory.take
+    real = BodyMemory.take
 
-    async def take(memory: staging_endpoints.UploadMemory, user: str, size: int) -> int:
+    async def take(memory: BodyMemory, user: str, size: int) -> int:
         nonlocal most
         held = await real(memory, user, size)
         most = max(most, memory.held_bytes)
         return held
 
-    monkeypatch.setattr(staging_endpoints.UploadMemory, "take", take)
+    monkeypatch.setattr(BodyMemory, "take", take)
     body = b"".join(PageMaker(n).chunk(RECORDS) for n in range(10))
 
     async def scenario(app: Api) -> Reply:
@@ -411,16 +412,16 @@ def test_a_commit_is_asked_of_the_vhost(rig: HttpRig) -> None:
     body = {"target": {"queue": "out"}, "tokens": [token(), token(pages=[]), token(partition=1)]}
     reply = commit(rig, body)
     assert (reply.status, reply.json()) == (200, {"status": "committed", "batch": 7})
-    page = token()["pages"][0]
+    page = pack_page(StagedPage("7.0.a.0.page", 255, 3, 200), 170)
     assert rig.node.asked == [
         ("commit_batch", "/", {"query": "q", "batch": 7, "target": {"queue": "out"},
-                               "pages": [page, page], "mandatory_keys": None, "previous": None,
+                               "pages": page * 2, "mandatory_keys": b"", "previous": None,
                                "keep_first": False, "as_user": identity(rig, "guest")})
     ]  # fmt: skip
     many = {"exchanges": ["a", "b"], "dead_letter_to": None}
     body = {"target": many, "tokens": [], "mandatory_keys": [["a", "k"]]}
     assert commit(rig, body).status == 200
-    assert rig.node.asked[1][2]["mandatory_keys"] == [["a", "k"]]
+    assert rig.node.asked[1][2]["mandatory_keys"] == pack_key("a", "k")
     assert commit(rig, {"tokens": [], "previous": 6, "keep_first": True}).status == 200
     asked = rig.node.asked[2][2]
     assert (asked["target"], asked["previous"], asked["keep_first"]) == (None, 6, True)
@@ -431,7 +432,7 @@ def test_a_commit_is_asked_of_the_vhost(rig: HttpRig) -> None:
     [
         ([], "JSON object"),
         ({}, 'expected {"target"'),
-        ({"target": {"queue": "a"}, "tokens": [], "x": 1}, "unknown: ['x']"),
+        ({"target": {"queue": "a"}, "tokens": [], "x": 1}, "unknown: 'x'"),
         ({"target": {"queue": "a"}, "tokens": {}}, "expected"),
         ({"target": {"queue": "a"}, "tokens": [5]}, "token 0: expected the answer of POST"),
         ({"target": {"queue": "a"}, "tokens": [token(), token("z")]}, "token 1 is of query 'z'"),

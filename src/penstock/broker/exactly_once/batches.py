@@ -57,7 +57,14 @@ from penstock.errors import (
     PenstockError,
 )
 from penstock.storage import staging
-from penstock.storage.batches import Batch, BatchFacts, QueryOwner, StagedPage
+from penstock.storage.batches import (
+    Batch,
+    BatchFacts,
+    QueryOwner,
+    StagedPage,
+    unpack_keys,
+    unpack_pages,
+)
 from penstock.storage.durability import DISK
 
 JUMP_MAX: Final = 1 << 20
@@ -265,6 +272,7 @@ Info = dict[str, object]
 
 WAIT_S: Final = 30.0
 KEYS_SLICE: Final = 256
+PAGES_SLICE: Final = 1024
 SWEEP_S: Final = 3600.0
 JOB: Final = "job-"
 
@@ -273,17 +281,22 @@ ALREADY: Final = "already done"
 
 
 class CommitRequest(BackgroundTask):
-    """A commit that a user asks for."""
+    """A commit that a user asks for. pages, keys: further ones, packed (storage.batches); they are
+    unpacked when its turn has come."""
 
     def __init__(
-        self, manager: "BatchManager", asked: BatchCommit, identity: Identity, reply: Reply
-    ) -> None:
+        self, manager: "BatchManager", asked: BatchCommit, identity: Identity, reply: Reply,
+        pages: bytes = b"", keys: bytes = b"",
+    ) -> None:  # fmt: skip
         self.query: str = asked.query
         self._manager = manager
         self._vhost: VHost = manager.vhost
         self._asked = asked
         self._identity = identity
-        self._keys = asked.keys
+        self._pages = pages
+        self._pages_at: int = 0
+        self._keys = keys
+        self._keys_at: int = 0
         self._owner: QueryOwner | None = None
         self._checked: int = 0
         self._is_checking: bool = False
@@ -295,6 +308,9 @@ class CommitRequest(BackgroundTask):
     def step(self) -> int:
         if self.is_over:
             return DONE
+        if self._pages_at < len(self._pages):
+            self._unpack()
+            return AGAIN
         manager, asked = self._manager, self._asked
         last = manager.batch(self.query)
         if last is not None:
@@ -304,7 +320,7 @@ class CommitRequest(BackgroundTask):
         if last is not None and not last.is_done:
             return ASLEEP  # BatchManager._moved wakes it
         asked.target.check(self._vhost)
-        if self._checked < len(self._keys):
+        if self._checked < len(asked.keys) or self._keys_at < len(self._keys):
             self._check_keys()
             return AGAIN
         if self._error is not None:
@@ -327,6 +343,15 @@ class CommitRequest(BackgroundTask):
         if owner is not None:
             check_owner(self._identity, owner, self.query, self._vhost.name)
             self._owner = owner if owner.target else owner._replace(target=self._first_target())
+
+    def _unpack(self) -> None:
+        """Unpack some of the pages."""
+        asked = self._asked
+        some, checksum, self._pages_at = unpack_pages(self._pages, self._pages_at, PAGES_SLICE)
+        asked.pages.extend(some)
+        rows = asked.rows + sum([page.rows for page in some])
+        checksum = (asked.checksum + checksum) & staging.CHECKSUM_MASK
+        self._asked = asked._replace(rows=rows, checksum=checksum)
 
     def _check_pages(self) -> None:
         """Have a worker check all pages."""
@@ -359,8 +384,10 @@ class CommitRequest(BackgroundTask):
 
     def _check_keys(self) -> None:
         router = self._vhost.router
-        some = self._keys[self._checked : self._checked + KEYS_SLICE]
+        some = self._asked.keys[self._checked : self._checked + KEYS_SLICE]
         self._checked += len(some)
+        if not some:
+            some, self._keys_at = unpack_keys(self._keys, self._keys_at, KEYS_SLICE)
         exchanges = self._asked.target.exchanges
         for exchange, key in some:
             if self._asked.target.queue:
@@ -409,7 +436,9 @@ class CommitRequest(BackgroundTask):
         if self.is_over:
             return
         self.is_over = True
-        self._keys = []
+        # The timer of too_late has this object for as long as WAIT_S.
+        self._asked = self._asked._replace(pages=[], keys=[])
+        self._pages = self._keys = b""
         if lsn:
             self._vhost.dispatch.when_settled(lsn, DISK, lambda: self._reply(answer))
         else:

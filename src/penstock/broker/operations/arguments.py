@@ -124,9 +124,11 @@ def bodies(name: str) -> Argument:
 
 
 def objects(name: str) -> Argument:
-    """A list of objects."""
+    """A list of objects, or the same packed into bytes."""
 
     def check(value: object) -> object:
+        if isinstance(value, bytes):
+            return value
         if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
             raise _WrongError("a list of objects")
         return value
@@ -135,8 +137,12 @@ def objects(name: str) -> Argument:
 
 
 def pairs(name: str) -> Argument:
-    """A list of pairs of texts; empty if it is missing or null."""
-    return Argument(name, "list of pairs of texts", _pairs, None)
+    """A list of pairs of texts, or the same packed into bytes; empty if it is missing or null."""
+
+    def check(value: object) -> object:
+        return value if isinstance(value, bytes) else _pairs(value)
+
+    return Argument(name, "list of pairs of texts", check, None)
 
 
 def numbers(name: str) -> Argument:
@@ -227,12 +233,17 @@ class Arguments:
         return self._list(name)
 
     def objects(self, name: str) -> list[dict[str, object]]:
-        """Return a list of dicts."""
-        return self._list(name)
+        """Return a list of dicts; [] if it is packed."""
+        return [] if isinstance(self._values[name], bytes) else self._list(name)
 
     def pairs(self, name: str) -> list[tuple[str, str]]:
-        """Return a list of pairs of texts."""
-        return self._list(name)
+        """Return a list of pairs of texts; [] if it is packed."""
+        return [] if isinstance(self._values[name], bytes) else self._list(name)
+
+    def packed(self, name: str) -> bytes:
+        """Return a list that is packed into bytes; b"" if it is not."""
+        value = self._values[name]
+        return value if isinstance(value, bytes) else b""
 
     def numbers(self, name: str) -> list[int]:
         """Return a list of whole numbers."""

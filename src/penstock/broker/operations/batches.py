@@ -9,6 +9,9 @@
                    also those without rows; null: the sink does not report them
     keep_first     true: accept a batch of this number that was decided, whatever rows this one has
 
+There may be many pages and keys. The HTTP process passes both as bytes (storage.batches), which are
+unpacked in slices between turns; other programs pass them as lists, too.
+
 `list_batches` returns the last batch of every query: query, owner, batch, target, pages, page,
 frame (what is moved next), rows, bytes, is_done, time_us, waits_for (why it cannot go on, "" if it
 can).
@@ -80,7 +83,9 @@ def _commit_batch(call: Call) -> None:
     query, batch = call.args.text("query"), call.args.whole("batch")
     given = [_page(call, one) for one in call.args.objects("pages")]
     goal = call.args.table("target")
-    target = BatchTarget.of(goal) if given or goal else BatchTarget.nowhere()
+    packed = call.args.packed("pages")
+    has_pages = bool(given or packed)
+    target = BatchTarget.of(goal) if has_pages or goal else BatchTarget.nowhere()
     keys = call.args.pairs("mandatory_keys")
     previous = call.args.whole_or_none("previous")
     is_first_kept = call.args.flag("keep_first")
@@ -96,7 +101,8 @@ def _commit_batch(call: Call) -> None:
     known = manager.claims.known(query)
     if known is not None:
         check_owner(call.identity, known, query, call.vhost.name)
-    manager.commit(CommitRequest(manager, asked, call.identity, call.reply))
+    packed_keys = call.args.packed("mandatory_keys")
+    manager.commit(CommitRequest(manager, asked, call.identity, call.reply, packed, packed_keys))
 
 
 def _check_target(call: Call, target: BatchTarget) -> None:
@@ -204,7 +210,8 @@ OPERATIONS: Final = (
     Operation(
         "commit_batch", _commit_batch, "Commit the staged pages of a batch: {status, batch}.",
         (
-            QUERY, BATCH, objects("pages"), table("target"), pairs("mandatory_keys"),
+            QUERY, BATCH, objects("pages"), table("target"),
+            pairs("mandatory_keys"),
             whole_or_null("previous"), flag("keep_first"),
         ),
         needs_text="write on the target and on dead_letter_to; the query's owner",

@@ -195,9 +195,8 @@ def walked(data: Any, low: Any, high: Any) -> dict[str, tuple[Any, Any, Any]] | 
     if len(low) == 0 or (high - low).min() < 5:
         return None
     has_died = data[low] == DIED_BYTES[0]
-    if ((data[low] != _FORMAT) & ~has_died).any():
-        return None
-    if (has_died & ((data[low + 1] | data[low + 2]) != 0)).any():  # with attempts of its deaths
+    has_attempts = has_died & ((data[low + 1] | data[low + 2]) != 0)
+    if (((data[low] != _FORMAT) & ~has_died) | has_attempts).any():
         return None
     exchange_at = low + np.where(has_died, len(DIED_BYTES), 1)
     key_at = exchange_at + 1 + data[exchange_at]

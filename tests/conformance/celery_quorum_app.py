@@ -1,9 +1,9 @@
 """A Celery application on quorum queues with native delayed delivery: see test_celery.py.
 
-A task with a countdown goes through queues celery_delayed_27 .. celery_delayed_0, each with a TTL of
-2^n seconds and the next as its dead letter exchange. A retry is published with the headers that the
-task came with, x-death among them: Celery does so up to 5.6, and from 5.7 on leaves x-death out, which
-is undone here. The broker's URL and the ledger file come from the environment.
+A task with a countdown goes through queues celery_delayed_27 .. celery_delayed_0, each with a TTL
+of 2^n seconds and the next as its dead letter exchange. A retry is published with the headers that
+the task came with, x-death among them: Celery does so up to 5.6, and from 5.7 on leaves x-death
+out, which is undone here. The broker's URL and the ledger file come from the environment.
 """
 
 import os

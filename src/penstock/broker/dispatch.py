@@ -110,7 +110,7 @@ class Source(ABC):
 
     def give_back(self, tags: list[int]) -> None:
         """Put back what a consumer had that is gone or wants it again. A queue with a delivery
-        limit counts an attempt, because the message may have ended its consumer."""
+        limit, or of type quorum, counts an attempt: the message may have ended its consumer."""
         self.release(tags)
 
 

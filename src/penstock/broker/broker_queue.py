@@ -603,6 +603,10 @@ class BrokerQueue(QueueOrStream):
     def release(self, tags: list[int]) -> None:
         self.amq.release(tags, OS)
 
+    def before_return(self) -> None:
+        if self.amq.drops_returned and not self.is_deleted:
+            self.serve()
+
     def give_back(self, tags: list[int]) -> None:
         if self.is_quorum or self.amq.options.max_attempts is not None:
             self.requeue(tags)

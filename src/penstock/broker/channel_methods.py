@@ -287,7 +287,7 @@ def _reject(
 ) -> None:
     if not tag and not is_multiple:
         raise unknown_tag(tag, method_id)
-    taken = channel.take(tag, is_multiple=is_multiple, method_id=method_id)
+    taken = channel.take(tag, is_multiple=is_multiple, method_id=method_id, returns=requeue)
     transaction = channel.transaction
     if transaction is not None:
         for one, delivered in taken:

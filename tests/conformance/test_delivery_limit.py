@@ -89,6 +89,25 @@ def test_what_comes_back_too_often_is_a_dead_letter(
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
+@pytest.mark.parametrize(
+    "end", [reject, nack, recover, close_channel, close_connection, be_closed, vanish]
+)
+def test_a_quorum_queue_without_a_limit_counts_them_too(
+    broker: Broker, name: str, end: Callable[[Wire, int], None], kind: str
+) -> None:
+    """So that a client can set aside what ends its consumers."""
+    with open_channel(broker) as wire:
+        wire.declare(name, durable=True, exclusive=False, arguments={"x-queue-type": kind})
+        wire.publish(1, name, b"poison", properties=b"\x10\x00\x02")
+        for n in range(3):
+            with open_channel(broker) as other:
+                tag, headers = wait_until(lambda: headers_got_from(other, name), "the message")
+                assert headers == ({"x-delivery-count": n} if kind == "quorum" else {})
+                end(other, tag)
+        wire.send(Queue.Delete(queue=name), 1)
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
 @pytest.mark.parametrize("is_got", [False, True], ids=["consume", "get"])
 def test_deliveries_of_quorum_queues_alone_say_how_often_they_came(
     broker: Broker, name: str, kind: str, is_got: bool

@@ -36,7 +36,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.arguments import decode_arguments, encode_arguments
+from penstock.broker.arguments import QUORUM, decode_arguments, encode_arguments
 from penstock.broker.dispatch import Dispatch, Source
 from penstock.codec.fields import decode_table, encode_table
 from penstock.errors import DiskFullError
@@ -419,6 +419,9 @@ class BrokerQueue(QueueOrStream):
         self._is_delivering: bool = False
         self._failure: Exception | None = None  # of `serve`, raised by the next turn's `deliver`
         amq.serve = self.serve
+        # Its deliveries have x-delivery-count, as in RabbitMQ 3.10: those of basic.get from 0, those
+        # to consumers once they came back.
+        self.is_quorum: bool = (arguments or {}).get("x-queue-type") == QUORUM
         self.priorities: int = amq.options.priorities
         backing = amq.backing
         if isinstance(backing, PriorityQueue):
@@ -600,11 +603,15 @@ class BrokerQueue(QueueOrStream):
     def release(self, tags: list[int]) -> None:
         self.amq.release(tags, OS)
 
+    def before_return(self) -> None:
+        if self.amq.drops_returned and not self.is_deleted:
+            self.serve()
+
     def give_back(self, tags: list[int]) -> None:
-        if self.amq.options.max_attempts is None:
-            self.release(tags)
-        else:
+        if self.is_quorum or self.amq.options.max_attempts is not None:
             self.requeue(tags)
+        else:
+            self.release(tags)
 
 
 def not_counted(_: int) -> None:

@@ -786,9 +786,12 @@ class Channel(ConsumerChannel):
                 n += 1
         transaction.count_settled(n)
 
-    def take(self, tag: int, *, is_multiple: bool, method_id: int) -> list[tuple[int, Delivered]]:
+    def take(
+        self, tag: int, *, is_multiple: bool, method_id: int, returns: bool = False
+    ) -> list[tuple[int, Delivered]]:
         """Remove and return (tag, delivery) of what a method settles. In a transaction they keep
-        their places until the commit (`committed`). ChannelError 406 for an unknown tag."""
+        their places until the commit (`committed`). returns: they will go back to their queues.
+        ChannelError 406 for an unknown tag."""
         if is_multiple:
             self._check_tag(tag, method_id)
             taken = self.unacked.open_up_to(tag)
@@ -797,8 +800,12 @@ class Channel(ConsumerChannel):
             if one is None:
                 raise unknown_tag(tag, method_id)
             taken = [(tag, one)]
+        source: Source | None = None
         for open_tag, delivered in taken:
             self.unacked.take(open_tag)
+            if returns and delivered.source is not source and not self.returning:
+                source = delivered.source
+                source.before_return()
             if self.transaction is None:
                 self._returned(delivered)
         return taken
@@ -840,10 +847,12 @@ class Channel(ConsumerChannel):
             self.vhost.dispatch.mark(source)
 
     def release_all(self) -> None:
-        """Put all unacked deliveries back. A delivery limit counts an attempt, unless the server
-        ends the connection."""
+        """Put all unacked deliveries back. Queues with a delivery limit, or of type quorum, count an
+        attempt, unless the server ends the connection."""
         by_source: dict[Source, list[int]] = {}
         for delivered in self.unacked.take_up_to(0):
+            if delivered.source not in by_source:
+                delivered.source.before_return()
             self._returned(delivered)
             by_source.setdefault(delivered.source, []).append(delivered.tag)
         for source, tags in by_source.items():

@@ -167,7 +167,7 @@ def on_consume(channel: Channel, method: Method) -> None:
     )  # fmt: skip
     if channel.handler.has_capability(DELIVERY_COUNT):
         consumer.counts = COUNTS_OF_BOXES
-    elif is_quorum(queue):
+    elif isinstance(queue, BrokerQueue) and queue.is_quorum:
         consumer.counts = COUNTS_OF_RETURNS
     queue.attach(consumer)
     channel.add_consumer(consumer)
@@ -176,12 +176,6 @@ def on_consume(channel: Channel, method: Method) -> None:
     if not method.nowait:
         channel.send(BasicConsumeOk(consumer_tag=tag))
     vhost.dispatch.mark(consumer.source)
-
-
-def is_quorum(queue: QueueOrStream) -> bool:
-    """Return whether deliveries have x-delivery-count: as in RabbitMQ 3.10 those of basic.get from
-    0, those to consumers once they came back."""
-    return queue.arguments.get("x-queue-type") == "quorum"
 
 
 def _reply_queue(channel: Channel, method: BasicConsume) -> QueueOrStream:
@@ -261,7 +255,7 @@ def _send_get_ok(channel: Channel, queue: BrokerQueue, delivery: Delivery, *, no
     else:
         tag = channel.add_pending(queue, delivery)
     queue.got += 1
-    counts = ALL_COUNTS if is_quorum(queue) else NO_COUNTS
+    counts = ALL_COUNTS if queue.is_quorum else NO_COUNTS
     if channel.handler.has_capability(DELIVERY_COUNT):
         counts |= COUNTS_OF_BOXES
     write_get_ok(channel.output, channel.number, queue.name, tag, delivery, queue.amq.len(), counts)
@@ -293,7 +287,7 @@ def _reject(
 ) -> None:
     if not tag and not is_multiple:
         raise unknown_tag(tag, method_id)
-    taken = channel.take(tag, is_multiple=is_multiple, method_id=method_id)
+    taken = channel.take(tag, is_multiple=is_multiple, method_id=method_id, returns=requeue)
     transaction = channel.transaction
     if transaction is not None:
         for one, delivered in taken:

@@ -108,9 +108,13 @@ class Source(ABC):
     def release(self, tags: list[int]) -> None:
         """Put back deliveries that nobody has tried; no attempt is counted."""
 
+    def before_return(self) -> None:
+        """Serve the consumers that wait, before deliveries come back: a limit may drop what comes
+        back, and what is ready was theirs already."""
+
     def give_back(self, tags: list[int]) -> None:
         """Put back what a consumer had that is gone or wants it again. A queue with a delivery
-        limit counts an attempt, because the message may have ended its consumer."""
+        limit, or of type quorum, counts an attempt: the message may have ended its consumer."""
         self.release(tags)
 
 

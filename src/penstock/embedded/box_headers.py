@@ -40,6 +40,9 @@ class BoxHeaders(HeaderCodec):
     def expiry_ms(self, header: bytes) -> int:
         return _AMQP.expiry_ms(header) if is_amqp(header) else _PLAIN.expiry_ms(header)
 
+    def is_for_now(self, header: bytes) -> bool:
+        return is_amqp(header) and _AMQP.is_for_now(header)
+
     def with_(
         self, header: bytes, *, attempts: int | None = None, priority: int | None = None,
         expiry_ms: int | None = None,

@@ -9,8 +9,9 @@ it under its lock, the broker from its loop.
 **Publishing.** First the overflow, then the message, then drop-head. Others publish for several
 queues at once, or in a transaction: they `plan`, publish themselves, and report the result.
 Messages also arrive by themselves: dead letters of other queues, and delayed messages that are due.
-Those are never refused: what does not fit pushes out the head. Nor is anything refused that comes
-back: a requeue may exceed a limit. `_is_plain` says that the queue has no limit, ttl, delay or
+Those are never refused: what does not fit pushes out the head. What comes back is not refused
+either, but heads are dropped before anything is delivered again, and a message of ttl 0 has had its
+delivery. `_is_plain` says that the queue has no limit, ttl, delay or
 alert; then a publish is one call of the backing queue.
 
 **Limits** (`MaxLength`). As in RabbitMQ only ready messages count, and only their bodies are
@@ -690,6 +691,7 @@ class AMQQueue(QueueTarget):
         self._on_ready = on_ready
         self._priorities: int = options.priorities
         self._may_expire: bool = self._holds_expiries()
+        self._has_for_now: bool = False  # messages of ttl 0 may be pending
         self._must_trim: bool = False
         self._is_trimming: bool = False
         self._known_thresholds: tuple[list[int], list[int], float] | None = None
@@ -792,8 +794,10 @@ class AMQQueue(QueueTarget):
                 return self._postpone(delivery, attempts, delay_ms, mode)
             except DiskFullError:  # no room for a new part: requeue it without a delay
                 pass
+        if self._has_for_now and self._is_for_now(delivery):
+            return self._dead_letter(delivery, EXPIRED, attempts, mode)
         self.backing.requeue([tag], mode, attempted=True)
-        self._trim_if_set()
+        self._trim_returned(1)
         return self._engine.last_lsn if delivery.message.persistent else 0
 
     def reject(self, tag: int, mode: int = OS) -> int:
@@ -811,8 +815,10 @@ class AMQQueue(QueueTarget):
             for delivery in over:
                 self._dead_letter(delivery, DELIVERY_LIMIT, delivery.attempts + 1, mode)
                 n += 1
-        n += len(self.backing.requeue(tags, mode, attempted=True))
-        self._trim_if_set()
+        back = self._without_for_now(tags, 1, mode) if self._has_for_now else tags
+        n += len(tags) - len(back)
+        n += len(self.backing.requeue(back, mode, attempted=True))
+        self._trim_returned(len(back))
         return n
 
     def _split_over(self, tags: list[int], most: int) -> tuple[list[int], list[Delivery]]:
@@ -849,9 +855,38 @@ class AMQQueue(QueueTarget):
     def release(self, tags: list[int], mode: int = OS) -> int:
         """Return messages that were fetched but not delivered, to their old places, without
         counting an attempt. Return how many were pending."""
-        n = len(self.backing.requeue(tags, mode, attempted=False))
-        self._trim_if_set()
+        back = self._without_for_now(tags, 0, mode) if self._has_for_now else tags
+        n = len(tags) - len(back) + len(self.backing.requeue(back, mode, attempted=False))
+        self._trim_returned(len(back))
         return n
+
+    def _without_for_now(self, tags: list[int], attempts: int, mode: int) -> list[int]:
+        """Dead-letter those of ttl 0: they were for a consumer that waited then. attempts: how many
+        of this delivery to add. Return the tags of the others, and of those for which there is no
+        room."""
+        back: list[int] = []
+        soon_ms = self._clock.wall_ms() + GRACE_MS
+        for tag in tags:
+            found = self.backing.pending(tag)
+            is_gone = found is not None and 0 < found.message.expiry_ms <= soon_ms
+            if is_gone:
+                delivery = self._pending(tag)
+                try:
+                    is_gone = self._is_for_now(delivery)
+                    if is_gone:
+                        self._dead_letter(delivery, EXPIRED, delivery.attempts + attempts, mode)
+                except DiskFullError:
+                    is_gone = False
+            if not is_gone:
+                back.append(tag)
+        return back
+
+    def _is_for_now(self, delivery: Delivery) -> bool:
+        """Return whether a delivered message had a ttl of 0, its own or the queue's."""
+        message = delivery.message
+        if not message.expiry_ms or message.expiry_ms > self._clock.wall_ms() + GRACE_MS:
+            return False
+        return self.options.ttl_ms == 0 or self.headers.is_for_now(message.header)
 
     def attempts(self, tag: int) -> int:
         """Return how often a pending message was delivered before. Raises SettledError."""
@@ -938,7 +973,8 @@ class AMQQueue(QueueTarget):
         if not self._may_expire and leasing.has_expiring(reader):
             self._may_expire = True
         has_more = leasing.release(reader, mode)
-        self._trim_if_set()
+        if self.drops_returned:
+            self._trim()
         self._ready()
         return has_more
 
@@ -1177,6 +1213,7 @@ class AMQQueue(QueueTarget):
                     if self._wanted() <= self.backing.len():
                         return self._publish_dead(header, body, mode, priority)
                     expiry_ms += GRACE_MS
+                    self._has_for_now = True
                 self._may_expire = True
             self.backing.publish(header, body, mode, expiry_ms=expiry_ms, priority=priority)
             self.after_publish(size)
@@ -1226,6 +1263,7 @@ class AMQQueue(QueueTarget):
         expiry_ms = expiry_at(due_ms, ttl_ms, self.options.ttl_ms)
         if expiry_ms == due_ms:
             expiry_ms += GRACE_MS
+            self._has_for_now = True
         header = self._with_priority(header, priority)
         self.delays.publish(header, body, mode, due_ms, now_ms, expiry_ms)
 
@@ -1287,6 +1325,7 @@ class AMQQueue(QueueTarget):
         expiry_ms = expiry_at(due_ms, ttl_ms, self.options.ttl_ms)
         if expiry_ms == due_ms and (delay > 0 or self._wanted() > self.backing.len()):
             expiry_ms += GRACE_MS
+            self._has_for_now = True
         if expiry_ms:
             self._may_expire = True
         if delay > 0:
@@ -1348,6 +1387,7 @@ class AMQQueue(QueueTarget):
             return 0
         if not ttl_ms and self._wanted() > self.backing.len():
             ttl_ms = GRACE_MS
+            self._has_for_now = True
         self._may_expire = True
         return self._clock.wall_ms() + ttl_ms
 
@@ -1376,15 +1416,24 @@ class AMQQueue(QueueTarget):
 
     # ---- messages that leave undelivered ---------------------------------------------------------
 
-    def _trim_if_set(self) -> None:
-        if self._max_length.is_set and self._max_length.drops_head:
-            self._trim()
+    @property
+    def drops_returned(self) -> bool:
+        """Whether a message that comes back may be dropped because of the limits."""
+        return self._max_length.is_set and self._max_length.drops_head
 
-    def _trim(self, hops: int = 0) -> bool:
+    def _trim_returned(self, n: int) -> None:
+        """Apply the limits after n messages came back. As in RabbitMQ they leave before anything is
+        delivered again, or a queue that may hold none would deliver one for ever. The owner serves
+        consumers that wait before it puts them back."""
+        if self.drops_returned:
+            self._trim(returned=n)
+
+    def _trim(self, hops: int = 0, returned: int = 0) -> bool:
         """Remove a slice of heads beyond the limits. Return True if there is more to do at
         once. Not re-entrant: if a dead letter comes back to this queue, the running call
         handles it. A full disk, which the engine reports, does not fail the publish; the next
-        tick tries again."""
+        tick tries again. returned: how many messages came back: so many may leave, and no consumer
+        is served."""
         if self._is_trimming:
             return False
         dead_letter = None if self.dead_letters.route is None else self._dead_letter_overlong
@@ -1392,10 +1441,10 @@ class AMQQueue(QueueTarget):
         self._must_trim = True
         room = 0
         try:
-            if self.has_consumers and self._max_length.is_over(self.backing):
+            if self.has_consumers and not returned and self._max_length.is_over(self.backing):
                 room = self.serve(self.backing.len())
             self.dead_letters.hops = hops
-            n = self._max_length.trim(self.backing, SLICE, dead_letter, room)
+            n = self._max_length.trim(self.backing, max(returned, SLICE), dead_letter, room)
         except DiskFullError:
             return False
         finally:

@@ -417,6 +417,15 @@ class AmqpHeaders(HeaderCodec):
             return _PLAIN.expiry_ms(header)
         return _prefix(header).expiry_ms if header[0] & _EXPIRY else 0
 
+    def is_for_now(self, header: bytes) -> bool:
+        if not header or header[0] & FORMAT_MASK != FORMAT:
+            return False
+        try:
+            expiration = RawProperties(self.parts(header)[1]).expiration()
+        except PropertiesError:
+            return False
+        return expiration is not None and not expiration.strip(b"0")
+
     def with_(
         self, header: bytes, *, attempts: int | None = None, priority: int | None = None,
         expiry_ms: int | None = None,

@@ -94,6 +94,11 @@ class HeaderCodec(ABC):
         never."""
 
     @abstractmethod
+    def is_for_now(self, header: bytes) -> bool:
+        """Return whether the publisher gave the message a time to live of 0, if that is
+        recorded."""
+
+    @abstractmethod
     def with_(
         self, header: bytes, *, attempts: int | None = None, priority: int | None = None,
         expiry_ms: int | None = None,
@@ -143,6 +148,9 @@ class PlainHeaders(HeaderCodec):
 
     def expiry_ms(self, header: bytes) -> int:
         return _parse(header).expiry_ms if header else 0
+
+    def is_for_now(self, header: bytes) -> bool:
+        return False
 
     def with_(
         self, header: bytes, *, attempts: int | None = None, priority: int | None = None,

@@ -220,7 +220,8 @@ class Simulator:
         )
         # Rows become more by paging out alone; while a queue drains those that it has are kept.
         one.permitted = max(one.permitted, permitted) if at.is_flowed else permitted
-        read = paging.RUN_BYTES_MAX // average + paging.FEW_ROWS  # that came for one run
+        # That came for the runs that are read at once.
+        read = paging.READS_MAX * (paging.RUN_BYTES_MAX // average + paging.FEW_ROWS)
         assert at.rows <= one.permitted + read, f"more rows than {one.permitted}: {where}"
         times = 1 if one.load.mode == OS else 2  # a transient one: its body, then its slot
         assert at.writes <= times * one.published, f"written twice: {where}"

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.broker.dead_letters import DeadLetterRoutes
+from penstock.broker.turn_budget import TurnBudget
+from penstock.clock import ManualClock
 from penstock.codec.properties import BasicProperties
 from penstock.queues.amqp_headers import AmqpHeaders, short_string, split_address
 from penstock.queues.dead_letter import Destination, QueueTarget, is_cycle
@@ -157,7 +159,10 @@ def test_the_queues_that_get_it(
     router.declare("dlx", "direct", {})
     for key, queue in bindings:
         router.bind("dlx", "q", queue, key, {})
-    routes = DeadLetterRoutes(router, H, lambda name: Target(name) if name in there else None)
+    budget = TurnBudget(ManualClock())
+    routes = DeadLetterRoutes(
+        router, H, lambda name: Target(name) if name in there else None, budget
+    )
     arguments: dict[str, object] = {"x-dead-letter-exchange": "dlx"}
     if new_key is not None:
         arguments["x-dead-letter-routing-key"] = new_key

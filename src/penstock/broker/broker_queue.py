@@ -419,8 +419,8 @@ class BrokerQueue(QueueOrStream):
         self._is_delivering: bool = False
         self._failure: Exception | None = None  # of `serve`, raised by the next turn's `deliver`
         amq.serve = self.serve
-        # Its deliveries have x-delivery-count, as in RabbitMQ 3.10: those of basic.get from 0, those
-        # to consumers once they came back.
+        # Its deliveries have x-delivery-count, as in RabbitMQ 3.10: those of basic.get from 0,
+        # those to consumers once they came back.
         self.is_quorum: bool = (arguments or {}).get("x-queue-type") == QUORUM
         self.priorities: int = amq.options.priorities
         backing = amq.backing

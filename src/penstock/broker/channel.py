@@ -847,8 +847,8 @@ class Channel(ConsumerChannel):
             self.vhost.dispatch.mark(source)
 
     def release_all(self) -> None:
-        """Put all unacked deliveries back. Queues with a delivery limit, or of type quorum, count an
-        attempt, unless the server ends the connection."""
+        """Put all unacked deliveries back. Queues with a delivery limit, or of type quorum, count
+        an attempt, unless the server ends the connection."""
         by_source: dict[Source, list[int]] = {}
         for delivered in self.unacked.take_up_to(0):
             if delivered.source not in by_source:

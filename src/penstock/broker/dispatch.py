@@ -108,7 +108,7 @@ class Source(ABC):
     def release(self, tags: list[int]) -> None:
         """Put back deliveries that nobody has tried; no attempt is counted."""
 
-    def before_return(self) -> None:
+    def before_return(self) -> None:  # noqa: B027 - only queues with limits need it
         """Serve the consumers that wait, before deliveries come back: a limit may drop what comes
         back, and what is ready was theirs already."""
 

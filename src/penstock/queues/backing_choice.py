@@ -61,6 +61,8 @@ def load(option: str, name: object) -> Callable[..., Any]:
         found = getattr(import_module(module), inner, None)
     except ImportError as error:
         raise OptionError(option, name, f"a class that can be imported ({error})") from None
-    if not isinstance(found, type) or not issubclass(found, BackingQueue):
+    # Not issubclass: compiled subclasses share the cache of the ABC, so one that it has found to be
+    # a BackingQueue would pass for any other from then on (isinstance(x, PriorityQueue)).
+    if not isinstance(found, type) or BackingQueue not in found.__mro__:
         raise OptionError(option, name, f"a subclass of BackingQueue in the module {module}")
     return found

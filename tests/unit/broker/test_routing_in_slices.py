@@ -17,8 +17,10 @@ from penstock.codec.spec import (
     ConfirmSelectOk,
 )
 from tests.helpers.broker_rig import BrokerRig, RigClient
+from tests.helpers.builds import pure_only
 from tests.helpers.steps import cost_of
 
+pytestmark = pure_only  # constants are replaced, and lines are counted
 LINES_MAX = 150_000  # of one step: some 10 ms uncompiled
 BITS = 8
 KEY = ".".join("abcdefghijklm")

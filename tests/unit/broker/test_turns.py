@@ -36,9 +36,11 @@ from penstock.codec.spec import (
     QueueDeclareOk,
 )
 from tests.helpers.broker_rig import BrokerRig, RigClient
+from tests.helpers.builds import pure_only
 from tests.helpers.operation_rig import OperationRig
 from tests.helpers.steps import cost_of
 
+pytestmark = pure_only  # a constant is replaced, and lines are counted
 LINES_MAX = 150_000  # of one step: some 10 ms uncompiled
 
 

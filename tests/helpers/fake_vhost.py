@@ -85,6 +85,8 @@ class Fake:
             args = facts["args"]
             assert isinstance(args, dict)
             self.in_flight.begin(args["user"], args["operation"])
+            if args.get("is_shared"):
+                self.in_flight.share(b"events")
             if args["stays"]:
                 self.in_flight.blameless()
             os.kill(os.getpid(), args["signal"])

@@ -51,13 +51,15 @@ DEATH_BYTES_MIN: Final = 64  # of an entry of x-death: its six names and values
 
 class DeadLetterRoutes:
     """Makes the routes of one vhost's queues. target(name): the queue of that name, opened if
-    necessary; None: no queue can take anything."""
+    necessary; None: no queue can take anything. share(exchange): called when a dead letter goes
+    there (InFlight.share)."""
 
     def __init__(
         self, router: Router, headers: AmqpHeaders, target: Callable[[str], Target | None],
-        budget: TurnBudget,
+        budget: TurnBudget, share: Callable[[bytes], None],
     ) -> None:  # fmt: skip
         self._router = router
+        self._share: Callable[[bytes], None] = share
         self._headers = headers
         self._target = target
         self._budget: TurnBudget = budget
@@ -77,8 +79,9 @@ class DeadLetterRoutes:
             return None
         exchange, key = target
         return ExchangeRoute(
-            queue, exchange, key, self._router, self._headers, self._target, self._budget
-        )
+            queue, exchange, key, self._router, self._headers, self._target, self._budget,
+            self._share,
+        )  # fmt: skip
 
 
 class ExchangeRoute(DeadLetterRoute):
@@ -88,8 +91,10 @@ class ExchangeRoute(DeadLetterRoute):
     def __init__(
         self, queue: str, exchange: str, key: str | None, router: Router, headers: AmqpHeaders,
         target: Callable[[str], Target | None], budget: TurnBudget,
+        share: Callable[[bytes], None],
     ) -> None:  # fmt: skip
         self._queue = queue
+        self._share: Callable[[bytes], None] = share
         self._budget: TurnBudget = budget
         self._exchange = exchange
         self._key = key
@@ -105,6 +110,7 @@ class ExchangeRoute(DeadLetterRoute):
         if not router.has(exchange):
             text = f"no exchange {exchange!r} for dead letters: dropped"
             return Routed(header, [], MISSING, text)
+        self._share(self._raw_exchange)
         codec = self._headers
         header = codec.amqp(header, self._queue)
         header = codec.readdressed(header, self._raw_exchange, self._raw_key)

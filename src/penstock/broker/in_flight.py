@@ -9,10 +9,17 @@ killed it. So the process writes each request to memory that both share, a memfd
     NOTHING    nothing is being handled
     HANDLING   this request is being handled
     TURN       it was handled, and the turn in which its work is finished has not ended
+    SHARED     it is being handled, or was in this turn, and costs what others have added
 
 The operation is a method of AMQP ("queue.declare"), an operation by name ("declare_queue"), or
 MESSAGES for everything else that one read of a socket brought: publishes, acks, gets. If several
 requests were handled in a turn, none is named, because it is unknown which one the turn failed in.
+
+What a message costs is not only its publisher's doing: whoever may read an exchange may bind
+hundreds of queues to it, or queues whose dead letters go to hundreds more. From a publish to many
+queues, or a dead letter, on, until the turn ends or another operation begins, the state is SHARED,
+and the operation names the exchange. A death then is logged and nobody is refused: to keep the
+publisher out would do what somebody else wanted, and end nothing.
 
 What ended the process twice is refused for a while, by `begin`. The supervisor decides which
 requests these are (penstock.server.watched_vhost).
@@ -33,6 +40,7 @@ HEAD: Final = struct.Struct("<BdH")
 NOTHING: Final = 0
 HANDLING: Final = 1
 TURN: Final = 2
+SHARED: Final = 3
 MESSAGES: Final = "messages"
 NAME_BYTES_MAX: Final = SIZE - HEAD.size
 
@@ -48,7 +56,7 @@ def parsed(memory: bytes) -> tuple[int, float, str, str]:
     state, since_s, length = HEAD.unpack_from(memory)
     name = memory[HEAD.size : HEAD.size + length].decode(errors="replace")
     user, separator, operation = name.partition("\0")
-    if state not in (HANDLING, TURN) or not separator:
+    if state not in (HANDLING, TURN, SHARED) or not separator:
         return NOTHING, 0.0, "", ""
     return state, since_s, user, operation
 
@@ -67,6 +75,8 @@ class InFlight:
         self._written: bytes = b""
         self._handled: bytes = b""  # the first since the last turn ended
         self._is_several: bool = False  # others as well
+        self._shared: bytes = b""  # how this read is named once it is SHARED
+        self._shared_turn: bytes = b""  # the same of the reads of this turn
         self._refused: dict[tuple[str, str], float] = {}  # (user, operation) -> until
 
     def refuse(self, requests: Iterable[Mapping[str, object]]) -> None:
@@ -85,6 +95,7 @@ class InFlight:
         second."""
         self._read = name
         self._has_other = False
+        self._shared = b""
         if self._written == name:
             self._memory[0] = HANDLING
         else:
@@ -97,6 +108,16 @@ class InFlight:
         self._read = b""
         self._wait_for_turn()
 
+    def share(self, exchange: bytes) -> None:
+        """Note that what is handled goes through this exchange to many queues, to which others may
+        have bound them. Nothing happens if nothing is handled."""
+        if self._shared or self._memory[0] != HANDLING:
+            return
+        user = self._written.partition(b"\0")[0]
+        name = user + b"\0" + MESSAGES.encode() + b" through exchange '" + exchange + b"'"
+        self._shared = self._shared_turn = name[:NAME_BYTES_MAX]
+        self._write(SHARED, self._shared)
+
     # ---- one request that may be costly --------------------------------------------------------
 
     def begin(self, user: str, operation: str) -> None:
@@ -106,6 +127,7 @@ class InFlight:
         name = signature(user, operation)
         self._note(name)
         self._has_other = True
+        self._shared = b""
         self._write(HANDLING, name)
 
     def end(self) -> None:
@@ -133,6 +155,7 @@ class InFlight:
         if self._handled:
             self._handled = b""
             self._is_several = False
+            self._shared_turn = b""
             self._memory[0] = NOTHING
 
     def blameless(self) -> None:
@@ -154,6 +177,8 @@ class InFlight:
     def _wait_for_turn(self) -> None:
         if self._is_several:
             self._memory[0] = NOTHING
+        elif self._shared_turn:
+            self._write(SHARED, self._shared_turn)
         elif self._written == self._handled:
             self._memory[0] = TURN
         else:

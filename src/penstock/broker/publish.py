@@ -129,6 +129,7 @@ IMMEDIATE: Final = 2
 ROUTES_MAX: Final = 4096  # per channel; their bytes are bounded as well
 ROUTE_BYTES: Final = 600  # measured: a route without its keys and targets
 CHANGES_MAX: Final = 256
+SHARED_PLACES: Final = 16  # from which on a message is not its publisher's alone (in_flight.py)
 APPENDED_MAX: Final = 10_000
 SPECIAL_STEPS: Final = 8  # of the turn's budget: a message whose properties are looked at
 PERSISTENT: Final = 2
@@ -747,6 +748,7 @@ class Publisher(Unconfirmed):
         if facts.hidden:
             header = HEADERS.with_hidden(header, facts.hidden)
         if self.transaction is not None:
+            share_blame(self.vhost, header, len(targets.queues) + len(targets.streams))
             self.transaction.put(route, targets, header, props, body, facts)
             return
         queues, streams = targets.queues, targets.streams
@@ -901,10 +903,17 @@ def fan_out(
     shared body of other queues to which the message was published already. may_refuse: False if
     the queues were asked for room before. Returns the LSN to wait for, and whether a queue refused.
     DiskFullError: none that shares a record has it."""
+    share_blame(vhost, header, len(queues) + len(streams))
     if copies is None:
         copies = vhost.engine.share_of(body, len(queues))
     with vhost.engine.share(copies):
         return _fan_out(vhost, queues, streams, header, body, facts, spooled, may_refuse)
+
+
+def share_blame(vhost: VHost, header: bytes, places: int) -> None:
+    """Note that a message of this stored header goes to many places, if it does."""
+    if places >= SHARED_PLACES:
+        vhost.in_flight.share(header[2 : 2 + header[1]])
 
 
 def _fan_out(

@@ -275,7 +275,7 @@ class VHost(QueueOwner[BrokerQueue]):
             self.usage.topology.add,
         )
         self._dead_letters = DeadLetterRoutes(
-            self.topology.router, self.headers, self._taker, self.budget
+            self.topology.router, self.headers, self._taker, self.budget, self._share_blame
         )
         self.streams: StreamTable = StreamTable(
             engine, self.name, self.dispatch, self.monitor, self.event,
@@ -539,6 +539,9 @@ class VHost(QueueOwner[BrokerQueue]):
 
     def _has_queue(self, name: str) -> bool:
         return self.table.has(name)
+
+    def _share_blame(self, exchange: bytes) -> None:
+        self.in_flight.share(exchange)
 
     def _taker(self, name: str) -> Target | None:
         queue = self.table.usable(name)

@@ -12,7 +12,7 @@ node.db keeps that over a restart of the broker (access.users).
 SIGKILL from outside in the first LONG_S of the request, or a process stopped by SIGSTOP. A request
 (user and operation) that is blamed for two deaths within vhost_refusal_s is refused for
 vhost_refusal_s: an operation by the vhost's process, a user whose messages ended it by the
-supervisor at login.
+supervisor at login. Nobody is blamed for what others have added to its cost (in_flight.SHARED).
 
 Messages beyond those of all processes:
 
@@ -294,7 +294,15 @@ class WatchedVhost(WatchedProcess):
             return
         now = self._clock.monotonic()
         is_from_outside = status == -signal.SIGKILL and not self._has_hung
-        if is_from_outside and (operation == in_flight.MESSAGES or now - since_s < LONG_S):
+        is_shared = state == in_flight.SHARED
+        is_messages = is_shared or operation == in_flight.MESSAGES
+        if is_from_outside and (is_messages or now - since_s < LONG_S):
+            return
+        if is_shared:
+            logger.warning(
+                "%s ended while it handled %s of user %r: nobody is refused, because others may "
+                "have bound the queues (penstock list_bindings)", self.who, operation, user,
+            )  # fmt: skip
             return
         period_s = self._settings.vhost_refusal_s
         key = (user, operation)

@@ -31,7 +31,10 @@ class Broker:
         self.world = AmqWorld(kind, headers=H)
         self.router = Router(lambda name: name in self.world.queues)
         self.budget = TurnBudget(ManualClock())
-        self.routes = DeadLetterRoutes(self.router, H, self.world.queues.get, self.budget)
+        self.shared: list[bytes] = []
+        self.routes = DeadLetterRoutes(
+            self.router, H, self.world.queues.get, self.budget, self.shared.append
+        )
 
     def queue(
         self, name: str, exchange: str | None = None, key: str | None = None, **options: Any

@@ -4,12 +4,14 @@ from penstock.broker.in_flight import (
     HANDLING,
     MESSAGES,
     NOTHING,
+    SHARED,
     SIZE,
     TURN,
     InFlight,
     parsed,
     signature,
 )
+from penstock.broker.publish import SHARED_PLACES
 from penstock.clock import ManualClock
 from penstock.codec.spec import (
     ChannelClose,
@@ -113,3 +115,77 @@ def test_an_operation_that_is_refused_closes_its_channel_only() -> None:
     client.send(1, ChannelCloseOk())
     client.call(2, ChannelOpen(), ChannelOpenOk)
     client.call(2, QueueDelete(queue="q"), QueueDeleteOk)
+
+
+THROUGH = f"{MESSAGES} through exchange 'events'"
+
+
+def test_what_others_have_added_to_is_nobodys_until_the_turn_ends() -> None:
+    watched = Watched()
+    watched.it.begin_read(ANN)
+    watched.it.share(b"events")
+    watched.it.share(b"other")
+    assert watched.state() == (SHARED, "ann", THROUGH)
+    watched.it.end_read()
+    assert watched.state() == (SHARED, "ann", THROUGH)
+    watched.it.begin_read(ANN)
+    assert watched.state() == (HANDLING, "ann", MESSAGES)
+    watched.it.end_read()
+    assert watched.state() == (SHARED, "ann", THROUGH)
+    watched.it.turned()
+    assert watched.state()[0] == NOTHING
+    watched.it.begin_read(ANN)
+    watched.it.end_read()
+    assert watched.state() == (TURN, "ann", MESSAGES)
+
+
+def test_an_operation_after_it_has_its_own_blame() -> None:
+    watched = Watched()
+    watched.it.begin_read(ANN)
+    watched.it.share(b"events")
+    watched.it.begin("ann", "queue.declare")
+    assert watched.state() == (HANDLING, "ann", "queue.declare")
+    watched.it.end()
+    assert watched.state() == (HANDLING, "ann", MESSAGES)
+
+
+def test_nothing_is_shared_while_nothing_is_handled() -> None:
+    watched = Watched()
+    watched.it.share(b"events")
+    assert watched.state()[0] == NOTHING
+    watched.it.begin_read(ANN)
+    watched.it.end_read()
+    watched.it.share(b"events")
+    assert watched.state() == (TURN, "ann", MESSAGES)
+
+
+def published(rig: BrokerRig, exchange: str, key: str) -> tuple[int, str]:
+    """The state, and the operation, after a publish in one read."""
+    memory = bytearray(SIZE)
+    rig.vhost.in_flight = InFlight(rig.vhost.clock.monotonic, memory)
+    client = rig.client().open()
+    rig.vhost.in_flight.begin_read(ANN)
+    client.publish(1, exchange, key, b"x")
+    state, _, user, operation = parsed(bytes(memory))
+    assert user == "ann"
+    return state, operation
+
+
+def test_a_publish_to_queues_that_others_bound_is_nobodys() -> None:
+    rig = BrokerRig()
+    rig.vhost.topology.declare_exchange("events", "fanout")
+    for number in range(SHARED_PLACES):
+        rig.vhost.declare_queue(f"q{number}")
+    for number in range(SHARED_PLACES - 1):
+        rig.vhost.bind_queue(f"q{number}", "events", "")
+    assert published(rig, "events", "") == (HANDLING, MESSAGES)
+    rig.vhost.bind_queue(f"q{SHARED_PLACES - 1}", "events", "")
+    assert published(rig, "events", "") == (SHARED, THROUGH)
+
+
+def test_a_publish_whose_dead_letter_goes_on_is_nobodys() -> None:
+    rig = BrokerRig()
+    arguments: dict[str, object] = {"x-max-length": 0, "x-dead-letter-exchange": "events"}
+    rig.vhost.topology.declare_exchange("events", "fanout")
+    rig.vhost.declare_queue("q", arguments=arguments)
+    assert published(rig, "", "q") == (SHARED, THROUGH)

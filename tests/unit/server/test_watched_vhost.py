@@ -343,8 +343,13 @@ def test_why_one_does_not_serve_and_since_when() -> None:
     with_vhost("dies", scenario, vhost_restarts_max=0, vhost_retry_s=100.0, ping_s=30.0)
 
 
-async def crash(rig: Rig, number: int, operation: str, *, stays: bool = False) -> None:
-    args = {"user": "ann", "operation": operation, "signal": number, "stays": stays}
+async def crash(
+    rig: Rig, number: int, operation: str, *, stays: bool = False, is_shared: bool = False
+) -> None:
+    args = {
+        "user": "ann", "operation": operation, "signal": number, "stays": stays,
+        "is_shared": is_shared,
+    }  # fmt: skip
     with pytest.raises(VhostDown):
         await rig.vhost.call("crash", args)
     await rig.vhost.ready()
@@ -407,6 +412,19 @@ def test_a_death_that_no_request_caused_blames_none(
         for _ in range(3):
             await crash(rig, number, operation, stays=stays)
         assert rig.vhost.refused() == []
+
+    with_vhost("good", scenario, vhost_restarts_max=9)
+
+
+def test_nobody_is_refused_for_what_others_have_bound(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+
+    async def scenario(rig: Rig) -> None:
+        for _ in range(3):
+            await crash(rig, signal.SIGABRT, MESSAGES, is_shared=True)
+            rig.vhost.check_refused("ann")
+        assert rig.vhost.refused() == []
+        assert "messages through exchange 'events' of user 'ann': nobody is refused" in caplog.text
 
     with_vhost("good", scenario, vhost_restarts_max=9)
 

@@ -74,6 +74,21 @@ def from_json(value: object, *, is_exact: bool = False) -> object:
     return value
 
 
+def check_names(value: object) -> None:
+    """Raise ValueError if a text in this value of JSON has a surrogate that stands for no byte:
+    JSON can write "\\ud800", but no name, file or log line can have it."""
+    values = [value]
+    while values:
+        one = values.pop()
+        if isinstance(one, dict):
+            values += one
+            values += one.values()
+        elif isinstance(one, list):
+            values += one
+        elif isinstance(one, str) and not _is_name(one):
+            raise ValueError(f"a text has half of a surrogate pair: {one[:40]!r}")
+
+
 def _is_name(text: str) -> bool:
     """Return whether the text stands for bytes: whether its surrogates are those of decoding."""
     try:

@@ -27,7 +27,7 @@ def test_a_broker_in_somebody_elses_surroundings(tmp_path: Path) -> None:
         broker.control("await_startup")
         assert "PENSTOCK_PORT=tcp://10.0.0.1:5672 is ignored" in broker.log_text()
         assert "others than its owner may write in it (mode 0777)" in broker.log_text()
-        assert data.stat().st_mode & 0o777 == 0o755
+        assert data.stat().st_mode & 0o777 == 0o700
 
         # guest is off, even from this machine and with the right password.
         with Wire(broker) as wire:

@@ -29,7 +29,9 @@ the answer early, and the next request gets the 416.
 being sent: an answer holds the bytes of two steps, however slow the client is. The first step runs
 before the status is sent, so that its error can be the answer. A later error can only cut the
 answer: its last HTTP chunk is not sent, so the client sees that the body is incomplete. A client
-that takes nothing for STALL_S is cut, too. At most ANSWERS_MAX long answers are made at a time.
+that takes nothing for STALL_S, or less than PACE in the long run, is cut, too (SendTime). At most
+ANSWERS_MAX long answers are made at a time, USER_ANSWERS_MAX of one user; others wait, and the
+users that wait take turns (AnswerTurns).
 
 **Arrow.** The records of a range in Arrow's IPC streaming format. Columns and their types are those
 of penstock.arrow_batches, the same that Spark has; pandas, Polars, DuckDB and any Arrow library can
@@ -47,6 +49,7 @@ import functools
 import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
@@ -62,7 +65,7 @@ from penstock.clock import Clock
 from penstock.errors import CorruptionError, NotAStoreError, PenstockError
 from penstock.http.node_link import NodeLink, ask_classic, ask_stream
 from penstock.http.pages import MEDIA_TYPE, ByteCache, Span, encode_chunk, open_page
-from penstock.http.requests import HttpError, JsonAnswer, given, time_us, whole
+from penstock.http.requests import USER, HttpError, JsonAnswer, given, time_us, whole
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.page_reading import list_bases
 from penstock.storage.stream_meta import Head
@@ -75,7 +78,9 @@ PATH_S: Final = 1.0
 PATHS_MAX: Final = 4096
 CACHE_BYTES: Final = 16 << 20
 ANSWERS_MAX: Final = 32
+USER_ANSWERS_MAX: Final = 24
 STALL_S: Final = 60.0
+PACE: Final = 16 << 10  # bytes in a second
 RANGE_NOT_SATISFIABLE: Final = 416
 
 
@@ -311,7 +316,7 @@ class RangeAnswers:
         self._directories = directories
         self._pages = pages
         self._reading = reading
-        self._turns = asyncio.Semaphore(ANSWERS_MAX)
+        self._turns = AnswerTurns(ANSWERS_MAX, USER_ANSWERS_MAX)
 
     async def offset(self, directory: PageDirectory, time_us: int) -> Response:
         """Answer where the records of this time or later begin. Raises HttpError 404, 409,
@@ -368,15 +373,17 @@ class RangeAnswers:
             except FileNotFoundError as error:
                 raise self._pages.missing(wanted) from error
 
-        await self._turns.acquire()
+        user = request.scope[USER]
+        await self._turns.take(user)
         try:
             body, first, wanted = await self._in_files(directory, begin)
         except BaseException:
-            self._turns.release()
+            self._turns.give_back(user)
             raise
         what = f"{directory.what}: {wanted.first} to {wanted.last}"
         headers = {"X-Penstock-First": str(wanted.first), "X-Penstock-Last": str(wanted.last)}
-        return LongAnswer(body, first, media_type, what, self._reading, self._turns, headers)
+        ended = functools.partial(self._turns.give_back, user)
+        return LongAnswer(body, first, media_type, what, self._reading, ended, headers)
 
     async def _in_files(self, directory: PageDirectory, work: Callable[[str], Any]) -> Any:
         """Return the result of `work` with the path of the directory, run in a thread."""
@@ -399,11 +406,88 @@ class RangeAnswers:
         raise AssertionError
 
 
+class AnswerTurns:
+    """Limits how many long answers are made at a time: `most`, and `most_of_user` of one user. Used
+    on the loop only."""
+
+    def __init__(self, most: int, most_of_user: int) -> None:
+        self._most = most
+        self._most_of_user = most_of_user
+        self._count = 0
+        self._of_user: dict[str, int] = {}
+        # user -> who waits; the user whose turn is next is the first
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    async def take(self, user: str) -> None:
+        """Wait for a turn."""
+        if self._has_room(user):
+            self._grant(user)
+            return
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(user, deque()).append(granted)
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if not granted.cancelled():  # it was granted meanwhile
+                self.give_back(user)
+            raise
+
+    def give_back(self, user: str) -> None:
+        """End a turn, and let those who wait have theirs."""
+        self._count -= 1
+        self._of_user[user] -= 1
+        if not self._of_user[user]:
+            del self._of_user[user]
+        while (next_user := self._next()) is not None:
+            some = self._waiting.pop(next_user)
+            granted = some.popleft()
+            if some:
+                self._waiting[next_user] = some
+            if not granted.done():  # else its client has left
+                self._grant(next_user)
+                granted.set_result(None)
+
+    def _next(self) -> str | None:
+        return next((user for user in self._waiting if self._has_room(user)), None)
+
+    def _has_room(self, user: str) -> bool:
+        return self._count < self._most and self._of_user.get(user, 0) < self._most_of_user
+
+    def _grant(self, user: str) -> None:
+        self._count += 1
+        self._of_user[user] = self._of_user.get(user, 0) + 1
+
+
+class SendTime:
+    """How long a client takes for its answer: STALL_S at a time, and on average what PACE gives it
+    for what it has taken."""
+
+    def __init__(self) -> None:
+        self._spare_s = STALL_S
+
+    def left_s(self) -> float:
+        """Return how long the client may take for the next step. Raises TimeoutError if it has no
+        time left."""
+        if self._spare_s <= 0:
+            raise TimeoutError
+        return self._spare_s
+
+    def took(self, seconds: float, size: int) -> None:
+        """Note that the client has taken `size` bytes."""
+        # What a fast client has saved does not count for longer than a step.
+        self._spare_s = min(self._spare_s - seconds + size / PACE, STALL_S)
+
+    def why(self) -> str:
+        """Return why the answer is cut."""
+        if self._spare_s < STALL_S:
+            return f"the client takes too little, less than {PACE} bytes/s"
+        return f"the client takes nothing for {STALL_S:g} s"
+
+
 class LongAnswer(Response):
     """An answer whose body is made in threads while it is sent. body: its steps, closed at the end
     in any case. first: the bytes of its first step, None if it had none. what: names the request in
-    the log. turns: limits the long answers at a time; the caller has acquired one, which is
-    released at the end."""
+    the log. ended: called at the end, in any case."""
 
     def __init__(
         self,
@@ -412,7 +496,7 @@ class LongAnswer(Response):
         media_type: str,
         what: str,
         executor: Executor,
-        turns: asyncio.Semaphore,
+        ended: Callable[[], None],
         headers: Mapping[str, str],
     ) -> None:
         super().__init__(None, media_type=media_type, headers=dict(headers))
@@ -421,7 +505,7 @@ class LongAnswer(Response):
         self._first = first
         self._what = what
         self._executor = executor
-        self._turns = turns
+        self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(_gone(receive))
@@ -434,22 +518,27 @@ class LongAnswer(Response):
         finally:
             gone.cancel()
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._executor, _close, self._body)
-            self._turns.release()
+            try:
+                await loop.run_in_executor(self._executor, _close, self._body)
+            finally:
+                self._ended()
 
     async def _send_all(self, send: Send, gone: asyncio.Task[None]) -> None:
         loop = asyncio.get_running_loop()
         data = self._first
+        time = SendTime()
         ahead: asyncio.Future[bytes | None] | None = None
         try:
             while data is not None and not gone.done():
                 ahead = loop.run_in_executor(self._executor, next, self._body, None)
-                async with asyncio.timeout(STALL_S):
+                began_s = loop.time()
+                async with asyncio.timeout(time.left_s()):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
+                time.took(loop.time() - began_s, len(data))
                 data = await ahead
                 ahead = None
         except TimeoutError:
-            logger.warning("%s: cut, the client takes nothing for %g s", self._what, STALL_S)
+            logger.warning("%s: cut, %s", self._what, time.why())
             return
         except (PenstockError, OSError) as error:
             logger.error("%s: cut: %s", self._what, error)

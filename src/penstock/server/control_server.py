@@ -1,9 +1,9 @@
 """ControlServer: the broker's side of the control socket.
 
 It reads lines, calls an operation for each request, and writes the replies as they are ready; a
-slow request does not delay others. A malformed request is answered with 502, and the connection
-goes on; a line that is too long ends it. control.py has the protocol; arguments and results pass as
-JSON.
+slow request does not delay others. A malformed request, or one with half of a surrogate pair in a
+text, is answered with 502, and the connection goes on; a line that is too long ends it. control.py
+has the protocol; arguments and results pass as JSON.
 
 Commands may keep state at a vhost, such as messages that one has taken and not settled yet. Such a
 request has a "session" in its args. When a connection ends, `on_gone` is called for each session
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import INTERNAL_ERROR, SYNTAX_ERROR, AMQPError, PenstockError
+from penstock.operation_json import check_names
 from penstock.server.control import LINE_BYTES_MAX, ControlError, line, reachable
 
 DEFAULT_VHOST: Final = "/"
@@ -110,6 +111,8 @@ class ControlServer:
         number: object = None
         try:
             number, op, vhost, args = _request(data)
+            if b"\\u" in data:
+                _check_texts([op, vhost, args])
             session = args.get("session")
             if isinstance(session, str):
                 sessions.add((vhost or DEFAULT_VHOST, session))
@@ -135,3 +138,11 @@ def _request(data: bytes) -> tuple[object, str, str | None, dict[str, object]]:
     except (ValueError, KeyError, AttributeError, RecursionError):
         pass
     raise ControlError(SYNTAX_ERROR, 'expected one JSON object {"id", "op", "vhost", "args"}')
+
+
+def _check_texts(request: list[object]) -> None:
+    """Raise ControlError 502 for a text that no name, file or log line can have."""
+    try:
+        check_names(request)
+    except ValueError as error:
+        raise ControlError(SYNTAX_ERROR, f"SYNTAX_ERROR - {error}") from None

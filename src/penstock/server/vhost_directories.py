@@ -30,6 +30,7 @@ from penstock.storage.user_store import CREATING, DELETING
 
 USERS_FILE: Final = "node.db"
 OTHERS_WRITE: Final = 0o022
+OTHERS: Final = 0o077
 FIRST: Final = "CURRENT"
 LAST: Final = ".vhost"
 
@@ -42,34 +43,36 @@ def name_bytes(name: str) -> bytes:
 
 
 def secure(fs: OsFileSystem, path: str, what: str, others: Iterable[str] = ()) -> None:
-    """Check that nobody but the owner may write in the data directory and those of its vhosts, and
-    in the log and spill directories (`others`).
+    """Check that nobody but the owner may use the data directory, the log and spill directories
+    (`others`) and the file of users, or write into the directories of vhosts.
 
-    what: FIX (serve_settings) removes that right; REFUSE raises PermissionError, as FIX does where
-    it may not change it; IGNORE logs a warning."""
+    what: FIX (serve_settings) removes those rights. REFUSE raises PermissionError if others may
+    write, as FIX does where it may not change that. IGNORE changes nothing. What is changed, and
+    what stays, is a warning in the log."""
     vhosts = f"{path}/vhosts"
     inside = [f"{vhosts}/{name}" for name in fs.list(vhosts)] if fs.is_dir(vhosts) else []
-    for root in others:
-        inside += [
-            root,
-            *(f"{root}/{name}" for name in fs.list(root) if fs.is_dir(f"{root}/{name}")),
-        ]
-    for one in (path, f"{path}/{USERS_FILE}", vhosts, *inside):
+    roots = list(others)
+    for root in roots:
+        inside += [f"{root}/{name}" for name in fs.list(root) if fs.is_dir(f"{root}/{name}")]
+    closed = (path, f"{path}/{USERS_FILE}", *roots)
+    for one in (*closed, vhosts, *inside):
         bits = fs.permissions(one)
-        if not bits & OTHERS_WRITE:
+        wrong = bits & (OTHERS if one in closed else OTHERS_WRITE)
+        if not wrong:
             continue
-        text = f"others than its owner may write in it (mode {bits:04o})"
-        if what == IGNORE:
-            logger.warning("%s: %s", one, text)
-            continue
+        may = "write in it" if wrong & OTHERS_WRITE else "read it"
+        text = f"others than its owner may {may} (mode {bits:04o})"
         if what == FIX:
             try:
-                fs.set_permissions(one, bits & ~OTHERS_WRITE)
+                fs.set_permissions(one, bits & ~wrong)
             except OSError as error:
                 text = f"{text}, and that cannot be changed: {error.strerror}"
             else:
-                logger.warning("%s: %s, which is changed to %04o", one, text, bits & ~OTHERS_WRITE)
+                logger.warning("%s: %s, which is changed to %04o", one, text, bits & ~wrong)
                 continue
+        if what == IGNORE or not wrong & OTHERS_WRITE:
+            logger.warning("%s: %s", one, text)
+            continue
         advice = 'expected chmod go-w, or data_permissions = "ignore"'
         raise PermissionError(errno.EACCES, f"{text}; {advice}", one)
 

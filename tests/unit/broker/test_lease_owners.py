@@ -141,3 +141,33 @@ def test_so_many_owners_and_no_more(rig: OperationRig, monkeypatch: pytest.Monke
     assert rig.result("own_lease", reader="a", **more)["is_owner"]
     rig.tick(15)
     assert rig.result("own_lease", reader="c", **more)["is_owner"]
+
+
+def test_one_user_has_a_share_of_the_owners(
+    rig: OperationRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may own readers still, and what has run out or was given up counts no more."""
+    monkeypatch.setattr(leases, "OWNERS_MAX", 4)
+    monkeypatch.setattr(leases, "USER_OWNERS_MAX", 2)
+    eve, ann = (Identity(name, frozenset(), "", "", ".*").facts() for name in ("eve", "ann"))
+    more = {"queue": "q", "seconds": 15}
+
+    def own(user: dict[str, object], reader: str) -> bool:
+        asked = rig.result("own_lease", reader=reader, owner=user["name"], as_user=user, **more)
+        return bool(asked["is_owner"])
+
+    assert own(eve, "a")
+    assert own(eve, "b")
+    refused = rig.refusal("own_lease", reader="c", owner="eve", as_user=eve, **more)
+    assert refused.code == 506
+    assert "user 'eve' owns 2 readers" in refused.text
+    assert own(eve, "a")
+    assert own(ann, "c")
+    disowned = rig.result("disown_lease", queue="q", reader="a", owner="eve", as_user=eve)
+    assert disowned == {"disowned": True}
+    assert own(eve, "d")
+    rig.tick(15)
+    assert own(ann, "b")  # which was hers, and is counted for ann now
+    assert own(eve, "e")
+    assert own(eve, "f")
+    assert rig.refusal("own_lease", reader="g", owner="x", as_user=eve, **more).code == 506

@@ -104,6 +104,35 @@ def test_a_slow_call_holds_no_other_up(tmp_path: Path) -> None:
     with_server(tmp_path, scenario)
 
 
+def test_a_text_with_half_of_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
+    """Wherever it is; one that stands for a byte passes, and so does a whole pair."""
+
+    async def scenario(_node: Node, _server: ControlServer) -> None:
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / NAME))
+
+        async def ask(op: str, vhost: str, args: object) -> dict[str, object]:
+            request = {"id": 5, "op": op, "vhost": vhost, "args": args}
+            writer.write(json.dumps(request).encode() + b"\n")
+            reply = json.loads(await reader.readline())
+            assert reply["id"] == 5
+            return dict(reply)
+
+        half = "a\ud800"
+        for request in (
+            (half, "/", {}), ("echo", half, {}), ("echo", "/", {half: 1}),
+            ("echo", "/", {"a": half}), ("echo", "/", {"a": [{"b": [half]}]}),
+        ):  # fmt: skip
+            error = (await ask(*request))["error"]
+            assert isinstance(error, dict)
+            assert error["code"] == 502
+            assert "half of a surrogate pair: 'a\\ud800'" in error["text"]
+        for name in ("a\udcff", "a\U0001f600"):
+            assert "error" not in await ask("echo", "/", {"name": name})
+        writer.close()
+
+    with_server(tmp_path, scenario)
+
+
 def test_sessions_end_with_their_connection(tmp_path: Path) -> None:
     async def scenario(node: Node, _server: ControlServer) -> None:
         await asyncio.to_thread(call, tmp_path, "echo", None, session="s1")

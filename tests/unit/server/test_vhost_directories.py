@@ -153,8 +153,10 @@ def test_a_directory_in_which_others_may_write(
     data = tmp_path / "data"
     (data / "vhosts" / "one").mkdir(parents=True)
     (data / "node.db").touch()
-    for path in (data, data / "vhosts", data / "vhosts" / "one"):
+    for path in (data / "vhosts", data / "vhosts" / "one"):
         path.chmod(0o755)
+    data.chmod(0o700)
+    (data / "node.db").chmod(0o600)
     fs, place = OsFileSystem(0), Path(f"{data}{inside}")
     for what in (REFUSE, FIX, IGNORE):
         vhost_directories.secure(fs, str(data), what)
@@ -167,8 +169,37 @@ def test_a_directory_in_which_others_may_write(
     assert fs.permissions(str(place)) == 0o777
     assert "others than its owner may write in it (mode 0777)" in caplog.text
     vhost_directories.secure(fs, str(data), FIX)
-    assert fs.permissions(str(place)) == 0o755
-    assert "which is changed to 0755" in caplog.text
+    mode = 0o755 if "vhosts" in inside else 0o700
+    assert fs.permissions(str(place)) == mode
+    assert caplog.text.count(f"which is changed to {mode:04o}") == 1
+    vhost_directories.secure(fs, str(data), FIX)
+    assert caplog.text.count("which is changed") == 1
+    fs.close()
+
+
+@pytest.mark.parametrize(("mode", "fixed"), [(0o755, 0o700), (0o2750, 0o2700), (0o711, 0o700)])
+def test_a_directory_that_others_may_read_is_closed(
+    tmp_path: Path, mode: int, fixed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does not keep a broker from starting, not even where the mode cannot be changed."""
+    data, log = tmp_path / "data", tmp_path / "log"
+    for path in (data, log):
+        path.mkdir()
+    (data / "node.db").touch(0o600)
+    fs = OsFileSystem(0)
+    for path in (data, log):
+        path.chmod(mode)
+        for what in (REFUSE, IGNORE):
+            caplog.clear()
+            vhost_directories.secure(fs, str(data), what, [str(log)])
+            assert fs.permissions(str(path)) == mode
+            assert f"{path}: others than its owner may read it (mode {mode:04o})" in caplog.text
+        vhost_directories.secure(fs, str(data), FIX, [str(log)])
+        assert fs.permissions(str(path)) == fixed
+        assert f"which is changed to {fixed:04o}" in caplog.text
+    (data / "node.db").chmod(0o644)
+    vhost_directories.secure(fs, str(data), FIX)
+    assert fs.permissions(f"{data}/node.db") == 0o600
     fs.close()
 
 

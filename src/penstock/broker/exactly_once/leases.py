@@ -72,6 +72,7 @@ from penstock.queues.amq_queue import SLICE_MESSAGES, AMQQueue, LeaseInfo
 from penstock.storage.durability import DISK
 
 OWNERS_MAX: Final = 10_000
+USER_OWNERS_MAX: Final = 2_500
 LOST_MAX: Final = 1000  # readers whose queue was deleted, remembered until their next request
 LOOK_S: Final = 10.0  # between two looks at the age of leases
 REPEAT_S: Final = 3600.0  # between two events of one reader
@@ -459,11 +460,13 @@ def _ignore(_answer: object) -> None:
 
 
 class Owner:
-    """The owner of a reader. until_s: by the monotonic clock. renewals: how often it called."""
+    """The owner of a reader. user: whose program it is. until_s: by the monotonic clock. renewals:
+    how often it called."""
 
-    __slots__ = ("renewals", "seconds", "token", "until_s")
+    __slots__ = ("renewals", "seconds", "token", "until_s", "user")
 
-    def __init__(self, token: str, seconds: float, until_s: float) -> None:
+    def __init__(self, user: str, token: str, seconds: float, until_s: float) -> None:
+        self.user: str = user
         self.token: str = token
         self.seconds: float = seconds
         self.until_s: float = until_s
@@ -471,20 +474,23 @@ class Owner:
 
 
 class LeaseOwners:
-    """The owners of the readers of one vhost."""
+    """The owners of the readers of one vhost: OWNERS_MAX at most, USER_OWNERS_MAX of one user."""
 
     def __init__(self, table: QueueTable) -> None:
         self._table: QueueTable = table
         self._born_s: float = table.clock.monotonic()
         self._owners: dict[Key, Owner] = {}
+        self._of_user: dict[str, int] = {}  # how many of them
         self._leased_before: set[Key] = {
             (name, reader) for name in table.leased_names() for reader in table.leases(name)
         }
 
-    def own(self, key: Key, token: str, seconds: float, *, is_held: bool) -> dict[str, object]:
+    def own(
+        self, key: Key, user: str, token: str, seconds: float, *, is_held: bool
+    ) -> dict[str, object]:
         """Own a reader, or renew it: {is_owner, renewals, expires_s}, for how long nobody else may
         have it. is_held: the caller owned it before the vhost started. ChannelError 506: there are
-        too many owners."""
+        too many owners, or too many of this user."""
         now_s = self._table.clock.monotonic()
         owner = self._owners.get(key)
         if owner is not None and owner.token != token and now_s < owner.until_s:
@@ -495,14 +501,17 @@ class LeaseOwners:
                 return {"is_owner": False, "renewals": 0, "expires_s": left_s}
         if owner is not None and owner.token != token and is_held:
             return _answer_of(owner, now_s, is_owner=False)  # lost to another, which has left
-        return _answer_of(self._renew(key, token, seconds), now_s, is_owner=True)
+        if owner is None or owner.token != token:
+            owner = self._new_owner(key, user, token, now_s)
+        self._renew(owner, seconds, now_s)
+        return _answer_of(owner, now_s, is_owner=True)
 
     def disown(self, key: Key, token: str) -> bool:
         """Give up a reader; return whether this token owned it."""
         owner = self._owners.get(key)
         if owner is None or owner.token != token:
             return False
-        del self._owners[key]
+        self._forget(key)
         return True
 
     def check(self, key: Key, token: str) -> None:
@@ -511,7 +520,7 @@ class LeaseOwners:
         owner = self._owners.get(key)
         if owner is None or owner.token == token:
             if owner is not None:
-                self._renew(key, token, owner.seconds)
+                self._renew(owner, owner.seconds, self._table.clock.monotonic())
             return
         now_s = self._table.clock.monotonic()
         if token or now_s < owner.until_s:
@@ -522,23 +531,39 @@ class LeaseOwners:
                 "one had it before, it was not heard of for too long, and another one took over",
             )
 
-    def _renew(self, key: Key, token: str, seconds: float) -> Owner:
-        now_s = self._table.clock.monotonic()
-        owner = self._owners.get(key)
-        if owner is None or owner.token != token:
-            if owner is None and len(self._owners) >= OWNERS_MAX:
-                self._forget_late(now_s)
-            owner = self._owners[key] = Owner(token, seconds, 0.0)
+    def _renew(self, owner: Owner, seconds: float, now_s: float) -> None:
         owner.seconds = seconds
         owner.until_s = now_s + seconds
         owner.renewals += 1
+
+    def _new_owner(self, key: Key, user: str, token: str, now_s: float) -> Owner:
+        """Make this token own a reader that nobody owns any more. ChannelError 506."""
+        if key in self._owners:
+            self._forget(key)
+        if self._why_not(user):
+            for late in [late for late, one in self._owners.items() if now_s >= one.until_s]:
+                self._forget(late)
+            why_not = self._why_not(user)
+            if why_not:
+                raise ChannelError(RESOURCE_ERROR, why_not)
+        self._of_user[user] = self._of_user.get(user, 0) + 1
+        owner = self._owners[key] = Owner(user, token, 0.0, 0.0)
         return owner
 
-    def _forget_late(self, now_s: float) -> None:
-        """Forget owners that did not call in time. ChannelError 506: there are still too many."""
-        self._owners = {key: one for key, one in self._owners.items() if now_s < one.until_s}
+    def _why_not(self, user: str) -> str:
+        """Return why the user may not own one more reader, "" if it may."""
+        count = self._of_user.get(user, 0)
+        if count >= USER_OWNERS_MAX:
+            return f"user '{user}' owns {count} readers, at most {USER_OWNERS_MAX} are allowed"
         if len(self._owners) >= OWNERS_MAX:
-            raise ChannelError(RESOURCE_ERROR, f"{OWNERS_MAX} readers have owners, no more may")
+            return f"{OWNERS_MAX} readers have owners, no more may"
+        return ""
+
+    def _forget(self, key: Key) -> None:
+        user = self._owners.pop(key).user
+        self._of_user[user] -= 1
+        if not self._of_user[user]:
+            del self._of_user[user]
 
 
 def _answer_of(owner: Owner, now_s: float, *, is_owner: bool) -> dict[str, object]:

@@ -90,7 +90,8 @@ def _own_lease(call: Call) -> None:
     key = args.text("queue"), args.text("reader")
     seconds = float(args.whole("seconds"))
     owners = lease_manager(call.vhost).owners
-    call.reply(owners.own(key, args.text("owner"), seconds, is_held=args.flag("is_held")))
+    user, token = call.identity.name, args.text("owner")
+    call.reply(owners.own(key, user, token, seconds, is_held=args.flag("is_held")))
 
 
 def _disown_lease(call: Call) -> None:

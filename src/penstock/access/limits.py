@@ -30,11 +30,11 @@ EXPECTED: Final = f"a whole number up to {LIMIT_MAX}, or -1 for no limit"
 class Limits:
     """The defaults; -1 means no limit. A broker's own defaults of user_connections and
     vhost_connections are smaller if its processes may open few files (server.descriptors).
-    user_connections: of one user, in all vhosts. user_channels,
-    user_publish_rate (messages a second): of one user in each vhost. channel_consumers: of one
-    channel. stalled_body_s: seconds for which an unfinished message may make no progress.
-    rss_slack_bytes: RAM of a vhost's process beyond its share of the memory, before publishers
-    wait; an interpreter without messages takes 40 MiB."""
+    user_connections: of one user, in all vhosts. user_channels, user_publish_rate (messages a
+    second), user_exchange_bindings (from exchange to exchange): of one user in each vhost.
+    channel_consumers: of one channel. stalled_body_s: seconds for which an unfinished message may
+    make no progress. rss_slack_bytes: RAM of a vhost's process beyond its share of the memory,
+    before publishers wait; an interpreter without messages takes 40 MiB."""
 
     user_connections: int = 4096
     user_channels: int = 32_768
@@ -44,6 +44,7 @@ class Limits:
     vhost_exchanges: int = 100_000
     vhost_bindings: int = 1_000_000
     channel_consumers: int = 32_768
+    user_exchange_bindings: int = 1000
     stalled_body_s: float = 60.0
     rss_slack_bytes: int = 96 << 20
 

@@ -105,6 +105,7 @@ class Topology:
         check_exchange: Callable[[str, Identity | None], None] | None = None,
         check_binding: Callable[[str, Identity | None], None] | None = None,
         count: Callable[[str, int], None] | None = None,
+        check_between: Callable[[str, Identity, int], None] | None = None,
     ) -> None:  # fmt: skip
         self.exchanges: dict[str, Exchange] = {}
         self._count: Callable[[str, int], None] = count or _not_counted
@@ -116,6 +117,7 @@ class Topology:
         self._on_event = on_event
         self._check_new: Callable[[str, Identity | None], None] = check_exchange or _unlimited
         self._check_binding: Callable[[str, Identity | None], None] = check_binding or _unlimited
+        self._check_between: Callable[[str, Identity, int], None] = check_between or _unbounded
         for name, (type_name, internal) in SYSTEM.items():
             self._add(Exchange(name, type_name, durable=True, internal=internal, is_system=True))
 
@@ -320,6 +322,8 @@ class Topology:
         if self.router.has_binding(source, kind, destination, key, arguments):
             return 0
         self._check_binding(source, by)
+        if kind == EXCHANGE and by is not None:
+            self._check_between(source, by, self.router.between_exchanges.get(by.name, 0))
         creator = "" if by is None else by.name
         self.router.bind(source, kind, destination, key, arguments, creator)
         if not (is_durable and exchange.durable):
@@ -386,6 +390,10 @@ class Topology:
 
 
 def _unlimited(_name: str, _by: Identity | None) -> None:
+    """Do nothing: there is no limit."""
+
+
+def _unbounded(_name: str, _by: Identity, _own: int) -> None:
     """Do nothing: there is no limit."""
 
 

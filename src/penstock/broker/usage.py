@@ -185,6 +185,14 @@ class Usage:
             raise refusals.precondition_failed(f"cannot bind to exchange '{exchange}': {text}")
         self._check_room(f"cannot bind to exchange '{exchange}'", topology_bytes, by)
 
+    def check_between(self, exchange: str, by: Identity, own: int) -> None:
+        """Raise ChannelError 406 if a user with so many bindings between exchanges may not have
+        another, from this exchange. Each may cost every message that others publish there."""
+        most = self.limits.defaults.user_exchange_bindings
+        if 0 <= most <= own and not by.is_administrator:
+            text = f"user '{by.name}' has as many bindings between exchanges as allowed ({most})"
+            raise refusals.precondition_failed(f"cannot bind to exchange '{exchange}': {text}")
+
     def _check_room(self, what: str, topology_bytes: int, by: Identity | None) -> None:
         most = self.memory_bytes // TOPOLOGY_PART
         if topology_bytes >= most:

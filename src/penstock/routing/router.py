@@ -296,6 +296,7 @@ class Router:
         self.version: int = 0
         self.binding_count: int = 0
         self.held_bytes: int = 0  # of all bindings, about
+        self.between_exchanges: dict[str, int] = {}  # creator -> bindings from exchange to exchange
         self._has_queue = has_queue
         self._count = count
         self._exchanges: dict[str, RoutedExchange] = {}
@@ -495,6 +496,11 @@ class Router:
         """Count one more (1) or one less (-1)."""
         self.binding_count += change
         self.held_bytes += change * binding.held_bytes
+        if binding.kind == "e":
+            between = self.between_exchanges
+            between[binding.creator] = between.get(binding.creator, 0) + change
+            if not between[binding.creator]:
+                del between[binding.creator]
         if self._count is not None:
             self._count(binding.creator, change * binding.held_bytes)
 

@@ -4,6 +4,7 @@ import tracemalloc
 
 import pytest
 
+from penstock.access.limits import Limits
 from penstock.access.permissions import Identity, everything
 from penstock.broker.usage import CLIENTS_PART, TOPOLOGY_PART
 from penstock.codec.spec import (
@@ -17,6 +18,8 @@ from penstock.codec.spec import (
     ExchangeBindOk,
     ExchangeDeclare,
     ExchangeDeclareOk,
+    ExchangeUnbind,
+    ExchangeUnbindOk,
     QueueBind,
     QueueBindOk,
     QueueDeclare,
@@ -226,3 +229,33 @@ def test_consumers_are_counted_as_what_they_take(
         tracemalloc.stop()
     counted = rig.vhost.usage.client_bytes - before
     assert real * 0.9 <= counted <= real * 3
+
+
+def test_bindings_between_exchanges_of_a_user_have_a_limit() -> None:
+    """Each may cost every message that others publish to an exchange before it."""
+    rig = BrokerRig(limits=Limits(user_exchange_bindings=3))
+    plain_user, other, admin = (
+        rig.client(who).open() for who in (plain("u"), plain("v"), everything("root"))
+    )
+    for number in range(5):
+        plain_user.call(1, ExchangeDeclare(exchange=f"x{number}", type="fanout"), ExchangeDeclareOk)
+
+    def bind(client: RigClient, number: int) -> bool:
+        client.send(1, ExchangeBind(destination=f"x{number}", source="amq.topic"))
+        client.rig.turn()
+        if closed := client.methods(ChannelClose):
+            assert closed[0].reply_code == 406
+            assert "'u' has as many bindings between exchanges as allowed (3)" in (
+                closed[0].reply_text
+            )
+            client.send(1, ChannelCloseOk())
+            client.open(1)
+            return False
+        return True
+
+    assert [bind(plain_user, number) for number in (0, 1, 2, 3, 0)] == [True] * 3 + [False, True]
+    assert bind(other, 3)
+    assert all(bind(admin, number) for number in range(5))
+    plain_user.call(1, ExchangeUnbind(destination="x1", source="amq.topic"), ExchangeUnbindOk)
+    assert bind(plain_user, 1)
+    assert rig.vhost.router.between_exchanges == {"u": 3, "v": 1, "root": 1}

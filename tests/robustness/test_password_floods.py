@@ -29,6 +29,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
     data = tmp_path_factory.mktemp("floods") / "data"
     with LiveBroker(data, has_http=True) as live:
         live.control("add_user", name="ann", password="ann")
+        live.control("add_user", name="bob", password="bob")
         live.control("set_permissions", "/", user="ann", configure=".*", write=".*", read=".*")
         yield live
         assert live.stop() == 0, live.log_text()
@@ -72,6 +73,9 @@ def test_a_flood_of_wrong_passwords(broker: LiveBroker, names: str) -> None:
     assert is_let_in(asked(broker, "ann", "ann", "127.0.0.2"))
     # From the same one, remembered.
     assert is_let_in(asked(broker, "guest", "guest", "127.0.0.1"))
+    # From the same one, for the first time, with a name that is not guessed there.
+    broker.control("change_password", name="bob", password="bob")
+    assert is_let_in(asked(broker, "bob", "bob", "127.0.0.1"))
     assert not is_let_in(asked(broker, "ann", "wrong", "127.0.0.3"))
     for sock in flood:
         sock.close()
@@ -100,6 +104,10 @@ def test_a_flood_of_wrong_passwords_over_http(broker: LiveBroker) -> None:
     assert status(ask("guest", "guest", "127.0.0.1")) == 200
     flood = [ask("ann", f"wrong {n}", "127.0.0.1") for n in range(100)]
     assert status(ask("ann", "ann", "127.0.0.2")) == 200
+    names = [ask(f"n{n}", "wrong", "127.0.0.1") for n in range(100)]
+    assert status(ask("bob", "bob", "127.0.0.1")) == 200
+    for sock in names:
+        sock.close()
     assert status(ask("guest", "guest", "127.0.0.1")) == 200
     assert status(ask("ann", "wrong", "127.0.0.3")) == 401
     for sock in flood:

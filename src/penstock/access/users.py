@@ -127,6 +127,10 @@ class KnownUsers:
         user = self._users.get(name)
         return user[0] if user is not None else self._nobody
 
+    def knows(self, name: str) -> bool:
+        """Return whether there is such a user."""
+        return name in self._users
+
     def remembers(self, name: str, password: bytes) -> bool:
         """Return whether this password was right before, for the user's present hash."""
         known = self._remembered.get(name)

@@ -15,6 +15,13 @@ done:
         of a user name                  0 after the first 20, then 0.25 s, doubled up to 4 s, and
                                         only for addresses that gave a wrong password for that name
 
+**First tries.** Where somebody guesses, the turn of a name may be minutes away, behind hundreds of
+other names of its address, and its client has ten seconds. So a password for a user that exists,
+from an address that has not given a wrong one for this user, is also tried out of turn, with a
+brake of its own for each address, like the second below. If it is right it is accepted; if it is
+wrong, nothing is answered and it keeps its place: its turn hashes it again. So a refusal comes when
+it would have come, and does not show whether there is such a user.
+
 One wrong password is forgotten every FORGET_S. The brake delays and never refuses; a login that
 waits too long ends by its own time limit. So nobody can lock a user out. The right password from an
 address without wrong ones is checked at once, however often others guessed; from an address where
@@ -96,6 +103,45 @@ class _Question:
         self.askers = 0
 
 
+class _Lines:
+    """Questions that wait: address -> name -> questions, the first to be served first at each
+    level."""
+
+    def __init__(self) -> None:
+        self.by_address: OrderedDict[str, OrderedDict[str, list[_Question]]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(len(some) for names in self.by_address.values() for some in names.values())
+
+    def add(self, question: _Question) -> None:
+        """Add a question at the end."""
+        names = self.by_address.setdefault(question.address, OrderedDict())
+        names.setdefault(question.name, []).append(question)
+
+    def take(self, address: str, name: str) -> _Question:
+        """Take the first question of an address and name. Both go to the end of their lines."""
+        question = self.by_address[address][name][0]
+        self.drop(question)
+        names = self.by_address.get(address)
+        if names is not None:
+            if name in names:
+                names.move_to_end(name)
+            self.by_address.move_to_end(address)
+        return question
+
+    def drop(self, question: _Question) -> None:
+        """Remove a question, if it is there."""
+        names = self.by_address.get(question.address)
+        questions = names.get(question.name) if names is not None else None
+        if names is None or questions is None or question not in questions:
+            return
+        questions.remove(question)
+        if not questions:
+            del names[question.name]
+        if not names:
+            del self.by_address[question.address]
+
+
 class Authenticator:
     """Checks passwords, on the running loop. executor: where passwords are hashed, HASHERS at a
     time. guest: where guest may come from. hashes: how many were done."""
@@ -110,19 +156,21 @@ class Authenticator:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._by_key: dict[bytes, _Question] = {}
-        # address -> name -> questions, the first to be served first at each level
-        self._queue: OrderedDict[str, OrderedDict[str, list[_Question]]] = OrderedDict()
+        self._queue = _Lines()
+        self._first = _Lines()  # those of them that are tried out of turn
         self._hashing = 0
         self._timer: asyncio.TimerHandle | None = None
         self._wake_s = float("inf")  # when it is due
         self._of_pair = Brake(3, 0.25, 8.0)
         self._of_address = Brake(10, 0.05, 0.5)
         self._of_name = Brake(20, 0.25, 4.0)
+        self._of_first = Brake(10, 0.05, 0.5)  # of an address, for first tries
+        self._first_tries = Brake(1, FORGET_S, FORGET_S)  # of an address for a user name
 
     @property
     def waiting(self) -> int:
         """Passwords that wait for a thread."""
-        return sum(len(some) for names in self._queue.values() for some in names.values())
+        return len(self._queue)
 
     async def refusal(self, name: str, password: bytes, host: str) -> str:
         """Return why the user may not log in from this address with this password, for the log; ""
@@ -146,7 +194,9 @@ class Authenticator:
         if question is None:
             question = _Question(key, address, name, password, self._loop.create_future())
             self._by_key[key] = question
-            self._queue.setdefault(address, OrderedDict()).setdefault(name, []).append(question)
+            self._queue.add(question)
+            if users.knows(name):
+                self._first.add(question)
             self._arrived(question)
         question.askers += 1
         try:
@@ -163,6 +213,9 @@ class Authenticator:
             return
         now_s = self._clock.monotonic()
         until_s = self._until_s(question.address, question.name, now_s)
+        if self._users.knows(question.name):
+            first_s = self._first_until_s(question.address, question.name, now_s)
+            until_s = min(until_s, first_s)
         if until_s <= now_s:
             self.look()
         elif until_s < self._wake_s:
@@ -173,21 +226,24 @@ class Authenticator:
     def look(self) -> None:
         """Start hashes on free threads, in turn. Called when a thread is free or a brake ends."""
         while self._hashing < HASHERS:
-            question = self._next()
-            if question is None:
+            found = self._next()
+            if found is None:
                 return
+            question, is_first_try = found
             if self._users.remembers(question.name, question.password):
+                self._queue.drop(question)
                 self._answer(question, is_right=True)
                 continue
             self._hashing += 1
-            self._loop.create_task(self._hash(question))
+            self._loop.create_task(self._hash(question, is_first_try=is_first_try))
 
-    def _next(self) -> _Question | None:
-        """Take the next question out of the queue. Returns None if all have to wait."""
+    def _next(self) -> tuple[_Question, bool] | None:
+        """Take the next question, and return it with whether it is tried out of turn: then it
+        keeps its place. Returns None if all have to wait."""
         now_s = self._clock.monotonic()
         chosen: tuple[str, str] | None = None
         soonest_s = float("inf")
-        for address, names in self._queue.items():
+        for address, names in self._queue.by_address.items():
             is_clean = not self._of_address.count(address, now_s)
             if chosen is not None and not is_clean:
                 continue
@@ -198,12 +254,30 @@ class Authenticator:
                     break
                 soonest_s = min(soonest_s, until_s)
             if chosen is not None and is_clean:
-                break
+                question = self._queue.take(*chosen)
+                self._first.drop(question)
+                return question, False
+        for address, names in self._first.by_address.items():
+            for name in names:
+                until_s = self._first_until_s(address, name, now_s)
+                if until_s <= now_s:
+                    return self._first.take(address, name), True
+                soonest_s = min(soonest_s, until_s)
         if chosen is not None:
-            return self._taken(*chosen)
+            question = self._queue.take(*chosen)
+            self._first.drop(question)
+            return question, False
         if soonest_s < float("inf"):
             self._wake_at(soonest_s, now_s)
         return None
+
+    def _first_until_s(self, address: str, name: str, now_s: float) -> float:
+        """Return when a first try may be made; not while a wrong password of this address for this
+        name, or a wrong first try, is not forgotten."""
+        pair = (address, name)
+        if self._of_pair.count(pair, now_s) or self._first_tries.count(pair, now_s):
+            return float("inf")
+        return self._of_first.until_s(address, now_s)
 
     def _until_s(self, address: str, name: str, now_s: float) -> float:
         pair = (address, name)
@@ -211,21 +285,6 @@ class Authenticator:
         if self._of_pair.count(pair, now_s):
             until_s = max(until_s, self._of_name.until_s(name, now_s))
         return until_s
-
-    def _taken(self, address: str, name: str) -> _Question:
-        """Take the first question of an address and name. Both go to the end of their queues."""
-        names = self._queue[address]
-        questions = names[name]
-        question = questions.pop(0)
-        if questions:
-            names.move_to_end(name)
-        else:
-            del names[name]
-        if names:
-            self._queue.move_to_end(address)
-        else:
-            del self._queue[address]
-        return question
 
     def _wake_at(self, at_s: float, now_s: float) -> None:
         if self._timer is not None:
@@ -241,19 +300,12 @@ class Authenticator:
     def _forget(self, question: _Question) -> None:
         """Drop a question that nobody waits for. If a thread has it, its answer is ignored."""
         self._drop_key(question)
-        names = self._queue.get(question.address)
-        questions = names.get(question.name) if names is not None else None
-        if names is None or questions is None or question not in questions:
-            return
-        questions.remove(question)
-        if not questions:
-            del names[question.name]
-        if not names:
-            del self._queue[question.address]
+        self._queue.drop(question)
+        self._first.drop(question)
 
     # ---- the hash ------------------------------------------------------------------------------
 
-    async def _hash(self, question: _Question) -> None:
+    async def _hash(self, question: _Question, *, is_first_try: bool) -> None:
         users, name, password = self._users, question.name, question.password
         is_right = False
         try:
@@ -263,19 +315,29 @@ class Authenticator:
                 is_right = await self._loop.run_in_executor(self._executor, verify, password, claim)
                 if users.claim(name) == claim:  # else the password was changed meanwhile
                     break
-            self._learn(question, claim, is_right=is_right)
+            self._learn(question, claim, is_right=is_right, is_first_try=is_first_try)
         finally:
             self._hashing -= 1
-            self._answer(question, is_right=is_right)
+            if is_right or not is_first_try:
+                self._queue.drop(question)
+                self._first.drop(question)
+                self._answer(question, is_right=is_right)
             self.look()
 
-    def _learn(self, question: _Question, claim: str, *, is_right: bool) -> None:
+    def _learn(
+        self, question: _Question, claim: str, *, is_right: bool, is_first_try: bool
+    ) -> None:
         pair = (question.address, question.name)
         if is_right:
             self._users.remember(question.name, question.password, claim)
             self._of_pair.right(pair)
+            self._first_tries.right(pair)
             return
         now_s = self._clock.monotonic()
+        if is_first_try:
+            self._of_first.wrong(question.address, now_s)
+            self._first_tries.wrong(pair, now_s)
+            return
         self._of_pair.wrong(pair, now_s)
         self._of_address.wrong(question.address, now_s)
         self._of_name.wrong(question.name, now_s)

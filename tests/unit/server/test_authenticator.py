@@ -223,6 +223,75 @@ def test_those_who_have_to_wait_are_not_looked_at_for_each_that_comes() -> None:
     in_world(scenario)
 
 
+def test_a_right_password_does_not_wait_behind_a_flood_of_its_own_address() -> None:
+    """Of many names that do not exist: it is the next to be hashed, and they go on as before."""
+
+    async def scenario(world: World) -> None:
+        await world.wrong(20, name="nobody")
+        floods = [world.ask(f"n{n}", "guess") for n in range(800)]
+        await world.hash_all()
+        before = world.authenticator.hashes
+        ann = world.ask("ann")
+        assert await world.hash_all() == 1
+        assert await ann is True
+        assert world.authenticator.hashes == before + 1
+        assert world.authenticator.waiting == len([task for task in floods if not task.done()])
+
+    in_world(scenario)
+
+
+def test_a_wrong_first_try_is_answered_in_its_turn() -> None:
+    """Nobody sees by it whether a user exists: both are answered after as many turns."""
+
+    async def answered_after(name: str) -> int:
+        turns = 0
+
+        async def scenario(world: World) -> None:
+            nonlocal turns
+            await world.wrong(20, name="nobody")
+            floods = [world.ask(f"n{n}", "guess") for n in range(30)]
+            await world.hash_all()
+            asked = world.ask(name, "wrong")
+            await world.hash_all()
+            while not asked.done():
+                world.clock.advance(0.5)
+                world.authenticator.look()
+                await world.hash_all()
+                turns += 1
+            assert await asked is False
+            assert all(task.done() for task in floods)
+            assert world.authenticator.waiting == 0
+
+        await scenario(World())
+        return turns
+
+    async def both() -> None:
+        assert await answered_after("ann") == await answered_after("unknown") > 10
+
+    asyncio.run(both())
+
+
+def test_first_tries_are_no_way_to_guess_faster() -> None:
+    """One for each name of an address, with a brake."""
+
+    async def scenario(world: World) -> None:
+        world.put(*(f"u{n}" for n in range(100)))
+        await world.wrong(20, name="nobody")
+        guesses = [world.ask("u0", f"guess {n}") for n in range(50)]
+        assert await world.hash_all() <= 2  # the first try, and perhaps a turn
+        more = [world.ask(f"u{n}", "guess") for n in range(1, 100)]
+        hashes = await world.hash_all()
+        assert hashes <= 12  # ten are free
+        for _ in range(10):
+            world.clock.advance(0.5)
+            world.authenticator.look()
+            assert await world.hash_all() <= 4  # a turn and a first try, every half second
+        for task in guesses + more:
+            task.cancel()
+
+    in_world(scenario)
+
+
 def test_who_leaves_is_not_waited_for() -> None:
     async def scenario(world: World) -> None:
         leaving = [world.ask(f"n{n}", host=f"10.0.1.{n}") for n in range(50)]

@@ -3,15 +3,16 @@
 **When.** The target in bytes is the smallest of three: the queue's own maximum (Qpid's
 queueMaxMemory), its share of the whole budget, and the bytes of the messages that last for the
 duration target at the present rates (RabbitMQ's memory monitor). A queue that passes its target is
-*flowed* until all of it is back in RAM; the events "flowed" and "recovered" report both.
+*flowed* until all of it is back in RAM and takes no more than the low mark, 7/8 of the target; the
+events "flowed" and "recovered" report both.
 
 The Inhaler begins when less than the minimum is in RAM (for a queue without limits of its own: the
-low mark, 7/8 of its target), or when the whole queue would fit below the low mark. It goes on,
-several reads at a time, up to the high mark (15/16) or until nothing is out. It begins when
-somebody consumes, and in each tick of a flowed queue, so a queue comes back without consumers too.
-Between the low mark and the target nothing moves in either direction: a load that goes up and down
-within it costs nothing, and one that goes beyond it moves only what is beyond it. A message that
-was read back is still on disk and is not written again.
+low mark), or when the whole queue would fit, with a 128th of the target to spare. It goes on,
+several reads at a time, up to the high mark (15/16), or until nothing is out if all of it fits. It
+begins when somebody consumes, and in each tick of a flowed queue, so a queue comes back without
+consumers too. While all is in RAM and below the target nothing moves in either direction: a load
+that goes up and down there costs nothing, and one that goes beyond it moves only what is beyond it.
+A message that was read back is still on disk and is not written again.
 
 While the engine refuses publishers for want of space nothing is paged out, nor for a second after a
 page-out failed. One event reports that.
@@ -43,7 +44,9 @@ soon as the whole queue would fit in RAM again, arrivals stay there, and the Inh
 Rows that are too many go before alphas do, or an index would fill the RAM of the queue's head. A
 gamma costs no write to roll and does not count as paged out. A beta gets its slot written; a step
 uses at most half of its messages for that. Too many rows are a reason to continue paging, not to
-begin: a queue that drains will soon read its betas, and slots for them would be wasted writes.
+begin: a queue that drains will soon read its betas, and slots for them would be wasted writes. But
+rows that take more than half of the target, as after a requeue of many, leave no room for the head
+and are rolled in any case.
 
 Writing needs no order with the log and no sync: slots and bodies are data, never evidence [1]. A
 write that fails leaves everything where it was and raises to the VariableQueue, which reports it
@@ -78,7 +81,14 @@ from typing import Final
 from penstock.errors import CorruptionError, SyncFailedError
 from penstock.message import LARGE_FROM, Entry, Message, is_large, seq_of
 from penstock.queues.backing_queue import UNLIMITED
-from penstock.queues.queue_ram import ALPHA_BYTES, QueueRam, alpha_bytes, high_mark, low_mark
+from penstock.queues.queue_ram import (
+    ALPHA_BYTES,
+    STEP_MESSAGES,
+    QueueRam,
+    alpha_bytes,
+    high_mark,
+    low_mark,
+)
 from penstock.queues.rows import (
     AT_ENTRY,
     AT_STORE,
@@ -98,7 +108,7 @@ from penstock.storage.queue_segment import IN_STORE as SLOT_IN_STORE
 from penstock.storage.queue_segment import LONG_HEADER, PREFIX_BYTES, SegmentFiles, Slot
 from penstock.storage.store_file import StoreRecord, read_records
 
-PUBLISH_MESSAGES: Final = 4  # paged out by one publish besides its own, at most
+PUBLISH_MESSAGES: Final = STEP_MESSAGES  # paged out by one publish besides its own, at most
 PUBLISH_BYTES: Final = 64 << 10  # and no more after the one that passes this
 SLICE_MESSAGES: Final = 256  # of `resume`
 SLICE_BYTES: Final = 1 << 20
@@ -109,7 +119,12 @@ def is_over(state: QueueRam) -> bool:
     """Return whether there is anything to page out."""
     if state.becomes_lazy or state.ram_bytes() > state.target_bytes:
         return True
-    return state.is_flowed and not state.is_even and _is_batch(state) and not state.fits()
+    if not state.is_flowed or state.is_even:
+        return False
+    rows_bytes = (state.q2.count + state.q3.count) * ROW_BYTES
+    if rows_bytes > state.target_bytes >> 1 and _too_many_rows(state) > 0:
+        return True  # they have the room of the head, after a requeue of many
+    return _is_batch(state) and not state.fits()
 
 
 def _is_batch(state: QueueRam) -> bool:
@@ -1056,6 +1071,7 @@ class Run:
                 file.close()
         if self.records:
             self._bodies = read_records(self._fs, self.records)
+        self.is_over = True  # last: the owner's thread may look at any time
         return None
 
     def message(self, n: int, files: SegmentFiles) -> Message | None:
@@ -1071,8 +1087,7 @@ class Run:
         return message
 
     def done(self, _: object) -> None:
-        """Take the end of the read, in the owner's thread."""
-        self.is_over = True
+        """Take the end of the read, in the owner's thread; a fetch may have taken it before."""
         self._inhaler.ended("")
 
     def failed(self, problem: BaseException) -> None:
@@ -1254,14 +1269,17 @@ class Inhaler:
         return record
 
     def ended(self, problem: str) -> None:
-        """Take the end of a read: move to q4 what has arrived, as far as no earlier run is under
-        way."""
+        """Take the end of a read. problem: why it failed, "" if it did not."""
+        self.take()
+        self._on_end(problem)
+
+    def take(self) -> None:
+        """Move to q4 what has been read, as far as no earlier run is under way."""
         while self.runs and self.runs[0].is_over:
             run = self.runs.pop(0)
             self._state.reading_bytes -= run.bytes
             if run.rows:
                 self._arrived(run)
-        self._on_end(problem)
 
     def _arrived(self, run: Run) -> None:
         """Move messages whose rows are still at the front of q3 to q4. Bad entries are left to
@@ -1450,7 +1468,8 @@ class Paging:
             self.report("page_out_failed", f"messages stay in RAM: {error}")
 
     def note_recovered(self) -> None:
-        """Report that the queue is not flowed any more, once all of it is in RAM."""
+        """Report that the queue is not flowed any more, once all of it is in RAM, with an eighth
+        of the target to spare: so a load close to the target does not cause event after event."""
         state = self._state
         if (
             state.is_flowed
@@ -1458,7 +1477,7 @@ class Paging:
             and not state.delta.count
             and not state.disk_pending.count
             and not state.back_rows.count
-            and state.ram_bytes() <= state.target_bytes
+            and state.ram_bytes() <= low_mark(state.target_bytes)
         ):
             state.is_flowed = False
             self.report("recovered", f"{state.len} messages, all in RAM")
@@ -1486,20 +1505,22 @@ class Paging:
     # ---- in ------------------------------------------------------------------------------------
 
     def inhale(self, *, at_rest: bool = False) -> bool:
-        """Submit a read if there is a reason. Return True while one is under way. at_rest: nobody
+        """Submit reads if there is a reason. Return True while one is under way. at_rest: nobody
         has consumed just now, so only a flowed queue reads."""
-        state = self._state
-        if self.inhaler.runs:
-            return True
+        state, inhaler = self._state, self.inhaler
+        if inhaler.runs:
+            inhaler.take()  # demand may be faster than completions are handed out
+            if len(inhaler.runs) == READS_MAX:
+                return True
         if not state.q3.count or (at_rest and not state.is_flowed):
             self._is_inhaling = False
-            return False
+            return len(inhaler.runs) > 0
         if not self._is_inhaling:
             is_low = state.ram_bytes() < self._lowest()
             self._is_inhaling = is_low or (state.is_flowed and state.fits())
         if self._is_inhaling:
             self._is_inhaling = self._read_on()
-        return self._is_inhaling
+        return self._is_inhaling or len(inhaler.runs) > 0
 
     def _read_on(self) -> bool:
         """Submit the next read, if there is room and anything to read. Return whether it is under
@@ -1509,8 +1530,12 @@ class Paging:
             return False
         target = state.target_bytes
         highest = READ_AHEAD_BYTES if target >= UNLIMITED else high_mark(target)
+        worthwhile = min(RUN_BYTES_MAX, target >> 5)
+        if state.is_flowed and state.fits():
+            highest = max(highest, target - state.spare_bytes())
+            worthwhile = 0
         room = highest - state.ram_bytes()
-        if room <= 0:
+        if room <= worthwhile:  # else a get now and then would read a few messages each time
             return False
         rows_max = segment_rows(state)
         try:

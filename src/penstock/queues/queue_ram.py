@@ -154,6 +154,7 @@ def _weight(dt_s: float) -> float:
 
 # An Entry, a Message, their place in a deque or dict, and the head of a bytes object: measured.
 ALPHA_BYTES: Final = 256
+STEP_MESSAGES: Final = 4  # paged out by one publish
 
 
 class Checks:
@@ -204,8 +205,8 @@ def low_mark(target_bytes: int) -> int:
 
 
 def high_mark(target_bytes: int) -> int:
-    """Return the bytes up to which a flowed queue reads messages back: 15/16 of the target. The
-    rest is for arrivals, so that they do not page out what was just read."""
+    """Return the bytes up to which a queue that does not fit reads messages back: 15/16 of the
+    target. The rest is for arrivals, so that they do not page out what was just read."""
     return target_bytes - (target_bytes >> 4)
 
 
@@ -282,11 +283,23 @@ class QueueRam:
         return counted // max(n + len(self.ram_pending), 1)
 
     def fits(self) -> bool:
-        """Return whether the whole queue would fit in RAM, with an eighth of the target to spare,
-        without headers: those of messages in delta are unknown."""
+        """Return whether the whole queue would fit in RAM, with `spare_bytes` to spare. Headers on
+        disk are taken to be as long as that of q3's first message, at most LONG_HEADER."""
+        if self.target_bytes >= UNLIMITED:
+            return True
+        average = ALPHA_BYTES
+        if self.q3.count:
+            average += self.q3.first().header_len
         rows_bytes = self.disk_pending.count * ROW_BYTES
-        whole = self.bytes + self.len * ALPHA_BYTES + self.pending_bytes + rows_bytes
-        return whole <= low_mark(self.target_bytes)
+        whole = self.bytes + self.len * average + self.pending_bytes + rows_bytes
+        return whole <= self.target_bytes - self.spare_bytes()
+
+    def spare_bytes(self) -> int:
+        """Return what stays free of the target when a queue that fits comes back: a 128th, but at
+        least one step of paging, so that the next few publishes do not page out what was just
+        read."""
+        target = self.target_bytes
+        return max(target >> 7, min(STEP_MESSAGES * self.average_bytes(), target >> 3))
 
     def add_alpha(self, entry: Entry) -> None:
         """Append an entry: to q4 if everything is in RAM, else to q1."""
@@ -585,7 +598,7 @@ class QueueRam:
             assert seq < self.index.next_seq, f"seq {seq} was never given"
         is_out = q3 or delta or self.disk_pending.count or self.back_rows.count
         # What others count may have become more since this queue last looked: the next tick does.
-        is_low = self.ram_bytes() + self.shared.elsewhere_bytes <= self.target_bytes
+        is_low = self.ram_bytes() + self.shared.elsewhere_bytes <= low_mark(self.target_bytes)
         assert not self.is_flowed or is_out or not is_low, "not recovered"
 
     def _check_shared(self) -> None:

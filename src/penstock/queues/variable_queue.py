@@ -386,6 +386,7 @@ A = TypeVar("A")
 BATCH_MESSAGES: Final = 256  # of a batch, between two steps of paging
 BATCH_BYTES: Final = 1 << 20
 READ_MESSAGES: Final = 256  # that a fetch from disk reads at once
+LOOK_BYTES: Final = 64 << 10  # fetched of a queue with messages on disk, between two looks ahead
 
 
 class VariableQueue(BackingQueue):
@@ -419,6 +420,7 @@ class VariableQueue(BackingQueue):
         self._read_bytes: int = read_bytes
         self.state.reads_runs = read_bytes > 0
         self._is_batch: bool = False
+        self._fetched_bytes: int = 0  # since the last look ahead
         self._take_over(engine, index)
 
     def _take_over(self, engine: StorageEngine, index: QueueIndex) -> None:
@@ -614,15 +616,24 @@ class VariableQueue(BackingQueue):
             state.rates.n_ack_in += 1
             if state.pending_order is not None:
                 self._note_pending(seq)
-        if not state.q3.count:
+        if state.q3.count:
+            self._look_ahead(cost)
+        else:
             paging.settle(state, paging.load_rows(state))
-        if state.is_flowed and not state.q3.count:
-            self.paging.note_recovered()
-        elif ack_required and state.ram_bytes() > state.target_bytes:
+            if state.is_flowed:
+                self.paging.note_recovered()
+        if ack_required and state.ram_bytes() > state.target_bytes:
             self.paging.step(paging.PUBLISH_MESSAGES, paging.PUBLISH_BYTES)
         if CHECKS.is_on:
             state.check()
         return Delivery(seq, message, is_redelivered or attempts > 0, attempts)
+
+    def _look_ahead(self, fetched_bytes: int) -> None:
+        """Read ahead, if there is a reason, each time that so much was fetched."""
+        self._fetched_bytes += fetched_bytes
+        if self._fetched_bytes >= LOOK_BYTES:
+            self._fetched_bytes = 0
+            self.paging.inhale()
 
     def _for_delivery(self, entry: Entry, *, in_pieces: bool) -> Message:
         """Return the message of an entry whose body is not in RAM: with the body, or without if
@@ -634,9 +645,14 @@ class VariableQueue(BackingQueue):
         return self._with_body(entry)
 
     def _read_run(self) -> bool:
-        """Read the next run of back_rows or q3 into q4. Return False if there is none."""
+        """Read the next run of back_rows or q3 into q4, or take one that a worker has read. Return
+        False if there is none."""
         state = self.state
         state.join_rows()
+        if self.paging.inhaler.runs and not state.back_rows.count:
+            self.paging.inhaler.take()
+            if state.q4:
+                return True
         while True:
             if state.back_rows.count:
                 run = min(self._read_bytes, state.target_bytes // 4)

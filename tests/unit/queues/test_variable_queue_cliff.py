@@ -138,7 +138,7 @@ def test_no_publish_pays_for_the_others(seed: int, kind: str) -> None:
     for _ in range(600):
         run.rng.choice(steps)()
     run.rig.engine.flush()
-    assert run.paged > 20, "there was something to page out"
+    assert run.paged > 10, "there was something to page out"
 
 
 @pytest.mark.parametrize(("size", "most"), [(10, 4), (10_000, 4), (30_000, 3), (70_000, 1)])

@@ -43,6 +43,7 @@ class Flow(World):
         super().__init__(rig, opens(read_bytes=1 << 18), body_bytes=BODY)
         self.next = 0
         self.due = 0
+        self.header = b""
 
     def limit(self, messages: int) -> None:
         """The maximum; the minimum is half of it."""
@@ -51,7 +52,7 @@ class Flow(World):
     def publish(self, n: int, mode: int = OS) -> None:
         """So many more, and what a tick does then."""
         for _ in range(n):
-            self.q.publish(b"", self.body(self.next), mode)
+            self.q.publish(self.header, self.body(self.next), mode)
             self.next += 1
         self.rest()
 
@@ -99,6 +100,103 @@ def test_a_steady_backlog_is_written_once_at_most(flow: Flow, mode: int, part: f
         flow.publish(BATCH, mode)
         flow.consume(BATCH)
     assert flow.counts() == before, "nothing is written or read any more"
+    assert flow.drain() == list(range(flow.due, flow.next))
+
+
+@pytest.mark.parametrize("mode", [OS, NONE])
+def test_the_head_is_in_ram_after_a_mass_requeue(flow: Flow, mode: int) -> None:
+    limit = 128 << 10
+    flow.q.set_limits(limit, limit // 2)
+    flow.publish(20_000, mode)
+    got = [flow.fetch().tag for _ in range(10_000)]
+    flow.rest()
+    flow.q.requeue(got, OS)
+    flow.rest()
+    assert lengths(flow)[0] * COST >= 0.4 * limit
+    assert info_int(flow.q, "ram_bytes") <= limit
+    assert flow.drain() == list(range(20_000))
+
+
+def test_gets_that_outrun_ticks_and_completions_find_what_workers_have_read(flow: Flow) -> None:
+    """A program that gets in a loop: the box's thread does not run, its workers do."""
+    limit = 3 << 20
+    flow.q.set_limits(limit, limit // 2)
+    flow.publish(40_000)
+    flow.rig.clock.advance(1.0)
+    flow.rest()
+    inhaler = real(flow.q).paging.inhaler
+    used: list[int] = []
+    reads = flow.counts()[1]
+    misses = 0
+    while flow.q.len() > 15_000:
+        misses += not real(flow.q).state.q4 and not [run for run in inhaler.runs if run.is_over]
+        assert flow.numbers([flow.fetch(ack_required=False)]) == [flow.due]
+        flow.due += 1
+        for run in inhaler.runs:
+            if not run.is_over:
+                run.read()
+        used.append(flow.q.ram_bytes())
+        assert used[-1] <= limit
+    assert sum(used) / len(used) >= 0.6 * limit
+    assert misses <= 2, "gets that read by themselves"
+    assert flow.counts()[1] - reads <= 4 * 25_000 / SLOTS, "rows and bodies of whole runs"
+    while flow.rig.engine.has_pending:
+        flow.rig.engine.poll(wait=True)
+    assert flow.drain() == list(range(flow.due, flow.next))
+
+
+@pytest.mark.parametrize("header", [b"", b"h" * 120])
+@pytest.mark.parametrize("mode", [OS, NONE])
+@pytest.mark.parametrize("part", [0.93, 0.97, 0.985])
+def test_a_backlog_just_below_the_limit_comes_back_whole(
+    flow: Flow, mode: int, part: float, header: bytes
+) -> None:
+    """It once flowed: what fits now is read, and nothing is written any more."""
+    cost = COST + len(header)
+    flow.header = header
+    flow.q.set_limits(4000 * cost, 2000 * cost)
+    flow.publish(5000, mode)
+    assert flow.is_flowed()
+    flow.consume(5000 - int(part * 4000))
+    assert info_int(flow.q, "alphas") == int(part * 4000)
+    before = flow.counts()
+    for _ in range(200):
+        flow.publish(20, mode)
+        flow.consume(20)
+    assert flow.counts() == before, "nothing is written or read any more"
+    assert len(flow.rig.told("flowed")) == 1
+    assert not flow.rig.told("recovered")
+    flow.consume(600)
+    assert not flow.is_flowed(), "an eighth of the limit is free"
+    assert flow.drain() == list(range(flow.due, flow.next))
+
+
+def test_a_load_around_the_limit_writes_what_is_beyond_it(flow: Flow) -> None:
+    flow.limit(4000)
+    flow.publish(5000)
+    flow.consume(1040)
+    before = flow.counts()
+    for _ in range(50):  # from 99 to 101 %
+        flow.publish(80)
+        flow.consume(80)
+    written, reads = (now - then for now, then in zip(flow.counts(), before, strict=True))
+    assert written <= 50 * 50
+    assert reads <= 50 * 3
+    assert len(flow.rig.told("flowed")) == 1
+    assert flow.drain() == list(range(flow.due, flow.next))
+
+
+def test_a_backlog_just_above_the_limit_is_read_in_runs(flow: Flow) -> None:
+    flow.limit(4000)
+    flow.publish(5000)
+    flow.consume(960)
+    before = flow.counts()
+    for _ in range(200):
+        flow.publish(20)
+        flow.consume(20)
+    written, reads = (now - then for now, then in zip(flow.counts(), before, strict=True))
+    assert written <= 4000
+    assert reads <= 100
     assert flow.drain() == list(range(flow.due, flow.next))
 
 

@@ -125,6 +125,7 @@ CACHE_NAMES_MAX: Final = 1024
 DEFAULT_EXCHANGE: Final = "amq.default"
 NOTHING: Final = "^$"  # the pattern that no name has
 ADMINISTRATOR: Final = "administrator"
+IMPERSONATOR: Final = "impersonator"  # may publish with the user-id of others, as in RabbitMQ
 # RabbitMQ's default of `loopback_users`: its password is known to everyone.
 LOOPBACK_USERS: Final = frozenset({"guest"})
 GUEST_LOOPBACK: Final = "loopback"

@@ -33,6 +33,7 @@ from penstock.broker.permissions import (
     READ,
     WRITE,
     check_exchange_to_declare,
+    one_line,
     queue_to_declare,
 )
 from penstock.broker.refusals import not_found
@@ -151,7 +152,9 @@ def on_consume(channel: Channel, method: Method) -> None:
     )
     consumers = queue.consumers
     is_refused = method.exclusive and (consumers.count > 0 or consumers.is_single_active)
-    if consumers.has_exclusive() or is_refused:
+    # As in RabbitMQ: on a quorum queue `exclusive` has no effect.
+    is_quorum = isinstance(queue, BrokerQueue) and queue.is_quorum
+    if not is_quorum and (consumers.has_exclusive() or is_refused):
         text = f"queue '{queue.name}' in vhost '{vhost.name}' in exclusive use"
         raise ChannelError(ACCESS_REFUSED, text)
     priority = method.arguments.get("x-priority", 0)
@@ -167,7 +170,7 @@ def on_consume(channel: Channel, method: Method) -> None:
     )  # fmt: skip
     if channel.handler.has_capability(DELIVERY_COUNT):
         consumer.counts = COUNTS_OF_BOXES
-    elif isinstance(queue, BrokerQueue) and queue.is_quorum:
+    elif is_quorum:
         consumer.counts = COUNTS_OF_RETURNS
     queue.attach(consumer)
     channel.add_consumer(consumer)
@@ -412,12 +415,6 @@ BASIC_METHODS: Final[dict[int, Handler]] = {
     TxCommit.INDEX: on_tx_commit,
     TxRollback.INDEX: on_tx_rollback,
 }
-
-
-def one_line(name: str) -> str:
-    """Return the name without carriage returns and line feeds: declare, bind, unbind and delete
-    remove them, as in RabbitMQ; publish, consume, get and purge do not."""
-    return name.replace("\r", "").replace("\n", "")
 
 
 # ---- exchanges -----------------------------------------------------------------------------------

@@ -36,6 +36,12 @@ def check(vhost: VHost, identity: Identity, verb: str, kind: str, name: str) -> 
         raise refusals.no_access(verb, kind, name, vhost.name, identity.name)
 
 
+def one_line(name: str) -> str:
+    """Return the name without carriage returns and line feeds: declare, bind, unbind and delete of
+    AMQP remove them, as in RabbitMQ; publish, consume, get and purge do not."""
+    return name.replace("\r", "").replace("\n", "")
+
+
 def queue_to_declare(
     vhost: VHost, identity: Identity, name: str, arguments: Mapping[str, object]
 ) -> str:

@@ -83,7 +83,7 @@ from typing import Final
 
 from librt.strings import write_i64_be
 
-from penstock.access.permissions import Identity
+from penstock.access.permissions import IMPERSONATOR, Identity
 from penstock.broker import refusals
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import BrokerStream
@@ -675,7 +675,7 @@ class Publisher(Unconfirmed):
         flags = info >> 16
         if flags & HAS_EXPIRATION:
             facts.ttl_ms = expiration_of(props)
-        if flags & HAS_USER_ID:
+        if flags & HAS_USER_ID and IMPERSONATOR not in self.identity.tags:
             check_user(props, self.identity.name)
         if flags & HAS_REPLY_TO and REPLY_TO in props:
             props = self._with_reply_queue(props)

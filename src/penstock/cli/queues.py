@@ -81,22 +81,30 @@ def arguments_of(given: tuple[str, ...]) -> dict[str, object]:
 
 @click.command("declare_queue")
 @click.argument("queue", callback=named)
+@click.option(
+    "--type", "kind", type=click.Choice(["classic", "quorum", "stream"]),
+    help="Default: classic, or what x-queue-type says.",
+)  # fmt: skip
 @TRANSIENT
 @AUTO_DELETE
 @ARGUMENTS
 @VHOST
 @DATA
 def declare_queue(
-    queue: str, transient: bool, auto_delete: bool, arguments: tuple[str, ...], vhost: str,
-    data: str,
+    queue: str, kind: str | None, transient: bool, auto_delete: bool, arguments: tuple[str, ...],
+    vhost: str, data: str,
 ) -> None:  # fmt: skip
     """Declare a queue.
 
     It is durable unless --transient is given.
     """
+    table = arguments_of(arguments)
+    if kind is not None and table.setdefault("x-queue-type", kind) != kind:
+        given = table["x-queue-type"]
+        raise click.UsageError(f"--type is {kind}, but x-queue-type is {given!r}: give one of them")
     ask(
         data, "declare_queue", vhost, queue=queue, durable=not transient, auto_delete=auto_delete,
-        arguments=arguments_of(arguments),
+        arguments=table,
     )  # fmt: skip
 
 

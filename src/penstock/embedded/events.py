@@ -23,6 +23,7 @@ LEVELS: Final[dict[str, int]] = {
     "dead_letter_missing": logging.WARNING,
     "dead_letter_cycle": logging.WARNING,
     "dead_letter_hops": logging.WARNING,
+    "dead_letter_full": logging.WARNING,
     "warning": logging.WARNING,
     "blocked": logging.WARNING,
     "stream_write": logging.WARNING,

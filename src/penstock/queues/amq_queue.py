@@ -9,7 +9,8 @@ it under its lock, the broker from its loop.
 **Publishing.** First the overflow, then the message, then drop-head. Others publish for several
 queues at once, or in a transaction: they `plan`, publish themselves, and report the result.
 Messages also arrive by themselves: dead letters of other queues, and delayed messages that are due.
-Those are never refused: what does not fit pushes out the head. What comes back is not refused
+Delayed messages are never refused: what does not fit pushes out the head. Dead letters are refused
+where publishes are (`refuses`). What comes back is not refused
 either, but heads are dropped before anything is delivered again, and a message of ttl 0 has had its
 delivery. `_is_plain` says that the queue has no limit, ttl, delay or
 alert; then a publish is one call of the backing queue.
@@ -638,7 +639,8 @@ class AMQQueue(QueueTarget):
     the queue of that name, for dead letters, or None. route_of(options): returns the
     DeadLetterRoute instead, for owners that have exchanges; None: no dead letters. mode: of moves
     by the queue itself. is_durable: False for a queue that a restart deletes. on_event(kind, text):
-    dead_letter_missing, dead_letter_cycle, dead_letter_hops, corruption, warning. on_alert,
+    dead_letter_missing, dead_letter_cycle, dead_letter_hops, dead_letter_full, corruption, warning.
+    on_alert,
     on_alert_over: an alert fired, is over. on_ready(name): messages became ready other than by the
     caller's own publish or requeue: wake consumers. delay_parts: names of its parts found at the
     start (delays.find_parts); None: looked up here.
@@ -1391,9 +1393,24 @@ class AMQQueue(QueueTarget):
         self._may_expire = True
         return self._clock.wall_ms() + ttl_ms
 
+    def refuses(self, body_bytes: int) -> bool:
+        limits = self._max_length
+        if not limits.is_set or limits.drops_head:
+            return False
+        try:
+            self.before_publish(body_bytes)
+        except QueueFullError:
+            return True
+        return False
+
+    def passes_on(self) -> bool:
+        return self._max_length.dead_letters_refused and self.dead_letters.route is not None
+
+    def pass_on(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
+        return self.dead_letters.send_new(header, body, priority, MAXLEN, mode)
+
     def after_dead_letters(self, hops: int = 0) -> None:
-        """Drop heads that do not fit: dead letters are never refused, whatever the overflow is."""
-        if self._max_length.is_set:
+        if self.drops_returned:
             if hops < NESTED_HOPS_MAX:
                 self._trim(hops)
             elif not self._is_trimming:

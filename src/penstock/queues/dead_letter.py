@@ -13,13 +13,17 @@ automatic deaths would never end, so the message is dropped, as in RabbitMQ (`is
 dropped after HOPS_MAX automatic deaths in a row. RabbitMQ has no such limit: its queues are
 processes, but here one long chain would delay all clients of a vhost.
 
-A target keeps its own limits, so a dead letter may die there at once and move on. One call makes
-NESTED_HOPS_MAX of these steps, so that the stack stays small; the queue where it stops continues at
-its next tick.
+A target keeps its own limits, so a dead letter may die there at once and move on. A full target
+with reject-publish refuses it, as in RabbitMQ: that target does not get it, which is an event and,
+if no other does, a drop. With reject-publish-dlx the target dead-letters what it refuses: it is
+published there first and leaves its queue then, so a crash in between may double it. One call makes
+NESTED_HOPS_MAX of the other steps, so that the stack stays small; the queue where it stops
+continues at its next tick.
 
 Without a target, or if the target does not exist, the message is dropped. Dropped messages are
 counted, cycles also by themselves (other queues may get such a message). The first of a row is an
-event, which is logged as a warning: dead_letter_missing, dead_letter_cycle, dead_letter_hops.
+event, which is logged as a warning: dead_letter_missing, dead_letter_cycle, dead_letter_hops,
+dead_letter_full.
 
 Targets that are not durable get a copy in RAM. If some targets are durable and others are not, the
 durable ones share the record, and the others get their copies then; a crash in between loses
@@ -44,6 +48,7 @@ SEQ_MASK: Final = (1 << PART_SHIFT) - 1
 MISSING: Final = "dead_letter_missing"
 CYCLE: Final = "dead_letter_cycle"
 HOPS: Final = "dead_letter_hops"
+FULL: Final = "dead_letter_full"
 HOPS_MAX: Final = 128  # queues that a message dies in without a reject on the way
 NESTED_HOPS_MAX: Final = 8  # that one call makes
 
@@ -68,6 +73,18 @@ class Target(ABC):
     @abstractmethod
     def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
         """Publish a message that another queue refused. Return the LSN (0: transient)."""
+
+    def refuses(self, body_bytes: int) -> bool:
+        """Return whether it is full and refuses a message with such a body."""
+        return False
+
+    def passes_on(self) -> bool:
+        """Return whether it dead-letters what it refuses."""
+        return False
+
+    def pass_on(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
+        """Dead-letter a message that it refuses. Return the LSN (0: transient, or dropped)."""
+        return 0
 
     @abstractmethod
     def after_dead_letters(self, hops: int = 0) -> None:
@@ -194,11 +211,18 @@ class DeadLetters:
     ) -> int:  # fmt: skip
         """Move a pending message of `source` to its targets, or drop it. attempts: how often it was
         delivered. Return the LSN of the record."""
-        routed = self._routed(delivery.message.header, reason, attempts)
+        message = delivery.message
+        routed = self._routed(message.header, reason, attempts)
+        passing = self._refusing(routed, message.size)
+        for target in passing:
+            found = source.pending(delivery.tag, with_body=True)
+            if found is not None:
+                body = found.message.body or b""
+                target.pass_on(routed.header, body, priority, mode if message.persistent else NONE)
         if not routed.targets:
             source.ack([delivery.tag], mode)
             self.counts[reason] += 1
-            self.dropped += 1
+            self.dropped += not passing
             return 0
         header = routed.header
         destinations: list[Destination] = []
@@ -217,11 +241,14 @@ class DeadLetters:
     def send_new(self, header: bytes, body: bytes, priority: int, reason: str, mode: int) -> int:
         """Publish a message that the queue refused to its targets, or drop it. Return the LSN."""
         routed = self._routed(header, reason, 0)
+        lsn = 0
+        passing = self._refusing(routed, len(body))
+        for target in passing:
+            lsn = max(lsn, target.pass_on(routed.header, body, priority, mode))
         if not routed.targets:
             self.counts[reason] += 1
-            self.dropped += 1
-            return 0
-        lsn = 0
+            self.dropped += not passing
+            return lsn
         engine = self._engine
         with engine.share(engine.share_of(body, len(routed.targets))):
             for target in routed.targets:
@@ -240,6 +267,28 @@ class DeadLetters:
         for target in routed.targets:
             target.after_dead_letters(self.hops + 1)
 
+    def _refusing(self, routed: Routed, body_bytes: int) -> list[Target]:
+        """Take the targets that are full and refuse the message out of `routed`. Return those that
+        pass it on."""
+        taking: list[Target] = []
+        passing: list[Target] = []
+        for target in routed.targets:
+            if not target.refuses(body_bytes):
+                taking.append(target)
+            elif target.passes_on():
+                passing.append(target)
+        if len(taking) + len(passing) < len(routed.targets):
+            routed.kind = FULL
+            self._report(FULL, "a queue for its dead letters is full and refuses them: dropped")
+        routed.targets = taking
+        return passing
+
+    def _report(self, kind: str, text: str) -> None:
+        """Report an event, the first of a row."""
+        if self._last_event != kind:
+            self._last_event = kind
+            self._on_event(kind, f"queue {self._queue!r}: {text}")
+
     def _routed(self, header: bytes, reason: str, attempts: int) -> Routed:
         if self.route is None:
             return Routed(header, [])
@@ -249,9 +298,8 @@ class DeadLetters:
         )
         routed = self.route.route(header, reason)
         self.cycles += routed.kind == CYCLE
-        if routed.kind and self._last_event != routed.kind:
-            self._last_event = routed.kind
-            self._on_event(routed.kind, f"queue {self._queue!r}: {routed.text}")
+        if routed.kind:
+            self._report(routed.kind, routed.text)
         return routed
 
 

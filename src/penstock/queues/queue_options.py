@@ -78,9 +78,10 @@ _NUMBERS: Final[dict[str, tuple[str, int, int]]] = {
     "alert_age_down": ("x-alert-age-down", 0, MS_MAX),
     "alert_repeat_gap_s": ("x-alert-repeat-gap", 0, COUNT_MAX),
 }
-# x-argument -> (least, greatest) on the wire, where x-delivery-limit is one less than max_attempts
+# x-argument -> (least, greatest) on the wire, where x-delivery-limit is one less than max_attempts,
+# and -1 for none
 NUMBER_RANGES: Final = {
-    argument: (low - (name == "max_attempts"), high - (name == "max_attempts"))
+    argument: (low - 2 * (name == "max_attempts"), high - (name == "max_attempts"))
     for name, (argument, low, high) in _NUMBERS.items()
 }
 _CHOICES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
@@ -88,6 +89,13 @@ _CHOICES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "policy": ("x-paging-policy", POLICIES),
 }
 _MODE: Final = "x-queue-mode"
+
+
+def _is_unlimited(delivery_limit: object) -> bool:
+    """Return whether an x-delivery-limit means none, as in RabbitMQ 4."""
+    return type(delivery_limit) is int and delivery_limit == -1
+
+
 BACKING: Final = "x-backing-queue"
 _EXCHANGE: Final = "x-dead-letter-exchange"
 _ROUTING_KEY: Final = "x-dead-letter-routing-key"
@@ -209,7 +217,7 @@ class QueueOptions:
         left = _without_qpids(arguments)
         values: dict[str, object] = {}
         for name, (x_name, _, _) in _NUMBERS.items():
-            if x_name in left:
+            if x_name in left and not (name == "max_attempts" and _is_unlimited(left[x_name])):
                 low, high = NUMBER_RANGES[x_name]
                 number = _check_number(x_name, left.pop(x_name), low, high, has_none=False)
                 values[name] = number + (name == "max_attempts")

@@ -37,7 +37,7 @@ WARNINGS: Final = frozenset(
         "consumer_cancelled", "disk_full", "torn_tail", "warning", "memory_alarm", "crashed",
         "lease_old", "batch_waits", "batch_unroutable", "memory_holders", "blocked", "count_up",
         "size_up", "depth_up", "age_up", "page_out_failed", "page_in_failed",
-        "dead_letter_missing", "dead_letter_cycle", "dead_letter_hops",
+        "dead_letter_missing", "dead_letter_cycle", "dead_letter_hops", "dead_letter_full",
     }
 )  # fmt: skip
 BURST: Final = 20  # lines of one address at once

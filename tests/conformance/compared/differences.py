@@ -21,7 +21,7 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
     ),
     "Arguments": (
         "declare/plain/x-delivery-limit/*", "declare/classic/x-delivery-limit/*",
-        "declare/quorum/x-delivery-limit/minus", "declare/quorum/x-delivery-limit/text",
+        "declare/quorum/x-delivery-limit/text",
         "declare/quorum/x-delivery-limit/bool", "declare/quorum/x-delivery-limit/double",
         "declare/stream/x-max-length/*", "declare/[!s]*/x-message-ttl/large",
         "declare/[!s]*/x-expires/large", "declare/[!s]*/x-expires/century",

@@ -48,7 +48,7 @@ def of_type(kind: str) -> set[str]:
         ("x-max-priority", 256),
         ("x-max-priority", -1),
         ("x-max-priority", "10"),
-        ("x-delivery-limit", -1),
+        ("x-delivery-limit", -2),
         ("x-single-active-consumer", 1),
         ("x-single-active-consumer", "true"),
         ("x-queue-mode", "fast"),

@@ -6,6 +6,18 @@ from penstock.cli.main import RefusedError
 from tests.helpers.fake_control import FakeControl
 
 
+def test_the_type_of_a_declared_queue() -> None:
+    broker = FakeControl()
+    assert broker.run("declare_queue", "jobs", "--type", "quorum") == 0
+    assert broker.run("declare_queue", "jobs", "--type", "stream", "-a", "x-queue-type=stream") == 0
+    given = [arguments["arguments"] for _, _, arguments in broker.asked]
+    assert given == [{"x-queue-type": "quorum"}, {"x-queue-type": "stream"}]
+    assert (
+        broker.run("declare_queue", "jobs", "--type", "quorum", "-a", "x-queue-type=stream") == 64
+    )
+    assert broker.run("declare_queue", "jobs", "--type", "other") == 64
+
+
 def test_declare_queue() -> None:
     broker = FakeControl()
     words = ["-a", "x-max-length=5", "-a", "x-overflow=reject-publish", "-a", "x-s=true"]

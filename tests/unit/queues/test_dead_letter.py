@@ -270,13 +270,42 @@ def test_a_missing_target_drops_with_one_event_a_row(world: AmqWorld) -> None:
 
 
 @pytest.mark.parametrize("overflow", ["drop-head", "reject-publish", "reject-publish-dlx"])
-def test_a_full_target_drops_its_head_and_refuses_nothing(world: AmqWorld, overflow: str) -> None:
+def test_a_full_target_drops_its_head_or_refuses(world: AmqWorld, overflow: str) -> None:
     q = world.open(dead_letter_to="dead")
     world.open("dead", max_length=2, overflow=overflow)
     world.put("a", "b", "c")
     for _ in range(3):
         q.reject(world.take().tag)
-    assert world.ready("dead") == ["b", "c"]
+    is_dropping = overflow == "drop-head"
+    assert world.ready("dead") == (["b", "c"] if is_dropping else ["a", "b"])
+    told = "queue 'q': a queue for its dead letters is full and refuses them: dropped"
+    assert world.told("dead_letter_full") == ([] if is_dropping else [told])
+    assert (q.depth(), q.info()["dead_letters_dropped"]) == (0, 0 if is_dropping else 1)
+
+
+def test_what_a_full_target_refuses_is_dead_lettered_on(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="dead")
+    world.open("dead", max_length=1, overflow="reject-publish-dlx", dead_letter_to="grave")
+    world.open("grave", max_length=1, overflow="reject-publish-dlx", dead_letter_to="end")
+    world.open("end")
+    world.put("a", "b", "c")
+    for _ in range(3):
+        q.reject(world.take().tag)
+    assert [world.ready(name) for name in ("dead", "grave", "end")] == [["a"], ["b"], ["c"]]
+    assert deaths(world, "grave") == [("dead", "maxlen"), ("q", "rejected")]
+    assert (q.depth(), q.info()["dead_letters_dropped"]) == (0, 0)
+    assert world.told("dead_letter_full") == []
+
+
+def test_full_targets_that_are_each_others_end(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="one")
+    world.open("one", max_length=1, overflow="reject-publish-dlx", dead_letter_to="two")
+    world.open("two", max_length=1, overflow="reject-publish-dlx", dead_letter_to="one")
+    world.put("a", "b", "c")
+    for _ in range(3):
+        q.reject(world.take().tag)
+    assert [world.ready(name) for name in ("one", "two")] == [["a"], ["b"]]
+    assert q.depth() == 0
 
 
 def test_what_a_full_target_drops_is_dead_lettered_on(world: AmqWorld) -> None:

@@ -52,6 +52,7 @@ def test_zero_is_a_limit_and_not_its_absence() -> None:
 
 
 def test_a_delivery_limit_is_one_less_than_the_attempts() -> None:
+    assert QueueOptions.from_arguments({"x-delivery-limit": -1}).max_attempts is None
     assert QueueOptions.from_arguments({"x-delivery-limit": 0}).max_attempts == 1
     assert QueueOptions(max_attempts=1).arguments() == {"x-delivery-limit": 0}
 
@@ -110,7 +111,7 @@ def test_what_is_wrong_is_said(values: dict[str, object], text: str) -> None:
     ("arguments", "text"),
     [
         ({"x-max-priority": 300}, "option x-max-priority: given 300"),
-        ({"x-delivery-limit": -1}, "option x-delivery-limit: given -1, expected a whole number f"),
+        ({"x-delivery-limit": -2}, "option x-delivery-limit: given -2, expected a whole number f"),
         ({"x-overflow": "no"}, "option x-overflow: given 'no'"),
         ({"x-overflow": 3}, "option x-overflow: given 3"),
         ({"x-queue-mode": "fast"}, "option x-queue-mode: given 'fast', expected default or lazy"),

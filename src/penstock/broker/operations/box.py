@@ -29,7 +29,7 @@ from penstock.broker.operations.arguments import (
     whole_or_null,
 )
 from penstock.broker.operations.call import CLIENTS, Call, Operation, Slices, first_names
-from penstock.broker.permissions import CONFIGURE, READ, WRITE, queue_to_declare
+from penstock.broker.permissions import CONFIGURE, READ, WRITE, one_line, queue_to_declare
 from penstock.broker.turn_budget import STEP_BYTES
 from penstock.codec.fields import ARGUMENTS_BYTES_MAX
 from penstock.errors import NOT_FOUND, AMQPError, ChannelError, QueueFullError
@@ -88,6 +88,8 @@ def _declare(call: Call) -> None:
     vhost = call.vhost
     if not name:
         raise call.args.wrong("name", f"expected a text of 1 to {NAME_BYTES_MAX} bytes")
+    if name != one_line(name) and not vhost.table.has(name):
+        raise call.args.wrong("name", "expected no line feeds: AMQP could not delete the queue")
     data = json.dumps(given).encode()
     if len(data) > ARGUMENTS_BYTES_MAX:
         text = f"{len(data)} bytes of JSON, expected at most {ARGUMENTS_BYTES_MAX}"

@@ -13,6 +13,7 @@ from penstock.broker.permissions import (
     READ,
     WRITE,
     check_exchange_to_declare,
+    one_line,
     queue_to_declare,
 )
 
@@ -25,7 +26,8 @@ ARGUMENTS: Final = field_table("arguments")
 
 def _declare_queue(call: Call) -> None:
     args, vhost = call.args, call.vhost
-    given, arguments = args.text("queue"), args.table("arguments")
+    # One that AMQP can delete, too. Deleting takes any name, also one of earlier versions.
+    given, arguments = one_line(args.text("queue")), args.table("arguments")
     durable, auto_delete = args.flag("durable"), args.flag("auto_delete")
 
     def declare() -> None:
@@ -68,7 +70,7 @@ def _purge_queue(call: Call) -> None:
 
 def _declare_exchange(call: Call) -> None:
     args = call.args
-    name, arguments = args.text("exchange"), args.table("arguments")
+    name, arguments = one_line(args.text("exchange")), args.table("arguments")
     check_exchange_to_declare(call.vhost, call.identity, name, arguments)
     lsn = call.vhost.topology.declare_exchange(
         name, args.text("type"), durable=args.flag("durable"),

@@ -150,6 +150,17 @@ def test_nothing_is_left_undone() -> None:
     assert not with_words(SOURCES, UNDONE)
 
 
+def test_only_the_clock_asks_the_system_for_the_calendar() -> None:
+    """It makes no steps (decision 46). A client stamps messages with the time of its machine."""
+    calls = re.compile(r"\btime\.time(_ns)?\(|\bdatetime\.(now|utcnow|today)\(")
+    asking = {
+        path.relative_to(SRC).as_posix()
+        for path in SOURCES
+        if calls.search(path.read_text(encoding="utf-8"))
+    }
+    assert asking == {"clock.py", "client/driver.py", "client/queue.py", "client/stream.py"}
+
+
 def test_nothing_names_a_place_outside_the_project() -> None:
     assert not with_words(WRITTEN, ELSEWHERE)
 

@@ -5,6 +5,7 @@ How it behaves stands in the path that it is given for its directory:
     good            serves: answers pings, echoes operations, stops when told
     corrupt         cannot start, and says that another start would fail the same way
     dies            ends at each start
+    waits           waits for more disk, and is ready after a SIGUSR1
     hangs           is ready, and answers nothing from then on
     stubborn        does not stop when told
 
@@ -15,6 +16,7 @@ operation and user are arguments); `refused` answers what it is to refuse.
 
 import mmap
 import os
+import signal
 import socket
 import sys
 import threading
@@ -61,7 +63,10 @@ class Fake:
                 self.send({"do": "failed", "why": "a.wal: at byte 7: bad", "is_final": True})
             if self.behaviour in ("corrupt", "dies"):
                 return 74
-            self.send({"do": "ready"})
+            if self.behaviour == "waits":
+                signal.signal(signal.SIGUSR1, lambda *_: self.send({"do": "ready"}))
+            else:
+                self.send({"do": "ready"})
             if self.behaviour == "hangs":
                 threading.Event().wait()
         elif do == "ping":

@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pamqp import commands
 
 from penstock.storage.data_directory import hash_name
 from tests.helpers.live_broker import LiveBroker, wait_until
-from tests.helpers.wire import open_channel
+from tests.helpers.wire import Wire, open_channel
 
 
 @pytest.fixture
@@ -90,3 +93,38 @@ def test_the_only_vhost_is_down(broker: LiveBroker) -> None:
     assert code == 69
     assert "penstock: vhost '/' is down: " in told
     assert get(broker, "/health")[0] == 503
+
+
+def test_a_vhost_that_hangs_is_named_before_its_watchdog_acts(broker: LiveBroker) -> None:
+    broker.start()
+    with open_channel(broker):
+        (row,) = broker.control("list_vhosts")
+        os.kill(row["pid"], signal.SIGSTOP)
+        try:
+            row = wait_until(
+                lambda: next((r for r in broker.control("list_vhosts") if r["unserved"]), None),
+                "that it is noticed",
+            )
+            assert row["state"] == "running"
+            assert row["why"].startswith("has not answered for ")
+            (problem,) = broker.control("status")["problems"]
+            assert problem.startswith("vhost '/' does not serve: it has not answered for ")
+            assert health_check(broker)[0] == 69
+            status, answer = wait_until(
+                lambda: next((a for a in [get(broker, "/health")] if a[0] == 503), None), "/health"
+            )
+            assert status == 503
+            assert answer["reason"].startswith("a vhost does not serve: it has not answered for ")
+            with Wire(broker) as wire:
+                wire.hello()
+                wire.log_in()
+                wire.agree()
+                wire.send(commands.Connection.Open(virtual_host="/"))
+                code, text = wire.closed()
+            assert code == 541
+            assert text.startswith("INTERNAL_ERROR - vhost '/' has not answered for ")
+        finally:
+            os.kill(row["pid"], signal.SIGCONT)
+        wait_until(lambda: get(broker, "/health") == (200, {"status": "ok"}), "/health")
+        (row,) = broker.control("list_vhosts")
+        assert (row["restarts"], row["unserved"], row["why"]) == (0, None, "")

@@ -44,7 +44,7 @@ def test_status_has_every_field(broker: LiveBroker) -> None:
             [
                 "name", "state", "since", "why", "pid", "error", "retry_in_s", "blocked_reason",
                 "refused", "restarts", "memory_bytes", "counted_bytes", "connections",
-                "depth_bytes", "rss_bytes", "returned_bytes", "takes_clients",
+                "depth_bytes", "rss_bytes", "returned_bytes", "takes_clients", "unserved",
             ],
         ),
         ("list_users", ["name", "tags"]),

@@ -41,3 +41,56 @@ def test_system_clock_is_the_systems() -> None:
     assert before <= now <= time.monotonic()
     # The calendar may be set meanwhile; that it is milliseconds is what is asked here.
     assert abs(now_ms - before_ms) < 60_000
+
+
+# ---- a system's time that is set ----------------------------------------------------------------
+
+HOUR_S = 3600
+
+
+@pytest.mark.parametrize("step_s", [2 * HOUR_S, -2 * HOUR_S, 365 * 86_400, -365 * 86_400])
+def test_a_step_of_the_systems_time_is_no_step_of_the_calendar(step_s: int) -> None:
+    clock = ManualClock()
+    clock.advance(10)
+    before_us = clock.wall_us()
+    clock.step(step_s)
+    assert clock.wall_us() == before_us
+    clock.advance(60)
+    assert clock.wall_us() == before_us + 60_000_000, "the step is noticed now"
+    most = 0.084 if abs(step_s) <= 2 * HOUR_S else 0.5
+    for seconds in (0.1, 1.0, 10.0, 60.0, 600.0):
+        before_us = clock.wall_us()
+        clock.advance(seconds)
+        passed_s = (clock.wall_us() - before_us) / 1_000_000
+        assert 0 < abs(passed_s - seconds) <= most * seconds
+        assert (passed_s > seconds) == (step_s > 0)
+
+
+@pytest.mark.parametrize("step_s", [2 * HOUR_S, -2 * HOUR_S, 1, -1])
+def test_a_step_is_caught_up_in_the_end_and_time_never_goes_back(step_s: int) -> None:
+    clock = ManualClock()
+    clock.step(step_s)
+    before_us = clock.wall_us()
+    for _ in range(37 * 60):
+        clock.advance(60)
+        assert clock.wall_us() > before_us
+        before_us = clock.wall_us()
+    assert clock.wall_us() == clock.system_us()
+
+
+def test_after_a_long_pause_no_more_is_caught_up_than_there_was() -> None:
+    clock = ManualClock()
+    clock.step(60)
+    clock.advance(1)
+    clock.wall_us()
+    clock.advance(30 * 86_400)
+    assert clock.wall_us() == clock.system_us()
+
+
+def test_small_differences_are_followed() -> None:
+    """As NTP makes them: the calendar is never further away than what came since the last look."""
+    clock = ManualClock()
+    for _ in range(1000):
+        clock.step(0.0005)
+        clock.advance(1)
+        assert abs(clock.wall_us() - clock.system_us()) <= 500

@@ -312,7 +312,7 @@ class QueueOrStream(Source):
 
     arguments: as declared; stored encoded, and decoded at each call. owner: the connection that an
     exclusive queue belongs to. creator: the user who declared it, "" if that is not known.
-    used_at_ms: when it was last declared, got from or consumed (ms since 1970), for x-expires.
+    used_at_s: when it was last declared, got from or consumed (monotonic), for x-expires.
     waiters: called once when a message may be there, for those that wait without being consumers.
     """
 
@@ -334,7 +334,7 @@ class QueueOrStream(Source):
         self.parts_bytes: int = 0  # of priorities or partitions besides the first
         self.on_parts: Callable[[int], None] = not_counted  # called with the bytes added
         self.had_consumer: bool = False  # an auto-delete queue goes only after its last one
-        self.used_at_ms: int = 0
+        self.used_at_s: float = 0.0
         self.waiters: list[Callable[[], None]] = []
         self.published: int = 0
         self.delivered: int = 0

@@ -669,7 +669,7 @@ class Channel(ConsumerChannel):
         self._uncount(consumer)
         consumer.is_cancelled = True
         consumer.queue.detach(consumer)
-        consumer.queue.used_at_ms = vhost.clock.wall_ms()
+        consumer.queue.used_at_s = vhost.clock.monotonic()
         vhost.dispatch.mark(consumer.source)
 
     def check_rights(self) -> None:

@@ -175,7 +175,7 @@ def on_consume(channel: Channel, method: Method) -> None:
     queue.attach(consumer)
     channel.add_consumer(consumer)
     vhost.usage.clients.add(channel.identity.name, consumer.held_bytes)
-    queue.used_at_ms = vhost.clock.wall_ms()
+    queue.used_at_s = vhost.clock.monotonic()
     if not method.nowait:
         channel.send(BasicConsumeOk(consumer_tag=tag))
     vhost.dispatch.mark(consumer.source)
@@ -218,7 +218,7 @@ def on_get(channel: Channel, method: Method) -> None:
     name = queue_named(channel, method.queue)
     channel.check(READ, "queue", name)
     queue = channel.vhost.table.find_messages(name, channel.handler, "basic.get")
-    queue.used_at_ms = channel.vhost.clock.wall_ms()
+    queue.used_at_s = channel.vhost.clock.monotonic()
     queue.serve()
     _get(channel, queue, no_ack=method.no_ack)
 
@@ -496,7 +496,7 @@ def on_queue_declare(channel: Channel, method: Method) -> None:
         )  # fmt: skip
     channel.queue_name = queue.name
     queue.serve()  # what it has delivered is not ready any more
-    queue.used_at_ms = vhost.clock.wall_ms()
+    queue.used_at_s = vhost.clock.monotonic()
     answer = QueueDeclareOk(
         queue=queue.name,
         message_count=min(queue.len(), 0xFFFFFFFF),

@@ -107,7 +107,7 @@ class QueueTable:
     ) -> None:  # fmt: skip
         self.served: dict[str, QueueOrStream] = {}
         self._served_bytes: int = 0
-        self.start_ms: int = clock.wall_ms()
+        self.start_s: float = clock.monotonic()
         self.declared: int = 0  # how many were declared, deleted ones too
         self.engine: StorageEngine = queue_set.engine
         self._queue_set = queue_set
@@ -125,7 +125,7 @@ class QueueTable:
         self.kept_down: dict[str, str] = queue_set.kept_down  # name -> why; opened or not
         self.on_leased_deleted: Callable[[str, dict[str, int]], None] = _ignore_leased
         for stream in streams.stored():
-            stream.used_at_ms = self.start_ms
+            stream.used_at_s = self.start_s
             self._serve(stream)
 
     # ---- finding -------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class QueueTable:
             is_auto_delete=bool(flags & AUTO_DELETE_FLAG), arguments=arguments,
             dispatch=self._dispatch,
         )  # fmt: skip
-        queue.used_at_ms = self.start_ms
+        queue.used_at_s = self.start_s
         self._serve(queue)
         why = self.kept_down.get(name)
         if why is not None:
@@ -272,7 +272,7 @@ class QueueTable:
         queue = self.find(name)
         if queue is not None:
             self._check_same(queue, durable, exclusive, auto_delete, arguments, owner)
-            queue.used_at_ms = self.clock.wall_ms()
+            queue.used_at_s = self.clock.monotonic()
             return queue, 0
         self._check_may(name, by)
         creator = "" if by is None else by.name
@@ -319,7 +319,7 @@ class QueueTable:
     ) -> BrokerStream:
         options = check_stream_arguments(what, arguments)
         stream = self._streams.declare(bytes_of(name), arguments, options)
-        stream.used_at_ms = self.clock.wall_ms()
+        stream.used_at_s = self.clock.monotonic()
         stream.creator = creator
         self._serve(stream)
         self.declared += 1
@@ -352,7 +352,7 @@ class QueueTable:
             name, amq, is_durable=durable, is_exclusive=exclusive, is_auto_delete=auto_delete,
             arguments=arguments, owner=owner if exclusive else None, dispatch=self._dispatch,
         )  # fmt: skip
-        queue.used_at_ms = self.clock.wall_ms()
+        queue.used_at_s = self.clock.monotonic()
         queue.creator = creator
         self._queue_set.add(queue)
         self._serve(queue)
@@ -510,7 +510,7 @@ class QueueTable:
     def consumer_gone(self, queue: QueueOrStream) -> None:
         """Note that a consumer or a reader's lease of the queue has ended. An auto-delete queue is
         deleted with the last one."""
-        queue.used_at_ms = self.clock.wall_ms()
+        queue.used_at_s = self.clock.monotonic()
         if (
             queue.is_auto_delete
             and not queue.consumers.count
@@ -535,7 +535,7 @@ class QueueTable:
             is_auto_delete=queue.is_auto_delete, arguments=queue.arguments, owner=queue.owner,
             dispatch=self._dispatch,
         )  # fmt: skip
-        fresh.used_at_ms = self.clock.wall_ms()
+        fresh.used_at_s = self.clock.monotonic()
         fresh.creator = queue.creator
         self._uncount(queue)
         self._queue_set.add(fresh)
@@ -636,8 +636,10 @@ class QueueTimers:
         self._table = table
         self._dispatch = dispatch
         self._n: int = 0  # so that heaps never compare what they hold
-        self._expiries: list[tuple[int, int, str, int]] = []  # (wall ms, n, name, expires ms)
-        self._calls: list[tuple[float, int, Callable[[], None]]] = []  # (monotonic s, n, call)
+        # Monotonic seconds, so that a clock that is set deletes no queue: (when, n, name, x-expires
+        # in ms) and (when, n, call).
+        self._expiries: list[tuple[float, int, str, int]] = []
+        self._calls: list[tuple[float, int, Callable[[], None]]] = []
 
     # ---- what is to be looked at ---------------------------------------------------------------
 
@@ -651,16 +653,16 @@ class QueueTimers:
         that."""
         expires_ms = arguments.get(EXPIRES)
         if isinstance(expires_ms, int) and expires_ms > 0:
-            self._push_expiry(self._clock.wall_ms() + expires_ms, name, expires_ms)
+            self._push_expiry(self._clock.monotonic() + expires_ms / 1000, name, expires_ms)
 
-    def _push_expiry(self, when_ms: int, name: str, expires_ms: int) -> None:
+    def _push_expiry(self, when_s: float, name: str, expires_ms: int) -> None:
         self._n += 1
-        heapq.heappush(self._expiries, (when_ms, self._n, name, expires_ms))
+        heapq.heappush(self._expiries, (when_s, self._n, name, expires_ms))
 
     # ---- a tick --------------------------------------------------------------------------------
 
-    def tick(self, wall_ms: int, now_s: float) -> bool:
-        """Do a slice of what is due at these times. Returns True if there is more to do at once."""
+    def tick(self, now_s: float) -> bool:
+        """Do a slice of what is due at this time. Returns True if there is more to do at once."""
         while self._calls and self._calls[0][0] <= now_s:
             call = heapq.heappop(self._calls)[2]
             try:
@@ -669,46 +671,50 @@ class QueueTimers:
                 self._dispatch.internal_error("a call that was due", error)
         heap = self._expiries
         for _ in range(EXPIRIES_SLICE):
-            if not heap or heap[0][0] > wall_ms:
+            if not heap or heap[0][0] > now_s:
                 return False
             _, _, name, expires_ms = heapq.heappop(heap)
-            when_ms = self._expiry_of(name, expires_ms, wall_ms)
-            if when_ms > wall_ms:
-                self._push_expiry(when_ms, name, expires_ms)
-            elif when_ms:
-                self._expire(name, wall_ms + expires_ms, expires_ms)
-        return bool(heap) and heap[0][0] <= wall_ms
+            when_s = self._expiry_of(name, expires_ms, now_s)
+            if when_s is None:
+                continue
+            if when_s > now_s:
+                self._push_expiry(when_s, name, expires_ms)
+            else:
+                self._expire(name, now_s + expires_ms / 1000, expires_ms)
+        return bool(heap) and heap[0][0] <= now_s
 
-    def _expire(self, name: str, again_ms: int, expires_ms: int) -> None:
-        """Delete a queue that nobody has used. again_ms: when to try again if that fails."""
+    def _expire(self, name: str, again_s: float, expires_ms: int) -> None:
+        """Delete a queue that nobody has used. again_s: when to try again if that fails."""
         try:
             queue = self._table.find(name)
             if queue is not None:
                 self._table.delete(queue)
         except Exception as error:  # noqa: BLE001 - it is reported
             self._dispatch.internal_error(f"queue {name!r}, which expired", error)
-            self._push_expiry(again_ms, name, expires_ms)
+            self._push_expiry(again_s, name, expires_ms)
 
-    def _expiry_of(self, name: str, expires_ms: int, wall_ms: int) -> int:
-        """Return when the queue expires unless it is used before; 0: it is another one, or none."""
+    def _expiry_of(self, name: str, expires_ms: int, now_s: float) -> float | None:
+        """Return when the queue expires unless it is used before; None: it is another one, or
+        none."""
         queue = self._table.served.get(name)
+        unused_s = expires_ms / 1000
         if self._table.open_leases(name):
-            return wall_ms + expires_ms
+            return now_s + unused_s
         if queue is None:
-            return self._table.start_ms + expires_ms if self._table.is_stored(name) else 0
+            return self._table.start_s + unused_s if self._table.is_stored(name) else None
         if queue.arguments.get(EXPIRES) != expires_ms:
-            return 0
+            return None
         if queue.consumers.count or queue.waiters:
-            return wall_ms + expires_ms
-        return queue.used_at_ms + expires_ms
+            return now_s + unused_s
+        return queue.used_at_s + unused_s
 
     # ---- when next -----------------------------------------------------------------------------
 
-    def next_s(self, wall_ms: int, now_s: float) -> float:
+    def next_s(self, now_s: float) -> float:
         """Return the seconds until something is due; infinity if nothing is."""
         seconds = float("inf")
         if self._expiries:
-            seconds = (self._expiries[0][0] - wall_ms) / 1000
+            seconds = self._expiries[0][0] - now_s
         if self._calls:
             seconds = min(seconds, self._calls[0][0] - now_s)
         return max(seconds, 0.0)

@@ -637,9 +637,9 @@ class VHost(QueueOwner[BrokerQueue]):
             )
         return seconds
 
-    def tick_others(self, wall_ms: int, now_s: float) -> bool:
+    def tick_others(self, now_s: float) -> bool:
         self.dispatch.retry(now_s)
-        has_more = self.timers.tick(wall_ms, now_s)
+        has_more = self.timers.tick(now_s)
         for call in (
             self.streams.tick, self.alerts.tick, self._watch_unfinished,
             *self.on_tick,
@@ -651,8 +651,8 @@ class VHost(QueueOwner[BrokerQueue]):
         self._count_usage()
         return has_more
 
-    def others_due_s(self, wall_ms: int, now_s: float) -> float:
-        return self.timers.next_s(wall_ms, now_s)
+    def others_due_s(self, now_s: float) -> float:
+        return self.timers.next_s(now_s)
 
     # ---- the end -------------------------------------------------------------------------------
 

@@ -466,7 +466,7 @@ COLUMNS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         (
             "pid", "error", "retry_in_s", "blocked_reason", "refused", "restarts", "memory_bytes",
             "counted_bytes", "connections", "depth_bytes", "rss_bytes",
-            "returned_bytes", "takes_clients",
+            "returned_bytes", "takes_clients", "unserved",
         ),
     ),
     "list_users": (("name", "tags"), ()),

@@ -418,7 +418,7 @@ class Core(QueueOwner[QueueState]):
     def queue_failed(self, _queue: QueueState, error: Exception) -> None:
         raise error
 
-    def tick_others(self, _wall_ms: int, _now_s: float) -> bool:
+    def tick_others(self, _now_s: float) -> bool:
         self.streams.tick()
         return False
 

@@ -230,6 +230,9 @@ class Api:
             raise HttpError(503, f"{down} of {len(found['vhosts'])} vhosts {are} down")
         rows = found["vhosts"]
         reasons = {str(row["blocked_reason"]) for row in rows if row["blocked_reason"]}
+        unserved = sorted({str(row["unserved"]) for row in rows if row["unserved"]})
+        if unserved:
+            raise HttpError(503, f"a vhost does not serve: it {'; another '.join(unserved)}")
         are_refused = not found["takes_clients"] or any(not row["takes_clients"] for row in rows)
         if not reasons and not are_refused:
             if found["is_healthy"]:

@@ -128,11 +128,11 @@ class QueueOwner(ABC, Generic[Q]):
     def queue_failed(self, queue: Q, error: Exception) -> None:
         """Handle an error that a queue's tick raised, or raise it."""
 
-    def tick_others(self, wall_ms: int, now_s: float) -> bool:
+    def tick_others(self, now_s: float) -> bool:
         """Do what else is due at these times. Returns True if there is more to do at once."""
         return False
 
-    def others_due_s(self, wall_ms: int, now_s: float) -> float:
+    def others_due_s(self, now_s: float) -> float:
         """Return in how many seconds something else is due; infinity if nothing is."""
         return float("inf")
 
@@ -382,7 +382,7 @@ class QueueSet(Generic[Q]):
         engine.tick()
         wall_ms, now_s = self._clock.wall_ms(), self._clock.monotonic()
         has_more = self._tick_queues(wall_ms)
-        has_more = owner.tick_others(wall_ms, now_s) or has_more
+        has_more = owner.tick_others(now_s) or has_more
         has_more = self.monitor.tick(now_s) or has_more
         if self.monitor.rounds != self._rounds:
             self._rounds = self.monitor.rounds
@@ -390,7 +390,7 @@ class QueueSet(Generic[Q]):
                 if queue.is_usable and queue.amq.backing.ram_bytes():
                     self.touch(queue)
         engine.flush()
-        due_s = owner.others_due_s(wall_ms, now_s)
+        due_s = owner.others_due_s(now_s)
         if self._due:
             due_s = min(due_s, max(self._due[0][0] - wall_ms, 0) / 1000)
         return self._pace.next_s(engine, due_s, has_more=has_more)

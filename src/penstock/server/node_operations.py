@@ -213,6 +213,8 @@ class NodeOperations:
         for vhost in node.vhosts.values():
             if vhost.state == DOWN:
                 found.append(str(vhost.down()))
+            elif vhost.unserved():
+                found.append(f"vhost '{vhost.name}' does not serve: it {vhost.unserved()}")
             elif vhost.blocked_reason:
                 found.append(
                     f"vhost '{vhost.name}' is low on {vhost.blocked_reason}: publishers wait"
@@ -275,7 +277,8 @@ class NodeOperations:
             row["pid"] = watched.pid or None if watched is not None else None
             row["error"] = watched.why or None if watched is not None else None
             row["retry_in_s"] = watched.retry_in_s if watched is not None else None
-            row["takes_clients"] = watched is None or not watched.crowded()
+            row["unserved"] = watched.unserved() or None if watched is not None else None
+            row["takes_clients"] = watched is None or not (watched.crowded() or watched.unserved())
             row["refused"] = watched.refused() if watched is not None else []
             row["restarts"] = watched.restarts if watched is not None else 0
             row["blocked_reason"] = watched.blocked_reason or None if watched is not None else None

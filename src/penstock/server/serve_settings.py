@@ -80,6 +80,7 @@ class ServeSettings:
     vhost_restart_strategy: str = "continue"
     vhost_retry_s: float = 10.0
     vhost_refusal_s: float = 600.0
+    open_s: float = 30.0  # for which a client waits for its vhost to start
     ping_s: float = 2.5  # between two pings; the memory is divided again as often
     stop_s: float = 60.0  # an orderly stop of a vhost, its checkpoint included
 

@@ -270,7 +270,8 @@ class Supervisor:
         vhost = self.vhost(name)
         vhost.check_refused(user)
         try:
-            await vhost.ready()
+            async with asyncio.timeout(self.settings.open_s):
+                await vhost.ready()
             identity = self.users.identity(user, name)  # it may have changed meanwhile
             if identity is None:
                 raise AMQPConnectionError(NOT_ALLOWED, refused, *OPEN)
@@ -278,6 +279,9 @@ class Supervisor:
             vhost.hand_over(opened, identity, login.leftover, login.sock)
         except VhostDown as error:
             raise AMQPConnectionError(INTERNAL_ERROR, str(error), *OPEN) from error
+        except TimeoutError as error:
+            text = f"vhost '{name}' has not started yet: {vhost.reason()}"
+            raise AMQPConnectionError(INTERNAL_ERROR, text, *OPEN) from error
         logger.debug("connection %s: user %r, vhost %r", opened.name, user, name)
 
     def limits_changed(self) -> None:

@@ -236,12 +236,14 @@ class VhostProcess(LinkedProcess):
         if isinstance(error, DescriptorsError):
             logger.error("cannot start yet, waits for descriptors: %s", error)
             self._blocked_reason = "descriptors"
+            self._link.send(self._pong({"n": 0}))
             until_s = self._clock.monotonic() + LOCKED_S
             self._loop.call_later(FULL_AGAIN_S, self._open, facts, options, until_s)
             return
         fs = placed(self._fs, path)
         logger.error("cannot start yet, waits for more space: %s", error)
         self._blocked_reason = "disk"
+        self._link.send(self._pong({"n": 0}))
         least = fs.free_bytes(path)
 
         def look() -> None:

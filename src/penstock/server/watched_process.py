@@ -103,6 +103,7 @@ class WatchedProcess(ABC):
         self._calls_n = 0
         # Seconds since its last message, without those in which this process did not run.
         self._silent_s = 0.0
+        self._watched_s = 0.0  # when that was last counted
 
     # ---- what a kind of process defines --------------------------------------------------------
 
@@ -121,6 +122,10 @@ class WatchedProcess(ABC):
     @abstractmethod
     def _is_down(self) -> None:
         """Note that the process is down."""
+
+    def _waits_for(self) -> str:
+        """Return what its start waits for, "" if it goes on."""
+        return ""
 
     def _life_ended(self) -> None:
         """Reset what was counted of a process that has ended."""
@@ -156,6 +161,20 @@ class WatchedProcess(ABC):
         return max(self._retry_at_s - self._clock.monotonic(), 0.0)
 
     @property
+    def silent_s(self) -> float:
+        """Seconds for which it has not answered although it runs; 0.0 up to two pings."""
+        if self.state != RUNNING:
+            return 0.0
+        pause_s = self._pause_s
+        silent_s = self._silent_s + min(self._clock.monotonic() - self._watched_s, pause_s)
+        return silent_s if silent_s > 2 * pause_s else 0.0
+
+    @property
+    def _pause_s(self) -> float:
+        """Seconds between two pings."""
+        return min(self._settings.ping_s, self._settings.vhost_hang_s / 4)
+
+    @property
     def restarts(self) -> int:
         """How often it was started again."""
         return max(self.starts - 1, 0)
@@ -168,9 +187,15 @@ class WatchedProcess(ABC):
             self._begin()
 
     async def ready(self) -> None:
-        """Start it if need be, and wait until it runs. Raises ProcessDown."""
+        """Start it if need be, and wait until it runs. Raises ProcessDown, also if its start waits
+        for something that may never come."""
         self.start()
         while self.state == STARTING:
+            why = self._waits_for()
+            if why:
+                raise self._down(why)
+            if self._settled.done():
+                self._settled = self._loop.create_future()
             await asyncio.shield(self._settled)
         if self.state != RUNNING:
             raise self.down()
@@ -342,7 +367,7 @@ class WatchedProcess(ABC):
             theirs.close()
         self.pid = self._process.pid
         self._link = Link(ours, self._on_message, self._on_link_closed)
-        self._silent_s = 0.0
+        self._silent_s, self._watched_s = 0.0, self._clock.monotonic()
         watching = self._loop.create_task(self._watch())
         try:
             self._begin_life(self._link)
@@ -368,14 +393,13 @@ class WatchedProcess(ABC):
         """Ping the process, and kill it when it does not answer. A start may take longer. Time in
         which this process itself did not run does not count."""
         settings = self._settings
-        pause_s = min(settings.ping_s, settings.vhost_hang_s / 4)
+        pause_s = self._pause_s
         number = 0
-        before_s = self._clock.monotonic()
         while True:
             await asyncio.sleep(pause_s)
             now_s = self._clock.monotonic()
-            self._silent_s += min(now_s - before_s, 2 * pause_s)
-            before_s = now_s
+            self._silent_s += min(now_s - self._watched_s, 2 * pause_s)
+            self._watched_s = now_s
             limit_s = settings.vhost_hang_s
             if self.state != RUNNING:
                 limit_s = max(settings.vhost_start_s, settings.stop_s)

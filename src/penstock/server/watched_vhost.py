@@ -173,8 +173,9 @@ class WatchedVhost(WatchedProcess):
                 f'"{self.who}" until {until}'
             )
         if self.state == STARTING:
-            if self.blocked_reason:
-                return f"starts once there is more {self.blocked_reason}"
+            why = self._waits_for()
+            if why:
+                return why
             if self.last_failure:
                 return f"starts again after: {_first_line(self.last_failure)}"
             return "starts"
@@ -182,8 +183,20 @@ class WatchedVhost(WatchedProcess):
             f"refuses {one['operation']} of user '{one['user']}' for {one['seconds']:.0f} s"
             for one in self.refused()
         ]
+        if self.silent_s:
+            return f"has not answered for {self.silent_s:.0f} s"
         crowded = self.crowded()
         return "; ".join([f"takes no more clients: {crowded}", *refused] if crowded else refused)
+
+    def unserved(self) -> str:
+        """Return why clients are not served although it is not down: its start waits for something,
+        or it does not answer; "" otherwise."""
+        return self.reason() if self._waits_for() or self.silent_s else ""
+
+    def _waits_for(self) -> str:
+        if self.state == STARTING and self.blocked_reason:
+            return f"starts once there is more {self.blocked_reason}"
+        return ""
 
     def crowded(self) -> str:
         """Return why it takes no more clients although it serves; "" if it takes more."""
@@ -201,8 +214,11 @@ class WatchedVhost(WatchedProcess):
         the process takes no more; then the caller still owns the socket."""
         if self.state != RUNNING or self._link is None:
             raise self.down()
+        if self.silent_s:
+            text = f"vhost '{self.name}' has not answered for {self.silent_s:.0f} s"
+            raise AMQPConnectionError(INTERNAL_ERROR, text, 10, 40)
         if self._link.waiting >= min(WAITING_MAX, max(self._settings.nofile >> 4, 1)):
-            text = f"vhost '{self.name}' does not answer"
+            text = f"vhost '{self.name}' does not take connections"
             raise AMQPConnectionError(INTERNAL_ERROR, text, 10, 40)
         message: Facts = {
             "do": "connection", "facts": opened.to_json(), "identity": identity.facts(),
@@ -256,6 +272,8 @@ class WatchedVhost(WatchedProcess):
             self.counted_bytes = whole(facts["counted_bytes"])
             self.blocked_reason = str(facts["blocked_reason"])
             self.clients_max = whole(facts["clients_max"])
+            if self._waits_for():
+                self._settle()  # whoever waits is told
         elif do == "gone":
             user = str(facts["user"])
             self.clients[user] -= 1

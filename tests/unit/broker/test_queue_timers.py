@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.storage.durability import DISK
 from tests.helpers.vhost_rig import TakingChannel, VHostRig
 
 
@@ -193,3 +194,43 @@ def test_call_at_calls_once_and_in_order(rig: VHostRig) -> None:
     rig.tick(5)
     rig.tick(5)
     assert called == ["first", "second"]
+
+
+# --- the system's time is set ---
+
+
+@pytest.mark.parametrize("step_s", [7200, -7200])
+def test_a_queue_that_was_used_stays_when_the_time_is_set(rig: VHostRig, step_s: int) -> None:
+    expiring(rig, ms=600_000)
+    rig.queue("never used", arguments={"x-expires": 600_000})
+    rig.tick(300)
+    rig.queue("q", arguments={"x-expires": 600_000})
+    rig.clock.step(step_s)
+    for _ in range(299):
+        rig.tick(1)
+    assert rig.vhost.table.names() == ["never used", "q"]
+    rig.tick(1.1)
+    assert rig.vhost.table.names() == ["q"]
+    for _ in range(299):
+        rig.tick(1)
+    assert rig.vhost.table.has("q")
+    rig.tick(1.1)
+    assert not rig.vhost.table.has("q")
+
+
+@pytest.mark.parametrize("step_s", [7200, -7200])
+def test_messages_live_as_long_as_their_ttl_when_the_time_is_set(
+    rig: VHostRig, step_s: int
+) -> None:
+    """Or a twelfth longer or shorter: as much of two hours is caught up meanwhile."""
+    queue = rig.queue("q", arguments={"x-message-ttl": 60_000})
+    queue.amq.publish(b"", b"first", DISK)
+    rig.clock.step(step_s)
+    rig.tick(1)
+    queue.amq.publish(b"", b"second", DISK)
+    for _ in range(54):
+        rig.tick(1)
+    assert queue.len() == 2
+    for _ in range(12):
+        rig.tick(1)
+    assert queue.len() == 0

@@ -23,8 +23,8 @@ FRAMES = "/api/streams/%2F/events/frames"
 WELL = {
     "is_ready": True, "is_healthy": True, "takes_clients": True,
     "vhosts": [
-        {"state": "running", "blocked_reason": None, "takes_clients": True},
-        {"state": "stopped", "blocked_reason": None, "takes_clients": True},
+        {"state": "running", "blocked_reason": None, "takes_clients": True, "unserved": None},
+        {"state": "stopped", "blocked_reason": None, "takes_clients": True, "unserved": None},
     ],
 }  # fmt: skip
 

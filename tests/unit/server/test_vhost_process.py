@@ -3,6 +3,8 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -60,6 +62,8 @@ def test_a_start_without_space_is_tried_again_when_there_is_more(
     process._vhost = process._hub = None
     process._blocked_reason = ""
     process._nofile = 1024
+    told: list[Any] = []
+    process._link = SimpleNamespace(send=told.append)  # type: ignore[assignment]
     process._heap = Heap(loop, None)  # type: ignore[arg-type]
 
     def vhost(*_: object, **__: object) -> None:
@@ -68,6 +72,7 @@ def test_a_start_without_space_is_tried_again_when_there_is_more(
 
     monkeypatch.setattr(vhost_process, "VHost", vhost)
     process._open({"path": "/", "name": "/"}, VHostSettings(), 60.0)
+    assert [(pong["do"], pong["blocked_reason"]) for pong in told] == [("pong", "disk")]
     for _ in range(3):
         (seconds, look) = loop.calls.pop()
         assert seconds == vhost_process.FULL_AGAIN_S

@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import os
 import re
 import signal
 import socket
@@ -461,3 +462,65 @@ def test_the_real_process_shares_what_it_handles_and_refuses_what_it_is_told(
             fs.close()
 
     asyncio.run(run())
+
+
+# ---- one that does not serve, and is not down ---------------------------------------------------
+
+
+def test_one_that_hangs_says_so_before_it_is_killed_and_takes_no_clients() -> None:
+    async def scenario(rig: Rig) -> None:
+        vhost = rig.vhost
+        await vhost.ready()
+        assert (vhost.unserved(), vhost.silent_s) == ("", 0.0)
+        while not vhost.silent_s:
+            await asyncio.sleep(0.01)
+        assert vhost.state == RUNNING
+        assert re.fullmatch(r"has not answered for \d+ s", vhost.unserved())
+        assert vhost.reason() == vhost.unserved()
+        client, server = socket.socketpair()
+        with pytest.raises(AMQPConnectionError, match="'/' has not answered for") as caught:
+            vhost.hand_over(OPENED, everything("ann"), b"", server)
+        assert caught.value.code == 541
+        assert vhost.clients.total() == 0
+        client.close()
+        server.close()
+        vhost.kill("the test ends")
+
+    with_vhost("hangs", scenario, vhost_hang_s=3600.0)
+
+
+def test_one_that_waits_for_space_says_so_at_once_to_whoever_waits_for_it() -> None:
+    async def scenario(rig: Rig) -> None:
+        vhost = rig.vhost
+        for _ in range(2):
+            with pytest.raises(VhostDown, match="is down: starts once there is more disk"):
+                await vhost.ready()
+            assert vhost.unserved() == vhost.reason() == "starts once there is more disk"
+        with pytest.raises(VhostDown, match="more disk"):
+            await vhost.call("echo", {})
+        os.kill(vhost.pid, signal.SIGUSR1)
+        while vhost.state != RUNNING:
+            await asyncio.sleep(0.01)
+        await vhost.ready()
+        assert vhost.unserved() == ""
+        assert vhost.starts == 1
+
+    with_vhost("waits", scenario)
+
+
+def test_one_that_takes_no_more_clients_says_how_many_it_has() -> None:
+    async def scenario(rig: Rig) -> None:
+        vhost = rig.vhost
+        await vhost.ready()
+        while vhost.clients_max != 2:
+            await asyncio.sleep(0.01)
+        sockets = [socket.socketpair() for _ in range(2)]
+        for _, server in sockets:
+            assert vhost.crowded() == ""
+            vhost.hand_over(OPENED, everything("ann"), b"", server)
+        assert "has 2 connections, and no descriptors for more" in vhost.crowded()
+        assert vhost.reason() == f"takes no more clients: {vhost.crowded()}"
+        for client, _ in sockets:
+            client.close()
+
+    with_vhost("good", scenario)

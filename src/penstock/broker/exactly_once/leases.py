@@ -156,7 +156,7 @@ class LeaseManager:
 
     def ended(self, queue: BrokerQueue) -> None:
         """Note that a lease has ended, or a part of it: an auto-delete queue may be deleted now."""
-        queue.used_at_ms = self._clock.wall_ms()
+        queue.used_at_s = self._clock.monotonic()
         if queue.had_consumer:
             self.table.consumer_gone(queue)
 
@@ -353,7 +353,7 @@ class LeaseMessages(LeaseRequest):
         amq = queue.amq
         if not self._has_begun:
             self._has_begun = True
-            queue.used_at_ms = self.manager.table.clock.wall_ms()
+            queue.used_at_s = self.manager.table.clock.monotonic()
             self._messages = min(self._messages, amq.len())
         if self._messages <= 0 or self._bytes <= 0 or self._is_full(amq):
             return self.answer(self.manager.describe(queue, self.reader))

@@ -43,7 +43,7 @@ def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
         auto_delete=queue.is_auto_delete, arguments=queue.arguments,
     )  # fmt: skip
     if isinstance(queue, BrokerStream):
-        return found | _stream_counts(queue)
+        return found | _stream_counts(vhost, queue)
     assert isinstance(queue, BrokerQueue), "there is no third kind"
     if queue.is_crashed:
         state = "down" if queue.name in vhost.table.kept_down else "crashed"
@@ -77,7 +77,7 @@ def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
         "paged_by": told["paged_by"],
         "messages_ram": told["ram_messages"],
         "messages_paged_out": ready + pending - int(told["ram_messages"]),
-        "idle_since": date(queue.used_at_ms),
+        "idle_since": _idle_since(vhost, queue),
         "mode": told["mode"],
         "message_stats": queue.counters(),
     }
@@ -98,7 +98,13 @@ def _limit(value: float | str) -> float | str | None:
     return None if value >= UNLIMITED else value
 
 
-def _stream_counts(stream: BrokerStream) -> Info:
+def _idle_since(vhost: VHost, queue: QueueOrStream) -> str:
+    """Return the date since when nobody has used it."""
+    idle_s = vhost.clock.monotonic() - queue.used_at_s
+    return date(vhost.clock.wall_ms() - round(idle_s * 1000))
+
+
+def _stream_counts(vhost: VHost, stream: BrokerStream) -> Info:
     """Return the counts of a stream: all its records are ready for every reader; none is in RAM."""
     count, size = stream.len(), stream.size_bytes()
     consumers = stream.consumers.all()
@@ -117,7 +123,7 @@ def _stream_counts(stream: BrokerStream) -> Info:
         "message_bytes_unacknowledged": 0,
         "consumers": len(consumers),
         "memory": 0,
-        "idle_since": date(stream.used_at_ms),
+        "idle_since": _idle_since(vhost, stream),
         "message_stats": stream.counters(),
         "partitions": len(stream.parts),
         "readers": len(stream.known_readers()),

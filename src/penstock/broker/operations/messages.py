@@ -168,7 +168,7 @@ def _get(call: Call) -> None:
     name = call.args.text("session")
     session = operators(vhost).sessions.setdefault(name, OperatorSession())
     queue.serve()
-    queue.used_at_ms = call.vhost.clock.wall_ms()
+    queue.used_at_s = call.vhost.clock.monotonic()
     _Get(vhost, queue, session, count, call.reply).begin(wait_ms)
 
 

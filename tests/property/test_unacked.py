@@ -11,7 +11,7 @@ from tests.unit.broker.test_unacked import some_queue
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["add", "add", "add", "skip", "take", "multiple", "back", "all"]),
+        st.sampled_from(["add", "add", "add", "skip", "take", "multiple", "back", "slice"]),
         st.integers(0, 1 << 16),
     ),
     max_size=400,
@@ -44,12 +44,19 @@ def test_unacked_is_a_dict_by_delivery_tag(steps: list[tuple[str, int]], seed: i
             assert [d.tag for d in unacked.take_up_to(tag)] == [
                 model.pop(t) for t in tags if not tag or t <= tag
             ]
+        elif step == "slice" and tags:
+            tag = chance.choice(tags)
+            assert [d.tag for d in unacked.take_up_to(tag, 7)] == [
+                model.pop(t) for t in [t for t in tags if t <= tag][:7]
+            ]
         elif step == "back" and tags:
             taken = [(t, unacked.take(t)) for t in chance.sample(tags, min(len(tags), 5))]
             unacked.put_back([(t, d) for t, d in taken if d is not None])
         assert unacked.count == len(model)
         assert [d.tag for d in unacked.all()] == [model[t] for t in sorted(model)]
-        assert [t for t, _ in unacked.open_up_to(0)] == sorted(model)
+        assert [t for t, _ in unacked.open_up_to(1 << 40, 1 << 40)] == sorted(model)
+        assert [t for t, _ in unacked.open_up_to(1 << 40, 3)] == sorted(model)[:3]
+        assert unacked.last_open() == max(model, default=0)
 
 
 @settings(max_examples=100, deadline=None)

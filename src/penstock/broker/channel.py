@@ -50,10 +50,12 @@ The methods are in channel_methods.py, frames and errors in connection_handler.p
 from abc import abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 from penstock.access.permissions import Identity
 from penstock.broker import permissions
+from penstock.broker.background_tasks import AGAIN, DONE, BackgroundTask
 from penstock.broker.broker_queue import (
     NO_LIMIT,
     BrokerQueue,
@@ -62,7 +64,7 @@ from penstock.broker.broker_queue import (
     QueueOrStream,
 )
 from penstock.broker.broker_stream import StreamAppend
-from penstock.broker.dispatch import Peer, Source
+from penstock.broker.dispatch import DISCARD, GIVE_BACK, RELEASE, REQUEUE, Peer, Source
 from penstock.broker.output import LargeContent, Output, write_delivery
 from penstock.broker.publish import (
     Confirms,
@@ -76,7 +78,7 @@ from penstock.broker.publish import (
     fan_out,
     plan_all,
 )
-from penstock.broker.turn_budget import SlicedWork
+from penstock.broker.turn_budget import SlicedWork, TurnBudget
 from penstock.broker.usage import TransactionUsage
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
@@ -100,6 +102,11 @@ ASIDE_FROM: Final = 1024  # smaller rings are not worth it
 UNACKED_BYTES: Final = 120  # what one costs in RAM, for the count: the object and its place
 PUBLISH_BYTES: Final = 500  # measured: a publish without its header and body
 ACK_BYTES: Final = 200
+# Deliveries that are taken or settled before the turn's budget is looked at.
+ACK_SLICE: Final = 1024
+SETTLE_SLICE: Final = 1024
+TAKE_SLICE: Final = 256
+ACK_STEPS: Final = 2  # of one in a transaction
 
 
 # ---- unacked deliveries --------------------------------------------------------------------------
@@ -182,15 +189,26 @@ class Unacked:
             base += 1
         self._base = base
 
-    def take_up_to(self, delivery_tag: int) -> list[Delivered]:
-        """Remove and return all open deliveries up to this tag (0: all), oldest first."""
+    def last_open(self) -> int:
+        """Return the highest tag that is open, 0 if none is."""
+        for tag in range(self.next_tag - 1, self._base - 1, -1):
+            if self._ring[tag & self._mask] is not None:
+                return tag
+        return next(reversed(self._aside), 0)
+
+    def take_up_to(self, delivery_tag: int, most: int = 1 << 62) -> list[Delivered]:
+        """Remove and return all open deliveries up to this tag (0: all), oldest first. most: stop
+        after so many; there may be more then."""
         end = self.next_tag if not delivery_tag else min(delivery_tag + 1, self.next_tag)
         taken: list[Delivered] = []
         if self._aside:
-            taken = [d for tag, d in self._aside.items() if tag < end]
-            self._aside = {tag: d for tag, d in self._aside.items() if tag >= end}
+            aside = [tag for tag in islice(self._aside, most) if tag < end]
+            taken = [self._aside.pop(tag) for tag in aside]
         ring, mask = self._ring, self._mask
         for tag in range(self._base, end):
+            if len(taken) >= most:
+                end = tag
+                break
             found = ring[tag & mask]
             if found is not None:
                 ring[tag & mask] = None
@@ -203,14 +221,20 @@ class Unacked:
             self._base = self.next_tag
         return taken
 
-    def open_up_to(self, delivery_tag: int) -> list[tuple[int, Delivered]]:
-        """Return (tag, delivery) of all that are open up to this tag (0: all), oldest first; they
-        stay open."""
-        end = self.next_tag if not delivery_tag else min(delivery_tag + 1, self.next_tag)
-        found = [(tag, d) for tag, d in self._aside.items() if tag < end]
+    def open_up_to(self, delivery_tag: int, most: int) -> list[tuple[int, Delivered]]:
+        """Return (tag, delivery) of those that are open up to this tag, oldest first, `most` at
+        most; they stay open."""
+        end = min(delivery_tag + 1, self.next_tag)
+        found: list[tuple[int, Delivered]] = []
+        for tag, aside in self._aside.items():
+            if tag >= end or len(found) >= most:
+                return found
+            found.append((tag, aside))
         for tag in range(self._base, end):
             delivered = self._ring[tag & self._mask]
             if delivered is not None:
+                if len(found) >= most:
+                    break
                 found.append((tag, delivered))
         return found
 
@@ -440,6 +464,112 @@ class ChannelTransaction(PublishCollector):
         self._puts = []
 
 
+# ---- failed deliveries ---------------------------------------------------------------------------
+
+
+class SettleFailed(SlicedWork):
+    """Settles deliveries that failed, source by source. how: see Source.settle_failed."""
+
+    def __init__(self, vhost: VHost, delivered: list[Delivered], how: int) -> None:
+        self._vhost: VHost = vhost
+        self._how: int = how
+        self._by_source: dict[Source, list[int]] = {}
+        for one in delivered:
+            self._by_source.setdefault(one.source, []).append(one.tag)
+
+    def step(self) -> bool:
+        budget = self._vhost.budget
+        while self._by_source:
+            source = next(iter(self._by_source))
+            tags = self._by_source.pop(source)
+            if source.is_deleted:
+                continue
+            size = min(len(tags), SETTLE_SLICE)
+            done = source.settle_failed(tags[:size], self._how, budget)
+            self._vhost.dispatch.mark(source)
+            if done < len(tags):
+                self._by_source = {source: tags[done:], **self._by_source}
+            if budget.left <= 0 and self._by_source and budget.is_over():
+                return False
+        return True
+
+    def abandon(self) -> None:
+        """Go on without the channel: they are not unacked any more."""
+        self.finish_later()
+
+    def finish_later(self) -> None:
+        """Do a slice now, and the rest in the background, whatever becomes of the channel."""
+        if not self.step():
+            self._vhost.background.wake(SettlingFailed(self._vhost, self))
+
+
+class SettlingFailed(BackgroundTask):
+    """Settles failed deliveries whose channel does not wait for it."""
+
+    def __init__(self, vhost: VHost, work: SettleFailed) -> None:
+        self._vhost: VHost = vhost
+        self._work: SettleFailed = work
+
+    def step(self) -> int:
+        self._vhost.budget.begin_later()
+        return DONE if self._work.step() else AGAIN
+
+    def failed(self, error: Exception) -> None:
+        raise error
+
+
+class Rejecting(SlicedWork):
+    """A basic.reject or basic.nack. tag: the last delivery that it means, of which the oldest are
+    taken first, `most` at a time; what is not taken yet is unacked still."""
+
+    def __init__(
+        self, channel: "Channel", tag: int, most: int, method_id: int, *, requeue: bool
+    ) -> None:
+        self._channel: Channel = channel
+        self._tag: int = tag
+        self._most: int = most
+        self._method_id: int = method_id
+        self._requeue: bool = requeue
+        self._settling: SettleFailed | None = None if requeue else channel.give_back()
+
+    def step(self) -> bool:
+        channel = self._channel
+        budget = channel.vhost.budget
+        transaction = channel.transaction
+        is_more = True
+        while True:
+            settling = self._settling
+            if settling is not None:
+                if not settling.step():
+                    return False
+                self._settling = None
+            if not is_more:
+                break
+            taken = channel.take(self._tag, self._most, self._method_id, returns=self._requeue)
+            budget.left -= len(taken)
+            if transaction is not None:
+                for one, delivered in taken:
+                    transaction.reject(one, delivered, requeue=self._requeue)
+                transaction.count_settled(len(taken))
+            else:
+                failed = [delivered for _, delivered in taken]
+                if not self._requeue:
+                    self._settling = SettleFailed(channel.vhost, failed, DISCARD)
+                else:
+                    channel.returning += failed
+                    if len(channel.returning) >= SETTLE_SLICE:
+                        self._settling = channel.give_back()
+            is_more = 1 < self._most == len(taken)
+            if is_more and budget.left <= 0 and budget.is_over():
+                return False
+        channel.update()
+        return True
+
+    def abandon(self) -> None:
+        if self._settling is not None:
+            self._settling.finish_later()
+
+
 # ---- the channel ---------------------------------------------------------------------------------
 
 
@@ -499,6 +629,7 @@ class Channel(ConsumerChannel):
     def __init__(self, handler: ChannelOwner, vhost: VHost, number: int, output: Output) -> None:
         self.handler: ChannelOwner = handler
         self.vhost: VHost = vhost
+        self._budget: TurnBudget = vhost.budget
         self.number: int = number
         self.output: Output = output
         self.publisher: Publisher = Publisher(vhost, handler.identity, number, output, self._failed)
@@ -724,24 +855,34 @@ class Channel(ConsumerChannel):
 
     # ---- settling ------------------------------------------------------------------------------
 
-    def ack_run(self, tags: list[int], multiples: list[bool]) -> None:
-        """Handle acknowledgements, in order. ChannelError 406: an unknown delivery tag."""
+    def ack_run(self, tags: list[int], multiples: list[bool], first: int = 0) -> int:
+        """Handle acknowledgements from number `first` on, in order, as far as the turn's budget
+        goes; return the number of the first of which something is left. ChannelError 406: an
+        unknown delivery tag."""
         if self.transaction is not None:
-            self._ack_later(tags, multiples)
-            return
+            return self._ack_later(tags, multiples, first)
         unacked = self.unacked
+        budget = self._budget
         source: Source | None = None
         settled: list[int] = []
+        n = len(tags)
         try:
-            for i in range(len(tags)):
+            for i in range(first, n):
+                if budget.left <= 0 and budget.is_over():
+                    return i
+                budget.left -= 1
                 if multiples[i]:
-                    self._check_tag(tags[i], 80)
-                    for delivered in unacked.take_up_to(tags[i]):
+                    tags[i] = self._bound(tags[i], 80)
+                    taken = unacked.take_up_to(tags[i], ACK_SLICE)
+                    for delivered in taken:
                         if delivered.source is not source:
                             self._ack(source, settled)
                             source, settled = delivered.source, []
                         settled.append(delivered.tag)
                         self._returned(delivered)
+                    budget.left -= len(taken)
+                    if len(taken) == ACK_SLICE and unacked.get(tags[i]) is not None:
+                        return i
                     continue
                 one = unacked.take(tags[i])
                 if one is None:
@@ -755,11 +896,16 @@ class Channel(ConsumerChannel):
             self._ack(source, settled)
             if not self.can_deliver:
                 self.update()
+        return n
 
-    def _check_tag(self, tag: int, method_id: int) -> None:
-        """Raise ChannelError 406 unless the tag of a `multiple` is open; 0 means all there are."""
-        if tag and self.unacked.get(tag) is None:
+    def _bound(self, tag: int, method_id: int) -> int:
+        """Return the highest tag that a `multiple` means, now: 0 means all there are. ChannelError
+        406: the tag is not open."""
+        if not tag:
+            return self.unacked.last_open()
+        if self.unacked.get(tag) is None:
             raise unknown_tag(tag, method_id)
+        return tag
 
     def _ack(self, source: Source | None, tags: list[int]) -> None:
         if source is None or not tags or source.is_deleted:
@@ -776,25 +922,41 @@ class Channel(ConsumerChannel):
             if consumer.is_parked:
                 consumer.wake()
 
-    def _ack_later(self, tags: list[int], multiples: list[bool]) -> None:
+    def _ack_later(self, tags: list[int], multiples: list[bool], first: int) -> int:
+        """Do `ack_run` in a transaction."""
         transaction = self.transaction
         assert transaction is not None, "it is in one"
+        budget = self._budget
         n = 0
-        for tag, is_multiple in zip(tags, multiples, strict=True):
-            for one, delivered in self.take(tag, is_multiple=is_multiple, method_id=80):
-                transaction.ack(one, delivered)
-                n += 1
-        transaction.count_settled(n)
+        try:
+            for i in range(first, len(tags)):
+                if budget.left <= 0 and budget.is_over():
+                    return i
+                tag = tags[i]
+                most = 1
+                if multiples[i]:
+                    tag = tags[i] = self._bound(tag, 80)
+                    most = TAKE_SLICE
+                taken = self.take(tag, most, 80)
+                for one, delivered in taken:
+                    transaction.ack(one, delivered)
+                n += len(taken)
+                budget.left -= 1 + ACK_STEPS * len(taken)
+                if most > 1 and len(taken) == most and self.unacked.get(tag) is not None:
+                    return i
+        finally:
+            transaction.count_settled(n)
+        return len(tags)
 
     def take(
-        self, tag: int, *, is_multiple: bool, method_id: int, returns: bool = False
+        self, tag: int, most: int, method_id: int, *, returns: bool = False
     ) -> list[tuple[int, Delivered]]:
-        """Remove and return (tag, delivery) of what a method settles. In a transaction they keep
-        their places until the commit (`committed`). returns: they will go back to their queues.
+        """Remove and return (tag, delivery) of what a method settles: of one delivery, or of the
+        oldest up to the tag of a `multiple`, as many as `most`. In a transaction they keep their
+        places until the commit (`committed`). returns: they will go back to their queues.
         ChannelError 406 for an unknown tag."""
-        if is_multiple:
-            self._check_tag(tag, method_id)
-            taken = self.unacked.open_up_to(tag)
+        if most > 1:
+            taken = self.unacked.open_up_to(tag, most)
         else:
             one = self.unacked.get(tag)
             if one is None:
@@ -817,51 +979,45 @@ class Channel(ConsumerChannel):
         for _, delivered, _ in transaction.rejected:
             self._returned(delivered)
 
-    def reject(self, delivered: list[Delivered], *, requeue: bool) -> None:
-        """Dead-letter deliveries that failed, or put them back at `give_back`."""
-        if requeue:
-            self.returning += delivered
-            return
-        self.give_back()
-        self._settle_failed(delivered, requeue=False)
+    def reject(self, tag: int, *, is_multiple: bool, requeue: bool, method_id: int) -> None:
+        """Dead-letter a delivery that failed, or all up to it, or put them back at `give_back`: in
+        slices. ChannelError 406 for an unknown tag."""
+        if is_multiple:
+            tag = self._bound(tag, method_id)
+        elif not tag:
+            raise unknown_tag(tag, method_id)
+        most = TAKE_SLICE if is_multiple else 1
+        self.handler.do_in_slices(self, Rejecting(self, tag, most, method_id, requeue=requeue))
 
-    def give_back(self) -> None:
-        """Put back what was requeued. The caller that handles the client's methods calls this
-        before the next method that is not basic.reject or basic.nack, and at the end of what was
-        read, so that requeues that arrive together are one record and one step of each queue."""
-        if self.returning:
-            returning, self.returning = self.returning, []
-            self._settle_failed(returning, requeue=True)
+    def give_back(self) -> "SettleFailed | None":
+        """Return the work that puts back what was requeued; None: there is nothing. The caller that
+        handles the client's methods does it before the next method that is not basic.reject or
+        basic.nack, and at the end of what was read, so that requeues that arrive together are one
+        record and one step of each queue."""
+        if not self.returning:
+            return None
+        returning, self.returning = self.returning, []
+        return SettleFailed(self.vhost, returning, REQUEUE)
 
-    def _settle_failed(self, delivered: list[Delivered], *, requeue: bool) -> None:
-        by_source: dict[Source, list[int]] = {}
-        for one in delivered:
-            by_source.setdefault(one.source, []).append(one.tag)
-        for source, tags in by_source.items():
-            if source.is_deleted:
-                continue
-            if requeue:
-                source.requeue(tags)
-            else:
-                source.discard(tags)
-            self.vhost.dispatch.mark(source)
+    def give_back_how(self) -> int:
+        """Return how deliveries that nobody settled go back. A delivery limit counts an attempt,
+        unless the server ends the connection."""
+        return RELEASE if self.handler.is_ended_by_server else GIVE_BACK
 
     def release_all(self) -> None:
-        """Put all unacked deliveries back. Queues with a delivery limit, or of type quorum, count
-        an attempt, unless the server ends the connection."""
-        by_source: dict[Source, list[int]] = {}
-        for delivered in self.unacked.take_up_to(0):
-            if delivered.source not in by_source:
-                delivered.source.before_return()
+        """Put all unacked deliveries back: a slice now, the rest in the background. Queues with a
+        delivery limit, or of type quorum, count an attempt, unless the server ends the
+        connection."""
+        how = self.give_back_how()
+        returning = self.give_back()
+        if returning is not None:
+            returning.finish_later()
+        taken = self.unacked.take_up_to(0)
+        for source in {delivered.source: None for delivered in taken}:
+            source.before_return()
+        for delivered in taken:
             self._returned(delivered)
-            by_source.setdefault(delivered.source, []).append(delivered.tag)
-        for source, tags in by_source.items():
-            if not source.is_deleted:
-                if self.handler.is_ended_by_server:
-                    source.release(tags)
-                else:
-                    source.give_back(tags)
-                self.vhost.dispatch.mark(source)
+        SettleFailed(self.vhost, taken, how).finish_later()
 
     def count_bytes(self) -> int:
         """Return by how many bytes the RAM of unacked deliveries has changed since the last
@@ -917,7 +1073,6 @@ class Channel(ConsumerChannel):
         self._then = None
         self.publisher.confirms = None
         self.publisher.forget_routes()
-        self.give_back()
         self.backlog.clear()
         if self.is_waiting:
             self.handler.send_cancels()

@@ -26,7 +26,8 @@ from penstock.broker.broker_queue import (
     Consumer,
     QueueOrStream,
 )
-from penstock.broker.channel import Channel, ChannelTransaction, unknown_tag
+from penstock.broker.channel import Channel, ChannelTransaction, SettleFailed
+from penstock.broker.dispatch import DISCARD, REQUEUE
 from penstock.broker.output import write_get_ok
 from penstock.broker.permissions import (
     CONFIGURE,
@@ -37,6 +38,7 @@ from penstock.broker.permissions import (
     queue_to_declare,
 )
 from penstock.broker.refusals import not_found
+from penstock.broker.turn_budget import SlicedWork
 from penstock.codec.method import Method
 from penstock.codec.spec import (
     AccessRequest,
@@ -273,32 +275,15 @@ def _send_get_ok(channel: Channel, queue: BrokerQueue, delivery: Delivery, *, no
 def on_reject(channel: Channel, method: Method) -> None:
     """basic.reject."""
     assert isinstance(method, BasicReject)
-    _reject(channel, method.delivery_tag, is_multiple=False, requeue=method.requeue, method_id=90)
+    channel.reject(method.delivery_tag, is_multiple=False, requeue=method.requeue, method_id=90)
 
 
 def on_nack(channel: Channel, method: Method) -> None:
     """basic.nack."""
     assert isinstance(method, BasicNack)
-    _reject(
-        channel, method.delivery_tag, is_multiple=method.multiple, requeue=method.requeue,
-        method_id=120,
-    )  # fmt: skip
-
-
-def _reject(
-    channel: Channel, tag: int, *, is_multiple: bool, requeue: bool, method_id: int
-) -> None:
-    if not tag and not is_multiple:
-        raise unknown_tag(tag, method_id)
-    taken = channel.take(tag, is_multiple=is_multiple, method_id=method_id, returns=requeue)
-    transaction = channel.transaction
-    if transaction is not None:
-        for one, delivered in taken:
-            transaction.reject(one, delivered, requeue=requeue)
-        transaction.count_settled(len(taken))
-    else:
-        channel.reject([delivered for _, delivered in taken], requeue=requeue)
-    channel.update()
+    channel.reject(
+        method.delivery_tag, is_multiple=method.multiple, requeue=method.requeue, method_id=120
+    )
 
 
 def on_recover(channel: Channel, method: Method) -> None:
@@ -379,12 +364,33 @@ def on_tx_commit(channel: Channel, method: Method) -> None:
         channel.publisher.appended.extend(transaction.places)
     for route, props, body in transaction.returned:
         channel.publisher.return_message(route, props, body)
-    for requeue in (True, False):
-        rejected = [one for _, one, is_requeue in transaction.rejected if is_requeue is requeue]
-        channel.reject(rejected, requeue=requeue)
-    channel.give_back()
-    channel.update()
-    channel.answer(lsn, TxCommitOk())
+    channel.handler.do_in_slices(channel, AfterCommit(channel, transaction, lsn))
+
+
+class AfterCommit(SlicedWork):
+    """What is left to do of a commit that is in the log: rejects, then the answer."""
+
+    def __init__(self, channel: Channel, transaction: ChannelTransaction, lsn: int) -> None:
+        self._channel: Channel = channel
+        self._lsn: int = lsn
+        self._settling: list[SettleFailed] = []
+        for how in (DISCARD, REQUEUE):  # the last is done first
+            is_back = how == REQUEUE
+            failed = [one for _, one, requeue in transaction.rejected if requeue is is_back]
+            self._settling.append(SettleFailed(channel.vhost, failed, how))
+
+    def step(self) -> bool:
+        while self._settling:
+            if not self._settling[-1].step():
+                return False
+            self._settling.pop()
+        self._channel.update()
+        self._channel.answer(self._lsn, TxCommitOk())
+        return True
+
+    def abandon(self) -> None:
+        for settling in reversed(self._settling):
+            settling.finish_later()
 
 
 def on_tx_rollback(channel: Channel, method: Method) -> None:

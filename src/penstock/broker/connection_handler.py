@@ -104,11 +104,11 @@ LOGGED_CHARS_MAX: Final = 1000  # of an error's text
 
 
 class RestOfRun(Event):
-    """What is left of a run of publishes: those from `at` on. bytes: of RAM, about."""
+    """What is left of a run: those from `at` on. bytes: of RAM, about."""
 
-    def __init__(self, run: PublishRun, at: int, size: int) -> None:
+    def __init__(self, run: PublishRun | AckRun, at: int, size: int) -> None:
         self.channel: int = run.channel
-        self.run: PublishRun = run
+        self.run: PublishRun | AckRun = run
         self.at: int = at
         self.bytes: int = size
 
@@ -157,7 +157,7 @@ class ConnectionHandler(ChannelOwner):
         # Kept for later slices, or while the vhost is short of something. The first may be a rest.
         self._held: deque[Event] = deque()
         self._held_bytes: int = 0
-        self._has_rest: bool = False  # the event that was handled last has left a rest
+        self._rests: int = 0  # what the event that was handled last has left, in front
         self._is_short: bool = False  # the rest waits for memory or disk
         self._method: Method | None = None  # which is being handled
         self._budget: TurnBudget = vhost.budget
@@ -403,6 +403,7 @@ class ConnectionHandler(ChannelOwner):
         held = self._held
         if not held:
             self._budget.begin()
+            self._rests = 0
         for event in events:
             if self.is_closed:
                 break
@@ -437,9 +438,9 @@ class ConnectionHandler(ChannelOwner):
             if self.is_closing:
                 self._handle_closing(event)
                 continue
-            self._has_rest = False
+            self._rests = 0
             self._guarded(event)
-            if self._has_rest:
+            if self._rests:
                 break
         self._end_slice()
         in_flight.end_read()
@@ -467,9 +468,15 @@ class ConnectionHandler(ChannelOwner):
 
     def _keep_rest(self, rest: Event) -> None:
         """Keep what is left of the event that is handled, before those that are held."""
-        self._has_rest = True
+        self._rests += 1
         self._held.appendleft(rest)
         self._held_bytes += event_bytes(rest)
+
+    def _keep_behind_rests(self, event: Event) -> None:
+        """Keep an event that could not begin, because something before it left a rest."""
+        self._held.insert(self._rests, event)
+        self._held_bytes += event_bytes(event)
+        self._rests += 1
 
     def _drop_held(self) -> None:
         for event in self._held:
@@ -493,7 +500,9 @@ class ConnectionHandler(ChannelOwner):
         if channel is None:
             return
         try:
-            channel.give_back()
+            work = channel.give_back()
+            if work is not None:
+                self._do(RestOfWork(channel.number, work, None))
         except Exception as error:  # noqa: BLE001 - it is answered or reported
             self.failed(channel, error)
 
@@ -502,6 +511,9 @@ class ConnectionHandler(ChannelOwner):
         try:
             if self._returning is not None and not goes_on_returning(event, self._returning):
                 self._give_back()
+                if self._rests:
+                    self._keep_behind_rests(event)
+                    return
             self._handle(event)
         except Exception as error:  # noqa: BLE001 - it is answered or reported
             self._went_wrong(getattr(event, "channel", 0), error, event)
@@ -541,7 +553,7 @@ class ConnectionHandler(ChannelOwner):
         elif isinstance(event, AckRun):
             channel = self._ready(event.channel, event)
             if channel is not None:
-                channel.ack_run(event.tags, event.multiples)
+                self._acknowledge(channel, event, 0)
         elif isinstance(event, MethodReceived):
             self._budget.left -= steps_of(event.method)
             self._method = event.method
@@ -560,11 +572,16 @@ class ConnectionHandler(ChannelOwner):
         """Handle what is left of an event, or a mistake of the client."""
         if isinstance(event, RestOfRun):
             channel = self._ready(event.channel, event)
-            if channel is not None:
+            if channel is not None and isinstance(event.run, AckRun):
+                self._acknowledge(channel, event.run, event.at)
+            elif channel is not None and isinstance(event.run, PublishRun):
                 self._publish(channel, event.run, event.at, event.bytes)
         elif isinstance(event, RestOfWork):
             self._method = event.method
             self._do(event)
+            channel = self.channels.get(event.channel)
+            if channel is not None and channel.returning:
+                self._returning = channel
         elif isinstance(event, BadFrame) or (
             isinstance(event, ChannelFault) and event.channel in self.channels
         ):
@@ -594,6 +611,12 @@ class ConnectionHandler(ChannelOwner):
                 self._keep_rest(rest)
             else:
                 self._hold(rest)
+
+    def _acknowledge(self, channel: Channel, run: AckRun, at: int) -> None:
+        """Handle acknowledgements from number `at` on."""
+        done = channel.ack_run(run.tags, run.multiples, at)
+        if done < len(run.tags):
+            self._keep_rest(RestOfRun(run, done, event_bytes(run)))
 
     def _count_published(self, count: int) -> None:
         """Stop reading for a while from a user who publishes faster than the limit allows."""
@@ -729,7 +752,7 @@ class ConnectionHandler(ChannelOwner):
         was_kept = len(backlog) > 0
         if was_kept:
             self._budget.begin()
-            self._has_rest = False
+            self._rests = 0
         while backlog and not channel.is_waiting and not channel.is_closed:
             event = backlog.popleft()
             assert isinstance(event, Event), "nothing else is kept"
@@ -739,7 +762,7 @@ class ConnectionHandler(ChannelOwner):
                 self._guarded(event)
             else:
                 self._keep_rest(event)
-            if self._has_rest:
+            if self._rests:
                 self._hold_backlog(channel)
                 break
         if was_kept:
@@ -750,12 +773,9 @@ class ConnectionHandler(ChannelOwner):
         self._end_slice()
 
     def _hold_backlog(self, channel: Channel) -> None:
-        """Hold what a channel has kept, behind the rest of the event before it, which is the first
-        of those that are held."""
+        """Hold what a channel has kept, behind what the event before it has left."""
         held = self._held
-        if not held:  # the channel was closed
-            return
-        rest = held.popleft()
+        rests = [held.popleft() for _ in range(min(self._rests, len(held)))]
         backlog = channel.backlog
         while backlog:
             event = backlog.pop()
@@ -765,7 +785,7 @@ class ConnectionHandler(ChannelOwner):
             self._backlog_bytes -= size
             held.appendleft(event)
             self._held_bytes += size
-        held.appendleft(rest)
+        held.extendleft(reversed(rests))
 
     def _look_at_reading(self) -> None:
         is_behind = self._backlog > BACKLOG_MAX or self._backlog_bytes > BACKLOG_BYTES_MAX
@@ -961,7 +981,9 @@ def with_ids(error: AMQPError, event: Event) -> AMQPError:
             method = event.method
             if method is not None:
                 error.class_id, error.method_id = method.CLASS_ID, method.METHOD_ID
-        elif isinstance(event, AckRun):
+        elif isinstance(event, AckRun) or (
+            isinstance(event, RestOfRun) and isinstance(event.run, AckRun)
+        ):
             error.class_id, error.method_id = 60, 80
         elif not isinstance(event, ChannelFault | BadFrame):
             error.class_id, error.method_id = 60, 40

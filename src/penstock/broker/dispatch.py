@@ -69,6 +69,13 @@ class Peer(ABC):
         """End the connection if a message in progress has not advanced for more than `most_s`."""
 
 
+# How failed deliveries are settled.
+REQUEUE: Final = 0
+DISCARD: Final = 1
+GIVE_BACK: Final = 2
+RELEASE: Final = 3
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Source(ABC):
     """A place that deliveries come from and that settles them: a queue, which gives each message to
@@ -116,6 +123,21 @@ class Source(ABC):
         """Put back what a consumer had that is gone or wants it again. A queue with a delivery
         limit, or of type quorum, counts an attempt: the message may have ended its consumer."""
         self.release(tags)
+
+    def settle_failed(self, tags: list[int], how: int, budget: TurnBudget) -> int:
+        """Settle deliveries that failed, as far as the turn's budget goes, one at least. how:
+        REQUEUE, DISCARD, GIVE_BACK or RELEASE, as the method of that name. Returns how many of the
+        tags it has settled."""
+        if how == DISCARD:
+            self.discard(tags)
+        elif how == REQUEUE:
+            self.requeue(tags)
+        elif how == GIVE_BACK:
+            self.give_back(tags)
+        else:
+            self.release(tags)
+        budget.left -= len(tags)
+        return len(tags)
 
 
 # Takes the result of an operation, or its AMQPError.

@@ -51,6 +51,7 @@ HOPS: Final = "dead_letter_hops"
 FULL: Final = "dead_letter_full"
 HOPS_MAX: Final = 128  # queues that a message dies in without a reject on the way
 NESTED_HOPS_MAX: Final = 8  # that one call makes
+TARGET_BYTES: Final = 64
 
 
 class Destination:
@@ -188,7 +189,8 @@ class QueueRoute(DeadLetterRoute):
 class DeadLetters:
     """The dead letters of one queue. `route`: finds their targets, or None. `counts`: how many died
     for each reason; `dropped`: how many of them had no target; `cycles`: how many were kept from a
-    queue in which they died."""
+    queue in which they died; `sent_bytes`: of headers that were written, and TARGET_BYTES for each
+    target, a measure of what it has cost."""
 
     def __init__(
         self, queue: str, headers: HeaderCodec, engine: StorageEngine,
@@ -198,6 +200,7 @@ class DeadLetters:
         self.counts: dict[str, int] = dict.fromkeys(REASONS, 0)
         self.dropped: int = 0
         self.cycles: int = 0
+        self.sent_bytes: int = 0
         self.hops: int = 0  # moves before this one in the call; set by the queue
         self._queue = queue
         self._headers = headers
@@ -298,6 +301,7 @@ class DeadLetters:
         )
         routed = self.route.route(header, reason)
         self.cycles += routed.kind == CYCLE
+        self.sent_bytes += len(header) + TARGET_BYTES * len(routed.targets)
         if routed.kind:
             self._report(routed.kind, routed.text)
         return routed

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.broker import background_tasks, turn_budget
+from penstock.broker import channel as channel_module
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.connection_handler import HeldEvents
 from penstock.broker.turn_budget import TurnBudget
@@ -18,7 +19,12 @@ from penstock.codec.frames import content_frames, method_frame
 from penstock.codec.method import Method
 from penstock.codec.spec import (
     BasicAck,
+    BasicCancel,
+    BasicCancelOk,
+    BasicConsume,
+    BasicNack,
     BasicPublish,
+    BasicReject,
     ChannelClose,
     ChannelCloseOk,
     ConfirmSelect,
@@ -34,6 +40,10 @@ from penstock.codec.spec import (
     QueueBindOk,
     QueueDeclare,
     QueueDeclareOk,
+    TxCommit,
+    TxCommitOk,
+    TxSelect,
+    TxSelectOk,
 )
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.builds import pure_only
@@ -63,7 +73,7 @@ def published(channel: int, exchange: str, key: str = "", body: bytes = b"x") ->
     return head + content_frames(channel, b"\0\0", body, 131_072)
 
 
-def dearest_turn(rig: BrokerRig, turns: int = 10_000) -> int:
+def dearest_turn(rig: BrokerRig, turns: int = 300) -> int:
     """Turns until there is nothing to do; the lines of the dearest."""
     dearest = 0
     for _ in range(turns):
@@ -347,3 +357,139 @@ def test_an_error_in_what_was_held_ends_that_client() -> None:
     HeldEvents(client.handler).failed(RuntimeError("no"))
     rig.turn()
     assert client.methods(ConnectionClose)[0].reply_code == 541
+
+
+# --- settlements ---
+
+
+def delivered(client: RigClient, count: int) -> list[int]:
+    """Take so many messages of "q" by a consumer; the tags."""
+    client.send(1, BasicConsume(queue="q", consumer_tag="c", nowait=True))
+    client.rig.turn()
+    client.pump()
+    assert len(client.events) == count
+    client.events = []
+    return list(range(1, count + 1))
+
+
+def with_large_headers(rig: OperationRig, count: int, size: int) -> None:
+    """So many messages in "q", whose dead letters go to "dead"."""
+    rig.result("declare_queue", queue="dead")
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    rig.result("declare_queue", queue="q", arguments=dead)
+    headers = {f"{n:06}": n for n in range(size // 12)}
+    rig.put("q", *[b"%d" % n for n in range(count)], headers=headers)
+
+
+@pytest.mark.parametrize("ending", ["", "close", "lost"])
+def test_a_nack_of_many_messages_with_large_headers_is_done_in_slices(
+    rig: OperationRig, ending: str
+) -> None:
+    count = 20
+    with_large_headers(rig, count, 12_000)
+    client, other = rig.client().open(1), rig.client().open(1)
+    tags = delivered(client, count)
+    rig.vhost.budget.clock = TickingClock()
+    other.publish(1, "", "q", b"new")
+    data = frame(1, BasicNack(delivery_tag=tags[-1], multiple=True, requeue=False))
+    if ending == "close":
+        data += frame(1, ChannelClose())
+    client.raw(data)
+    dead = rig.vhost.table.usable("dead")
+    assert dead is not None
+    assert 0 < dead.len() < count
+    other.publish(1, "", "dead", b"other")
+    if ending == "lost":
+        client.lose()
+    assert dearest_turn(rig) < LINES_MAX
+    expected = [b"%d" % n for n in range(count)]
+    found = ready(rig, "dead")
+    assert b"other" in found[:-1]
+    found.remove(b"other")
+    assert found == expected  # what was begun is done, also if the client goes
+    if ending == "close":
+        assert frame(1, ChannelCloseOk()) in b"".join(client.outlet.sent)
+    if ending:
+        assert ready(rig) == [b"new"]
+    else:
+        assert client.bodies() == [b"new"]  # it was delivered after the nack, and is not of it
+
+
+def test_requeues_beyond_a_delivery_limit_are_done_in_slices(rig: OperationRig) -> None:
+    count = 20
+    rig.result("declare_queue", queue="dead")
+    arguments = {
+        "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead",
+        "x-queue-type": "quorum", "x-delivery-limit": 0,
+    }  # fmt: skip
+    rig.result("declare_queue", queue="q", arguments=arguments)
+    headers = {f"{n:06}": n for n in range(1000)}
+    rig.put("q", *[b"%d" % n for n in range(count)], headers=headers)
+    client = rig.client().open(1)
+    tags = delivered(client, count)
+    rig.vhost.budget.clock = TickingClock()
+    data = b"".join(frame(1, BasicReject(delivery_tag=tag, requeue=True)) for tag in tags)
+    data += published(1, "", "after")
+    rig.result("declare_queue", queue="after")
+    client.raw(data)
+    assert ready(rig, "after") == []
+    assert dearest_turn(rig) < LINES_MAX
+    assert ready(rig, "dead") == [b"%d" % n for n in range(count)]
+    assert ready(rig, "after") == [b"x"]
+
+
+def test_what_a_lost_client_had_goes_back_in_slices(rig: OperationRig) -> None:
+    """A quorum queue counts the attempt, and the limit makes dead letters of them."""
+    count = 20
+    rig.result("declare_queue", queue="dead")
+    arguments = {
+        "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead",
+        "x-queue-type": "quorum", "x-delivery-limit": 0,
+    }  # fmt: skip
+    rig.result("declare_queue", queue="q", arguments=arguments)
+    headers = {f"{n:06}": n for n in range(1000)}
+    rig.put("q", *[b"%d" % n for n in range(count)], headers=headers)
+    client = rig.client().open(1)
+    delivered(client, count)
+    rig.vhost.budget.clock = TickingClock()
+    client.outlet.is_closed = True
+    assert cost_of(client.handler.lost).lines < 2 * LINES_MAX  # of some 900,000
+    assert dearest_turn(rig) < LINES_MAX
+    assert ready(rig, "dead") == [b"%d" % n for n in range(count)]
+
+
+@pytest.mark.parametrize("how", ["ack", "ack all", "nack", "requeue"])
+@pytest.mark.parametrize("is_tx", [False, True])
+def test_many_deliveries_are_settled_in_slices(
+    rig: OperationRig, how: str, is_tx: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 300
+    for name in ("ACK_SLICE", "SETTLE_SLICE", "TAKE_SLICE"):
+        monkeypatch.setattr(channel_module, name, 20)
+    monkeypatch.setattr(turn_budget, "LOOK_STEPS", 20)
+    rig.result("declare_queue", queue="q")
+    rig.put("q", *[b"%d" % n for n in range(count)])
+    client = rig.client().open(1)
+    if is_tx:
+        client.call(1, TxSelect(), TxSelectOk)
+    tags = delivered(client, count)
+    client.call(1, BasicCancel(consumer_tag="c"), BasicCancelOk)
+    tag = 0 if how == "ack all" else tags[-1]
+    if "ack" in how and how != "nack":
+        data = frame(1, BasicAck(delivery_tag=tag, multiple=True))
+    else:
+        requeue = how == "requeue"
+        data = frame(1, BasicNack(delivery_tag=tag, multiple=True, requeue=requeue))
+    channel = client.handler.channels[1]
+    rig.vhost.budget.clock = TickingClock()
+    client.raw(data + published(1, "", "q", b"last"))
+    if not is_tx or how == "ack":
+        assert 0 < channel.unacked.count < count or client.handler._held
+    rig.turn()
+    assert channel.unacked.count == 0
+    assert is_paused(client) is False
+    if is_tx:
+        client.call(1, TxCommit(), TxCommitOk)
+    queue = rig.vhost.table.usable("q")
+    assert queue is not None
+    assert queue.len() == (count + 1 if how == "requeue" else 1)

@@ -100,3 +100,36 @@ def test_queues_and_bindings_of_one_user_leave_room(small_broker: LiveBroker, ev
     with Wire(small_broker).open() as other:
         other.channel(1)
         other.ask(Queue.Declare(queue="", exclusive=True), Queue.DeclareOk)
+
+
+def bound_until_refused(wire: Wire, kind: str, keys: list[str], table: bytes) -> str:
+    """Declare an exchange of this kind and bind a queue with each of the keys, and a table to which
+    a number is added. Returns why it was refused, "" if it was not."""
+    wire.channel(1)
+    wire.ask(Queue.Declare(queue="eve.q", exclusive=True), Queue.DeclareOk)
+    exchange = commands.Exchange
+    wire.ask(
+        exchange.Declare(exchange="eve.x", exchange_type=kind, auto_delete=True), exchange.DeclareOk
+    )
+    for number, key in enumerate(keys):
+        entries = table + shortstr("n") + b"I" + number.to_bytes(4) if table else b""
+        bind = b"\0\0" + shortstr("eve.q") + shortstr("eve.x") + shortstr(key) + b"\0"
+        wire.send_raw(raw_method(1, 50, 20, bind + tables_of(entries)))
+        _, answer = wire.receive()
+        if isinstance(answer, Channel.Close):
+            return str(answer.reply_text)
+    return ""
+
+
+def test_arrays_in_the_arguments_of_bindings(small_broker: LiveBroker, eve: Wire) -> None:
+    """300 arrays of 8,000 voids: a megabyte each, if it were kept decoded."""
+    table = shortstr("a") + b"A" + tables_of(b"V" * 8000)
+    assert bound_until_refused(eve, "headers", [""] * 300, table) == ""
+    assert vhost_status(small_broker)["topology_bytes"] > 300 * 8000
+
+
+def test_patterns_of_many_words(small_broker: LiveBroker, eve: Wire) -> None:
+    """126 words each, which nothing else shares."""
+    keys = [f"{number:03x}." + ".".join("w" * 125) for number in range(2000)]
+    text = bound_until_refused(eve, "topic", keys, b"")
+    assert "queues, exchanges and bindings of user 'eve' take" in text

@@ -43,6 +43,11 @@ change that is made while a message is on its way may count for it or not.
 Nothing is cached here, but for the list of a headers exchange's conditions. Headers are brought
 into the form in which they are compared once for each message, not once for each exchange.
 
+**RAM.** A binding keeps its arguments as bytes, and a headers exchange its conditions in a form
+whose size these bytes bound: an array or a table, which takes up to 80 times as much when it is
+decoded, is kept as a digest. The words of patterns take RAM of their own, which patterns share;
+each is counted for the user whose binding has added it, until no pattern has it any more.
+
 Invariants: a node without targets and children is not in the tree. A target that was added n times
 for a pattern stays until it was removed n times (bindings that differ in arguments).
 """
@@ -64,15 +69,16 @@ HASH: Final = "#"
 
 class TopicNode:
     """One word of some patterns. targets: of patterns that end here, and how often each was
-    added."""
+    added. creator: the user whose pattern was the first with it."""
 
-    __slots__ = ("children", "hash", "is_hash", "stamp", "star", "targets")
+    __slots__ = ("children", "creator", "hash", "is_hash", "stamp", "star", "targets")
 
-    def __init__(self, is_hash: bool) -> None:
-        self.children: dict[str, TopicNode] = {}
+    def __init__(self, is_hash: bool, creator: str) -> None:
+        self.children: dict[str, TopicNode] = NO_CHILDREN
+        self.creator: str = creator
         self.star: TopicNode | None = None
         self.hash: TopicNode | None = None
-        self.targets: dict[str, int] = {}
+        self.targets: dict[str, int] = NO_TARGETS
         self.is_hash: bool = is_hash
         self.stamp: int = 0  # of a `#`: the word for which it was last active
 
@@ -89,33 +95,61 @@ class TopicNode:
         return not self.targets and not self.children and self.star is None and self.hash is None
 
 
+# Most nodes have one of both. These are never changed.
+NO_CHILDREN: Final[dict[str, TopicNode]] = {}
+NO_TARGETS: Final[dict[str, int]] = {}
+WORD_BYTES: Final = 450  # measured: a node with its entry in another one, and a word of 8 bytes
+WILD_BYTES: Final = 150  # measured: a node for `*` or `#`
+
+
+def not_counted(_user: str, _change: int) -> None:
+    """Do nothing: nobody counts."""
+
+
+def word_bytes(word: str) -> int:
+    """Return about how many bytes of RAM a node for this word takes."""
+    return WILD_BYTES if word in (STAR, HASH) else WORD_BYTES + len(word)
+
+
 def words_of(text: str) -> list[str]:
     """Return the words of a key or a pattern; the empty one has none."""
     return text.split(".") if text else []
 
 
 class TopicTrie:
-    """Patterns and their targets, which are any strings. visits: nodes that matches visited."""
+    """Patterns and their targets, which are any strings. visits: nodes that matches visited.
+    held: the bytes of RAM of all words, by the user whose pattern has added them; count(user,
+    bytes) is called with each change of it."""
 
     def __init__(self) -> None:
         self.visits: int = 0
-        self._root: TopicNode = TopicNode(False)
+        self.held: dict[str, int] = {}
+        self.count: Callable[[str, int], None] = not_counted
+        self._root: TopicNode = TopicNode(False, "")
         self._stamp: int = 0  # one for each word of each match
 
-    def add(self, pattern: str, target: str) -> None:
-        """Add a target for keys that the pattern matches."""
+    def add(self, pattern: str, target: str, creator: str = "") -> None:
+        """Add a target for keys that the pattern matches, for this user."""
         node = self._root
+        added = 0
         for word in words_of(pattern):
             below = node.child(word)
             if below is None:
-                below = TopicNode(word == HASH)
+                below = TopicNode(word == HASH, creator)
+                added += word_bytes(word)
                 if word == STAR:
                     node.star = below
                 elif word == HASH:
                     node.hash = below
                 else:
+                    if node.children is NO_CHILDREN:
+                        node.children = {}
                     node.children[word] = below
             node = below
+        if added:
+            self._changed(creator, added)
+        if node.targets is NO_TARGETS:
+            node.targets = {}
         node.targets[target] = node.targets.get(target, 0) + 1
 
     def remove(self, pattern: str, target: str) -> bool:
@@ -134,6 +168,8 @@ class TopicTrie:
             path[-1].targets[target] = count - 1
             return True
         del path[-1].targets[target]
+        if not path[-1].targets:
+            path[-1].targets = NO_TARGETS
         for depth in range(len(words), 0, -1):
             if not path[depth].is_empty():
                 break
@@ -145,7 +181,18 @@ class TopicTrie:
                 parent.hash = None
             else:
                 del parent.children[word]
+                if not parent.children:
+                    parent.children = NO_CHILDREN
+            self._changed(path[depth].creator, -word_bytes(word))
         return True
+
+    def _changed(self, creator: str, change: int) -> None:
+        now = self.held.get(creator, 0) + change
+        if now:
+            self.held[creator] = now
+        else:
+            del self.held[creator]
+        self.count(creator, change)
 
     def match(self, key: str) -> list[str]:
         """Return the targets of all patterns that match, each once."""
@@ -359,7 +406,7 @@ MATCHES: Final = ("all", "any", "all-with-x", "any-with-x")
 
 DIGEST_BYTES: Final = 32
 BINDING_BYTES: Final = 1400  # measured: a durable binding without arguments, in all its places
-ENTRY_BYTES: Final = 110  # measured: one argument, as a headers exchange holds its condition
+ENTRY_BYTES: Final = 160  # measured: one argument, as a headers exchange holds its condition
 
 
 class Binding:
@@ -387,7 +434,7 @@ class Binding:
         self.target: str = kind + destination
         self.creator: str = creator
         self.identity: object = (source, self.target, key, _identity_of(arguments))
-        self.held_bytes: int = BINDING_BYTES + 2 * len(self.encoded) + ENTRY_BYTES * len(arguments)
+        self.held_bytes: int = BINDING_BYTES + 3 * len(self.encoded) + ENTRY_BYTES * len(arguments)
 
     @property
     def arguments(self) -> dict[str, object]:
@@ -400,6 +447,14 @@ class ExchangeType(ABC):
     """The bindings of one exchange. reads_headers: whether `select` uses the headers."""
 
     reads_headers: bool = False
+
+    def count_with(self, count: Callable[[str, int], None]) -> None:  # noqa: B027 - most take none
+        """Call count(user, bytes) with what it takes beside its bindings, and with what it
+        frees."""
+
+    def held(self) -> dict[str, int]:
+        """Return the bytes of RAM that it takes beside its bindings, by user."""
+        return {}
 
     @abstractmethod
     def bind(self, binding: Binding) -> None:
@@ -487,8 +542,14 @@ class TopicExchange(ExchangeType):
     def __init__(self) -> None:
         self._trie = TopicTrie()
 
+    def count_with(self, count: Callable[[str, int], None]) -> None:
+        self._trie.count = count
+
+    def held(self) -> dict[str, int]:
+        return self._trie.held
+
     def bind(self, binding: Binding) -> None:
-        self._trie.add(binding.key, binding.target)
+        self._trie.add(binding.key, binding.target, binding.creator)
 
     def unbind(self, binding: Binding) -> None:
         was_there = self._trie.remove(binding.key, binding.target)
@@ -617,15 +678,16 @@ def match_of(arguments: dict[str, object]) -> str:
 
 
 def comparable(value: object) -> object:
-    """Return a hashable form of an AMQP value, equal exactly for equal values of one kind."""
+    """Return a hashable form of an AMQP value, equal exactly for equal values of one kind. That of
+    a table or an array has DIGEST_BYTES at most."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
         return ("bool", value)
     if isinstance(value, dict):
-        return ("table", frozenset((name, comparable(inner)) for name, inner in value.items()))
+        return ("table", _digest(_canonical(value)))
     if isinstance(value, list | tuple):
-        return ("array", tuple(comparable(inner) for inner in value))
+        return ("array", _digest(_canonical(value)))
     if isinstance(value, bytearray):
         value = bytes(value)
     return (type(value).__name__, value)
@@ -635,7 +697,10 @@ def _identity_of(arguments: dict[str, object]) -> bytes:
     """Return bytes that are equal exactly for arguments with equal `comparable` values."""
     if not arguments:
         return b""
-    text = _canonical(arguments)
+    return _digest(_canonical(arguments))
+
+
+def _digest(text: bytes) -> bytes:
     return text if len(text) <= DIGEST_BYTES else blake2b(text, digest_size=DIGEST_BYTES).digest()
 
 
@@ -647,6 +712,8 @@ def _canonical(value: object) -> bytes:
         ]
         return _framed(b"table", b"".join(parts))
     if isinstance(value, list | tuple):
+        if PLAIN_TYPES.issuperset(map(type, value)):
+            return _framed(b"plain", repr(list(value)).encode())
         return _framed(b"array", b"".join([_canonical(inner) for inner in value]))
     if isinstance(value, str):
         return _framed(b"str", _name_bytes(value))
@@ -659,6 +726,10 @@ def _canonical(value: object) -> bytes:
     elif isinstance(value, datetime):
         value = value.astimezone(UTC)
     return _framed(type(value).__name__.encode(), str(value).encode())
+
+
+# Their values are equal exactly if their `repr` is.
+PLAIN_TYPES: Final = frozenset({type(None), bool, int, str})
 
 
 def _framed(kind: bytes, data: bytes) -> bytes:

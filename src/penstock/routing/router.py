@@ -317,6 +317,7 @@ class Router:
         """Add an exchange. Raises ChannelError and AMQPConnectionError as `make_exchange_type`."""
         assert not self.has(name), name
         exchange = self._exchanges[name] = RoutedExchange(name, type_name, arguments)
+        exchange.type.count_with(self._count_bytes)
         self._by_source[name] = {}
         if exchange.has_alternate:
             self._alternate_of.setdefault(exchange.alternate, {})[name] = 1
@@ -337,6 +338,8 @@ class Router:
             del others[name]
             if not others:
                 del self._alternate_of[exchange.alternate]
+        for user, count in exchange.type.held().items():
+            self._count_bytes(user, -count)
         emptied = self._remove_target("e" + name)
         self._changed_before(name)
         return emptied
@@ -495,14 +498,17 @@ class Router:
     def _counted(self, binding: Binding, change: int) -> None:
         """Count one more (1) or one less (-1)."""
         self.binding_count += change
-        self.held_bytes += change * binding.held_bytes
         if binding.kind == "e":
             between = self.between_exchanges
             between[binding.creator] = between.get(binding.creator, 0) + change
             if not between[binding.creator]:
                 del between[binding.creator]
+        self._count_bytes(binding.creator, change * binding.held_bytes)
+
+    def _count_bytes(self, user: str, change: int) -> None:
+        self.held_bytes += change
         if self._count is not None:
-            self._count(binding.creator, change * binding.held_bytes)
+            self._count(user, change)
 
     def _forget_target(self, binding: Binding) -> None:
         there = self._by_target[binding.target]

@@ -108,7 +108,8 @@ def test_exchanges_and_bindings_count_for_their_user(kind: str) -> None:
         )
     else:
         raise AssertionError("nothing was refused")
-    assert TOPOLOGY_BYTES * 3 // 8 < rig.vhost.usage.topology.of("u") - before < TOPOLOGY_BYTES // 2
+    held = rig.vhost.usage.topology.of("u") - before
+    assert TOPOLOGY_BYTES * 3 // 8 < held < TOPOLOGY_BYTES // 2 + (32 << 10)  # one more at most
 
 
 def test_what_is_deleted_counts_no_more() -> None:

@@ -161,7 +161,7 @@ def test_the_queues_that_get_it(
         router.bind("dlx", "q", queue, key, {})
     budget = TurnBudget(ManualClock())
     routes = DeadLetterRoutes(
-        router, H, lambda name: Target(name) if name in there else None, budget
+        router, H, lambda name: Target(name) if name in there else None, budget, lambda _: None
     )
     arguments: dict[str, object] = {"x-dead-letter-exchange": "dlx"}
     if new_key is not None:

@@ -8,12 +8,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
+from penstock.spark.spark_session import SETTINGS, SOCKET_TIMEOUT
 from tests.cluster.standalone import die_with_parent, environment, spark_home
 from tests.helpers.live_broker import wait_until
-from tests.helpers.quick_spark import JAVA_OPTIONS
+from tests.helpers.quick_spark import JAVA_OPTIONS, quick_python
 
 START_S = 120.0
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -39,6 +39,7 @@ class ConnectServer:
             "spark.sql.warehouse.dir": str(self.directory / "warehouse"),
             "spark.driver.extraJavaOptions": JAVA_OPTIONS,
             "spark.ui.enabled": "false",
+            SOCKET_TIMEOUT: SETTINGS[SOCKET_TIMEOUT],
         }
         command = [str(spark_home() / "bin" / "spark-submit"), "--class", SERVER]
         command += ["--master", "local[2]"]
@@ -47,8 +48,8 @@ class ConnectServer:
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory,
-                env=environment(PYSPARK_PYTHON=sys.executable), start_new_session=True,
-                preexec_fn=die_with_parent,
+                env=environment(PYSPARK_PYTHON=str(quick_python(self.directory / "python"))),
+                start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
         try:
             port = wait_until(self._port, "the Connect server", START_S)

@@ -16,7 +16,6 @@ Not here: what runs on it (cluster_job.py).
 import ctypes
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from types import TracebackType
 
 from penstock.spark.spark_session import ensure_java
 from tests.helpers.live_broker import wait_until
-from tests.helpers.quick_spark import JAVA_OPTIONS
+from tests.helpers.quick_spark import JAVA_OPTIONS, quick_python
 
 START_S = 90.0
 OWN_MOUNTS = ("unshare", "--mount", "--propagation", "private")
@@ -158,12 +157,11 @@ class StandaloneCluster:
 
 
 def commands_in(directory: Path, names: Mapping[str, str]) -> Path:
-    """A new directory with commands of these names, for a PATH: name -> the program it executes."""
+    """A new directory with commands of these names, for a PATH: name -> the Python it executes, as
+    quick_spark.py does."""
     directory.mkdir()
-    for name, program in names.items():
-        script = directory / name
-        script.write_text(f'#!/bin/sh\nexec {shlex.quote(program)} "$@"\n')
-        script.chmod(0o755)
+    for name, python in names.items():
+        quick_python(directory / name, python)
     return directory
 
 

@@ -26,6 +26,7 @@ from tests.cluster.standalone import (
     python_without_penstock,
 )
 from tests.helpers.live_broker import LiveBroker
+from tests.helpers.quick_spark import quick_python
 
 pytestmark = [pytest.mark.spark, pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -54,8 +55,8 @@ class World:
     def variables(self, way: str) -> dict[str, str]:
         """Of a driver. The executors' Python has penstock only if it is installed there."""
         path = f"{self.directory / 'driver.commands'}:{os.environ['PATH']}"
-        python = sys.executable if way == "installed" else PLAIN
-        return environment(PATH=path, PYSPARK_PYTHON=python, PENSTOCK_CHECK="0")
+        python = quick_python(self.directory / "python") if way == "installed" else PLAIN
+        return environment(PATH=path, PYSPARK_PYTHON=str(python), PENSTOCK_CHECK="0")
 
     def run(self, way: str, batches: int, victim: str) -> dict[str, Any]:
         """Reads, and writes `out.<way>`, while the executor of the task `victim` is killed."""

@@ -1,4 +1,5 @@
-"""What HTTP servers of tests share: one on a free port, on a thread of its own, for a `with`.
+"""What HTTP servers of tests share: one on a free port or a given one, on a thread of its own, for
+a `with`.
 
 fake_staging.py and tiny_http.py say what is answered. Nothing is printed, not of connections that
 the server or the test broke either.
@@ -26,10 +27,10 @@ class _QuietServer(ThreadingHTTPServer):
 
 
 class HttpOnThread:
-    """See the head of this module."""
+    """See the head of this module. port: another than a free one."""
 
-    def __init__(self) -> None:
-        self._server = _QuietServer(("127.0.0.1", 0), self._handler())
+    def __init__(self, port: int = 0) -> None:
+        self._server = _QuietServer(("127.0.0.1", port), self._handler())
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.01,), daemon=True
         )

@@ -27,10 +27,10 @@ class Answer:
 class TinyHttp(HttpOnThread):
     """See the head of this module."""
 
-    def __init__(self, answers: Mapping[str, Sequence[Answer]]) -> None:
+    def __init__(self, answers: Mapping[str, Sequence[Answer]], port: int = 0) -> None:
         self.answers = {address: list(of_it) for address, of_it in answers.items()}
         self.asked: list[tuple[str, Any, str]] = []  # address, body, authorization
-        super().__init__()
+        super().__init__(port)
 
     @property
     def url(self) -> str:

@@ -117,7 +117,7 @@ def over_a_kill(
         broker.start()
         again.touch()
 
-    patient = {"fetchOffset.numRetries": "600", "fetchOffset.retryIntervalMs": "200"}
+    patient = {"timeoutMs": f"{1000 * HELD_S:.0f}"}  # a minute may be too little under load
     query = start(
         spark, {**options, **patient}, path / "lake", path / "state",
         lambda rows: rows.mapInArrow(pass_on, COLUMNS),

@@ -11,7 +11,8 @@ pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 
 import penstock
-from tests.helpers.live_broker import LiveBroker
+from tests.helpers.live_broker import LiveBroker, wait_until
+from tests.helpers.tiny_http import Answer, TinyHttp
 from tests.spark import lake_job
 
 if TYPE_CHECKING:
@@ -159,6 +160,28 @@ def test_retention_leaves_what_a_batch_may_need_again(
     broker.control("retain_stream", "/", queue="short")
     described = broker.control("describe_stream", "/", queue="short")
     assert described["partitions"][0]["first"] > 90
+
+
+def test_a_query_waits_for_a_broker_that_is_started_again(
+    spark: "SparkSession", tmp_path: Path
+) -> None:
+    """Its first questions meet a broker that is away, then twenty answers that break."""
+    count = 3000
+    with LiveBroker(tmp_path / "data", has_http=True) as broker:
+        append(broker, "s", numbers(0, count, size=200))
+        broker.kill()
+        options = {**where(broker, "s", access="network"), "timeoutMs": "150000"}
+        query = lake_job.start(spark, options, tmp_path / "lake", tmp_path / "state")
+        broken = Answer(503, {"error": "unavailable", "reason": "vhost starts"}, cut_at=9)
+        address = "GET /api/streams/%2F/s"
+        assert broker.http_port is not None
+        with TinyHttp({address: [broken]}, broker.http_port) as stand_in:
+            wait_until(lambda: len(stand_in.asked) > 20, "questions of the driver", 150.0)
+            assert query.isActive
+        broker.start()
+        lake_job.finish(query)
+        total = sum(range(count))
+        assert lake_job.lake_facts(spark, tmp_path / "lake") == (count, count, total, total)
 
 
 def test_a_broker_that_is_killed_in_the_middle_of_a_batch(

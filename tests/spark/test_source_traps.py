@@ -37,6 +37,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 BATCH_ID = "streaming.sql.batchId"
 QUERY_ID = "sql.streaming.queryId"
+SOCKET_TIMEOUT = "SPARK_AUTH_SOCKET_TIMEOUT"
 
 
 class WatchedReader(PenstockStreamReader):
@@ -238,3 +239,10 @@ def test_filters_are_not_pushed_into_streams(watched: Watched) -> None:
     assert query.awaitTermination(240)
     assert sorted(seen) == [95, 96, 97, 98, 99]
     assert query.recentProgress[0].numInputRows == 100
+
+
+def test_spark_and_its_pythons_wait_for_each_other_for_two_minutes(spark: "SparkSession") -> None:
+    """Fifteen seconds are too little on a busy machine: spark_session.py."""
+    assert spark.conf.get("spark.python.authenticate.socketTimeout") == "120s"
+    told = spark.sparkContext.parallelize([0]).map(lambda _: os.environ[SOCKET_TIMEOUT]).collect()
+    assert told == ["120"]

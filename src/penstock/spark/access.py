@@ -11,8 +11,9 @@ which arrow_batches.py turns into columns.
     access=network    always the broker
 
 Records that retention deleted before they were read raise StreamGapError, which says where to
-continue. When a connection breaks, a new one continues after the last whole chunk; several failures
-without a chunk between them fail the task, and Spark retries it.
+continue. When a connection breaks, a new one continues after the last whole chunk, and a broker
+that is away is waited for (http_link.py). A broker that is away for longer, or whose answers break
+for so long without a chunk between them, fails the task, and Spark retries it.
 
 The messages of a lease are read in the same two ways. Its pages are only a copy of what the broker
 keeps elsewhere, and it writes them again when it starts: if they are not as expected, the broker is
@@ -21,7 +22,6 @@ asked for the rest of the range. Messages that the reader no longer has raise Le
 
 import http.client
 import logging
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ from penstock.spark.http_link import (
     NOT_FOUND,
     RANGE,
     STREAMS,
-    UNAVAILABLE,
+    BrokerWait,
     HttpLink,
     LinkError,
     RefusedError,
@@ -91,13 +91,16 @@ class Source:
     reader: str = ""
 
 
-def frames_of(source: Source, options: SourceOptions) -> Iterator[Frames]:
-    """Return all records of the range, verified.
+def frames_of(
+    source: Source, options: SourceOptions, wait: BrokerWait | None = None
+) -> Iterator[Frames]:
+    """Return all records of the range, verified. wait: None for what the options say.
 
     Raises StreamGapError, LeaseGoneError, CorruptionError, AccessError, RefusedError and LinkError.
     """
+    wait = wait or BrokerWait.of(options)
     if source.reader:
-        return frames_of_lease(source, options)
+        return frames_of_lease(source, options, wait)
     if options.place.path:
         return frames_of_files(source)
     if options.access != "network":
@@ -106,10 +109,10 @@ def frames_of(source: Source, options: SourceOptions) -> Iterator[Frames]:
             return frames_of_files(source)
         if options.access == "file":
             raise AccessError(f"access=file: {why}; access=auto would ask {options.place}")
-    return frames_of_broker(source, options)
+    return frames_of_broker(source, options, wait)
 
 
-def frames_of_lease(source: Source, options: SourceOptions) -> Iterator[Frames]:
+def frames_of_lease(source: Source, options: SourceOptions, wait: BrokerWait) -> Iterator[Frames]:
     """Return the messages of a lease: from its pages while they are as expected, then from the
     broker."""
     at, last = source.range.start, source.range.end
@@ -128,7 +131,7 @@ def frames_of_lease(source: Source, options: SourceOptions) -> Iterator[Frames]:
             raise AccessError(f"access=file: {why}; access=auto would ask {options.place}")
     if at < last:
         rest = Source(source.range._replace(start=at), source.stream_id, "", source.reader)
-        yield from frames_of_broker(rest, options)
+        yield from frames_of_broker(rest, options, wait)
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -188,25 +191,20 @@ def frames_of_files(source: Source) -> Iterator[Frames]:
 # ---- the broker ----------------------------------------------------------------------------------
 
 
-def frames_of_broker(source: Source, options: SourceOptions) -> Iterator[Frames]:
+def frames_of_broker(source: Source, options: SourceOptions, wait: BrokerWait) -> Iterator[Frames]:
     """Return the frames from the broker, chunk by chunk."""
     at = source.range.start
-    failures = 0
     while at < source.range.end:
         try:
             for frames in _answer(source.range._replace(start=at), source.reader, options):
                 yield frames
                 at += frames.count
-                failures = 0
+                wait.succeeded()
             if at < source.range.end:
                 raise LinkError(options.place, f"the answer ended before offset {at}")
         except (LinkError, RefusedError) as error:
-            if isinstance(error, RefusedError) and error.status != UNAVAILABLE:
+            if not wait.waited(error):
                 raise
-            failures += 1
-            if failures > options.retries:
-                raise
-            time.sleep(options.retry_interval_s)
 
 
 def _opened(

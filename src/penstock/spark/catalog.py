@@ -75,10 +75,10 @@ from penstock.spark.http_link import (
     LEASES,
     NOT_FOUND,
     STREAMS,
+    BrokerWait,
     HttpLink,
     RefusedError,
     kept_link,
-    retried,
 )
 from penstock.spark.offsets import Heads, PartitionHead
 from penstock.spark.options import SourceOptions
@@ -219,14 +219,16 @@ def taken_error(error: RefusedError) -> ReaderTakenError | None:
 
 class ReaderOwner:
     """Owns the readers of a query. seconds: how long an owner that does not renew stays the owner.
-    sleep, now: those of `time`, except in tests."""
+    ask_once: asks without waiting for a broker that is away. sleep, now: those of `time`, except in
+    tests."""
 
     def __init__(
-        self, ask: Ask, seconds: int, *, sleep: Callable[[float], None] = time.sleep,
-        now: Callable[[], float] = time.monotonic,
+        self, ask: Ask, seconds: int, *, ask_once: Ask,
+        sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.token = secrets.token_hex(16)
         self._ask = ask
+        self._ask_once = ask_once
         self._seconds = seconds
         self._sleep = sleep
         self._now = now
@@ -243,7 +245,7 @@ class ReaderOwner:
         until = self._now() + 1.5 * self._seconds + 1
         renewals_seen: int | None = None
         while True:
-            row = self._say(key, is_held=False)
+            row = self._ask("PUT", *self._said(key, is_held=False))
             if row["is_owner"]:
                 break
             if renewals_seen is None:
@@ -265,7 +267,7 @@ class ReaderOwner:
         owned, self._owned = self._owned, set()
         for queue, reader in owned:
             try:
-                self._ask("DELETE", (queue, reader, OWNER), {OWNER: self.token}, None)
+                self._ask_once("DELETE", (queue, reader, OWNER), {OWNER: self.token}, None)
             except PenstockError as error:
                 logger.warning("reader %s of queue %s is still owned: %s", reader, queue, error)
 
@@ -273,7 +275,7 @@ class ReaderOwner:
         """Renew all readers once."""
         for key in sorted(self._owned):
             try:
-                row = self._say(key, is_held=True)
+                row = self._ask_once("PUT", *self._said(key, is_held=True))
             except PenstockError as error:  # the next attempt may succeed
                 logger.warning("reader %s of queue %s was not renewed: %s", key[1], key[0], error)
                 continue
@@ -284,9 +286,15 @@ class ReaderOwner:
         while not self._ended.wait(self._seconds / 3):
             self.renew()
 
-    def _say(self, key: QueueReader, *, is_held: bool) -> Any:
-        body = {OWNER: self.token, "seconds": self._seconds, "is_held": is_held}
-        return self._ask("PUT", (*key, OWNER), None, body)
+    def _said(
+        self, key: QueueReader, *, is_held: bool
+    ) -> tuple[tuple[str, ...], None, dict[str, Any]]:
+        """Return what is asked after PUT."""
+        return (
+            (*key, OWNER),
+            None,
+            {OWNER: self.token, "seconds": self._seconds, "is_held": is_held},
+        )
 
 
 FRESH_BROKER_S: Final = 0.1
@@ -397,7 +405,9 @@ def catalog_of(options: SourceOptions) -> Catalog:
 
 
 class BrokerCatalog(Catalog):
-    """Asks the broker over HTTP, and repeats questions while it is away (fetchOffset.numRetries).
+    """Asks the broker over HTTP, and waits while it is away (http_link.py), but for what is asked
+    when the query stops: the broker drops that by itself after a time. sleep: that of `time`,
+    except in tests.
 
     Pages are read from the broker's files if those are on this machine. Otherwise the broker is
     asked; if it does not answer, all records count as equally large.
@@ -405,11 +415,17 @@ class BrokerCatalog(Catalog):
 
     fresh_s = FRESH_BROKER_S
 
-    def __init__(self, options: SourceOptions, now: Clock = time.monotonic) -> None:
+    def __init__(
+        self, options: SourceOptions, now: Clock = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:  # fmt: skip
         super().__init__(options, now)
+        self._sleep = sleep
         self._classic: set[str] = set()  # names that turned out to be classic queues
         self._queues = ClassicQueues(self._ask_lease_once, self._retried)
-        self._owner = ReaderOwner(self._ask_lease, options.reader_timeout_s)
+        self._owner = ReaderOwner(
+            self._ask_lease, options.reader_timeout_s, ask_once=self._ask_lease_once
+        )
 
     def find(self, stream: str, partition: int, time_us: int) -> int:
         query = {"partition": partition, "time_us": time_us}
@@ -445,7 +461,7 @@ class BrokerCatalog(Catalog):
     def release(self, reader: str) -> None:
         for stream in self._heads:
             if stream not in self._classic:
-                self._ask("DELETE", (stream, "readers", reader))
+                self._link().json("DELETE", (stream, "readers", reader))
 
     def own(self, queue: str) -> None:
         self._owner.own(queue, self._reader)
@@ -516,7 +532,7 @@ class BrokerCatalog(Catalog):
         return self._link().json(method, parts, query, body, LEASES)
 
     def _retried(self, call: Callable[[], Any]) -> Any:
-        return retried(call, self.options.retries, self.options.retry_interval_s)
+        return BrokerWait.of(self.options, self._sleep, self._now).retry(call)
 
     def _link(self) -> HttpLink:
         return kept_link(self.options.place, self.options.timeout_s)

@@ -3,7 +3,10 @@
 Calls block, on http.client of the standard library: a task does one thing at a time, and a request
 for frames is one long answer. If the broker closed the kept connection before a request had an
 answer, the request is sent once more on a new one, unless it is a POST, which could then take
-effect twice. Further retries are up to the caller (`retried`).
+effect twice. Further retries are up to the caller.
+
+**A broker that is away**, because it is started again, say, is waited for, by source and sink, at
+the driver (whose calls Spark does not repeat) and in tasks: BrokerWait.
 
 Paths are below /api/<api>/<vhost>/. The api is "streams" by default, or "leases" or "staging".
 
@@ -17,6 +20,7 @@ Spark reuses and forks its worker processes, so each thread of each process keep
 import base64
 import http.client
 import json
+import logging
 import os
 import threading
 import time
@@ -25,7 +29,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from penstock.errors import PenstockError
-from penstock.spark.options import Place
+from penstock.spark.options import Place, SourceOptions
 
 T = TypeVar("T")
 
@@ -36,6 +40,11 @@ NOT_FOUND: Final = 404
 CONFLICT: Final = 409
 RANGE: Final = 416
 UNAVAILABLE: Final = 503
+PASSING: Final = (UNAVAILABLE, 507)  # not ready; staging is full
+PAUSE_S: Final = 0.2
+SAY_S: Final = 10.0
+
+logger = logging.getLogger(__name__)
 
 
 class LinkError(PenstockError, ConnectionError):
@@ -142,22 +151,96 @@ def kept_link(place: Place, timeout_s: float) -> HttpLink:
     return link
 
 
-def retried(call: Callable[[], T], retries: int, interval_s: float) -> T:
-    """Return the call's result. Repeats the call while the broker is away, up to `retries` times.
+class BrokerWait:
+    """Waits for a broker that is away.
 
-    For calls at Spark's driver, which Spark itself does not repeat.
+    A connection that cannot be opened, one that breaks, an answer that does not come, 503 and 507
+    may pass. After each of them the call is made again after `pause_s` seconds, until there was no
+    success for `timeout_s` seconds, or, if `retries` is given, until it failed so many times more.
+    While the broker reports progress (the reason of its refusals changes), the time starts again.
+
+    The log says that it waits at once and every SAY_S seconds, and when the broker has answered.
+    sleep, monotonic: those of `time`, except in tests.
     """
-    for left in range(retries, -1, -1):
-        try:
-            return call()
-        except LinkError:
-            if not left:
-                raise
-        except RefusedError as error:
-            if error.status != UNAVAILABLE or not left:
-                raise
-        time.sleep(interval_s)
-    raise AssertionError
+
+    def __init__(
+        self, timeout_s: float, *, pause_s: float = PAUSE_S, retries: int | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._timeout_s = timeout_s
+        self._pause_s = pause_s
+        self._retries = retries
+        self._sleep = sleep
+        self._monotonic = monotonic
+        self._failures = 0  # in a row
+        self._began_s = 0.0  # the first of them
+        self._changed_s = 0.0  # the first of them, or the last progress
+        self._said_s = 0.0
+        self._last_reason = ""
+
+    @classmethod
+    def of(
+        cls, options: SourceOptions, sleep: Callable[[float], None] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> "BrokerWait":  # fmt: skip
+        """Return one that waits as the options of a source say."""
+        return cls(
+            options.timeout_s, pause_s=options.retry_interval_s, retries=options.retries,
+            sleep=sleep, monotonic=monotonic,
+        )  # fmt: skip
+
+    def retry(self, call: Callable[[], T]) -> T:
+        """Return the call's result, repeating the call while the broker is away. Raises LinkError
+        and RefusedError."""
+        while True:
+            try:
+                found = call()
+            except (LinkError, RefusedError) as error:
+                if not self.waited(error):
+                    raise
+            else:
+                self.succeeded()
+                return found
+
+    def waited(self, error: LinkError | RefusedError) -> bool:
+        """Wait a little after a failure; return whether to try again."""
+        if isinstance(error, RefusedError) and error.status not in PASSING:
+            return False
+        now = self._monotonic()
+        reason = str(error) if isinstance(error, RefusedError) else self._last_reason
+        if not self._failures:
+            self._began_s = now
+        if not self._failures or reason != self._last_reason:
+            self._changed_s = now
+        self._last_reason = reason
+        self._failures += 1
+        if self._is_over(now):
+            return False
+        if self._failures == 1 or now - self._said_s >= SAY_S:
+            self._said_s = now
+            logger.warning("%s; %s", error, self._plan(now))
+        self._sleep(self._pause_s)
+        return True
+
+    def succeeded(self) -> None:
+        """End a series of failures, if there is one."""
+        if self._failures:
+            away_s = self._monotonic() - self._began_s
+            logger.warning("the broker answers again, after %.1f s", away_s)
+        self._failures = 0
+
+    def _is_over(self, now: float) -> bool:
+        if self._retries is not None:
+            return self._failures > self._retries
+        return now - self._changed_s >= self._timeout_s
+
+    def _plan(self, now: float) -> str:
+        """Return in words how long it goes on."""
+        if self._retries is not None:
+            return f"attempt {self._failures} of {self._retries + 1}"
+        waited = f", {now - self._began_s:.0f} s so far" if self._failures > 1 else ""
+        return f"waiting for the broker for up to {self._timeout_s:g} s{waited}"
 
 
 # ---- parts of a request, also for requests that are not made with an HttpLink --------------------

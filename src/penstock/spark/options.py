@@ -203,8 +203,8 @@ class SourceOptions:
     reader_timeout_s: int = 15
     access: str = "auto"
     has_pushdown: bool = False
-    retries: int = 3
-    retry_interval_s: float = 1.0
+    retries: int | None = None
+    retry_interval_s: float = 0.2
     timeout_s: float = 60.0
 
 
@@ -250,8 +250,8 @@ def parse_source_options(given: Mapping[str, str], *, is_streaming: bool) -> Sou
         reader_timeout_s=_reader_timeout(options),
         access=_one_of(options, "access", ACCESS),
         has_pushdown=_flag(options, "pushdown", False),
-        retries=3 if retries is None else retries,
-        retry_interval_s=(1000 if interval_ms is None else interval_ms) / 1000,
+        retries=retries,
+        retry_interval_s=(200 if interval_ms is None else interval_ms) / 1000,
         timeout_s=(_whole(options, "timeoutMs") or 60_000) / 1000,
     )
 

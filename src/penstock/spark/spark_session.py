@@ -7,6 +7,8 @@
     spark.sql.session.timeZone=UTC                   as the timestamps are
     spark.sql.python.filterPushdown.enabled=true     needed for the option pushdown=true
     spark.sql.shuffle.partitions                     on local[...] masters 8, not 200
+    spark.python.authenticate.socketTimeout=120s     what Spark and its Pythons wait for each other
+                                                     to connect, not 15 s: a busy machine needs more
     spark.ui.showConsoleProgress=false, and the driver bound to 127.0.0.1 on local masters
 
 `conf` overrides these settings. On a cluster they can be given to spark-submit; Penstock works
@@ -65,7 +67,9 @@ from penstock.native import VERSION
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SOCKET_TIMEOUT: Final = "spark.python.authenticate.socketTimeout"
 SETTINGS: Final = {
+    SOCKET_TIMEOUT: "120s",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",

@@ -90,7 +90,9 @@ from penstock.page_frames import (
 )
 from penstock.spark.http_link import (
     CONFLICT,
+    PASSING,
     STAGING,
+    BrokerWait,
     LinkError,
     RefusedError,
     api_path,
@@ -113,8 +115,6 @@ CHUNK_BYTES: Final = 1 << 20
 MEDIA_TYPE: Final = "application/x-penstock-frames"
 BATCH_CONFLICT: Final = "batch_conflict"
 CONFLICTS_MAX: Final = 8
-PASSING: Final = (503, 507)
-BACK_OFF_S: Final = 0.2
 ABORT_TIMEOUT_S: Final = 5.0
 COMMIT_TIMEOUT_S: Final = 65.0  # a broker that has to wait says so after at most 60 s
 
@@ -378,10 +378,7 @@ class StagingLink:
         self.place = place
         self.target = target
         self.timeout_s = timeout_s
-        self._sleep = sleep
-        self._monotonic = monotonic
-        self._failing_since: float | None = None
-        self._last_reason = ""
+        self._wait = BrokerWait(timeout_s, sleep=sleep, monotonic=monotonic)
 
     def commit(
         self, query: str, batch: int, target: Mapping[str, Any] | None, tokens: Sequence[Token],
@@ -427,7 +424,7 @@ class StagingLink:
 
     def succeeded(self) -> None:
         """End the current series of failures."""
-        self._failing_since = None
+        self._wait.succeeded()
 
     def wait_or_raise(self, what: str, error: LinkError | RefusedError) -> None:
         """Wait a little after a failure. Raises SinkError or BatchConflictError if a retry is
@@ -436,14 +433,8 @@ class StagingLink:
             raise BatchConflictError(f"{what}: {error}") from None
         if isinstance(error, RefusedError) and error.status not in PASSING:
             raise SinkError(f"{what}: {error}") from None
-        now = self._monotonic()
-        reason = str(error) if isinstance(error, RefusedError) else self._last_reason
-        if self._failing_since is None or reason != self._last_reason:
-            self._failing_since = now
-        self._last_reason = reason
-        if now - self._failing_since >= self.timeout_s:
+        if not self._wait.waited(error):
             raise SinkError(f"{what}: {error}; tried for {self.timeout_s:g} s") from None
-        self._sleep(BACK_OFF_S)
 
     def _ask(
         self, method: str, parts: Sequence[str], body: object, timeout_s: float | None = None

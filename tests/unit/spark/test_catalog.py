@@ -277,7 +277,7 @@ def test_a_broker_that_stays_away() -> None:
 
 def test_a_broker_that_is_not_there() -> None:
     with TinyHttp({}) as broker:
-        catalog = broker_catalog(broker, subscribe="s")
+        catalog = broker_catalog(broker, subscribe="s", **{"fetchOffset.numRetries": "3"})
     with pytest.raises(LinkError, match="Connection refused") as caught:
         catalog.heads()
     assert "secret" not in str(caught.value)

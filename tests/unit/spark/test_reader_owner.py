@@ -24,7 +24,9 @@ class Asked:
         self.answers = list(answers)
         self.asked: list[Any] = []
         self.now_s = 0.0
-        self.owner = ReaderOwner(self.ask, 15, sleep=self.sleep, now=lambda: self.now_s)
+        self.owner = ReaderOwner(
+            self.ask, 15, ask_once=self.ask, sleep=self.sleep, now=lambda: self.now_s
+        )
         self.owner._ended.set()  # the thread ends at once: tests renew by themselves
 
     def sleep(self, seconds: float) -> None:

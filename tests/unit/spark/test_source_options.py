@@ -41,7 +41,7 @@ def test_what_is_said_when_nothing_is() -> None:
     assert (found.fail_on_data_loss, found.include_headers, found.access) == (True, False, "auto")
     assert (found.max_bytes_per_trigger, found.max_bytes_per_partition) == (512 << 20, 256 << 20)
     assert (found.max_offsets_per_trigger, found.min_offsets_per_trigger) == (None, None)
-    assert (found.retries, found.retry_interval_s, found.timeout_s) == (3, 1.0, 60.0)
+    assert (found.retries, found.retry_interval_s, found.timeout_s) == (None, 0.2, 60.0)
 
 
 def test_options_count_in_any_case() -> None:

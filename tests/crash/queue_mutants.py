@@ -83,12 +83,12 @@ QUEUE_MUTANTS = (
         "q1-before-the-rest-is-back", "order",
         "    if state.q1 and not q3.count:\n",
         "    if state.q1 and state.fits():\n",
-        QUEUES + "read ahead",
+        QUEUES + "random",
     ),
     Mutant(
         "transient-comes-back-persistent", "transient",
-        "        if seq in transients:\n            message.persistent = False\n",
-        "        if seq in transients:\n            continue\n",
+        "is_persistent=slot.seq not in transients",
+        "is_persistent=True",
         QUEUES + "flowing",
     ),
     Mutant(

@@ -1417,6 +1417,13 @@ class AMQQueue(QueueTarget):
                 self._must_trim = True
         self._ready()
 
+    def after_batch(self) -> None:
+        """Drop heads that do not fit: rows of a batch are never refused, whatever the overflow
+        is."""
+        if self._max_length.is_set:
+            self._trim()
+        self._ready()
+
     def _arrive(
         self, source: BackingQueue, delivery: Delivery, header: bytes, expiry_ms: int
     ) -> None:

@@ -331,7 +331,7 @@ class BatchSlice:
             fan_out(vhost, others, [], way.header, body, way.facts, None, shared)
         for queue in touched:
             if queue.amq.options.overflow != DROP_HEAD:
-                queue.amq.after_dead_letters()
+                queue.amq.after_batch()
             vhost.dispatch.mark(queue)
         return lsn
 

@@ -40,7 +40,7 @@ from typing import Final
 from penstock.clock import Clock, SystemClock
 from penstock.embedded import option_parsing
 from penstock.embedded.box_headers import BoxHeaders
-from penstock.embedded.events import OnAlert, OnEvent
+from penstock.embedded.events import DamageReports, OnAlert, OnEvent
 from penstock.embedded.new_body import NewBody
 from penstock.embedded.option_parsing import URLS, box_durability, size_bytes
 from penstock.embedded.waiting import WOKEN, Waiter
@@ -335,6 +335,7 @@ class Core(QueueOwner[QueueState]):
         self.fs = BoxFileSystem()
         self._on_event = on_event
         self._on_alert = on_alert
+        self._damage = DamageReports(on_event)
         self.monitor = MemoryMonitor(settings.memory_bytes, self.clock, on_event=self.event)
         try:
             options = settings.storage
@@ -387,7 +388,10 @@ class Core(QueueOwner[QueueState]):
         self._on_event(kind, text)
 
     def queue_event(self, _queue: str, kind: str, text: str) -> None:
-        self._on_event(kind, text)
+        if kind == "corruption":
+            self._damage.found(text)
+        else:
+            self._on_event(kind, text)
 
     def alert(self, alert: Alert) -> None:
         self._on_alert(alert)
@@ -420,6 +424,7 @@ class Core(QueueOwner[QueueState]):
 
     def tick_others(self, _now_s: float) -> bool:
         self.streams.tick()
+        self._damage.tick()
         return False
 
     # ---- queues --------------------------------------------------------------------------------
@@ -540,6 +545,7 @@ class Core(QueueOwner[QueueState]):
 
     def close(self) -> None:
         """Close in order: queues, a checkpoint, the locks."""
+        self._damage.tick()
         try:
             self.queue_set.close()
         finally:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from penstock.errors import damaged_at
 from penstock.queues.alerts import Alert
 
 OnEvent = Callable[[str, str], None]
@@ -60,3 +61,38 @@ def alert_reporter(path: str, on_alert: OnAlert | None) -> OnAlert:
                 LOG.exception("%s: on_alert has failed", path)
 
     return report
+
+
+FILES_MAX: Final = 4096  # damaged files that are told apart
+
+
+class DamageReports:
+    """Reports damaged messages by file: the first of a file at once, then how many more with the
+    next tick, so that a lost file is not a line for each of its messages."""
+
+    def __init__(self, report: OnEvent) -> None:
+        self._report = report
+        self._more: dict[str, int] = {}  # file -> damaged messages that were not reported
+        self._has_more = False
+
+    def found(self, text: str) -> None:
+        """Report or count a damaged message; the text ends with the CorruptionError's."""
+        file = damaged_at(text)
+        if file not in self._more and len(self._more) >= FILES_MAX:
+            file = ""
+        if file in self._more:
+            self._more[file] += 1
+            self._has_more = True
+        else:
+            self._more[file] = 0
+            self._report("corruption", text)
+
+    def tick(self) -> None:
+        """Report how many more there are."""
+        if not self._has_more:
+            return
+        self._has_more = False
+        for file, count in self._more.items():
+            if count:
+                self._more[file] = 0
+                self._report("corruption", f"{file or 'other files'}: {count} more in this file")

@@ -14,6 +14,7 @@ process that answers. Programs between them pass the JSON on.
 
 import base64
 import json
+from collections.abc import Iterator
 from datetime import datetime
 
 from penstock.errors import SYNTAX_ERROR, ChannelError, valid_text
@@ -77,6 +78,13 @@ def from_json(value: object, *, is_exact: bool = False) -> object:
 def check_names(value: object) -> None:
     """Raise ValueError if a text in this value of JSON has a surrogate that stands for no byte:
     JSON can write "\\ud800", but no name, file or log line can have it."""
+    for text in texts_in(value):
+        if not _is_name(text):
+            raise ValueError(f"a text has half of a surrogate pair: {text[:40]!r}")
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """Yield all texts in a value of JSON, names of members too, however deep it is."""
     values = [value]
     while values:
         one = values.pop()
@@ -85,8 +93,8 @@ def check_names(value: object) -> None:
             values += one.values()
         elif isinstance(one, list):
             values += one
-        elif isinstance(one, str) and not _is_name(one):
-            raise ValueError(f"a text has half of a surrogate pair: {one[:40]!r}")
+        elif isinstance(one, str):
+            yield one
 
 
 def _is_name(text: str) -> bool:

@@ -29,6 +29,7 @@ from typing import Any, Final, TypeVar
 from starlette.requests import Request
 
 from penstock.http.requests import USER, HttpError
+from penstock.operation_json import texts_in
 
 SMALL_BYTES_MAX: Final = 64 << 10  # decoded at once, in a few milliseconds whatever it says
 BODY_BYTES_MAX: Final = 48 << 20  # of all bodies in memory
@@ -202,21 +203,13 @@ def _check_texts(data: bytes, value: object, what: str = "expected JSON") -> Non
     surrogate."""
     if b"\\u" not in data:
         return  # without an escape they cannot be written
-    values = [value]
-    while values:
-        one = values.pop()
-        if isinstance(one, dict):
-            values += one
-            values += one.values()
-        elif isinstance(one, list):
-            values += one
-        elif isinstance(one, str):
-            try:
-                one.encode()
-            except UnicodeEncodeError as error:
-                half = f"\\u{ord(one[error.start]):04x}"
-                text = f"{what}: a text has {half}, half of a surrogate pair"
-                raise HttpError(400, text) from None
+    for text in texts_in(value):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(text[error.start]):04x}"
+            reason = f"{what}: a text has {half}, half of a surrogate pair"
+            raise HttpError(400, reason) from None
 
 
 class JsonMembers:

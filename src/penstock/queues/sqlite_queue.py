@@ -151,11 +151,15 @@ class SqliteQueue(BackingQueue):
     def _file(self) -> str:
         """Return the path of the database, after deleting what a crash left of an earlier one."""
         self._index.make_directory()
+        self._delete_files()
+        return self._engine.fs.place(f"{self._index.path}/{FILE}")
+
+    def _delete_files(self) -> None:
+        """Delete the database's files, those that there are. Raises OSError."""
         fs, path = self._engine.fs, f"{self._index.path}/{FILE}"
         for ending in ("", "-wal", "-shm"):
             if fs.exists(path + ending):
                 fs.unlink(path + ending)
-        return fs.place(path)
 
     def _open_database(self) -> sqlite3.Connection:
         try:
@@ -571,14 +575,18 @@ class SqliteQueue(BackingQueue):
 
     def _purged(self) -> None:
         """Remove all ready messages, which are dead."""
-        for entry in self._held.arrived.values():
-            if not entry.message.persistent:
-                self._engine.release(entry.message)
+        self._release_arrived()
         self._held.arrived.clear()
         self._arrived_bytes = self._len = self._bytes = 0
         for one in self._select("state = 'ready' AND NOT is_persistent AND store_file"):
             self._engine.release(one.message())
         self.sql("DELETE FROM messages WHERE state != 'pending'")
+
+    def _release_arrived(self) -> None:
+        """Release bodies of transient messages that arrived and are not written yet."""
+        for entry in self._held.arrived.values():
+            if not entry.message.persistent:
+                self._engine.release(entry.message)
 
     def purge_acks(self, mode: int) -> int:
         died = self._pending
@@ -728,36 +736,26 @@ class SqliteQueue(BackingQueue):
 
     def terminate(self) -> None:
         self._mark.terminate()
-        index = self._index  # what is not written yet stays with the engine, for its checkpoint
-        held = self._held.materialise(index.next_seq)
-        index.holder = DictHolder()
-        for entry in held:
-            index.holder.add(entry)
         self._close()
 
     def delete_and_terminate(self, mode: int) -> int:
-        index = self._index
         for one in self._select("NOT is_persistent AND store_file"):
             self._engine.release(one.message())
-        for entry in self._held.arrived.values():
-            if not entry.message.persistent:
-                self._engine.release(entry.message)
-        held = self._held.materialise(index.next_seq)
-        index.holder = DictHolder()
-        for entry in held:
-            index.holder.add(entry)
+        self._release_arrived()
         self._len = self._bytes = self._pending = self._pending_bytes = self._arrived_bytes = 0
         self._close()
-        return self._engine.delete_queue(index, mode)
+        return self._engine.delete_queue(self._index, mode)
 
     def _close(self) -> None:
-        """Close and delete the database; a file that cannot be deleted is deleted at the next
-        start."""
+        """Close and delete the database. What is not written yet stays with the engine, which needs
+        it for a checkpoint or a delete. Raises OSError."""
+        index = self._index
+        holder = DictHolder()
+        for entry in self._held.materialise(index.next_seq):
+            holder.add(entry)
+        index.holder = holder
         self._database.close()
-        fs, path = self._engine.fs, f"{self._index.path}/{FILE}"
-        for ending in ("", "-wal", "-shm"):
-            if fs.exists(path + ending):
-                fs.unlink(path + ending)
+        self._delete_files()
 
 
 class _Stored:

@@ -74,6 +74,8 @@ HOT_MODULES = (
     "penstock.queues.raw_fields",
     "penstock.queues.amqp_headers",
     "penstock.queues.stream_cursor",
+    "penstock.routing.exchange_types",
+    "penstock.routing.router",
     "penstock.broker.turn_budget",
     "penstock.broker.publish",
     "penstock.broker.dispatch",

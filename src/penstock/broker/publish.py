@@ -601,13 +601,23 @@ class Publisher(Unconfirmed):
             facts.set_plain(info)
             self.publish_with(route, route.targets, props, body, facts)
             return
-        queue = queues[0]
-        mode = self._mode if info & 0xFF == PERSISTENT and queue.is_durable else NONE
-        priority = info >> 8 & 0xFF
+        is_persistent = info & 0xFF == PERSISTENT
+        self._publish_to(
+            queues[0], route.front + props, body, is_persistent, info >> 8 & 0xFF, None, None
+        )
+
+    def _publish_to(
+        self, queue: BrokerQueue, header: bytes, body: bytes, is_persistent: bool, priority: int,
+        ttl_ms: int | None, delay_ms: int | None,
+    ) -> None:  # fmt: skip
+        """Publish a message to one queue alone."""
+        mode = self._mode if is_persistent and queue.is_durable else NONE
         if priority > queue.priorities:
             priority = queue.priorities
         try:
-            lsn = queue.amq.publish(route.front + props, body, mode, priority=priority)
+            lsn = queue.amq.publish(
+                header, body, mode, priority=priority, ttl_ms=ttl_ms, delay_ms=delay_ms
+            )
         except QueueFullError:
             self._refused(queue)
             return
@@ -632,6 +642,13 @@ class Publisher(Unconfirmed):
                 return True
         routing = self._routing
         if routing is None or routing.given != props:
+            if route.way is None and not (info >> 16 & HAS_HEADERS and has_copies(props)):
+                facts = Facts()
+                props = self._special_facts(facts, route, props, info)
+                targets = route.targets
+                self._budget.left -= SPECIAL_STEPS + len(targets.queues) + len(targets.streams)
+                self.publish_with(route, targets, props, body, facts)
+                return True
             routing = self.begin_routing(route, props, info)
         if not self.finish_routing(routing):
             self._routing = routing
@@ -671,19 +688,9 @@ class Publisher(Unconfirmed):
         ChannelError 406."""
         routing = Routing(route, props)
         facts = routing.facts
-        facts.set_plain(info)
-        flags = info >> 16
-        if flags & HAS_EXPIRATION:
-            facts.ttl_ms = expiration_of(props)
-        if flags & HAS_USER_ID and IMPERSONATOR not in self.identity.tags:
-            check_user(props, self.identity.name)
-        if flags & HAS_REPLY_TO and REPLY_TO in props:
-            props = self._with_reply_queue(props)
-        has_headers = flags & HAS_HEADERS != 0
-        if has_headers and (route.is_delayed or b"\x07x-delay" in props):
-            facts.delay_ms = delay_of(props, is_exchange=route.is_delayed)
+        props = self._special_facts(facts, route, props, info)
         routing.way = route.way
-        if has_headers and has_copies(props):
+        if info >> 16 & HAS_HEADERS and has_copies(props):
             found = copies(props)
             props = found.props
             facts.hidden = found.bcc
@@ -693,6 +700,21 @@ class Publisher(Unconfirmed):
                 routing.way = Way(self.vhost.router, route.exchange)
         routing.props = props
         return routing
+
+    def _special_facts(self, facts: Facts, route: Route, props: bytes, info: int) -> bytes:
+        """Set what a queue must know of a message, but for CC and BCC; return its properties as
+        stored. ChannelError 406."""
+        facts.set_plain(info)
+        flags = info >> 16
+        if flags & HAS_EXPIRATION:
+            facts.ttl_ms = expiration_of(props)
+        if flags & HAS_USER_ID and IMPERSONATOR not in self.identity.tags:
+            check_user(props, self.identity.name)
+        if flags & HAS_REPLY_TO and REPLY_TO in props:
+            props = self._with_reply_queue(props)
+        if flags & HAS_HEADERS and (route.is_delayed or b"\x07x-delay" in props):
+            facts.delay_ms = delay_of(props, is_exchange=route.is_delayed)
+        return props
 
     def finish_routing(self, routing: Routing) -> bool:
         """Find out where a message goes: `routing.targets`. Returns False if the turn's budget does
@@ -759,6 +781,12 @@ class Publisher(Unconfirmed):
                 self.return_message(route, props, body)
             if self.confirms is not None:
                 self.confirms.published(0)
+            return
+        if len(queues) == 1 and not streams and spooled is None:
+            self._publish_to(
+                queues[0], header, body, facts.is_persistent, facts.priority, facts.ttl_ms,
+                facts.delay_ms,
+            )  # fmt: skip
             return
         lsn, is_refused = fan_out(self.vhost, queues, streams, header, body, facts, spooled)
         if self.appended is not None:

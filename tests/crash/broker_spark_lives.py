@@ -2,8 +2,10 @@
 
 One life is a run of random steps on a BrokerRig: confirmed publishes, some of them transient, to
 "in", of which a worker gets and acknowledges some and a reader leases, commits and now and then
-releases; and batches that are staged and committed into a queue, a stream and an exchange. The
-slices of leases and moves are single messages at times, so that crashes fall between them.
+releases; and batches that are staged and committed into a queue, a stream, a stream of two
+partitions and an exchange. The slices of leases and moves are single messages at times, so that
+crashes fall between them; streams adopt pages of a few messages, whatever is large elsewhere, if
+the caller says so (storage.batch_engine.ADOPT_BYTES_MIN).
 
 An image is the disk as a crash after operation `at` leaves it. It is opened by a new broker, which
 goes on with what it finds until it comes to rest. Then must hold:
@@ -31,6 +33,7 @@ from penstock.codec.spec import (
     QueueDeclare,
     QueueDeclareOk,
 )
+from penstock.queues import stream_options
 from penstock.storage.stream_view import StreamView
 from tests.crash.broker_life import NEVER, BrokerLife, BrokerStory, body_of, drain, id_of
 from tests.helpers.broker_rig import BrokerRig
@@ -38,8 +41,11 @@ from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.staged_rig import Stager, header
 
 READER: Final = {"queue": "in", "reader": "r"}
-TARGETS: Final = ("out", "log", "x")  # a queue, a stream, an exchange with the queue "routed"
-PLACES: Final = {"out": "out", "log": "log", "x": "routed"}
+# A queue, two streams, an exchange with the queue "routed".
+TARGETS: Final = ("out", "log", "parts", "x")
+PARTS: Final = 2
+KEYS: Final = {stream_options.partition_of(key.encode(), PARTS): key for key in "abcdef"}
+PLACES: Final = ("out", "log", "routed", *[f"parts.{number}" for number in range(PARTS)])
 READ_BYTES: Final = 1 << 30
 RESTS: Final = 30
 
@@ -61,10 +67,9 @@ class Lives:
 
 @dataclass
 class Staged:
-    """A batch that was committed."""
+    """A batch that was committed. ids: by the place where they belong, in order."""
 
-    target: str
-    ids: list[int]
+    ids: dict[str, list[int]]
     told_at: int = NEVER
 
 
@@ -92,8 +97,10 @@ class Life(BrokerLife[Story]):
     def declare(self) -> None:
         c = self.publisher
         stream: dict[str, object] = {"x-queue-type": "stream"}
-        for name in ("in", "out", "routed", "log"):
-            arguments = stream if name == "log" else {}
+        for name in ("in", "out", "routed", "log", "parts"):
+            arguments = stream if name in ("log", "parts") else {}
+            if name == "parts":
+                arguments = {**stream, "x-partitions": PARTS}
             c.call(1, QueueDeclare(queue=name, durable=True, arguments=arguments), QueueDeclareOk)
         c.call(1, QueueBind(queue="routed", exchange="amq.direct", routing_key="k"), QueueBindOk)
         self.worker = self.rig.client().open()
@@ -170,16 +177,12 @@ class Life(BrokerLife[Story]):
 
     def _batch(self) -> None:
         target = self.rng.choice(TARGETS)
-        ids = [self.new(PLACES[target]) for _ in range(self.rng.randint(1, 12))]
-        meta = header("k", "amq.direct") if target == "x" else header(target)
-        cut = self.rng.randint(1, len(ids))
-        frames = [(meta, body_of(id, self.rng)) for id in ids]
-        pages = [page for page in (frames[:cut], frames[cut:]) if page]
+        batch = Staged({})
         number = len(self.story.batches)
-        batch = Staged(target, ids)
         self.story.batches.append(batch)
-        time_us = self.rig.clock.wall_us()
-        tokens = self.stager.stage(number, *pages, query="q", time_us=time_us)
+        tokens = []
+        for _ in range(self.rng.randint(1, 4 if target == "parts" else 2)):
+            tokens += self._stage(number, target, batch)
 
         def told(found: Any) -> None:
             assert found == {"status": "committed", "batch": number}
@@ -187,6 +190,24 @@ class Life(BrokerLife[Story]):
 
         where = {"exchanges": ["amq.direct"]} if target == "x" else {"queue": target}
         self.ask(told, "commit_batch", query="q", batch=number, target=where, pages=tokens)
+
+    def _stage(self, number: int, target: str, batch: Staged) -> list[dict[str, object]]:
+        """A page of a task; for partitions one that says whose rows it has, or not."""
+        meta = header("k", "amq.direct") if target == "x" else header(target)
+        place = "routed" if target == "x" else target
+        only = self.rng.randrange(PARTS + 1)  # PARTS: rows of all
+        frames = []
+        for _ in range(self.rng.randint(1, 8)):
+            if target == "parts":
+                part = only if only < PARTS else self.rng.randrange(PARTS)
+                meta, place = header(KEYS[part]), f"parts.{part}"
+            id = self.new(place)
+            batch.ids.setdefault(place, []).append(id)
+            frames.append((meta, body_of(id, self.rng)))
+        name = f"_{only}of{PARTS}" if target == "parts" and only < PARTS else ""
+        return self.stager.stage(
+            number, frames, query="q", time_us=self.rig.clock.wall_us(), name=name
+        )
 
 
 def read(rig: BrokerRig, found: dict[str, Any]) -> dict[int, int]:
@@ -220,14 +241,9 @@ def judge(story: Story, fs: FaultyFileSystem, at: int) -> list[str]:
     leased = read(rig, found)
     client = rig.client().open()
     places = {q: [id_of(m.body) for m in drain(client, q)] for q in ("in", "out", "routed")}
-    stream = rig.vhost.table.usable("log")
-    assert isinstance(stream, BrokerStream)
-    part = stream.parts[0]
-    if part.head_offset > part.first_offset:
-        records = part.queue.read(part.first_offset, 1 << 20, READ_BYTES)
-        places["log"] = [id_of(one.payload) for one in records if one.offset < part.head_offset]
-    else:
-        places["log"] = []
+    places["log"] = records_of(rig, "log", 0)
+    for number in range(PARTS):
+        places[f"parts.{number}"] = records_of(rig, "parts", number)
     wrong = judge_leases(story, found, leased, places["in"], at)
     wrong += judge_batches(story, places, at)
     if any(not row["is_done"] for row in asked(rig, "list_batches")):
@@ -235,6 +251,17 @@ def judge(story: Story, fs: FaultyFileSystem, at: int) -> list[str]:
     client.lose()
     rig.vhost.close()
     return wrong
+
+
+def records_of(rig: BrokerRig, name: str, partition: int) -> list[int]:
+    """What a reader sees of a partition."""
+    stream = rig.vhost.table.usable(name)
+    assert isinstance(stream, BrokerStream)
+    part = stream.parts[partition]
+    if part.head_offset <= part.first_offset:
+        return []
+    records = part.queue.read(part.first_offset, 1 << 20, READ_BYTES)
+    return [id_of(one.payload) for one in records if one.offset < part.head_offset]
 
 
 def judge_leases(
@@ -283,14 +310,14 @@ def judge_leases(
 def judge_batches(story: Story, places: dict[str, list[int]], at: int) -> list[str]:
     """B1, B2."""
     wrong = []
-    wanted: dict[str, list[int]] = {name: [] for name in PLACES.values()}
+    wanted: dict[str, list[int]] = {name: [] for name in PLACES}
     for number, batch in enumerate(story.batches):
-        place = PLACES[batch.target]
-        is_there = set(batch.ids).intersection(places[place])
+        is_there = any(set(ids).intersection(places[place]) for place, ids in batch.ids.items())
         if batch.told_at <= at and not is_there:
             wrong.append(f"B1: batch {number} was committed and is lost")
         if is_there:
-            wanted[place] += batch.ids
+            for place, ids in batch.ids.items():
+                wanted[place] += ids
     for place, ids in wanted.items():
         if places[place] != ids:
             wrong.append(f"B2: {place} has {places[place]}, expected {ids}")

@@ -6,6 +6,7 @@ How many images: PENSTOCK_CRASH_IMAGES (tests/conftest.py); a share of them.
 import pytest
 
 from penstock.broker import background_tasks
+from penstock.storage import batch_engine
 from tests.crash.broker_spark_lives import Life, explore, judge
 
 pytestmark = pytest.mark.crash
@@ -16,7 +17,8 @@ IMAGES = 12  # of one life
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that crashes fall between them."""
+    """So that crashes fall between them, and streams adopt what is staged for them."""
+    monkeypatch.setattr(batch_engine, "ADOPT_BYTES_MIN", 300)
     monkeypatch.setattr(background_tasks, "STEPS_MAX", 1)
     monkeypatch.setattr(background_tasks, "SIZE_FIRST", 2)
 

@@ -49,6 +49,7 @@ class FakeStaging(HttpOnThread):
         self.asked: list[tuple[str, list[str]]] = []  # method, parts behind /api/staging
         self.targets: list[str] = []  # ?target= of each POST
         self.problems: list[str] = []
+        self.partitions = 1  # of the target
         super().__init__()
 
     @property
@@ -159,6 +160,9 @@ class FakeStaging(HttpOnThread):
                     self._refuse(fault.status)
                     self._let_go()
                     return
+                if len(parts) == 2:
+                    self._claim(fault)
+                    return
                 chunks = []
                 while size := int(self.rfile.readline(), 16):
                     chunks.append(self.rfile.read(size))
@@ -179,6 +183,12 @@ class FakeStaging(HttpOnThread):
                     self._cut()
                     return
                 self._tell(status, told)
+
+            def _claim(self, fault: Any) -> None:
+                if isinstance(fault, int):
+                    self._refuse(fault)
+                else:
+                    self._tell(200, {"owner": "guest", "partitions": outer.partitions})
 
             def do_PUT(self) -> None:
                 (_, query, batch), fault = self._parts(), self._fault()

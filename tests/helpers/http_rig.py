@@ -33,7 +33,7 @@ class FakeNode:
     """answers: operation -> its result, an error to raise, or a function of vhost and arguments."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, Any] = {"claim_query": {"owner": "guest"}}
+        self.answers: dict[str, Any] = {"claim_query": {"owner": "guest", "partitions": 1}}
         self.asked: list[tuple[str, str | None, dict[str, object]]] = []
 
     async def call(self, op: str, vhost: str | None = None, /, **args: object) -> Any:

@@ -42,10 +42,10 @@ class Stager:
 
     def stage(
         self, batch: int, *pages: list[tuple[bytes, bytes]], query: str = QUERY,
-        partition: int = 0, time_us: int = 1,
+        partition: int = 0, time_us: int = 1, name: str = "",
     ) -> list[Token]:  # fmt: skip
-        """A page for each list of (header, body); their tokens."""
-        attempt = f"0-{self._rng.randbytes(4).hex()}"
+        """A page for each list of (header, body); their tokens. name: the end of the attempt's."""
+        attempt = f"0-{self._rng.randbytes(4).hex()}{name}"
         directory = query_directory(self.fs, staging_path(self.path), query)
         tokens: list[Token] = []
         for k, frames in enumerate(pages):

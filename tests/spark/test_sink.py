@@ -98,8 +98,10 @@ def test_rows_become_messages_of_a_queue(
 
 
 def test_rows_become_records_of_a_stream(spark: "SparkSession", broker: LiveBroker) -> None:
-    """Large parts are adopted as they are staged, small ones and those of partitions appended."""
-    for name, count, partitions in (("s.small", 500, 1), ("s.large", 40_000, 1), ("s.4", 500, 4)):
+    """Large parts are adopted as they are staged, by partitions too, and small ones appended."""
+    for name, count, partitions in (
+        ("s.small", 500, 1), ("s.large", 40_000, 1), ("s.4", 500, 4), ("s.2.large", 70_000, 2),
+    ):  # fmt: skip
         with penstock.open(broker.url) as box:
             box.stream(name, partitions=partitions).append(b"first", key="k")
         rows = spark.range(0, count, 1, 2).selectExpr(
@@ -114,6 +116,9 @@ def test_rows_become_records_of_a_stream(spark: "SparkSession", broker: LiveBrok
         numbers = [int(r.body.split(b".")[0]) for r in found if r.body not in (b"first", b"last")]
         assert len(found) == count + 2
         assert sorted(numbers) == list(range(count))
+        for key in {r.key for r in found if r.key != "k"}:
+            of_key = [int(r.body.split(b".")[0]) for r in found if r.key == key]
+            assert of_key == sorted(of_key)
         if partitions == 1:
             assert [found[0].body, found[-1].body] == [b"first", b"last"]
             assert numbers == list(range(count))

@@ -37,6 +37,8 @@ needs that for its log and checkpoints.
 StagingEndpoints answers the requests below /api/staging.
 
     GET     /{vhost}                    the last batch of each query
+    POST    /{vhost}/{query}?target=    claim the query, as the first staging does: its owner, and
+                                        the partitions of the target, if that is a stream
     POST    /{vhost}/{query}/{batch}/{partition}/{attempt}
                                         rows, as frame chunks: 201 with their token
                                         after they are synced
@@ -518,6 +520,7 @@ class StagingEndpoints:
         return [
             ("{vhost}", ["GET"], self._list),
             (query, ["DELETE"], self._release),
+            (query, ["POST"], self._claim),
             (batch, ["PUT"], self._commit),
             (batch, ["DELETE"], self._abort),
             (batch + "/{partition}/{attempt}", ["POST"], self._stage),
@@ -538,10 +541,7 @@ class StagingEndpoints:
         self._check_uploads(identity.name)
         self._uploads[key] = identity.name
         try:
-            target = _target_of(request)
-            claim = await self._node.call(
-                "claim_query", vhost, query=query, target=target or {}, as_user=identity.facts()
-            )
+            claim = await self._claimed(request, vhost, query, identity)
             stem = f"{batch}.{partition}.{attempt}"
             owner = str(claim["owner"]) or identity.name
             upload = StagedUpload(self._fs, self._clock, self._room(vhost), query, stem, owner)
@@ -564,6 +564,22 @@ class StagingEndpoints:
             },
             201,
         )  # fmt: skip
+
+    async def _claim(self, request: Request) -> Response:
+        vhost, query, identity = self._writer(request)
+        return JsonAnswer(await self._claimed(request, vhost, query, identity))
+
+    async def _claimed(
+        self, request: Request, vhost: str, query: str, identity: Identity
+    ) -> dict[str, Any]:
+        """Make the user own the query, if nobody does; return its owner, and the partitions of the
+        target. Raises HttpError 403 if another user owns it."""
+        target = _target_of(request) or {}
+        facts = identity.facts()
+        claim = await self._node.call(
+            "claim_query", vhost, query=query, target=target, as_user=facts
+        )
+        return dict(claim)
 
     def _check_uploads(self, user: str) -> None:
         """Raise HttpError 503 if too many uploads are under way."""

@@ -37,6 +37,7 @@ STREAMS: Final = "streams"
 LEASES: Final = "leases"
 STAGING: Final = "staging"
 NOT_FOUND: Final = 404
+NOT_ALLOWED: Final = 405
 CONFLICT: Final = 409
 RANGE: Final = 416
 UNAVAILABLE: Final = 503

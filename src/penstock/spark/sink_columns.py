@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import (
@@ -45,6 +46,7 @@ from pyspark.sql.types import (
 from penstock.codec.properties import PROPERTY_NAMES, BasicProperties
 from penstock.errors import OptionError
 from penstock.queues.amqp_headers import FORMAT_BYTE, short_string, split_address
+from penstock.queues.stream_options import partition_of
 from penstock.spark.options import SinkOptions
 
 if TYPE_CHECKING:
@@ -130,6 +132,21 @@ class SinkColumns:
         plain = self._properties(None, None)
         properties = plain.plain if ids is None else _with_ids(ids, plain)
         return _joined(FORMAT_BYTE, address, properties)
+
+    def shared_partition(self, count: int) -> int | None:
+        """Return the partition of all rows in a stream of so many; None if each has its own key."""
+        given = self._options.routing_key
+        if given is None and "routing_key" not in self.names:
+            given = self._options.queue or ""
+        return None if given is None else partition_of(given.encode(), count)
+
+    def partitions(self, batch: "RecordBatch", count: int) -> Any:
+        """Return the partition of each row in a stream of so many, by its key, as an array. The
+        keys are not checked: call `metas` first."""
+        keys = pc.fill_null(batch.column("routing_key"), self._options.queue or "")
+        found = keys.cast(pa.binary()).dictionary_encode()
+        numbers = [partition_of(key, count) for key in found.dictionary.to_pylist()]
+        return np.array(numbers, np.int64)[found.indices.to_numpy()]
 
     def published(self, batch: "RecordBatch") -> Iterator[tuple[str, str, bytes, bytes]]:
         """Return (exchange, routing key, body, properties) of each row, for AMQP."""

@@ -34,6 +34,15 @@ belong to a stream yet:
 A page ends before 64 MiB and a chunk before 1 MiB of frames, unless one row is larger; a row must
 fit in a page.
 
+**Partitions.** A stream adopts a page of 4 MiB or more without a look at its rows, if all of them
+belong to one partition. So the rows of a task for a stream with partitions are grouped by the
+partition of their keys, and each page but the last has the rows of one; its attempt's name ends in
+_<partition>of<partitions>. Groups are held until there are 64 MiB of them; then the largest one
+becomes a page. Groups below 4 MiB share a page, whose rows the broker reads and appends one by one.
+In each partition rows keep their order. A task asks for the number of partitions when it has 8 MiB
+of rows: with fewer, grouping gains nothing. If the number changes before the batch is moved, the
+rows are appended one by one.
+
 The only Python object per row is the bytes object that its checksum is computed of. A chunk is two
 joins in C++: heads, bodies and headers into what a CRC covers, then CRCs and that into frames. The
 offsets of the second join are the rows of the index. Between them `map` calls crc32 for each frame,
@@ -41,6 +50,7 @@ which takes about 0.15 us and is most of the cost.
 
 **Upload.** Each page is a POST of its own:
 
+    POST   /api/staging/<vhost>/<query>              target: the number of its partitions
     POST   /api/staging/<vhost>/<query>/<batch>/<partition>/<attempt>   chunks of one page -> token
     PUT    /api/staging/<vhost>/<query>/<batch>      target, tokens: publish them, all or nothing
     DELETE /api/staging/<vhost>/<query>/<batch>      drop what is staged, unless it is published
@@ -48,7 +58,7 @@ which takes about 0.15 us and is most of the cost.
 Chunks are sent as they are made, so the broker writes while Spark still computes. They are kept
 until the page's token arrives: if the connection breaks before that, the whole page is sent again
 under another attempt name, because nothing is staged twice under one name. So a task holds one page
-at most, and a broker that is killed and restarted fails no task.
+at most, and 64 MiB of groups, and a broker that is killed and restarted fails no task.
 
     no connection, one that breaks, no answer     retried
     503, 507 (not ready; staging is full)         retried, because it may pass
@@ -63,11 +73,13 @@ be repeated whatever happened to the first: the broker answers "already done".
 """
 
 import http.client
+import itertools
 import json
 import logging
 import random
 import select
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -90,6 +102,7 @@ from penstock.page_frames import (
 )
 from penstock.spark.http_link import (
     CONFLICT,
+    NOT_ALLOWED,
     PASSING,
     STAGING,
     BrokerWait,
@@ -112,6 +125,9 @@ Token = dict[str, Any]
 
 PAGE_BYTES: Final = 64 << 20
 CHUNK_BYTES: Final = 1 << 20
+HELD_BYTES: Final = 64 << 20
+ADOPTED_BYTES_MIN: Final = 4 << 20  # as in penstock.storage.batch_engine
+GROUPED_BYTES_MIN: Final = 2 * ADOPTED_BYTES_MIN
 MEDIA_TYPE: Final = "application/x-penstock-frames"
 BATCH_CONFLICT: Final = "batch_conflict"
 CONFLICTS_MAX: Final = 8
@@ -141,12 +157,25 @@ class StagedRows:
     keys: frozenset[tuple[str, str]] = field(default_factory=frozenset)
 
 
+@dataclass(frozen=True)
+class StagedSizes:
+    """Bytes of a page and a chunk at most; of groups that are held; that a page must have to be
+    adopted; from which on rows are grouped."""
+
+    page: int = PAGE_BYTES
+    chunk: int = CHUNK_BYTES
+    held: int = HELD_BYTES
+    adopted_min: int = ADOPTED_BYTES_MIN
+    grouped_min: int = GROUPED_BYTES_MIN
+
+
 class Stager:
-    """Stages the rows of one task. partition, attempt: numbers of Spark's task."""
+    """Stages the rows of one task. partition, attempt: numbers of Spark's task. sizes: others only
+    in tests."""
 
     def __init__(
         self, options: SinkOptions, columns: SinkColumns, query: str, batch: int, partition: int,
-        attempt: int, *, link: "StagingLink | None" = None,
+        attempt: int, *, link: "StagingLink | None" = None, sizes: StagedSizes | None = None,
     ) -> None:  # fmt: skip
         self._options = options
         self._columns = columns
@@ -155,7 +184,7 @@ class Stager:
         target = target_of(options, [] if options.exchange is None else [options.exchange])
         self._target = {} if target.get("exchanges") == [] else {"target": json.dumps(target)}
         self._rng = random.SystemRandom()
-        self._frames = FrameMaker()
+        self._sizes = sizes or StagedSizes()
         self._upload: PageUpload | None = None
         self._tokens: list[Token] = []
         self._rows = 0
@@ -164,10 +193,7 @@ class Stager:
         """Stage all rows; return when they are on the broker's disk. Raises SinkError and
         OptionError."""
         try:
-            for batch in batches:
-                if batch.num_rows:
-                    self._stage(batch)
-            self._end_page()
+            self._stage_all(iter(batches))
         finally:
             if self._upload is not None:
                 self._upload.close()
@@ -175,19 +201,52 @@ class Stager:
         exchanges, keys = frozenset(self._columns.exchanges), frozenset(self._columns.keys)
         return StagedRows(query, number, tuple(self._tokens), self._rows, exchanges, keys)
 
-    def _stage(self, batch: "RecordBatch") -> None:
-        bodies, metas = self._columns.bodies(batch), self._columns.metas(batch)
-        chunks = self._frames.chunks(bodies, metas)
-        while True:
-            try:
-                chunk = next(chunks, None)
-            except ValueError as error:
-                raise OptionError("column value", "too long", str(error)) from None
-            if chunk is None:
-                return
+    def _stage_all(self, batches: "Iterator[RecordBatch]") -> None:
+        first: list[RecordBatch] = []
+        size = 0
+        while size < self._sizes.grouped_min and (batch := next(batches, None)) is not None:
+            first.append(batch)
+            size += batch.nbytes
+        partitions = 1
+        if size >= self._sizes.grouped_min and self._options.queue is not None:
+            partitions = self._link.partitions(self._key[0], self._target)
+        groups, name = None, ""
+        if partitions > 1:
+            shared = self._columns.shared_partition(partitions)
+            groups = RowGroups(partitions, self._sizes) if shared is None else None
+            name = "" if shared is None else end_of_name(shared, partitions)
+        frames = FrameMaker(self._sizes.page, self._sizes.chunk)
+        for batch in itertools.chain(first, batches):
+            if not batch.num_rows:
+                continue
+            bodies, metas = self._columns.bodies(batch), self._columns.metas(batch)
+            if groups is None:
+                self._send(frames, bodies, metas, name)
+                continue
+            _checked(frames.check, bodies, metas)
+            groups.add(bodies, metas, self._columns.partitions(batch, partitions))
+            while groups.is_full:
+                self._send_groups(groups.largest())
+        while groups is not None and groups.size:
+            self._send_groups(groups.largest())
+        self._end_page()
+
+    def _send_groups(self, groups: "Sequence[RowGroup]") -> None:
+        """Send groups as a page, or several ones if they are too large for one."""
+        name = groups[0].name if len(groups) == 1 else ""
+        frames = FrameMaker(self._sizes.page, self._sizes.chunk)
+        for group in groups:
+            for bodies, metas in group.runs(self._sizes.chunk):
+                self._send(frames, bodies, metas, name)
+        self._end_page()
+
+    def _send(self, frames: "FrameMaker", bodies: Any, metas: Any, name: str = "") -> None:
+        """Send rows. name: the end of the attempt's name."""
+        chunks = frames.chunks(bodies, metas)
+        while (chunk := _checked(next, chunks, None)) is not None:
             if chunk.has_new_page:
                 self._end_page()
-                self._upload = PageUpload(self._link, self._key, self._target, self._rng)
+                self._upload = PageUpload(self._link, self._key, self._target, self._rng, name)
             assert self._upload is not None
             self._upload.send(chunk.data)
             self._rows += chunk.rows
@@ -196,6 +255,14 @@ class Stager:
         if self._upload is not None:
             self._tokens.append(self._upload.finish())
             self._upload = None
+
+
+def _checked(call: Callable[..., T], *args: Any) -> T:
+    """Return the call's result. Raises OptionError if a row is too large."""
+    try:
+        return call(*args)
+    except ValueError as error:
+        raise OptionError("column value", "too long", str(error)) from None
 
 
 def commit_batch(
@@ -254,6 +321,93 @@ def link_of(options: SinkOptions) -> "StagingLink":
     return StagingLink(options.place, options.target, options.timeout_s)
 
 
+# ---- groups --------------------------------------------------------------------------------------
+
+
+def end_of_name(partition: int, partitions: int) -> str:
+    """Return what an attempt's name ends in, if all its rows are of this partition of so many."""
+    return f"_{partition}of{partitions}"
+
+
+class RowGroup:
+    """Rows of one partition. name: the end of their attempt's name. size: bytes of the rows."""
+
+    def __init__(self, partition: int, partitions: int) -> None:
+        self.name = end_of_name(partition, partitions)
+        self.size = 0
+        self._pieces: deque[tuple[Any, Any, int]] = deque()
+
+    def add(self, bodies: Any, metas: Any) -> int:
+        """Add rows; return their bytes."""
+        size: int = bodies.nbytes + (
+            len(bodies) * len(metas) if _is_shared(metas) else metas.nbytes
+        )
+        self._pieces.append((bodies, metas, size))
+        self.size += size
+        return size
+
+    def runs(self, run_bytes: int) -> Iterator[tuple[Any, Any]]:
+        """Return all rows, about so many bytes at a time; none of them is kept here."""
+        while self._pieces:
+            bodies, metas, size = self._pieces.popleft()
+            run = [(bodies, metas)]
+            while self._pieces and size + self._pieces[0][2] <= run_bytes:
+                bodies, metas, more = self._pieces.popleft()
+                run.append((bodies, metas))
+                size += more
+            all_bodies = pa.concat_arrays([bodies for bodies, _ in run])
+            if not _is_shared(metas):
+                metas = pa.concat_arrays([metas for _, metas in run])
+            yield all_bodies, metas
+
+
+class RowGroups:
+    """Rows of a task by partition. size: bytes of all of them."""
+
+    def __init__(self, partitions: int, sizes: StagedSizes) -> None:
+        self._partitions = partitions
+        self._sizes = sizes
+        self._groups: dict[int, RowGroup] = {}
+        self.size = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether some must be sent before more are added."""
+        return self.size >= self._sizes.held
+
+    def add(self, bodies: Any, metas: Any, partitions: Any) -> None:
+        """Add rows. bodies, metas: see `FrameMaker.chunks`. partitions: an array of numbers."""
+        order = np.argsort(partitions, kind="stable")
+        bounds = np.searchsorted(partitions[order], np.arange(self._partitions + 1))
+        for partition in range(self._partitions):
+            rows = order[bounds[partition] : bounds[partition + 1]]
+            if len(rows):
+                some = metas if _is_shared(metas) else metas.take(rows)
+                self.size += self._group(partition).add(bodies.take(rows), some)
+
+    def _group(self, partition: int) -> RowGroup:
+        found = self._groups.get(partition)
+        if found is None:
+            found = self._groups[partition] = RowGroup(partition, self._partitions)
+        return found
+
+    def largest(self) -> list[RowGroup]:
+        """Remove and return the largest group, or all if none is large enough for a page of its
+        own."""
+        partition = max(self._groups, key=lambda partition: self._groups[partition].size)
+        if self._groups[partition].size >= self._sizes.adopted_min:
+            found = [self._groups.pop(partition)]
+        else:
+            found = [self._groups.pop(partition) for partition in sorted(self._groups)]
+        self.size -= sum([group.size for group in found])
+        return found
+
+
+def _is_shared(metas: Any) -> bool:
+    """Return whether all rows have the same meta."""
+    return isinstance(metas, bytes)
+
+
 # ---- frames --------------------------------------------------------------------------------------
 
 
@@ -290,7 +444,7 @@ class FrameMaker:
         """Return the frames of these rows, in chunks. bodies: a binary array without nulls. metas:
         another one, or bytes that all rows share. Raises ValueError if a row is larger than
         row_bytes_max."""
-        is_constant = isinstance(metas, bytes)
+        is_constant = _is_shared(metas)
         body_sizes = _sizes(bodies)
         meta_sizes: Any = np.int64(len(metas)) if is_constant else _sizes(metas)
         constant = pa.scalar(metas, pa.binary()) if is_constant else None
@@ -309,6 +463,12 @@ class FrameMaker:
             metas_of = meta_sizes if is_constant else meta_sizes[at:to]
             yield self._chunk(bodies.slice(at, to - at), meta, body_sizes[at:to], metas_of)
             at, done = to, int(ends[to - 1])
+
+    def check(self, bodies: Any, metas: Any) -> None:
+        """Raise ValueError as `chunks` would for these rows."""
+        sizes = _sizes(bodies) + (len(metas) if _is_shared(metas) else _sizes(metas))
+        row = int(np.argmax(sizes))
+        self._check_size(int(sizes[row]) + FRAME_BYTES, row)
 
     def _check_size(self, frame_bytes: int, row: int) -> None:
         if frame_bytes - FRAME_BYTES > self.row_bytes_max:
@@ -403,6 +563,17 @@ class StagingLink:
         answer = self.retry(what, lambda: self._ask("PUT", (query, str(batch)), body, wait_s))
         return str(answer["status"])
 
+    def partitions(self, query: str, target: Mapping[str, str]) -> int:
+        """Return how many partitions the target has; 1 if it is no stream. Raises SinkError."""
+        what = f"asking for the partitions of {self.target}"
+        try:
+            answer = self.retry(what, lambda: self._ask("POST", (query,), None, parameters=target))
+        except SinkError as error:
+            if getattr(error.__context__, "status", 0) == NOT_ALLOWED:
+                return 1  # a broker that adopts no pages of partitions
+            raise
+        return int(answer["partitions"])
+
     def abort(self, query: str, batch: int) -> None:
         """Drop what is staged of a batch, in one attempt: the broker drops it by itself after a
         day."""
@@ -437,13 +608,16 @@ class StagingLink:
             raise SinkError(f"{what}: {error}; tried for {self.timeout_s:g} s") from None
 
     def _ask(
-        self, method: str, parts: Sequence[str], body: object, timeout_s: float | None = None
-    ) -> Any:
+        self, method: str, parts: Sequence[str], body: object, timeout_s: float | None = None,
+        parameters: Mapping[str, str] | None = None,
+    ) -> Any:  # fmt: skip
         """Return the answer to one request on a connection of its own.
 
         Raises RefusedError and LinkError.
         """
         path = api_path(self.place, STAGING, parts)
+        if parameters:
+            path += f"?{urlencode(parameters)}"
         data = None if body is None else json.dumps(body).encode()
         connection = new_connection(self.place, timeout_s or self.timeout_s)
         try:
@@ -459,16 +633,17 @@ class StagingLink:
 class PageUpload:
     """One page of a task on its way to the broker. key: query, batch, partition, number of Spark's
     attempt. target: query parameters with the target, so that the broker can refuse at once a user
-    who may not write there."""
+    who may not write there. name: the end of the attempt's name."""
 
     def __init__(
         self, link: StagingLink, key: tuple[str, int, int, int], target: Mapping[str, str],
-        rng: random.Random,
+        rng: random.Random, name: str = "",
     ) -> None:  # fmt: skip
         self._link = link
         self._key = key
         self._target = target
         self._rng = rng
+        self._name = name
         self._chunks: list[bytes] = []
         self._connection: http.client.HTTPConnection | None = None
         self._address = ""
@@ -521,7 +696,7 @@ class PageUpload:
     def _begin(self) -> None:
         """Begin a new attempt, with all chunks so far."""
         query, batch, partition, number = self._key
-        attempt = f"{number}-{self._rng.getrandbits(32):08x}"
+        attempt = f"{number}-{self._rng.getrandbits(32):08x}{self._name}"
         self._address = api_path(
             self._link.place, STAGING, (query, str(batch), str(partition), attempt)
         )

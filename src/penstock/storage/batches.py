@@ -39,7 +39,9 @@ stream waits at this offset until the batch is done, so that readers see all of 
 it. That follows from the records alone; checkpoints have it for when the records are deleted.
 
 Names of staged files, <batch>.<partition>.<attempt>.<k>.page, are checked here, because they become
-paths.
+paths. An attempt that ends in _<p>of<n> says that all its rows belong to partition p of a stream of
+n partitions, so that this partition can adopt their pages. Nobody checks it: as with any publish,
+the client decides the key of a row, and by it the partition.
 """
 
 import re
@@ -68,6 +70,7 @@ _FACTS: Final = struct.Struct(">QQB")
 _IS_GAPLESS: Final = 1
 _U16: Final = struct.Struct(">H")
 _CHECKSUM: Final = struct.Struct(">Q")
+_PARTITION: Final = re.compile(r".*_(\d{1,6})of(\d{1,6})")
 _NAME: Final = re.compile(r"(\d{1,20})\.(\d{1,10})\.([A-Za-z0-9_-]{1,64})\.(\d{1,10})\.page")
 
 
@@ -138,6 +141,18 @@ def parse_name(name: str) -> NameParts:
 def is_name(name: str) -> bool:
     """Return whether it is the name of a staged page."""
     return _NAME.fullmatch(name) is not None
+
+
+def partition_of_rows(name: str, partitions: int) -> int:
+    """Return the partition, of a stream of so many, that all rows of this staged page belong to; -1
+    if its name does not say that. ValueError for a name that is none."""
+    if partitions == 1:
+        return 0
+    found = _PARTITION.fullmatch(parse_name(name).attempt)
+    if found is None or int(found.group(2)) != partitions:
+        return -1
+    partition = int(found.group(1))
+    return partition if partition < partitions else -1
 
 
 class Batch:

@@ -247,6 +247,7 @@ class StreamTable:
             self.used(stream)
         for stream in (*self.by_number.values(), *self.deleted):
             stream.is_dirty = False
+            stream.lsn = stream.mode = 0  # no turn is in progress
         self.dirty = []
 
     def delete(self, stream: Stream) -> None:
@@ -353,6 +354,12 @@ class StreamTable:
             stream = self.by_number.get(number)
             if stream is not None:
                 _merge_turns(stream, offset, lsn)
+                if not stream.lsn and not stream.turns and offset < stream.next_offset:
+                    # Recovery restored what the batch appended here, and nothing came after that.
+                    stream.lsn, stream.mode = lsn, DISK
+                    if not stream.is_dirty:
+                        stream.is_dirty = True
+                        self.dirty.append(stream)
                 held = [x.holds[number] for x in others if x is not batch and number in x.holds]
                 stream.held_at = min(held, default=-1)
         batch.holds = {}

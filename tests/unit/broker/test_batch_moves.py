@@ -12,6 +12,7 @@ from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.exactly_once import batch_moves
 from penstock.broker.exactly_once.batch_moves import BatchRouter, BatchTarget
 from penstock.broker.exactly_once.batches import batch_manager
+from penstock.queues.stream_options import partition_of
 from penstock.storage.filesystem import FileSystem
 from tests.helpers.builds import pure_only
 from tests.helpers.staged_rig import QUERY, StagedRig, header, plain
@@ -220,6 +221,50 @@ def test_a_large_page_is_adopted(rig: StagedRig, monkeypatch: pytest.MonkeyPatch
     assert payloads(rig) == [b"before", *[body for _, body in large], b"after"]
     rig.restart()
     assert payloads(rig) == [b"before", *[body for _, body in large], b"after"]
+
+
+def keyed(rig: StagedRig, partitions: int) -> list[list[tuple[bytes, bytes]]]:
+    """Large frames of each partition of a new stream "s"."""
+    arguments = {**STREAM, "x-partitions": partitions}
+    rig.result("declare_queue", queue="s", arguments=arguments)
+    keys: dict[int, str] = {}
+    for n in range(100):
+        keys.setdefault(partition_of(b"k%d" % n, partitions), f"k{n}")
+    return [
+        [(header(keys[p]), b"%d.%d" % (p, i) + b"x" * 100_000) for i in range(50)]
+        for p in range(partitions)
+    ]
+
+
+def test_a_large_page_of_one_partition_is_adopted_by_it(rig: StagedRig) -> None:
+    groups = keyed(rig, 3)
+    mixed = [group[0] for group in groups] * 20
+    tokens = [
+        *rig.stage(0, groups[2], name="_2of3"), *rig.stage(0, groups[0], name="_0of3"),
+        *rig.stage(0, mixed), *rig.stage(0, groups[0], name="_0of3"),
+    ]  # fmt: skip
+    claimed = rig.result("claim_query", query=QUERY, target={"queue": "s"})
+    assert claimed["partitions"] == 3
+    rig.committed(0, tokens, target={"queue": "s"})
+    bodies = [[body for _, body in group] for group in groups]
+    firsts = [[group[0]] * 20 for group in bodies]
+    wanted = [
+        [*bodies[0], *firsts[0], *bodies[0]], firsts[1], [*bodies[2], *firsts[2]]
+    ]  # fmt: skip
+    assert [payloads(rig, "s", p) for p in range(3)] == wanted
+    assert {one.time_us for p in range(3) for one in records(rig, "s", p)} == {rig.row()["time_us"]}
+    assert rig.vhost.table.usable("s").published == 210  # type: ignore[union-attr]
+    rig.restart()
+    assert [payloads(rig, "s", p) for p in range(3)] == wanted
+
+
+@pytest.mark.parametrize("name", ["", "_1of2", "_1of4", "_3of3", "_1of3x", "_of3"])
+def test_a_page_of_an_unknown_partition_goes_row_by_row(rig: StagedRig, name: str) -> None:
+    """Its name says nothing, or it was staged for a stream of as many partitions as it had then."""
+    groups = keyed(rig, 3)
+    rig.committed(0, rig.stage(0, groups[1], name=name), target={"queue": "s"})
+    bodies = [[body for _, body in group] for group in groups]
+    assert [payloads(rig, "s", p) for p in range(3)] == [[], bodies[1], []]
 
 
 def test_two_queries_write_into_one_stream_one_after_the_other(rig: StagedRig) -> None:

@@ -261,7 +261,7 @@ def test_who_may_not_write(rig: StagedRig) -> None:
     channel = client.open().handler.channels[1]
     tokens = rig.stage(0, plain("q", b"a"))
     told = rig.result("claim_query", query=QUERY, target={"queue": "q"})
-    assert told == {"owner": "operator"}
+    assert told == {"owner": "operator", "partitions": 1}
     more = {"query": QUERY, "batch": 0, "pages": tokens}
     for target in ({"queue": "q"}, {"exchanges": ["amq.topic"]}, {"exchanges": [""]}):
         assert rig.refusal("commit_batch", channel, target=target, **more).code == 403

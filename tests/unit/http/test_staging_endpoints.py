@@ -381,6 +381,22 @@ def test_who_may_stage(rig: HttpRig) -> None:
     assert files(rig) == before
 
 
+def test_a_query_is_claimed_before_anything_is_staged(rig: HttpRig) -> None:
+    """The answer has the partitions of the target, so that clients can group their rows."""
+    rig.users.take(users_facts(reader=("", "", ".*"), writer=("", "^out$", "")))
+    rig.node.answers["claim_query"] = {"owner": "writer", "partitions": 4}
+    at = "/api/staging/%2F/q"
+    assert rig.ask(at, method="POST", user="reader").status == 403
+    assert rig.ask(at + "?target=other", method="POST", user="writer").status == 403
+    assert rig.ask(at + "?to=out", method="POST", user="writer").status == 400
+    assert not rig.node.asked
+    reply = rig.ask(at + "?target=out", method="POST", user="writer")
+    assert (reply.status, reply.json()) == (200, {"owner": "writer", "partitions": 4})
+    claimed = {"query": "q", "target": {"queue": "out"}, "as_user": identity(rig, "writer")}
+    assert rig.node.asked == [("claim_query", "/", claimed)]
+    assert not files(rig)
+
+
 # --- what the vhost does ---
 
 

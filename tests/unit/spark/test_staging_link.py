@@ -7,24 +7,30 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from penstock.errors import BatchConflictError, OptionError
+from penstock.queues.stream_options import partition_of
 from penstock.spark import staging
 from penstock.spark.options import SinkOptions
 from penstock.spark.sink_columns import SinkColumns
 from penstock.spark.staging import (
-    FrameMaker,
     SinkError,
     StagedRows,
+    StagedSizes,
     Stager,
     StagingLink,
     abort_batch,
     commit_batch,
 )
+from tests.helpers.chunk_records import Record
 from tests.helpers.fake_staging import Early, FakeStaging
 
 QUERY = "9f/a b"
+SIZES = StagedSizes(page=4096, chunk=512)
+GROUPED = StagedSizes(page=4096, chunk=512, held=6000, adopted_min=1000, grouped_min=2000)
 
 
 @pytest.fixture
@@ -56,13 +62,12 @@ class Sink:
 
     def stage(
         self, values: Sequence[bytes], batch: int = 0, partition: int = 0, keys: Any = None,
-        page_bytes: int = 4096,
+        sizes: StagedSizes = SIZES,
     ) -> StagedRows:  # fmt: skip
         """In batches of Arrow of seven rows."""
         stager = Stager(
-            self.options, self.columns, QUERY, batch, partition, 1, link=self.link
+            self.options, self.columns, QUERY, batch, partition, 1, link=self.link, sizes=sizes
         )  # fmt: skip
-        stager._frames = FrameMaker(page_bytes, 512)
         table = pa.table(
             {"value": pa.array(values, pa.binary()),
              "routing_key": pa.array(keys or [None] * len(values), pa.string())}
@@ -122,13 +127,13 @@ def test_a_commit_of_other_rows_is_an_error_at_once(broker: FakeStaging) -> None
 def test_batches_without_rows_are_reported_by_who_says_the_batch_before(
     broker: FakeStaging,
 ) -> None:
-    for number, given in enumerate(({"queue": "q"}, {"exchange": "x"}, {})):
-        sink = Sink(broker, **given)
-        if not given:
+    for number, told in enumerate(({"queue": "q"}, {"exchange": "x"}, {})):
+        sink = Sink(broker, **told)
+        if not told:
             sink.options = replace(sink.options, queue=None, exchange=None)
         assert sink.commit(sink.stage([], batch=number), previous=number - 1) == "committed"
-    told = [command["target"] for command in broker.commits]
-    assert told == [{"queue": "q"}, {"exchanges": ["x"]}, None]
+    targets = [command["target"] for command in broker.commits]
+    assert targets == [{"queue": "q"}, {"exchanges": ["x"]}, None]
     assert [command["tokens"] for command in broker.commits] == [[]] * 3
     sink = Sink(broker)
     with pytest.raises(BatchConflictError):
@@ -223,6 +228,99 @@ def test_an_abort_is_never_an_error(broker: FakeStaging, caplog: pytest.LogCaptu
     assert "status 503 by the test" in caplog.text
     with pytest.raises(SinkError, match=r"no page 0\.0\.1-"):
         sink.commit(part)
+
+
+def pages_of(broker: FakeStaging, part: StagedRows) -> list[tuple[str, list[Record]]]:
+    """(the end of its attempt's name, records) of each page, in the order of the tokens."""
+    staged = broker.staged.get((part.query, part.batch), {})
+    return [
+        (token["attempt"].partition("_")[2], staged[page["name"]])
+        for token in part.tokens
+        for page in token["pages"]
+    ]
+
+
+def short_key(meta: bytes) -> bytes:
+    """The routing key in a stored header."""
+    at = 2 + meta[1]
+    return meta[at + 1 : at + 1 + meta[at]]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 900)), max_size=150), st.integers(1, 6),
+)  # fmt: skip
+@settings(max_examples=30, deadline=None)
+def test_pages_have_the_rows_of_one_partition(rows: list[tuple[int, int]], partitions: int) -> None:
+    """Or say nothing of it; no row is lost, and each partition has them in their order."""
+    values = [b"%d." % i + b"x" * size for i, (_, size) in enumerate(rows)]
+    keys = [None if key == 9 else f"k{key}" for key, _ in rows]
+    with FakeStaging() as broker:
+        broker.partitions = partitions
+        part = Sink(broker).stage(values, keys=keys, sizes=GROUPED)
+        found = pages_of(broker, part)
+        assert broker.problems == []
+    assert part.rows == len(values)
+    wanted: dict[int, list[bytes]] = {}
+    for value, key in zip(values, keys, strict=True):
+        number = partition_of((key or "q").encode(), partitions)
+        wanted.setdefault(number, []).append(value)
+    sent: dict[int, list[bytes]] = {}
+    for name, records in found:
+        numbers = [partition_of(short_key(record.meta), partitions) for record in records]
+        if name:
+            assert {f"{number}of{partitions}" for number in numbers} == {name}
+        for number, record in zip(numbers, records, strict=True):
+            sent.setdefault(number, []).append(record.payload)
+    assert sent == wanted
+
+
+def test_large_groups_are_pages_and_small_ones_share_one(broker: FakeStaging) -> None:
+    broker.partitions = 4
+    key = {partition_of(b"k%d" % n, 4): f"k{n}" for n in range(50)}
+    numbers = [0] * 40 + [1] + [2] * 20 + [3] + [0] * 20
+    keys = [key[number] for number in numbers]
+    part = Sink(broker).stage(some(82), keys=keys, sizes=replace(GROUPED, page=1 << 16))
+    names = [(name, len(records)) for name, records in pages_of(broker, part)]
+    assert names[-1] == ("", 2)
+    assert ("2of4", 20) in names
+    assert sum(count for name, count in names if name == "0of4") == 60
+    claims = [parts for method, parts in broker.asked if method == "POST" and len(parts) == 2]
+    assert claims == [["/", QUERY]]
+    assert set(broker.targets) == {'{"queue": "q"}'}
+
+
+def test_rows_of_one_key_are_of_one_partition(broker: FakeStaging) -> None:
+    broker.partitions = 2
+    sink = Sink(broker, routingKey="k")
+    name = f"{partition_of(b'k', 2)}of2"
+    part = sink.stage(some(100), keys=["other"] * 100, sizes=GROUPED)
+    assert {found for found, _ in pages_of(broker, part)} == {name}
+    assert sink.commit(part) == "committed"
+    assert payloads(broker) == some(100)  # in their order: nothing was grouped
+
+
+def test_few_rows_are_not_grouped(broker: FakeStaging) -> None:
+    broker.partitions = 2
+    part = Sink(broker).stage(some(15), keys=["a", "b", "c"] * 5, sizes=GROUPED)
+    ((name, records),) = pages_of(broker, part)
+    assert (name, [record.payload for record in records]) == ("", some(15))
+    assert all(len(parts) == 5 for _, parts in broker.asked)
+
+
+def test_a_broker_that_adopts_no_partitions(broker: FakeStaging) -> None:
+    """Of an older version: it refuses the question."""
+    broker.faults["POST"].append(405)
+    part = Sink(broker).stage(some(100), keys=["a", "b"] * 50, sizes=GROUPED)
+    assert {name for name, _ in pages_of(broker, part)} == {""}
+    broker.faults["POST"].append(403)
+    with pytest.raises(SinkError, match=r"asking for the partitions of queue 'q': .* 403"):
+        Sink(broker).stage(some(100), sizes=GROUPED)
+
+
+def test_a_row_of_a_group_that_fits_no_page_is_told(broker: FakeStaging) -> None:
+    broker.partitions = 2
+    with pytest.raises(OptionError, match=r"given 'too long', expected row 3 of its batch"):
+        Sink(broker).stage([*some(38), b"x" * 5000], keys=["a"] * 39, sizes=GROUPED)
 
 
 def test_rows_for_exchanges_tell_their_keys(broker: FakeStaging) -> None:

@@ -10,7 +10,7 @@ from penstock.storage.staging import StagingError, query_path
 from penstock.storage.stream_view import StreamView
 from penstock.storage.streams import Stream
 from tests.helpers.batch_rig import LARGE, BatchRig, payloads
-from tests.helpers.tiny_batches import TARGET, read_all, roll, rows_of, step_into_stream
+from tests.helpers.tiny_batches import TARGET, Row, read_all, roll, rows_of, step_into_stream
 from tests.helpers.tiny_engine import PATH
 
 
@@ -221,6 +221,25 @@ def test_partitions_are_chosen_record_by_record() -> None:
     for n, name in enumerate((b"p0", b"p1")):
         found = [payload for _, _, payload, _ in read_all(rig.engine, name)]
         assert found == payloads(rows)[n::2]
+
+
+@pytest.mark.parametrize("mode", ["lost", "kept"])
+@pytest.mark.parametrize("rows", [rows_of(0, 4), rows_of(0, 40)])
+def test_after_a_crash_all_heads_move_when_a_batch_ends_in_another_stream(
+    mode: str, rows: list[Row]
+) -> None:
+    """Nothing of it is appended to the first one in this life."""
+    rig = BatchRig((b"s", b"t"))
+    rig.decide(rows, rows_of(40, 4))
+    step_into_stream(rig.engine, "q", [rig.stream()])
+    rig.engine.batches.finish_adoptions()
+    rig.engine.sync()
+    rig.crash(mode)
+    assert (rig.stream().next_offset, rig.stream().head_offset) == (len(rows), 0)
+    step_into_stream(rig.engine, "q", [rig.stream(b"t")])
+    rig.settle()
+    assert rig.stream(b"t").head_offset == 4
+    assert rig.payloads() == payloads(rows)
 
 
 def test_nothing_is_adopted_by_a_stream_that_is_gone_or_in_the_middle_of_a_page() -> None:

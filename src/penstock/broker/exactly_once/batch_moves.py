@@ -15,7 +15,9 @@ wait, or go to `dead_letter_to`.
 staged pages. A BatchMove takes them there: a background task that never runs ahead of the log, and
 rests while publishers are blocked.
 
-    page of 4 MiB or more, for a stream of one partition    the stream adopts the page as it is
+    page of 4 MiB or more, for a stream                     the stream adopts the page as it is; of
+                                                            several partitions the one to which all
+                                                            its rows belong, if its name says so
     else     a worker reads and verifies the next 1024 messages or 1 MiB, while those before are
              moved in slices: up to 1024 messages, or what takes a millisecond or two; each is one
              record of the log, with how far the batch has come
@@ -81,7 +83,7 @@ from penstock.queues.amqp_headers import FORMAT
 from penstock.queues.headers import REJECTED, Death, HeaderError
 from penstock.queues.queue_options import DROP_HEAD
 from penstock.shared_body import SharedBody
-from penstock.storage.batches import Batch
+from penstock.storage.batches import Batch, partition_of_rows
 from penstock.storage.page import StreamRecord
 from penstock.storage.staging import StagedReader, query_path
 from penstock.storage.transaction import PublishedRun, Transaction
@@ -637,14 +639,8 @@ class BatchMove(BackgroundTask):
         vhost = self.vhost
         if vhost.blocked_reason:
             raise BatchWaitsError(f"publishing is blocked, short of {vhost.blocked_reason}")
-        if isinstance(goal, BrokerStream) and len(goal.parts) == 1:
-            batches = vhost.engine.batches
-            if batches.can_adopt(self.query):
-                rows = batch.current.rows
-                batches.adopt(self.query, goal.parts[0])
-                goal.published += rows
-                self._went_on(vhost.engine.last_lsn, 0)
-                return AGAIN
+        if isinstance(goal, BrokerStream) and self._has_adopted(goal, batch):
+            return AGAIN
         reading = self._reading
         if reading is None or reading.key != (batch.number, batch.page):
             reading = self._open(batch)
@@ -652,6 +648,21 @@ class BatchMove(BackgroundTask):
             return ASLEEP
         self._move(slices, reading, batch)
         return AGAIN
+
+    def _has_adopted(self, stream: BrokerStream, batch: Batch) -> bool:
+        """Make the next page one of the stream's, if it is large and of one partition; return
+        whether it was."""
+        engine = self.vhost.engine
+        if not engine.batches.can_adopt(self.query):
+            return False
+        part = partition_of_rows(batch.current.name, len(stream.parts))
+        if part < 0:
+            return False
+        rows = batch.current.rows
+        engine.batches.adopt(self.query, stream.parts[part])
+        stream.published += rows
+        self._went_on(engine.last_lsn, 0)
+        return True
 
     def _begin(self, batch: Batch | None) -> BatchRouter | None:
         """Begin another batch, or none."""

@@ -25,6 +25,7 @@ users who may write to the target of its first batch.
 from collections.abc import Callable
 from typing import Final
 
+from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.exactly_once.batch_moves import BatchTarget
 from penstock.broker.exactly_once.batches import (
     BatchCommit,
@@ -74,9 +75,15 @@ def _claim_query(call: Call) -> None:
 
     def found_owner(found: QueryOwner | None) -> None:
         assert found is not None
-        _for_owner(call, query, found, lambda: call.reply({"owner": found.user}))
+        _for_owner(call, query, found, lambda: call.reply(_claimed(call, found, target)))
 
     batch_manager(call.vhost).claims.claim(query, owner, found_owner, _refuser(call))
+
+
+def _claimed(call: Call, owner: QueryOwner, target: BatchTarget | None) -> dict[str, object]:
+    queue = call.vhost.table.find(target.queue) if target is not None and target.queue else None
+    partitions = len(queue.parts) if isinstance(queue, BrokerStream) else 1
+    return {"owner": owner.user, "partitions": partitions}
 
 
 def _commit_batch(call: Call) -> None:
@@ -203,8 +210,8 @@ def _list_batches(call: Call) -> None:
 OPERATIONS: Final = (
     Operation(
         "claim_query", _claim_query,
-        "Make the caller the owner of a query that nobody has staged for: {owner}, durably. "
-        "target: {} if it is not known yet.",
+        "Make the caller the owner of a query that nobody has staged for: {owner, partitions}, "
+        "durably. target: {} if it is not known yet. partitions: of a stream; 1 for other targets.",
         (QUERY, table("target")), needs_text="write on the target; the query's owner",
     ),
     Operation(

@@ -110,7 +110,7 @@ from penstock.errors import (
     DiskFullError,
     QueueFullError,
 )
-from penstock.message import Message
+from penstock.message import Entry, Message
 from penstock.native import mypyc_attr
 from penstock.queues import raw_fields
 from penstock.queues.amq_queue import Plan
@@ -919,7 +919,32 @@ def leads_to_durable(route: Route) -> bool:
 # ---- several queues and streams ------------------------------------------------------------------
 
 
-Planned = tuple[BrokerQueue, Plan, Published]
+class Planned:
+    """What a transaction publishes as one message, with the queues that get it, in its order: each
+    has a plan for it."""
+
+    __slots__ = ("plans", "published")
+
+    def __init__(self, published: Published, plans: list[tuple[BrokerQueue, Plan]]) -> None:
+        self.published: Published = published
+        self.plans: list[tuple[BrokerQueue, Plan]] = plans
+
+    def entered(self) -> list[tuple[BrokerQueue, Plan, Entry]]:
+        """Return where it is after the commit. Queues that were deleted before are left out."""
+        found: list[tuple[BrokerQueue, Plan, Entry]] = []
+        queues, born = self.published.queues, self.published.born
+        at, end = 0, len(born)
+        for queue, plan in self.plans:
+            if at < end and queues[at] is plan.index:
+                found.append((queue, plan, born[at]))
+                at += 1
+        return found
+
+    def undo(self) -> None:
+        """End the plans: it is not published."""
+        for queue, plan in self.plans:
+            if not queue.is_deleted:
+                queue.amq.unplan(plan)
 
 
 def fan_out(
@@ -973,8 +998,7 @@ def _fan_out(
             queue.published += 1
         vhost.dispatch.mark(queue)
     if streams:
-        joined = [queue for queue in shared if facts.is_persistent and queue.is_durable]
-        shared = [queue for queue in shared if queue not in joined]
+        joined, shared = by_durability(shared, facts)
         whole = body if spooled is None else whole_body(vhost, spooled)
         lsn = max(lsn, _append_all(vhost, joined, streams, header, whole, facts))
     if shared:
@@ -1051,15 +1075,14 @@ def _append_all(
     except BaseException:
         if transaction.is_open:
             transaction.rollback()
-        for queue, plan, _ in planned:
-            queue.amq.unplan(plan)
+        for one in planned:
+            one.undo()
         raise
-    for queue, plan, published in planned:
-        for index, entry in published.entries:
-            if index is plan.index:
-                queue.amq.planned(plan, entry.seq, len(body))
-                queue.published += 1
-        vhost.dispatch.mark(queue)
+    for one in planned:
+        for queue, plan, entry in one.entered():
+            queue.amq.planned(plan, entry.seq, len(body))
+            queue.published += 1
+            vhost.dispatch.mark(queue)
     for append in entering:
         append.done()
     return lsn
@@ -1071,25 +1094,38 @@ def plan_all(
 ) -> None:  # fmt: skip
     """Publish to durable queues in a transaction, the body once for all to which it is the same.
     What is planned is added to `planned`, also if this fails: the caller must undo it."""
-    plans: list[tuple[BrokerQueue, Plan]] = []
     groups: dict[tuple[bytes, int], list[tuple[BrokerQueue, Plan]]] = {}
-    done: set[int] = set()
+    done = 0
     try:
         for queue in queues:
             plan = plan_of(queue, header, facts)
-            plans.append((queue, plan))
             groups.setdefault((plan.header, plan.expiry_ms), []).append((queue, plan))
         for (shared, expiry_ms), group in groups.items():
             targets = [plan.index for _, plan in group]
             published = transaction.publish(targets, shared, body, expiry_ms)
-            for queue, plan in group:
-                planned.append((queue, plan, published))
-                done.add(id(plan))
+            planned.append(Planned(published, group))
+            done += 1
     except BaseException:
-        for queue, plan in plans:
-            if id(plan) not in done:
+        for group in list(groups.values())[done:]:
+            for queue, plan in group:
                 queue.amq.unplan(plan)
         raise
+
+
+def by_durability(
+    queues: list[BrokerQueue], facts: Facts
+) -> tuple[list[BrokerQueue], list[BrokerQueue]]:
+    """Return the queues in which the message outlives a crash, and the others."""
+    if not facts.is_persistent:
+        return [], list(queues)
+    durable: list[BrokerQueue] = []
+    others: list[BrokerQueue] = []
+    for queue in queues:
+        if queue.is_durable:
+            durable.append(queue)
+        else:
+            others.append(queue)
+    return durable, others
 
 
 def whole_body(vhost: VHost, spooled: Message) -> bytes:

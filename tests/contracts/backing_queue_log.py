@@ -25,7 +25,7 @@ class LogContract:
         placed = [tx.publish([world.q.index()], b"", world.body(i)) for i in (1, 2)]
         lsn = tx.commit(DISK)
         for published in placed:
-            for _, entry in published.entries:
+            for entry in published.born:
                 world.q.hold(entry.seq, lsn, DISK)
         world.put(3)
         assert world.q.len() == 4

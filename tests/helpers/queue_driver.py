@@ -389,10 +389,10 @@ class QueueDriver(QueueOwner):
         def commit() -> None:
             lsn = opened.tx.commit(mode)
             books.fresh = {b"%d" % uid: uid for uid in opened.uids}
-            seqs = [(index, entry.seq) for p in opened.tx.publishes for index, entry in p.entries]
+            seqs = [entry.seq for p in opened.tx.publishes for entry in p.born]
             for name, d in opened.acked:
                 self.amq[name].backing.forget([d.tag])
-            for (name, plan, size), (_, seq) in zip(opened.plans, seqs, strict=True):
+            for (name, plan, size), seq in zip(opened.plans, seqs, strict=True):
                 self.amq[name].planned(plan, seq, size, lsn, mode)
 
         self.pending = [item for item in self.pending if item not in opened.acked]

@@ -75,6 +75,7 @@ from penstock.broker.publish import (
     Route,
     SpooledPublish,
     Targets,
+    by_durability,
     fan_out,
     plan_all,
 )
@@ -100,7 +101,8 @@ TURNS_LOOKED_AT: Final = 16  # of consumers, for each delivery
 RING_MIN: Final = 16
 ASIDE_FROM: Final = 1024  # smaller rings are not worth it
 UNACKED_BYTES: Final = 120  # what one costs in RAM, for the count: the object and its place
-PUBLISH_BYTES: Final = 500  # measured: a publish without its header and body
+PUBLISH_BYTES: Final = 500  # measured: a publish to one queue, without its header and body
+PLACE_BYTES: Final = 160  # measured: each other queue of it
 ACK_BYTES: Final = 200
 # Deliveries that are taken or settled before the turn's budget is looked at.
 ACK_SLICE: Final = 1024
@@ -328,8 +330,7 @@ class ChannelTransaction(PublishCollector):
         self.vhost.usage.hold(self._hold, self._held_bytes(route, targets, header, body, facts))
         if route.is_mandatory:
             self._mandatory.append((route, targets, props, body))
-        durable = [queue for queue in queues if facts.is_persistent and queue.is_durable]
-        others = [queue for queue in queues if queue not in durable]
+        durable, others = by_durability(queues, facts)
         for queue in queues:
             n, total = self._counts.get(queue, (0, 0))
             self._counts[queue] = n + 1, total + len(body)
@@ -352,9 +353,10 @@ class ChannelTransaction(PublishCollector):
         for queue in targets.queues:
             is_kept = is_kept or not queue.is_durable
         spool_bytes = self.vhost.engine.options.tx_spool_bytes
+        held = PUBLISH_BYTES + len(header) + PLACE_BYTES * max(len(targets.queues) - 1, 0)
         if is_kept or self._transaction.body_bytes + len(body) <= spool_bytes:
-            return PUBLISH_BYTES + len(header) + len(body)
-        return PUBLISH_BYTES + len(header)
+            held += len(body)
+        return held
 
     def ack(self, delivery_tag: int, delivered: Delivered) -> None:
         """Acknowledge an unacked delivery at the commit."""
@@ -402,13 +404,15 @@ class ChannelTransaction(PublishCollector):
             else:
                 source.ack(tags)
             vhost.dispatch.mark(source)
-        for queue, plan, published in self._puts:
-            for index, entry in published.entries:
-                if index is plan.index:
-                    size = entry.message.size
-                    queue.amq.planned(plan, entry.seq, size, lsn, vhost.mode)
-                    queue.published += 1
-            vhost.dispatch.mark(queue)
+        held: set[int] = set()  # queue numbers: what is behind a message that is held waits too
+        for put in self._puts:
+            size = put.published.message.size
+            for queue, plan, entry in put.entered():
+                until = 0 if plan.index.number in held else lsn
+                held.add(plan.index.number)
+                queue.amq.planned(plan, entry.seq, size, until, vhost.mode)
+                queue.published += 1
+                vhost.dispatch.mark(queue)
         self.places = [append.done() for append in self._appends]
         vhost.usage.release(self._hold)
         self._publish_kept()
@@ -458,9 +462,8 @@ class ChannelTransaction(PublishCollector):
         self.vhost.usage.release(self._hold)
         if self._transaction.is_open:
             self._transaction.rollback()
-        for queue, plan, _ in self._puts:
-            if not queue.is_deleted:
-                queue.amq.unplan(plan)
+        for put in self._puts:
+            put.undo()
         self._puts = []
 
 

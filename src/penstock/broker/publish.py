@@ -40,17 +40,16 @@ persistent.
 
 **Several queues and streams** share one record of the log where possible:
 
-    queues that may refuse it, or whose consumers wait      each by itself, first
     streams, and with them every durable queue              one transaction, one record: all of
                                                             them have it after a crash, or none
     the other queues                                        one record and one body for all to
                                                             which the message is the same
 
 However many records there are, the queues share one body in RAM, and it is counted once
-(shared_body.py). A queue that refuses (reject-publish) makes the publish a basic.nack; the other
-queues have the message. A full disk is a DiskFullError: none of those that share a record has the
-message, and the run stops there. `run` returns how many were handled; the connection keeps the rest
-until there is room.
+(shared_body.py). Queues that may refuse it (reject-publish) are asked for room first. One that
+refuses makes the publish a basic.nack; the other queues have the message. A full disk is a
+DiskFullError: none of those that share a record has the message, and the run stops there. `run`
+returns how many were handled; the connection keeps the rest until there is room.
 
 **Large bodies**, of more than a MiB, go to disk as their frames arrive (SpooledPublish), so an
 unfinished body costs no RAM: each goes to a file of its own in a MessageStore, by the spool of
@@ -58,8 +57,8 @@ Qpid's Flow to Disk Design (storeHeader, storeChunk). After the last frame the p
 file. If the client leaves before that, the body is aborted and its file deleted. The file is in the
 store where the message will be, as far as that is known when it begins: a persistent message for a
 durable queue in the persistent store, any other in the transient one. All queues share it there;
-for those that need it in the other store it is copied, in pieces. For streams, for queues that may
-refuse it, and in a transaction the body is read back once, and the file is deleted.
+for those that need it in the other store it is copied, in pieces. For streams, for dead letters of
+queues that refuse it, and in a transaction the body is read back once.
 
 **Confirms.** A channel in confirm mode counts its publishes from 1. Each is acknowledged once it is
 as safe as its mode says: its record's LSN is settled. LSNs rise with the publishes, so a channel is
@@ -110,7 +109,7 @@ from penstock.errors import (
     DiskFullError,
     QueueFullError,
 )
-from penstock.message import Message
+from penstock.message import Entry, Message
 from penstock.native import mypyc_attr
 from penstock.queues import raw_fields
 from penstock.queues.amq_queue import Plan
@@ -919,7 +918,32 @@ def leads_to_durable(route: Route) -> bool:
 # ---- several queues and streams ------------------------------------------------------------------
 
 
-Planned = tuple[BrokerQueue, Plan, Published]
+class Planned:
+    """What a transaction publishes as one message, with the queues that get it, in its order: each
+    has a plan for it."""
+
+    __slots__ = ("plans", "published")
+
+    def __init__(self, published: Published, plans: list[tuple[BrokerQueue, Plan]]) -> None:
+        self.published: Published = published
+        self.plans: list[tuple[BrokerQueue, Plan]] = plans
+
+    def entered(self) -> list[tuple[BrokerQueue, Plan, Entry]]:
+        """Return where it is after the commit. Queues that were deleted before are left out."""
+        found: list[tuple[BrokerQueue, Plan, Entry]] = []
+        queues, born = self.published.queues, self.published.born
+        at, end = 0, len(born)
+        for queue, plan in self.plans:
+            if at < end and queues[at] is plan.index:
+                found.append((queue, plan, born[at]))
+                at += 1
+        return found
+
+    def undo(self) -> None:
+        """End the plans: it is not published."""
+        for queue, plan in self.plans:
+            if not queue.is_deleted:
+                queue.amq.unplan(plan)
 
 
 def fan_out(
@@ -948,38 +972,57 @@ def _fan_out(
     vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
     body: bytes, facts: Facts, spooled: Message | None, may_refuse: bool,
 ) -> tuple[int, bool]:  # fmt: skip
-    shared: list[BrokerQueue] = []
-    lsn = 0
-    is_refused = False
     size = len(body) if spooled is None else spooled.size
-    for queue in queues:
-        mode = vhost.mode if facts.is_persistent and queue.is_durable else NONE
-        options = queue.amq.options
-        is_let_in = options.overflow == DROP_HEAD and facts.ttl_ms != 0 and options.ttl_ms != 0
-        if is_let_in or not may_refuse:
-            shared.append(queue)
-            continue
-        # It may be refused, or goes only to consumers that wait now: the queue decides.
-        whole = body if spooled is None else whole_body(vhost, spooled)
-        try:
-            one = queue.amq.publish(
-                header, whole, mode, priority=min(facts.priority, queue.priorities),
-                ttl_ms=facts.ttl_ms, delay_ms=facts.delay_ms,
-            )  # fmt: skip
-        except QueueFullError:
-            is_refused = True
-        else:
-            lsn = max(lsn, one)
-            queue.published += 1
-        vhost.dispatch.mark(queue)
+    dead: list[tuple[BrokerQueue, bool]] = []
+    shared = _those_that_take_it(queues, size, facts, dead) if may_refuse else queues
+    whole = body
+    if spooled is not None and (streams or _has_dead_letters(dead)):
+        whole = whole_body(vhost, spooled)
+    lsn = 0
     if streams:
-        joined = [queue for queue in shared if facts.is_persistent and queue.is_durable]
-        shared = [queue for queue in shared if queue not in joined]
-        whole = body if spooled is None else whole_body(vhost, spooled)
+        joined, shared = by_durability(shared, facts)
         lsn = max(lsn, _append_all(vhost, joined, streams, header, whole, facts))
     if shared:
         lsn = max(lsn, _publish_shared(vhost, shared, header, body, size, facts, spooled))
+    is_refused = False
+    for queue, is_full in dead:  # last: its dead letters may go to the queues that had room
+        mode = vhost.mode if facts.is_persistent and queue.is_durable else NONE
+        priority = min(facts.priority, queue.priorities)
+        if is_full:
+            is_refused = True
+            queue.amq.refuse(header, whole, priority, mode)
+        else:
+            lsn = max(lsn, queue.amq.publish_dead(header, whole, mode, priority))
+            queue.published += 1
+        vhost.dispatch.mark(queue)
     return lsn, is_refused
+
+
+def _those_that_take_it(
+    queues: list[BrokerQueue], size: int, facts: Facts, dead: list[tuple[BrokerQueue, bool]]
+) -> list[BrokerQueue]:
+    """Return the queues that the message enters. The others are added to `dead`, with whether they
+    are full; where it is not, the message is for a consumer that waits now, and none does."""
+    entered: list[BrokerQueue] = []
+    ttl_ms = facts.ttl_ms
+    for queue in queues:
+        amq = queue.amq
+        options = amq.options
+        if options.overflow != DROP_HEAD and amq.is_full_for(size):
+            dead.append((queue, True))
+        elif (ttl_ms == 0 or options.ttl_ms == 0) and amq.dies_at_once(facts.delay_ms):
+            dead.append((queue, False))
+        else:
+            entered.append(queue)
+    return entered
+
+
+def _has_dead_letters(dead: list[tuple[BrokerQueue, bool]]) -> bool:
+    """Return whether one of these queues makes a dead letter of the message."""
+    for queue, is_full in dead:
+        if queue.amq.passes_on() if is_full else queue.amq.dead_letters.route is not None:
+            return True
+    return False
 
 
 def _publish_shared(
@@ -999,17 +1042,18 @@ def _publish_shared(
         plans.sort(key=_by_kind)
         while done < len(plans):
             first, like = plans[done]
-            group = [plans[done]]
-            for other, plan in plans[done + 1 :]:
+            end = done + 1
+            while end < len(plans):
+                other, plan = plans[end]
                 if (
                     plan.expiry_ms != like.expiry_ms
                     or plan.header != like.header
                     or other.is_durable != first.is_durable
                 ):
                     break
-                group.append((other, plan))
+                end += 1
             mode = vhost.mode if facts.is_persistent and first.is_durable else NONE
-            targets = [plan.index for _, plan in group]
+            targets = [plan.index for _, plan in plans[done:end]]
             if spooled is None:
                 engine.publish(targets, like.header, body, mode, like.expiry_ms)
             elif mode == NONE:
@@ -1022,15 +1066,17 @@ def _publish_shared(
                 engine.publish_spooled(targets, like.header, message, mode)
             if mode != NONE:
                 lsn = engine.last_lsn
-            for queue, plan in group:
-                done += 1
-                queue.amq.planned(plan, plan.index.next_seq - 1, size)
-                queue.published += 1
-                vhost.dispatch.mark(queue)
-    except BaseException:
+            done = end
+    finally:
         for queue, plan in plans[done:]:
             queue.amq.unplan(plan)
-        raise
+        # After all have it: what a limit pushes out may be for one that was asked for room.
+        seqs = [plan.index.next_seq - 1 for _, plan in plans[:done]]
+        for i in range(done):
+            queue, plan = plans[i]
+            queue.amq.planned(plan, seqs[i], size)
+            queue.published += 1
+            vhost.dispatch.mark(queue)
     return lsn
 
 
@@ -1051,15 +1097,14 @@ def _append_all(
     except BaseException:
         if transaction.is_open:
             transaction.rollback()
-        for queue, plan, _ in planned:
-            queue.amq.unplan(plan)
+        for one in planned:
+            one.undo()
         raise
-    for queue, plan, published in planned:
-        for index, entry in published.entries:
-            if index is plan.index:
-                queue.amq.planned(plan, entry.seq, len(body))
-                queue.published += 1
-        vhost.dispatch.mark(queue)
+    for one in planned:
+        for queue, plan, entry in one.entered():
+            queue.amq.planned(plan, entry.seq, len(body))
+            queue.published += 1
+            vhost.dispatch.mark(queue)
     for append in entering:
         append.done()
     return lsn
@@ -1071,25 +1116,38 @@ def plan_all(
 ) -> None:  # fmt: skip
     """Publish to durable queues in a transaction, the body once for all to which it is the same.
     What is planned is added to `planned`, also if this fails: the caller must undo it."""
-    plans: list[tuple[BrokerQueue, Plan]] = []
     groups: dict[tuple[bytes, int], list[tuple[BrokerQueue, Plan]]] = {}
-    done: set[int] = set()
+    done = 0
     try:
         for queue in queues:
             plan = plan_of(queue, header, facts)
-            plans.append((queue, plan))
             groups.setdefault((plan.header, plan.expiry_ms), []).append((queue, plan))
         for (shared, expiry_ms), group in groups.items():
             targets = [plan.index for _, plan in group]
             published = transaction.publish(targets, shared, body, expiry_ms)
-            for queue, plan in group:
-                planned.append((queue, plan, published))
-                done.add(id(plan))
+            planned.append(Planned(published, group))
+            done += 1
     except BaseException:
-        for queue, plan in plans:
-            if id(plan) not in done:
+        for group in list(groups.values())[done:]:
+            for queue, plan in group:
                 queue.amq.unplan(plan)
         raise
+
+
+def by_durability(
+    queues: list[BrokerQueue], facts: Facts
+) -> tuple[list[BrokerQueue], list[BrokerQueue]]:
+    """Return the queues in which the message outlives a crash, and the others."""
+    if not facts.is_persistent:
+        return [], list(queues)
+    durable: list[BrokerQueue] = []
+    others: list[BrokerQueue] = []
+    for queue in queues:
+        if queue.is_durable:
+            durable.append(queue)
+        else:
+            others.append(queue)
+    return durable, others
 
 
 def whole_body(vhost: VHost, spooled: Message) -> bytes:

@@ -619,7 +619,7 @@ class BoxTransaction:
         self.mode: int = max(mode, OS)
         self._transaction = core.engine.begin()
         self._puts: list[tuple[QueueState, Plan, Published]] = []
-        self._acks: dict[QueueState, list[int]] = {}
+        self._acks: dict[QueueState, dict[int, None]] = {}  # tags, in order
         self._put_counts: dict[QueueState, tuple[int, int]] = {}  # messages, bytes of bodies
 
     def check(self, core: Core) -> None:
@@ -653,13 +653,13 @@ class BoxTransaction:
     def ack(self, state: QueueState, tags: list[int]) -> None:
         """Acknowledge deliveries. SettledError if one is not pending or is in the transaction
         already: then none is acknowledged."""
-        taken = self._acks.setdefault(state, [])
+        taken = self._acks.setdefault(state, {})
         for tag in tags:
             if tag in taken or state.amq.backing.pending(tag) is None:
                 raise SettledError(state.name, tag)
         for index, entries in state.amq.backing.entries(tags):
             self._transaction.dequeue(index, entries)
-        taken += tags
+        taken.update(dict.fromkeys(tags))
 
     def commit(self) -> list[QueueState]:
         """Commit; the commit is settled at the engine's `last_lsn`. Returns the queues that it
@@ -671,9 +671,9 @@ class BoxTransaction:
         lsn = self._transaction.commit(self.mode)
         for state, tags in self._acks.items():
             if not state.is_deleted:
-                state.amq.backing.forget(tags)
+                state.amq.backing.forget(list(tags))
         for state, plan, published in self._puts:
-            for _, entry in published.entries:
+            for entry in published.born:
                 state.amq.planned(plan, entry.seq, entry.message.size, lsn, self.mode)
         changed = {id(state): state for state in [put[0] for put in self._puts] + [*self._acks]}
         return [state for state in changed.values() if not state.is_deleted]

@@ -1213,7 +1213,7 @@ class AMQQueue(QueueTarget):
             if expiry_ms:
                 if expiry_ms == now_ms:
                     if self._wanted() <= self.backing.len():
-                        return self._publish_dead(header, body, mode, priority)
+                        return self.publish_dead(header, body, mode, priority)
                     expiry_ms += GRACE_MS
                     self._has_for_now = True
                 self._may_expire = True
@@ -1269,7 +1269,7 @@ class AMQQueue(QueueTarget):
         header = self._with_priority(header, priority)
         self.delays.publish(header, body, mode, due_ms, now_ms, expiry_ms)
 
-    def _publish_dead(self, header: bytes, body: bytes, mode: int, priority: int) -> int:
+    def publish_dead(self, header: bytes, body: bytes, mode: int, priority: int) -> int:
         """Dead-letter or drop a message of ttl 0 for which no consumer waits."""
         if self.dead_letters.route is None:
             self.dead_letters.count(EXPIRED, 1)
@@ -1282,8 +1282,7 @@ class AMQQueue(QueueTarget):
         try:
             self.before_publish(len(body))
         except QueueFullError:
-            if self._max_length.dead_letters_refused:
-                self.dead_letters.send_new(header, body, priority, MAXLEN, mode)
+            self.refuse(header, body, priority, mode)
             raise
 
     def _with_priority(self, header: bytes, priority: int) -> bytes:
@@ -1306,6 +1305,25 @@ class AMQQueue(QueueTarget):
                 raise
             room = self.serve(self.backing.len() + n)
             self._max_length.check(self.backing, n, body_bytes, room)
+
+    def is_full_for(self, body_bytes: int) -> bool:
+        """Return whether the queue refuses a message of so many bytes; `refuse` must follow."""
+        try:
+            self.before_publish(body_bytes)
+        except QueueFullError:
+            return True
+        return False
+
+    def refuse(self, header: bytes, body: bytes, priority: int, mode: int) -> None:
+        """Dead-letter a message that is refused, if the options say so."""
+        if self._max_length.dead_letters_refused:
+            self.dead_letters.send_new(header, body, priority, MAXLEN, mode)
+
+    def dies_at_once(self, delay_ms: int | None) -> bool:
+        """Return whether a message of ttl 0 and this delay finds no consumer that waits now: then
+        `publish_dead` must follow."""
+        delay = self.options.delay_ms if delay_ms is None else delay_ms
+        return delay <= 0 and self._wanted() <= self.backing.len()
 
     def _wanted(self) -> int:
         """Return how many ready messages consumers wait for. Consumers are served first."""

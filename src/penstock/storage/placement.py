@@ -4,8 +4,8 @@ A small body for one queue goes into that queue's own segment, in queue order. A
 that several queues share, goes to the MessageStore, once. The limits are options of the storage.
 
 **Sharing.** One message for several queues may become several Messages: queues with a ttl of their
-own, queues that may refuse it and transient queues each get a record and a Message of their own. In
-RAM the body is still one object and counts once (shared_body.py). So a caller that publishes a body
+own, and transient queues, get a record and a Message of their own. In RAM
+the body is still one object and counts once (shared_body.py). So a caller that publishes a body
 in several calls does that inside
 
     with engine.share(engine.share_of(body, len(queues))):

@@ -71,7 +71,8 @@ def run_of_publishes(queue: int, first_seq: int, messages: list[Message]) -> byt
 
 
 class Published:
-    """One publish of a transaction. born: its new entries, once it is committed."""
+    """One publish of a transaction. queues: those that were deleted before the commit leave it.
+    born: its new entries, once it is committed; none for a run."""
 
     __slots__ = ("born", "message", "queues")
 
@@ -80,15 +81,10 @@ class Published:
         self.queues: list[QueueIndex] = queues
         self.born: list[Entry] = []  # in the order of the queues
 
-    @property
-    def entries(self) -> list[tuple[QueueIndex, Entry]]:
-        """Each queue with the new entry in it; empty before the commit, and for a run."""
-        return list(zip(self.queues, self.born, strict=False))
-
 
 class PublishedRun(Published):
     """Publishes with one header to one queue. first_seq: of the first message, the others follow;
-    -1 before the commit. `message` is the first, `entries` stays empty."""
+    -1 before the commit. `message` is the first, `born` stays empty."""
 
     __slots__ = ("first_seq", "messages")
 

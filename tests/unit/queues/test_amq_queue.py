@@ -370,7 +370,7 @@ def test_a_transaction_publishes_by_plans(world: AmqWorld) -> None:
     ]
     lsn = tx.commit(DISK)
     for queue, plan, published in zip((q, other), plans, made, strict=True):
-        ((_, entry),) = published.entries
+        (entry,) = published.born
         queue.planned(plan, entry.seq, 1, lsn, DISK)
     assert q.fetch() is None
     assert q.held() == (lsn, DISK)

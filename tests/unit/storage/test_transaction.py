@@ -54,10 +54,10 @@ def test_a_commit_tells_where_its_messages_are() -> None:
     rig.put(b, b"first")
     tx = rig.engine.begin()
     one, two = tx.publish([a, b], b"", b"one"), tx.publish([b], b"", b"two")
-    assert one.entries == []
+    assert one.born == []
     tx.commit(DISK)
-    assert [(queue.name, entry.seq) for queue, entry in one.entries] == [(b"a", 0), (b"b", 1)]
-    assert [(queue.name, entry.seq) for queue, entry in two.entries] == [(b"b", 2)]
+    assert [entry.seq for entry in one.born] == [0, 1]  # of a, and of b
+    assert [entry.seq for entry in two.born] == [2]
 
 
 def test_a_commit_that_is_not_durable_is_taken_back_whole_by_a_power_cut() -> None:

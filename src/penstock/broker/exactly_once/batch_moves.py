@@ -272,7 +272,7 @@ class BatchSlice:
             if run is None:
                 queue.amq.unplan(plan)
         if run is not None:
-            self._planned.append((queue, plan, run))
+            self._planned.append(Planned(run, [(queue, plan)]))
         return run is not None
 
     def _put(self, way: BatchRoute, body: bytes) -> None:
@@ -296,7 +296,7 @@ class BatchSlice:
             except BaseException:
                 queue.amq.unplan(plan)
                 raise
-            self._planned.append((queue, plan, published))
+            self._planned.append(Planned(published, [(queue, plan)]))
         elif way.durable:
             plan_all(self.transaction, way.durable, way.header, body, way.facts, self._planned)
         elif not way.streams and not way.others:
@@ -313,19 +313,22 @@ class BatchSlice:
             raise
         touched: dict[BrokerQueue, None] = {}
         held: set[int] = set()  # queue numbers: what is behind a message that is held waits too
-        for queue, plan, published in self._planned:
-            number = plan.index.number
-            until = 0 if number in held else lsn
+        for one in self._planned:
+            published = one.published
             if isinstance(published, PublishedRun) and published.first_seq >= 0:
                 run = published.messages
+                queue, plan = one.plans[0]
+                until = 0 if plan.index.number in held else lsn
                 queue.amq.planned_run(plan, published.first_seq, run, until, mode)
                 queue.published += len(run)
-            for index, entry in published.entries:
-                if index is plan.index:
-                    queue.amq.planned(plan, entry.seq, entry.message.size, until, mode)
-                    queue.published += 1
-            held.add(number)
-            touched[queue] = None
+                held.add(plan.index.number)
+                touched[queue] = None
+            for queue, plan, entry in one.entered():
+                until = 0 if plan.index.number in held else lsn
+                queue.amq.planned(plan, entry.seq, entry.message.size, until, mode)
+                queue.published += 1
+                held.add(plan.index.number)
+                touched[queue] = None
         for append in self._appends:
             append.done()
         for way, body, shared in self._later:
@@ -341,9 +344,8 @@ class BatchSlice:
         """Undo the slice."""
         if self.transaction.is_open:
             self.transaction.rollback()
-        for queue, plan, _ in self._planned:
-            if not queue.is_deleted:
-                queue.amq.unplan(plan)
+        for one in self._planned:
+            one.undo()
         self._planned = []
 
 

@@ -9,8 +9,9 @@
 #   .venv-run    compiled, with what the examples need
 #   .venv-bench  compiled, with the libraries that are measured beside ours, and what draws
 #   .venv-audit  what audit and sbom are made with
+#   .venv-spark-<version>  compiled, with another Spark than .venv and the tools of `test`
 #
-# All of them have the versions of constraints.txt.
+# All of them have the versions of constraints.txt, but for Spark's in the last.
 #
 # The wheel is built once for all of them, in build/; C is compiled again only if a hot module
 # (setup.py lists them) has changed.
@@ -25,6 +26,11 @@ PURE_PYTEST := .venv-pure/bin/python -m pytest -p no:cacheprovider
 CRASH_IMAGES_ALL := 1000000
 TEST_EXTRAS := [test,check,conformance,spark,connect,lake,tables,examples]
 RUN_EXTRAS := [examples,spark]
+SPARK_EXTRAS := [test,spark]
+# Sparks beside the one of constraints.txt, and the release of each that is tested.
+SPARKS ?= 4.1 4.2
+SPARK_4.1 := 4.1.4
+SPARK_4.2 := 4.2.1
 # Spark wants a Java; where there is none, a wheel brings one.
 JAVA := $(shell command -v java)
 
@@ -34,7 +40,7 @@ PIN := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: audit sbom help setup run run-queues test check lint conformance crash crash-spark soak bench bench-spark mutants plot format clean FORCE
+.PHONY: audit sbom help setup run run-queues test test-sparks check lint conformance crash crash-spark soak bench bench-spark mutants plot format clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -43,6 +49,7 @@ help:
 	@echo "make run     the main job: flights through a stream and Spark into a lake, killed once, proven"
 	@echo "make run-queues  flights through queues with 64 MiB that page, killed twice, proven"
 	@echo "make test    everything, compiled; and the unit tests again uncompiled (what CI calls)"
+	@echo "make test-sparks  the tests of the Spark source and sink on Spark $(SPARKS)"
 	@echo "make check   the quick part of test: format, lint, types, imports, unit and property tests"
 	@echo "make conformance  client libraries' own test suites on a live broker (needs PyPI); answers beside RabbitMQ's"
 	@echo "make crash   $(CRASH_IMAGES_ALL) crash images, and 20 kills of a live broker under load"
@@ -70,6 +77,10 @@ run-queues: .venv-run/ready
 # slowest tests.
 test: .venv-pure/ready
 	@.venv-pure/bin/python tests/lanes.py --make "$(MAKE_COMMAND)" $(ARGS)
+
+# One Spark after the other: docs/reference/spark-versions.md.
+test-sparks: $(SPARKS:%=.venv-spark-%/ready)
+	@.venv-spark-$(firstword $(SPARKS))/bin/python tests/lanes.py --sparks $(SPARKS) $(ARGS)
 
 crash-spark: .venv/ready
 	.venv/bin/python -m tests.crash_spark.campaign $(ARGS)
@@ -125,7 +136,7 @@ format: .venv/ready
 	.venv/bin/ruff check --fix .
 
 clean:
-	rm -rf build .venv .venv-pure .venv-run .venv-bench .venv-audit src/penstock.egg-info
+	rm -rf build .venv .venv-pure .venv-run .venv-bench .venv-audit .venv-spark-* src/penstock.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +
 
@@ -159,6 +170,13 @@ endef
 
 .venv/ready: build/wheel.ready $(CONSTRAINTS)
 	$(call install,.venv,$(TEST_EXTRAS))
+
+.venv-spark-%/ready: PIN = --constraint build/constraints-spark-$*.txt
+.venv-spark-%/ready: build/wheel.ready $(CONSTRAINTS)
+	$(if $(SPARK_$*),,$(error Makefile: SPARK_$* names no release of Spark $*))
+	cat /dev/null $(CONSTRAINTS) | sed '/^pyspark==/d;/^py4j==/d' > build/constraints-spark-$*.txt
+	echo "pyspark==$(SPARK_$*)" >> build/constraints-spark-$*.txt
+	$(call install,.venv-spark-$*,$(SPARK_EXTRAS))
 
 .venv-run/ready: build/wheel.ready $(CONSTRAINTS)
 	$(call install,.venv-run,$(RUN_EXTRAS))

@@ -1,6 +1,7 @@
 """`make test`: runs all lanes of the tests side by side and ends with one verdict.
 
     python tests/lanes.py --make make [--durations]     from the root
+    python tests/lanes.py --sparks 4.1 4.2              `make test-sparks`
 
 Many tests wait: for brokers, for Spark, for time to pass. So the lanes run at the same time; each
 writes build/test-<lane>.log. Every SHOW_S seconds a line shows how far each lane is. At the end
@@ -23,6 +24,9 @@ wait the most come first where two want a processor: the others are NICE.
     spark, long  tests that start Spark; `long`, with clusters, starts after `lint`
     crash        crash images, faults and mutants
     main         everything else
+
+`make test-sparks` has a lane for each other Spark instead, one after the other, with an environment
+of its own and the tests ON_EACH_SPARK.
 """
 
 import argparse
@@ -62,6 +66,13 @@ BROKERS: Final = (
     "tests/server",
 )  # fmt: skip
 SPARK: Final = "tests/spark"
+ON_EACH_SPARK: Final = tuple(
+    f"{SPARK}/test_{name}.py"
+    for name in (
+        "spark_versions", "source_batch", "source_stream", "source_broker", "source_traps",
+        "classic_source", "sink", "sink_batches", "pipeline",
+    )
+)  # fmt: skip
 CRASH: Final = "tests/crash"
 LONG: Final = ("tests/cluster", "tests/crash_spark", "tests/test_flights_lake.py")
 
@@ -178,6 +189,16 @@ def lanes(make: Sequence[str] = ("make",), quick: str = "") -> list[Lane]:
     ]
 
 
+def spark_lanes(versions: Sequence[str], quick: str = "") -> list[Lane]:
+    """Return those of `make test-sparks`, each of which waits for the one before."""
+    found: list[Lane] = []
+    for version in versions:
+        command = (f".venv-spark-{version}/bin/python", *OPTIONS, *ON_EACH_SPARK)
+        after = found[-1].name if found else ""
+        found.append(Lane(f"spark-{version}", command, after, quick))
+    return found
+
+
 @contextlib.contextmanager
 def quick_directory(where: Path = IN_MEMORY) -> Iterator[str]:
     """A directory in memory for the files of tests, until the end; "" if there is no room there, or
@@ -232,9 +253,9 @@ def slowest(all_lanes: list[Lane]) -> list[str]:
     return [f"{seconds:7.1f} s  {lane:<11} {name}" for seconds, lane, name in found[:SLOWEST]]
 
 
-def verdict(all_lanes: list[Lane], say: Callable[[str], None]) -> int:
+def verdict(all_lanes: list[Lane], say: Callable[[str], None], target: str = "make test") -> int:
     """Print failures in full, a line for each lane, the names of what failed and one last line;
-    return the exit status."""
+    return the exit status. target: what was asked of make."""
     bad = [lane for lane in all_lanes if not lane.is_good]
     for lane in bad:
         found = FAILURES.search(lane.text)
@@ -252,15 +273,16 @@ def verdict(all_lanes: list[Lane], say: Callable[[str], None]) -> int:
     for name in names:
         say(f"        {name}")
     if bad:
-        say(f"make test: FAILED: {len(names)} tests, lanes {', '.join(lane.name for lane in bad)}")
+        say(f"{target}: FAILED: {len(names)} tests, lanes {', '.join(lane.name for lane in bad)}")
         return 1
-    say(f"make test: PASSED, all of {len(all_lanes)} lanes")
+    say(f"{target}: PASSED, all of {len(all_lanes)} lanes")
     return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--make", default="make", help="the command that makes environments")
+    parser.add_argument("--sparks", nargs="+", default=[], help="test these Sparks instead")
     parser.add_argument("--durations", action="store_true", help="list the slowest tests")
     given = parser.parse_args()
     # A shell that starts this in the background has it ignore Ctrl-C, and so would the tests of it.
@@ -272,6 +294,9 @@ def main() -> int:
 
     make = (*shlex.split(given.make), "--no-print-directory")
     with quick_directory() as quick:
+        if given.sparks:
+            sparks = spark_lanes(given.sparks, quick)
+            return finish(sparks, "make test-sparks", has_durations=given.durations, say=say)
         return run_all(make, quick, has_durations=given.durations, say=say)
 
 
@@ -292,12 +317,19 @@ def run_all(
     if status:
         say("make test: FAILED: the compiled environment could not be made")
         return 1
+    return finish(known, "make test", has_durations=has_durations, say=say)
+
+
+def finish(
+    known: list[Lane], target: str, *, has_durations: bool, say: Callable[[str], None]
+) -> int:
+    """Run these lanes to their end, print the verdict, and return the exit status."""
     run(known, say)
     if has_durations:
         say("\nthe slowest tests:")
         for line in slowest(known):
             say(line)
-    return verdict(known, say)
+    return verdict(known, say, target)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The verdict of `make test`: from lanes that pass, fail, break off, and one that waits."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,8 @@ print('ERROR tests/c.py')
 print('====== 1 failed, 3 passed, 1 error in 0.02s ======')
 raise SystemExit(1)
 """
+MAKEFILE, CONSTRAINTS = Path("Makefile"), Path("constraints.txt")
+PYPROJECT = Path("pyproject.toml")
 BREAKS_OFF = "print('tests/d.py ..'); raise SystemExit(0)"
 
 
@@ -166,6 +169,34 @@ def test_without_room_in_memory_the_files_are_on_the_disk(
     with lanes.quick_directory(tmp_path) as quick:
         assert quick == ""
     assert not list(tmp_path.iterdir())
+
+
+def test_the_lanes_of_other_sparks_exist_and_follow_one_another() -> None:
+    found = lanes.spark_lanes(["4.1", "4.2"])
+    assert [(one.name, one.after) for one in found] == [
+        ("spark-4.1", ""),
+        ("spark-4.2", "spark-4.1"),
+    ]
+    assert found[1].command[0] == ".venv-spark-4.2/bin/python"
+    assert all(Path(name).is_file() for name in lanes.ON_EACH_SPARK)
+
+
+def test_each_spark_that_users_may_have_is_tested() -> None:
+    """By `make test` the one of constraints.txt, by `make test-sparks` the others."""
+    releases = dict(re.findall(r"^SPARK_(\S+) := (\S+)$", MAKEFILE.read_text(), re.MULTILINE))
+    versions = re.search(r"^SPARKS \?= (.*)$", MAKEFILE.read_text(), re.MULTILINE)
+    assert versions is not None
+    assert versions[1].split() == list(releases)
+    newest = re.search(r"^pyspark==(\d+)\.(\d+)", CONSTRAINTS.read_text(), re.MULTILINE)
+    bounds = re.search(r'"pyspark>=(\d+)\.(\d+),<\1\.(\d+)"', PYPROJECT.read_text())
+    assert newest is not None
+    assert bounds is not None
+    major, least, beyond = (int(number) for number in bounds.groups())
+    allowed = [f"{major}.{minor}" for minor in range(least, beyond)]
+    assert [*releases, ".".join(newest.groups())] == allowed
+    assert all(release.startswith(f"{version}.") for version, release in releases.items())
+    page = Path("docs/reference/spark-versions.md").read_text()
+    assert f"| | Spark {' | '.join(allowed)} |" in page
 
 
 def test_every_directory_of_tests_is_in_a_lane() -> None:

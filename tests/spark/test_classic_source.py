@@ -33,7 +33,7 @@ from tests.spark.classic_queue import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.real]
+pytestmark = [pytest.mark.spark, pytest.mark.real, pytest.mark.limits]
 
 
 @pytest.fixture

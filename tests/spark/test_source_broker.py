@@ -109,6 +109,7 @@ def reader_of(broker: LiveBroker, stream: str, reader: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.limits
 def test_the_broker_keeps_how_far_a_query_is(
     spark: "SparkSession", events: LiveBroker, tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_the_broker_keeps_how_far_a_query_is(
     assert len(seen) == 3
 
 
+@pytest.mark.limits
 def test_a_failed_batch_is_held_for_its_replay(
     spark: "SparkSession", events: LiveBroker, tmp_path: Path
 ) -> None:
@@ -162,6 +164,7 @@ def test_retention_leaves_what_a_batch_may_need_again(
     assert described["partitions"][0]["first"] > 90
 
 
+@pytest.mark.limits
 def test_a_query_waits_for_a_broker_that_is_started_again(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
@@ -184,6 +187,7 @@ def test_a_query_waits_for_a_broker_that_is_started_again(
         assert lake_job.lake_facts(spark, tmp_path / "lake") == (count, count, total, total)
 
 
+@pytest.mark.limits
 def test_a_broker_that_is_killed_in_the_middle_of_a_batch(
     spark: "SparkSession", tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ def ends(query: "StreamingQuery") -> list[Mapping[str, Any]]:
     return [json.loads(p.sources[0].endOffset) for p in query.recentProgress]
 
 
+@pytest.mark.limits
 def test_batches_to_the_end_and_a_restart_that_goes_on(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ def test_batches_to_the_end_and_a_restart_that_goes_on(
     assert len(seen.batches) == before
 
 
+@pytest.mark.limits
 def test_a_failed_batch_is_replayed_as_it_was(spark: "SparkSession", tmp_path: Path) -> None:
     path, state = tmp_path / "s", tmp_path / "state"
     write_stream(path, values(0, 300))
@@ -104,6 +106,7 @@ def test_a_failed_batch_is_replayed_as_it_was(spark: "SparkSession", tmp_path: P
     assert seen.offsets == [*range(200), *range(100, 450)]
 
 
+@pytest.mark.limits
 def test_latest_is_pinned_down_by_the_first_batch(spark: "SparkSession", tmp_path: Path) -> None:
     path, state = tmp_path / "s", tmp_path / "state"
     write_stream(path, values(0, 100))
@@ -136,6 +139,7 @@ def test_a_stream_that_comes_later_is_read_from_its_first_record(
     assert [found for _, found in seen.batches] == [list(range(10)), list(range(5))]
 
 
+@pytest.mark.limits
 def test_a_batch_is_limited_by_bytes(spark: "SparkSession", tmp_path: Path) -> None:
     write_stream(tmp_path / "s", [bytes(1000)] * 100, page_bytes=1 << 14)
     seen = Seen()
@@ -189,6 +193,7 @@ def test_damage_ends_the_query_and_names_the_file(spark: "SparkSession", tmp_pat
     assert page.name in str(query.exception())
 
 
+@pytest.mark.limits
 def test_a_batch_waits_for_its_least(spark: "SparkSession", tmp_path: Path) -> None:
     """With a trigger that runs on; AvailableNow does not wait."""
     path = tmp_path / "s"
@@ -221,6 +226,7 @@ def test_triggers_that_python_sources_do_not_have(spark: "SparkSession", tmp_pat
         writing.trigger(continuous="1 second").start()
 
 
+@pytest.mark.limits
 def test_once_takes_all_there_is(spark: "SparkSession", tmp_path: Path) -> None:
     write_stream(tmp_path / "s", values(0, 100))
     seen = Seen()
@@ -234,6 +240,7 @@ def test_once_takes_all_there_is(spark: "SparkSession", tmp_path: Path) -> None:
     assert [len(found) for _, found in seen.batches] == [100]
 
 
+@pytest.mark.limits
 def test_the_lag_of_a_query(spark: "SparkSession", tmp_path: Path) -> None:
     from penstock.spark import LagListener
     from penstock.spark.lag_listener import QueryLag
@@ -259,6 +266,7 @@ def test_the_lag_of_a_query(spark: "SparkSession", tmp_path: Path) -> None:
     assert known == told[-1]
 
 
+@pytest.mark.limits
 def test_a_kill_between_sink_and_checkpoint(spark: "SparkSession", tmp_path: Path) -> None:
     """As it leaves the files: the sink has the last batch, the checkpoint does not."""
     path, lake, state = tmp_path / "s", tmp_path / "lake", tmp_path / "state"

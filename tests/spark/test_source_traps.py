@@ -23,7 +23,12 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from penstock.spark.data_source import PenstockDataSource
-from penstock.spark.source import PenstockStreamReader
+from penstock.spark.spark_version import has_limits
+
+if not has_limits():
+    pytest.skip("what later Sparks do", allow_module_level=True)
+
+from penstock.spark.limited_source import LimitedStreamReader
 from tests.helpers.tiny_streams import write_stream
 
 if TYPE_CHECKING:
@@ -40,7 +45,7 @@ QUERY_ID = "sql.streaming.queryId"
 SOCKET_TIMEOUT = "SPARK_AUTH_SOCKET_TIMEOUT"
 
 
-class WatchedReader(PenstockStreamReader):
+class WatchedReader(LimitedStreamReader):
     """Writes its calls into a file, one JSON array a line."""
 
     log = ""
@@ -93,7 +98,7 @@ class WatchedSource(PenstockDataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         reader = super().streamReader(schema)
-        assert isinstance(reader, PenstockStreamReader)
+        assert isinstance(reader, LimitedStreamReader)
         return WatchedReader(reader.options, reader.columns)
 
 

@@ -9,22 +9,35 @@ everywhere after `register(spark)`.
 The schema is that of arrow_batches.py: the default columns, those of the option `columns`, or any
 of them in a user's `.schema(...)`, with fixed types. Only requested columns are made and sent from
 Python to the JVM, because Spark does not prune the columns of a Python source by itself.
+
+Importing this module raises SparkVersionError if Spark is too old.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-)
-from pyspark.sql.types import StructType
-
 from penstock.errors import OptionError
 from penstock.spark.options import lowered, parse_source_options
+from penstock.spark.spark_version import (
+    LIMIT_OPTIONS,
+    LIMITS,
+    SparkVersionError,
+    check_spark,
+    has_limits,
+)
+
+try:
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+except ImportError:
+    check_spark()
+    raise
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,11 +74,17 @@ class PenstockDataSource(DataSource):
         return kind(options, columns_of(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of a stream."""
-        from penstock.spark.source import PenstockStreamReader
-
+        """Return the reader of a stream. Raises SparkVersionError for limits on Spark 4.1."""
         options = parse_source_options(self.options, is_streaming=True)
-        return PenstockStreamReader(options, columns_of(schema))
+        columns = columns_of(schema)
+        if has_limits():
+            from penstock.spark.limited_source import LimitedStreamReader
+
+            return LimitedStreamReader(options, columns)
+        from penstock.spark.source import UnlimitedStreamReader
+
+        refuse_limits(self.options)
+        return UnlimitedStreamReader(options, columns)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch."""
@@ -74,11 +93,11 @@ class PenstockDataSource(DataSource):
         writer: DataSourceWriter = PenstockWriter(self.options, schema, overwrite)
         return writer
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """Return the writer of a stream."""
         from penstock.spark.sink import PenstockStreamWriter
 
-        writer: DataSourceStreamWriter = PenstockStreamWriter(self.options, schema, overwrite)
+        writer: DataSourceStreamArrowWriter = PenstockStreamWriter(self.options, schema, overwrite)
         return writer
 
 
@@ -107,6 +126,14 @@ def columns_of(schema: StructType) -> list[str]:
         if given != expected:
             raise OptionError(f"schema: {field.name}", given, expected)
     return [field.name for field in schema.fields]
+
+
+def refuse_limits(options: Mapping[str, str]) -> None:
+    """Raise SparkVersionError for the first option that limits a batch."""
+    given = lowered(options)
+    for name in LIMIT_OPTIONS:
+        if name.lower() in given:
+            raise SparkVersionError(f"option {name}", LIMITS)
 
 
 def register(spark: "SparkSession") -> None:

@@ -52,6 +52,7 @@ from penstock.spark.pipeline_state import (
     names_at,
 )
 from penstock.spark.spark_session import JavaMissingError, ensure_java
+from penstock.spark.spark_version import SparkVersionError, check_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -118,6 +119,11 @@ def _packages(spec: PipelineSpec) -> Iterator[Finding]:
     for name in missing:
         text = f"the package {name} is not installed: pip install 'penstock[{wanted[name]}]'"
         yield Finding(WRONG, text, os.EX_UNAVAILABLE, is_for_spark=wanted[name] == "spark")
+    if "pyspark" not in missing:
+        try:
+            check_spark()
+        except SparkVersionError as error:
+            yield Finding(WRONG, str(error), os.EX_UNAVAILABLE, is_for_spark=True)
     if not missing:
         yield Finding(GOOD, f"packages: {', '.join(sorted(wanted))}")
 

@@ -53,6 +53,7 @@ from penstock.spark.catalog import Catalog
 from penstock.spark.offsets import Heads, Key, PartitionHead, Positions, ids_of
 from penstock.spark.options import LATEST, SourceOptions
 from penstock.spark.plan import Loss, Range
+from penstock.spark.spark_version import LIMITS, SparkVersionError
 
 RENEW_S: Final = 60.0
 PARTITION: Final = 0  # the one that a classic queue has
@@ -119,6 +120,15 @@ class StreamProgress:
     def report_latest_offset(self) -> dict[str, Any]:
         """Return the heads, whatever the limits."""
         return offsets.encode(offsets.all_heads(self._catalog.heads()))
+
+    def newest_offset(self) -> dict[str, Any]:
+        """Return where a batch without a limit ends, wherever it begins: at the heads. Raises
+        SparkVersionError for a classic queue, which is leased from a start on."""
+        heads = self._catalog.heads()
+        for name, partitions in heads.items():
+            if offsets.is_classic(partitions):
+                raise SparkVersionError(f"reading classic queue {name!r} as a stream", LIMITS)
+        return offsets.encode(offsets.all_heads(heads))
 
     def latest_offset(self, given: Json, *, is_limited: bool) -> dict[str, Any]:
         """Return where the batch ends that begins at `given`; `given` itself if there is none."""

@@ -9,6 +9,8 @@ arrow_batches.py. What Spark demands is here:
 * Batches have exactly the schema that Spark makes of the requested one.
 * Spark refuses a reader with `pushFilters` unless spark.sql.python.filterPushdown.enabled is on. So
   that reader is a class of its own, for pushdown=true.
+* Spark 4.1 asks a stream for offsets in another way than later versions. So each way has a reader:
+  here that of 4.1, and in limited_source.py the one of later versions, which 4.1 cannot import.
 
 Bounds of offset and timestamp are pushed down. They are exact, because times never go back within a
 partition. Spark applies all other filters itself.
@@ -29,13 +31,6 @@ from pyspark.sql.datasource import (
     InputPartition,
     LessThan,
     LessThanOrEqual,
-)
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
 )
 
 from penstock.errors import StreamGapError
@@ -68,9 +63,10 @@ class TaskReader:
         self.options = options
         self.columns = tuple(columns)
 
-    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
-        """Return the Arrow batches of one partition."""
-        if partition.value is None:  # what Spark makes of no partitions
+    def read(self, partition: InputPartition | None) -> Iterator["pa.RecordBatch"]:
+        """Return the Arrow batches of one partition. Of no partitions Spark 4.1 makes one that is
+        None, later versions one whose value is None."""
+        if partition is None or partition.value is None:
             return iter(())
         return batches(partition.value, self.options, self.columns)
 
@@ -186,8 +182,8 @@ class PenstockFilterReader(PenstockBatchReader):
 # ---- stream --------------------------------------------------------------------------------------
 
 
-class PenstockStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of `spark.readStream`."""
+class PenstockStreamReader(TaskReader, DataSourceStreamReader):
+    """The reader of `spark.readStream`, but for the question where the next batch ends."""
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
@@ -207,26 +203,6 @@ class PenstockStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAv
         """Return where the query begins."""
         return self._progress.initial_offset()
 
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit that Spark passes to latestOffset and shows. All limits apply there."""
-        options = self.options
-        if options.max_offsets_per_trigger is not None:
-            return ReadMaxRows(options.max_offsets_per_trigger)
-        return ReadMaxBytes(options.max_bytes_per_trigger)
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return where the next batch ends; without a limit (Trigger.Once) at the heads."""
-        is_limited = not isinstance(limit, ReadAllAvailable)
-        return self._progress.latest_offset(start, is_limited=is_limited)
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the heads, for the progress report."""
-        return self._progress.report_latest_offset()
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Begin a run that reads only what exists now."""
-        self._progress.prepare_for_available_now()
-
     def partitions(
         self, start: Mapping[str, Any], end: Mapping[str, Any]
     ) -> Sequence[InputPartition]:
@@ -243,7 +219,17 @@ class PenstockStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAv
             self._made.stop()
 
 
+class UnlimitedStreamReader(PenstockStreamReader):
+    """The reader of a stream with Spark 4.1: each batch ends at the newest record. With
+    AvailableNow a run is one batch, as with Once: after a failure the one that failed."""
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override,unused-ignore]
+        """Return where the next batch ends, wherever it begins. Raises SparkVersionError for a
+        classic queue."""
+        return self._progress.newest_offset()
+
+
 __all__ = [
     "PenstockBatchReader", "PenstockFilterReader", "PenstockStreamReader",
-    "SourcePartition", "batches",
+    "SourcePartition", "UnlimitedStreamReader", "batches",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from penstock.broker.operations import OPERATIONS
 from penstock.codec.spec import TxCommit, TxCommitOk, TxSelect, TxSelectOk
 from penstock.storage.durability import DISK
 from tests.helpers.broker_rig import RigClient
+from tests.helpers.builds import pure_only
 from tests.helpers.operation_rig import OperationRig
 from tests.helpers.stream_steps import (
     Record,
@@ -65,7 +66,69 @@ def test_a_description(rig: OperationRig, c: RigClient) -> None:
     assert full["last_time_us"] == rig.clock.wall_us()
     at = {str(full["partition"]): 1, str(empty["partition"]): 0}
     (reader,) = found["readers"].values()
-    assert reader == {"offsets": at, "kept_from": {}, "time_ms": rig.clock.wall_ms()}
+    unread = {str(full["partition"]): 1, str(empty["partition"]): 0}
+    assert reader == {
+        "offsets": at, "kept_from": {}, "time_ms": rig.clock.wall_ms(), "lag_records": unread,
+        "lag_ms": dict.fromkeys(unread, 0),
+    }  # fmt: skip
+
+
+def lag_of(rig: OperationRig, reader: str = "r") -> tuple[object, object]:
+    """Records and milliseconds by which a reader of s is behind, in partition 0."""
+    (row,) = [row for row in rig.result("list_streams") if row["name"] == "s"]
+    found = row["readers"][reader]
+    assert set(found["lag_records"]) == set(found["lag_ms"]) == {"0"}
+    return found["lag_records"]["0"], found["lag_ms"]["0"]
+
+
+def test_how_far_a_reader_is_behind(rig: OperationRig, c: RigClient) -> None:
+    """In records, and in the age of the oldest record that it has not read."""
+    rig.result("set_stream_reader", offsets={"0": 0}, **READER)
+    assert lag_of(rig) == (0, 0)
+    first_ms = rig.clock.wall_ms()
+    publish(c, b"1")
+    rig.tick(10)
+    second_ms = rig.clock.wall_ms()
+    publish(c, b"2")
+    publish(c, b"3")
+    rig.tick(5)
+    now_ms = rig.clock.wall_ms()
+    assert lag_of(rig) == (3, now_ms - first_ms)
+    rig.result("set_stream_reader", offsets={"0": 1}, **READER)
+    assert lag_of(rig) == (2, now_ms - second_ms)
+    rig.result("set_stream_reader", offsets={"0": 3}, **READER)
+    assert lag_of(rig) == (0, 0)
+    rig.tick(60)
+    assert lag_of(rig) == (0, 0)  # nothing is unread, however old it is
+    rig.result("set_stream_reader", offsets={"0": 9}, **READER)  # it read what a crash took back
+    assert lag_of(rig) == (0, 0)
+
+
+def test_what_retention_deleted_is_no_lag(rig: OperationRig, c: RigClient) -> None:
+    declare(c, "t", x_stream_max_segment_size_bytes=4096, x_max_length=10)
+    rig.result("set_stream_reader", queue="t", reader="r", offsets={"0": 0})
+    filled(rig, c, x_max_length=10)
+    settled_down(rig)
+    (row,) = [row for row in rig.result("list_streams") if row["name"] == "t"]
+    (part,) = row["partitions"]
+    assert part["first"] > 0
+    assert row["readers"]["r"]["lag_records"] == {"0": part["records"]}
+    rig.restart()  # times of records come from the index on disk now
+    again = rig.result("describe_stream", queue="t")["readers"]["r"]
+    assert again["lag_records"] == {"0": part["records"]}
+    assert again["lag_ms"]["0"] >= row["readers"]["r"]["lag_ms"]["0"] > 0
+
+
+@pure_only  # a method of a compiled class cannot be replaced
+def test_a_lag_whose_page_cannot_be_read(rig: OperationRig, c: RigClient) -> None:
+    rig.result("set_stream_reader", offsets={"0": 0}, **READER)
+    publish(c, b"1")
+
+    def fails(offset: int) -> int:
+        raise OSError(5, "the disk is broken")
+
+    rig.vhost.streams.all()[0].parts[0].queue.indexed_time = fails  # type: ignore[method-assign]
+    assert lag_of(rig) == (1, None)
 
 
 def test_lists(rig: OperationRig, c: RigClient) -> None:

@@ -146,6 +146,8 @@ def test_large_pages_are_adopted_and_small_ones_are_appended() -> None:
     assert batch is not None
     assert {time_us for _, time_us, _, _ in found[1:-1]} == {batch.time_us}
     assert [meta for _, _, _, meta in found[1:-1]] == [m for page in pages for _, m in page]
+    queue = rig.stream().queue
+    assert [queue.indexed_time(offset) for offset, *_ in found] == [one[1] for one in found]
     view = StreamView(rig.fs, rig.stream().path)
     assert [r.payload for r in view.read(0, 1000, 1 << 20)] == rig.payloads()
     assert view.find(batch.time_us) == 0

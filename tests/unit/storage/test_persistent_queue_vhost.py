@@ -31,6 +31,22 @@ def test_the_head_follows_what_is_settled() -> None:
     assert offsets(queue.read(5, 99, 9999)) == list(range(5, 20))
 
 
+def test_times_by_the_index() -> None:
+    """Of pages that are written, sealed, in RAM, or without an index."""
+    fs = FaultyFileSystem()
+    queue = logged(fs, 300)
+    for offset in range(40):
+        queue.append(*content(offset), 1000 + offset)
+        assert [queue.indexed_time(o) for o in range(offset + 1)] == [*range(1000, 1001 + offset)]
+    queue.publish_head(40)
+    assert [queue.indexed_time(o) for o in range(40)] == [*range(1000, 1040)]
+    first, second = queue.pages.bases[:2]
+    queue.pages.forget(first)
+    fs.unlink(f"{PATH}/{first:020}.idx")
+    assert queue.indexed_time(second - 1) == 1000  # when its page began
+    assert queue.indexed_time(second) == 1000 + second
+
+
 def test_nothing_is_synced_in_a_vhost() -> None:
     fs = FaultyFileSystem(journal=True)
     queue = logged(fs, 300)

@@ -4,6 +4,9 @@ Offsets are an object by partition, {"0": 1000}. A partition that is not named s
 one that is named without `kept_from` keeps no records for the reader. What a reader asks to keep is
 kept for ten minutes after its last call. A reader's position needs read permission only.
 
+A reader is described with what it has not read of what exists, by partition: `lag_records`, and in
+`lag_ms` the age of the oldest such record, 0 without one and null if its page cannot be read.
+
 `set_stream_reader` replies at once, and the position may be older after a crash; with wait=true it
 replies when the position is on disk.
 
@@ -35,8 +38,9 @@ from penstock.storage.streams import ReaderOffset, Stream
 Info = dict[str, object]
 
 NAMES_MAX: Final = 1000
+LAG_STEPS: Final = 2  # to look up the time of a record
 READERS_PER_STEP: Final = 16  # that are gathered
-READER_BYTES: Final = 55  # of a description, at least, for each reader
+READER_BYTES: Final = 85  # of a description, at least, for each reader
 PLACE_BYTES: Final = 5  # [0,0] is the shortest
 PARTITION_BYTES: Final = 120  # and for each partition
 QUEUE: Final = short_text("queue")
@@ -49,6 +53,7 @@ READ_QUEUE: Final = ((READ, "queue", "queue"),)
 def _description(call: Call, stream: BrokerStream) -> Slices:
     """Describe a stream. bytes, records: what it holds; path: the directory of a partition."""
     budget = call.vhost.budget
+    lags = Lags(stream, call.vhost.clock.wall_us())
     by_reader: dict[str, dict[int, ReaderOffset]] = {}
     for number, part in enumerate(stream.parts):
         for reader, at in list(part.readers.items()):
@@ -58,8 +63,9 @@ def _description(call: Call, stream: BrokerStream) -> Slices:
                 yield
     readers: dict[str, Info] = {}
     for reader, by_partition in sorted(by_reader.items()):
-        readers[reader] = _reader(by_partition)
-        budget.left -= 1 + len(by_partition)
+        looked_up = lags.looked_up
+        readers[reader] = _reader(by_partition, lags)
+        budget.left -= 1 + len(by_partition) + LAG_STEPS * (lags.looked_up - looked_up)
         if budget.left <= 0:
             yield
     return {
@@ -90,12 +96,45 @@ def _partition(number: int, part: Stream) -> Info:
     }
 
 
-def _reader(by_partition: dict[int, ReaderOffset]) -> Info:
+class Lags:
+    """How far readers of a stream are behind. looked_up: of how many records the time was. now_us:
+    since 1970."""
+
+    def __init__(self, stream: BrokerStream, now_us: int) -> None:
+        self._parts = stream.parts
+        self._now_us = now_us
+        self._ages_ms: dict[tuple[int, int], int | None] = {}
+        self.looked_up = 0
+
+    def records(self, number: int, offset: int) -> int:
+        """Return how many records from `offset` on exist in a partition."""
+        part = self._parts[number]
+        return max(part.head_offset - max(offset, part.first_offset), 0)
+
+    def age_ms(self, number: int, offset: int) -> int | None:
+        """Return the age of the first record from `offset` on; 0 without one, None if unknown."""
+        if not self.records(number, offset):
+            return 0
+        part = self._parts[number]
+        key = number, max(offset, part.first_offset)
+        if key not in self._ages_ms:
+            self.looked_up += 1
+            try:
+                time_us = part.queue.indexed_time(key[1])
+                self._ages_ms[key] = max(self._now_us - time_us, 0) // 1000
+            except (CorruptionError, OSError):
+                self._ages_ms[key] = None
+        return self._ages_ms[key]
+
+
+def _reader(by_partition: dict[int, ReaderOffset], lags: Lags) -> Info:
     kept = {str(n): at.kept_from for n, at in by_partition.items() if at.kept_from is not None}
     return {
         "offsets": {str(n): at.offset for n, at in by_partition.items()},
         "kept_from": kept,
         "time_ms": max(at.time_ms for at in by_partition.values()),
+        "lag_records": {str(n): lags.records(n, at.offset) for n, at in by_partition.items()},
+        "lag_ms": {str(n): lags.age_ms(n, at.offset) for n, at in by_partition.items()},
     }
 
 

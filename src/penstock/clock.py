@@ -19,6 +19,7 @@ the system's time.
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final, Protocol
 
 LOOK_US: Final = 100_000  # between two looks at the system's time
@@ -51,25 +52,25 @@ class Clock(Protocol):
 class SteadyTime:
     """The calendar's time without its steps, in microseconds since 1970.
 
-    seconds(): of a clock that never goes back. system_us(): the system's time. It begins with the
-    system's time. What is between the two later is caught up by going faster or slower: by the part
-    of it that a day would take, but 5 % at least and 50 % at most. So the times that pass here are
-    right to 50 %, and to 8 % after a step of up to two hours, which is gone after 37 hours.
+    nanoseconds(): of a clock that never goes back. system_us(): the system's time. It begins with
+    the system's time. What is between the two later is caught up by going faster or slower: by the
+    part of it that a day would take, but 5 % at least and 50 % at most. So the times that pass here
+    are right to 50 %, and to 8 % after a step of up to two hours, which is gone after 37 hours.
 
     Any thread may ask: the state is replaced as a whole.
     """
 
-    def __init__(self, seconds: Callable[[], float], system_us: Callable[[], int]) -> None:
-        self._seconds = seconds
+    def __init__(self, nanoseconds: Callable[[], int], system_us: Callable[[], int]) -> None:
+        self._nanoseconds = nanoseconds
         self._system_us = system_us
-        now_us = round(seconds() * 1_000_000)
-        # (when the system was last asked, what is added to `seconds`, what is to be caught up, by
+        now_us = nanoseconds() // 1000
+        # (when the system was last asked, what is added to that clock, what is to be caught up, by
         # how much for each microsecond)
         self._state: tuple[int, int, int, float] = (now_us, system_us() - now_us, 0, 0.0)
 
     def us(self) -> int:
         """Return the time."""
-        now_us = round(self._seconds() * 1_000_000)
+        now_us = self._nanoseconds() // 1000
         asked_us, offset_us, apart_us, rate = self._state
         passed_us = now_us - asked_us
         if rate:
@@ -91,10 +92,6 @@ def _caught_up(apart_us: int, passed_us: int, rate: float) -> int:
 _STEADY: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-def _steady_s() -> float:
-    return time.clock_gettime(_STEADY)
-
-
 def _system_us() -> int:
     return time.time_ns() // 1000
 
@@ -103,7 +100,7 @@ class SystemClock:
     """The clock of this machine."""
 
     def __init__(self) -> None:
-        self._wall = SteadyTime(_steady_s, _system_us)
+        self._wall = SteadyTime(partial(time.clock_gettime_ns, _STEADY), _system_us)
 
     def monotonic(self) -> float:
         return time.monotonic()
@@ -127,8 +124,8 @@ class ManualClock:
         self._advanced: float = 0.0
         self._wall = SteadyTime(self._passed, self.system_us)
 
-    def _passed(self) -> float:
-        return self._advanced
+    def _passed(self) -> int:
+        return round(self._advanced * 1_000_000) * 1000
 
     def monotonic(self) -> float:
         return self._start + self._advanced

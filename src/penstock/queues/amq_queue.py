@@ -1204,12 +1204,15 @@ class AMQQueue(QueueTarget):
             size = len(body)
             if self._max_length.may_refuse:
                 self._check_room(header, body, mode, priority)
-            now_ms = self._clock.wall_ms()
-            delay = self.options.delay_ms if delay_ms is None else delay_ms
-            if delay > 0:
-                self._publish_later(header, body, mode, priority, ttl_ms, now_ms, delay)
-                return self._lsn(mode)
-            expiry_ms = expiry_at(now_ms, ttl_ms, self.options.ttl_ms)
+            options = self.options
+            delay = options.delay_ms if delay_ms is None else delay_ms
+            now_ms = expiry_ms = 0
+            if delay > 0 or ttl_ms is not None or options.ttl_ms is not None:
+                now_ms = self._clock.wall_ms()
+                if delay > 0:
+                    self._publish_later(header, body, mode, priority, ttl_ms, now_ms, delay)
+                    return self._lsn(mode)
+                expiry_ms = expiry_at(now_ms, ttl_ms, options.ttl_ms)
             if expiry_ms:
                 if expiry_ms == now_ms:
                     if self._wanted() <= self.backing.len():
@@ -1338,12 +1341,13 @@ class AMQQueue(QueueTarget):
         """Return where a message is to be published (Plan.index), with which header and expiry.
         Each plan must be ended by `planned` or `unplan`: until then its delay part stays. A message
         of ttl 0 is for a consumer that waits now, as in `publish`, or else the first to expire."""
-        due_ms = self._clock.wall_ms()
-        delay = self.options.delay_ms if delay_ms is None else delay_ms
-        if delay > 0:
-            due_ms += delay
-        expiry_ms = expiry_at(due_ms, ttl_ms, self.options.ttl_ms)
-        if expiry_ms == due_ms and (delay > 0 or self._wanted() > self.backing.len()):
+        options = self.options
+        delay = options.delay_ms if delay_ms is None else delay_ms
+        due_ms = expiry_ms = 0
+        if delay > 0 or ttl_ms is not None or options.ttl_ms is not None:
+            due_ms = self._clock.wall_ms() + max(delay, 0)
+            expiry_ms = expiry_at(due_ms, ttl_ms, options.ttl_ms)
+        if expiry_ms and expiry_ms == due_ms and (delay > 0 or self._wanted() > self.backing.len()):
             expiry_ms += GRACE_MS
             self._has_for_now = True
         if expiry_ms:

@@ -92,6 +92,7 @@ from penstock.errors import (
     DiskFullError,
 )
 from penstock.native import mypyc_attr
+from penstock.queues.amq_queue import Plan
 from penstock.queues.backing_queue import Delivery
 from penstock.shared_body import SharedBody
 from penstock.storage.store_file import StoredBody
@@ -104,6 +105,8 @@ UNACKED_BYTES: Final = 120  # what one costs in RAM, for the count: the object a
 PUBLISH_BYTES: Final = 500  # measured: a publish to one queue, without its header and body
 PLACE_BYTES: Final = 160  # measured: each other queue of it
 ACK_BYTES: Final = 200
+LONG_PLACES: Final = 4096  # of messages in queues: from then on a commit is done in slices
+KEPT_STEPS: Final = 4  # of one message to one queue
 # Deliveries that are taken or settled before the turn's budget is looked at.
 ACK_SLICE: Final = 1024
 SETTLE_SLICE: Final = 1024
@@ -299,6 +302,12 @@ class DeferredPublish:
         self.facts.ttl_ms = facts.ttl_ms
         self.facts.delay_ms = facts.delay_ms
 
+    def reserve(self, n: int) -> None:
+        """Keep room for it in its queues, or, with -1, no longer."""
+        size = len(self.body) * n
+        for queue in self.queues:
+            queue.amq.reserve(size, n)
+
 
 class ChannelTransaction(PublishCollector):
     """The transaction of one channel, from one commit or rollback to the next. `places`:
@@ -316,9 +325,12 @@ class ChannelTransaction(PublishCollector):
         self._mandatory: list[tuple[Route, Targets, bytes, bytes]] = []
         self._puts: list[Planned] = []
         self._appends: list[StreamAppend] = []
+        self._first_plans: dict[int, tuple[BrokerQueue, Plan]] = {}  # by the number of the index
         self._kept: list[DeferredPublish] = []
         self._acks: dict[Source, list[int]] = {}
         self._counts: dict[BrokerQueue, tuple[int, int]] = {}  # messages, bytes of bodies
+        self._done: int = 0  # of `_puts`, after the commit
+        self._kept_done: int = 0
 
     # ---- what is in it -------------------------------------------------------------------------
 
@@ -340,9 +352,20 @@ class ChannelTransaction(PublishCollector):
             self._kept.append(DeferredPublish(others, header, body, facts, shared))
         if durable:
             with engine.share(shared, completes=False):
-                plan_all(self._transaction, durable, header, body, facts, self._puts)
+                self._plan(durable, header, body, facts)
         for stream in targets.streams:
             self._appends.append(stream.begin_append(self._transaction, header, body))
+
+    def _plan(self, queues: list[BrokerQueue], header: bytes, body: bytes, facts: Facts) -> None:
+        """Publish to durable queues at the commit."""
+        before = len(self._puts)
+        plan_all(self._transaction, queues, header, body, facts, self._puts)
+        first_plans = self._first_plans
+        for put in self._puts[before:]:
+            for queue, plan in put.plans:
+                number = plan.index.number
+                if number not in first_plans:
+                    first_plans[number] = queue, plan
 
     def _held_bytes(
         self, route: Route, targets: Targets, header: bytes, body: bytes, facts: Facts
@@ -381,9 +404,9 @@ class ChannelTransaction(PublishCollector):
     # ---- the end of it -------------------------------------------------------------------------
 
     def commit(self) -> int:
-        """Commit; return the LSN that settles it in the vhost's mode, 0 if nothing durable was in
-        it. TransactionTooLargeError: it is rolled back, but for what `undo` gives. QueueFullError,
-        DiskFullError: nothing happened."""
+        """Commit, all or nothing; `finish` does what is left. Return the LSN that settles it in the
+        vhost's mode, 0 if nothing durable was in it. TransactionTooLargeError: it is rolled back,
+        but for what `undo` gives. QueueFullError, DiskFullError: nothing happened."""
         vhost = self.vhost
         self._check_room()
         if self._kept:  # the engine checks what it has itself
@@ -395,6 +418,26 @@ class ChannelTransaction(PublishCollector):
             lsn = self._transaction.commit(vhost.mode)
         elif self._transaction.is_open:
             self._transaction.rollback()
+        self._settle(lsn)
+        self.places = [append.done() for append in self._appends]
+        vhost.usage.release(self._hold)
+        for kept in self._kept:
+            kept.reserve(1)
+        return lsn
+
+    def is_long(self) -> bool:
+        """Return whether its records are to be written in slices (`write_part`)."""
+        return self._transaction.place_count > LONG_PLACES
+
+    def write_part(self) -> int:
+        """Write some of its records before the commit. Returns the number of places; 0: `commit`
+        may follow. TransactionTooLargeError, DiskFullError: it is rolled back, but for what `undo`
+        gives."""
+        return self._transaction.write_part(self.vhost.mode)
+
+    def _settle(self, lsn: int) -> None:
+        """Remove what was acknowledged, and hold what was published until the LSN is settled."""
+        vhost = self.vhost
         for source, tags in self._acks.items():
             if source.is_deleted:
                 continue
@@ -404,19 +447,39 @@ class ChannelTransaction(PublishCollector):
             else:
                 source.ack(tags)
             vhost.dispatch.mark(source)
-        held: set[int] = set()  # queue numbers: what is behind a message that is held waits too
-        for put in self._puts:
+        first_seqs = self._transaction.first_seqs
+        for number, (queue, plan) in self._first_plans.items():
+            seq = first_seqs.get(number)
+            if seq is not None and not queue.is_deleted:
+                queue.amq.hold(plan, seq, lsn, vhost.mode)
+                vhost.dispatch.mark(queue)
+
+    def finish(self) -> bool:
+        """Do what is left after the commit, as far as the turn's budget goes: count what was
+        published for limits and alerts, and publish what waited. Return whether all is done."""
+        budget = self.vhost.budget
+        while self._done < len(self._puts):
+            put = self._puts[self._done]
+            self._done += 1
             size = put.published.message.size
             for queue, plan, entry in put.entered():
-                until = 0 if plan.index.number in held else lsn
-                held.add(plan.index.number)
-                queue.amq.planned(plan, entry.seq, size, until, vhost.mode)
-                queue.published += 1
-                vhost.dispatch.mark(queue)
-        self.places = [append.done() for append in self._appends]
-        vhost.usage.release(self._hold)
-        self._publish_kept()
-        return lsn
+                if not queue.is_deleted:
+                    queue.amq.planned(plan, entry.seq, size)
+                    queue.published += 1
+                    self.vhost.dispatch.mark(queue)
+            budget.left -= len(put.plans)
+            if budget.left <= 0 and budget.is_over():
+                return False
+        while self._kept_done < len(self._kept):
+            kept = self._kept[self._kept_done]
+            self._kept_done += 1
+            self._publish_kept(kept)
+            budget.left -= KEPT_STEPS * len(kept.queues)
+            if budget.left <= 0 and budget.is_over():
+                return False
+        self._puts, self._kept = [], []
+        self._done = self._kept_done = 0
+        return True
 
     def _check_room(self) -> None:
         """Raise QueueFullError if a queue refuses what the transaction brings."""
@@ -427,20 +490,20 @@ class ChannelTransaction(PublishCollector):
             if isinstance(now, BrokerQueue) and now.is_usable:
                 now.amq.before_publish(total, n)
 
-    def _publish_kept(self) -> None:
-        """Publish what waited for the commit. Its queues had room for it; a disk that turns out to
+    def _publish_kept(self, kept: DeferredPublish) -> None:
+        """Publish what waited for the commit. Its queues have room for it; a disk that turns out to
         be full loses transient messages only, and the commit stays."""
-        for kept in self._kept:
-            queues = [queue for queue in kept.queues if not queue.is_deleted]
-            try:
-                fan_out(
-                    self.vhost, queues, [], kept.header, kept.body, kept.facts, None, kept.shared,
-                    may_refuse=False,
-                )  # fmt: skip
-            except DiskFullError as error:
-                names = ", ".join(repr(queue.name) for queue in queues)
-                text = f"a transient message of a transaction for {names} is lost: {error}"
-                self.vhost.event("warning", text)
+        kept.reserve(-1)
+        queues = [queue for queue in kept.queues if not queue.is_deleted]
+        try:
+            fan_out(
+                self.vhost, queues, [], kept.header, kept.body, kept.facts, None, kept.shared,
+                may_refuse=False,
+            )  # fmt: skip
+        except DiskFullError as error:
+            names = ", ".join(repr(queue.name) for queue in queues)
+            text = f"a transient message of a transaction for {names} is lost: {error}"
+            self.vhost.event("warning", text)
 
     def _look_at_mandatory(self) -> None:
         for route, targets, props, body in self._mandatory:
@@ -648,6 +711,7 @@ class Channel(ConsumerChannel):
         self._turns: OrderedDict[Consumer, None] = OrderedDict()
         self.is_closed: bool = False
         self.is_waiting: bool = False
+        self.is_committing: bool = False  # a close must wait, too
         self.backlog: deque[object] = deque()
         self.queue_name: str = ""  # declared last: what an empty name means
         self.can_deliver: bool = handler.is_open_to_output
@@ -1043,7 +1107,7 @@ class Channel(ConsumerChannel):
     def go_on(self, then: Callable[[], None]) -> None:
         """End the waiting (`is_waiting`): call `then`, and handle the backlog."""
         if not self.is_closed:
-            self.is_waiting = False
+            self.is_waiting = self.is_committing = False
             try:
                 then()
             except Exception as error:  # noqa: BLE001 - it is reported

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.broker import refusals
+from penstock.broker.background_tasks import AGAIN, ASLEEP, DONE, BackgroundTask, Pace
 from penstock.broker.broker_queue import (
     ALL_COUNTS,
     COUNTS_OF_BOXES,
@@ -39,6 +40,7 @@ from penstock.broker.permissions import (
 )
 from penstock.broker.refusals import not_found
 from penstock.broker.turn_budget import SlicedWork
+from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
 from penstock.codec.spec import (
     AccessRequest,
@@ -105,6 +107,8 @@ from penstock.storage.store_file import StoredBody
 DELIVERY_COUNT: Final = "penstock.delivery_count"  # a capability of clients that want it
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
 TAG_BYTES: Final = 16  # of chance in a consumer tag that the server makes
+TX_COMMIT: Final = (90, 20)
+PLACE_LOG_BYTES: Final = 128  # of the log, about, for one message in one queue
 
 
 # ---- consuming -----------------------------------------------------------------------------------
@@ -350,28 +354,121 @@ def on_tx_commit(channel: Channel, method: Method) -> None:
     """tx.commit: answered once it is as safe as the vhost's mode says."""
     assert isinstance(method, TxCommit)
     transaction = _open(channel)
+    if transaction.is_long():
+        LongCommit(channel, transaction).begin()
+    else:
+        channel.handler.do_in_slices(channel, _commit(channel, transaction))
+
+
+def _commit(channel: Channel, transaction: ChannelTransaction) -> "AfterCommit":
+    """Commit; return what is left to do then. ChannelError: it is rolled back."""
     try:
         lsn = transaction.commit()
     except (TransactionTooLargeError, QueueFullError, DiskFullError) as error:
-        transaction.rollback()
-        channel.undo(transaction)
-        _begin(channel)
-        is_full = isinstance(error, QueueFullError)
-        raise ChannelError(PRECONDITION_FAILED if is_full else RESOURCE_ERROR, str(error)) from None
+        raise _refused(channel, transaction, error) from None
     _begin(channel)
     channel.committed(transaction)
     if channel.publisher.appended is not None:
         channel.publisher.appended.extend(transaction.places)
     for route, props, body in transaction.returned:
         channel.publisher.return_message(route, props, body)
-    channel.handler.do_in_slices(channel, AfterCommit(channel, transaction, lsn))
+    return AfterCommit(channel, transaction, lsn)
+
+
+def _refused(channel: Channel, transaction: ChannelTransaction, error: Exception) -> ChannelError:
+    """Roll a transaction back, and return the error that the client gets."""
+    transaction.rollback()
+    channel.undo(transaction)
+    _begin(channel)
+    code = PRECONDITION_FAILED if isinstance(error, QueueFullError) else RESOURCE_ERROR
+    return ChannelError(code, str(error), *TX_COMMIT)
+
+
+class LongCommit(BackgroundTask):
+    """The commit of a transaction of many messages. Its records are written in slices, and the
+    channel waits; until the decision, which is one step, it can still be rolled back. What was
+    decided is done to its end, whatever becomes of the channel."""
+
+    def __init__(self, channel: Channel, transaction: ChannelTransaction) -> None:
+        self._channel: Channel = channel
+        self._transaction: ChannelTransaction = transaction
+        self._after: AfterCommit | None = None
+        vhost = channel.vhost
+        self._pace: Pace = Pace(vhost.dispatch, vhost.mode, self._wake)
+        self._has_begun: bool = False
+
+    def begin(self) -> None:
+        """Begin; the channel waits."""
+        self._channel.is_waiting = self._channel.is_committing = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._channel.vhost.background.wake(self)
+
+    def step(self) -> int:
+        channel = self._channel
+        vhost = channel.vhost
+        if self._after is None:
+            if channel.is_closed:
+                return DONE  # it was rolled back
+            if self._must_wait():
+                return ASLEEP
+        vhost.budget.begin_later()
+        vhost.in_flight.begin(channel.identity.name, TxCommit.NAME)
+        try:
+            return self._step()
+        finally:
+            vhost.in_flight.end()
+
+    def _must_wait(self) -> bool:
+        """Return whether the log must come first, or a checkpoint, which waits until no commit is
+        under way."""
+        vhost = self._channel.vhost
+        if not self._has_begun and vhost.engine.cut_waits:
+            vhost.timers.call_at(vhost.clock.monotonic(), self._wake)  # after the next tick
+            return True
+        return self._pace.is_ahead()
+
+    def _step(self) -> int:
+        channel, transaction = self._channel, self._transaction
+        after = self._after
+        if after is not None:
+            if not after.work():
+                return AGAIN
+            if not channel.is_closed:
+                after.answer_waiting()
+            return DONE
+        self._has_begun = True
+        budget = channel.vhost.budget
+        try:
+            while places := transaction.write_part():
+                self._pace.logged(channel.vhost.engine.last_lsn, PLACE_LOG_BYTES * places)
+                budget.left -= places
+                if budget.left <= 0 and budget.is_over():
+                    return AGAIN
+        except (TransactionTooLargeError, DiskFullError) as error:
+            raise _refused(channel, transaction, error) from None
+        self._after = _commit(channel, transaction)
+        return AGAIN
+
+    def failed(self, error: Exception) -> None:
+        """Answer with the error."""
+        if self._channel.is_closed:
+            raise error
+
+        def then() -> None:
+            raise error
+
+        self._channel.go_on(then)
 
 
 class AfterCommit(SlicedWork):
-    """What is left to do of a commit that is in the log: rejects, then the answer."""
+    """What is left to do of a commit that is in the log: what waited for it, rejects, the
+    answer."""
 
     def __init__(self, channel: Channel, transaction: ChannelTransaction, lsn: int) -> None:
         self._channel: Channel = channel
+        self._transaction: ChannelTransaction = transaction
         self._lsn: int = lsn
         self._settling: list[SettleFailed] = []
         for how in (DISCARD, REQUEUE):  # the last is done first
@@ -379,18 +476,54 @@ class AfterCommit(SlicedWork):
             failed = [one for _, one, requeue in transaction.rejected if requeue is is_back]
             self._settling.append(SettleFailed(channel.vhost, failed, how))
 
-    def step(self) -> bool:
+    def work(self) -> bool:
+        """Do all but the answer, as far as the turn's budget goes. Return whether it is done."""
+        if not self._transaction.finish():
+            return False
         while self._settling:
             if not self._settling[-1].step():
                 return False
             self._settling.pop()
         self._channel.update()
+        return True
+
+    def step(self) -> bool:
+        if not self.work():
+            return False
         self._channel.answer(self._lsn, TxCommitOk())
         return True
 
+    def answer_waiting(self) -> None:
+        """Answer on a channel that waits."""
+        channel = self._channel
+
+        def then() -> None:
+            channel.send(TxCommitOk())
+
+        if self._lsn:
+            channel.wait_for(self._lsn, channel.vhost.mode, then)
+        else:
+            channel.go_on(then)
+
     def abandon(self) -> None:
-        for settling in reversed(self._settling):
-            settling.finish_later()
+        """Go on without the channel: it is decided."""
+        self._channel.vhost.background.wake(FinishingCommit(self._channel.vhost, self))
+
+
+class FinishingCommit(BackgroundTask):
+    """Finishes a commit whose channel is closed."""
+
+    def __init__(self, vhost: VHost, work: AfterCommit) -> None:
+        self._vhost: VHost = vhost
+        self._work: AfterCommit = work
+
+    def step(self) -> int:
+        self._vhost.budget.begin_later()
+        return DONE if self._work.work() else AGAIN
+
+    def failed(self, error: Exception) -> None:
+        """Raise the error, so that it is reported."""
+        raise error
 
 
 def on_tx_rollback(channel: Channel, method: Method) -> None:

@@ -679,7 +679,8 @@ class ConnectionHandler(ChannelOwner):
             if isinstance(method, ChannelClose):  # it crossed with ours
                 self._say(number, ChannelCloseOk())
             return
-        if channel.is_waiting and (channel.backlog or not isinstance(method, ChannelClose)):
+        must_wait = channel.is_committing or channel.backlog or not isinstance(method, ChannelClose)
+        if channel.is_waiting and must_wait:
             self._keep(channel, event)
         elif isinstance(method, ChannelClose):
             self._drop_channel(number)
@@ -718,7 +719,7 @@ class ConnectionHandler(ChannelOwner):
 
     def _on_connection_method(self, method: Method) -> None:
         if isinstance(method, ConnectionClose):
-            if self._backlog:  # what came before is handled first
+            if self._is_busy():  # what came before is handled first
                 self._must_end = True
                 return
             self._end_channels()
@@ -767,10 +768,16 @@ class ConnectionHandler(ChannelOwner):
                 break
         if was_kept:
             self.account()
-        if self._must_end and not self._backlog and not self.is_closing:
+        if self._must_end and not self.is_closing and not self._is_busy():
             self._must_end = False
             self._keep_held(MethodReceived(0, ConnectionClose()))
         self._end_slice()
+
+    def _is_busy(self) -> bool:
+        """Return whether channels wait with what must be done before the connection ends."""
+        if self._backlog:
+            return True
+        return any(channel.is_committing for channel in self.channels.values())
 
     def _hold_backlog(self, channel: Channel) -> None:
         """Hold what a channel has kept, behind what the event before it has left."""

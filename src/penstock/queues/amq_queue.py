@@ -682,6 +682,8 @@ class AMQQueue(QueueTarget):
         self.headers: HeaderCodec = headers
         self.is_durable: bool = is_durable
         self.takers: int = 0
+        self._reserved: int = 0  # messages that will come, see `reserve`
+        self._reserved_bytes: int = 0
         self.has_consumers: bool = False
         self.serve: Callable[[int], int] = _serve_nobody
         self._engine = engine
@@ -1300,7 +1302,10 @@ class AMQQueue(QueueTarget):
     # ---- for owners that publish themselves: to several queues, or in a transaction ------------
 
     def before_publish(self, body_bytes: int, n: int = 1) -> None:
-        """Raise QueueFullError if n messages of `body_bytes` together are refused."""
+        """Raise QueueFullError if n messages of `body_bytes` together are refused, beside those for
+        which room is reserved."""
+        n += self._reserved
+        body_bytes += self._reserved_bytes
         try:
             self._max_length.check(self.backing, n, body_bytes)
         except QueueFullError:
@@ -1308,6 +1313,12 @@ class AMQQueue(QueueTarget):
                 raise
             room = self.serve(self.backing.len() + n)
             self._max_length.check(self.backing, n, body_bytes, room)
+
+    def reserve(self, body_bytes: int, n: int) -> None:
+        """Keep room for n messages of `body_bytes` together, which the caller will publish whatever
+        comes in between. Negative: they come now, or never."""
+        self._reserved += n
+        self._reserved_bytes += body_bytes
 
     def is_full_for(self, body_bytes: int) -> bool:
         """Return whether the queue refuses a message of so many bytes; `refuse` must follow."""
@@ -1361,6 +1372,12 @@ class AMQQueue(QueueTarget):
             header = self._with_priority(header, priority)
         part = min(priority, self._priorities)
         return Plan(self.backing.index(part), header, expiry_ms, part, None)
+
+    def hold(self, plan: Plan, seq: int, lsn: int, mode: int) -> None:
+        """Deliver what was published at `seq` of the plan's index, and all after it, only once the
+        LSN is settled. A delayed message is not held."""
+        if plan.bucket is None:
+            self.backing.hold(plan.part << PART_SHIFT | seq, lsn, mode)
 
     def planned(self, plan: Plan, seq: int, body_bytes: int, lsn: int = 0, mode: int = OS) -> None:
         """Report that the message of the plan was published at `seq` of its index. lsn: it is

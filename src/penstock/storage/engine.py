@@ -234,6 +234,11 @@ class StorageEngine:
         return self.journal.blocked
 
     @property
+    def cut_waits(self) -> bool:
+        """Whether a checkpoint waits until no transaction is being written in parts."""
+        return self.journal.cut_waits
+
+    @property
     def short_of(self) -> str:
         """What is lacking while publishers are refused: "disk" or "descriptors"; else ""."""
         return self.journal.short_of

@@ -58,8 +58,9 @@ class Journal:
 
     failed: why nothing can be changed any more, or None. blocked: publishers are refused because
     the disk is full, or no file can be opened; short_of: which, "disk" or "descriptors", "" while
-    they are accepted. is_committing: records of an undecided transaction are in the log, or an
-    atomic group is open; no checkpoint may make its cut. gathering: the open atomic group.
+    they are accepted. committing: the number of transactions with undecided records in the
+    log, and of open atomic groups; while there is one no checkpoint may make its cut. cut_waits:
+    one was to be made at the last tick. gathering: the open atomic group.
     on_event(kind, text): takes events for people, see StorageEngine.
     """
 
@@ -79,7 +80,8 @@ class Journal:
         self.is_closed: bool = False
         self.blocked: bool = False
         self.short_of: str = ""
-        self.is_committing: bool = False
+        self.committing: int = 0
+        self.cut_waits: bool = False
         self.gathering: OneRecord | None = None
         self._event = on_event
         self._ops: dict[int, tuple[Callable[[object], None], Callable[[BaseException], None]]] = {}
@@ -166,6 +168,50 @@ class Journal:
         if self.gathering is None and self.log.is_full:
             self.wait_for_room()
 
+    @property
+    def is_committing(self) -> bool:
+        """Whether the log is ahead of the state, or undecided: no checkpoint may make its cut."""
+        return self.committing > 0
+
+    def write_parts(
+        self, operations: list[Operation], mode: int, number: int, *, names_store: bool
+    ) -> int:
+        """Log operations of a transaction that a `decide` or a `give_up` will follow, as TX_PARTs.
+        Their places are ordinals. number: of the transaction, 0 for a new one. Returns its number.
+        DiskFullError: some of them may be in the log."""
+        assert self.gathering is None, "a transaction is a record of its own"
+        part: list[record.Op] = []
+        size = 0
+        for i, operation in enumerate(operations):
+            op = operation.encode()
+            part.append(op)
+            size += len(op.data)
+            if size >= self.options.tx_part_bytes or i == len(operations) - 1:
+                named = number or self.log.last_lsn + 1
+                self.append_ops([TxPart(named, part).encode()], mode, names_store)
+                if not number:
+                    number = named
+                    self.committing += 1
+                part, size = [], 0
+                if self.log.is_full:
+                    self.wait_for_room()
+        return number
+
+    def decide(
+        self, operations: list[Operation], mode: int, number: int, first_seqs: dict[int, int]
+    ) -> int:
+        """Log the TX_COMMIT for all operations of a transaction, which are in the log, and apply
+        them. first_seqs: queue or stream -> its first seq or offset. Returns the LSN.
+        DiskFullError: nothing happened; `give_up` must follow."""
+        lsn = self.append_ops([TxCommit(number, list(first_seqs.items())).encode()], mode)
+        self.committing -= 1
+        self.apply(operations, lsn, mode, first_seqs)
+        return lsn
+
+    def give_up(self) -> None:
+        """End a transaction whose parts are in the log and will not be decided."""
+        self.committing -= 1
+
     def commit_parts(
         self, operations: list[Operation], mode: int, first_seqs: dict[int, int], *,
         names_store: bool,
@@ -173,26 +219,12 @@ class Journal:
         """As `commit`, for more than fits into one record: TX_PARTs, then a TX_COMMIT, which
         decides. The operations have ordinals for seqs and offsets; first_seqs: queue or stream ->
         its first seq or offset. No checkpoint makes its cut in between."""
-        assert self.gathering is None, "a transaction is a record of its own"
-        number = self.log.last_lsn + 1
-        part: list[record.Op] = []
-        size = 0
-        self.is_committing = True
+        before = self.committing
         try:
-            for i, operation in enumerate(operations):
-                op = operation.encode()
-                part.append(op)
-                size += len(op.data)
-                if size >= self.options.tx_part_bytes or i == len(operations) - 1:
-                    self.append_ops([TxPart(number, part).encode()], mode, names_store)
-                    part, size = [], 0
-                    if self.log.is_full:
-                        self.wait_for_room()
-            lsn = self.append_ops([TxCommit(number, list(first_seqs.items())).encode()], mode)
+            number = self.write_parts(operations, mode, 0, names_store=names_store)
+            return self.decide(operations, mode, number, first_seqs)
         finally:
-            self.is_committing = False
-        self.apply(operations, lsn, mode, first_seqs)
-        return lsn
+            self.committing = before
 
     def one_record(self, mode: int) -> "OneRecord":
         """Return an atomic group, for a `with`; see the head of this module."""
@@ -402,7 +434,6 @@ class OneRecord:
     def __init__(self, journal: Journal, mode: int) -> None:
         self._journal = journal
         self._outer: OneRecord | None = None
-        self._was_committing: bool = False
         self.mode: int = mode
         self.lsn: int = 0
         self.ops: list[record.Op] = []
@@ -413,8 +444,7 @@ class OneRecord:
         self._outer = journal.gathering
         if self._outer is None:
             journal.gathering = self
-            self._was_committing = journal.is_committing
-            journal.is_committing = True  # a cut now would be of a state ahead of its log
+            journal.committing += 1  # a cut now would be of a state ahead of its log
         else:
             self._outer.mode = max(self._outer.mode, self.mode)
         return self
@@ -439,7 +469,7 @@ class OneRecord:
             self.lsn = self._outer.lsn
             return
         journal.gathering = None
-        journal.is_committing = self._was_committing
+        journal.committing -= 1
         if not self.ops or journal.failed is not None:
             return
         try:

@@ -14,13 +14,16 @@ Two limits bound its RAM. Bodies beyond the first `tx_spool_bytes` (1 MiB) are w
 MessageStore as they come, owned by the transaction: a rollback drops them, and after a crash they
 are orphans for recovery. A commit of more than `tx_record_bytes` (8 MiB) of log bytes is written in
 TX_PART records, decided by one TX_COMMIT. Places in the parts are ordinals, and the TX_COMMIT has
-the first seq of each queue. A transaction of more than `tx_bytes_max` (256 MiB) is refused:
+the first seq of each queue. An owner that serves others meanwhile writes the parts of the publishes
+one by one (`write_part`). A transaction of more than `tx_bytes_max` (256 MiB) is refused:
 TransactionTooLargeError.
 """
 
+from typing import Final
+
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
-from penstock.errors import StorageError, TransactionTooLargeError, deleted_error
+from penstock.errors import DiskFullError, StorageError, TransactionTooLargeError, deleted_error
 from penstock.message import Entry, Message
 from penstock.storage import batches, record
 from penstock.storage.batches import BatchRecord
@@ -38,6 +41,8 @@ from penstock.storage.record_types import (
     StreamRecord,
 )
 from penstock.storage.streams import Stream
+
+PART_PLACES: Final = 2048  # of messages in queues, in a part that `write_part` writes
 
 
 def run_of_publishes(queue: int, first_seq: int, messages: list[Message]) -> bytes:
@@ -138,7 +143,9 @@ class Appended:
 
 
 class Transaction:
-    """Made by `StorageEngine.begin`. After commit or rollback its calls raise StorageError."""
+    """Made by `StorageEngine.begin`. After commit or rollback its calls raise StorageError.
+    place_count: places of the messages in queues, so far. first_seqs: queue or stream -> the seq or
+    offset of the first message that it got, after the commit."""
 
     def __init__(self, journal: Journal, placement: Placement) -> None:
         self._journal = journal
@@ -150,7 +157,15 @@ class Transaction:
         self._taken: set[tuple[int, int]] = set()
         self.body_bytes: int = 0
         self.log_bytes: int = 0
+        self.place_count: int = 0
+        self.first_seqs: dict[int, int] = {}
         self.is_open: bool = True
+        # What `write_part` has written: publishes, and their operations with ordinals for places.
+        self._written: int = 0
+        self._number: int = 0  # of the transaction in its parts; 0: none is written
+        self._operations: list[Operation] = []
+        self._counts: dict[int, int] = {}
+        self._queues: dict[int, QueueIndex] = {}
 
     def publish(
         self, queues: list[QueueIndex], header: bytes, body: bytes, expiry_ms: int = 0
@@ -170,6 +185,7 @@ class Transaction:
             self.log_bytes += len(body)
         self.body_bytes += len(body)
         self.log_bytes += 64 + len(header) + 12 * len(queues)
+        self.place_count += copies
         published = Published(message, queues)
         self.publishes.append(published)
         return published
@@ -246,27 +262,78 @@ class Transaction:
         self.dequeues.append((queue, entries))
         self.log_bytes += 32 + 40 * len(entries)
 
+    def write_part(self, mode: int) -> int:
+        """Log some more of its publishes, at most PART_PLACES places or a record's bytes, so that
+        `commit` has less to do. Nothing may be added to the transaction any more, and no checkpoint
+        makes its cut until it has ended. Returns the number of places; 0: `commit` may follow.
+        TransactionTooLargeError, DiskFullError: it is rolled back."""
+        self._check()
+        assert self.batch is None, "slices of batches are committed at once"
+        journal = self._journal
+        journal.check()
+        try:
+            if not self._written:
+                self._check_size()
+                self._forget_deleted()
+            if journal.blocked:
+                journal.check_publish()
+            return self._write_part(mode)
+        except (TransactionTooLargeError, DiskFullError):
+            if self.is_open:
+                self.rollback()
+            raise
+
+    def _write_part(self, mode: int) -> int:
+        part: list[Operation] = []
+        places = size = 0
+        is_named = False
+        first_seqs: dict[int, int] = {}  # they are known at the commit
+        while self._written < len(self.publishes) and places < PART_PLACES:
+            published = self.publishes[self._written]
+            assert not isinstance(published, PublishedRun), "runs are small, and committed at once"
+            self._publish(published, part, first_seqs, self._counts, is_large=True)
+            m = published.message
+            if m.store_file:
+                is_named = True
+            else:
+                size += m.size
+            for queue in published.queues:
+                self._queues[queue.number] = queue
+            places += len(published.queues)
+            self._written += 1
+            if size >= self._journal.options.tx_part_bytes:
+                break
+        if part:
+            self._number = self._journal.write_parts(part, mode, self._number, names_store=is_named)
+            self._operations += part
+        return places
+
     def commit(self, mode: int) -> int:
         """Log and apply all of it; return the LSN of the record that decides.
         TransactionTooLargeError, ValueError (an entry is not alive): nothing happened, and it is
-        rolled back. DiskFullError: nothing happened, and it may be tried again."""
+        rolled back. DiskFullError: nothing happened, and it may be tried again, unless `write_part`
+        was called: then it is rolled back."""
         self._check()
         journal = self._journal
         journal.check()
-        limit = journal.options.tx_bytes_max
-        if self.log_bytes > limit:
-            self.rollback()
-            raise TransactionTooLargeError(self.log_bytes, limit)
-        self._forget_deleted()
+        self._check_size()
+        if self._number:
+            self._write_all(mode)
+        if not self._number or self._has_deleted():
+            self._forget_deleted()
+        self._merge_dequeues()
         for queue, entries in self.dequeues:
             if not all(queue.is_live_run(run) for run in queue.runs(entries)):
                 self.rollback()
                 raise ValueError(f"an entry of queue {queue.number} is not alive")
         if journal.blocked and (self.publishes or self.appends):
             journal.check_publish()
+        if self._number:
+            return self._decide(mode)
         is_large = self.log_bytes > journal.options.tx_record_bytes
-        first_seqs: dict[int, int] = {}
-        operations = self._operations(first_seqs, is_large=is_large)
+        first_seqs = self.first_seqs
+        first_seqs.clear()
+        operations = self._all_operations(first_seqs, is_large=is_large)
         named = any(p.message.store_file for p in self.publishes)
         if is_large:
             lsn = journal.commit_parts(operations, mode, first_seqs, names_store=named)
@@ -274,6 +341,59 @@ class Transaction:
             lsn = journal.commit_transaction(operations, mode, names_store=named)
         self._committed()
         return lsn
+
+    def _decide(self, mode: int) -> int:
+        """Commit what `write_part` has written, and all the rest. DiskFullError: it is rolled
+        back."""
+        journal = self._journal
+        first_seqs = self.first_seqs
+        try:
+            for number, queue in self._queues.items():
+                first_seqs[number] = queue.next_seq
+            rest: list[Operation] = []
+            self._add_appends(rest, first_seqs, self._counts, is_large=True)
+            self._add_dequeues(rest)
+            journal.write_parts(rest, mode, self._number, names_store=False)
+            lsn = journal.decide(self._operations + rest, mode, self._number, first_seqs)
+        except DiskFullError:
+            self.rollback()
+            raise
+        self._number = 0
+        self._committed()
+        return lsn
+
+    def _write_all(self, mode: int) -> None:
+        """Write what `write_part` has left. DiskFullError: it is rolled back."""
+        try:
+            while self._write_part(mode):
+                pass
+        except DiskFullError:
+            self.rollback()
+            raise
+
+    def _has_deleted(self) -> bool:
+        """Return whether a queue in the parts was deleted meanwhile."""
+        return any(queue.is_deleted for queue in self._queues.values())
+
+    def _check_size(self) -> None:
+        limit = self._journal.options.tx_bytes_max
+        if self.log_bytes > limit:
+            self.rollback()
+            raise TransactionTooLargeError(self.log_bytes, limit)
+
+    def _merge_dequeues(self) -> None:
+        """Join the entries of each queue, which came one by one, to as few runs as possible."""
+        merged: dict[int, tuple[QueueIndex, list[Entry]]] = {}
+        for queue, entries in self.dequeues:
+            known = merged.get(queue.number)
+            if known is None:
+                merged[queue.number] = queue, list(entries)
+            else:
+                known[1].extend(entries)
+        if len(merged) < len(self.dequeues):
+            for _, entries in merged.values():
+                entries.sort(key=_seq_of)
+            self.dequeues = list(merged.values())
 
     def _committed(self) -> None:
         """End the ownership of spooled bodies, which have references now, and the transaction."""
@@ -296,7 +416,7 @@ class Transaction:
         self.publishes = [p for p in self.publishes if p.queues]
         self.appends = [a for a in self.appends if not a.stream.is_deleted]
 
-    def _operations(self, first_seqs: dict[int, int], *, is_large: bool) -> list[Operation]:
+    def _all_operations(self, first_seqs: dict[int, int], *, is_large: bool) -> list[Operation]:
         """Return the operations. is_large: places are ordinals within (transaction, queue or
         stream), and a run is single publishes; else places are seqs. first_seqs: is filled with the
         first seq or offset of each queue and stream."""
@@ -306,7 +426,16 @@ class Transaction:
             operations.append(BatchChange(batch, batches.PROGRESS))
         counts: dict[int, int] = {}  # of messages, by queue or stream
         for published in self.publishes:
-            self._publish(published, operations, first_seqs, counts, is_large)
+            self._publish(published, operations, first_seqs, counts, is_large=is_large)
+        self._add_appends(operations, first_seqs, counts, is_large=is_large)
+        self._add_dequeues(operations)
+        return operations
+
+    def _add_appends(
+        self, operations: list[Operation], first_seqs: dict[int, int], counts: dict[int, int], *,
+        is_large: bool,
+    ) -> None:  # fmt: skip
+        batch = self.batch
         now_us = self._journal.clock.wall_us() if batch is None else batch.time_us
         for a in self.appends:
             stream = a.stream
@@ -318,14 +447,15 @@ class Transaction:
             at = ordinal if is_large else a.offset
             found = record.StreamData(stream.number, at, a.time_us, a.header, a.body)
             operations.append(StreamRecord(found))
+
+    def _add_dequeues(self, operations: list[Operation]) -> None:
         for queue, entries in self.dequeues:
             runs, stores = queue.runs(entries), store_refs(entries)
             operations.append(Dequeue(queue.number, runs, stores, entries))
-        return operations
 
     def _publish(
         self, published: Published, operations: list[Operation], first_seqs: dict[int, int],
-        counts: dict[int, int], is_large: bool,
+        counts: dict[int, int], *, is_large: bool,
     ) -> None:  # fmt: skip
         """Add the operations of one publish, or of a run."""
         messages = published.messages if isinstance(published, PublishedRun) else []
@@ -351,6 +481,9 @@ class Transaction:
         """Drop the transaction and the bodies that were spooled for it."""
         self._check()
         self.is_open = False
+        if self._number:
+            self._number = 0
+            self._journal.give_up()
         for published in self.publishes:
             message = published.message
             if message.store_file:
@@ -359,6 +492,10 @@ class Transaction:
     def _check(self) -> None:
         if not self.is_open:
             raise StorageError("the transaction is over: it was committed or rolled back")
+
+
+def _seq_of(entry: Entry) -> int:
+    return entry.seq
 
 
 def store_refs(entries: list[Entry]) -> list[tuple[int, int, int]]:

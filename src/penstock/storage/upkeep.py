@@ -109,6 +109,7 @@ class Upkeep:
         """Do what is due. now: monotonic time, seconds."""
         journal = self._journal
         checkpoints = self._checkpoints
+        journal.cut_waits = False
         if checkpoints.phase == IDLE and self._is_due(now):
             self.begin_checkpoint()
         if checkpoints.phase == SLICES:
@@ -180,7 +181,10 @@ class Upkeep:
         """Make the cut of a checkpoint (see Checkpointer.begin), unless one is in progress, or a
         large commit or an adoption is."""
         journal = self._journal
-        if self._checkpoints.phase != IDLE or journal.is_committing:
+        if self._checkpoints.phase != IDLE:
+            return
+        if journal.is_committing:
+            journal.cut_waits = True
             return
         if journal.state.streams.adopting:
             return  # it would name pages that are not there yet

@@ -11,8 +11,10 @@ from penstock.errors import (
     TransactionTooLargeError,
     UnknownQueueError,
 )
+from penstock.storage import transaction
 from penstock.storage.checkpoint import IDLE, SLICES
 from penstock.storage.durability import DISK, OS
+from tests.helpers.builds import pure_only
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.faulty_filesystem import CrashNow
 
@@ -434,3 +436,124 @@ def test_a_large_commit_that_finds_no_room_happens_later_or_not_at_all() -> None
     assert a.count == 41
     rig.crash("lost")
     assert rig.queue(b"a").count == 41
+
+
+# ---- parts in slices ---------------------------------------------------------------------------
+
+
+def in_slices(rig: EngineRig, n: int) -> None:
+    """Two commits whose parts are written in turn, others in between: n messages to a and b
+    each and an ack of b's first, and n other messages to b."""
+    engine = rig.engine
+    a, b, c = rig.queue(b"a"), rig.queue(b"b"), rig.queue(b"c")
+    one, two = engine.begin(), engine.begin()
+    for i in range(n):
+        one.publish([a, b], b"h%d" % i, (b"%d" % i).ljust(50, b"."))
+        two.publish([b], b"", (b"two%d" % i).ljust(50, b"."))
+    one.dequeue(b, rig.entries(b, 0))
+    more = True
+    while more:
+        more = one.write_part(DISK) > 0
+        more = two.write_part(DISK) > 0 or more
+        rig.put(c, b"between")
+        engine.flush()
+        engine.poll()
+    rig.engine.dequeue(c, rig.entries(c, *c.live_seqs()), DISK)
+    one.commit(DISK)
+    rig.put(c, b"after one")
+    two.commit(DISK)
+    engine.sync()
+
+
+def three(monkeypatch: pytest.MonkeyPatch, **options: Any) -> EngineRig:
+    monkeypatch.setattr(transaction, "PART_PLACES", 5)
+    rig = prepared(**options)
+    rig.declare(b"c")
+    return rig
+
+
+def assert_whole(rig: EngineRig, n: int) -> tuple[bool, bool]:
+    """Each of the two commits is there as a whole or not at all; the first was first."""
+    ones = [(b"%d" % i).ljust(50, b".") for i in range(n)]
+    twos = [(b"two%d" % i).ljust(50, b".") for i in range(n)]
+    in_a, in_b = texts(rig, b"a"), texts(rig, b"b")
+    has_one, has_two = len(in_a) > 1, in_b[-1:] == twos[-1:]
+    assert in_a == [b"before", *(ones if has_one else [])]
+    acked = [] if has_one else [b"acked"]
+    assert in_b == [*acked, *(ones if has_one else []), *(twos if has_two else [])]
+    assert has_one or not has_two
+    return has_one, has_two
+
+
+@pure_only
+@pytest.mark.parametrize("how", STOPS)
+def test_commits_in_slices_are_atomic(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = three(monkeypatch)
+    in_slices(rig, 12)
+    assert assert_whole(rig, 12) == (True, True)
+    assert not rig.engine.journal.is_committing
+    stop(rig, how)
+    assert assert_whole(rig, 12) == (True, True)
+    assert texts(rig, b"c") == [b"after one"]
+
+
+@pure_only
+@pytest.mark.parametrize("how", CRASHES)
+def test_a_crash_at_any_point_of_commits_in_slices(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[bool, bool]] = []
+    while True:
+        rig = three(monkeypatch, group_bytes_max=1024)
+        rig.fs.crash_at = rig.fs.operations + len(found) + 1
+        try:
+            in_slices(rig, 12)
+        except CrashNow:
+            pass
+        else:
+            break
+        rig.crash(how)
+        found.append(assert_whole(rig, 12))
+        rig.put(rig.queue(b"a"), b"after")
+    assert len(found) > 10
+    assert (False, False) in found
+    assert found == sorted(found)
+
+
+@pure_only
+def test_no_cut_falls_between_slices_and_a_rollback_allows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = three(monkeypatch)
+    tx = rig.engine.begin()
+    for i in range(12):
+        tx.publish([rig.queue(b"a")], b"", b"%d" % i)
+    assert tx.write_part(DISK) == 5
+    assert not rig.engine.cut_waits
+    rig.engine.begin_checkpoint()
+    assert (rig.engine.checkpoint_phase, rig.engine.cut_waits) == (IDLE, True)
+    tx.rollback()
+    rig.engine.begin_checkpoint()
+    assert rig.engine.checkpoint_phase == SLICES
+    rig.finish_checkpoint()
+    rig.crash("kept")
+    assert texts(rig, b"a") == [b"before"]
+
+
+@pure_only
+def test_a_full_disk_rolls_back_what_was_written_in_slices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = three(monkeypatch)
+    tx = rig.engine.begin()
+    for i in range(12):
+        tx.publish([rig.queue(b"a")], b"", BIG if i == 3 else b"%d" % i)
+    tx.write_part(DISK)
+    rig.engine.journal.blocked = True
+    with pytest.raises(DiskFullError):
+        tx.write_part(DISK)
+    assert (tx.is_open, rig.engine.journal.is_committing) == (False, False)
+    rig.engine.journal.blocked = False
+    rig.restart()
+    assert texts(rig, b"a") == [b"before"]
+    assert rig.engine.state.store.live_count == 0

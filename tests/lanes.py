@@ -68,7 +68,9 @@ ROOM_BYTES: Final = 4 << 30  # what the files of all lanes may take, and as much
 AVAILABLE: Final = re.compile(r"^MemAvailable: +(\d+) kB$", re.MULTILINE)
 UNIT: Final = "tests/unit"
 PATHS: Final = ("tests/test_paths.py", "tests/test_words.py")
-COMPILED: Final = ("broker", "codec", "embedded", "protocol", "queues", "server", "storage")
+COMPILED: Final = (
+    "broker", "codec", "embedded", "protocol", "queues", "routing", "server", "storage",
+)  # fmt: skip
 BROKERS: Final = (
     "tests/cli", "tests/conformance", "tests/http", "tests/memory", "tests/robustness",
     "tests/server",

@@ -178,7 +178,7 @@ def test_the_lanes_of_other_sparks_exist_and_follow_one_another() -> None:
 
 def test_each_spark_that_users_may_have_is_tested() -> None:
     """By `make test` the one of constraints.txt, by `make test-sparks` the others."""
-    releases = dict(re.findall(r"^SPARK_(\S+) := (\S+)$", MAKEFILE.read_text(), re.MULTILINE))
+    releases = dict(re.findall(r"^SPARK_([\d.]+) := (\S+)$", MAKEFILE.read_text(), re.MULTILINE))
     versions = re.search(r"^SPARKS \?= (.*)$", MAKEFILE.read_text(), re.MULTILINE)
     assert versions is not None
     assert versions[1].split() == list(releases)

@@ -10,9 +10,15 @@ verdict; the exit status is 0 if everything passed and 1 if not. A lane without 
 has failed.
 With --durations the SLOWEST tests of all lanes are listed before the verdict.
 
-Most lanes keep their files in memory, if there is room (quick_directory): what waits for a disk
-that all lanes share is most of their time otherwise. Lane `crash` has the real disk. The lanes that
-wait the most come first where two want a processor: the others are NICE.
+Most lanes keep their files in memory, if there is room (in_memory): what waits for a disk that all
+lanes share is most of their time otherwise. Lane `crash` has the real disk. The lanes that wait the
+most come first where two want a processor: the others are NICE.
+
+All but `lint` run in a copy of the tree (copied_tree). A clone may have any name and be anywhere,
+and its user's temporary directory too, so the copy and the lanes' files are in directories that
+have a space and "penstock" in their names (AWKWARD): what depends on its path fails. The copy's
+environments are links to those of the tree; an installed package is then found in the copy, and
+`uncompiled` has the source of the copy.
 
     lint         format, style, types, imports
     unit         the unit tests, compiled
@@ -30,7 +36,7 @@ of its own and the tests ON_EACH_SPARK.
 """
 
 import argparse
-import contextlib
+import functools
 import os
 import re
 import shlex
@@ -41,7 +47,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -55,12 +61,16 @@ PYTEST: Final = (".venv/bin/python", *OPTIONS)
 NICE: Final = ("nice", "-n", "5")
 CASES: Final = "--cases=2"
 PURE: Final = (*NICE, "env", "PENSTOCK_CHECK=0", ".venv-pure/bin/python", *OPTIONS, CASES)
+LINKED: Final = (".venv", ".venv-pure", ".hypothesis")  # the copy uses those of the tree
+AWKWARD: Final = "a penstock "  # how names of directories begin
 IN_MEMORY: Final = Path("/dev/shm")
 ROOM_BYTES: Final = 4 << 30  # what the files of all lanes may take, and as much again is left
 AVAILABLE: Final = re.compile(r"^MemAvailable: +(\d+) kB$", re.MULTILINE)
 UNIT: Final = "tests/unit"
 PATHS: Final = ("tests/test_paths.py", "tests/test_words.py")
-COMPILED: Final = ("broker", "codec", "embedded", "protocol", "queues", "server", "storage")
+COMPILED: Final = (
+    "broker", "codec", "embedded", "protocol", "queues", "routing", "server", "storage",
+)  # fmt: skip
 BROKERS: Final = (
     "tests/cli", "tests/conformance", "tests/http", "tests/memory", "tests/robustness",
     "tests/server",
@@ -91,12 +101,14 @@ FAILURES: Final = re.compile(r"^=+ (?:FAILURES|ERRORS) =+$", re.MULTILINE)
 @dataclass
 class Lane:
     """command: what it runs. after: the lane whose end it waits for. temporary: where its temporary
-    files are, "" for the usual place. In `text`, what it wrote."""
+    files are, "" for the usual place. directory: where it runs, and has its source if that is not
+    installed. In `text`, what it wrote."""
 
     name: str
     command: Sequence[str]
     after: str = ""
     temporary: str = ""
+    directory: str = "."
     process: "subprocess.Popen[bytes] | None" = None
     started_s: float = 0.0
     seconds: float = 0.0
@@ -111,11 +123,15 @@ class Lane:
     def start(self) -> None:
         """Run it."""
         self.started_s = time.monotonic()
-        places = dict.fromkeys(("TMPDIR", "SPARK_LOCAL_DIRS"), self.temporary)
+        environment = dict(os.environ)
+        if self.temporary:
+            environment |= dict.fromkeys(("TMPDIR", "SPARK_LOCAL_DIRS"), self.temporary)
+        if self.has_source:
+            environment["PYTHONPATH"] = os.path.abspath(os.path.join(self.directory, "src"))
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 self.command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                env={**os.environ, **(places if self.temporary else {})},
+                env=environment, cwd=self.directory,
             )  # fmt: skip
 
     def look(self) -> bool:
@@ -156,6 +172,11 @@ class Lane:
         return self.status == 0 and (bool(self.summary) or not self.is_pytest)
 
     @property
+    def has_source(self) -> bool:
+        """Whether it runs the source of its directory, not an installed package."""
+        return ".venv-pure/bin/python" in self.command
+
+    @property
     def is_pytest(self) -> bool:
         """Whether a summary of pytest is expected."""
         return "pytest" in self.command
@@ -172,36 +193,39 @@ class Lane:
         return [name for _, name in NAMED.findall(summary)]
 
 
-def lanes(make: Sequence[str] = ("make",), quick: str = "") -> list[Lane]:
-    """Return those of `make test`. The first needs no compiled environment. make: the command;
-    quick: a directory in memory, "" if there is none."""
+def lanes(
+    make: Sequence[str] = ("make",), quick: str = "", disk: str = "", tree: str = "."
+) -> list[Lane]:
+    """Return those of `make test`. The first needs no compiled environment. make: the command.
+    quick, disk: where temporary files are, in memory if there is room, and on the disk. tree: where
+    the tests are."""
     rest = [f"--ignore={path}" for path in (UNIT, SPARK, CRASH, *BROKERS, *LONG)]
     pure = [f"{UNIT}/{package}" for package in COMPILED]
     return [
-        Lane("uncompiled", (*PURE, "-m", "not real", *pure, *PATHS), temporary=quick),
-        Lane("spark", (*PYTEST, SPARK), temporary=quick),
-        Lane("brokers", (*PYTEST, *BROKERS), temporary=quick),
-        Lane("unit", (*NICE, *PYTEST, UNIT), temporary=quick),
-        Lane("crash", (*NICE, *PYTEST, CRASH)),
-        Lane("main", (*NICE, *PYTEST, "tests", *rest), temporary=quick),
+        Lane("uncompiled", (*PURE, "-m", "not real", *pure, *PATHS), "", quick, tree),
+        Lane("spark", (*PYTEST, SPARK), "", quick, tree),
+        Lane("brokers", (*PYTEST, *BROKERS), "", quick, tree),
+        Lane("unit", (*NICE, *PYTEST, UNIT), "", quick, tree),
+        Lane("crash", (*NICE, *PYTEST, CRASH), "", disk, tree),
+        Lane("main", (*NICE, *PYTEST, "tests", *rest), "", quick, tree),
         Lane("lint", (*make, "lint")),
-        Lane("long", (*PYTEST, *LONG), after="lint", temporary=quick),
+        Lane("long", (*PYTEST, *LONG), "lint", quick, tree),
     ]
 
 
-def spark_lanes(versions: Sequence[str], quick: str = "") -> list[Lane]:
-    """Return those of `make test-sparks`, each of which waits for the one before."""
+def spark_lanes(versions: Sequence[str], quick: str = "", tree: str = ".") -> list[Lane]:
+    """Return those of `make test-sparks`, each of which waits for the one before. quick, tree: as
+    above."""
     found: list[Lane] = []
     for version in versions:
         command = (f".venv-spark-{version}/bin/python", *OPTIONS, *ON_EACH_SPARK)
         after = found[-1].name if found else ""
-        found.append(Lane(f"spark-{version}", command, after, quick))
+        found.append(Lane(f"spark-{version}", command, after, quick, tree))
     return found
 
 
-@contextlib.contextmanager
-def quick_directory(where: Path = IN_MEMORY) -> Iterator[str]:
-    """A directory in memory for the files of tests, until the end; "" if there is no room there, or
+def in_memory(where: Path = IN_MEMORY) -> Path | None:
+    """Return the directory in memory for the files of tests; None if there is no room there, or
     too little memory available."""
     try:
         available = AVAILABLE.search(Path("/proc/meminfo").read_text())
@@ -209,15 +233,22 @@ def quick_directory(where: Path = IN_MEMORY) -> Iterator[str]:
             shutil.disk_usage(where).free, int(available[1]) << 10 if available else 0
         )
     except OSError:
-        least_bytes = 0
-    if least_bytes < 2 * ROOM_BYTES:
-        yield ""
-        return
-    directory = tempfile.mkdtemp(prefix="tests-", dir=where)
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        return None
+    return where if least_bytes >= 2 * ROOM_BYTES else None
+
+
+def copied_tree(directory: Path, root: Path = Path()) -> Path:
+    """Copy the tree for the tests to run in, without what .gitignore names; return the copy, which
+    is `directory`/penstock. Environments that are still to be made are linked too."""
+    ignored = (root / ".gitignore").read_text().splitlines()
+    names = [".git", *(line.rstrip("/").rpartition("/")[2] for line in ignored if line)]
+    tree = directory / "penstock"
+    shutil.copytree(root, tree, symlinks=True, ignore=shutil.ignore_patterns(*names))
+    (root / ".hypothesis").mkdir(exist_ok=True)
+    environments = {path.name for path in root.glob(".venv-*")}  # one for each Spark, too
+    for name in environments.union(LINKED):
+        (tree / name).symlink_to((root / name).absolute())
+    return tree
 
 
 def run(all_lanes: list[Lane], say: Callable[[str], None], show_s: float = SHOW_S) -> None:
@@ -293,19 +324,23 @@ def main() -> int:
         print(line, flush=True)
 
     make = (*shlex.split(given.make), "--no-print-directory")
-    with quick_directory() as quick:
+    directory = functools.partial(
+        tempfile.TemporaryDirectory, prefix=AWKWARD, ignore_cleanup_errors=True
+    )
+    with directory(dir=in_memory()) as quick, directory() as disk:
+        tree = str(copied_tree(Path(quick)))
         if given.sparks:
-            sparks = spark_lanes(given.sparks, quick)
+            sparks = spark_lanes(given.sparks, quick, tree)
             return finish(sparks, "make test-sparks", has_durations=given.durations, say=say)
-        return run_all(make, quick, has_durations=given.durations, say=say)
+        known = lanes(make, quick, disk, tree)
+        return run_all(make, known, has_durations=given.durations, say=say)
 
 
 def run_all(
-    make: Sequence[str], quick: str, *, has_durations: bool, say: Callable[[str], None]
+    make: Sequence[str], known: list[Lane], *, has_durations: bool, say: Callable[[str], None]
 ) -> int:
     """Make the compiled environment beside the first lane, then run the others; return the exit
     status."""
-    known = lanes(make, quick)
     known[0].start()
     status = 1
     try:

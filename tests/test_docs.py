@@ -19,7 +19,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -173,12 +173,12 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
         assert broker.stop() == 0
 
 
-def of_test(text: str, live: LiveBroker) -> str:
-    """The text with the addresses and directories of the test."""
+def of_test(text: str, live: LiveBroker, quoted: Callable[[str], str] = str) -> str:
+    """The text with the addresses and directories of the test. quoted: how a path is written."""
     text = text.replace("localhost:15672", f"localhost:{live.http_port}")
     text = text.replace("localhost:5672", f"localhost:{live.port}")
     for path, name in PATHS.items():
-        text = re.sub(rf"(?<![\w.]){path}\b", str(live.data.parent / name), text)
+        text = re.sub(rf"(?<![\w.]){path}\b", quoted(str(live.data.parent / name)), text)
     return text
 
 
@@ -198,7 +198,7 @@ def run_program(program: str, directory: Path) -> str:
 
 def run_command(line: str, directory: Path) -> None:
     """One command line, which must end well."""
-    if line.startswith("penstock ") and "$(" not in line:
+    if line.startswith("penstock ") and " | " not in line:
         words = shlex.split(line, comments=True)[1:]
         done = CliRunner().invoke(cli, words, input="secret word\nsecret word\n")
         assert done.exit_code == 0, (line, done.output, done.exception)
@@ -213,7 +213,7 @@ def run_commands(page: Path, live: LiveBroker, directory: Path) -> None:
     """The shell blocks of a page. A broker that they stop is started again."""
     for line in commands_of(page):
         if why_not(line) is None:
-            run_command(of_test(line, live), directory)
+            run_command(of_test(line, live, shlex.quote), directory)
     if "penstock stop" in commands_of(page):
         live.kill()
         live.start()
@@ -359,7 +359,8 @@ def test_command_lines_of_a_page_are_understood(page: Path) -> None:
     """Also those that are not run."""
     for line in commands_of(page):
         if line.startswith("penstock "):
-            command, rest = command_of(shlex.split(line, comments=True)[1:])
+            words = shlex.split(line.partition(" | ")[0], comments=True)[1:]
+            command, rest = command_of(words)
             if not isinstance(command, click.Group):
                 command.parse_args(click.Context(command), list(rest))
 

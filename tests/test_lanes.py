@@ -151,24 +151,19 @@ def test_the_uncompiled_lane_has_every_package_with_compiled_modules() -> None:
 
 def test_a_lane_has_its_temporary_files_where_it_is_told(tmp_path: Path) -> None:
     shows = f"import tempfile; print(tempfile.gettempdir()); {PASSES}"
-    with lanes.quick_directory(tmp_path) as quick:
-        assert quick.startswith(str(tmp_path)) or not quick
-        there = Lane("there", (sys.executable, "-c", shows, "pytest"), temporary=str(tmp_path))
-        run([there], [].append, show_s=0.01)
-        assert str(tmp_path) in there.text.splitlines()
-        (tmp_path / "left").touch()
-    assert not quick or not Path(quick).exists()
+    there = Lane("there", (sys.executable, "-c", shows, "pytest"), temporary=str(tmp_path))
+    run([there], [].append, show_s=0.01)
+    assert str(tmp_path) in there.text.splitlines()
 
 
 def test_without_room_in_memory_the_files_are_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with lanes.quick_directory(tmp_path / "missing") as quick:
-        assert quick == ""
+    assert lanes.in_memory(tmp_path / "missing") is None
     monkeypatch.setattr(lanes, "ROOM_BYTES", 1 << 60)
-    with lanes.quick_directory(tmp_path) as quick:
-        assert quick == ""
-    assert not list(tmp_path.iterdir())
+    assert lanes.in_memory(tmp_path) is None
+    monkeypatch.setattr(lanes, "ROOM_BYTES", 0)
+    assert lanes.in_memory(tmp_path) == tmp_path
 
 
 def test_the_lanes_of_other_sparks_exist_and_follow_one_another() -> None:
@@ -183,7 +178,7 @@ def test_the_lanes_of_other_sparks_exist_and_follow_one_another() -> None:
 
 def test_each_spark_that_users_may_have_is_tested() -> None:
     """By `make test` the one of constraints.txt, by `make test-sparks` the others."""
-    releases = dict(re.findall(r"^SPARK_(\S+) := (\S+)$", MAKEFILE.read_text(), re.MULTILINE))
+    releases = dict(re.findall(r"^SPARK_([\d.]+) := (\S+)$", MAKEFILE.read_text(), re.MULTILINE))
     versions = re.search(r"^SPARKS \?= (.*)$", MAKEFILE.read_text(), re.MULTILINE)
     assert versions is not None
     assert versions[1].split() == list(releases)
@@ -208,3 +203,43 @@ def test_every_directory_of_tests_is_in_a_lane() -> None:
         for word in one.command if word.startswith("tests/")
     }  # fmt: skip
     assert left_out == seen
+
+
+def test_lanes_run_in_a_copy_of_the_tree_with_a_space_and_penstock_in_its_path(
+    tmp_path: Path,
+) -> None:
+    """What git ignores is not copied; environments are linked, also those that are made later."""
+    root, place = tmp_path / "tree", tmp_path / f"{lanes.AWKWARD}1"
+    for directory in (root / "tests" / "__pycache__", root / "build", root / ".git"):
+        directory.mkdir(parents=True)
+    for file in ("tests/a.py", "tests/__pycache__/a.pyc", "build/log", ".git/index"):
+        (root / file).touch()
+    (root / ".gitignore").write_text("__pycache__/\n/build/\n/.venv*/\n/.hypothesis/\n")
+    tree = lanes.copied_tree(place, root)
+    assert tree == place / "penstock"
+    assert " " in tree.parent.name
+    copied = {str(path.relative_to(tree)) for path in tree.rglob("*")}
+    assert copied == {".gitignore", *lanes.LINKED, "tests", "tests/a.py"}
+    assert (tree / ".venv").readlink() == root / ".venv"
+
+    shows = lane("shows", f"import os; print(os.getcwd()); {PASSES}")
+    shows.directory = str(tree)
+    run([shows], [].append, show_s=0.01)
+    assert str(tree) in shows.text.splitlines()
+
+
+def test_all_lanes_but_lint_have_awkward_places() -> None:
+    known = lanes.lanes(("make",), "a penstock 1", "a penstock 2", "a penstock 1/penstock")
+    places = {one.name: (one.temporary, one.directory) for one in known}
+    assert places.pop("lint") == ("", ".")
+    assert places.pop("crash") == ("a penstock 2", "a penstock 1/penstock")
+    assert set(places.values()) == {("a penstock 1", "a penstock 1/penstock")}
+    assert [one.name for one in known if one.has_source] == ["uncompiled"]
+
+
+def test_the_uncompiled_lane_has_the_source_of_its_directory(tmp_path: Path) -> None:
+    shows = f"import os; print(os.environ['PYTHONPATH']); {PASSES}"
+    pure = Lane("pure", (sys.executable, "-c", shows, "pytest", ".venv-pure/bin/python"))
+    pure.directory = str(tmp_path)
+    run([pure], [].append, show_s=0.01)
+    assert str(tmp_path / "src") in pure.text.splitlines()

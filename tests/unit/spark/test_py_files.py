@@ -68,7 +68,7 @@ def test_it_works_where_nothing_is_installed_but_spark_and_arrow(tmp_path: Path)
         [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [f"{path}/penstock/__init__.py", "pure"]
+    assert done.stdout.splitlines() == [f"{path}/penstock/__init__.py pure"]
 
 
 def test_sources_that_are_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def test_a_run_is_as_many_publishes(how: str, expiry_ms: int, limits: dict[str, 
         rig.engine.wait(tx.commit(DISK), DISK)
         if is_run:
             assert run is not None
-            assert (run.first_seq, run.entries) == (2, [])
+            assert (run.first_seq, run.born) == (2, [])
         log = rig.engine.log
         measures = (sizes, log.last_lsn, log.appended_bytes, queue.count, queue.bytes)
         stop(rig, how)

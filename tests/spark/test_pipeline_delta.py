@@ -1,5 +1,6 @@
 """Delta tables as sinks of pipelines, in Spark: once, by partition, with the columns that come."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,20 @@ def test_a_batch_is_a_commit(rig: LakeRig) -> None:
     assert len(list(data.get_fragments(filter=ds.field("delay") == 39))) < len(
         table(rig).file_uris()
     )
+
+
+def test_a_variant_becomes_text(rig: LakeRig) -> None:
+    rig.put(3)
+    sql = "SELECT row, parse_json(to_json(struct(delay, carrier))) AS rest FROM source"
+    transform = TRANSFORM.replace("SELECT row, month, carrier, delay FROM source", sql)
+    sink = '[[sink]]\ndelta = "{dir}/lake"\n'
+    rig.run(transform + sink)
+    (first, *_) = rows(rig)
+    assert json.loads(first["rest"]) == {"delay": 0, "carrier": "UA"}
+    rig.put(3)
+    within = transform.replace("parse_json(", "array(parse_json(").replace(" AS rest", ") AS rest")
+    with pytest.raises(PipelineFileError, match="'rest' is array<variant>, which tables do not"):
+        rig.run(within + sink)
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,16 @@ def test_rows_become_messages_of_a_queue(
     assert messages[0].properties.delivery_mode == 2
 
 
+@each_delivery
+def test_a_variant_becomes_json(
+    spark: "SparkSession", broker: LiveBroker, queue: str, delivery: str
+) -> None:
+    rows = spark.sql("""SELECT parse_json('{"a": [1, 2.5, null], "b": "é"}') AS value""")
+    written(rows, broker, queue=queue, delivery=delivery)
+    (message,) = received(broker, queue)
+    assert json.loads(message.body) == {"a": [1, 2.5, None], "b": "é"}
+
+
 def test_rows_become_records_of_a_stream(spark: "SparkSession", broker: LiveBroker) -> None:
     """Large parts are adopted as they are staged, by partitions too, and small ones appended."""
     for name, count, partitions in (
@@ -220,7 +230,10 @@ def test_what_cannot_be_written_fails_the_job(
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        ("SELECT 1 AS other", "option columns: given 'other', expected value binary|string"),
+        (
+            "SELECT 1 AS other",
+            "option columns: given 'other', expected value binary|string|variant",
+        ),
         ("SELECT 1 AS value", "option column value: given 'int'"),
         ("SELECT 'a' AS value, 1 AS routing_key", "option column routing_key: given 'int'"),
         ("SELECT 'a' AS value, 'b' AS headers", "option column headers: given 'string'"),

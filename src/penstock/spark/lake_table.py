@@ -33,6 +33,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -298,13 +299,19 @@ def arrow_schema(schema: Any) -> "pa.Schema":
     """Return the Arrow schema of a Spark schema. Everything in it may be null, or a later batch
     could not leave it out. Raises MisfitError for a type that tables do not have."""
     import pyarrow as pa
-    from pyspark.errors import PySparkException
+    from pyspark.errors import PySparkException, PySparkTypeError
     from pyspark.sql.pandas.types import to_arrow_type
 
+    # Spark 4.1 knows no other zone.
+    zone: dict[str, Any] = {}
+    if "timezone" in signature(to_arrow_type).parameters:
+        zone["timezone"] = "UTC"
     fields = []
     for field in schema.fields:
         try:
-            kind = to_arrow_type(field.dataType, timezone="UTC")
+            if has_variant(field.dataType):
+                raise PySparkTypeError("tables get a Variant as text, and none within a column")
+            kind = to_arrow_type(field.dataType, **zone)
         except PySparkException:
             text = field.dataType.simpleString()
             raise MisfitError(
@@ -312,6 +319,31 @@ def arrow_schema(schema: Any) -> "pa.Schema":
             ) from None
         fields.append(pa.field(field.name, _nullable(kind)))
     return pa.schema(fields)
+
+
+def variants_as_text(rows: "DataFrame") -> "DataFrame":
+    """Return the rows with the JSON of each column that is a Variant: deltalake and pyiceberg have
+    no such type, and would write two binary fields."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import VariantType
+
+    names = [f.name for f in rows.schema.fields if isinstance(f.dataType, VariantType)]
+    if not names:
+        return rows
+    return rows.withColumns({name: F.to_json(F.col(f"`{name}`")) for name in names})
+
+
+def has_variant(kind: Any) -> bool:
+    """Return whether this type of Spark is or contains a Variant."""
+    from pyspark.sql.types import ArrayType, MapType, StructType, VariantType
+
+    if isinstance(kind, StructType):
+        return any(has_variant(field.dataType) for field in kind.fields)
+    if isinstance(kind, ArrayType):
+        return has_variant(kind.elementType)
+    if isinstance(kind, MapType):
+        return has_variant(kind.valueType)
+    return isinstance(kind, VariantType)
 
 
 def _nullable(kind: "pa.DataType") -> "pa.DataType":

@@ -51,7 +51,14 @@ from penstock.errors import PenstockError
 from penstock.spark.delta_sink import DeltaSink
 from penstock.spark.file_sink import FileSink, absolute, lake_files
 from penstock.spark.iceberg_sink import IcebergSink
-from penstock.spark.lake_table import LakeTable, MisfitError, arrow_schema, divisions_of, ordered
+from penstock.spark.lake_table import (
+    LakeTable,
+    MisfitError,
+    arrow_schema,
+    divisions_of,
+    ordered,
+    variants_as_text,
+)
 from penstock.spark.options import AT_LEAST_ONCE
 from penstock.spark.pipeline_file import (
     ANY_EXCHANGE,
@@ -622,7 +629,7 @@ def sink_rows(data: DataFrame, sink: SinkSpec, place: str) -> DataFrame:
             and len(sink.partition_by) == len(data.columns)
         ):
             raise PipelineFileError(place, "partition_by: names all columns, so no data is left")
-        return rows
+        return variants_as_text(rows) if sink.is_table else rows
     return _messages(rows, sink, place)
 
 
@@ -656,12 +663,14 @@ def _messages(rows: DataFrame, sink: SinkSpec, place: str) -> DataFrame:
         if isinstance(types.get("value"), BinaryType):
             columns += [F.col(name) for name in PASSED_ON if name in types]
         made = rows.select(*columns)
+        if made.schema["value"].dataType.typeName() == "variant":
+            made = made.withColumn("value", F.to_json("value"))
     except PySparkException as error:
         names = "exchange, value or routing_key" if sink.target == ANY_EXCHANGE else BODY_AND_KEY
         raise _unknown(place, names, error, rows.columns) from None
     if made.schema["value"].dataType.typeName() not in ("string", "binary"):
         kind = made.schema["value"].dataType.simpleString()
-        raise PipelineFileError(place, f"value: it is {kind}, expected a string or binary")
+        raise PipelineFileError(place, f"value: it is {kind}, expected a string, binary or variant")
     return made
 
 

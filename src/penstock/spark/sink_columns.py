@@ -1,6 +1,7 @@
 """SinkColumns: which columns a sink sends, and how they become bodies, addresses and properties.
 
-    value         binary or string, never null    the body
+    value         binary, string or variant,      the body; of a variant its JSON
+                  never null
     exchange      string                          where no option names queue or exchange
     routing_key   string; null is ""              the routing key for an exchange; for a queue the
                                                   row's key, where null is the queue's name
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import PySparkException
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -41,6 +43,8 @@ from pyspark.sql.types import (
     StringType,
     StructType,
     TimestampType,
+    VariantType,
+    VariantVal,
 )
 
 from penstock.codec.properties import PROPERTY_NAMES, BasicProperties
@@ -53,7 +57,7 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 COLUMNS: Final = (
-    "value binary|string, exchange string, routing_key string, message_id string, "
+    "value binary|string|variant, exchange string, routing_key string, message_id string, "
     "headers map, properties struct|map<string,string>"
 )
 TEXTS: Final = ("exchange", "routing_key", "message_id")
@@ -66,6 +70,8 @@ TRANSIENT: Final = 1
 CACHED_MAX: Final = 4096
 KEYS_MAX: Final = 100_000
 SHOWN_MAX: Final = 60
+
+BODY_TYPES: Final = BinaryType | StringType | VariantType
 
 _BYTE: Final = pa.array([bytes((n,)) for n in range(256)], pa.binary())
 _NOTHING: Final = pa.scalar(b"", pa.binary())
@@ -99,6 +105,7 @@ class SinkColumns:
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
         self.names = checked_columns(schema, options)
+        self._has_variants = isinstance(schema["value"].dataType, VariantType)
         self.exchanges: set[str] = set()
         self.keys: set[tuple[str, str]] = set()
         self._encoded: dict[Any, Encoded] = {}
@@ -113,6 +120,8 @@ class SinkColumns:
         if values.null_count:
             row = pc.index(values.is_null(), pa.scalar(True)).as_py()
             raise OptionError("column value", None, f"a body in every row (row {row} of its batch)")
+        if self._has_variants:
+            return pa.array([_json(value, row) for row, value in enumerate(values)], pa.binary())
         return values.cast(pa.binary())
 
     def metas(self, batch: "RecordBatch") -> Any:
@@ -309,7 +318,7 @@ def checked_columns(schema: StructType, options: SinkOptions) -> frozenset[str]:
     if options.queue is None and options.exchange is None and "exchange" not in types:
         expected = "either queue or exchange, for a sink, or a column `exchange`"
         raise OptionError("queue", "neither", expected)
-    _expect("value", types["value"], isinstance(types["value"], BinaryType | StringType))
+    _expect("value", types["value"], isinstance(types["value"], BODY_TYPES))
     for name in TEXTS:
         if name in types:
             _expect(name, types[name], isinstance(types[name], StringType))
@@ -353,6 +362,16 @@ def _check_properties(kind: DataType) -> None:
 
 
 # ---- values --------------------------------------------------------------------------------------
+
+
+def _json(variant: Any, row: int) -> bytes:
+    """Return the JSON of a Variant, a scalar of Arrow. Raises OptionError."""
+    parts = variant.as_py()
+    try:
+        return VariantVal(parts["value"], parts["metadata"]).toJson().encode()
+    except (PySparkException, ValueError, LookupError) as error:
+        expected = f"a Variant that can be read (row {row} of its batch): {error}"
+        raise OptionError("column value", _for_error(parts["value"]), expected) from None
 
 
 def _whole(name: str, value: Any, least: int, most: int) -> int:

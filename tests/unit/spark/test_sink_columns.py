@@ -1,11 +1,12 @@
 """Columns of the sink: bodies, headers of messages, properties; and what is told of wrong ones."""
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructType, VariantVal
 
 from penstock.codec.properties import BasicProperties
 from penstock.errors import OptionError
@@ -48,8 +49,9 @@ def a_struct(**fields: str) -> dict[str, Any]:
 
 
 TYPE_JSON: dict[str, Any] = {
-    "binary": "binary", "string": "string", "int": "integer", "map<string,string>": a_map("string"),
-    "map<string,binary>": a_map("binary"), "map<string,int>": a_map("integer"),
+    "binary": "binary", "string": "string", "variant": "variant", "int": "integer",
+    "map<string,string>": a_map("string"), "map<string,binary>": a_map("binary"),
+    "map<string,int>": a_map("integer"),
     "map<string,array>": a_map({"type": "array", "elementType": "string", "containsNull": True}),  # type: ignore[arg-type]
     "struct": a_struct(priority="integer", type="string", timestamp="timestamp"),
     "struct of a wrong name": a_struct(prio="integer"),
@@ -100,6 +102,32 @@ def test_a_body_may_be_text_and_never_null() -> None:
     assert target.bodies(text).to_pylist() == ["ä".encode(), b""]
     with pytest.raises(OptionError, match=r"column value: given None, .* \(row 1 of its batch\)"):
         target.bodies(batch(value=[b"a", None]))
+
+
+def variants(*texts: str | None) -> "pa.RecordBatch":
+    """Rows whose value is a Variant, as Spark gives them to a sink."""
+    kind = pa.struct([pa.field("value", pa.binary()), pa.field("metadata", pa.binary())])
+    found = [None if text is None else VariantVal.parseJson(text) for text in texts]
+    rows = [None if v is None else {"value": v.value, "metadata": v.metadata} for v in found]
+    return pa.record_batch({"value": pa.array(rows, kind)})
+
+
+def test_a_body_may_be_a_variant_which_becomes_json() -> None:
+    target = SinkColumns(SinkOptions.of({"queue": "q"}, {}), schema_of("value variant"))
+    texts = ['{"a":[1,2.5,null],"b":"é"}', "7", '"text"', "null"]
+    bodies = target.bodies(variants(*texts))
+    assert bodies.type == pa.binary()
+    assert [json.loads(body) for body in bodies.to_pylist()] == [json.loads(one) for one in texts]
+    with pytest.raises(OptionError, match=r"column value: given None.*\(row 1 of its batch\)"):
+        target.bodies(variants("1", None))
+
+
+def test_a_damaged_variant_is_told_by_its_row() -> None:
+    target = SinkColumns(SinkOptions.of({"queue": "q"}, {}), schema_of("value variant"))
+    kind = variants("1").column("value").type
+    rows = [{"value": b"\xff", "metadata": b""}]
+    with pytest.raises(OptionError, match=r"column value: .*a Variant .*\(row 0 of its batch\)"):
+        target.bodies(pa.record_batch({"value": pa.array(rows, kind)}))
 
 
 def test_addresses_by_columns() -> None:
@@ -200,7 +228,7 @@ def test_rows_to_be_published_by_themselves() -> None:
 @pytest.mark.parametrize(
     ("schema", "given", "told"),
     [
-        ("other string", {}, "option columns: given 'other', expected value binary|string, exch"),
+        ("other string", {}, "given 'other', expected value binary|string|variant, exch"),
         ("value int", {}, "option column value: given 'int'"),
         ("value string;routing_key int", {}, "option column routing_key: given 'int'"),
         ("value string;headers string", {}, "option column headers: given 'string'"),

@@ -52,7 +52,8 @@ publishing an alert is published too (a queue of alerts may have an alert); one 
 that is only in the log and in the list.
 
 The path of a message does nothing of this but call `event`, which does not fail. Publishing is done
-between turns, and an error in it is reported as an internal error.
+between turns, in slices, because clients may have bound very many queues. An error in it is
+reported as an internal error.
 """
 
 import json
@@ -69,7 +70,7 @@ from penstock.clock import Clock, TokenBucket, date
 from penstock.codec.properties import BasicProperties
 from penstock.errors import DiskFullError, QueueFullError, damaged_at, valid_text
 from penstock.queues.alerts import Alert
-from penstock.routing.router import Router
+from penstock.routing.router import Router, Walk, Way
 from penstock.storage.durability import NONE
 
 PAST_MAX: Final = 1000
@@ -216,7 +217,10 @@ WAITING_MAX: Final = 1000
 OUTBOX_MAX: Final = 1000
 FILES_MAX: Final = 4096  # damaged files; those beyond are counted as one
 CIRCLES_MAX: Final = 1  # depth up to which alerts caused by alerts are published
-SLICE: Final = 32  # alerts published in one step
+# Of one step, as steps of routing (exchange_types.Asked).
+SLICE_STEPS: Final = 2048
+ALERT_STEPS: Final = 64  # to build one
+PUT_STEPS: Final = 16  # to publish it to one queue
 KEY_BYTES_MAX: Final = 255
 CHARACTER_BYTES_MAX: Final = 4
 LOOK_S: Final = 1.0  # between two looks at those that wait
@@ -272,6 +276,7 @@ class AlertManager(BackgroundTask):
         self._damaged: dict[str, Damage] = {}
         self._is_damage_new: bool = False  # it is reported in the next turn
         self._looked_s: float = 0.0
+        self._sending: SendingAlert | None = None  # which is being published
         self._depth: int = 0  # of alerts that are caused now
         self._is_open: bool = False
         self._background: BackgroundTasks
@@ -423,7 +428,7 @@ class AlertManager(BackgroundTask):
     # ---- out -----------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        if self._is_open and (self._outbox or self._is_damage_new):
+        if self._is_open and (self._outbox or self._sending is not None or self._is_damage_new):
             self._background.wake(self)
 
     def step(self) -> int:
@@ -431,38 +436,60 @@ class AlertManager(BackgroundTask):
         if self._is_damage_new:
             self._is_damage_new = False
             self._report_waiting()
-        for _ in range(SLICE):
-            if not self._outbox or self._is_disk_full():
-                return ASLEEP
-            self._publish(self._outbox.popleft())
+        steps = SLICE_STEPS
+        while steps > 0:
+            sending = self._sending
+            if sending is None:
+                if not self._outbox or self._is_disk_full():
+                    return ASLEEP
+                sending = self._sending = self._built(self._outbox.popleft())
+                steps -= ALERT_STEPS
+            steps = self._publish(sending, steps)
         return AGAIN
 
     def failed(self, error: Exception) -> None:
         """Raise the error, so that it is reported, and continue with the other alerts."""
+        self._sending = None
         self._wake()
         raise error
 
-    def _publish(self, pending: PendingAlert) -> None:
+    def _built(self, pending: PendingAlert) -> "SendingAlert":
         about, kind = pending.row.queue, pending.row.kind
         key = routing_key(kind, about)
         headers: dict[str, object] = {
             "vhost": self._name, "queue": about, "kind": kind,
             "timestamp_in_ms": self._clock.wall_ms(),
         }  # fmt: skip
-        names = self._router.route(ALERTS, key, headers)
         props = BasicProperties(
             content_type="application/json", headers=headers, delivery_mode=1,
             timestamp=self._clock.wall_ms() // 1000,
         )  # fmt: skip
         header = b"\x02" + _short(ALERTS) + _short(key) + props.encode()
         body = valid_text(json.dumps(pending.info, ensure_ascii=False)).encode()
-        self._depth = pending.depth + 1
+        router = self._router
+        walk = Walk(router, Way(router, ALERTS), [key], headers)
+        return SendingAlert(walk, header, body, about, pending.depth + 1)
+
+    def _publish(self, sending: "SendingAlert", steps: int) -> int:
+        """Publish to some of the queues, as far as the steps go; return how many are left."""
+        names = sending.names
+        if names is None:
+            steps = sending.walk.advance(steps)
+            if steps <= 0:
+                return steps
+            names = sending.names = list(sending.walk.queues)
+        self._depth = sending.depth
         try:
-            for name in names:
-                if name != about:
-                    self._put(name, header, body)
+            while names and steps > 0:
+                steps -= PUT_STEPS
+                name = names.pop()
+                if name != sending.about:
+                    self._put(name, sending.header, sending.body)
         finally:
             self._depth = 0
+        if not names:
+            self._sending = None
+        return steps
 
     def _put(self, name: str, header: bytes, body: bytes) -> None:
         dispatch = self._dispatch
@@ -477,6 +504,21 @@ class AlertManager(BackgroundTask):
                 dispatch.mark(queue)
         except (DiskFullError, QueueFullError):
             pass  # the other queues get it; the list has it in any case
+
+
+class SendingAlert:
+    """An alert that is being published. names: of the queues that are to get it still; None
+    until the walk is done."""
+
+    __slots__ = ("about", "body", "depth", "header", "names", "walk")
+
+    def __init__(self, walk: Walk, header: bytes, body: bytes, about: str, depth: int) -> None:
+        self.walk: Walk = walk
+        self.header: bytes = header
+        self.body: bytes = body
+        self.about: str = about
+        self.depth: int = depth
+        self.names: list[str] | None = None
 
 
 def routing_key(kind: str, queue: str) -> str:

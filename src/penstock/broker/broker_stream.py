@@ -103,9 +103,14 @@ NEXT: Final = "next"
 WORDS: Final = (FIRST, LAST, NEXT)
 OFFSET_MAX: Final = (1 << 53) - 1
 READER_BYTES_MAX: Final = 255
+KNOWN_READER_BYTES: Final = 500  # measured: a named reader in one partition, without its name
 EXPECTED: Final = (
     '"first", "last", "next", an offset from 0, a timestamp, or an interval such as "1h"'
 )
+
+
+def count_nothing(_user: str, _bytes: int) -> None:
+    """Ignore a change of what users take."""
 
 
 class Start:
@@ -319,6 +324,10 @@ class BrokerStream(QueueOrStream):
         self.add_other: Callable[[int], None] = add_other
         # Of those that are named, by reader and partition.
         self.readings: dict[tuple[str, int], StreamReading] = {}
+        # Named readers and who made them, "" of before the start, as far as they are counted;
+        # on_reader(user, bytes): called with the RAM that one takes, and with what it frees.
+        self._makers: dict[str, str] = {}
+        self.on_reader: Callable[[str, int], None] = count_nothing
         self._engine: StorageEngine = engine
         self._on_failure: Callable[[str, Exception], None] = on_failure
         self.last_partition: int = 0
@@ -483,6 +492,37 @@ class BrokerStream(QueueOrStream):
     def reads_as(self, reading: StreamReading, partition: int) -> bool:
         """Return whether the reading decides its reader's position: no other has taken over."""
         return self.readings.get((reading.reader, partition)) is reading
+
+    def has_reader(self, reader: str) -> bool:
+        """Return whether a reader of this name is known in a partition."""
+        return any(reader in part.readers for part in self.parts)
+
+    def count_readers(self, on_reader: Callable[[str, int], None]) -> None:
+        """Count the readers that there are, and those to come."""
+        self.on_reader = on_reader
+        for reader in self.known_readers():
+            self.reader_made(reader, "")
+
+    def reader_made(self, reader: str, user: str) -> None:
+        """Count a reader for the user who made it."""
+        if reader not in self._makers and self.has_reader(reader):
+            self._makers[reader] = user
+            self.on_reader(user, self._reader_bytes(reader))
+
+    def reader_deleted(self, reader: str) -> None:
+        """Count a reader no longer."""
+        user = self._makers.pop(reader, None)
+        if user is not None:
+            self.on_reader(user, -self._reader_bytes(reader))
+
+    def forget_readers(self) -> None:
+        """Count no readers any more: the stream is deleted."""
+        for reader in list(self._makers):
+            self.reader_deleted(reader)
+        self.on_reader = count_nothing
+
+    def _reader_bytes(self, reader: str) -> int:
+        return (KNOWN_READER_BYTES + len(reader)) * len(self.parts)
 
     def set_reader(self, part: Stream, reader: str, offset: int) -> bool:
         """Set the reader's position: all below the offset is done. What it asked to keep stays

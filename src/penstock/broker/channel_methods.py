@@ -27,6 +27,7 @@ from penstock.broker.broker_queue import (
     Consumer,
     QueueOrStream,
 )
+from penstock.broker.broker_stream import BrokerStream, reader_of
 from penstock.broker.channel import Channel, ChannelTransaction, SettleFailed
 from penstock.broker.dispatch import DISCARD, REQUEUE
 from penstock.broker.output import write_get_ok
@@ -178,7 +179,13 @@ def on_consume(channel: Channel, method: Method) -> None:
         consumer.counts = COUNTS_OF_BOXES
     elif is_quorum:
         consumer.counts = COUNTS_OF_RETURNS
-    queue.attach(consumer)
+    if isinstance(queue, BrokerStream):
+        reader = reader_of(queue.what, method.arguments)
+        vhost.check_reader(queue, reader, channel.identity)
+        queue.attach(consumer)
+        queue.reader_made(reader, channel.identity.name)
+    else:
+        queue.attach(consumer)
     channel.add_consumer(consumer)
     vhost.usage.clients.add(channel.identity.name, consumer.held_bytes)
     queue.used_at_s = vhost.clock.monotonic()

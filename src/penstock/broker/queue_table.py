@@ -188,6 +188,8 @@ class QueueTable:
         self.served[queue.name] = queue
         queue.on_parts = partial(self._add_bytes, queue.creator)
         queue.on_parts(queue.held_bytes)
+        if isinstance(queue, BrokerStream):
+            queue.count_readers(self._add_bytes)
 
     def _add_bytes(self, creator: str, count: int) -> None:
         self._served_bytes += count
@@ -196,6 +198,8 @@ class QueueTable:
     def _uncount(self, queue: QueueOrStream) -> None:
         self._add_bytes(queue.creator, -queue.held_bytes)
         queue.on_parts = not_counted
+        if isinstance(queue, BrokerStream):
+            queue.forget_readers()
 
     @property
     def count(self) -> int:

@@ -81,8 +81,8 @@ class UserBytes:
 
 class Usage:
     """Counts what the clients of one vhost use. memory_bytes: its budget.
-    topology: the bytes of queues, exchanges and bindings by who declared them. clients: the bytes
-    of channels and consumers by user."""
+    topology: the bytes of queues, exchanges, bindings and readers by who made them. clients: the
+    bytes of channels and consumers by user."""
 
     def __init__(self, vhost: str, limits: LimitTable, memory_bytes: int) -> None:
         self.limits: LimitTable = limits
@@ -184,6 +184,10 @@ class Usage:
             text = f"binding limit in vhost '{self._vhost}' ({most}) is reached"
             raise refusals.precondition_failed(f"cannot bind to exchange '{exchange}': {text}")
         self._check_room(f"cannot bind to exchange '{exchange}'", topology_bytes, by)
+
+    def check_reader(self, stream: str, topology_bytes: int, by: Identity) -> None:
+        """Raise ChannelError 406 if the user may not have one more named reader of a stream."""
+        self._check_room(f"cannot keep another reader of '{stream}'", topology_bytes, by)
 
     def check_between(self, exchange: str, by: Identity, own: int) -> None:
         """Raise ChannelError 406 if a user with so many bindings between exchanges may not have

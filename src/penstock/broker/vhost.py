@@ -451,6 +451,11 @@ class VHost(QueueOwner[BrokerQueue]):
     def _check_exchange(self, name: str, by: Identity | None) -> None:
         self.usage.check_exchange(name, len(self.exchanges), self.topology_bytes, by)
 
+    def check_reader(self, stream: BrokerStream, reader: str, by: Identity) -> None:
+        """Raise ChannelError 406 if the user may not make this named reader of a stream."""
+        if reader and not stream.has_reader(reader):
+            self.usage.check_reader(stream.name, self.topology_bytes, by)
+
     def _check_binding(self, exchange: str, by: Identity | None) -> None:
         self.usage.check_binding(exchange, self.router.binding_count, self.topology_bytes, by)
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.access.permissions import Identity
+from penstock.broker import background_tasks
 from penstock.broker.alerts import (
     ALL_BURST,
     FILES_MAX,
@@ -19,7 +20,9 @@ from penstock.broker.topology import ALERTS
 from penstock.codec.properties import BasicProperties
 from penstock.errors import CorruptionError, damaged_at
 from penstock.storage.durability import NONE
+from tests.helpers.builds import pure_only
 from tests.helpers.operation_rig import OperationRig
+from tests.helpers.steps import cost_of
 from tests.helpers.vhost_rig import TakingChannel, VHostRig, classic
 
 
@@ -472,3 +475,29 @@ def test_what_recovery_found_is_logged_in_the_first_turn(
     assert rig.told("corruption") == ["/a.rdq: at byte 5: bad"]
     assert rig.told("flowed") == ["queue 'q': flows"]
     assert classic(rig.queue()).len() == 0
+
+
+# ---- in slices -----------------------------------------------------------------------------------
+
+
+@pure_only
+def test_an_alert_for_very_many_bindings_is_routed_and_published_in_slices(
+    rig: VHostRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background_tasks, "STEPS_MAX", 1)
+    queues = [bind(rig, f"q{i}") for i in range(150)]
+    router = rig.vhost.router
+    for i in range(5000):
+        router.bind(ALERTS, "q", "q0", f"*.*.{i}", {})
+        router.bind(ALERTS, "q", "q0", f"#.{i}.#", {})
+    flow(rig, "about", ends=False)
+    flow(rig, "q7", ends=False)
+    dearest = turns = 0
+    while rig.vhost.dispatch.has_background:
+        dearest = max(dearest, cost_of(rig.vhost.turn).lines)
+        turns += 1
+    assert turns > 2
+    assert dearest < 60_000  # of 122,000 lines in all
+    for queue in queues:
+        wanted = ["flowed.about", "flowed.q7"]
+        assert keys(rig, queue) == wanted[: 1 if queue.name == "q7" else 2]

@@ -1,5 +1,6 @@
 """What one user has of topology, channels and consumers leaves room for the others."""
 
+import json
 import tracemalloc
 
 import pytest
@@ -8,8 +9,12 @@ from penstock.access.limits import Limits
 from penstock.access.permissions import Identity, everything
 from penstock.broker.usage import CLIENTS_PART, TOPOLOGY_PART
 from penstock.codec.spec import (
+    BasicCancel,
+    BasicCancelOk,
     BasicConsume,
     BasicConsumeOk,
+    BasicQos,
+    BasicQosOk,
     ChannelClose,
     ChannelCloseOk,
     ChannelOpen,
@@ -20,6 +25,9 @@ from penstock.codec.spec import (
     ExchangeDeclareOk,
     ExchangeUnbind,
     ExchangeUnbindOk,
+    PenstockCall,
+    PenstockCallError,
+    PenstockCallOk,
     QueueBind,
     QueueBindOk,
     QueueDeclare,
@@ -260,3 +268,59 @@ def test_bindings_between_exchanges_of_a_user_have_a_limit() -> None:
     plain_user.call(1, ExchangeUnbind(destination="x1", source="amq.topic"), ExchangeUnbindOk)
     assert bind(plain_user, 1)
     assert rig.vhost.router.between_exchanges == {"u": 3, "v": 1, "root": 1}
+
+
+def named_until_refused(
+    client: RigClient, stream: str, count: int = 5000, *, consumes: bool = False
+) -> tuple[int, bytes]:
+    """Make named readers of a stream until that is refused; their number, and the refusal."""
+    for number in range(count):
+        name = f"{client.handler.identity.name}.{number}".ljust(200, ".")
+        if consumes:
+            found = {"x-stream-reader": name, "x-stream-offset": "next"}
+            client.call(1, BasicQos(prefetch_count=5), BasicQosOk)
+            client.send(1, BasicConsume(queue=stream, consumer_tag="t", arguments=found))
+            client.rig.turn()
+            if closed := client.methods(ChannelClose):
+                return number, closed[0].reply_text.encode()
+            client.call(1, BasicCancel(consumer_tag="t"), BasicCancelOk)
+        else:
+            args = {"queue": stream, "reader": name, "offsets": {"0": 0}}
+            given = json.dumps(args).encode()
+            client.send(1, PenstockCall(op="set_stream_reader", arguments=given))
+            client.rig.turn()
+            if refusal := client.methods(PenstockCallError):
+                return number, refusal[0].text
+            client.methods(PenstockCallOk)
+    raise AssertionError("nothing was refused")
+
+
+@pytest.mark.parametrize("consumes", [False, True])
+def test_named_readers_are_counted_for_who_made_them(*, consumes: bool) -> None:
+    rig = BrokerRig(memory_bytes=MEMORY_BYTES)
+    u, v = rig.client(plain("u")).open(), rig.client(plain("v")).open()
+    arguments = {"x-queue-type": "stream"}
+    v.call(1, QueueDeclare(queue="s", durable=True, arguments=arguments), QueueDeclareOk)
+    before = rig.vhost.topology_bytes
+    count, text = named_until_refused(u, "s", consumes=consumes)
+    assert b"cannot keep another reader of 's'" in text
+    assert b"of user 'u' take" in text
+    assert 100 < count < TOPOLOGY_BYTES // 2 // 700 + 10
+    assert rig.vhost.usage.topology.of("u") == rig.vhost.topology_bytes - before
+    if consumes:
+        u.send(1, ChannelCloseOk())
+        u.open(1)
+    given = json.dumps({"queue": "s", "reader": "mine", "offsets": {"0": 0}}).encode()
+    v.call(1, PenstockCall(op="set_stream_reader", arguments=given), PenstockCallOk)
+    known = f"{'u.0'.ljust(200, '.')}"
+    for op, args in (
+        ("set_stream_reader", {"offsets": {"0": 1}}), ("delete_stream_reader", {}),
+    ):  # fmt: skip
+        data = json.dumps({"queue": "s", "reader": known, **args}).encode()
+        u.call(1, PenstockCall(op=op, arguments=data), PenstockCallOk)
+    assert rig.vhost.usage.topology.of("u") == (count - 1) * 700
+    rig.restart()
+    assert rig.vhost.usage.topology.of("") >= (count - 1) * 700  # nobody knows who made them
+    client = rig.client().open()
+    client.call(1, QueueDelete(queue="s"), QueueDeleteOk)
+    assert rig.vhost.topology_bytes < before

@@ -200,10 +200,12 @@ def _set_stream_reader(call: Call) -> None:
             op = call.args.op
             raise precondition_failed(f"{op}: kept_from of partition {number} without its offset")
     engine = call.vhost.engine
+    call.vhost.check_reader(stream, reader, call.identity)
     with engine.one_record(DISK if must_wait else OS) as one:
         for number, offset in offsets.items():
             part = stream.parts[number]
             engine.set_reader(part, reader, offset, OS, kept_from.get(number))
+    stream.reader_made(reader, call.identity.name)
     _answer(call, one.lsn if must_wait else 0)
 
 
@@ -215,6 +217,7 @@ def _delete_stream_reader(call: Call) -> None:
         for part in stream.parts:
             if reader in part.readers:
                 engine.delete_reader(part, reader, OS)
+    stream.reader_deleted(reader)
     _answer(call, 0)
 
 

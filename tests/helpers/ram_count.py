@@ -59,8 +59,12 @@ def held_bytes(queues: Iterable[VariableQueue]) -> int:
 
 def _rows_bytes(queue: VariableQueue) -> int:
     state = queue.state
-    rows = (state.q2, state.q3, state.disk_pending, state.back_rows)
-    return ROW_BYTES * sum(len(list(part.rows())) for part in rows)
+    paged = state.disk_pending
+    rows = (state.q2, state.q3, state.back_rows, paged.near, paged.window)
+    bits = sum(
+        len(segment.bits) + len(segment.transients or b"") for segment in paged._far.values()
+    )
+    return bits + ROW_BYTES * sum(len(list(part.rows())) for part in rows)
 
 
 def _heads_bytes(queue: VariableQueue) -> int:

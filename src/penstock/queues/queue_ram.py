@@ -284,15 +284,18 @@ class QueueRam:
         return counted // max(n + len(self.ram_pending), 1)
 
     def fits(self) -> bool:
-        """Return whether the whole queue would fit in RAM, with `spare_bytes` to spare. Headers on
-        disk are taken to be as long as that of q3's first message, at most LONG_HEADER."""
+        """Return whether the whole queue would fit in RAM, with `spare_bytes` to spare."""
         if self.target_bytes >= UNLIMITED:
             return True
+        return self.whole_bytes() <= self.target_bytes - self.spare_bytes()
+
+    def whole_bytes(self) -> int:
+        """Return what would count if all that is ready were in RAM. Headers on disk are taken to be
+        as long as that of q3's first message, at most LONG_HEADER."""
         average = ALPHA_BYTES
         if self.q3.count:
             average += self.q3.first().header_len
-        whole = self.bytes + self.len * average + self.pending_bytes + self.disk_pending.ram_bytes
-        return whole <= self.target_bytes - self.spare_bytes()
+        return self.bytes + self.len * average + self.pending_bytes + self.disk_pending.ram_bytes
 
     def spare_bytes(self) -> int:
         """Return what stays free of the target when a queue that fits comes back: a 128th, but at

@@ -2,7 +2,8 @@
 
 `counted_bytes` adds up what the queues say. `held_bytes` walks over everything that they hold: 32
 bytes for each row, 256 and the header for each message, and each body object once, however many
-queues and messages hold it. The two must be equal at any time.
+queues and messages hold it; and what is reserved for reads that are under way. The two must be
+equal at any time.
 """
 
 from collections.abc import Iterable
@@ -49,7 +50,7 @@ def held_bytes(queues: Iterable[VariableQueue]) -> int:
     whole = 0
     bodies: dict[int, int] = {}
     for queue in queues:
-        whole += _rows_bytes(queue) + _heads_bytes(queue)
+        whole += _rows_bytes(queue) + _heads_bytes(queue) + queue.state.reading_bytes
         for entry in queue.state.in_ram():
             body = entry.message.body
             if body is not None:

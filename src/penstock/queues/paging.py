@@ -1017,10 +1017,19 @@ def _load_run(state: QueueRam, rows: list[Row]) -> list[Message]:
 def _load_one_by_one(state: QueueRam, rows: list[Row]) -> list[Message]:
     """Load rows of which some are in a section of the checkpoint."""
     return [
-        state.index.read([row.seq])[0] if row.seq in state.index.section
+        _in_section(state, row.seq) if row.seq in state.index.section
         else _load_run(state, [row])[0]
         for row in rows
     ]  # fmt: skip
+
+
+def _in_section(state: QueueRam, seq: int) -> Message:
+    """Return a message in a section of the checkpoint, without its body. The section may still have
+    the object that other queues hold and count; what is read back is an object of its own."""
+    message = state.index.section[seq].message.copy()
+    if message.size:
+        message.body = None
+    return message
 
 
 def slot_of(row: Row) -> Slot:
@@ -1343,7 +1352,7 @@ class Inhaler:
             if slot.seq == bad_seq:
                 break
             if slot.seq in section:
-                found.append(section[slot.seq].message.copy())
+                found.append(_in_section(self._state, slot.seq))
             elif _is_embedded(slot):
                 found.append(None)
             else:

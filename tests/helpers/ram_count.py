@@ -2,7 +2,8 @@
 
 `counted_bytes` adds up what the queues say. `held_bytes` walks over everything that they hold: 32
 bytes for each row, 256 and the header for each message, and each body object once, however many
-queues and messages hold it. The two must be equal at any time.
+queues and messages hold it; and what is reserved for reads that are under way. The two must be
+equal at any time.
 """
 
 from collections.abc import Iterable
@@ -49,7 +50,7 @@ def held_bytes(queues: Iterable[VariableQueue]) -> int:
     whole = 0
     bodies: dict[int, int] = {}
     for queue in queues:
-        whole += _rows_bytes(queue) + _heads_bytes(queue)
+        whole += _rows_bytes(queue) + _heads_bytes(queue) + queue.state.reading_bytes
         for entry in queue.state.in_ram():
             body = entry.message.body
             if body is not None:
@@ -59,8 +60,12 @@ def held_bytes(queues: Iterable[VariableQueue]) -> int:
 
 def _rows_bytes(queue: VariableQueue) -> int:
     state = queue.state
-    rows = (state.q2, state.q3, state.disk_pending, state.back_rows)
-    return ROW_BYTES * sum(len(list(part.rows())) for part in rows)
+    paged = state.disk_pending
+    rows = (state.q2, state.q3, state.back_rows, paged.near, paged.window)
+    bits = sum(
+        len(segment.bits) + len(segment.transients or b"") for segment in paged._far.values()
+    )
+    return bits + ROW_BYTES * sum(len(list(part.rows())) for part in rows)
 
 
 def _heads_bytes(queue: VariableQueue) -> int:

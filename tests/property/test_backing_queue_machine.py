@@ -44,9 +44,18 @@ BYTES = st.sampled_from([0, 1, 600, 2000, 6000, UNLIMITED])
 COUNTS = st.integers(0, 8)
 PRIORITIES = st.integers(0, 3)
 DATA = st.data()
+
+
+def push_pending_far(state: QueueRam, quota: int) -> int:
+    """Page out pending messages, and leave no row of any that is paged out."""
+    left = paging.push_pending(state, quota)
+    paging.roll_pending(state, 0)
+    return left
+
+
 PUSHES = (
     paging.push_q1, paging.push_q4, paging.push_alphas_to_betas, paging.push_betas_to_deltas,
-    paging.push_pending,
+    paging.push_pending, push_pending_far,
 )  # fmt: skip
 
 

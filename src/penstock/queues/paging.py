@@ -74,7 +74,7 @@ are there for `penstock store salvage`. After a restart it is tried again.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop
 from typing import Final
 
@@ -92,6 +92,7 @@ from penstock.queues.queue_ram import (
 from penstock.queues.rows import (
     AT_ENTRY,
     AT_STORE,
+    BLOCK_SEQS,
     HAS_ENTRY,
     IN_STORE,
     ON_SLOT,
@@ -99,6 +100,7 @@ from penstock.queues.rows import (
     ROW_BYTES,
     Row,
     Rows,
+    seq_of_row,
 )
 from penstock.storage import queue_segment
 from penstock.storage.dump_text import queue_title
@@ -112,6 +114,7 @@ PUBLISH_MESSAGES: Final = STEP_MESSAGES  # paged out by one publish besides its 
 PUBLISH_BYTES: Final = 64 << 10  # and no more after the one that passes this
 SLICE_MESSAGES: Final = 256  # of `resume`
 SLICE_BYTES: Final = 1 << 20
+PENDING_BLOCK: Final = 512  # seqs of pending messages whose slots are read for a walk over all
 ROLL_ROWS: Final = 256  # gammas that one step rolls into delta: nothing is written for them
 
 
@@ -340,15 +343,19 @@ def push_pending(state: QueueRam, quota: int, bytes_max: int = UNLIMITED) -> int
         quota -= 1
     taken.reverse()
     try:
-        rows = page_out(state, taken)
+        rows = page_out(state, taken, with_slots=True)
     except BaseException:
         for entry in taken:
             state.ram_pending[entry.seq] = entry
         state.pending_order = None
         raise
     state.pending_bytes -= moved
-    for row in rows:
-        state.disk_pending.insert(row)
+    try:
+        _add_slots(state, [row for row in rows if not row.flags & ON_SLOT])
+    finally:
+        for row in rows:
+            state.disk_pending.insert(row)
+    roll_pending(state, pending_rows_max(state))
     return quota if moved < bytes_max else 0
 
 
@@ -364,12 +371,100 @@ def _largest_pending(state: QueueRam) -> Entry:
             return entry
 
 
+def pending_rows_max(state: QueueRam) -> int:
+    """Return how many near rows of pending messages may stay, and how many may be read at once."""
+    if state.target_bytes >= UNLIMITED:
+        return UNLIMITED
+    return max(segment_rows(state) >> 1, BLOCK_SEQS)
+
+
+def _add_slots(state: QueueRam, rows: list[Row]) -> None:
+    """Write the slots of transient rows that have none."""
+    if rows:
+        _write_missing_slots(state, rows)
+        for row in rows:
+            row.flags |= ON_SLOT
+
+
+def roll_pending(state: QueueRam, rows_max: int) -> None:
+    """Remove rows of pending messages, at least a few at once, if they are more than so many."""
+    paged = state.disk_pending
+    near = paged.near
+    if paged.sparse > near.count:
+        paged.sparse = near.count
+    if near.count - paged.sparse > rows_max:
+        paged.put_away(paged.take_surplus(rows_max - min(rows_max >> 1, ROLL_ROWS)))
+
+
+# ---- pending messages without rows ---------------------------------------------------------------
+
+
+def load_pending(state: QueueRam, tags: list[int]) -> None:
+    """Read the rows of those of these pending messages that have none, with neighbours. One whose
+    slot is damaged is set aside: it is not pending any more, and stays for salvage. Raises
+    OSError."""
+    paged = state.disk_pending
+    if not any(paged.is_far(tag) for tag in tags):
+        return
+    paged.close_window()
+    most = pending_rows_max(state)
+    for seq in sorted(tags):
+        if not paged.is_far(seq):
+            continue
+        start, stop = paged.block_of(seq, most)
+        state.unacked_bytes -= paged.bring(_far_rows(state, start, stop))
+        if paged.is_far(seq):
+            state.unacked_bytes -= paged.remove_far(seq)
+            state.set_aside[seq] = f"the slot of pending seq {seq} does not verify"
+            state.set_aside_events.append(
+                f"seq {seq} of queue {state.index.number} set aside: {state.set_aside[seq]}"
+            )
+    if paged.window.count > most:
+        paged.trim_window(set(tags), most)
+
+
+def _far_rows(state: QueueRam, start: int, stop: int) -> list[Row]:
+    """Return rows of the far pending messages from start to stop - 1, which are of one segment,
+    without those whose slots are damaged. They know the store files of their bodies."""
+    paged = state.disk_pending
+    seqs = paged.far_between(start, stop)
+    if not seqs:
+        return []
+    rows = rows_on_disk(state, seqs, set(paged.transients_between(start, stop)))
+    stored = [row for row in rows if row.flags & IN_STORE and row.flags & AT_ENTRY]
+    if stored:
+        files = state.index.files(start // state.index.slots)
+        try:
+            messages = files.entries_of([slot_of(row) for row in stored])
+        except CorruptionError:  # `store_file_of` finds out which
+            return rows
+        for row, message in zip(stored, messages, strict=True):
+            row.flags ^= AT_ENTRY | AT_STORE
+            row.place = message.store_file
+    return rows
+
+
+def pending_rows(state: QueueRam) -> Iterator[Row]:
+    """Yield the rows of all pending messages that were paged out, ascending, without those whose
+    slots are damaged; nothing may change meanwhile."""
+    paged, slots = state.disk_pending, state.index.slots
+    for number in paged.segments():
+        end = (number + 1) * slots
+        for start in range(number * slots, end, PENDING_BLOCK):
+            stop = min(start + PENDING_BLOCK, end)
+            rows = paged.rows_between(start, stop)
+            rows += _far_rows(state, start, stop)
+            rows.sort(key=seq_of_row)
+            yield from rows
+
+
 # ---- writing -------------------------------------------------------------------------------------
 
 
-def page_out(state: QueueRam, entries: list[Entry]) -> list[Row]:
+def page_out(state: QueueRam, entries: list[Entry], *, with_slots: bool = False) -> list[Row]:
     """Write entries, ascending, to disk unless they are there already (on a slot, or in a section
-    of the checkpoint), and return their rows. Raises OSError: they stay as they are."""
+    of the checkpoint), and return their rows. with_slots: of transient ones, too, unless their
+    bodies are there. Raises OSError: they stay as they are."""
     index = state.index
     section = index.section
     fresh: list[Entry] = []
@@ -381,7 +476,7 @@ def page_out(state: QueueRam, entries: list[Entry]) -> list[Row]:
         if message.persistent:
             if entry.seq not in section:
                 fresh.append(entry)
-        elif message.store_file:
+        elif message.store_file or (with_slots and entry.seq not in state.places):
             fresh.append(entry)
         elif entry.seq not in state.places and (message.header or message.size):
             bodies.append(entry)
@@ -490,11 +585,12 @@ def roll(state: QueueRam, writes: int) -> int:
 
 def _roll_little(state: QueueRam, writes: int) -> int:
     """Roll as many rows as the queue is over its target, if that is less than what paging out a
-    message would free. Return how many slots were written."""
+    message would free, or if no message can be paged out. Return how many slots were written."""
     over = state.ram_bytes() - state.target_bytes
-    if not 0 < over < state.average_bytes() - ROW_BYTES:
+    has_alphas = state.ram_messages() > 0 or len(state.ram_pending) > 0
+    if over <= 0 or (over >= state.average_bytes() - ROW_BYTES and has_alphas):
         return 0
-    return push_betas_to_deltas(state, -(-over // ROW_BYTES), writes)
+    return push_betas_to_deltas(state, min(-(-over // ROW_BYTES), ROLL_ROWS), writes)
 
 
 def _too_many_rows(state: QueueRam) -> int:
@@ -921,10 +1017,19 @@ def _load_run(state: QueueRam, rows: list[Row]) -> list[Message]:
 def _load_one_by_one(state: QueueRam, rows: list[Row]) -> list[Message]:
     """Load rows of which some are in a section of the checkpoint."""
     return [
-        state.index.read([row.seq])[0] if row.seq in state.index.section
+        _in_section(state, row.seq) if row.seq in state.index.section
         else _load_run(state, [row])[0]
         for row in rows
     ]  # fmt: skip
+
+
+def _in_section(state: QueueRam, seq: int) -> Message:
+    """Return a message in a section of the checkpoint, without its body. The section may still have
+    the object that other queues hold and count; what is read back is an object of its own."""
+    message = state.index.section[seq].message.copy()
+    if message.size:
+        message.body = None
+    return message
 
 
 def slot_of(row: Row) -> Slot:
@@ -1247,7 +1352,7 @@ class Inhaler:
             if slot.seq == bad_seq:
                 break
             if slot.seq in section:
-                found.append(section[slot.seq].message.copy())
+                found.append(_in_section(self._state, slot.seq))
             elif _is_embedded(slot):
                 found.append(None)
             else:

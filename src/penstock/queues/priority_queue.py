@@ -43,6 +43,13 @@ publishes. A deal costs something for each part. PriorityQueue makes one when it
 anything has happened since the last; an arrival makes one only if there is no room and an eighth of
 the budget was asked for in vain. Lowering a limit pages nothing out by itself.
 
+*Reading back* is decided for the whole, as in a queue without priorities. If all of it would fit
+in the budget but the reserve, or from the time when less than the minimum is in RAM until the low
+mark is reached, each part reads up to its own limit, the highest first. The minimum for each part
+alone would be used up by the parts with messages in RAM, and those below would read nothing. A part
+with messages on disk gets an eighth more than it needs, because a queue reads all of itself back
+only with room to spare.
+
 **Names.** A queue without priorities is one VariableQueue over one QueueIndex of the queue's own
 name. One with priorities 0 to n has n + 1 parts, each with an index named as RabbitMQ names them:
 
@@ -69,7 +76,7 @@ from penstock.queues.backing_queue import (
     NewMessage,
 )
 from penstock.queues.paging import PUBLISH_BYTES, PUBLISH_MESSAGES
-from penstock.queues.queue_ram import ALPHA_BYTES, alpha_bytes
+from penstock.queues.queue_ram import ALPHA_BYTES, alpha_bytes, low_mark
 from penstock.queues.rows import Row
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.durability import DISK
@@ -117,6 +124,21 @@ class Part:
     def ram_bytes(self) -> int:
         """Return the bytes counted in RAM."""
         return 0 if self.opened is None else self.opened.ram_bytes()
+
+    def whole_bytes(self) -> int:
+        """Return the bytes counted if all of it were in RAM."""
+        if self.opened is None:
+            return 0
+        state = self.opened.state
+        return max(state.ram_bytes(), state.whole_bytes())
+
+    def useful_bytes(self) -> int:
+        """Return the limit that the part could use: all that it holds, and an eighth of the limit
+        if some of it is on disk, because it reads all of it back only with room to spare."""
+        whole = self.whole_bytes()
+        if self.opened is not None and self.opened.state.is_flowed:
+            whole += whole // 7 + ALPHA_BYTES
+        return whole
 
     def delivery(self, delivery: Delivery) -> Delivery:
         """Change the delivery's tag to the one that callers see, and return it."""
@@ -208,6 +230,7 @@ class PriorityBudget:
         self._share_bytes: int = UNLIMITED
         self._wanted_bytes: int = 0  # asked for in vain since the last deal
         self._lowest: int = 0  # no part below has anything in RAM to give
+        self._reads_back: bool = False  # all parts, the lowest last, as much as they may have
         self.limit_bytes: int = UNLIMITED
         self.pool_bytes: int = 0
 
@@ -298,17 +321,12 @@ class PriorityBudget:
             for part in self._parts:
                 part.set_limits(UNLIMITED, self._min_bytes)
             return
-        left = limit - (limit >> SPARE_SHIFT)
+        left = self._for_parts()
         pool = limit
         for number in range(len(self._parts) - 1, -1, -1):
             part = self._parts[number]
-            queue = part.opened
-            ram_bytes = useful = 0
-            if queue is not None:
-                ram_bytes = queue.ram_bytes()
-                in_hand = queue.depth() - queue.leased_count()
-                useful = max(ram_bytes, queue.body_bytes() + in_hand * ALPHA_BYTES)
-            part.due_bytes = min(useful, left)
+            ram_bytes = part.ram_bytes()
+            part.due_bytes = min(part.useful_bytes(), left)
             left -= part.due_bytes
             # What it has in RAM is in use in any case: a limit up to that costs nothing.
             allowed = min(part.due_bytes, max(part.max_bytes, ram_bytes))
@@ -316,7 +334,7 @@ class PriorityBudget:
             part.charged_bytes = max(ram_bytes, allowed)
             pool -= part.charged_bytes
         self.pool_bytes = pool
-        min_left = min(self._min_bytes, limit)
+        min_left = limit if self._reads_back else min(self._min_bytes, limit)
         for number in range(len(self._parts) - 1, -1, -1):
             part = self._parts[number]
             given = min(part.due_bytes - part.max_bytes, max(self.pool_bytes, 0))
@@ -325,6 +343,22 @@ class PriorityBudget:
             min_left -= min_bytes
             part.set_limits(max_bytes, min_bytes)
             self._charge(part, max_bytes)
+
+    def _for_parts(self) -> int:
+        """Return what the parts may have together; the rest is for the pool. Decide whether they
+        read back: until the whole is at its low mark once it was below its minimum, or if the whole
+        fits."""
+        ram_bytes = sum([part.ram_bytes() for part in self._parts])
+        whole_bytes = sum([part.whole_bytes() for part in self._parts])
+        most = self.limit_bytes - (self.limit_bytes >> RESERVE_SHIFT)
+        fits = whole_bytes <= most
+        if not fits:
+            most = self.limit_bytes - (self.limit_bytes >> SPARE_SHIFT)
+        if fits or ram_bytes < self._min_bytes:
+            self._reads_back = True
+        elif ram_bytes >= low_mark(most):
+            self._reads_back = False
+        return most
 
     def check(self) -> None:
         """Assert [PB]."""

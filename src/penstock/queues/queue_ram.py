@@ -37,7 +37,8 @@ in lazy mode instead of [V1] to [V4]: q1, q2, q4 and back are empty, and everyth
 delta. A queue that is becoming lazy still follows the rules of default mode.
 
 Counted bytes of RAM: an alpha with body, header and its objects (ALPHA_BYTES), a row with 32 bytes,
-pending messages like all others. A body that other queues hold, too, counts once for all of them
+pending messages like all others, and the bits of pending messages that have no row
+(rows.py). A body that other queues hold, too, counts once for all of them
 (shared_body.py): `alpha_bytes`, `pending_bytes` and `q1_bytes` contain it whole, and `ram_bytes`
 subtracts what the other queues count of it, `shared.elsewhere_bytes`. A message joins its
 SharedBody when it arrives, and leaves it when it dies or is paged out.
@@ -73,7 +74,7 @@ from typing import Final
 
 from penstock.message import Entry, Message, seq_of
 from penstock.queues.backing_queue import UNLIMITED
-from penstock.queues.rows import ON_SLOT, ROW_BYTES, Row, Rows
+from penstock.queues.rows import ON_SLOT, ROW_BYTES, PagedPending, Row, Rows
 from penstock.shared_body import SharedBodies, SharedMessage
 from penstock.storage.engine import StorageEngine
 from penstock.storage.queue_index import QueueIndex
@@ -229,7 +230,7 @@ class QueueRam:
         self.has_back: bool = False  # or had, until the next `head_in_ram`
         # Fetched, not yet settled: in RAM, and paged out. Largest seqs are paged out first.
         self.ram_pending: dict[int, Entry] = {}
-        self.disk_pending: Rows = Rows(start, now_s)
+        self.disk_pending: PagedPending = PagedPending(start, now_s, index.slots)
         # A heap of the seqs of ram_pending, negated, and of some that are not pending any more;
         # None until the largest is needed.
         self.pending_order: list[int] | None = None
@@ -265,9 +266,9 @@ class QueueRam:
 
     def ram_bytes(self) -> int:
         """Return the bytes counted in RAM."""
-        rows = self.q2.count + self.q3.count + self.disk_pending.count + self.back_rows.count
+        rows = self.q2.count + self.q3.count + self.back_rows.count
         counted = self.alpha_bytes + self.pending_bytes - self.shared.elsewhere_bytes
-        return counted + self.reading_bytes + rows * ROW_BYTES
+        return counted + self.reading_bytes + self.disk_pending.ram_bytes + rows * ROW_BYTES
 
     def average_bytes(self) -> int:
         """Return the average bytes of RAM of a ready message, without its header."""
@@ -283,16 +284,18 @@ class QueueRam:
         return counted // max(n + len(self.ram_pending), 1)
 
     def fits(self) -> bool:
-        """Return whether the whole queue would fit in RAM, with `spare_bytes` to spare. Headers on
-        disk are taken to be as long as that of q3's first message, at most LONG_HEADER."""
+        """Return whether the whole queue would fit in RAM, with `spare_bytes` to spare."""
         if self.target_bytes >= UNLIMITED:
             return True
+        return self.whole_bytes() <= self.target_bytes - self.spare_bytes()
+
+    def whole_bytes(self) -> int:
+        """Return what would count if all that is ready were in RAM. Headers on disk are taken to be
+        as long as that of q3's first message, at most LONG_HEADER."""
         average = ALPHA_BYTES
         if self.q3.count:
             average += self.q3.first().header_len
-        rows_bytes = self.disk_pending.count * ROW_BYTES
-        whole = self.bytes + self.len * average + self.pending_bytes + rows_bytes
-        return whole <= self.target_bytes - self.spare_bytes()
+        return self.bytes + self.len * average + self.pending_bytes + self.disk_pending.ram_bytes
 
     def spare_bytes(self) -> int:
         """Return what stays free of the target when a queue that fits comes back: a 128th, but at
@@ -397,7 +400,7 @@ class QueueRam:
     def is_pending(self, seq: int) -> bool:
         """Return whether a message was fetched and is not settled."""
         return seq in self.ram_pending or (
-            self.disk_pending.count > 0 and self.disk_pending.find(seq) is not None
+            self.disk_pending.count > 0 and self.disk_pending.has(seq)
         )
 
     def clear_ready(self) -> None:
@@ -541,7 +544,7 @@ class QueueRam:
             "alpha_bytes": self.alpha_bytes + self.pending_bytes - self.shared.elsewhere_bytes,
             "elsewhere_bytes": self.shared.elsewhere_bytes,
             "reading_bytes": self.reading_bytes,
-            "row_bytes": (rows + self.disk_pending.count) * ROW_BYTES,
+            "row_bytes": rows * ROW_BYTES + self.disk_pending.ram_bytes,
             "is_flowed": self.is_flowed,
             "target_bytes": self.target_bytes,
             "disk_reads": self.disk_reads,
@@ -587,7 +590,7 @@ class QueueRam:
         assert self.pending_bytes == held, f"[V7] pending bytes {self.pending_bytes}, {held}"
         self._check_shared()
         unacked = sum(e.message.size for e in self.ram_pending.values())
-        unacked += sum(row.size for row in self.disk_pending.rows())
+        unacked += self._check_paged()
         assert self.unacked_bytes == unacked, f"[V7] unacked {self.unacked_bytes}, {unacked}"
         known = sum(e.message.size for e in held_ready)
         parts = (self.q2, self.q3, self.back_rows)
@@ -600,6 +603,16 @@ class QueueRam:
         # What others count may have become more since this queue last looked: the next tick does.
         is_low = self.ram_bytes() + self.shared.elsewhere_bytes <= low_mark(self.target_bytes)
         assert not self.is_flowed or is_out or not is_low, "not recovered"
+
+    def _check_paged(self) -> int:
+        """Check the counters of disk_pending. Return the bytes of its bodies."""
+        paged = self.disk_pending
+        rows = [*paged.near.rows(), *paged.window.rows()]
+        seqs = paged.seqs()
+        assert len(seqs) == len(set(seqs)) == paged.count, "[V7] paged pending messages"
+        assert paged.count == len(rows) + paged.far_count, "[V7] far pending messages"
+        assert all(row.flags & ON_SLOT for row in paged.window.rows()), "[V7] not on a slot"
+        return sum(row.size for row in rows) + paged.far_bytes()
 
     def _check_shared(self) -> None:
         messages = [entry.message for entry in self.in_ram()]

@@ -17,6 +17,26 @@ bits of all transient ids are those of this start.
 Rows ascend by seq, in blocks of at most 512, so every insertion or removal moves a bounded number
 of bytes. A search bisects the blocks and then guesses: without holes, a seq's place in its block is
 arithmetic.
+
+**PagedPending** has the messages that were fetched, are not settled, and were paged out. A consumer
+without a prefetch limit may hold a million messages. A row for each would take 32 MB, whatever the
+limit of the queue is. But all that a row says is on the message's slot, too. So only some messages
+have rows; of the others, the *far* ones, one bit is left that says that they are pending, and a
+second one that says that they are transient, which no slot does.
+
+    near      rows, mostly of the smallest seqs, which are settled first; paging.py bounds them
+    far       segment -> bits, a 256th of the rows' bytes, and the bytes of the bodies
+    window    rows of what was far and was read again. The next read replaces it, and what is left
+              of it becomes far again
+
+Messages are settled mostly near each other, upwards or downwards, so a read brings an aligned block
+of neighbours: 16 at first, and twice as many each time that the next one wanted is in a block
+beside the last, up to half of the rows that may stay. So settling in order costs a few reads per
+segment, and settling at random 512 bytes each time.
+
+A segment with so few rows that bits would take more than they do keeps its rows (`sparse`).
+
+Only the sets are kept here. paging.py decides, writes slots, and reads.
 """
 
 import struct
@@ -365,3 +385,256 @@ class Rows:
             else:
                 hi = mid
         return lo
+
+
+BLOCK_SEQS: Final = 16  # read at first
+SEQS_MAX: Final = 1 << 62
+
+
+@mypyc_attr(acyclic=True)
+class FarSegment:
+    """The far messages of one segment. bits: bit rel & 7 of byte rel >> 3. transients: likewise,
+    None for none. count: of them; bytes: of their bodies."""
+
+    __slots__ = ("bits", "bytes", "count", "transients")
+
+    def __init__(self, bits: bytearray) -> None:
+        self.bits: bytearray = bits
+        self.transients: bytearray | None = None
+        self.count: int = 0
+        self.bytes: int = 0
+
+
+def _seqs_of(bits: bytearray, base: int, start: int, stop: int) -> list[int]:
+    """Return the seqs from start to stop - 1 whose bits are set. base: the seq of the first bit."""
+    rel, n = start - base, stop - start
+    part = int.from_bytes(bits[rel >> 3 : (rel + n + 7) >> 3], "little") >> (rel & 7)
+    part &= (1 << n) - 1
+    if not part:
+        return []
+    if part == (1 << n) - 1:
+        return list(range(start, stop))
+    return [seq for seq in range(start, stop) if bits[(seq - base) >> 3] >> ((seq - base) & 7) & 1]
+
+
+class PagedPending:
+    """See the head of this module. start, base_s: as those of Rows. slots: of a segment.
+
+    count: messages; far_count: those without rows; ram_bytes: rows and bits.
+    """
+
+    def __init__(self, start: int, base_s: int, slots: int) -> None:
+        self.count: int = 0
+        self.far_count: int = 0
+        self.ram_bytes: int = 0
+        self.near: Rows = Rows(start, base_s)
+        self.window: Rows = Rows(start, base_s)
+        self.sparse: int = 0  # rows of near, at most, that are not worth bits or have no slots
+        self._slots: int = slots
+        self._bitmap_bytes: int = (slots + 7) >> 3
+        self._far: dict[int, FarSegment] = {}
+        self._width: int = 0  # seqs of the last block that was read, and its number
+        self._block: int = -2
+
+    # ---- one message ---------------------------------------------------------------------------
+
+    def insert(self, row: Row) -> None:
+        """Add a message."""
+        self.near.insert(row)
+        self.count += 1
+        self.ram_bytes += ROW_BYTES
+
+    def has(self, seq: int) -> bool:
+        """Return whether a message is here."""
+        return self.is_far(seq) or self.find(seq) is not None
+
+    def is_far(self, seq: int) -> bool:
+        """Return whether a message is here without a row."""
+        segment = self._far.get(seq // self._slots)
+        if segment is None:
+            return False
+        rel = seq % self._slots
+        return segment.bits[rel >> 3] >> (rel & 7) & 1 == 1
+
+    def find(self, seq: int) -> Row | None:
+        """Return the row of a message that is not far, or None."""
+        row = self.near.find(seq) if self.near.count else None
+        return self.window.find(seq) if row is None and self.window.count else row
+
+    def remove(self, seq: int) -> Row | None:
+        """Remove a message that is not far and return its row, or return None."""
+        row = self.near.remove(seq) if self.near.count else None
+        if row is None and self.window.count:
+            row = self.window.remove(seq)
+        if row is not None:
+            self.count -= 1
+            self.ram_bytes -= ROW_BYTES
+        return row
+
+    def remove_far(self, seq: int) -> int:
+        """Remove a far message of unknown size. Return the bytes of bodies that are left over, if
+        it was the last of its segment: those of all that were removed so."""
+        self.count -= 1
+        return self._clear(seq, 0)
+
+    # ---- many ----------------------------------------------------------------------------------
+
+    def seqs(self, most: int = SEQS_MAX) -> list[int]:
+        """Return the first so many seqs, or a few more, ascending."""
+        found: list[int] = []
+        for number in self.segments():
+            if len(found) >= most:
+                break
+            found += self.seqs_between(number * self._slots, (number + 1) * self._slots)
+        return found
+
+    def seqs_between(self, start: int, stop: int) -> list[int]:
+        """Return the seqs from start to stop - 1, which are of one segment, ascending."""
+        found = self.near.seqs_between(start, stop) if self.near.count else []
+        if self.window.count:
+            found += self.window.seqs_between(start, stop)
+        if self._far:
+            found += self.far_between(start, stop)
+        found.sort()
+        return found
+
+    def segments(self) -> list[int]:
+        """Return the numbers of the segments of all messages, ascending."""
+        numbers = set(self._far)
+        for rows in (self.near, self.window):
+            numbers.update([seq // self._slots for seq in rows.seqs()])
+        return sorted(numbers)
+
+    def rows_between(self, start: int, stop: int) -> list[Row]:
+        """Return the rows from start to stop - 1, ascending, of those that are not far."""
+        found: list[Row] = []
+        for rows in (self.near, self.window):
+            for seq in rows.seqs_between(start, stop):
+                row = rows.find(seq)
+                assert row is not None
+                found.append(row)
+        found.sort(key=seq_of_row)
+        return found
+
+    def far_between(self, start: int, stop: int) -> list[int]:
+        """Return the far seqs from start to stop - 1, which are of one segment, ascending."""
+        number = start // self._slots
+        segment = self._far.get(number)
+        return [] if segment is None else _seqs_of(segment.bits, number * self._slots, start, stop)
+
+    def transients_between(self, start: int, stop: int) -> list[int]:
+        """Return the transient ones of `far_between`."""
+        number = start // self._slots
+        segment = self._far.get(number)
+        if segment is None or segment.transients is None:
+            return []
+        return _seqs_of(segment.transients, number * self._slots, start, stop)
+
+    def far_bytes(self) -> int:
+        """Return the bytes of the bodies of all far messages."""
+        return sum([segment.bytes for segment in self._far.values()])
+
+    # ---- away and back -------------------------------------------------------------------------
+
+    def take_surplus(self, keep: int) -> list[Row]:
+        """Remove rows of near, the largest seqs first, until so many are left, and return them,
+        ascending. Sparse ones and those without slots are not counted and stay. The caller calls
+        `put_away`."""
+        near, slots = self.near, self._slots
+        taken: list[Row] = []
+        stay: list[Row] = []
+        while near.count > keep:
+            number = near.last_seq() // slots
+            some: list[Row] = []
+            while near.count > keep and near.last_seq() >= number * slots:
+                row = near.pop_last()
+                (some if row.flags & ON_SLOT else stay).append(row)
+            if number in self._far or len(some) * ROW_BYTES > self._bitmap_bytes:
+                taken += some
+            else:
+                stay += some
+        for row in stay:
+            near.insert(row)
+        self.sparse = len(stay)
+        taken.reverse()
+        return taken
+
+    def put_away(self, rows: list[Row]) -> None:
+        """Make messages far whose rows, which are on slots, `take_surplus` took."""
+        slots = self._slots
+        for row in rows:
+            number = row.seq // slots
+            segment = self._far.get(number)
+            if segment is None:
+                segment = FarSegment(bytearray(self._bitmap_bytes))
+                self._far[number] = segment
+                self.ram_bytes += self._bitmap_bytes
+            rel = row.seq % slots
+            segment.bits[rel >> 3] |= 1 << (rel & 7)
+            if not row.flags & PERSISTENT:
+                if segment.transients is None:
+                    segment.transients = bytearray(self._bitmap_bytes)
+                    self.ram_bytes += self._bitmap_bytes
+                segment.transients[rel >> 3] |= 1 << (rel & 7)
+            segment.count += 1
+            segment.bytes += row.size
+        self.far_count += len(rows)
+        self.ram_bytes -= len(rows) * ROW_BYTES
+
+    def close_window(self) -> None:
+        """Make far what is left of the window."""
+        if self.window.count:
+            self.put_away(list(self.window.rows()))
+            self.window.clear()
+
+    def trim_window(self, wanted: set[int], most: int) -> None:
+        """Make far the first rows of the window that are not wanted, if they are more than so
+        many."""
+        others = [row for row in self.window.rows() if row.seq not in wanted]
+        away = others[: max(len(others) - most, 0)]
+        for row in away:
+            self.window.remove(row.seq)
+        self.put_away(away)
+
+    def block_of(self, seq: int, most: int) -> tuple[int, int]:
+        """Return the block to read for a far seq: [start, stop), of its segment. most: seqs of a
+        block."""
+        width = self._width
+        if width and abs(seq // width - self._block) <= 1:
+            if width * 2 <= most:
+                width *= 2
+        else:
+            width = BLOCK_SEQS
+        if width > most:
+            width = BLOCK_SEQS
+        self._width, self._block = width, seq // width
+        first = seq // self._slots * self._slots
+        start = self._block * width
+        return max(start, first), min(start + width, first + self._slots)
+
+    def bring(self, rows: list[Row]) -> int:
+        """Give far messages their rows, in the window. Return the same as `remove_far`."""
+        left_over = 0
+        for row in rows:
+            left_over += self._clear(row.seq, row.size)
+            self.window.insert(row)
+        self.ram_bytes += len(rows) * ROW_BYTES
+        return left_over
+
+    def _clear(self, seq: int, size: int) -> int:
+        number = seq // self._slots
+        segment = self._far[number]
+        rel = seq % self._slots
+        segment.bits[rel >> 3] &= 0xFF ^ (1 << (rel & 7))
+        if segment.transients is not None:
+            segment.transients[rel >> 3] &= 0xFF ^ (1 << (rel & 7))
+        segment.count -= 1
+        segment.bytes -= size
+        self.far_count -= 1
+        if segment.count:
+            return 0
+        self.ram_bytes -= self._bitmap_bytes
+        if segment.transients is not None:
+            self.ram_bytes -= self._bitmap_bytes
+        del self._far[number]
+        return segment.bytes

@@ -295,7 +295,7 @@ def _alphas(state: QueueRam, entries: deque[Entry], after: int) -> Iterator[Foun
 def _pending(state: QueueRam) -> Iterator[Found]:
     in_ram = sorted(state.ram_pending)
     at = 0
-    for seq, message, _ in _bodies(state, state.disk_pending.rows(), RUN_ROWS):
+    for seq, message, _ in _bodies(state, paging.pending_rows(state), RUN_ROWS):
         while at < len(in_ram) and in_ram[at] < seq:
             yield from _pending_in_ram(state, in_ram[at])
             at += 1
@@ -835,9 +835,10 @@ class VariableQueue(BackingQueue):
         for entry in list(state.ram_pending.values()):
             if not entry.message.persistent:
                 self.forget([entry.seq])
-        for row in list(state.disk_pending.rows()):
-            if not row.flags & PERSISTENT:
-                self.forget([row.seq])
+        if state.has_transients:
+            rows = paging.pending_rows(state)
+            for seq in [row.seq for row in rows if not row.flags & PERSISTENT]:
+                self.forget([seq])
         index = self._index
         held = index.holder.materialise(index.next_seq) if index.asks_for_dead() else []
         index.holder = DictHolder()
@@ -866,6 +867,8 @@ class VariableQueue(BackingQueue):
     def _pending_entries(self, tags: list[int]) -> list[Entry]:
         """Return those that are pending, each once, without bodies if they were paged out."""
         state = self.state
+        if state.disk_pending.far_count:
+            self._load_pending(tags)
         entries: list[Entry] = []
         for tag in tags if len(tags) < 2 else dict.fromkeys(tags):
             entry = state.ram_pending.get(tag)
@@ -876,6 +879,19 @@ class VariableQueue(BackingQueue):
                 if row is not None:
                     entries.append(paging.entry_of(state, row))
         return entries
+
+    def _load_pending(self, tags: list[int]) -> None:
+        """Read the rows of those of these pending messages that have none. Raises OSError."""
+        paging.load_pending(self.state, tags)
+        self.paging.report_set_aside()
+
+    def _paged(self, tag: int) -> Row | None:
+        """Return the row of a pending message that was paged out, None if there is none. Raises
+        OSError."""
+        paged = self.state.disk_pending
+        if paged.far_count:
+            self._load_pending([tag])
+        return paged.find(tag)
 
     def _dequeue(self, entries: list[Entry], mode: int) -> None:
         """Log and index the death of entries, if they are persistent."""
@@ -942,6 +958,8 @@ class VariableQueue(BackingQueue):
 
     def requeue(self, tags: list[int], mode: int, *, attempted: bool = True) -> list[int]:
         state = self.state
+        if state.disk_pending.far_count:
+            self._load_pending(tags)
         alphas: list[Entry] = []
         rows: list[Row] = []
         for tag in dict.fromkeys(tags):
@@ -972,8 +990,17 @@ class VariableQueue(BackingQueue):
         state.rates.n_in += len(ids)
         state.rates.n_ack_out += len(ids)
         put_back(state, alphas, rows)
+        if rows:
+            self._page_returned(len(rows))
         self._after()
         return [ids[seq] for seq in sorted(ids)]
+
+    def _page_returned(self, n: int) -> None:
+        """Page out, because n messages came back as rows: while they were pending, most of them
+        had none."""
+        messages = min(n * paging.PUBLISH_MESSAGES, paging.SLICE_MESSAGES)
+        while n > 0 and self.paging.step(messages, paging.SLICE_BYTES):
+            n -= paging.ROLL_ROWS
 
     def _count_attempts(self, alphas: list[Entry], rows: list[Row], mode: int) -> None:
         known = self._index.attempts
@@ -1036,7 +1063,7 @@ class VariableQueue(BackingQueue):
             if message.body is None and (with_body or (with_header and not is_large(message))):
                 message = self._with_body(entry)
         else:
-            row = state.disk_pending.find(tag) if state.disk_pending.count else None
+            row = self._paged(tag)
             if row is None:
                 return None
             if with_header or with_body:
@@ -1049,11 +1076,13 @@ class VariableQueue(BackingQueue):
 
     def entries(self, tags: list[int]) -> list[tuple[QueueIndex, list[Entry]]]:
         state = self.state
+        if state.disk_pending.far_count:
+            self._load_pending(tags)
         found: list[Entry] = []
         for tag in sorted(tags):
             entry = state.ram_pending.get(tag)
             if entry is None:
-                row = state.disk_pending.find(tag) if state.disk_pending.count else None
+                row = state.disk_pending.find(tag)
                 if row is None:
                     raise KeyError(f"tag {tag} of queue {self._index.number} is not pending")
                 entry = paging.entry_of(state, row)
@@ -1102,7 +1131,7 @@ class VariableQueue(BackingQueue):
         """Return the persistent pending messages, ascending: the record of a purge keeps them."""
         state = self.state
         kept = [entry for entry in state.ram_pending.values() if entry.message.persistent]
-        rows = [row for row in state.disk_pending.rows() if row.flags & PERSISTENT]
+        rows = [row for row in paging.pending_rows(state) if row.flags & PERSISTENT]
         kept += [paging.entry_of(state, row) for row in rows]
         kept.sort(key=seq_of)
         return kept
@@ -1127,7 +1156,7 @@ class VariableQueue(BackingQueue):
         while state.ram_pending:
             self.ack(list(islice(state.ram_pending, ACKS_MAX)), mode)
         while state.disk_pending.count:
-            self.ack(list(islice(state.disk_pending.seqs(), ACKS_MAX)), mode)
+            self.ack(state.disk_pending.seqs(ACKS_MAX)[:ACKS_MAX], mode)
         return died
 
     # ---- attempts of messages that may have killed this process --------------------------------

@@ -357,3 +357,106 @@ def test_a_durable_backlog_of_all_priorities_comes_back_in_order_under_a_small_l
         found.append(int(delivery.message.body or b""))
         assert again.ram_bytes() <= 10 * COST + 3 * FLOOR
     assert found == [i for p in (2, 1, 0) for i in range(90) if i % 3 == p]
+
+
+# ---- after it was paged out --------------------------------------------------------------------
+
+LARGE_SLOTS = 1024
+
+
+def flowed(parts: int, limit: int, *, by_priority: bool, header: bytes) -> PriorityQueue:
+    """A queue that holds four times what its limit allows. by_priority: the lowest came first."""
+    rig = EngineRig(
+        segment_slots=LARGE_SLOTS, queue_index_embed_msgs_below=4096, wal_inline_below=32 << 10,
+        wal_segment_bytes_min=1 << 20, wal_segment_bytes_max=1 << 20,
+    )  # fmt: skip
+    q = open_backing(rig.engine, b"q", priorities=parts - 1)
+    assert isinstance(q, PriorityQueue)
+    rig.engine.sync()
+    q.set_limits(limit, limit // 2)
+    n = 4 * limit // (COST + len(header))
+    for i in range(n):
+        q.publish(header, b"x" * BODY, OS, priority=i * parts // n if by_priority else i % parts)
+    rest(rig, q)
+    assert q.ram_bytes() <= limit
+    return q
+
+
+def rest(rig: EngineRig, q: PriorityQueue) -> None:
+    """What the owner of a queue does until nothing is left to do."""
+    for _ in range(30):
+        before = q.ram_bytes()
+        page(q)
+        q.inhale(at_rest=True)
+        while rig.engine.has_pending:
+            rig.engine.poll(wait=True)
+        if q.ram_bytes() == before:
+            return
+    raise AssertionError("it never rests")
+
+
+def drain_to(q: PriorityQueue, n_bytes: int, header: bytes) -> int:
+    """Get and acknowledge until the rest would take so many bytes in RAM. Return the least that was
+    there after a rest in between."""
+    engine = q.parts[0].queue.engine
+    least = q.ram_bytes()
+    got = 0
+    while q.len() * (COST + len(header)) > n_bytes:
+        delivery = q.fetch()
+        if delivery is None:
+            held = q.held()
+            assert held is not None
+            engine.wait(*held)
+            continue
+        q.ack([delivery.tag], OS)
+        got += 1
+        if got % 50 == 0:
+            page(q)
+            q.inhale(at_rest=True)
+            while engine.has_pending:
+                engine.poll(wait=True)
+            least = min(least, q.ram_bytes())
+    return least
+
+
+@pytest.mark.parametrize("parts", [2, 4, 10])
+@pytest.mark.parametrize("by_priority", [False, True])
+@pytest.mark.parametrize("header", [b"", b"h" * 100])
+@pytest.mark.parametrize("percent", [90, 60])
+def test_what_fits_again_comes_back_whole(
+    parts: int, by_priority: bool, header: bytes, percent: int
+) -> None:
+    limit = 128 << 10
+    q = flowed(parts, limit, by_priority=by_priority, header=header)
+    drain_to(q, limit * percent // 100, header)
+    for _ in range(3):
+        page(q)
+        q.inhale(at_rest=True)
+        while q.parts[0].queue.engine.has_pending:
+            q.parts[0].queue.engine.poll(wait=True)
+    assert sum(alphas(q)) == q.len(), q.budget.pool_bytes
+    assert q.ram_bytes() <= limit
+    assert percent > 80 or not q.info()["is_flowed"]
+    before = writes(q)
+    q.publish(header, b"x" * BODY, OS, priority=parts - 1)
+    page(q)
+    assert writes(q) == before, "there is room for more"
+
+
+@pytest.mark.parametrize("parts", [2, 4, 10])
+@pytest.mark.parametrize("by_priority", [False, True])
+def test_what_does_not_fit_is_read_back_as_that_of_a_queue_without_priorities(
+    parts: int, by_priority: bool
+) -> None:
+    """From the minimum on, here half of the limit, up to what the pool leaves."""
+    limit = 128 << 10
+    q = flowed(parts, limit, by_priority=by_priority, header=b"")
+    for percent in (300, 250, 200, 150):
+        least = drain_to(q, limit * percent // 100, b"")
+        assert least > limit * 45 // 100
+    deepest = q.ram_bytes()
+    while deepest > limit // 2:
+        drain_to(q, (q.len() - 10) * COST, b"")
+        deepest = q.ram_bytes()
+    drain_to(q, (q.len() - 50) * COST, b"")
+    assert q.ram_bytes() > limit * 7 // 10

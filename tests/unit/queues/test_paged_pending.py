@@ -1,0 +1,297 @@
+"""Unacknowledged messages that were paged out: their rows stay within the limit, and what is needed
+of them again is read by segments.
+
+Bytes and reads are counted. A message's row takes 32 bytes, so the rows of `N` pending messages
+alone would exceed `MAX_BYTES` eight times.
+"""
+
+import errno
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from penstock.queues.backing_queue import UNLIMITED
+from penstock.queues.queue_ram import CHECKS
+from penstock.queues.rows import ON_SLOT, PERSISTENT, ROW_BYTES, PagedPending, Row
+from penstock.storage.durability import NONE, OS
+from tests.helpers.engine_rig import STORED, EngineRig
+from tests.helpers.queue_world import World, tags_of
+from tests.helpers.variable_queues import info_int, opens, real
+
+N: Final = 8_000
+SMALL: Final = 3_000  # for tests of what comes out
+MAX_BYTES: Final = 32 << 10
+SLOTS: Final = 256
+SLACK_BYTES: Final = 2048  # a publish or a fetch may exceed the limit by its own message
+
+
+@pytest.fixture(autouse=True)
+def _without_checks() -> Iterator[None]:
+    """They walk the whole queue after each call."""
+    was_on, CHECKS.is_on = CHECKS.is_on, False
+    yield
+    CHECKS.is_on = was_on
+
+
+class Held(World):
+    """A queue of n messages with a small limit. most: the bytes counted in RAM at any time."""
+
+    def __init__(
+        self, n: int = N, mode: int = OS, *, body_bytes: int = 0, header: bytes = b"",
+        policy: str = "eager", max_bytes: int = MAX_BYTES,
+    ) -> None:  # fmt: skip
+        rig = EngineRig(
+            segment_slots=SLOTS, wal_segment_bytes_min=1 << 20, wal_segment_bytes_max=1 << 20
+        )
+        super().__init__(rig, opens(policy=policy, read_bytes=1 << 18), body_bytes=body_bytes)
+        self.most = 0
+        self.q.set_limits(max_bytes, max_bytes // 2)
+        for i in range(n):
+            self.q.publish(header, self.body(i), mode)
+            self.look()
+        self.page()
+
+    def look(self) -> None:
+        self.most = max(self.most, self.q.ram_bytes())
+
+    def hold(self, n: int) -> list[int]:
+        """Take n messages. Return their tags."""
+        tags: list[int] = []
+        for _ in range(n):
+            tags.append(self.fetch().tag)
+            self.look()
+        return tags
+
+    def reads(self) -> int:
+        return info_int(self.q, "disk_reads")
+
+
+def paged(world: World) -> PagedPending:
+    return real(world.q).state.disk_pending
+
+
+@pytest.mark.parametrize("mode", [OS, NONE])
+def test_many_unacked_messages_take_no_more_than_the_limit(mode: int) -> None:
+    world = Held(mode=mode)
+    before = world.reads()
+    world.hold(N)
+    assert world.most <= MAX_BYTES + SLACK_BYTES
+    assert info_int(world.q, "paged_pending") > N - 300
+    held = world.reads() - before
+    assert paged(world).ram_bytes <= MAX_BYTES // 4
+
+    world = Held(mode=mode)
+    before = world.reads()
+    for _ in range(N):
+        world.q.ack([world.fetch().tag], OS)
+    assert held <= 1.1 * (world.reads() - before), "as many as of a consumer that acks at once"
+
+
+@pytest.mark.parametrize("order", ["ascending", "descending", "in disorder"])
+def test_acks_one_by_one_read_by_segments(order: str) -> None:
+    world = Held()
+    tags = world.hold(N)
+    if order == "descending":
+        tags.reverse()
+    if order == "in disorder":
+        tags = [tag for at in range(0, N, 64) for tag in reversed(tags[at : at + 64])]
+    before = world.reads()
+    for tag in tags:
+        assert len(world.q.ack([tag], OS)) == 1
+        world.look()
+    assert world.q.depth() == 0
+    assert world.most <= MAX_BYTES + SLACK_BYTES
+    assert world.reads() - before <= 3 * (N // SLOTS)
+    world.inhale()
+    assert world.q.ram_bytes() == 0
+
+
+def test_acks_at_random_read_little_each() -> None:
+    """A slot is 32 bytes."""
+    world = Held()
+    tags = world.hold(N)
+    for tag in tags[::257]:
+        reads = world.reads()
+        rows = paged(world).near.count
+        world.q.ack([tag], OS)
+        assert world.reads() - reads <= 1
+        assert paged(world).window.count <= 16
+        assert paged(world).near.count >= rows - 1, "what was near is near"
+    real(world.q).state.check()
+
+
+def test_acks_of_stored_bodies_with_headers_read_by_segments() -> None:
+    """Where in the store a body is stands beside the header, and not in the slot."""
+    world = Held(SMALL, body_bytes=STORED, header=b"header")
+    tags = world.hold(SMALL)
+    world.settle()
+    assert paged(world).far_count > SMALL // 2
+    before = world.rig.fs.reads
+    for tag in tags:
+        world.q.ack([tag], OS)
+    assert world.rig.fs.reads - before <= 8 * (SMALL // SLOTS)
+    assert world.q.depth() == 0
+
+
+@pytest.mark.parametrize("policy", ["eager", "ratio", "even"])
+@pytest.mark.parametrize(("some", "step"), [(N, 1), (256, 1), (256, -1)])
+def test_a_mass_requeue_stays_within_the_limit_and_in_order(
+    policy: str, some: int, step: int
+) -> None:
+    world = Held(policy=policy)
+    tags = world.hold(N)[::step]
+    before = world.reads()
+    for at in range(0, N, some):
+        world.q.requeue(tags[at : at + some], OS, attempted=False)
+        world.look()
+    assert world.reads() - before <= 12 * (N // SLOTS)
+    assert world.most <= MAX_BYTES + SLACK_BYTES
+    real(world.q).state.check()
+    got = [world.fetch() for _ in range(N)]
+    assert world.numbers(got) == list(range(N))
+    assert all(delivery.is_redelivered for delivery in got)
+
+
+@pytest.mark.parametrize("mode", [OS, NONE])
+def test_what_is_requeued_among_ready_messages_takes_its_place(mode: int) -> None:
+    world = Held(SMALL, mode)
+    tags = world.hold(SMALL // 2)
+    back = tags[::3]
+    world.q.requeue(back, OS)
+    world.look()
+    assert world.most <= MAX_BYTES + SLACK_BYTES
+    real(world.q).state.check()
+    kept = sorted(set(tags) - set(back))
+    seen = world.seen()
+    assert [i for i, is_pending in seen if is_pending] == [i for i in range(SMALL // 2) if i % 3]
+    got = [world.fetch() for _ in range(len(back))]
+    assert [delivery.attempts for delivery in got] == [1] * len(back)
+    assert world.numbers(got) == list(range(0, SMALL // 2, 3))
+    assert world.q.ack(kept + tags_of(got), OS)
+    assert world.drain() == list(range(SMALL // 2, SMALL))
+    world.inhale()
+    state = real(world.q).state
+    assert (state.places, state.delta_transients, state.ram_bytes()) == ({}, {}, 0)
+    assert not any(world.q.index().transients.values()), "no files are kept for what is gone"
+
+
+@pytest.mark.parametrize("mode", ["lost", "kept"])
+def test_all_of_it_is_ready_again_after_a_crash(mode: str) -> None:
+    world = Held(SMALL)
+    tags = world.hold(SMALL)
+    world.q.ack(tags[::2], OS)
+    world.settle()
+    world.crash(mode)
+    got = [world.fetch() for _ in range(SMALL // 2)]
+    assert world.numbers(got) == list(range(1, SMALL, 2))
+    assert all(delivery.is_redelivered for delivery in got)
+
+
+def test_a_purge_keeps_it_and_a_restart_brings_it_back() -> None:
+    world = Held(SMALL)
+    tags = world.hold(SMALL // 2)
+    assert world.q.purge(OS) == SMALL // 2
+    assert world.q.depth() == SMALL // 2
+    assert len(world.q.ack(tags[:100], OS)) == 100
+    world.restart()
+    assert world.drain() == list(range(100, SMALL // 2))
+
+
+@pytest.mark.parametrize("mode", [OS, NONE])
+def test_a_deleted_queue_leaves_no_files(mode: int) -> None:
+    world = Held(SMALL, mode, body_bytes=STORED)
+    world.hold(SMALL)
+    index = world.q.index()
+    world.q.delete_and_terminate(OS)
+    world.rig.restart()  # which verifies
+    assert world.rig.files_of(index) == []
+    assert world.rig.store_names() == []
+
+
+def test_expiry_and_size_come_back_from_the_slot() -> None:
+    world = Held(0)
+    for i in range(SMALL):
+        world.q.publish(b"", world.body(i), OS, expiry_ms=10_000 + i)
+    tags = world.hold(SMALL)
+    assert paged(world).is_far(tags[2000])
+    assert world.q.pending(tags[2000]).message.expiry_ms == 12_000  # type: ignore[union-attr]
+    world.q.requeue(tags, OS)
+    unacked = info_int(world.q, "unacked_bytes")
+    assert unacked == 0
+    assert world.q.body_bytes() == sum(len(world.body(i)) for i in range(SMALL))
+    head = world.q.dropwhile(lambda head: head.expiry_ms < 12_500, OS)
+    assert head is not None
+    assert head.expiry_ms == 12_500
+
+
+def test_a_damaged_slot_is_set_aside_when_its_message_is_settled() -> None:
+    world = Held(SMALL)
+    tags = world.hold(SMALL)
+    bad = tags[2000]
+    assert paged(world).is_far(bad)
+    index = world.q.index()
+    world.settle()
+    world.rig.fs.damage_flip(f"{index.path}/{bad // SLOTS}.qi", 64 + bad % SLOTS * 32 + 8, 1)
+    assert len(world.q.ack(tags[1990:2000], OS)) == 10, "neighbours are not concerned"
+    assert world.rig.told("corruption") == []
+    assert world.q.ack([bad], OS) == []
+    assert len(world.rig.told("corruption")) == 1
+    assert info_int(world.q, "set_aside") == 1
+    real(world.q).state.check()
+    world.q.requeue(tags, OS)
+    real(world.q).state.check()
+    assert info_int(world.q, "unacked_bytes") == 0
+    assert world.drain() == [i for i in range(SMALL) if not 1990 <= i <= 2000]
+
+
+def test_a_read_that_fails_changes_nothing() -> None:
+    world = Held(SMALL)
+    tags = world.hold(SMALL)
+    world.rig.fs.fail(errno.EIO, kinds=["read"], times=None)
+    for call in (world.q.ack, world.q.requeue):
+        with pytest.raises(OSError):  # noqa: PT011 - what the system says is not ours
+            call(tags, OS)
+        real(world.q).state.check()
+    world.rig.fs.clear_faults()
+    assert world.q.depth() == SMALL
+    world.q.requeue(tags, OS)
+    assert world.drain() == list(range(SMALL))
+
+
+def test_transient_rows_stay_while_their_slots_cannot_be_written() -> None:
+    world = Held(0, max_bytes=UNLIMITED)
+    for i in range(SMALL):
+        world.q.publish(b"", world.body(i), NONE)
+    tags = world.hold(SMALL)
+    world.rig.fs.fail(errno.ENOSPC, path=".qi", kinds=["pwrite"], times=None)
+    world.q.set_limits(MAX_BYTES, 0)
+    world.page()
+    real(world.q).state.check()
+    assert paged(world).far_count == 0
+    world.rig.fs.clear_faults()
+    world.rig.clock.advance(2)
+    world.page()
+    assert paged(world).far_count > SMALL // 2
+    assert world.q.ram_bytes() <= MAX_BYTES
+    world.q.requeue(tags, OS)
+    assert world.drain() == list(range(SMALL))
+
+
+def row(seq: int) -> Row:
+    return Row(seq, PERSISTENT | ON_SLOT, seq, 10, 0, 0, 0, 0)
+
+
+def test_a_segment_with_few_messages_keeps_its_rows() -> None:
+    """One of each segment of 4,096: a row takes 32 bytes, bits 512."""
+    pending = PagedPending(1, 0, 4096)
+    for number in range(1000):
+        pending.insert(row(number * 4096 + 7))
+    for seq in range(5 * 4096 + 100, 5 * 4096 + 200):
+        pending.insert(row(seq))
+    pending.put_away(pending.take_surplus(16))
+    assert pending.far_count == 90, "16 rows may stay"
+    assert pending.sparse == 1000 - 6
+    assert pending.ram_bytes == 1010 * ROW_BYTES + 512
+    assert pending.seqs_between(5 * 4096, 6 * 4096)[1:3] == [5 * 4096 + 100, 5 * 4096 + 101]
+    assert len(pending.seqs()) == 1100

@@ -51,7 +51,15 @@ from penstock.broker.in_flight import MESSAGES, signature
 from penstock.broker.operations import on_penstock_call
 from penstock.broker.output import Outlet, Output
 from penstock.broker.publish import SpooledPublish
-from penstock.broker.turn_budget import CALL_STEPS, METHOD_STEPS, SlicedWork, TurnBudget
+from penstock.broker.turn_budget import (
+    ARGUMENT_BYTES,
+    CALL_STEPS,
+    LOOK_STEPS,
+    METHOD_STEPS,
+    SHORT_STEPS,
+    SlicedWork,
+    TurnBudget,
+)
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
 from penstock.codec.spec import (
@@ -120,6 +128,13 @@ class RestOfWork(Event):
         self.channel: int = channel
         self.work: SlicedWork = work
         self.method: Method | None = method
+
+
+class RestOfInput(Event):
+    """What was received and is not parsed yet. It is the last event that is held."""
+
+    def __init__(self, size: int) -> None:
+        self.bytes: int = size
 
 
 class BadFrame(Event):
@@ -207,10 +222,15 @@ class ConnectionHandler(ChannelOwner):
         if self.is_closed:
             return
         self.received_bytes += len(data)
+        connection = self.connection
+        if not self._held:
+            self._budget.begin()
+            self._rests = 0
+        connection.steps_max = self._read_steps()
         try:
-            events = self.connection.receive(data)
+            events = connection.receive(data)
         except AMQPConnectionError as error:
-            self._handle_all(self.connection.events_before_error)
+            self._handle_all(connection.events_before_error)
             if self._held and not self._is_short:
                 self._keep_held(BadFrame(error))
             else:
@@ -401,9 +421,6 @@ class ConnectionHandler(ChannelOwner):
     def _handle_all(self, events: list[Event]) -> None:
         """Handle what was read of the client: a slice of it, the rest is held."""
         held = self._held
-        if not held:
-            self._budget.begin()
-            self._rests = 0
         for event in events:
             if self.is_closed:
                 break
@@ -428,13 +445,18 @@ class ConnectionHandler(ChannelOwner):
         held = self._held
         in_flight = self.vhost.in_flight
         self._budget.begin_later()
+        self._keep_input()
         in_flight.begin_read(self._in_flight_name)
         while held and not self.is_closed:
             event = held[0]
-            if not self.is_closing and not self._may_begin(event):
+            is_free = self.is_closing and not isinstance(event, RestOfInput)
+            if not is_free and not self._may_begin(event):
                 break
             held.popleft()
             self._held_bytes -= event_bytes(event)
+            if isinstance(event, RestOfInput):
+                self._parse_rest()
+                continue
             if self.is_closing:
                 self._handle_closing(event)
                 continue
@@ -448,6 +470,7 @@ class ConnectionHandler(ChannelOwner):
         return AGAIN if held and not self._is_short else ASLEEP
 
     def _end_slice(self) -> None:
+        self._keep_input()
         self._give_back()
         if self._held and not self._is_short:
             self.vhost.background.wake(self._later)
@@ -455,11 +478,39 @@ class ConnectionHandler(ChannelOwner):
 
     def _may_begin(self, event: Event) -> bool:
         """Return whether the event may be handled in this slice. What can be cut looks itself."""
+        if isinstance(event, RestOfInput):
+            return self._budget.may_begin(LOOK_STEPS)
         if not isinstance(event, MethodReceived):
             return True
         if self.output.is_full():
             return False
-        return self._budget.may_begin(steps_of(event.method))
+        return self._budget.may_begin(steps_of(event))
+
+    def _read_steps(self) -> int:
+        """Return how many steps of frames may be parsed now, Connection.steps_max."""
+        left = self._budget.left
+        return left << 1 if left > 0 else SHORT_STEPS
+
+    def _parse_rest(self) -> None:
+        """Parse more of what was received, and hold its events. Nothing else is held."""
+        connection = self.connection
+        connection.steps_max = self._read_steps()
+        self._budget.left -= LOOK_STEPS
+        try:
+            events = connection.go_on()
+        except AMQPConnectionError as error:
+            events = [*connection.events_before_error, BadFrame(error)]
+        for event in events:
+            self._keep_held(event)
+        self._keep_input()
+
+    def _keep_input(self) -> None:
+        """Hold what is not parsed yet, behind everything else."""
+        if not self.connection.has_more or self.is_closed:
+            return
+        held = self._held
+        if not held or not isinstance(held[-1], RestOfInput):
+            self._keep_held(RestOfInput(self.connection.tail_bytes))
 
     def _keep_held(self, event: Event) -> None:
         """Keep an event behind those that are held."""
@@ -555,7 +606,7 @@ class ConnectionHandler(ChannelOwner):
             if channel is not None:
                 self._acknowledge(channel, event, 0)
         elif isinstance(event, MethodReceived):
-            self._budget.left -= steps_of(event.method)
+            self._budget.left -= steps_of(event)
             self._method = event.method
             if event.channel:
                 self._on_channel_method(event)
@@ -733,9 +784,11 @@ class ConnectionHandler(ChannelOwner):
     def _handle_closing(self, event: Event) -> None:
         """Wait for close-ok after connection.close was sent; ignore everything else."""
         if isinstance(event, MethodReceived):
-            if isinstance(event.method, ConnectionClose):
+            if isinstance(event.method, ConnectionClose):  # `flush` sends the answer, and closes
                 self._say(0, ConnectionCloseOk())
-            if isinstance(event.method, ConnectionClose | ConnectionCloseOk):
+                self.is_closing = False
+                self.is_closed = True
+            elif isinstance(event.method, ConnectionCloseOk):
                 self.is_closing = False
                 self.is_closed = True
                 self.outlet.close(client_first=False)
@@ -845,6 +898,9 @@ class ConnectionHandler(ChannelOwner):
         if self._must_end:  # it crosses with ours
             self._must_end = False
             self._say(0, ConnectionCloseOk())
+        if self.connection.has_more:  # the client's close-ok comes behind it
+            self._is_short = False
+            self.vhost.background.wake(self._later)
         self._look_at_reading()
         self.outlet.closing()
 
@@ -947,9 +1003,12 @@ class HeldEvents(BackgroundTask):
         self._handler.sending_failed(error)
 
 
-def steps_of(method: Method) -> int:
-    """Return about how many steps a method takes, without what it takes itself."""
-    return CALL_STEPS if isinstance(method, PenstockCall) else METHOD_STEPS
+def steps_of(event: MethodReceived) -> int:
+    """Return about how many steps a method takes, without what it takes itself. LOOK_STEPS at
+    most."""
+    if isinstance(event.method, PenstockCall):
+        return CALL_STEPS
+    return min(METHOD_STEPS + event.bytes // ARGUMENT_BYTES, LOOK_STEPS)
 
 
 def is_close(event: object) -> bool:
@@ -964,7 +1023,7 @@ def is_goodbye(event: Event) -> bool:
 
 def event_bytes(event: Event) -> int:
     """Return about how many bytes of RAM an event that is kept takes."""
-    if isinstance(event, RestOfRun):
+    if isinstance(event, RestOfRun | RestOfInput):
         return event.bytes
     if isinstance(event, PublishRun):
         n = EVENT_BYTES * len(event.bodies)

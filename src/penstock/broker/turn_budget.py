@@ -15,6 +15,8 @@ client can ask for has to fit in:
 
     connection_handler.py          begins slices, keeps the rest (`_held`), goes on with it as a
                                    background task; output that is full ends a slice too
+    protocol.Connection            decodes few methods at once (`_read_steps`)
+    Poller                         leaves sockets for the next turn when this one took PASS_S
     Dispatch.run                   ends the turn (`turned`)
 
 The clock is looked at every LOOK_STEPS steps. A slice at once, of what was just read, lasts SLICE_S
@@ -37,6 +39,7 @@ LATER_S: Final = 0.003
 TURN_S: Final = 0.020
 # What is taken for what has no better measure.
 METHOD_STEPS: Final = 16
+ARGUMENT_BYTES: Final = 32  # of a method with arguments, for one step: those of 8 KiB take 5 ms
 CALL_STEPS: Final = LOOK_STEPS  # an operation: the clock is looked at after each
 STEP_BYTES: Final = 64  # of an answer as JSON, for one step
 

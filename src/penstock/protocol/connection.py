@@ -13,7 +13,9 @@ arrive, so that they can be written to disk.
 
 Untrusted sizes. The size of a frame is checked against frame_max before anything else, the size of
 a body against body_bytes_max, a field against its frame. So a connection holds at most one frame
-that is not whole, and `unfinished_bytes` of bodies; the owner limits those by not reading.
+that is not whole, and `unfinished_bytes` of bodies; the owner limits those by not reading. If the
+owner sets `steps_max`, `receive` stops after so many steps of frames that go the long way, a few
+microseconds each, and `go_on` continues: 1 MiB of small methods would take a quarter of a second.
 
 Errors. A mistake of the peer is raised as AMQPConnectionError:
 
@@ -104,6 +106,7 @@ _ACK: Final = 0x003C0050
 # Received chunks that do not make a frame yet are joined when there are this many of them, and so
 # are the pieces of a body: 33 bytes of Python for each piece of one byte become a few.
 _TAILS_MAX: Final = 64
+STEP_BYTES: Final = 128  # of a method, for one step more: its tables are built
 _PIECES_MAX: Final = 256
 
 # What a channel waits for.
@@ -239,6 +242,8 @@ class Connection:
         self.pause_after_open = pause_after_open
         self.is_broken = False
         self.events_before_error: list[Event] = []
+        self.steps_max = 0  # of one `receive`; 0: no limit
+        self.has_more = False  # `receive` stopped there: `go_on`
         self.room: BodyRoom | None = None  # for bodies above ROOMLESS_BYTES; None: no limit
         self.unfinished_bytes = 0  # of messages that are being assembled, on all channels
         self._is_server = role is Role.SERVER
@@ -246,6 +251,7 @@ class Connection:
         self._channels: dict[int, ChannelInput] = {}
         self._events: list[Event] = []
         self._is_paused = False
+        self._steps = 0  # of this `receive`
         self._is_in_step = True  # where the next frame begins is known
         self._frame_end = 0  # in the bytes being read: where the frame being handled ends
         # Received bytes that are not a whole frame yet, their size, and the size needed to go on.
@@ -283,6 +289,10 @@ class Connection:
         """
         if self.is_broken and not self._is_closing_in_step():
             return []
+        if self.has_more:
+            self._tails.append(data)
+            self._tail_bytes += len(data)
+            return []
         frame = b""
         start = 0
         if self._tail_bytes or self._is_paused:
@@ -303,6 +313,7 @@ class Connection:
             self._tails = []
             self._tail_bytes = 0
         self._events = []
+        self._steps = 0
         try:
             if frame:
                 self._parse(frame, 0)
@@ -320,6 +331,19 @@ class Connection:
         events = self._events
         self._events = []
         return events
+
+    def go_on(self) -> list[Event]:
+        """Return more events of what was received, as `receive` does, which stopped there."""
+        self.has_more = False
+        data = b"".join(self._tails)
+        self._tails = []
+        self._tail_bytes = 0
+        return self.receive(data)
+
+    @property
+    def tail_bytes(self) -> int:
+        """Return how many bytes were received that made no event yet."""
+        return self._tail_bytes
 
     def leftover(self) -> bytes:
         """Return the bytes that made no event: a part of a frame, or all bytes after the pause."""
@@ -357,6 +381,7 @@ class Connection:
             self._reset(channel, is_ready=False)
         self._tails = []
         self._tail_bytes = 0
+        self.has_more = False
 
     # ------------------------------------------------------------------------------------- sending
 
@@ -460,6 +485,10 @@ class Connection:
                     self._add_ack(number, data, at + 11)
                     at = frame_end
                     continue
+            if self._steps >= self.steps_max > 0:
+                self.has_more = True
+                break
+            self._steps += 1 + size // STEP_BYTES if data[at] == FRAME_METHOD else 1
             self._frame_end = frame_end
             self._take_frame(data, at, frame_end)
             at = frame_end
@@ -623,7 +652,7 @@ class Connection:
             return
         if after is not channel.state:
             self._enter_channel(channel, after)
-        self._events.append(MethodReceived(number, method))
+        self._events.append(MethodReceived(number, method, len(payload)))
 
     # ------------------------------------------------------------------------------------- content
 

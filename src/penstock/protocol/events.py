@@ -7,7 +7,7 @@ bytes, not decoded: its reader must check PublishRun.headers with codec.properti
 Connection has checked that each event may come at this time (states.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.codec.method import Method
 from penstock.errors import ChannelError
@@ -36,10 +36,12 @@ class HeartbeatReceived(Event):
 
 @dataclass
 class MethodReceived(Event):
-    """A method without content, on channel 0 or an open channel."""
+    """A method without content, on channel 0 or an open channel. bytes: of its payload, if it is
+    on a channel."""
 
     channel: int
     method: Method
+    bytes: int = field(default=0, compare=False)
 
 
 @dataclass

@@ -18,7 +18,8 @@ the loop (`must_return`, set by PollingLoop in call_soon and call_at). So everyt
 may use the loop, tasks and futures as if it had been called by it.
 
 One pass takes at most EVENTS_MAX events, and each source reads once, so no client can keep the
-others, or asyncio, waiting.
+others, or asyncio, waiting. After PASS_S the sources that are left are served in the next pass:
+many clients of one user together take no longer than one.
 """
 
 import os
@@ -28,6 +29,7 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 EVENTS_MAX: Final = 256
+PASS_S: Final = 0.02
 READ: Final = 0x001  # EPOLLIN
 WRITE: Final = 0x004  # EPOLLOUT
 
@@ -68,6 +70,7 @@ class Poller:
         self.turns: Turns | None = None
         self.is_measuring: bool = False
         self.longest_s: float = 0.0  # CPU seconds of the longest pass, if it is measuring
+        self._left: list[tuple[int, int]] = []  # events that the last pass had no time for
         self._inner: int = inner
         self._epoll: select.epoll = select.epoll()
         self._sources: dict[int, Source] = {}
@@ -125,7 +128,7 @@ class Poller:
     def _wait_s(self, timeout_s: float, until: float) -> float:
         """How long epoll may wait; negative: as long as nothing is ready."""
         turns = self.turns
-        if timeout_s == 0 or (turns is not None and turns.is_awake):
+        if timeout_s == 0 or self._left or (turns is not None and turns.is_awake):
             return 0.0
         if turns is not None and turns.tick_at >= 0 and (until < 0 or turns.tick_at < until):
             until = turns.tick_at
@@ -137,14 +140,22 @@ class Poller:
         """Wait, and run what is ready. Returns whether asyncio's descriptor is."""
         if wait_s > 0:
             wait_s = (int(wait_s * 1000) + 1) * 0.001  # epoll counts in ms: not before it is time
-        events: list[tuple[int, int]] = self._epoll.poll(wait_s, EVENTS_MAX)
+        events = self._left
+        if not events:
+            events = self._epoll.poll(wait_s, EVENTS_MAX)
         began_s = time.thread_time() if self.is_measuring else 0.0
+        until_s = time.monotonic() + PASS_S
         has_inner = False
         sources = self._sources
-        for descriptor, mask in events:
+        self._left = []
+        for i, event in enumerate(events):
+            descriptor = event[0]
             source = sources.get(descriptor)
             if source is not None:
-                source.ready(mask)
+                source.ready(event[1])
+                if time.monotonic() > until_s:
+                    self._left = events[i + 1 :]
+                    break
             elif descriptor == self._inner:
                 has_inner = True
             elif descriptor == self._worker:

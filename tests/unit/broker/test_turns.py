@@ -493,3 +493,72 @@ def test_many_deliveries_are_settled_in_slices(
     queue = rig.vhost.table.usable("q")
     assert queue is not None
     assert queue.len() == (count + 1 if how == "requeue" else 1)
+
+
+# --- what is read at once ---
+
+
+def test_methods_with_large_arguments_are_handled_one_by_one() -> None:
+    """Each takes some milliseconds: the clock is looked at after each of them."""
+    rig = BrokerRig()
+    client = rig.client().open(1)
+    table = {"x": [None] * 8000}
+    declare = ExchangeDeclare(exchange="x", type="fanout", arguments=table, nowait=True)
+    data = b"".join(
+        frame(1, ExchangeDeclare(exchange=f"x{i}", type="fanout", arguments=table, nowait=True))
+        for i in range(16)
+    )
+    assert len(declare.encode()) > 8000
+    clock = TickingClock()
+    clock.step_s = turn_budget.SLICE_S
+    rig.vhost.budget.clock = clock
+    before = len(rig.vhost.exchanges)
+    client.raw(data)
+    assert len(rig.vhost.exchanges) - before <= 3
+    rig.turn()
+    assert len(rig.vhost.exchanges) - before == 16
+
+
+@pytest.mark.parametrize("ending", ["", "frame", "error", "lost", "closed"])
+def test_many_methods_in_one_read_are_parsed_in_slices(ending: str) -> None:
+    rig = BrokerRig()
+    client = rig.client().open(1)
+    client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    n = 10_000
+    data = frame(1, BasicCancel(consumer_tag="none", nowait=True)) * n
+    if ending == "error":
+        data = frame(1, QueueBind(queue="q", exchange="nowhere")) + data + published(1, "", "q")
+    elif ending == "frame":
+        data += published(1, "", "q") + b"\x01\0\0\0\0\0\x01\0\0"
+    else:
+        data += published(1, "", "q", b"1")
+    assert len(data) > 150_000
+    rig.vhost.budget.clock = TickingClock()
+    cost = cost_of(lambda: client.raw(data))
+    assert cost.lines < LINES_MAX
+    assert is_paused(client)
+    client.raw(published(1, "", "q", b"2")[:20])  # it was read before the pause
+    client.raw(published(1, "", "q", b"2")[20:])
+    assert ready(rig) == []
+    if ending == "lost":
+        client.lose()
+        assert ready(rig) == []
+        assert rig.vhost.unfinished_bytes == 0
+        return
+    if ending == "closed":
+        client.handler.shutdown()
+        client.raw(frame(0, ConnectionCloseOk()))
+    assert dearest_turn(rig, 2000) < LINES_MAX
+    found = b"".join(client.outlet.sent)
+    if ending == "closed":
+        assert client.outlet.is_closed
+        assert ready(rig) == []
+    elif ending == "frame":
+        assert ready(rig) == [b"x"]
+        assert found.count(frame(0, ConnectionClose())[7:11]) == 1
+    elif ending == "error":
+        assert ready(rig) == []
+        assert found.count(frame(1, ChannelClose())[7:11]) == 1
+    else:
+        assert ready(rig) == [b"1", b"2"]
+        assert not is_paused(client)

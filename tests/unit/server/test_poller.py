@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from penstock.server import poller
 from penstock.server.poller import READ, WRITE, Poller, Source, Turns
 from tests.helpers.builds import pure_only
 from tests.unit.server.test_session import poller_here, run_polling
@@ -245,3 +246,45 @@ def test_what_a_source_asks_of_the_loop_is_done_at_once() -> None:
         far.close()
 
     run_polling(main())
+
+
+def test_sources_that_a_pass_has_no_time_for_are_first_in_the_next(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time is over after each source: one a pass, and none is called twice before the others."""
+    monkeypatch.setattr(poller, "PASS_S", -1.0)
+    served: list[int] = []
+    pairs = [socket.socketpair() for _ in range(3)]
+    for near, far in pairs:
+        descriptor = near.fileno()
+        reader = Reader(descriptor, lambda n=descriptor: served.append(n))  # type: ignore[misc]
+        rig.poller.watch(descriptor, reader, READ)
+        far.send(b"x")
+    for _ in range(6):
+        rig.turns.is_awake = True
+        rig.poller.poll(0.0)
+    assert served[:3] == served[3:]
+    assert len(set(served)) == 3
+    assert rig.turns.log == ["turn"] * 6
+    for near, far in pairs:
+        near.close()
+        far.close()
+
+
+def test_a_source_that_is_not_watched_any_more_is_not_served_later(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller, "PASS_S", -1.0)
+    other, far = socket.socketpair()
+    readers = {sock.fileno(): Reader(sock.fileno()) for sock in (rig.near, other)}
+    for descriptor, reader in readers.items():
+        rig.poller.watch(descriptor, reader, READ)
+    rig.far.send(b"x")
+    far.send(b"x")
+    rig.poller.poll(0.0)
+    for descriptor in readers:
+        rig.poller.watch(descriptor, readers[descriptor], 0)
+    rig.poller.poll(0.0)
+    assert sum(len(reader.masks) for reader in readers.values()) == 1
+    other.close()
+    far.close()

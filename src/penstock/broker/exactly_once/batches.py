@@ -24,7 +24,8 @@ differ. Everything else is a ChannelError 409 (`CONFLICT`), and nothing is writt
     same number, other rows or target    two jobs share a queryId; a checkpoint was deleted, copied
     a smaller number                     the same, or a checkpoint was restored from an older copy
     a number after a gap                 batches of a sink that reports each one (`previous`) are
-                                         missing: the broker was restored from an older backup
+                                         missing: the broker was restored from an older backup. A
+                                         query that nobody knows may begin late (`begins_late`)
     a number far ahead                   not a query of Spark's
 
 A batch that a version without checksums decided is compared by number and target only.
@@ -79,7 +80,8 @@ class BatchCommit(NamedTuple):
     """What a commit asks for. rows, checksum: of all pages. keys: (exchange, routing key) that must
     lead to a queue. previous: the number of the batch before, if the sink reports each batch, also
     those without rows; -1: there is none; None: the sink does not report them. is_first_kept:
-    accept a batch with this number that was decided, whatever rows this one has."""
+    accept a batch with this number that was decided, whatever rows this one has. begins_late: the
+    query may begin here with a number above 0."""
 
     query: str
     number: int
@@ -90,6 +92,7 @@ class BatchCommit(NamedTuple):
     keys: list[tuple[str, str]]
     previous: int | None = None
     is_first_kept: bool = False
+    begins_late: bool = False
 
     def facts(self, owner: QueryOwner) -> BatchFacts:
         """Return the facts for its decision."""
@@ -226,17 +229,22 @@ def _check_gap(last: Batch | None, asked: BatchCommit) -> None:
     is_gapless = last is None or (last.facts is not None and last.facts.is_gapless)
     if asked.previous is None or asked.previous == known or not is_gapless:
         return
+    if last is None and asked.begins_late:
+        return
     there = "no batch of this query" if last is None else f"{_told(last)}, and none after it"
     missing = f"batch {known + 1} is" if known + 1 == asked.previous else (
         f"batches {known + 1} to {asked.previous} are"
     )  # fmt: skip
+    late = ", or with beginsLate=true if its queryId is newer than its checkpoint"
+    late = late if last is None else ""
     raise ChannelError(
         CONFLICT,
         f"{_said(asked)} follows batch {asked.previous}, but this broker knows {there}: {missing} "
         "missing here. Either the broker was restored from a backup that is older than the job's "
-        "checkpoint, or the query was released. Nothing was written. Start the job with a new "
-        "checkpoint to write them again, or once with the option failOnDataLoss=false to go on "
-        "without them",
+        "checkpoint, or the query was released, or a program with foreachBatch did not write them. "
+        "Nothing was written. Start the job with a new checkpoint to write them again, or once "
+        "with the option failOnDataLoss=false to go on without them; always with it if the program "
+        f"leaves out batches{late}",
     )
 
 

@@ -17,10 +17,10 @@ unpacked in slices between turns; other programs pass them as lists, too.
 frame (what is moved next), rows, bytes, is_done, time_us, waits_for (why it cannot go on, "" if it
 can).
 
-`commit_batch` answers when the decision is durable: "committed", or "already done" if the query's
-last batch is this one; 409 if it is another (batches.py). It needs write permission on the target
-and on dead_letter_to. The others but `list_batches` are for the query's owner, administrators, and
-users who may write to the target of its first batch.
+`commit_batch` answers when all rows can be read: "committed", or "already done" if the query's last
+batch is this one; 409 if it is another; 506 if that takes too long (batches.py). It needs write
+permission on the target and on dead_letter_to. The others but `list_batches` are for the query's
+owner, administrators, and users who may write to the target of its first batch.
 """
 
 from collections.abc import Callable

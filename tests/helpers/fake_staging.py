@@ -100,7 +100,8 @@ class FakeStaging(HttpOnThread):
         )  # fmt: skip
         if batch == last and (body.get("keep_first") or self.contents[query] == content):
             return 200, {"status": "already done", "batch": last}
-        is_gap = previous not in (None, last) and (last < 0 or query in self.gapless)
+        is_checked = query in self.gapless if last >= 0 else not body.get("begins_late")
+        is_gap = previous not in (None, last) and is_checked
         if batch <= last or is_gap:
             return 409, {"error": "batch_conflict", "reason": f"the last batch is {last}"}
         of_batch = self.staged.pop((query, batch), {})

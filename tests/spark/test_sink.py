@@ -10,8 +10,7 @@ from pyspark.errors import PySparkException
 import penstock
 from penstock.client import connect
 from penstock.codec.spec import ExchangeDeclare, QueueBind, QueueDeclare
-from tests.crash_spark.sinks import ask
-from tests.helpers.live_broker import LiveBroker, wait_until
+from tests.helpers.live_broker import LiveBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,17 +48,8 @@ def http_url(broker: LiveBroker) -> str:
     return f"http://127.0.0.1:{broker.http_port}"
 
 
-def settle(broker: LiveBroker) -> None:
-    """Until everything that is committed has arrived."""
-    wait_until(
-        lambda: all(one["is_done"] for one in ask(http_url(broker), "/api/staging/%2F")),
-        "batches that are moved",
-    )
-
-
 def received(broker: LiveBroker, queue: str) -> "list[Received]":
     """All that is in a queue."""
-    settle(broker)
     found = []
     with connect(broker.url) as connection:
         channel = connection.channel()
@@ -118,7 +108,6 @@ def test_rows_become_records_of_a_stream(spark: "SparkSession", broker: LiveBrok
             "cast(rpad(id, 256, '.') as binary) as value", "concat('k', id % 10) as routing_key"
         )
         written(rows, broker, queue=name)
-        settle(broker)
         with penstock.open(broker.url) as box:
             stream = box.stream(name, partitions=partitions)
             stream.append(b"last", key="k")

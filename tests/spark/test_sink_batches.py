@@ -330,6 +330,63 @@ def test_a_broker_that_was_restored_from_an_older_backup(
     assert len(sent(broker)) == len(before) + 9
 
 
+def foreach(
+    spark: "SparkSession", rows: "DataFrame", broker: FakeStaging, state: Path, **options: str
+) -> str:
+    """A run of foreachBatch that writes each batch: its error, "" if there is none."""
+
+    def sink(batch_rows: "DataFrame", batch: int) -> None:
+        writer = batch_rows.write.format("penstock").options(url=broker.url, queue="q", **options)
+        writer.options(queryId="each", batchId=str(batch)).mode("append").save()
+
+    writer = rows.writeStream.foreachBatch(sink).option("checkpointLocation", str(state))
+    query = writer.trigger(availableNow=True).start()
+    wait_for(query)
+    return str(query.exception() or "")
+
+
+def test_foreach_batch_reports_batches_without_rows_and_partitions(
+    spark: "SparkSession", broker: FakeStaging, tmp_path: Path
+) -> None:
+    """An empty batch is no gap, be it that tasks have no rows, or that there are no tasks."""
+    state = tmp_path / "state"
+    rows = stream(spark, tmp_path / "in", 1)
+    for n, one in enumerate((rows.limit(0), rows.where("value > 100"), rows)):
+        if n:
+            stream(spark, tmp_path / "in", 1)
+        assert foreach(spark, one, broker, state) == ""
+        assert broker.last == {"each": n}
+    assert [command["previous"] for command in broker.commits] == [-1, 0, 1]
+    assert [command["tokens"] == [] for command in broker.commits] == [True, True, False]
+    empty = spark.createDataFrame([], "value STRING")
+    writer = empty.write.format("penstock").options(url=broker.url, queue="q")
+    writer.options(queryId="each", batchId="3").mode("append").save()
+    assert (broker.last, broker.commits[-1]["tokens"]) == ({"each": 3}, [])
+    writer = empty.write.format("penstock").options(url=broker.url, queue="q")
+    writer.mode("append").save()  # a job of its own has nothing to report
+    assert len(broker.commits) == 4
+
+
+def test_foreach_batch_notices_batches_that_the_broker_has_lost(
+    spark: "SparkSession", broker: FakeStaging, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    rows = stream(spark, tmp_path / "in", 1)
+    assert foreach(spark, rows, broker, state) == ""
+    before = sent(broker)
+    broker.last.clear()  # an older backup, of before the query's first batch
+    stream(spark, tmp_path / "in", 1)
+    assert "BatchConflictError" in foreach(spark, rows, broker, state)
+    assert sent(broker) == before
+    assert foreach(spark, rows, broker, state, beginsLate="true") == ""
+    assert broker.last == {"each": 1}
+    for n in (2, 3):
+        stream(spark, tmp_path / "in", 1)
+        assert foreach(spark, rows, broker, state, failOnDataLoss="false") == ""
+        assert broker.last == {"each": n}
+    assert "previous" not in broker.commits[-1]
+
+
 def test_a_query_whose_rows_come_out_differently_may_say_so(
     spark: "SparkSession", broker: FakeStaging, tmp_path: Path
 ) -> None:

@@ -668,6 +668,7 @@ class StreamTable:
         self._retained_s: float = engine.clock.monotonic()
         self._makings: dict[bytes, PreparedStream] = {}  # by name; the first of them is being made
         self._ready: PreparedStream | None = None  # made, while its waiters are called
+        self.on_head: Callable[[], None] | None = None  # after a head has moved
         engine.on_head = self.head_moved
 
     def stored(self) -> list[BrokerStream]:
@@ -799,6 +800,9 @@ class StreamTable:
         if stream is not None:
             for reading in stream.head_moved():
                 self._dispatch.mark(reading)
+        on_head = self.on_head
+        if on_head is not None:
+            on_head()
 
     def _add_other(self, change: int) -> None:
         self._monitor.other_bytes += change

@@ -61,7 +61,8 @@ A commit's body:
     {"target": {"queue": name} or {"exchanges": [names]}, and "dead_letter_to": name or null,
      "tokens": [answers of staging, in the order of the rows],
      "mandatory_keys": [[exchange, routing key], ...] or null,
-     "previous": number of the batch before, -1 or null, "keep_first": true or false}
+     "previous": number of the batch before, -1 or null, "keep_first": true or false,
+     "begins_late": true or false}
 
 A token is sent back unchanged. A token of another batch is refused here; the vhost checks that the
 pages of the tokens exist.
@@ -470,7 +471,8 @@ PAGES_MAX: Final = 50_000  # of a commit: 3 TB, if they are as large as pages ma
 KEYS_MAX: Final = 100_000  # of a commit; as many as our sink sends
 U32_MAX: Final = (1 << 32) - 1
 HEX: Final = re.compile(r"[0-9a-f]{16}")
-MEMBERS: Final = frozenset({"target", "tokens", "mandatory_keys", "previous", "keep_first"})
+FLAGS: Final = ("keep_first", "begins_late")
+MEMBERS: Final = frozenset({"target", "tokens", "mandatory_keys", "previous", *FLAGS})
 COMMIT_LISTS: Final = {"tokens": PAGES_MAX, "mandatory_keys": KEYS_MAX}
 QUERY_BYTES_MAX: Final = 255
 BATCH_MAX: Final = (1 << 63) - 1
@@ -774,14 +776,15 @@ def commit_args(data: bytes, query: str, batch: int) -> dict[str, Any]:
         raise HttpError(400, EXPECTED)
     if not isinstance(body.get("mandatory_keys"), list | None):
         raise HttpError(400, KEYS)
-    previous, is_first_kept = body.get("previous"), body.get("keep_first", False)
+    previous, flags = body.get("previous"), {name: body.get(name, False) for name in FLAGS}
     if previous is not None and (type(previous) is not int or not -1 <= previous < batch):
         raise HttpError(400, f"previous: given {previous!r}, expected -1 to {batch - 1}, or null")
-    if not isinstance(is_first_kept, bool):
-        raise HttpError(400, f"keep_first: given {is_first_kept!r}, expected true or false")
+    for flag, asked in flags.items():
+        if not isinstance(asked, bool):
+            raise HttpError(400, f"{flag}: given {asked!r}, expected true or false")
     return {
         "query": query, "batch": batch, "target": body.get("target"), "pages": b"".join(pages),
-        "mandatory_keys": b"".join(keys), "previous": previous, "keep_first": is_first_kept,
+        "mandatory_keys": b"".join(keys), "previous": previous, **flags,
     }  # fmt: skip
 
 

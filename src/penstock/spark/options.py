@@ -35,8 +35,10 @@ in UTC without a zone.
                     deleted after the commit
     queryId,        for foreachBatch: the query and the       a batch is a job of its own
     batchId         number of the batch
-    failOnDataLoss  true, false: an error if batches of       true; false for df.write
+    failOnDataLoss  true, false: an error if batches of       true
                     this query are missing at the broker
+    beginsLate      true, false: with queryId: the first      false
+                    batch may have any number
     sameRows        true, false: an error if a repeated       true
                     batch has other rows
     timeout         seconds without the broker, after which   60
@@ -413,14 +415,14 @@ IDEMPOTENT: Final = "idempotent"
 DELIVERIES: Final = (EXACTLY_ONCE, IDEMPOTENT, AT_LEAST_ONCE)
 SINK_NAMES: Final = (
     "url", "httpUrl", "queue", "exchange", "routing_key", "content_type", "delivery", "persistent",
-    "mandatory", "deadLetterTo", "queryId", "batchId", "failOnDataLoss", "sameRows", "timeout",
-    "in_flight",
+    "mandatory", "deadLetterTo", "queryId", "batchId", "failOnDataLoss", "beginsLate", "sameRows",
+    "timeout", "in_flight",
 )  # fmt: skip
 # Options that Spark itself adds.
 OF_SPARK: Final = frozenset(("checkpointlocation", "path", "queryname", "outputmode"))
 # Options without a meaning for rows that are published one by one.
 OF_STAGING: Final = (
-    "httpUrl", "deadLetterTo", "queryId", "batchId", "failOnDataLoss", "sameRows",
+    "httpUrl", "deadLetterTo", "queryId", "batchId", "failOnDataLoss", "beginsLate", "sameRows",
 )  # fmt: skip
 IN_FLIGHT_MAX: Final = 1_000_000
 TIMEOUT_S_MAX: Final = 86_400.0
@@ -432,7 +434,8 @@ QUERY_BYTES_MAX: Final = 200  # idempotent adds a partition to it, and a name ha
 class SinkOptions:
     """Options of a writer. url: None for what the environment says. place: where to stage, None for
     at-least-once. queue: None if exchanges are the target; exchange: None if a column names it.
-    query_id, batch_id: both or neither. fails_on_loss: None if not given."""
+    query_id, batch_id: both or neither. fails_on_loss: whether missing batches are an error.
+    begins_late: the query may begin with any batch."""
 
     url: str | None
     place: Place | None
@@ -446,7 +449,8 @@ class SinkOptions:
     dead_letter_to: str | None
     query_id: str | None
     batch_id: int | None
-    fails_on_loss: bool | None
+    fails_on_loss: bool
+    begins_late: bool
     has_same_rows: bool
     timeout_s: float
     in_flight_max: int
@@ -475,6 +479,8 @@ class SinkOptions:
                 expected = "none with queue, whose name it is"
                 raise OptionError("routing_key", values["routing_key"], expected)
         query_id, batch_id = _batch(values)
+        if query_id is None and "beginsLate" in values:
+            raise OptionError("beginsLate", values["beginsLate"], "none without queryId")
         return cls(
             url=values.get("url"),
             place=place,
@@ -488,11 +494,8 @@ class SinkOptions:
             dead_letter_to=values.get("deadLetterTo"),
             query_id=query_id,
             batch_id=batch_id,
-            fails_on_loss=(
-                _is_true("failOnDataLoss", values["failOnDataLoss"])
-                if "failOnDataLoss" in values
-                else None
-            ),
+            fails_on_loss=_is_true("failOnDataLoss", values.get("failOnDataLoss", "true")),
+            begins_late=_is_true("beginsLate", values.get("beginsLate", "false")),
             has_same_rows=_is_true("sameRows", values.get("sameRows", "true")),
             timeout_s=_timeout_s(values.get("timeout", "60")),
             in_flight_max=_whole_between(

@@ -7,6 +7,7 @@ Each micro-batch is one call of `_batch`:
     each table of Delta or Iceberg         exactly once (delta_sink.py, iceberg_sink.py)
     the dead letters, if there are any     exactly once (sink.py)
     each queue or exchange                 exactly once; by `delivery` at least once
+    those that got no rows of the batch    are reported: the broker notices missing batches
 
 Files and tables come first and at-least-once sinks last, so that a batch that fails half-way sends
 few messages in vain. Then Spark commits the batch in the checkpoint. A run that dies before that is
@@ -76,6 +77,7 @@ from penstock.spark.pipeline_state import (
     ensure_queue,
     write_facts,
 )
+from penstock.spark.staging import report_batch
 
 POLL_S: Final = 0.2
 DEAD: Final = "dead"  # the query's part for dead letters; the others are the sinks' numbers
@@ -230,6 +232,7 @@ class Pipeline:
                 raise self._first_failure(staged, failed, batch_id)
             if count:
                 self._write(staged, failed, batch_id)
+            self._report_rest(count, failed, batch_id)
         finally:
             staged.unpersist()
         facts.batches += 1
@@ -260,21 +263,26 @@ class Pipeline:
             elif sink.is_table:
                 self._count(sink, self._write_table(data, number, sink, batch_id))
         if failed and spec.dead_letter is not None:
-            options = {"queue": spec.dead_letter}
-            options |= self._delivery(DEAD, spec.delivery, batch_id, spec.source.http_url)
-            publish(dead(staged, spec.name), options, spec.source.url)
+            publish(dead(staged, spec.name), self._dead_options(batch_id), spec.source.url)
         for number, sink in numbered:
             if sink.is_queue:
                 messages = sink_rows(data, sink, spec.sink_place(number))
-                http_url = spec.source.http_url if sink.url is None else None
-                options = self._delivery(
-                    str(number), sink.delivery, batch_id, sink.http_url or http_url
-                )
-                if sink.target != ANY_EXCHANGE:
-                    options[sink.kind] = sink.target
+                options = self._sink_options(number, sink, batch_id)
                 if sink.value is None and not has_bodies(data):
                     options["content_type"] = "application/json"
                 self._count(sink, publish(messages, options, sink.url or spec.source.url))
+
+    def _report_rest(self, count: int, failed: int, batch_id: int) -> None:
+        """Report the batch to the queues and exchanges that got no rows of it, so that the broker
+        sees all batches of a query. count, failed: of the batch's rows."""
+        spec = self._spec
+        if not failed and spec.dead_letter is not None:
+            report(self._dead_options(batch_id), spec.source.url)
+        if not count:
+            for number, sink in enumerate(spec.sinks, start=1):
+                if sink.is_queue:
+                    options = self._sink_options(number, sink, batch_id)
+                    report(options, sink.url or spec.source.url)
 
     def _count(self, sink: SinkSpec, rows: int) -> None:
         self.facts.sinks[sink.title] = self.facts.sinks.get(sink.title, 0) + rows
@@ -316,6 +324,21 @@ class Pipeline:
             text = " ".join(f"{type(error).__name__}: {error}".split())
             raise PipelineError(f"{place}: {sink.title}: {text}") from error
 
+    def _dead_options(self, batch_id: int) -> dict[str, str]:
+        """Return the sink's options for dead letters, without the URL."""
+        spec = self._spec
+        assert spec.dead_letter is not None
+        options = self._delivery(DEAD, spec.delivery, batch_id, spec.source.http_url)
+        return {"queue": spec.dead_letter, **options}
+
+    def _sink_options(self, number: int, sink: SinkSpec, batch_id: int) -> dict[str, str]:
+        """Return the options for a queue or an exchange, without the URL."""
+        http_url = self._spec.source.http_url if sink.url is None else None
+        options = self._delivery(str(number), sink.delivery, batch_id, sink.http_url or http_url)
+        if sink.target != ANY_EXCHANGE:
+            options[sink.kind] = sink.target
+        return options
+
     def _delivery(
         self, which: str, delivery: str, batch_id: int, http_url: str | None
     ) -> dict[str, str]:
@@ -323,6 +346,7 @@ class Pipeline:
         options = {"delivery": delivery}
         if delivery != AT_LEAST_ONCE:
             options |= {"queryId": f"{self._query_id()}/{which}", "batchId": str(batch_id)}
+            options["beginsLate"] = "true"  # a sink may be added to the file at any time
             if http_url is not None:
                 options["httpUrl"] = http_url
         return options
@@ -371,6 +395,12 @@ def publish(messages: DataFrame, options: dict[str, str], url: str | None) -> in
         writer = writer.option("url", url)
     writer.mode("append").save()
     return int(seen.get["rows"])
+
+
+def report(options: dict[str, str], url: str | None) -> None:
+    """Report a batch without messages to the broker."""
+    if options["delivery"] != AT_LEAST_ONCE:
+        report_batch(options if url is None else {**options, "url": url})
 
 
 def lake_table(spec: PipelineSpec, sink: SinkSpec, place: str) -> LakeTable:

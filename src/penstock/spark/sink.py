@@ -118,12 +118,22 @@ class RowSink:
         commit_batch(options, [part])
         return Published(part.rows)
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None], previous: int | None) -> None:
-        """Publish the batch at the driver, when all tasks have succeeded. previous: see
-        `commit_batch`. Raises SinkError and BatchConflictError."""
+    def commit(
+        self, messages: Sequence[WriterCommitMessage | None], query: str | None, batch: int, *,
+        is_reported: bool,
+    ) -> None:  # fmt: skip
+        """Publish the batch at the driver, when all tasks have succeeded. query: None if only the
+        messages can name it. is_reported: all batches of the query are committed, also those
+        without rows. Raises SinkError and BatchConflictError."""
+        options = self.options
+        if options.delivery != EXACTLY_ONCE:
+            return
         parts = [message.part for message in messages if isinstance(message, Staged)]
+        is_gapless = is_reported and options.fails_on_loss
+        if is_gapless and not parts and query is not None:
+            parts = [StagedRows(query, batch)]  # no partitions, so no task has named the batch
         if parts:
-            commit_batch(self.options, parts, previous=previous)
+            commit_batch(options, parts, previous=batch - 1 if is_gapless else None)
 
     def abort(
         self, messages: Sequence[WriterCommitMessage | None], query: str | None, batch: int
@@ -152,10 +162,9 @@ class PenstockWriter(DataSourceArrowWriter):
         return self._sink.write(iterator, self._query, self._batch)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish what the tasks staged. In foreachBatch a program may skip batches, so missing
-        ones are errors only if failOnDataLoss is given."""
-        is_gapless = self._sink.options.query_id is not None and self._sink.options.fails_on_loss
-        self._sink.commit(messages, self._batch - 1 if is_gapless else None)
+        """Publish what the tasks staged."""
+        is_reported = self._sink.options.query_id is not None
+        self._sink.commit(messages, self._query, self._batch, is_reported=is_reported)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop what the tasks staged, because one has failed."""
@@ -182,14 +191,8 @@ class PenstockStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Publish what the tasks staged. For a replay the broker says "already done"."""
-        sink = self._sink
-        options = sink.options
-        is_gapless = options.delivery == EXACTLY_ONCE and options.fails_on_loss is not False
-        if is_gapless and not any(isinstance(message, Staged) for message in messages):
-            # A batch without partitions has no task to name the query.
-            query = query_of_checkpoint(options.checkpoint)
-            messages = [] if query is None else [Staged(StagedRows(query, batchId))]
-        sink.commit(messages, batchId - 1 if is_gapless else None)
+        query = query_of_checkpoint(self._sink.options.checkpoint)
+        self._sink.commit(messages, query, batchId, is_reported=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Drop what was staged, unless it was published, because a task or the commit failed."""

@@ -14,7 +14,9 @@ batch.
 
 A streaming query reports every batch, empty ones too, with the number of the batch before. So the
 broker notices that it was restored from a backup older than the query's checkpoint, and that
-batches are missing. failOnDataLoss=false continues without them.
+batches are missing. A write with queryId does the same. failOnDataLoss=false continues without
+them. beginsLate=true accepts a query that the broker does not know at any batch, for a target that
+was added to a running query.
 
     delivery=exactly-once    Spark's query and batch, committed by the driver
     delivery=idempotent      each task commits its partition as query "<query>/<partition>": no step
@@ -114,7 +116,7 @@ from penstock.spark.http_link import (
     reason_of,
     refused,
 )
-from penstock.spark.options import Place, SinkOptions
+from penstock.spark.options import EXACTLY_ONCE, Place, SinkOptions
 from penstock.spark.sink_columns import SinkColumns, check_keys
 
 if TYPE_CHECKING:
@@ -294,7 +296,19 @@ def commit_batch(
     return link.commit(
         query, batch, target if tokens or target.get("exchanges") != [] else None, tokens, pairs,
         previous=previous, is_first_kept=not options.has_same_rows,
+        begins_late=options.begins_late,
     )  # fmt: skip
+
+
+def report_batch(given: Mapping[str, str]) -> None:
+    """Report a batch without rows, as a write of no rows would, without a job of Spark. given:
+    options of the sink, with queryId and batchId. Raises SinkError and BatchConflictError."""
+    options = SinkOptions.of(given)
+    if options.delivery == EXACTLY_ONCE and options.fails_on_loss:
+        assert options.query_id is not None
+        assert options.batch_id is not None
+        part = StagedRows(options.query_id, options.batch_id)
+        commit_batch(options, [part], previous=part.batch - 1)
 
 
 def target_of(options: SinkOptions, exchanges: Iterable[str]) -> dict[str, Any]:
@@ -543,13 +557,13 @@ class StagingLink:
     def commit(
         self, query: str, batch: int, target: Mapping[str, Any] | None, tokens: Sequence[Token],
         mandatory_keys: Sequence[tuple[str, str]] | None, *, previous: int | None = None,
-        is_first_kept: bool = False,
+        is_first_kept: bool = False, begins_late: bool = False,
     ) -> str:  # fmt: skip
         """Publish what the tokens name. Return "committed" or "already done".
 
         previous: the number of the batch before, if the sink reports all batches. is_first_kept: a
-        batch of this number that was decided counts, whatever its rows. Raises SinkError and
-        BatchConflictError.
+        batch of this number that was decided counts, whatever its rows. begins_late: a query that
+        the broker does not know may begin here. Raises SinkError and BatchConflictError.
         """
         body: dict[str, Any] = {
             "target": target, "tokens": list(tokens), "mandatory_keys": mandatory_keys,
@@ -558,6 +572,8 @@ class StagingLink:
             body["previous"] = previous
         if is_first_kept:
             body["keep_first"] = True
+        if begins_late:
+            body["begins_late"] = True
         what = f"committing batch {batch} of query {query!r} to {self.target}"
         wait_s = max(self.timeout_s, COMMIT_TIMEOUT_S)
         answer = self.retry(what, lambda: self._ask("PUT", (query, str(batch)), body, wait_s))

@@ -141,6 +141,17 @@ def test_a_query_that_the_broker_does_not_know_any_more_is_missed_too(rig: Stage
     assert "batches 0 to 5 are missing here" in text
 
 
+def test_a_query_may_begin_late_if_it_is_said(rig: StagedRig) -> None:
+    """A target that was added to a running query; from then on gaps are noticed."""
+    assert "beginsLate=true" in conflict(rig, 6, plain("q", b"6"), previous=5)
+    rig.committed(6, rig.stage(6, plain("q", b"6")), previous=5, begins_late=True)
+    text = conflict(rig, 9, plain("q", b"9"), previous=8, begins_late=True)
+    assert "batches 7 to 8 are missing here" in text
+    assert "beginsLate" not in text
+    rig.committed(7, [], previous=6, begins_late=True)
+    assert rig.bodies() == [b"6"]
+
+
 def test_batches_without_rows_are_known_by_their_number(rig: StagedRig) -> None:
     assert rig.committed(0, [], previous=-1) == {"status": "committed", "batch": 0}
     assert rig.committed(0, [], previous=-1) == {"status": ALREADY, "batch": 0}

@@ -299,7 +299,7 @@ def test_a_query_that_is_released_is_forgotten(rig: StagedRig) -> None:
 
 def test_a_query_whose_batch_is_on_its_way_is_released_by_force(rig: StagedRig) -> None:
     rig.result("declare_queue", queue="gone")
-    rig.commit(0, rig.stage(0, plain("gone", b"a")), target={"queue": "gone"})
+    asked = rig.commit(0, rig.stage(0, plain("gone", b"a")), target={"queue": "gone"})
     while not batch_manager(rig.vhost).all():
         rig.vhost.turn()
         rig.vhost.completed()
@@ -308,7 +308,9 @@ def test_a_query_whose_batch_is_on_its_way_is_released_by_force(rig: StagedRig) 
     assert rig.refusal("release_query", query=QUERY).code == 406
     assert rig.result("release_query", query=QUERY, force=True) == {"batch": 0}
     rig.roll()
+    assert asked.result["status"] == "committed"  # nothing is left to wait for
     assert rig.committed(0, rig.stage(0, plain("q", b"b")))["status"] == "committed"
+    assert rig.bodies() == [b"b"]
 
 
 def test_zombies_are_swept_by_the_hour(rig: StagedRig) -> None:

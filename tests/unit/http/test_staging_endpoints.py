@@ -432,15 +432,20 @@ def test_a_commit_is_asked_of_the_vhost(rig: HttpRig) -> None:
     assert rig.node.asked == [
         ("commit_batch", "/", {"query": "q", "batch": 7, "target": {"queue": "out"},
                                "pages": page * 2, "mandatory_keys": b"", "previous": None,
-                               "keep_first": False, "as_user": identity(rig, "guest")})
+                               "keep_first": False, "begins_late": False,
+                               "as_user": identity(rig, "guest")})
     ]  # fmt: skip
     many = {"exchanges": ["a", "b"], "dead_letter_to": None}
     body = {"target": many, "tokens": [], "mandatory_keys": [["a", "k"]]}
     assert commit(rig, body).status == 200
     assert rig.node.asked[1][2]["mandatory_keys"] == pack_key("a", "k")
-    assert commit(rig, {"tokens": [], "previous": 6, "keep_first": True}).status == 200
+    assert (
+        commit(rig, {"tokens": [], "previous": 6, "keep_first": True, "begins_late": True}).status
+        == 200
+    )
     asked = rig.node.asked[2][2]
     assert (asked["target"], asked["previous"], asked["keep_first"]) == (None, 6, True)
+    assert asked["begins_late"] is True
 
 
 @pytest.mark.parametrize(
@@ -466,6 +471,7 @@ def test_a_commit_is_asked_of_the_vhost(rig: HttpRig) -> None:
         ({"tokens": [], "previous": 7}, "previous: given 7, expected -1 to 6"),
         ({"tokens": [], "previous": "6"}, "previous: given '6'"),
         ({"tokens": [], "previous": 6, "keep_first": 1}, "keep_first: given 1"),
+        ({"tokens": [], "previous": 6, "begins_late": 1}, "begins_late: given 1"),
     ],
 )
 def test_bad_commits(rig: HttpRig, body: object, told: str) -> None:

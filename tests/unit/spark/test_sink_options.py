@@ -46,7 +46,7 @@ def test_names_are_taken_in_any_spelling() -> None:
         "exchange": "x", "routingkey": "k", "contentType": "text/plain", "IN_FLIGHT": "5",
         "timeout": "1.5", "persistent": "False", "mandatory": "FALSE", "checkpointLocation": "/c",
         "dead_letter_to": "d", "query_id": "a", "BATCHID": "7", "delivery": "idempotent",
-        "failondataloss": "False", "same_rows": "false",
+        "failondataloss": "False", "same_rows": "false", "beginslate": "true",
     }  # fmt: skip
     options = SinkOptions.of(given, {})
     assert (options.exchange, options.routing_key, options.content_type) == ("x", "k", "text/plain")
@@ -55,11 +55,13 @@ def test_names_are_taken_in_any_spelling() -> None:
     assert (options.dead_letter_to, options.query_id, options.batch_id) == ("d", "a", 7)
     assert options.target == "exchange 'x'"
     assert (options.fails_on_loss, options.has_same_rows) == (False, False)
+    assert options.begins_late
 
 
 def test_a_batch_that_is_done_again_has_the_same_rows_unless_it_is_said() -> None:
     options = SinkOptions.of({"queue": "q"}, {})
-    assert (options.fails_on_loss, options.has_same_rows) == (None, True)
+    assert (options.fails_on_loss, options.has_same_rows) == (True, True)
+    assert not options.begins_late
     with pytest.raises(OptionError, match="failOnDataLoss: given 'true', expected none with"):
         SinkOptions.of({"queue": "q", "failOnDataLoss": "true", **AMQP})
 
@@ -81,6 +83,7 @@ def test_an_exchange_may_be_left_to_a_column() -> None:
         ({"queue": "a", "in_flight": "0"}, "option in_flight: given '0'"),
         ({"queue": "a", "in_flight": "many"}, "option in_flight: given 'many'"),
         ({"queue": "a", "persistent": "2"}, "option persistent: given '2', expected true or false"),
+        ({"queue": "a", "beginsLate": "true"}, "beginsLate: given 'true', expected none without q"),
         ({"queue": "a", "queryId": "x"}, "batchId: given None, expected queryId and batchId"),
         ({"queue": "a", "batchId": "1"}, "option queryId: given None"),
         ({"queue": "a", "queryId": "", "batchId": "1"}, "option queryId: given ''"),

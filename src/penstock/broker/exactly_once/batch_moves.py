@@ -86,6 +86,7 @@ from penstock.shared_body import SharedBody
 from penstock.storage.batches import Batch, partition_of_rows
 from penstock.storage.page import StreamRecord
 from penstock.storage.staging import StagedReader, query_path
+from penstock.storage.streams import Stream
 from penstock.storage.transaction import PublishedRun, Transaction
 
 EXPECTED = (
@@ -350,7 +351,7 @@ class BatchSlice:
 
 
 class BatchRouter:
-    """Routes the messages of one batch to its target."""
+    """Routes the messages of one batch to its target. streams: those that got messages of it."""
 
     def __init__(self, vhost: VHost, target: BatchTarget, operator: Identity) -> None:
         self.vhost: VHost = vhost
@@ -358,6 +359,7 @@ class BatchRouter:
         self._publisher = Publisher(vhost, operator, 0, Output(vhost.dispatch, FRAME_MAX))
         self._meta: bytes | None = None
         self._way: BatchRoute | None = None
+        self.streams: dict[BrokerStream, None] = {}
 
     def close(self) -> None:
         """Forget the routes: the batch is done."""
@@ -410,6 +412,8 @@ class BatchRouter:
         if way is None or meta != self._meta:
             way = self._way = self._find(meta)
             self._meta = meta
+            for stream in way.streams:
+                self.streams[stream] = None
         return way
 
     def _find(self, meta: bytes) -> BatchRoute:
@@ -582,7 +586,9 @@ class StreamClaims:
 
 
 class BatchMove(BackgroundTask):
-    """Moves the batch of one query that is not done. waits_for: why it cannot continue."""
+    """Moves the batch of one query that is not done. waits_for: why it cannot continue. ends: when
+    it is done, where the partitions of its streams end; it can be read when their heads are there.
+    """
 
     def __init__(
         self, vhost: VHost, query: str, operator: Identity, claims: StreamClaims,
@@ -599,16 +605,25 @@ class BatchMove(BackgroundTask):
         self._slices: BatchRouter | None = None
         self._number: int = -1
         self._reading: PageReading | None = None
+        self.ends: dict[Stream, int] = {}
         self._dropped: int = 0
         self._told: str = ""
         self._told_s: float = 0.0
         self._is_retrying: bool = False
+        self._is_over: bool = False
 
     def wake(self) -> None:
         """Continue."""
         self.vhost.background.wake(self)
 
+    def end(self) -> None:
+        """Stop: the query is released. A new batch of this name is another's."""
+        self._is_over = True
+        self._begin(None)
+
     def step(self) -> int:
+        if self._is_over:
+            return DONE
         batch = self.vhost.engine.batches.batch(self.query)
         if batch is None or batch.is_done:
             self._begin(None)
@@ -634,8 +649,10 @@ class BatchMove(BackgroundTask):
             slices = self._begin(batch)
         assert slices is not None, "there is a batch"
         goal = slices.goal()
-        if isinstance(goal, BrokerStream) and not self._claims.claim(goal.name, self):
-            return ASLEEP  # woken when the other one is done
+        if isinstance(goal, BrokerStream):
+            slices.streams[goal] = None
+            if not self._claims.claim(goal.name, self):
+                return ASLEEP  # woken when the other one is done
         if self._pace.is_ahead():
             return ASLEEP
         vhost = self.vhost
@@ -680,12 +697,18 @@ class BatchMove(BackgroundTask):
             self._reading.close()
             self._reading = None
         if self._slices is not None:
+            streams = self._slices.streams
+            self.ends = {part: part.next_offset for stream in streams for part in stream.parts}
             self._slices.close()
         if batch is None:
             self._slices = None
         else:
             target = BatchTarget.from_text(batch.target)
-            self._slices = BatchRouter(self.vhost, target, self._operator)
+            self._slices = slices = BatchRouter(self.vhost, target, self._operator)
+            for number in batch.holds:  # of slices before a restart
+                stream = self.vhost.streams.by_number.get(number)
+                if stream is not None:
+                    slices.streams[stream] = None
             self._number = batch.number
         return self._slices
 

@@ -1,13 +1,17 @@
 """Batches of the exactly-once sink: whose a query is, commits, and sweeping.
 
     commit    waits until the batch before it of the same query is done, checks the target and the
-              keys that must lead to a queue, and then decides: one record of the log. The answer
-              is sent when that is durable
+              keys that must lead to a queue, and then decides: one record of the log
     move      from the decision on, also after a restart, until the batch is done (batch_moves.py)
+    answer    when the decision is durable and all of it can be read: the last record of the move is
+              settled, and the heads of its streams have moved over it. So whoever reads after the
+              commit sees all rows
     release   the query is over: its last batch is forgotten
 
-Commits of one query are done one after the other. A commit that waits for longer than WAIT_S for
-the batch before it is refused (506), to be tried again; it has changed nothing.
+Commits of one query are done one after the other. A commit without an answer after WAIT_S is
+refused (506) with how far the batch before it, or its own, has come. It is to be tried again: if it
+was not decided, it has changed nothing; if it was, the same commit waits for its move again, and
+its answer is "already done".
 
 **Owners.** A query belongs to the user who staged or committed for it first, with the target of
 that. Only this user, users who may write to that target, and administrators may stage, commit,
@@ -24,7 +28,8 @@ differ. Everything else is a ChannelError 409 (`CONFLICT`), and nothing is writt
     same number, other rows or target    two jobs share a queryId; a checkpoint was deleted, copied
     a smaller number                     the same, or a checkpoint was restored from an older copy
     a number after a gap                 batches of a sink that reports each one (`previous`) are
-                                         missing: the broker was restored from an older backup
+                                         missing: the broker was restored from an older backup. A
+                                         query that nobody knows may begin late (`begins_late`)
     a number far ahead                   not a query of Spark's
 
 A batch that a version without checksums decided is compared by number and target only.
@@ -66,6 +71,7 @@ from penstock.storage.batches import (
     unpack_pages,
 )
 from penstock.storage.durability import DISK
+from penstock.storage.streams import Stream
 
 JUMP_MAX: Final = 1 << 20
 FIRST_NUMBER_MAX: Final = 1 << 40
@@ -79,7 +85,8 @@ class BatchCommit(NamedTuple):
     """What a commit asks for. rows, checksum: of all pages. keys: (exchange, routing key) that must
     lead to a queue. previous: the number of the batch before, if the sink reports each batch, also
     those without rows; -1: there is none; None: the sink does not report them. is_first_kept:
-    accept a batch with this number that was decided, whatever rows this one has."""
+    accept a batch with this number that was decided, whatever rows this one has. begins_late: the
+    query may begin here with a number above 0."""
 
     query: str
     number: int
@@ -90,6 +97,7 @@ class BatchCommit(NamedTuple):
     keys: list[tuple[str, str]]
     previous: int | None = None
     is_first_kept: bool = False
+    begins_late: bool = False
 
     def facts(self, owner: QueryOwner) -> BatchFacts:
         """Return the facts for its decision."""
@@ -226,17 +234,22 @@ def _check_gap(last: Batch | None, asked: BatchCommit) -> None:
     is_gapless = last is None or (last.facts is not None and last.facts.is_gapless)
     if asked.previous is None or asked.previous == known or not is_gapless:
         return
+    if last is None and asked.begins_late:
+        return
     there = "no batch of this query" if last is None else f"{_told(last)}, and none after it"
     missing = f"batch {known + 1} is" if known + 1 == asked.previous else (
         f"batches {known + 1} to {asked.previous} are"
     )  # fmt: skip
+    late = ", or with beginsLate=true if its queryId is newer than its checkpoint"
+    late = late if last is None else ""
     raise ChannelError(
         CONFLICT,
         f"{_said(asked)} follows batch {asked.previous}, but this broker knows {there}: {missing} "
         "missing here. Either the broker was restored from a backup that is older than the job's "
-        "checkpoint, or the query was released. Nothing was written. Start the job with a new "
-        "checkpoint to write them again, or once with the option failOnDataLoss=false to go on "
-        "without them",
+        "checkpoint, or the query was released, or a program with foreachBatch did not write them. "
+        "Nothing was written. Start the job with a new checkpoint to write them again, or once "
+        "with the option failOnDataLoss=false to go on without them; always with it if the program "
+        f"leaves out batches{late}",
     )
 
 
@@ -302,12 +315,15 @@ class CommitRequest(BackgroundTask):
         self._is_checking: bool = False
         self._is_checked: bool = False
         self._error: BaseException | None = None
+        self._status: str = ""  # once it is decided
         self._reply = reply
         self.is_over: bool = False
 
     def step(self) -> int:
         if self.is_over:
             return DONE
+        if self._status:
+            return self._arrive()
         if self._pages_at < len(self._pages):
             self._unpack()
             return AGAIN
@@ -316,7 +332,8 @@ class CommitRequest(BackgroundTask):
         if last is not None:
             self._take_owner(owner_of(last))
         if is_repeated(last, asked):
-            return self._answer(ALREADY, asked.number, manager.decided_lsn(self.query))
+            self._status = ALREADY
+            return self._arrive()
         if last is not None and not last.is_done:
             return ASLEEP  # BatchManager._moved wakes it
         asked.target.check(self._vhost)
@@ -328,8 +345,25 @@ class CommitRequest(BackgroundTask):
         if not self._is_checked:
             self._check_pages()
             return ASLEEP
-        lsn = manager.decide(asked, self._owner or self._first_owner())
-        return self._answer(COMMITTED, asked.number, lsn)
+        manager.decide(asked, self._owner or self._first_owner())
+        self._status = COMMITTED
+        return self._arrive()
+
+    def _arrive(self) -> int:
+        """Answer if all of the batch has arrived; otherwise BatchManager wakes it."""
+        manager, number = self._manager, self._asked.number
+        if not manager.has_arrived(self.query, number):
+            return ASLEEP
+        answer = {"status": self._status, "batch": number}
+        dispatch, reply = self._vhost.dispatch, self._reply
+        last, mode = self._vhost.engine.last_lsn, self._vhost.mode
+        self._over(None)
+
+        def decided() -> None:
+            dispatch.when_settled(last, mode, lambda: reply(answer))
+
+        dispatch.when_settled(manager.decided_lsn(self.query), DISK, decided)
+        return DONE
 
     def _first_owner(self) -> QueryOwner:
         return QueryOwner(self._identity.name, self._first_target())
@@ -410,14 +444,19 @@ class CommitRequest(BackgroundTask):
         why = "a commit before it has not ended"
         if last is not None and not last.is_done:
             why = f"batch {last.number} is at page {last.page} of {last.page_count}"
+            if last.frame:
+                why += f", row {last.frame}"
             waits_for = self._manager.waits_for(self.query)
             if waits_for:
                 why += f", and waits: {waits_for}"
-        text = f"batch {self._asked.number} of query '{self.query}' cannot be committed yet: {why}"
+        elif self._status:
+            why = "its rows are there, and wait for the disk or for another batch of their stream"
+        state = "is decided, and cannot be read yet" if self._status else "cannot be committed yet"
+        text = f"batch {self._asked.number} of query '{self.query}' {state}: {why}"
         self._over(ChannelError(RESOURCE_ERROR, text))
 
     def failed(self, error: Exception) -> None:
-        """End the commit with this error; nothing was decided."""
+        """End the commit with this error."""
         if isinstance(error, AMQPError):
             self._over(error)
         elif isinstance(error, ValueError | CorruptionError | staging.StagingError):
@@ -428,21 +467,15 @@ class CommitRequest(BackgroundTask):
             self._vhost.dispatch.internal_error(f"a commit of query {self.query!r}", error)
             self._over(AMQPError(INTERNAL_ERROR, f"{type(error).__name__}: {error}"))
 
-    def _answer(self, status: str, batch: int, lsn: int) -> int:
-        self._over({"status": status, "batch": batch}, lsn)
-        return DONE
-
-    def _over(self, answer: object, lsn: int = 0) -> None:
+    def _over(self, error: AMQPError | None) -> None:
         if self.is_over:
             return
         self.is_over = True
         # The timer of too_late has this object for as long as WAIT_S.
         self._asked = self._asked._replace(pages=[], keys=[])
         self._pages = self._keys = b""
-        if lsn:
-            self._vhost.dispatch.when_settled(lsn, DISK, lambda: self._reply(answer))
-        else:
-            self._reply(answer)
+        if error is not None:
+            self._reply(error)
         self._manager.over(self)
 
 
@@ -458,11 +491,13 @@ class BatchManager:
         self._lines: dict[str, deque[CommitRequest]] = {}
         self._moves: dict[str, BatchMove] = {}
         self._decided: dict[str, int] = {}  # LSNs of decisions of this life
+        self._ends: dict[str, dict[Stream, int]] = {}  # by query: ends that heads have not reached
         self._swept_s: float = float("-inf")
         self._stream_claims = StreamClaims()
         rolling = vhost.engine.batches.rolling()
         for batch in sorted(rolling, key=_is_not_begun):  # what holds a head goes first
             self._move(batch.query)
+        vhost.streams.on_head = self._heads_moved
         vhost.on_tick.append(self.tick)
 
     def batch(self, query: str) -> Batch | None:
@@ -494,18 +529,25 @@ class BatchManager:
         elif not line[0].is_due:
             self.vhost.background.wake(line[0])
 
-    def decide(self, asked: BatchCommit, owner: QueryOwner) -> int:
-        """Decide a batch whose pages were checked, for a query of this owner; return its LSN.
-        ValueError, DiskFullError: nothing was decided."""
+    def decide(self, asked: BatchCommit, owner: QueryOwner) -> None:
+        """Decide a batch whose pages were checked, for a query of this owner. ValueError,
+        DiskFullError: nothing was decided."""
         engine = self.vhost.engine
         engine.batches.decide(
             asked.query, asked.number, asked.target.text(), asked.pages, facts=asked.facts(owner),
             is_checked=True,
         )  # fmt: skip
         self.claims.forget(asked.query)
-        lsn = self._decided[asked.query] = engine.last_lsn
+        self._decided[asked.query] = engine.last_lsn
         self._move(asked.query)
-        return lsn
+
+    def has_arrived(self, query: str, number: int) -> bool:
+        """Return whether all rows of this batch, which is decided, can be read once what is logged
+        now is settled; also if the query is over, or has a later batch."""
+        batch = self.batch(query)
+        if batch is None or batch.number != number:
+            return True
+        return query not in self._moves and query not in self._ends
 
     def decided_lsn(self, query: str) -> int:
         """Return the LSN of the last decision; 0: it was made before the start, and is durable."""
@@ -522,9 +564,25 @@ class BatchManager:
         self.vhost.background.wake(move)
 
     def _moved(self, move: BatchMove) -> None:
-        """Begin the next commit: the batch is done, or was forgotten."""
-        self._moves.pop(move.query, None)
-        line = self._lines.get(move.query)
+        """Continue with the commits of the query: the batch is done, or was forgotten."""
+        query = move.query
+        self._moves.pop(query, None)
+        self._ends.pop(query, None)
+        if move.ends:
+            self._ends[query] = move.ends
+            self._heads_moved()
+        self._wake(query)
+
+    def _heads_moved(self) -> None:
+        """Continue with the commits whose batches the heads of their streams have reached."""
+        for query, ends in list(self._ends.items()):
+            waits = [1 for part, end in ends.items() if not _has_reached(part, end)]
+            if not waits:
+                del self._ends[query]
+                self._wake(query)
+
+    def _wake(self, query: str) -> None:
+        line = self._lines.get(query)
         if line:
             self.vhost.background.wake(line[0])
 
@@ -544,6 +602,11 @@ class BatchManager:
             )
         self.vhost.engine.batches.forget(query, is_forced=is_forced)
         self._decided.pop(query, None)
+        self._ends.pop(query, None)
+        move = self._moves.pop(query, None)
+        if move is not None:
+            move.end()
+        self._wake(query)
         self._disown(query)
         return {"batch": batch.number}
 
@@ -557,6 +620,8 @@ class BatchManager:
 
     def tick(self, now_s: float) -> None:
         """Sweep, when it is time."""
+        if self._ends:
+            self._heads_moved()  # of streams that were deleted
         if now_s - self._swept_s >= SWEEP_S:
             self.sweep()
 
@@ -612,6 +677,10 @@ def batch_manager(vhost: VHost) -> BatchManager:
     manager = vhost.batches
     assert isinstance(manager, BatchManager)
     return manager
+
+
+def _has_reached(part: Stream, end: int) -> bool:
+    return part.is_deleted or part.head_offset >= end
 
 
 def _query_of(batch: Batch) -> str:

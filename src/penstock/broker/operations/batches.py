@@ -8,6 +8,7 @@
     previous       number of the batch before, -1 for none, from a sink that reports every batch,
                    also those without rows; null: the sink does not report them
     keep_first     true: accept a batch of this number that was decided, whatever rows this one has
+    begins_late    true: with `previous`, accept any number for a query without a batch
 
 There may be many pages and keys. The HTTP process passes both as bytes (storage.batches), which are
 unpacked in slices between turns; other programs pass them as lists, too.
@@ -16,10 +17,10 @@ unpacked in slices between turns; other programs pass them as lists, too.
 frame (what is moved next), rows, bytes, is_done, time_us, waits_for (why it cannot go on, "" if it
 can).
 
-`commit_batch` answers when the decision is durable: "committed", or "already done" if the query's
-last batch is this one; 409 if it is another (batches.py). It needs write permission on the target
-and on dead_letter_to. The others but `list_batches` are for the query's owner, administrators, and
-users who may write to the target of its first batch.
+`commit_batch` answers when all rows can be read: "committed", or "already done" if the query's last
+batch is this one; 409 if it is another; 506 if that takes too long (batches.py). It needs write
+permission on the target and on dead_letter_to. The others but `list_batches` are for the query's
+owner, administrators, and users who may write to the target of its first batch.
 """
 
 from collections.abc import Callable
@@ -95,7 +96,7 @@ def _commit_batch(call: Call) -> None:
     target = BatchTarget.of(goal) if has_pages or goal else BatchTarget.nowhere()
     keys = call.args.pairs("mandatory_keys")
     previous = call.args.whole_or_none("previous")
-    is_first_kept = call.args.flag("keep_first")
+    is_first_kept, begins_late = call.args.flag("keep_first"), call.args.flag("begins_late")
     if previous is not None and not -1 <= previous < batch:
         raise call.args.wrong("previous", f"given {previous}, expected -1 to {batch - 1}")
     _check_target(call, target)
@@ -103,6 +104,7 @@ def _commit_batch(call: Call) -> None:
     asked = BatchCommit(
         query, batch, target, pages, sum([page.rows for page in pages]),
         sum([checksum for _, checksum in given]) & CHECKSUM_MASK, keys, previous, is_first_kept,
+        begins_late,
     )  # fmt: skip
     manager = batch_manager(call.vhost)
     known = manager.claims.known(query)
@@ -219,7 +221,7 @@ OPERATIONS: Final = (
         (
             QUERY, BATCH, objects("pages"), table("target"),
             pairs("mandatory_keys"),
-            whole_or_null("previous"), flag("keep_first"),
+            whole_or_null("previous"), flag("keep_first"), flag("begins_late"),
         ),
         needs_text="write on the target and on dead_letter_to; the query's owner",
     ),

@@ -8,8 +8,9 @@
 
 Four parts: the storage engine (here), the queues with the embedded library (queue_bench.py), the
 broker beside RabbitMQ (broker_bench.py), and single messages (single_bench.py) beside RabbitMQ and,
-where LAVINMQ_NODE names a script that starts it, LavinMQ. A full run of a part is appended to
-bench/results with commit, machine and date, and rendered to docs/reference/performance.md; a quick
+where LAVINMQ_NODE names a script that starts it, LavinMQ, with publishing from Python beside pika.
+A full run of a part is appended to bench/results with commit, machine and date, and rendered to
+docs/reference/performance.md; a quick
 one only with --save.
 Every scenario is a process of its own, or several. The kill -9 is a real one, of a process that has
 just written that log.

@@ -1,6 +1,7 @@
 """Single messages: Penstock, RabbitMQ and LavinMQ in turn, in one run (cells in single.py).
 
-The client is a process of its own for each broker and run. Tables are in single_report.py.
+The client is a process of its own for each broker and run. Tables are in single_report.py. And
+publishing from Python (cells in publishers.py): penstock.open and pika in turn, on one broker.
 """
 
 import json
@@ -22,7 +23,7 @@ class SingleBench(Runner):
     script = "single.py"
 
     def scenarios(self) -> dict[str, Callable[[], None]]:
-        return {"single": self.single}
+        return {"single": self.single, "publishers": self.publishers}
 
     def nodes(self) -> list[Broker]:
         """All that there are, started."""
@@ -56,13 +57,31 @@ class SingleBench(Runner):
                 node.end()
         self.figures["single"] = [{"what": cell, "us": found} for cell, found in rows.items()]
 
-    def _measured(self, node: Broker) -> list[tuple[str, float]]:
-        """CPU of the broker in µs per message, of each cell."""
-        command = [sys.executable, str(HERE / self.script), str(node.port), str(node.pid)]
+    def publishers(self) -> None:
+        """Each client in turn, so often, on one broker in `disk`."""
+        rows: dict[str, dict[str, list[float]]] = {}
+        node = PenstockNode(self.data / "publishers", "disk", is_pure=False)
+        clients = ["penstock", "pika"]
+        try:
+            node.start()
+            for run in range(self.pick(1, 3)):
+                for client in clients if run % 2 == 0 else clients[::-1]:
+                    self.say(f"publishing from Python: {client}, run {run + 1}")
+                    for cell, us in self._measured(node, "publishers.py", client):
+                        rows.setdefault(cell, {}).setdefault(client, []).append(us)
+        finally:
+            node.end()
+        self.figures["publishers"] = [{"what": cell, "us": found} for cell, found in rows.items()]
+
+    def _measured(
+        self, node: Broker, script: str = "single.py", *words: str
+    ) -> list[tuple[str, float]]:
+        """CPU in µs per message, of each cell."""
+        command = [sys.executable, str(HERE / script), str(node.port), str(node.pid), *words]
         done = subprocess.run(
             [*command, "--scale", str(self.pick(0.2, 1.0))], capture_output=True, text=True
         )
         if done.returncode:
-            sys.exit(f"single messages with {node.name}: {done.stderr.strip()[-1000:]}")
+            sys.exit(f"{script} {' '.join(words)} with {node.name}: {done.stderr.strip()[-1000:]}")
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         return [(line["cell"], line["us"]) for line in lines]

@@ -39,9 +39,46 @@ DISK_GOALS = {
 }  # fmt: skip
 
 
+# cell of publishers.py -> the most µs of client and broker
+PUBLISHER_GOALS = {"one at a time": 400.0, "window of 1,000": 12.0}
+
+
+def publisher_goals(rows: list[Result]) -> list[Goal]:
+    """What penstock.open may take, and at most half of what pika takes."""
+    table = []
+    for row in rows:
+        us = {client: statistics.median(found) for client, found in row["us"].items()}
+        name, ours = f"penstock.open, {row['what']}, CPU", us["penstock"]
+        if row["what"] in PUBLISHER_GOALS:
+            goal = PUBLISHER_GOALS[row["what"]]
+            table.append(Goal(name, "disk", f"≤ {goal:g} µs", f"{ours:.1f} µs", ours <= goal))
+        if "pika" in us:
+            times = ours / us["pika"]
+            table.append(
+                Goal(name, "disk", "≤ 0.5 times pika's", f"{times:.2f} times", times <= 0.5)
+            )
+    return table
+
+
+def publishers(rows: list[Result]) -> str:
+    """What a message costs with each client."""
+    clients = {"penstock": "penstock.open", "pika": "pika"}
+    cells = [
+        [
+            row["what"],
+            *(
+                f"{statistics.median(row['us'][client]):.1f}" if client in row["us"] else "-"
+                for client in clients
+            ),
+        ]
+        for row in rows
+    ]
+    return markdown(["what", *clients.values()], cells)
+
+
 def goals(figures: Result) -> list[Goal]:
     """Every figure that has a goal: medians."""
-    table = []
+    table = publisher_goals(figures.get("publishers", []))
     for mode, peer, most in (("os", OS, GOALS), ("disk", DISK, DISK_GOALS)):
         for row in figures.get("single", []):
             if row["what"] in most and peer in row["us"]:
@@ -80,6 +117,10 @@ def sections(found: Result, table: list[Goal]) -> list[str]:
         ]
         parts += ["### Where a rival is cheaper", rivals(rows)]
         parts += ["### CPU per message, µs", markdown(["what", *peers], cells)]
+    published = found["figures"].get("publishers", [])
+    if published:
+        title = "### Publishing from Python with confirms: CPU of client and broker, µs"
+        parts += [title, publishers(published)]
     if table:
         parts += ["### Goals: single messages", goal_table(table)]
     return parts

@@ -223,6 +223,29 @@ finally:
     assert all(us > 0 for us in rows.values()), rows
 
 
+def test_what_the_table_of_publishers_says() -> None:
+    rows = [
+        {"what": "one at a time", "us": {"penstock": [300.0], "pika": [500.0]}},
+        {"what": "append_many, window of 1,000", "us": {"penstock": [9.0]}},
+    ]
+    code = f"""
+import single_report
+for goal in single_report.goals({{'publishers': {rows!r}}}):
+    print(goal.name, '|', goal.mode, '|', goal.text, '|', goal.is_met)
+print(single_report.publishers({rows!r}))
+"""
+    done = bench_code(f"exec({code!r})")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "penstock.open, one at a time, CPU | disk | 300.0 µs | True",
+        "penstock.open, one at a time, CPU | disk | 0.60 times | False",
+        "| what                         | penstock.open | pika  |",
+        "|------------------------------|---------------|-------|",
+        "| one at a time                | 300.0         | 500.0 |",
+        "| append_many, window of 1,000 | 9.0           | -     |",
+    ]
+
+
 def test_what_the_tables_of_single_messages_say() -> None:
     """A goal that is missed, and a rival that is cheaper, are named; LavinMQ may be missing."""
     prefetch = {"Penstock os": [20.0, 15.0, 10.0], "RabbitMQ": [40.0]}

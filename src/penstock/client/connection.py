@@ -33,6 +33,7 @@ A connection ends by `close`, by an error of the broker (AMQPConnectionError) or
 again is the caller's decision.
 """
 
+import functools
 import json
 import os
 import platform
@@ -40,13 +41,14 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from penstock.client.amqp_url import AmqpUrl
+from penstock.client.publish_window import Published
 from penstock.client.wire import Wire, WireClosedError
 from penstock.codec.fields import encode_table
 from penstock.codec.frames import PROTOCOL_HEADER
@@ -204,6 +206,12 @@ def settle(future: "Future[Any]", value: object, error: Exception | None = None)
             future.set_exception(error)
 
 
+@functools.lru_cache(maxsize=1024)
+def encoded_publish(exchange: str, routing_key: str, mandatory: bool) -> bytes:
+    """Return an encoded basic.publish."""
+    return BasicPublish(exchange=exchange, routing_key=routing_key, mandatory=mandatory).encode()
+
+
 class ClientChannel:
     """A channel of a connection; `connection.channel()` opens it. on_return(message): called with a
     message that was published with `mandatory` and that no queue got."""
@@ -217,7 +225,8 @@ class ClientChannel:
         self._lock = connection.lock
         self._answers: deque[Future[Method | Received]] = deque()
         self._calls: deque[Future[object]] = deque()
-        self._confirms: dict[int, Future[bool]] = {}  # in the order of their tags
+        # In the order of their tags; what was published together is at its first tag.
+        self._confirms: dict[int, Future[bool] | Published] = {}
         self._next_tag = 1
         self._consumers: dict[str, tuple[OnMessage, OnEnd]] = {}
         self._next_consumer = 1
@@ -332,6 +341,36 @@ class ClientChannel:
                 raise
             return future
 
+    def publish_many(
+        self, exchange: str, messages: Sequence[tuple[str, bytes, bytes]], *,
+        mandatory: bool = False,
+    ) -> Published:  # fmt: skip
+        """Publish at least one message with one write, on a channel in confirm mode, and return
+        what their confirms are noted in. messages: of each its routing key, its encoded properties
+        and its body. Never waits: the caller limits what is under way."""
+        contents = [
+            (encoded_publish(exchange, key, mandatory), header, body)
+            for key, header, body in messages
+        ]
+        with self._lock:
+            tag = self._next_tag
+            published = Published(tag, len(contents))
+            if self._fails(published.future):
+                return published
+            self._confirms[tag] = published
+            try:
+                self.connection.send_publishes(self.number, contents)
+                self._next_tag = tag + len(contents)
+            except (ConnectionLostError, AMQPError) as error:
+                self.on_end(error)
+            except Exception:
+                del self._confirms[tag]
+                raise
+            except BaseException:
+                self.connection.abort()
+                raise
+            return published
+
     # ---- getting -------------------------------------------------------------------------------
 
     def get(self, queue: str, *, no_ack: bool = False) -> "Future[Received | None]":
@@ -445,7 +484,11 @@ class ClientChannel:
             if self.error is not None:
                 return
             self.error = error
-            waiting: list[Future[Any]] = [*self._answers, *self._calls, *self._confirms.values()]
+            waiting: list[Future[Any]] = [*self._answers, *self._calls]
+            waiting += [
+                confirm.future if isinstance(confirm, Published) else confirm
+                for confirm in self._confirms.values()
+            ]
             consumers = list(self._consumers.values())
             for some in (self._answers, self._calls, self._confirms, self._consumers):
                 some.clear()
@@ -470,17 +513,30 @@ class ClientChannel:
 
     def _confirmed(self, tag: int, multiple: bool, *, is_taken: bool) -> None:
         with self._lock:
-            if multiple:
-                tags = []
-                for one in self._confirms:
-                    if one > tag:
-                        break
-                    tags.append(one)
+            if not multiple and isinstance(self._confirms.get(tag), Future):
+                tags = [tag]
             else:
-                tags = [tag] if tag in self._confirms else []
-            futures = [self._confirms.pop(one) for one in tags]
-        for future in futures:
-            settle(future, is_taken)
+                tags = self._answered(tag, multiple=multiple, is_taken=is_taken)
+            found = [self._confirms.pop(one) for one in tags]
+        for one in found:
+            if isinstance(one, Published):
+                settle(one.future, None)
+            else:
+                settle(one, is_taken)
+
+    def _answered(self, tag: int, *, multiple: bool, is_taken: bool) -> list[int]:
+        """Note an answer in what was published together. Returns the first tags of all that is
+        answered whole."""
+        done: list[int] = []
+        for first, one in self._confirms.items():
+            if first > tag:
+                break
+            if isinstance(one, Published):
+                if one.answer(tag, multiple=multiple, is_taken=is_taken):
+                    done.append(first)
+            elif multiple:
+                done.append(first)
+        return done
 
     # ---- the end -------------------------------------------------------------------------------
 
@@ -750,6 +806,12 @@ class ClientConnection:
         with self.lock:
             self.check()
             self._put(self._machine.send_content(channel, method, header, body))
+
+    def send_publishes(self, channel: int, contents: list[tuple[bytes, bytes, bytes]]) -> None:
+        """Send many basic.publish with one write. contents: as `Connection.send_publishes`."""
+        with self.lock:
+            self.check()
+            self._put(self._machine.send_publishes(channel, contents))
 
     def _put(self, data: bytes) -> None:
         try:

@@ -182,6 +182,14 @@ class Link:
     def _returned(self, message: Received) -> None:
         self.returned.add(message.properties.message_id or "")
 
+    def were_returned(self, message_ids: list[str]) -> bool:
+        """Return whether no queue got one of these messages. Ask once, after their confirms."""
+        if not self.returned:  # as nearly always
+            return False
+        found = self.returned.intersection(message_ids)
+        self.returned -= found
+        return bool(found)
+
     def was_returned(self, message_id: str) -> bool:
         """Return whether no queue got this message. Ask once, after its confirm."""
         if message_id in self.returned:
@@ -388,9 +396,16 @@ class RemoteDriver:
 
     def message_id(self) -> str:
         """Return a new message id, 16 hexadecimal digits."""
+        return self.message_ids(1)[0]
+
+    def message_ids(self, n: int) -> list[str]:
+        """Return n new message ids."""
         with self._lock:
-            self._last_id = (self._last_id + 1) & ((1 << 63) - 1) or 1
-            return f"{self._last_id:016x}"
+            first = self._last_id + 1
+            if first + n > 1 << 63:
+                first = 1
+            self._last_id = first + n - 1
+        return [f"{number:016x}" for number in range(first, first + n)]
 
     # ---- the connection ------------------------------------------------------------------------
 

@@ -11,7 +11,9 @@
 `properties_of` is the reverse: the properties with which a put publishes its message.
 """
 
+import functools
 import hashlib
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final, cast
 
@@ -32,6 +34,7 @@ OWN_PREFIXES: Final = ("x-first-death-", "x-last-death-")
 PERSISTENT: Final = 2
 TRANSIENT: Final = 1
 HEADERS: Final = PlainHeaders()
+ID_PLACE: Final = "-" * 16  # stands for a message id
 
 
 class RemoteDelivery(DeliveredMessage):
@@ -135,8 +138,31 @@ def death_of(entry: dict[str, object]) -> Death:
     )
 
 
+def messages_of(
+    routing_key: str, news: Sequence[NewBody | bytes], mode: int, ids: list[str], now_s: int
+) -> list[tuple[str, bytes, bytes]]:
+    """Return the messages to be put, each with this routing key, as `ClientChannel.publish_many`
+    takes them. The rest as `properties_of`."""
+    before, after = plain_properties(mode, now_s)
+    return [
+        (routing_key, before + one.encode() + after, new)
+        if isinstance(new, bytes)
+        else (routing_key, properties_of(new, mode, one, now_s), new.body)
+        for new, one in zip(news, ids, strict=True)
+    ]
+
+
 def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
+
+
+@functools.lru_cache(maxsize=4)  # puts of one second have the same
+def plain_properties(mode: int, now_s: int) -> tuple[bytes, bytes]:
+    """Return the encoded properties of a message without options, but for the 16 characters of its
+    id, which stand between the two."""
+    whole = properties_of(b"", mode, ID_PLACE, now_s)
+    before, _, after = whole.partition(ID_PLACE.encode())
+    return before, after
 
 
 def properties_of(new: NewBody | bytes, mode: int, message_id: str, now_s: int) -> bytes:

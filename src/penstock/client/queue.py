@@ -2,7 +2,7 @@
 
     put        basic.publish to the default exchange, mandatory; returns with its confirm. Refused:
                the queue is full; ask for room, wait for it, publish again
-    put_many   publish all, then wait for the confirms
+    put_many   publish in batches, a few under way at a time (publish_window.py)
     get        basic.get; nothing there: a consumer that may have one message, until one comes
     nack       box.nack, for AMQP knows no delay and no attempts
     join       ask, with pauses, until nothing is left
@@ -19,8 +19,9 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from penstock.client.connection import ClientChannel, Received, settle
-from penstock.client.driver import Full, RemoteDriver, RemoteState, Wait, answer
-from penstock.client.message import RemoteDelivery, properties_of
+from penstock.client.driver import Full, Link, RemoteDriver, RemoteState, Wait, answer
+from penstock.client.message import RemoteDelivery, messages_of
+from penstock.client.publish_window import Window, batches
 from penstock.codec.spec import BasicCancel
 from penstock.embedded.library_errors import QueueEmptyError, QueueFullError
 from penstock.embedded.new_body import NewBody
@@ -123,24 +124,33 @@ class RemoteQueue(QueueSource):
             link = yield from driver.linked()
         channel = link.puts()
         now_s = int(time.time())
-        sent = []
-        for new in news:
-            message_id = driver.message_id()
-            header = properties_of(new, mode, message_id, now_s)
-            confirm = channel.publish("", state.name, body_of(new), header, mandatory=True)
-            assert confirm is not None, "the channel is in confirm mode"
-            sent.append((new, message_id, confirm))
         refused: list[New] = []
-        is_lost = False
-        for new, message_id, confirm in sent:
-            if not (yield from answer(confirm)):
-                refused.append(new)
-            if link.was_returned(message_id):
-                is_lost = True
-        if is_lost:
-            state.is_deleted = True
-            state.check()
+        window = Window[tuple[list[New], list[str]]]()
+        for start, end, size_bytes in batches([len(body_of(new)) for new in news]):
+            while not window.has_room(end - start, size_bytes):
+                refused += yield from self._confirmed(link, window)
+            if state.is_deleted:
+                break
+            batch = news[start:end]
+            ids = driver.message_ids(len(batch))
+            messages = messages_of(state.name, batch, mode, ids, now_s)
+            published = channel.publish_many("", messages, mandatory=True)
+            window.add(published, size_bytes, (batch, ids))
+        while window:
+            refused += yield from self._confirmed(link, window)
+        state.check()
         return refused
+
+    def _confirmed(
+        self, link: Link, window: Window[tuple[list[New], list[str]]]
+    ) -> Call[list[New]]:
+        """Wait for the oldest batch under way. Returns what was refused; marks the queue as deleted
+        if a message found none."""
+        published, (batch, ids) = window.take_oldest()
+        yield from answer(published.future)
+        if link.were_returned(ids):
+            self._state.is_deleted = True
+        return [batch[index] for index in published.refused]
 
     def put_many(
         self, news: list[NewBody] | list[bytes], durability: object, *, block: bool,

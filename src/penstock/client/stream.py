@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from penstock.client.connection import ClientChannel, Received, settle
 from penstock.client.driver import Link, RemoteDriver, Wait, answer
+from penstock.client.publish_window import Window, batches
 from penstock.codec.spec import BasicQos, QueueDeclare
 from penstock.embedded import option_parsing
 from penstock.embedded.library_errors import ConnectionLostError
@@ -39,7 +40,6 @@ from penstock.errors import (
 )
 from penstock.queues.stream_options import QUEUE_TYPE, STREAM, StreamOptions
 
-APPENDS_AT_ONCE: Final = 1000
 CREDIT_BYTES: Final = 1 << 20
 CREDIT_MIN: Final = 4
 CREDIT_MAX: Final = 500
@@ -139,10 +139,7 @@ class RemoteStream(StreamSource):
         if transaction is not None:
             yield from self._in_transaction(transaction.channel, news)
             return [-1] * len(news)
-        offsets: list[int] = []
-        for at in range(0, len(news), APPENDS_AT_ONCE):
-            offsets += yield from self._append(news[at : at + APPENDS_AT_ONCE])
-        return offsets
+        return (yield from self._append(news))
 
     def _append(self, news: list[NewRecord]) -> Call[list[int]]:
         driver = self._driver
@@ -153,17 +150,30 @@ class RemoteStream(StreamSource):
         channel, given = link.appender(self.name)
         try:
             yield from answer(given)
-            with link.connection.lock:  # so that the offsets are of these records
-                confirms = [publish(channel, new) for new in news]
-                noted = channel.call("box.appended", {"n": len(news)})
-            for confirm in confirms:
-                assert confirm is not None, "the channel is in confirm mode"
-                if not (yield from answer(confirm)):
-                    raise PenstockError(f"stream {self.name!r}: the broker refused a record")
-            places: Any = yield from answer(noted)
+            offsets: list[int] = []
+            window = Window[Future[object]]()
+            for start, end, size_bytes in batches([len(new.body) for new in news]):
+                while not window.has_room(end - start, size_bytes):
+                    offsets += yield from self._appended(window)
+                messages = [(key_of(new), new.props, new.body) for new in news[start:end]]
+                with link.connection.lock:  # so that the offsets are of these records
+                    published = channel.publish_many("", messages)
+                    noted = channel.call("box.appended", {"n": len(messages)})
+                window.add(published, size_bytes, noted)
+            while window:
+                offsets += yield from self._appended(window)
         except (ConnectionLostError, AMQPError) as error:
             link.forget_appender(self.name)
             raise self.error_of(error) from None
+        return offsets
+
+    def _appended(self, window: Window[Future[object]]) -> Call[list[int]]:
+        """Wait for the oldest batch under way and return its offsets."""
+        published, noted = window.take_oldest()
+        yield from answer(published.future)
+        if published.refused:
+            raise PenstockError(f"stream {self.name!r}: the broker refused a record")
+        places: Any = yield from answer(noted)
         return [offset for _, offset in places]
 
     def _in_transaction(self, channel: ClientChannel, news: list[NewRecord]) -> Call[None]:
@@ -232,8 +242,12 @@ class RemoteStream(StreamSource):
 
 def publish(channel: ClientChannel, new: NewRecord) -> "Future[bool] | None":
     """Publish a record on a channel that was given to its stream."""
-    key = new.key.decode("utf-8", "surrogateescape")
-    return channel.publish("", key, new.body, new.props)
+    return channel.publish("", key_of(new), new.body, new.props)
+
+
+def key_of(new: NewRecord) -> str:
+    """Return the routing key that a record is published with."""
+    return new.key.decode("utf-8", "surrogateescape")
 
 
 class RemoteFeed(Feed):

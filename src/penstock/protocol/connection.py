@@ -53,6 +53,7 @@ from penstock.codec.frames import (
 )
 from penstock.codec.method import Method
 from penstock.codec.spec import (
+    BasicPublish,
     ChannelClose,
     ChannelCloseOk,
     ChannelOpen,
@@ -101,6 +102,7 @@ FRAME_HEADER_BYTES: Final = FRAME_OVERHEAD_BYTES - 1  # type, channel, size
 ROOMLESS_BYTES: Final = 64 << 10  # a smaller body is always assembled in RAM
 
 _PUBLISH: Final = 0x003C0028
+_ANY_PUBLISH: Final = BasicPublish()
 _ACK: Final = 0x003C0050
 
 # Received chunks that do not make a frame yet are joined when there are this many of them, and so
@@ -403,6 +405,16 @@ class Connection:
         self._check_out(channel, method)
         frame = method_frame(channel, method.encode())
         return frame + content_frames(channel, properties, body, self.frame_max)
+
+    def send_publishes(self, channel: int, contents: list[tuple[bytes, bytes, bytes]]) -> bytes:
+        """Return the frames of many basic.publish, in order. contents: of each its encoded method,
+        the properties as for `send_content`, and the body."""
+        self._check_out(channel, _ANY_PUBLISH)
+        parts: list[bytes] = []
+        for payload, properties, body in contents:
+            parts.append(method_frame(channel, payload))
+            parts.append(content_frames(channel, properties, body, self.frame_max))
+        return b"".join(parts)
 
     def _check_out(self, number: int, method: Method) -> None:
         if number == 0:

@@ -87,8 +87,8 @@ class BatchMaker:
         self._columns = tuple(columns)
         self._meta_columns = [name for name in self._columns if name in META]
         self._constant = {
-            "queue": pa.repeat(pa.scalar(_clean(queue), pa.string()), ROWS_MAX),
-            "partition": pa.repeat(pa.scalar(partition, pa.int32()), ROWS_MAX),
+            "queue": pa.repeat(pa.scalar(_clean(queue), pa.string()), 1),
+            "partition": pa.repeat(pa.scalar(partition, pa.int32()), 1),
         }
         self._decoded: dict[bytes, dict[str, Any]] = {}
 
@@ -129,6 +129,8 @@ class BatchMaker:
                 times = np.ascontiguousarray(rows["time"])
                 made[name] = pa.Array.from_buffers(TYPES[name], n, [None, pa.py_buffer(times)])
             elif name in self._constant:
+                if len(self._constant[name]) < n:
+                    self._constant[name] = pa.repeat(self._constant[name][0], n)
                 made[name] = self._constant[name].slice(0, n)
         arrays = [made[name] for name in self._columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)

@@ -159,8 +159,22 @@ def test_tasks_by_number_bytes_and_records(spark: "SparkSession", vhost: Path) -
     assert tasks(minPartitions="5") == 5
     assert tasks(maxBytesPerPartition="40000") >= 3
     assert tasks(maxRecordsPerPartition="1000") == 3
+    assert tasks(minPartitions="5", maxBytesPerTask="0") == 5
     rows = load(spark, vhost, subscribe="events", minPartitions="7")
     assert offsets(rows) == list(range(COUNT))
+
+
+def test_small_streams_and_partitions_share_a_task(spark: "SparkSession", vhost: Path) -> None:
+    """In order, with every column."""
+    of = {"subscribe": "events,orders", "includeHeaders": "true", "includeProperties": "true"}
+    shared, alone = load(spark, vhost, **of), load(spark, vhost, **of, maxBytesPerTask="0")
+    assert (shared.rdd.getNumPartitions(), alone.rdd.getNumPartitions()) == (1, 3)
+    rows = shared.collect()
+    assert rows == alone.collect()
+    places = [(row.queue, row.partition, row.offset) for row in rows]
+    assert len(places) == COUNT + 5 + 6
+    assert places == sorted(places)
+    assert load(spark, vhost, **of, minPartitions="2").rdd.getNumPartitions() == 2
 
 
 def test_filters_are_taken_only_where_they_are_asked_for(

@@ -1,5 +1,7 @@
 """Batches of columns: what records hold, whichever way the batch is made."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -215,3 +217,40 @@ def test_many_different_headers_do_not_stay_in_memory(tmp_path: Path) -> None:
     keys = [k for b in maker.batches(frames) for k in b.column("routing_key").to_pylist()]
     assert keys == [str(i) for i in range(9000)]
     assert len(maker._decoded) <= 4096
+
+
+# ---- what it costs to begin ----------------------------------------------------------------------
+
+BEGIN = """
+import sys
+from penstock.arrow_batches import COLUMNS, BatchMaker
+from penstock.page_frames import PageMap
+frames = PageMap(sys.argv[1], 0, int(sys.argv[2])).frames(0, int(sys.argv[2]))
+assert sum(batch.num_rows for batch in BatchMaker("s", 0, COLUMNS).batches(frames)) > 0
+print(sorted({"pandas", "pyarrow", "penstock.protocol"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("different", [1, 3, 40])
+def test_the_columns_that_are_given_by_default_need_no_pandas(
+    tmp_path: Path, different: int
+) -> None:
+    """pyarrow imports it for pa.array and pa.scalar, in each worker of Spark."""
+    pytest.importorskip("pandas")
+    ids = [None if n % 2 else f"m{n}" for n in range(different)]
+    metas = [meta(b"x", b"k", message_id=id) for id in ids]
+    records = [Record(TIME_US, b"a", metas[n % different]) for n in range(80)]
+    path = page_of(records, 0).write(tmp_path)
+    command = [sys.executable, "-c", BEGIN, str(path), "80"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "['pyarrow']"
+
+
+def test_columns_of_one_header_and_of_several(tmp_path: Path) -> None:
+    """A header that changes between batches, and back."""
+    one, two = meta(b"x", b"k"), meta(b"", "käse".encode(), message_id="m")
+    metas = [one] * 20_000 + [one, two] * 10 + [two] * 20_000
+    table = table_of(tmp_path, [Record(TIME_US, b"", each) for each in metas])
+    wanted = [("x", "k", None) if each == one else ("", "käse", "m") for each in metas]
+    names = ("exchange", "routing_key", "message_id")
+    assert list(zip(*[table.column(name).to_pylist() for name in names], strict=True)) == wanted

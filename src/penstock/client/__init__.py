@@ -11,11 +11,37 @@ which needs Penstock at the other end. From the box down:
     link                   a connection and its channels, by what a box uses them for
     client_connection, client_channel, greeting
     wire                   a socket, its thread, heartbeats
+
+Importing this package loads nothing else; a name is loaded when first used. Tasks of Spark read
+URLs and have no use for the rest.
 """
 
-from penstock.client.amqp_url import AmqpUrl
-from penstock.client.connection import ClientChannel, ClientConnection, Received, connect
-from penstock.embedded.library_errors import ConnectionLostError, UnreachableError
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from penstock.client.amqp_url import AmqpUrl
+    from penstock.client.connection import ClientChannel, ClientConnection, Received, connect
+    from penstock.embedded.library_errors import ConnectionLostError, UnreachableError
+
+_MODULES: Final = {
+    "AmqpUrl": "penstock.client.amqp_url",
+    "connect": "penstock.client.connection",
+    "ClientConnection": "penstock.client.connection",
+    "ClientChannel": "penstock.client.connection",
+    "Received": "penstock.client.connection",
+    "ConnectionLostError": "penstock.embedded.library_errors",
+    "UnreachableError": "penstock.embedded.library_errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    return found
+
 
 __all__ = [
     "connect", "AmqpUrl", "ClientConnection", "ClientChannel", "Received",

@@ -75,7 +75,8 @@ SOURCE_NAMES: Final = (
     "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp",
     "endingOffsetsByTimestamp", "failOnDataLoss", "includeHeaders", "includeProperties", "columns",
-    "minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition", "maxOffsetsPerTrigger",
+    "minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition", "maxBytesPerTask",
+    "maxOffsetsPerTrigger",
     "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "readerId", "readerTimeout",
     "access", "pushdown", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "timeoutMs",
 )  # fmt: skip
@@ -196,6 +197,7 @@ class SourceOptions:
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     max_bytes_per_partition: int = 256 << 20
+    max_bytes_per_task: int = 4 << 20
     max_offsets_per_trigger: int | None = None
     max_bytes_per_trigger: int = 512 << 20
     lease_bytes_per_trigger: int = field(default=256 << 20, compare=False)  # of classic queues
@@ -243,6 +245,7 @@ def parse_source_options(given: Mapping[str, str], *, is_streaming: bool) -> Sou
         min_partitions=_whole(options, "minPartitions"),
         max_records_per_partition=_whole(options, "maxRecordsPerPartition"),
         max_bytes_per_partition=_bytes(options, "maxBytesPerPartition", 256 << 20),
+        max_bytes_per_task=_bytes(options, "maxBytesPerTask", 4 << 20, least=0),
         max_offsets_per_trigger=_whole(options, "maxOffsetsPerTrigger"),
         max_bytes_per_trigger=_bytes(options, "maxBytesPerTrigger", 512 << 20),
         lease_bytes_per_trigger=_bytes(options, "maxBytesPerTrigger", 256 << 20),
@@ -593,16 +596,16 @@ def _whole(options: Mapping[str, str], name: str, least: int = 1) -> int | None:
     return int(text)
 
 
-def _bytes(options: Mapping[str, str], name: str, default: int) -> int:
+def _bytes(options: Mapping[str, str], name: str, default: int, least: int = 1) -> int:
     text = options.get(name.lower())
     if text is None:
         return default
     found = _BYTES.fullmatch(text.strip())
-    count = 0
+    count = -1
     if found is not None:
         count = int(found[1]) << (10 * " kmgt".index(found[2].lower() or " "))
-    if count < 1:
-        raise OptionError(name, text, "a number of bytes from 1 on, such as 64m or 1 GiB")
+    if count < least:
+        raise OptionError(name, text, f"a number of bytes from {least} on, such as 64m or 1 GiB")
     return count
 
 

@@ -19,6 +19,12 @@ still be read.
 tasks if there are enough records. Cuts are at a border of pages if one is near, so that a page is
 opened and mapped once; otherwise within a page, where the index finds any offset.
 
+**Packing.** A task costs some 70 ms of CPU, whatever it reads. So `packed` gives small pieces that
+follow one another to one task, up to maxBytesPerTask. What is larger has a task of its own. Records
+of a partition stay in order, within a task and from task to task. The average size of records is
+rounded up to a power of two, because it changes with what is appended, and a batch that runs again
+should have the same tasks.
+
 The bytes of a range are those of its pages; within a page, by the average of its records.
 
 Nothing here is Spark's.
@@ -317,6 +323,38 @@ def tasks(
         table_of_it = tables.get((one.stream, one.partition))
         cut += _cut(one, min(count, one.end - one.start), table_of_it, max_rows)
     return cut
+
+
+def packed(
+    cut: Sequence[Range], heads: Heads, *, max_bytes: int, max_rows: int | None = None,
+    min_count: int | None = None,
+) -> list[tuple[Range, ...]]:  # fmt: skip
+    """Return what each task reads: pieces as `tasks` returns them, in their order. max_bytes: of a
+    task with several; 0: none has."""
+    sizes = [
+        (one.end - one.start) * _power_of_two(heads[one.stream][one.partition].record_bytes)
+        for one in cut
+    ]
+    least = max(min(min_count or 1, len(cut)), 1)
+    most: float = min(max_bytes, sum(sizes) / least)
+    found: list[list[Range]] = []
+    size, rows = 0.0, 0
+    for i, (one, more) in enumerate(zip(cut, sizes, strict=True)):
+        count = one.end - one.start
+        fits = size + more <= most and (max_rows is None or rows + count <= max_rows)
+        others = len(cut) - 1 - i  # each of which may be a task
+        if found and fits and len(found) + others >= least:
+            found[-1].append(one)
+            size, rows = size + more, rows + count
+        else:
+            found.append([one])
+            size, rows = more, count
+    return [tuple(ranges) for ranges in found]
+
+
+def _power_of_two(size: float) -> int:
+    """Return the least power of two that is not smaller."""
+    return 1 << max(ceil(size) - 1, 0).bit_length()
 
 
 def _cut(one: Range, count: int, table: PageTable | None, max_rows: int | None) -> list[Range]:

@@ -158,8 +158,8 @@ class StreamProgress:
         self._triggered = self._now()
         return offsets.encode(Positions(ends, offsets.ids_of(heads), self.leases.readers(heads)))
 
-    def partitions(self, given_start: Json, given_end: Json) -> list[Source]:
-        """Return what the tasks of a batch read."""
+    def partitions(self, given_start: Json, given_end: Json) -> list[tuple[Source, ...]]:
+        """Return what each task of a batch reads, in order."""
         start, end = offsets.decode(given_start), offsets.decode(given_end)
         self._recognise(start, end)
         heads = self._catalog.heads()
@@ -221,17 +221,22 @@ def _head(heads: Heads, key: Key) -> int:
 
 def sources(
     found: Sequence[Range], heads: Heads, options: SourceOptions, catalog: Catalog
-) -> list[Source]:
-    """Return one Source for each task."""
+) -> list[tuple[Source, ...]]:
+    """Return what each task reads, in order."""
     cut = plan.tasks(
         found, heads, catalog.pages, max_bytes=options.max_bytes_per_partition,
         max_rows=options.max_records_per_partition, min_count=options.min_partitions,
     )  # fmt: skip
-    made = []
-    for one in cut:
-        head = heads[one.stream][one.partition]
-        made.append(Source(one, head.stream_id, head.path, head.reader))
-    return made
+    shared = plan.packed(
+        cut, heads, max_bytes=min(options.max_bytes_per_task, options.max_bytes_per_partition),
+        max_rows=options.max_records_per_partition, min_count=options.min_partitions,
+    )  # fmt: skip
+    return [tuple([_source(one, heads) for one in task]) for task in shared]
+
+
+def _source(one: Range, heads: Heads) -> Source:
+    head = heads[one.stream][one.partition]
+    return Source(one, head.stream_id, head.path, head.reader)
 
 
 # ---- what a query holds at the broker ------------------------------------------------------------

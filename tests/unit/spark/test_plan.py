@@ -16,6 +16,7 @@ from penstock.spark.plan import (
     backlog,
     behind,
     limited,
+    packed,
     ranges,
     shares,
     table_of_average,
@@ -351,3 +352,81 @@ def test_losses_of_a_lease_name_queue_and_reader() -> None:
     start = Positions({("q", 0): 120}, ids_of(heads), READER)
     assert "it ends at message 100, expected at least 120" in str(behind(start, heads)[0])
     assert str(behind(start, {})[0]) == f"{told}it no longer exists"
+
+
+# ---- several ranges in a task --------------------------------------------------------------------
+
+
+def many(count: int, rows: int, record_bytes: int = 100) -> tuple[list[Range], Heads]:
+    """So many partitions of a stream, with as many rows each."""
+    heads: Heads = {
+        "s": {n: PartitionHead(0, rows, 0, rows * record_bytes, f"{n}") for n in range(count)}
+    }
+    return [Range("s", n, 0, rows) for n in range(count)], heads
+
+
+def test_small_ranges_share_a_task_until_it_has_enough() -> None:
+    found, heads = many(10, 100)  # of 12,800 bytes each, as 100 is taken for 128
+    assert [len(task) for task in packed(found, heads, max_bytes=40_000)] == [3, 3, 3, 1]
+    assert [len(task) for task in packed(found, heads, max_bytes=1 << 20)] == [10]
+    assert packed(found, heads, max_bytes=0) == [(one,) for one in found]
+    assert packed(found, heads, max_bytes=12_799) == [(one,) for one in found]
+    assert packed([], heads, max_bytes=1 << 20) == []
+
+
+def test_no_more_rows_than_a_task_may_have() -> None:
+    found, heads = many(10, 100)
+    made = packed(found, heads, max_bytes=1 << 20, max_rows=450)
+    assert [len(task) for task in made] == [4, 4, 2]
+
+
+def test_as_many_tasks_as_are_asked_for() -> None:
+    found, heads = many(10, 100)
+    for least in range(1, 12):
+        tasks_of = packed(found, heads, max_bytes=1 << 20, min_count=least)
+        assert len(tasks_of) == max(least, len(tasks_of)) or len(tasks_of) == 10
+        assert len(tasks_of) >= min(least, 10)
+
+
+def test_growing_streams_do_not_change_the_tasks_of_a_batch() -> None:
+    found, heads = many(10, 100, 70)
+    later = {"s": {n: replace(at, head=900, bytes=900 * 120) for n, at in heads["s"].items()}}
+    assert packed(found, heads, max_bytes=40_000) == packed(found, later, max_bytes=40_000)
+
+
+@given(
+    parts=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 400), st.integers(0, 3000)),
+        max_size=12, unique_by=lambda part: part[:2],
+    ),
+    max_bytes=st.integers(1, 200_000),
+    shared=st.integers(0, 200_000),
+    min_count=st.none() | st.integers(1, 20),
+    max_rows=st.none() | st.integers(1, 500),
+)  # fmt: skip
+def test_any_packing_reads_each_offset_once_and_in_order(
+    parts: list[tuple[int, int, int, int]], max_bytes: int, shared: int, min_count: int | None,
+    max_rows: int | None,
+) -> None:  # fmt: skip
+    heads: Heads = {}
+    there: dict[tuple[str, int], PageTable] = {}
+    found = []
+    for stream, partition, rows, size in sorted(parts):
+        name = f"s{stream}"
+        heads.setdefault(name, {})[partition] = PartitionHead(0, rows, 0, rows * size, "x")
+        there[name, partition] = PageTable([PageSpan(0, rows, rows * size)])
+        found.append(Range(name, partition, rows // 3, rows))
+    cut = tasks(
+        found, heads, lambda s, p: there[s, p], max_bytes=max_bytes, max_rows=max_rows,
+        min_count=min_count,
+    )  # fmt: skip
+    made = packed(cut, heads, max_bytes=shared, max_rows=max_rows, min_count=min_count)
+    assert [one for task in made for one in task] == cut
+    assert joined(cut) == found
+    assert len(made) >= min(min_count or 0, len(cut))
+    for task in made:
+        rows = sum(one.end - one.start for one in task)
+        size = sum(
+            (one.end - one.start) * heads[one.stream][one.partition].record_bytes for one in task
+        )
+        assert len(task) == 1 or (size <= shared and (max_rows is None or rows <= max_rows))

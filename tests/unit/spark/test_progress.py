@@ -65,7 +65,7 @@ class Query:
         return self.progress.latest_offset(start, is_limited=True)
 
     def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int, int]]:
-        found = [source.range for source in self.progress.partitions(start, end)]
+        found = [one.range for task in self.progress.partitions(start, end) for one in task]
         return [(one.partition, one.start, one.end) for one in found]
 
 
@@ -200,6 +200,17 @@ def test_a_replayed_batch_reads_the_same_although_the_head_has_moved() -> None:
     after = Query(query.catalog, startingOffsets="earliest", minPartitions="3").ranges(start, end)
     assert (after[0][1], after[-1][2]) == (before[0][1], before[-1][2]) == (0, 100)
     assert len(before) == 3
+
+
+def test_small_partitions_share_a_task() -> None:
+    query = Query(startingOffsets="earliest")
+    for number in range(1, 200):
+        query.catalog.set("s", number, 0, 100)
+    start = query.progress.initial_offset()
+    (task,) = query.progress.partitions(start, query.batch(start))
+    assert [one.range[1:] for one in task] == [(number, 0, 100) for number in range(200)]
+    alone = Query(query.catalog, startingOffsets="earliest", maxBytesPerTask="0")
+    assert len(alone.progress.partitions(start, query.batch(start))) == 200
 
 
 def test_records_that_are_gone_are_an_error_or_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,7 @@
 """Classic queues of a query: what a batch leases, what a replay reads, what is acknowledged."""
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -122,7 +123,7 @@ class Query:
     def messages(self, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
         """What the tasks of a batch would read."""
         found = []
-        for source in self.progress.partitions(start, end):
+        for source in chain.from_iterable(self.progress.partitions(start, end)):
             queue = self.broker.queues[source.range.stream]
             for ordinal in range(source.range.start, source.range.end):
                 assert queue.leases[source.reader].committed <= ordinal

@@ -194,6 +194,7 @@ def test_durations(text: str, seconds: float) -> None:
         ("maxRecordsPerPartition", "1.5", "a whole number, at least 1"),
         ("maxBytesPerTrigger", "0", "a number of bytes from 1 on"),
         ("maxBytesPerPartition", "64 megs", "a number of bytes from 1 on"),
+        ("maxBytesPerTask", "-1", "a number of bytes from 0 on"),
         ("maxTriggerDelay", "soon", "a time such as 500ms"),
         ("failOnDataLoss", "yes", "true or false"),
         ("includeHeaders", "1", "true or false"),
@@ -265,6 +266,6 @@ def test_the_defaults_in_the_guide_are_true() -> None:
     plain = {**URL, "subscribe": "s"}
     said = {name: rows[f"`{name}`"].strip("`") for name in (
         "startingOffsetsByTimestampStrategy", "maxBytesPerTrigger", "maxBytesPerPartition",
-        "failOnDataLoss", "access", "pushdown", "timeoutMs",
+        "maxBytesPerTask", "failOnDataLoss", "access", "pushdown", "timeoutMs",
     )}  # fmt: skip
     assert parse_source_options({**plain, **said}, is_streaming=True) == parsed()

@@ -167,6 +167,45 @@ def connect(remote: str, url: str, http_url: str, state: str) -> dict[str, Any]:
     return found
 
 
+def connect_batches(
+    remote: str, url: str, http_url: str, state: str, directory: str
+) -> dict[str, Any]:
+    """foreachBatch over Spark Connect: a process of the server calls it, in a session of its own.
+    Each batch goes into a table of Delta, one of Iceberg, and a queue, twice."""
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.builder.remote(remote).getOrCreate()
+    place = {"url": url, "httpUrl": http_url}
+
+    def write(rows: "DataFrame", batch: int) -> None:
+        from penstock.spark.delta_sink import DeltaSink
+        from penstock.spark.iceberg_sink import IcebergSink
+        from penstock.spark.lake_table import ordered
+
+        divided = {"partition_by": ["partition"]}
+        for table in (
+            DeltaSink(f"{directory}/delta", **divided),
+            IcebergSink("db.t", catalog={"warehouse": f"{directory}/warehouse"}, **divided),
+        ):
+            for _ in range(2):
+                if not table.is_done("query", batch):
+                    found = ordered(rows, table.divisions(), is_gathered=True)
+                    table.write(found, "query", batch)
+        target = {**place, "queue": "batches", "queryId": "query", "batchId": str(batch)}
+        for _ in range(2):
+            rows.select("value").write.format("penstock").options(**target).mode("append").save()
+
+    reading = spark.readStream.format("penstock").options(**place, subscribe="numbers")
+    reading = reading.options(startingOffsets="earliest", maxOffsetsPerTrigger="1000")
+    rows = reading.load().select("partition", "offset", "value")
+    writing = rows.writeStream.foreachBatch(write).option("checkpointLocation", state)
+    query = writing.trigger(availableNow=True).start()
+    assert query.awaitTermination(300), "the query is not done"
+    assert query.exception() is None, query.exception()
+    spark.stop()
+    return {"session": type(spark).__module__}
+
+
 def tables(remote: str) -> dict[str, Any]:
     """What the declarative pipeline has made."""
     from pyspark.sql import SparkSession
@@ -178,7 +217,7 @@ def tables(remote: str) -> dict[str, Any]:
     return {"flights": list(flights), "delays": [list(row) for row in delays]}
 
 
-JOBS = {job.__name__: job for job in (cluster, connect, tables)}
+JOBS = {job.__name__: job for job in (cluster, connect, connect_batches, tables)}
 
 
 if __name__ == "__main__":

@@ -62,6 +62,35 @@ def test_a_client_of_spark_connect(
     assert sorted(map(int, bodies)) == list(range(COUNT))
 
 
+def test_each_batch_into_tables_and_a_queue(
+    server: ConnectServer, broker: LiveBroker, tmp_path: Path
+) -> None:
+    """Once, though it is written twice."""
+    pytest.importorskip("deltalake")
+    from deltalake import DeltaTable
+
+    from penstock.spark.iceberg_sink import IcebergSink
+
+    with penstock.open(amqp_url(broker)) as box:
+        numbers = [(b"%d" % i, {"key": f"k{i}"}) for i in range(COUNT)]
+        box.stream("numbers", partitions=2).append_many(numbers)
+        box.stream("batches")
+    run_job(
+        "connect_batches", environment(PYSPARK_PYTHON=sys.executable), remote=server.remote,
+        url=amqp_url(broker), http_url=http_url(broker), state=str(tmp_path / "state"),
+        directory=str(tmp_path),
+    )  # fmt: skip
+    iceberg = IcebergSink("db.t", catalog={"warehouse": f"{tmp_path}/warehouse"})._opened()
+    delta = DeltaTable(f"{tmp_path}/delta")
+    for found in (delta.to_pyarrow_table(), iceberg.scan().to_arrow()):
+        assert sorted(map(int, found.column("value").to_pylist())) == list(range(COUNT))
+    commits = [one for one in delta.history() if "penstock.batch" in one]
+    assert len(commits) == len(iceberg.snapshots()) >= COUNT / 1000
+    settle(broker)
+    bodies = [int(body) for body, _ in records_of(broker, "batches")]
+    assert sorted(bodies) == list(range(COUNT))
+
+
 def test_the_declarative_pipeline(
     server: ConnectServer, broker: LiveBroker, tmp_path: Path
 ) -> None:

@@ -193,9 +193,20 @@ def ordered(rows: "DataFrame", divisions: Sequence[Division], *, is_gathered: bo
         return rows
     keys = [_key(rows, one) for one in divisions]
     if is_gathered:
-        tasks = rows.sparkSession.sparkContext.defaultParallelism
-        rows = rows.repartition(tasks, *keys)
+        rows = _gathered(rows, keys)
     return rows.sortWithinPartitions(*keys)
+
+
+def _gathered(rows: "DataFrame", keys: Sequence[Any]) -> "DataFrame":
+    """Return the rows with those of equal keys in one task: as many tasks as the cluster has cores,
+    and in a session of Spark Connect, which does not know that, as many as Spark's shuffles."""
+    from pyspark.errors import PySparkException
+
+    try:
+        tasks = rows.sparkSession.sparkContext.defaultParallelism
+    except (AttributeError, PySparkException):
+        return rows.repartition(*keys)
+    return rows.repartition(tasks, *keys)
 
 
 def _key(rows: "DataFrame", one: Division) -> Any:

@@ -197,7 +197,7 @@ class SourceOptions:
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     max_bytes_per_partition: int = 256 << 20
-    max_bytes_per_task: int = 4 << 20
+    max_bytes_per_task: int | None = None
     max_offsets_per_trigger: int | None = None
     max_bytes_per_trigger: int = 512 << 20
     lease_bytes_per_trigger: int = field(default=256 << 20, compare=False)  # of classic queues
@@ -245,7 +245,7 @@ def parse_source_options(given: Mapping[str, str], *, is_streaming: bool) -> Sou
         min_partitions=_whole(options, "minPartitions"),
         max_records_per_partition=_whole(options, "maxRecordsPerPartition"),
         max_bytes_per_partition=_bytes(options, "maxBytesPerPartition", 256 << 20),
-        max_bytes_per_task=_bytes(options, "maxBytesPerTask", 4 << 20, least=0),
+        max_bytes_per_task=_bytes_if_given(options, "maxBytesPerTask"),
         max_offsets_per_trigger=_whole(options, "maxOffsetsPerTrigger"),
         max_bytes_per_trigger=_bytes(options, "maxBytesPerTrigger", 512 << 20),
         lease_bytes_per_trigger=_bytes(options, "maxBytesPerTrigger", 256 << 20),
@@ -594,6 +594,10 @@ def _whole(options: Mapping[str, str], name: str, least: int = 1) -> int | None:
     if not text.strip().isdecimal() or int(text) < least:
         raise OptionError(name, text, f"a whole number, at least {least}")
     return int(text)
+
+
+def _bytes_if_given(options: Mapping[str, str], name: str) -> int | None:
+    return _bytes(options, name, 0, least=0) if name.lower() in options else None
 
 
 def _bytes(options: Mapping[str, str], name: str, default: int, least: int = 1) -> int:

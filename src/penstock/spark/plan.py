@@ -20,10 +20,12 @@ tasks if there are enough records. Cuts are at a border of pages if one is near,
 opened and mapped once; otherwise within a page, where the index finds any offset.
 
 **Packing.** A task costs some 70 ms of CPU, whatever it reads. So `packed` gives small pieces that
-follow one another to one task, up to maxBytesPerTask. What is larger has a task of its own. Records
-of a partition stay in order, within a task and from task to task. The average size of records is
-rounded up to a power of two, because it changes with what is appended, and a batch that runs again
-should have the same tasks.
+follow one another to one task, up to TOGETHER records, or maxBytesPerTask if that is given. What is
+larger has a task of its own. Records of a partition stay in order, within a task and from task to
+task. A batch that runs again must have the same tasks (`delivery=idempotent`), so records are
+counted: the average size of records changes with what is appended. Where bytes count, at
+maxBytesPerPartition and maxBytesPerTask, it is rounded up to a power of two, which nearly always
+gives the same tasks again.
 
 The bytes of a range are those of its pages; within a page, by the average of its records.
 
@@ -39,6 +41,7 @@ from typing import NamedTuple
 from penstock.spark.offsets import Heads, Key, PartitionHead, Positions, ids_of
 from penstock.spark.options import EARLIEST, LATEST
 
+TOGETHER = 4096  # records of several ranges in one task
 NEAR = 0.25  # of a task's bytes: a cut moves to a border of pages that is this near
 
 

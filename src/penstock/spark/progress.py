@@ -227,10 +227,14 @@ def sources(
         found, heads, catalog.pages, max_bytes=options.max_bytes_per_partition,
         max_rows=options.max_records_per_partition, min_count=options.min_partitions,
     )  # fmt: skip
+    max_bytes, max_rows = options.max_bytes_per_partition, options.max_records_per_partition
+    if options.max_bytes_per_task is not None:
+        max_bytes = min(options.max_bytes_per_task, max_bytes)
+    else:
+        max_rows = min(max_rows or plan.TOGETHER, plan.TOGETHER)
     shared = plan.packed(
-        cut, heads, max_bytes=min(options.max_bytes_per_task, options.max_bytes_per_partition),
-        max_rows=options.max_records_per_partition, min_count=options.min_partitions,
-    )  # fmt: skip
+        cut, heads, max_bytes=max_bytes, max_rows=max_rows, min_count=options.min_partitions
+    )
     return [tuple([_source(one, heads) for one in task]) for task in shared]
 
 

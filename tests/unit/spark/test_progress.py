@@ -24,9 +24,12 @@ class ToyCatalog(Catalog):
         self.held: list[tuple[str, dict[str, dict[str, int]]]] = []
         self.released: list[str] = []
 
-    def set(self, stream: str, partition: int, first: int, head: int, id: str = "id") -> None:
+    def set(
+        self, stream: str, partition: int, first: int, head: int, id: str = "id", each: int = 100
+    ) -> None:
+        """each: bytes of a record."""
         found = self.there.setdefault(stream, {})
-        found[partition] = PartitionHead(first, head, head * 1000, (head - first) * 100, id)
+        found[partition] = PartitionHead(first, head, head * 1000, (head - first) * each, id)
 
     def find(self, stream: str, partition: int, time_us: int) -> int:
         head = self.there[stream][partition]
@@ -207,10 +210,28 @@ def test_small_partitions_share_a_task() -> None:
     for number in range(1, 200):
         query.catalog.set("s", number, 0, 100)
     start = query.progress.initial_offset()
-    (task,) = query.progress.partitions(start, query.batch(start))
-    assert [one.range[1:] for one in task] == [(number, 0, 100) for number in range(200)]
+    tasks = query.progress.partitions(start, query.batch(start))
+    assert [len(task) for task in tasks] == [40, 40, 40, 40, 40]  # of 4,096 records at most
+    assert [one.range[1:] for task in tasks for one in task] == [(n, 0, 100) for n in range(200)]
+    by_bytes = Query(query.catalog, startingOffsets="earliest", maxBytesPerTask="64m")
+    assert len(by_bytes.progress.partitions(start, query.batch(start))) == 1
     alone = Query(query.catalog, startingOffsets="earliest", maxBytesPerTask="0")
     assert len(alone.progress.partitions(start, query.batch(start))) == 200
+
+
+def test_a_batch_that_runs_again_has_the_same_tasks_whatever_was_appended() -> None:
+    query = Query(startingOffsets="earliest")
+    for number in range(1, 9):
+        query.catalog.set("s", number, 0, 1000)
+    start = query.progress.initial_offset()
+    end = query.batch(start)
+    before = query.progress.partitions(start, end)
+    assert 1 < len(before) < 9
+    for number in range(9):
+        query.catalog.set("s", number, 0, 90_000, each=1000 * (number + 1))
+    again = Query(query.catalog, startingOffsets="earliest").progress.partitions(start, end)
+    ranges = [[[one.range for one in task] for task in tasks] for tasks in (before, again)]
+    assert ranges[0] == ranges[1]
 
 
 def test_records_that_are_gone_are_an_error_or_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -266,6 +266,6 @@ def test_the_defaults_in_the_guide_are_true() -> None:
     plain = {**URL, "subscribe": "s"}
     said = {name: rows[f"`{name}`"].strip("`") for name in (
         "startingOffsetsByTimestampStrategy", "maxBytesPerTrigger", "maxBytesPerPartition",
-        "maxBytesPerTask", "failOnDataLoss", "access", "pushdown", "timeoutMs",
+        "failOnDataLoss", "access", "pushdown", "timeoutMs",
     )}  # fmt: skip
     assert parse_source_options({**plain, **said}, is_streaming=True) == parsed()

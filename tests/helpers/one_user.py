@@ -537,7 +537,7 @@ def packet(step: Step) -> bytes:
         method = method_frame(number, BasicPublish(exchange="eve.x").encode())
         content = content_frames(number, TRANSIENT, bytes(min(size, 200_000)), 8192)
         head = content[:11] + size.to_bytes(8) + content[19:]
-        return method + head[: 22 + 8192 * (len(head) // 16_384)]
+        return bytes(method + head[: 22 + 8192 * (len(head) // 16_384)])
     if kind == "call":
         return call(*step[1:])
     if kind == "open":

@@ -22,6 +22,7 @@ that is larger than their memory is the other job: flights.py.
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -219,7 +220,8 @@ def verdict(status: int, data: Path) -> str:
         "print(t.group_by('carrier').aggregate([('dep_delay', 'mean')]).sort_by('carrier'))"
     )
     python = Path(sys.executable)
-    shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
+    near = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
+    shown = shlex.quote(str(near))
     return (
         f"\nPASSED. The lake is in {lake}: Parquet files by month and carrier. Try a query:\n\n"
         f'  {shown} -c "{query}"'

@@ -45,10 +45,13 @@ class ConnectServer:
         command += ["--master", "local[2]"]
         for name, value in conf.items():
             command += ["--conf", f"{name}={value}"]
+        # By its name: where the path of a Python has a space, Spark looks for no data sources.
+        python = quick_python(self.directory / "quick-python")
+        path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory,
-                env=environment(PYSPARK_PYTHON=str(quick_python(self.directory / "python"))),
+                env=environment(PATH=path, PYSPARK_PYTHON=python.name),
                 start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
         try:

@@ -16,7 +16,6 @@ from pyspark import cloudpickle
 
 import penstock
 from tests.helpers.live_broker import LiveBroker
-from tests.spark.test_sink import settle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,7 +52,6 @@ def test_totals_go_on_over_batches_and_runs(
             query = example.start(spark, str(tmp_path / "state"), broker.url, http)
             assert query.awaitTermination(240)
             assert query.exception() is None
-            settle(broker)
             jobs = queue.get_many(len(CARRIERS), timeout=30)
             found = [json.loads(job.body) for job in jobs]
             for job in jobs:

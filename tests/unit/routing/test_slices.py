@@ -8,6 +8,7 @@ import pytest
 from penstock.routing import exchange_types
 from penstock.routing.exchange_types import WHOLE_NODES
 from penstock.routing.router import Router, Walk, Way
+from tests.helpers.builds import pure_only
 from tests.helpers.steps import cost_of
 
 SLICE = 1000
@@ -64,6 +65,7 @@ def chain_of_headers(n: int) -> Router:
     return router
 
 
+@pure_only
 def test_headers_are_brought_into_form_once_for_all_exchanges(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -36,6 +36,15 @@ def write_stream(
     stream.close()
 
 
+def retain(path: Path, records: int) -> int:
+    """Have retention take all but about so many records. Returns the first offset that is left."""
+    stream = open_stream(path)
+    stream.retain(max_records=records, now_us=0)
+    first = stream.first_offset
+    stream.close()
+    return first
+
+
 def in_vhost(vhost: Path, name: bytes, number: int) -> Path:
     """The directory of a stream in a vhost, with the name in it, made."""
     path = vhost / "streams" / f"{hash_name(name)}.{number}"

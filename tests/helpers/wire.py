@@ -227,11 +227,12 @@ class Wire:
             )
         )
 
-    def open(self, vhost: str = "/", **tuning: int) -> "Wire":
-        """The whole handshake. Ended, OSError: there was none, and the socket is closed."""
+    def open(self, vhost: str = "/", *, user: str | None = None, **tuning: int) -> "Wire":
+        """The whole handshake, of the broker's user or of one whose password is the name. Ended,
+        OSError: there was none, and the socket is closed."""
         try:
             self.hello()
-            self.log_in()
+            self.log_in(user, user)
             self.agree(**tuning)
             self.send(commands.Connection.Open(virtual_host=vhost))
             self.expect(commands.Connection.OpenOk)

@@ -25,7 +25,6 @@ import json
 import os
 import random
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -50,6 +49,7 @@ from tests.helpers.one_user import (
     usual_steps,
 )
 from tests.helpers.wire import Ended, Wire, open_channel
+from tests.robustness.conftest import Healthy
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(3600)]
 
@@ -81,12 +81,7 @@ class Eve:
 
     def opened(self) -> Wire:
         """Another connection of hers, with the channels 1 to 4."""
-        wire = Wire(self.broker)
-        wire.hello()
-        wire.log_in("eve", "eve")
-        wire.agree()
-        wire.send(commands.Connection.Open(virtual_host="/"))
-        wire.expect(commands.Connection.OpenOk)
+        wire = Wire(self.broker).open(user="eve")
         for number in range(1, 5):
             wire.channel(number)
         return wire
@@ -266,27 +261,14 @@ def requested(broker: LiveBroker, user: str, method: str, path: str, body: bytes
         connection.close()
 
 
-class Quiet(threading.Thread):
-    """The other user: publishes with confirms and gets, one message at a time, through an exchange
-    that everybody may bind to. rounds: how often it was served whole. Whatever else it is sent,
-    such as connection.blocked, ends it as its `failure`."""
-
-    def __init__(self, broker: LiveBroker) -> None:
-        super().__init__(daemon=True)
-        self.broker = broker
-        self.rounds = 0
-        self.failure: BaseException | None = None
-        self.is_stopping = False
+class Quiet(Healthy):
+    """The other user: publishes and gets through exchanges that everybody may bind to. Whatever
+    else it is sent, such as connection.blocked, ends it as its `failure`."""
 
     def run(self) -> None:
         exchanges = ("amq.topic", "amq.headers", "amq.fanout", "amq.direct")
         try:
-            with Wire(self.broker) as wire:
-                wire.hello()
-                wire.log_in("quiet", "quiet")
-                wire.agree()
-                wire.send(commands.Connection.Open(virtual_host="/"))
-                wire.expect(commands.Connection.OpenOk)
+            with Wire(self.broker).open(user="quiet") as wire:
                 wire.channel()
                 wire.ask(commands.Confirm.Select(), commands.Confirm.SelectOk)
                 queue = wire.declare("quiet.q", durable=True, exclusive=False)

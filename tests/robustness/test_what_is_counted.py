@@ -32,11 +32,7 @@ def eve(small_broker: LiveBroker, healthy: Healthy) -> Iterator[Wire]:
         "set_permissions", "/", user="eve", configure="^eve", write="^(eve|amq)", read="^(eve|amq)"
     )
     with Wire(small_broker) as wire:
-        wire.hello()
-        wire.log_in("eve", "eve")
-        wire.agree()
-        wire.send(Connection.Open(virtual_host="/"))
-        wire.expect(Connection.OpenOk)
+        wire.open(user="eve")
         yield wire
         healthy.wait_for(5)
         counted_bytes(small_broker)

@@ -178,11 +178,7 @@ def test_permissions_hold_at_once_for_open_connections(shared: LiveBroker) -> No
     control(shared, "add_user", name="bob", password="bob")
     control(shared, "set_permissions", "/", user="bob", configure="^a", write="", read="")
     with Wire(shared) as wire:
-        wire.hello()
-        wire.log_in("bob", "bob")
-        wire.agree()
-        wire.send(commands.Connection.Open(virtual_host="/"))
-        wire.expect(commands.Connection.OpenOk)
+        wire.open(user="bob")
         wire.channel()
         wire.declare("a1")
         control(shared, "set_permissions", "/", user="bob", configure="^b", write="", read="")

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 
 from penstock.codec.properties import BasicProperties
 from penstock.queues.amqp_headers import FORMAT_BYTE
-from tests.helpers.tiny_streams import in_vhost, write_stream
+from tests.helpers.tiny_streams import in_vhost, retain, write_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -257,14 +257,9 @@ def test_damage_is_never_delivered(spark: "SparkSession", tmp_path: Path) -> Non
 
 
 def test_records_that_retention_took(spark: "SparkSession", tmp_path: Path) -> None:
-    from tests.helpers.tiny_streams import open_stream
-
     write_stream(tmp_path / "s", [b"%d" % i for i in range(500)])
-    stream = open_stream(tmp_path / "s")
-    stream.retain(max_records=100, now_us=0)
-    first = stream.first_offset
+    first = retain(tmp_path / "s", 100)
     assert 0 < first < 500
-    stream.close()
     assert offsets(load(spark, tmp_path / "s")) == list(range(first, 500))
     from_zero = {"startingOffsets": '{"s": {"0": 0}}'}
     assert "reclaimed by retention" in failure(load(spark, tmp_path / "s", **from_zero))

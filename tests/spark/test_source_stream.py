@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from tests.helpers.tiny_streams import in_vhost, open_stream, write_stream
+from tests.helpers.tiny_streams import in_vhost, retain, write_stream
 from tests.spark import lake_job
 
 if TYPE_CHECKING:
@@ -170,10 +170,7 @@ def test_records_that_retention_took_from_a_stopped_query(
     seen = Seen()
     good(run(spark, path, state, seen, **EARLIEST))
     write_stream(path, values(50, 600))
-    stream = open_stream(path)
-    stream.retain(max_records=100, now_us=0)
-    first = stream.first_offset
-    stream.close()
+    first = retain(path, 100)
     assert first > 50
     query = run(spark, path, state, seen, **EARLIEST)
     assert f"records 50 to {first - 1} were reclaimed" in str(query.exception())

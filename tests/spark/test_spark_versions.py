@@ -22,7 +22,7 @@ from penstock.spark.options import parse_source_options
 from penstock.spark.source import UnlimitedStreamReader
 from penstock.spark.spark_version import SparkVersionError, has_limits
 from tests.helpers.live_broker import LiveBroker
-from tests.helpers.tiny_streams import in_vhost, open_stream, write_stream
+from tests.helpers.tiny_streams import in_vhost, retain, write_stream
 from tests.spark.classic_queue import fill, where
 from tests.spark.test_source_stream import EARLIEST, Seen, good, values
 
@@ -112,10 +112,7 @@ def test_losses_are_errors(spark: "SparkSession", tmp_path: Path) -> None:
     write_stream(path, values(0, 50))
     good(run(spark, state, seen, path=str(path), **EARLIEST))
     write_stream(path, values(50, 600))
-    stream = open_stream(path)
-    stream.retain(max_records=100, now_us=0)
-    first = stream.first_offset
-    stream.close()
+    first = retain(path, 100)
     assert first > 50
     query = run(spark, state, seen, path=str(path), **EARLIEST)
     assert f"records 50 to {first - 1} were reclaimed" in str(query.exception())

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from penstock.aio.box import AsyncBox
 from penstock.aio.loop import LoopRunner, Opening
-from penstock.client.amqp_url import AmqpUrl
+from penstock.amqp_url import AmqpUrl
 from penstock.client.box import RemoteBox, driver_of
 from penstock.client.driver import RemoteDriver, Wait
 from penstock.embedded.events import OnEvent

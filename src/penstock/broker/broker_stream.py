@@ -87,6 +87,7 @@ from penstock.queues.stream_options import (
     base_name,
     partition_names,
 )
+from penstock.routing.exchange_types import not_counted
 from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
 from penstock.storage.stream_engine import StreamCreation
@@ -107,10 +108,6 @@ KNOWN_READER_BYTES: Final = 500  # measured: a named reader in one partition, wi
 EXPECTED: Final = (
     '"first", "last", "next", an offset from 0, a timestamp, or an interval such as "1h"'
 )
-
-
-def count_nothing(_user: str, _bytes: int) -> None:
-    """Ignore a change of what users take."""
 
 
 class Start:
@@ -327,7 +324,7 @@ class BrokerStream(QueueOrStream):
         # Named readers and who made them, "" of before the start, as far as they are counted;
         # on_reader(user, bytes): called with the RAM that one takes, and with what it frees.
         self._makers: dict[str, str] = {}
-        self.on_reader: Callable[[str, int], None] = count_nothing
+        self.on_reader: Callable[[str, int], None] = not_counted
         self._engine: StorageEngine = engine
         self._on_failure: Callable[[str, Exception], None] = on_failure
         self.last_partition: int = 0
@@ -519,7 +516,7 @@ class BrokerStream(QueueOrStream):
         """Count no readers any more: the stream is deleted."""
         for reader in list(self._makers):
             self.reader_deleted(reader)
-        self.on_reader = count_nothing
+        self.on_reader = not_counted
 
     def _reader_bytes(self, reader: str) -> int:
         return (KNOWN_READER_BYTES + len(reader)) * len(self.parts)

@@ -566,15 +566,15 @@ class SettleFailed(SlicedWork):
     def finish_later(self) -> None:
         """Do a slice now, and the rest in the background, whatever becomes of the channel."""
         if not self.step():
-            self._vhost.background.wake(SettlingFailed(self._vhost, self))
+            self._vhost.background.wake(FinishingWork(self._vhost, self))
 
 
-class SettlingFailed(BackgroundTask):
-    """Settles failed deliveries whose channel does not wait for it."""
+class FinishingWork(BackgroundTask):
+    """Finishes work whose channel does not wait for it. Its errors are reported."""
 
-    def __init__(self, vhost: VHost, work: SettleFailed) -> None:
+    def __init__(self, vhost: VHost, work: SlicedWork) -> None:
         self._vhost: VHost = vhost
-        self._work: SettleFailed = work
+        self._work: SlicedWork = work
 
     def step(self) -> int:
         self._vhost.budget.begin_later()

@@ -28,7 +28,7 @@ from penstock.broker.broker_queue import (
     QueueOrStream,
 )
 from penstock.broker.broker_stream import BrokerStream, reader_of
-from penstock.broker.channel import Channel, ChannelTransaction, SettleFailed
+from penstock.broker.channel import Channel, ChannelTransaction, FinishingWork, SettleFailed
 from penstock.broker.dispatch import DISCARD, REQUEUE
 from penstock.broker.output import write_get_ok
 from penstock.broker.permissions import (
@@ -41,7 +41,6 @@ from penstock.broker.permissions import (
 )
 from penstock.broker.refusals import not_found
 from penstock.broker.turn_budget import SlicedWork
-from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
 from penstock.codec.spec import (
     AccessRequest,
@@ -440,10 +439,9 @@ class LongCommit(BackgroundTask):
         channel, transaction = self._channel, self._transaction
         after = self._after
         if after is not None:
-            if not after.work():
+            if not after.rest.step():
                 return AGAIN
-            if not channel.is_closed:
-                after.answer_waiting()
+            self._answer(after.lsn)
             return DONE
         self._has_begun = True
         budget = channel.vhost.budget
@@ -458,6 +456,18 @@ class LongCommit(BackgroundTask):
         self._after = _commit(channel, transaction)
         return AGAIN
 
+    def _answer(self, lsn: int) -> None:
+        """Answer once the LSN is settled; nobody is answered if the channel is closed."""
+        channel = self._channel
+
+        def then() -> None:
+            channel.send(TxCommitOk())
+
+        if lsn:
+            channel.wait_for(lsn, channel.vhost.mode, then)
+        else:
+            channel.go_on(then)
+
     def failed(self, error: Exception) -> None:
         """Answer with the error."""
         if self._channel.is_closed:
@@ -469,22 +479,20 @@ class LongCommit(BackgroundTask):
         self._channel.go_on(then)
 
 
-class AfterCommit(SlicedWork):
-    """What is left to do of a commit that is in the log: what waited for it, rejects, the
-    answer."""
+class RestOfCommit(SlicedWork):
+    """What is left to do of a commit that is in the log, but the answer: what waited for it, and
+    rejects."""
 
-    def __init__(self, channel: Channel, transaction: ChannelTransaction, lsn: int) -> None:
+    def __init__(self, channel: Channel, transaction: ChannelTransaction) -> None:
         self._channel: Channel = channel
         self._transaction: ChannelTransaction = transaction
-        self._lsn: int = lsn
         self._settling: list[SettleFailed] = []
         for how in (DISCARD, REQUEUE):  # the last is done first
             is_back = how == REQUEUE
             failed = [one for _, one, requeue in transaction.rejected if requeue is is_back]
             self._settling.append(SettleFailed(channel.vhost, failed, how))
 
-    def work(self) -> bool:
-        """Do all but the answer, as far as the turn's budget goes. Return whether it is done."""
+    def step(self) -> bool:
         if not self._transaction.finish():
             return False
         while self._settling:
@@ -494,43 +502,25 @@ class AfterCommit(SlicedWork):
         self._channel.update()
         return True
 
+
+class AfterCommit(SlicedWork):
+    """The rest of a commit, and the answer, once `lsn` is settled."""
+
+    def __init__(self, channel: Channel, transaction: ChannelTransaction, lsn: int) -> None:
+        self._channel: Channel = channel
+        self.rest: RestOfCommit = RestOfCommit(channel, transaction)
+        self.lsn: int = lsn
+
     def step(self) -> bool:
-        if not self.work():
+        if not self.rest.step():
             return False
-        self._channel.answer(self._lsn, TxCommitOk())
+        self._channel.answer(self.lsn, TxCommitOk())
         return True
-
-    def answer_waiting(self) -> None:
-        """Answer on a channel that waits."""
-        channel = self._channel
-
-        def then() -> None:
-            channel.send(TxCommitOk())
-
-        if self._lsn:
-            channel.wait_for(self._lsn, channel.vhost.mode, then)
-        else:
-            channel.go_on(then)
 
     def abandon(self) -> None:
         """Go on without the channel: it is decided."""
-        self._channel.vhost.background.wake(FinishingCommit(self._channel.vhost, self))
-
-
-class FinishingCommit(BackgroundTask):
-    """Finishes a commit whose channel is closed."""
-
-    def __init__(self, vhost: VHost, work: AfterCommit) -> None:
-        self._vhost: VHost = vhost
-        self._work: AfterCommit = work
-
-    def step(self) -> int:
-        self._vhost.budget.begin_later()
-        return DONE if self._work.work() else AGAIN
-
-    def failed(self, error: Exception) -> None:
-        """Raise the error, so that it is reported."""
-        raise error
+        vhost = self._channel.vhost
+        vhost.background.wake(FinishingWork(vhost, self.rest))
 
 
 def on_tx_rollback(channel: Channel, method: Method) -> None:

@@ -32,6 +32,7 @@ from penstock.routing.exchange_types import (
     TOPIC,
     TYPES,
     Binding,
+    not_counted,
 )
 from penstock.routing.router import Router
 from penstock.storage import routing_table
@@ -108,7 +109,7 @@ class Topology:
         check_between: Callable[[str, Identity, int], None] | None = None,
     ) -> None:  # fmt: skip
         self.exchanges: dict[str, Exchange] = {}
-        self._count: Callable[[str, int], None] = count or _not_counted
+        self._count: Callable[[str, int], None] = count or not_counted
         self.router: Router = Router(has_queue, self._count)
         self._exchange_bytes: int = 0
         self._engine = engine
@@ -395,10 +396,6 @@ def _unlimited(_name: str, _by: Identity | None) -> None:
 
 def _unbounded(_name: str, _by: Identity, _own: int) -> None:
     """Do nothing: there is no limit."""
-
-
-def _not_counted(_user: str, _count: int) -> None:
-    """Do nothing: nobody counts."""
 
 
 def _exchange_of(stored: routing_table.Exchange) -> Exchange:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NoReturn
 
-from penstock.client.amqp_url import AmqpUrl
+from penstock.amqp_url import AmqpUrl
 from penstock.client.driver import RemoteDriver, RemoteState, RemoteTransaction
 from penstock.client.queue import RemoteQueue
 from penstock.client.stream import RemoteStream, is_stream, open_stream

@@ -47,7 +47,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from penstock.client.amqp_url import AmqpUrl
+from penstock.amqp_url import AmqpUrl
 from penstock.client.publish_window import Published
 from penstock.client.wire import Wire, WireClosedError
 from penstock.codec.fields import encode_table
@@ -324,21 +324,9 @@ class ClientChannel:
                 self.connection.send_content(self.number, method, header, body)
                 return None
             future: Future[bool] = Future()
-            if self._fails(future):
-                return future
-            tag = self._next_tag
-            self._confirms[tag] = future
-            try:
-                self.connection.send_content(self.number, method, header, body)
-                self._next_tag = tag + 1
-            except (ConnectionLostError, AMQPError) as error:
-                self.on_end(error)
-            except Exception:
-                del self._confirms[tag]
-                raise
-            except BaseException:
-                self.connection.abort()
-                raise
+            if not self._fails(future):
+                send = self.connection.send_content
+                self._send_numbered(future, 1, send, self.number, method, header, body)
             return future
 
     def publish_many(
@@ -353,23 +341,32 @@ class ClientChannel:
             for key, header, body in messages
         ]
         with self._lock:
-            tag = self._next_tag
-            published = Published(tag, len(contents))
-            if self._fails(published.future):
-                return published
-            self._confirms[tag] = published
-            try:
-                self.connection.send_publishes(self.number, contents)
-                self._next_tag = tag + len(contents)
-            except (ConnectionLostError, AMQPError) as error:
-                self.on_end(error)
-            except Exception:
-                del self._confirms[tag]
-                raise
-            except BaseException:
-                self.connection.abort()
-                raise
+            published = Published(self._next_tag, len(contents))
+            if not self._fails(published.future):
+                send = self.connection.send_publishes
+                self._send_numbered(published, len(contents), send, self.number, contents)
             return published
+
+    def _send_numbered(
+        self, confirm: "Future[bool] | Published", count: int, send: Callable[..., None],
+        *args: object,
+    ) -> None:  # fmt: skip
+        """Send so many publishes, whose confirms `confirm` waits for, by `send(*args)`. An end of
+        the channel or the connection is told by `confirm`; any other error is raised, and nothing
+        was sent."""
+        tag = self._next_tag
+        self._confirms[tag] = confirm
+        try:
+            send(*args)
+            self._next_tag = tag + count
+        except (ConnectionLostError, AMQPError) as error:
+            self.on_end(error)
+        except Exception:
+            del self._confirms[tag]
+            raise
+        except BaseException:
+            self.connection.abort()
+            raise
 
     # ---- getting -------------------------------------------------------------------------------
 

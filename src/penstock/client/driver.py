@@ -54,7 +54,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from penstock.client.amqp_url import AmqpUrl
+from penstock.amqp_url import AmqpUrl
 from penstock.client.connection import ClientChannel, Received, connect
 from penstock.client.message import RemoteDelivery, properties_of
 from penstock.codec.spec import BasicAck, BasicQos, TxCommit, TxRollback, TxSelect
@@ -192,10 +192,7 @@ class Link:
 
     def was_returned(self, message_id: str) -> bool:
         """Return whether no queue got this message. Ask once, after its confirm."""
-        if message_id in self.returned:
-            self.returned.discard(message_id)
-            return True
-        return False
+        return self.were_returned([message_id])
 
     def unblocked(self) -> "Future[None] | None":
         """Return a future that is done when the broker takes messages again; None if it does

@@ -25,7 +25,7 @@ def is_url(path: object) -> bool:
         return True
     scheme = LIKE_A_URL.match(path)
     if scheme is not None:
-        from penstock.client.amqp_url import without_password
+        from penstock.amqp_url import without_password
         from penstock.errors import OptionError
 
         near = difflib.get_close_matches(scheme[1].lower(), ["amqp", "amqps"], n=1)

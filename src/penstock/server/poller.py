@@ -144,7 +144,8 @@ class Poller:
         if not events:
             events = self._epoll.poll(wait_s, EVENTS_MAX)
         began_s = time.thread_time() if self.is_measuring else 0.0
-        until_s = time.monotonic() + PASS_S
+        last = len(events) - 1
+        until_s = time.monotonic() + PASS_S if last > 0 else 0.0
         has_inner = False
         sources = self._sources
         self._left = []
@@ -153,7 +154,7 @@ class Poller:
             source = sources.get(descriptor)
             if source is not None:
                 source.ready(event[1])
-                if time.monotonic() > until_s:
+                if i < last and time.monotonic() > until_s:
                     self._left = events[i + 1 :]
                     break
             elif descriptor == self._inner:

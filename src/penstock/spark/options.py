@@ -60,7 +60,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from penstock.client.amqp_url import DEFAULT, ESCAPED, VARIABLES, AmqpUrl, without_password
+from penstock.amqp_url import DEFAULT, ESCAPED, VARIABLES, AmqpUrl, without_password
 from penstock.errors import OptionError
 
 HTTP_PORT: Final = 15672

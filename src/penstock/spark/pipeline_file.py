@@ -58,7 +58,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from penstock.client.amqp_url import DEFAULT, VARIABLES
+from penstock.amqp_url import DEFAULT, VARIABLES
 from penstock.errors import OptionError
 from penstock.queues.budget import parse_bytes
 from penstock.spark.options import DELIVERIES, EXACTLY_ONCE

@@ -49,8 +49,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock.amqp_url import AmqpUrl
 from penstock.client import ClientChannel, ClientConnection, Received, connect
-from penstock.client.amqp_url import AmqpUrl
 from penstock.embedded.library_errors import ConnectionLostError, UnreachableError
 from penstock.errors import AMQPConnectionError, OptionError, PenstockError
 from penstock.spark.options import EXACTLY_ONCE, IDEMPOTENT, SinkOptions

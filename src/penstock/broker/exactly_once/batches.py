@@ -240,8 +240,9 @@ def _check_gap(last: Batch | None, asked: BatchCommit) -> None:
     missing = f"batch {known + 1} is" if known + 1 == asked.previous else (
         f"batches {known + 1} to {asked.previous} are"
     )  # fmt: skip
-    late = ", or with beginsLate=true if its queryId is newer than its checkpoint"
-    late = late if last is None else ""
+    late = ""
+    if last is None:
+        late = ", or with beginsLate=true if its queryId is newer than its checkpoint"
     raise ChannelError(
         CONFLICT,
         f"{_said(asked)} follows batch {asked.previous}, but this broker knows {there}: {missing} "
@@ -576,8 +577,7 @@ class BatchManager:
     def _heads_moved(self) -> None:
         """Continue with the commits whose batches the heads of their streams have reached."""
         for query, ends in list(self._ends.items()):
-            waits = [1 for part, end in ends.items() if not _has_reached(part, end)]
-            if not waits:
+            if all(_has_reached(part, end) for part, end in ends.items()):
                 del self._ends[query]
                 self._wake(query)
 

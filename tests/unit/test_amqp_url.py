@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.client.amqp_url import AmqpUrl
+from penstock.amqp_url import AmqpUrl
 from penstock.errors import OptionError
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import penstock
-from penstock.queues.budget import format_bytes, parse_bytes
+from penstock.options import format_bytes, parse_bytes
 
 ROOT = Path(__file__).parent.parent
 BATCH = 100

@@ -20,7 +20,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,10 +28,8 @@ import pytest
 from click.testing import CliRunner
 
 import penstock
-from penstock.access.limits import Limits
 from penstock.cli.main import VERBS, cli
-from penstock.config import DEFAULTS, TABLES, config_of, parse_file
-from penstock.storage.options import StorageOptions
+from penstock.config import LIMITS, TABLES, config_of, parse_file, settings
 from tests.helpers.live_broker import LiveBroker
 
 ROOT = Path(__file__).parent.parent
@@ -456,15 +453,20 @@ def number(text: object) -> object:
 def test_the_table_of_limits_has_each_option_with_its_default() -> None:
     page = (DOCS / "guides" / "security.md").read_text(encoding="utf-8")
     told = {(table, name): number(value.strip("` ")) for table, name, value in ROW.findall(page)}
-    limits = {("", name): value for name, value in DEFAULTS.items() if name not in NO_LIMITS}
-    limits |= {("limits", name): value for name, value in asdict(Limits()).items()}
-    limits["storage", "disk_free_limit"] = StorageOptions().disk_free_limit
-    assert told == {key: number(value) for key, value in limits.items()}
+    limits = {
+        (one.table, one.option.name): number(one.default)
+        for one in settings()
+        if (not one.table and one.option.name not in NO_LIMITS)
+        or one.table == LIMITS
+        or one.key == "storage.disk_free_limit"
+    }
+    assert told == limits
 
 
 def test_defaults_in_the_sentences_about_security_are_those_of_the_options() -> None:
     page = (DOCS / "guides" / "security.md").read_text(encoding="utf-8")
     told = re.findall(r"([\d.,]+(?: [KMG]iB| s)?) \(`(\w+)`\)", page)
+    defaults = {one.option.name: one.default for one in settings()}
     assert {name for _, name in told} >= {"half_open_max", "http_connections_max", "vhost_retry"}
     for value, name in told:
-        assert number(value) == number(DEFAULTS[name]), name
+        assert number(value) == number(defaults[name]), name

@@ -27,7 +27,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -244,19 +244,18 @@ def headers() -> list[Word]:
 
 
 def broker_options() -> list[Word]:
-    return plain(of("config", "DEFAULTS"))
+    return plain(one.name for one in of("config", "OPTIONS"))
 
 
 def limits() -> list[Word]:
-    names = [f"[limits] {one.name}" for one in fields(of("access/", "Limits"))]
+    names = [f"[limits] {one.name}" for one in of("access/", "LIMIT_OPTIONS")]
     found = [Word(name, (name.partition(" ")[2],)) for name in names]
     return found + plain(dict.fromkeys((*of("access/", "OF_USERS"), *of("access/", "OF_VHOSTS"))))
 
 
 def storage_options() -> list[Word]:
-    return [
-        Word(f"[storage] {f.name}", (f.name,)) for f in fields(of("storage/", "StorageOptions"))
-    ]
+    rows = of("storage/", "STORAGE_OPTIONS")
+    return [Word(f"[storage] {one.name}", (one.name,)) for one in rows]
 
 
 def library_calls() -> list[Word]:

@@ -1,7 +1,7 @@
 """Config: the options of a broker, from penstock.toml, PENSTOCK_* and flags, in one frozen object.
 
 All options are optional. A flag overrides the environment, that the file, the file the default. In
-the file the names are those of `DEFAULTS`, and the storage engine's are in a table [storage]; in
+the file the names are those of `OPTIONS`, and the storage engine's are in a table [storage]; in
 the environment they are in capitals after PENSTOCK_, the engine's after PENSTOCK_STORAGE_; a flag
 is the name with hyphens.
 
@@ -14,138 +14,318 @@ is the name with hyphens.
     [queues]
     backing_queue = "a.b:C"         PENSTOCK_QUEUES_BACKING_QUEUE=a.b:C
 
+The tables of options are `OPTIONS` here, STORAGE_OPTIONS (penstock.storage.options), LIMIT_OPTIONS
+(penstock.access.limits) and QUEUE_OPTIONS (penstock.queues.backing_choice). A row has the name, the
+values, the meaning and, unless the field of Config has it, the default; `penstock config explain`
+and docs/reference/configuration.md are made from them. A new option is a row and a field of Config.
+
 Values are checked when a Config is made: an OptionError names the value by the place where it was
 given. For an unknown name in the file it suggests the right one. The environment is shared with
 other programs, so an unknown PENSTOCK_* there is an error only if it is nearly one of these, and
 PENSTOCK_PORT=tcp://..., which Kubernetes sets for a service called penstock, is ignored, which
-`ignored` reports.
+`notes` reports.
 """
 
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, TypeVar
 
-from penstock.access.limits import EXPECTED, LIMIT_MAX, Limits
+from penstock.access.limits import LIMIT_OPTIONS, Limits
+from penstock.access.permissions import GUEST_LOOPBACK, GUEST_OFF
 from penstock.errors import OptionError
-from penstock.queues.backing_choice import BackingChoice
-from penstock.queues.budget import parse_bytes
+from penstock.options import (
+    Kind,
+    Option,
+    WrongValueError,
+    by_name,
+    check_known,
+    choice,
+    flag,
+    names,
+    or_word,
+    parse_bytes,
+    seconds,
+    size,
+    text,
+    unparsed,
+    value_of,
+    whole,
+)
+from penstock.queues.backing_choice import QUEUE_OPTIONS, BackingChoice
 from penstock.storage.durability import DISK, NONE, Durability
-from penstock.storage.options import StorageOptions
+from penstock.storage.options import STORAGE_OPTIONS, StorageOptions
 
+T = TypeVar("T")
 PREFIX: Final = "PENSTOCK_"
 STORAGE: Final = "storage"
 LIMITS: Final = "limits"
 QUEUES: Final = "queues"
-TABLES: Final[Mapping[str, type]] = {
-    STORAGE: StorageOptions, LIMITS: Limits, QUEUES: BackingChoice,
+TABLES: Final[Mapping[str, tuple[Option, ...]]] = {
+    STORAGE: STORAGE_OPTIONS, LIMITS: LIMIT_OPTIONS, QUEUES: QUEUE_OPTIONS,
 }  # fmt: skip
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
-GUEST_CHOICES: Final = ("loopback", "off")
-PERMISSION_CHOICES: Final = ("fix", "refuse", "ignore")
+FIX: Final = "fix"
+REFUSE: Final = "refuse"
+IGNORE: Final = "ignore"
+CONTINUE: Final = "continue"
+STOP_NODE: Final = "stop_node"
 # What Kubernetes puts into the environment of every pod for a service called penstock.
 SERVICE_LINK: Final = re.compile(r"(tcp|udp|sctp)://")
-STRATEGIES: Final = ("continue", "stop_node")
 PORT_MAX: Final = 65535
 MEMORY_MIN_BYTES: Final = 1 << 20
-STAGING_MIN_BYTES: Final = 1 << 20
-SLACK_MIN_BYTES: Final = 64 << 20
-HALF_OPEN_MIN_BYTES: Final = 64 << 10
-OFF: Final = "off"
-SECONDS_MAX: Final = 10 * 366 * 86400.0
-
-# name -> default, as it would be written in the file
-DEFAULTS: Final[Mapping[str, object]] = {
-    "data": "./penstock-data",
-    "host": "127.0.0.1",
-    "port": 5672,
-    "http_port": 15672,
-    "memory": "0.4",
-    "durability": "disk",
-    "strict": False,
-    "log_level": "info",
-    "handshake_timeout": 10.0,
-    "half_open_max": 1000,
-    "half_open_bytes_max": "8MiB",
-    "guest": "loopback",
-    "data_permissions": "fix",
-    "http_hosts": "",
-    "http_connections_max": 4096,
-    "http_address_connections_max": 1024,
-    "http_user_requests_max": 256,
-    "vhost_hang": 30.0,
-    "vhost_restarts_max": 3,
-    "vhost_restart_window": 300.0,
-    "vhost_restart_strategy": "continue",
-    "vhost_retry": 10.0,
-    "vhost_refusal": 600.0,
-    "staging_bytes_max": "8GiB",
-    "staging_user_bytes_max": "6GiB",
-    "staging_timeout_s": 86400.0,
-    "lease_alert_s": 3600.0,
-    "stream_hold_s_max": 86400.0,
-    "stream_hold_bytes_max": "8GiB",
-}
+MANY: Final = 1_000_000
+GIB: Final = 1 << 30
 # Of the environment, and not settings of a broker.
 NOT_SETTINGS: Final = frozenset(
     {"CONFIG", "PURE", "URL", "TEST_URL", "CRASH_IMAGES", "MEASURE_LOOP"}
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """data: directory. host, port: to listen at; port 0: a free one. http_port: None for none.
-    memory_bytes: for all vhosts. mode, storage.interval_ms: of durability. is_strict: maxima of
-    queues beyond the budget are refused. half_open_max: clients that may be in the handshake at a
-    time; half_open_bytes_max: bytes kept of what they sent. guest: where the user guest may come
-    from. data_permissions: what to do about a data directory in which others may write. ignored:
-    lines about values that were given and are not used. http_hosts: names under which HTTP may be
-    asked; http_*_max: connections of all and of one address, requests of one user. Times in
-    seconds: handshake_timeout_s: longest handshake; vhost_hang_s: a vhost that is silent for so
-    long is killed; after more than vhost_restarts_max failures within vhost_restart_window_s it is
-    down and started again after vhost_retry_s, then after twice as long, or, with the strategy
-    "stop_node", the broker stops; a request that ended its process twice is refused for
-    vhost_refusal_s. staging_bytes_max: what may be staged in each vhost and not committed,
-    staging_user_bytes_max: by one user; staging_timeout_s: age at which that is deleted.
-    lease_alert_s: age at which a lease raises an alert. stream_hold_s_max, stream_hold_bytes_max:
-    how much more than its limits readers of a stream may ask to keep. queues: the classes that hold
-    messages."""
+    """What a broker is started with: times in seconds, sizes in bytes.
 
-    data: str
-    host: str
-    port: int
-    http_port: int | None
-    memory_bytes: int
-    mode: int
-    is_strict: bool
-    log_level: str
-    handshake_timeout_s: float
-    half_open_max: int
-    half_open_bytes_max: int
-    guest: str
-    data_permissions: str
-    ignored: tuple[str, ...]
-    http_hosts: tuple[str, ...]
-    http_connections_max: int
-    http_address_connections_max: int
-    http_user_requests_max: int
-    vhost_hang_s: float
-    vhost_restarts_max: int
-    vhost_restart_window_s: float
-    vhost_restart_strategy: str
-    vhost_retry_s: float
-    vhost_refusal_s: float
-    staging_bytes_max: int
-    staging_timeout_s: float
-    lease_alert_s: float
-    staging_user_bytes_max: int
-    stream_hold_s_max: float
-    stream_hold_bytes_max: int
-    storage: StorageOptions
-    limits: Limits
-    queues: BackingChoice
+    `OPTIONS` says what the fields mean that a user can set. mode: of durability. notes: lines for
+    the log about values that were given and are not used. The last fields cannot be set by users;
+    tests use shorter times.
+    """
+
+    data: str = "./penstock-data"
+    host: str = "127.0.0.1"
+    port: int = 5672
+    http_port: int | None = 15672
+    memory_bytes: int = GIB
+    mode: int = DISK
+    log_level: str = "info"
+    is_strict: bool = False
+    handshake_timeout_s: float = 10.0
+    half_open_max: int = 1000
+    half_open_bytes_max: int = 8 << 20
+    guest: str = GUEST_LOOPBACK
+    data_permissions: str = FIX
+    http_hosts: tuple[str, ...] = ()
+    http_connections_max: int = 4096
+    http_address_connections_max: int = 1024
+    http_user_requests_max: int = 256
+    vhost_hang_s: float = 30.0
+    vhost_restarts_max: int = 3
+    vhost_restart_window_s: float = 300.0
+    vhost_restart_strategy: str = CONTINUE
+    vhost_retry_s: float = 10.0
+    vhost_refusal_s: float = 600.0
+    staging_bytes_max: int = 8 * GIB
+    staging_user_bytes_max: int = 6 * GIB
+    staging_timeout_s: float = 86_400.0
+    lease_alert_s: float = 3600.0
+    stream_hold_s_max: float = 86_400.0
+    stream_hold_bytes_max: int = 8 * GIB
+    storage: StorageOptions = field(default_factory=StorageOptions)
+    limits: Limits = field(default_factory=Limits)
+    queues: BackingChoice = field(default_factory=BackingChoice)
+    notes: tuple[str, ...] = ()
+    silent_close_s: float = 1.0  # before a client is dropped that was refused without an answer
+    nofile: int = 1 << 20  # files and sockets that a process may open (server.descriptors)
+    vhost_start_s: float = 600.0  # a recovery may take so long
+    open_s: float = 30.0  # for which a client waits for its vhost to start
+    ping_s: float = 2.5  # between two pings; the memory is divided again as often
+    stop_s: float = 60.0  # an orderly stop of a vhost, its checkpoint included
+
+    def vhost_settings(self, memory_bytes: int) -> dict[str, object]:
+        """Return the settings of a vhost's process with this memory, as JSON."""
+        return {
+            "mode": self.mode,
+            "memory_bytes": memory_bytes,
+            "is_strict": self.is_strict,
+            "log_level": self.log_level,
+            "staging_timeout_s": self.staging_timeout_s,
+            "lease_alert_s": self.lease_alert_s,
+            "stream_hold_s_max": self.stream_hold_s_max,
+            "stream_hold_bytes_max": self.stream_hold_bytes_max,
+            "storage": asdict(self.storage),
+            "limits": asdict(self.limits),
+            "queues": asdict(self.queues),
+        }
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+def _share() -> Kind:
+    """Memory: a size or a fraction, which `config_of` takes of the machine's."""
+
+    def check(value: object) -> object:
+        if not isinstance(value, str | int | float):
+            raise WrongValueError('a size as "64MiB", or a fraction as "0.4"')
+        return value
+
+    return Kind("size, or a fraction of the machine's", check)
+
+
+def _durability() -> Kind:
+    """What a confirm means; the Durability of a text."""
+    expected = "disk, interval=<ms> or os"
+
+    def check(value: object) -> Durability:
+        try:
+            durability = Durability.parse(value) if isinstance(value, str) else Durability(NONE)
+        except OptionError:
+            raise WrongValueError(expected) from None
+        if durability.mode == NONE:
+            raise WrongValueError(expected)
+        return durability
+
+    return Kind("`disk`, `interval=MS`, `os`", check, unparsed)
+
+
+_PORT: Final = whole(0, PORT_MAX)
+OPTIONS: Final[tuple[Option, ...]] = (
+    Option("data", text("a directory"), "the data directory, made if it is missing"),
+    Option(
+        "host",
+        text('an address to listen at, such as "127.0.0.1" or "0.0.0.0"'),
+        "the address to listen at; `0.0.0.0`: all",
+    ),
+    Option("port", _PORT, "the port of AMQP; 0: a free one"),
+    Option(
+        "http_port", or_word(_PORT, "off"), "the port of HTTP; 0: a free one; `off`: no HTTP"
+    ),
+    Option(
+        "memory", _share(),
+        "RAM for the queues of all vhosts: `64MiB`, or a fraction of what the machine or its "
+        "control group has",
+        field="memory_bytes", default="0.4",
+    ),
+    Option(
+        "durability", _durability(),
+        "what a confirm means, see [durability](../how-it-works/durability.md): synced (`disk`); "
+        "written, and synced every MS milliseconds (`interval=MS`); written (`os`)",
+        field="mode", default="disk",
+    ),
+    Option("log_level", choice(*LOG_LEVELS), "the least important lines that are logged"),
+    Option(
+        "strict", flag(),
+        "refuse queues whose own memory limits exceed the budget, [at a declare and at a start]"
+        "(../how-it-works/memory.md#limits)",
+        field="is_strict",
+    ),
+    Option(
+        "handshake_timeout", seconds(), "seconds that a client has until `connection.open`",
+        field="handshake_timeout_s",
+    ),
+    Option(
+        "half_open_max", whole(1, MANY),
+        "clients that have not got so far; beyond it, the address with most of them loses one",
+    ),
+    Option("half_open_bytes_max", size(64 << 10), "bytes kept of what all of these have sent"),
+    Option(
+        "guest", choice(GUEST_LOOPBACK, GUEST_OFF),
+        "where the user guest may connect from: this machine (`loopback`), or nowhere (`off`)",
+    ),
+    Option(
+        "data_permissions", choice(FIX, REFUSE, IGNORE),
+        "if users other than its owner may read the data directory or write into it: set its mode "
+        "to 0700 (`fix`), do not start if they may write (`refuse`), or log a line (`ignore`)",
+    ),
+    Option(
+        "http_hosts", names(),
+        "host names accepted over HTTP besides localhost, addresses and the machine's name: "
+        '`"a.net, b.net"`, or `"*"`',
+    ),
+    Option(
+        "http_connections_max", whole(1, MANY),
+        "HTTP connections; beyond it the longest idle one is closed",
+    ),
+    Option("http_address_connections_max", whole(1, MANY), "HTTP connections of one address"),
+    Option("http_user_requests_max", whole(1, MANY), "HTTP requests of one user in progress"),
+    Option(
+        "vhost_hang", seconds(),
+        "seconds without an answer after which a vhost's process is killed, or that of HTTP",
+        field="vhost_hang_s",
+    ),
+    Option(
+        "vhost_restarts_max", whole(0, MANY),
+        "failures of a vhost within the window; with one more it is "
+        "[down](../guides/vhosts.md#when-a-vhost-fails)",
+    ),
+    Option(
+        "vhost_restart_window", seconds(), "seconds of that window",
+        field="vhost_restart_window_s",
+    ),
+    Option(
+        "vhost_restart_strategy", choice(CONTINUE, STOP_NODE),
+        "`stop_node`: the broker stops when a vhost is down",
+    ),
+    Option(
+        "vhost_retry", seconds(),
+        "seconds until a vhost that is down is started again; doubled after each failure, up to "
+        "300",
+        field="vhost_retry_s",
+    ),
+    Option(
+        "vhost_refusal", seconds(),
+        "seconds for which a request that ended a vhost's process twice is refused",
+        field="vhost_refusal_s",
+    ),
+    Option(
+        "staging_bytes_max", size(1 << 20),
+        "bytes that Spark may have staged and not committed, in each vhost",
+    ),
+    Option(
+        "staging_user_bytes_max", size(1 << 20),
+        "the same for one user in each vhost; the owner of a query counts",
+    ),
+    Option(
+        "staging_timeout_s", seconds(), "seconds after which staged rows of no batch are deleted"
+    ),
+    Option(
+        "lease_alert_s", seconds(),
+        "seconds after which an uncommitted lease raises the alert `lease_old`",
+    ),
+    Option(
+        "stream_hold_s_max", seconds(),
+        "how many seconds longer than its limits [readers of a stream]"
+        "(../guides/streams.md#retention) may ask to keep records",
+    ),
+    Option("stream_hold_bytes_max", size(0), "and how many bytes more, in each partition"),
+)  # fmt: skip
+_BY_NAME: Final = by_name(OPTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A row of one of the tables. table: "" for OPTIONS. default: as users write it."""
+
+    table: str
+    option: Option
+    default: str
+
+    @property
+    def key(self) -> str:
+        """Return the name with its table: "storage.slice_ms"."""
+        return f"{self.table}.{self.option.name}" if self.table else self.option.name
+
+    @property
+    def variable(self) -> str:
+        """Return the variable of the environment: "PENSTOCK_STORAGE_SLICE_MS"."""
+        return PREFIX + self.key.replace(".", "_").upper()
+
+
+def settings() -> Iterator[Setting]:
+    """Yield all options, those without a table first."""
+    own = Config()
+    rows = [("", OPTIONS, own), *((name, TABLES[name], getattr(own, name)) for name in TABLES)]
+    for table, options, defaults in rows:
+        for option in options:
+            default = option.default
+            if default is None:
+                default = option.kind.shown(getattr(defaults, option.target))
+            yield Setting(table, option, default)
+
+
+# ---- from file, environment and flags ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +344,8 @@ def parse_file(path: str, text: str) -> dict[str, object]:
     except tomllib.TOMLDecodeError as error:
         raise OptionError(path, _line_of(str(error), text), f"TOML: {error}") from None
     for name in table:
-        if name not in DEFAULTS and name not in TABLES:
-            known = [*DEFAULTS, *TABLES]
+        if name not in _BY_NAME and name not in TABLES:
+            known = [*_BY_NAME, *TABLES]
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
             raise OptionError(f"{path}: {name}", table[name], f"an option that there is: {hint}")
@@ -195,9 +375,9 @@ def config_of(
     """Return the Config of a start. Raises OptionError.
 
     whole_bytes: the memory that fractions are of. limits: the defaults of [limits]. flags: by the
-    names of DEFAULTS, None for one that was not given. file: as `parse_file` returns it.
+    names of OPTIONS, None for one that was not given. file: as `parse_file` returns it.
     """
-    given = {name: _Given(value, name) for name, value in DEFAULTS.items()}
+    given = {"memory": _Given(_BY_NAME["memory"].default, "memory")}
     tables: dict[str, dict[str, _Given]] = {name: {} for name in TABLES}
     for name, value in file.items():
         if isinstance(value, dict):
@@ -205,53 +385,57 @@ def config_of(
                 tables[name][key] = _Given(inner, f"{file_path}: {name}.{key}")
         else:
             given[name] = _Given(value, f"{file_path}: {name}")
-    ignored = _add_environment(given, tables, environment)
+    notes = _add_environment(given, tables, environment)
     for name, value in flags.items():
         if value is not None:
             given[name] = _Given(value, "--" + name.replace("_", "-"))
-    durability = _durability(given["durability"])
-    storage = _storage(tables[STORAGE])
-    port, http_port = _whole(given["port"], 0, PORT_MAX), _port_or_off(given["http_port"])
-    if port and port == http_port:
-        expected = f"another than the port of AMQP, which is {port} too"
-        raise OptionError(given["http_port"].place, http_port, expected)
+    values = _checked(OPTIONS, given)
+    values["memory_bytes"] = _memory(given["memory"], whole_bytes)
+    durability = values.pop("mode", Durability(DISK))
+    storage = _made(StorageOptions, STORAGE_OPTIONS, tables[STORAGE])
     if durability.interval_ms:
         storage = replace(storage, interval_ms=durability.interval_ms)
-    return Config(
-        data=_text(given["data"], "a directory"),
-        host=_text(given["host"], 'an address to listen at, such as "127.0.0.1" or "0.0.0.0"'),
-        port=port,
-        http_port=http_port,
-        memory_bytes=_memory(given["memory"], whole_bytes),
+    config = Config(
+        **values,
         mode=durability.mode,
-        is_strict=_flag(given["strict"]),
-        log_level=_choice(given["log_level"], LOG_LEVELS),
-        handshake_timeout_s=_seconds(given["handshake_timeout"]),
-        half_open_max=_whole(given["half_open_max"], 1, 1_000_000),
-        half_open_bytes_max=_size(given["half_open_bytes_max"], HALF_OPEN_MIN_BYTES),
-        guest=_choice(given["guest"], GUEST_CHOICES),
-        data_permissions=_choice(given["data_permissions"], PERMISSION_CHOICES),
-        ignored=ignored,
-        http_hosts=_names(given["http_hosts"]),
-        http_connections_max=_whole(given["http_connections_max"], 1, 1_000_000),
-        http_address_connections_max=_whole(given["http_address_connections_max"], 1, 1_000_000),
-        http_user_requests_max=_whole(given["http_user_requests_max"], 1, 1_000_000),
-        vhost_hang_s=_seconds(given["vhost_hang"]),
-        vhost_restarts_max=_whole(given["vhost_restarts_max"], 0, 1_000_000),
-        vhost_restart_window_s=_seconds(given["vhost_restart_window"]),
-        vhost_restart_strategy=_choice(given["vhost_restart_strategy"], STRATEGIES),
-        vhost_retry_s=_seconds(given["vhost_retry"]),
-        vhost_refusal_s=_seconds(given["vhost_refusal"]),
-        staging_bytes_max=_size(given["staging_bytes_max"], STAGING_MIN_BYTES),
-        staging_timeout_s=_seconds(given["staging_timeout_s"]),
-        lease_alert_s=_seconds(given["lease_alert_s"]),
-        staging_user_bytes_max=_size(given["staging_user_bytes_max"], STAGING_MIN_BYTES),
-        stream_hold_s_max=_seconds(given["stream_hold_s_max"]),
-        stream_hold_bytes_max=_size(given["stream_hold_bytes_max"], 0),
         storage=storage,
-        limits=_limits(tables[LIMITS], limits or Limits()),
-        queues=_queues(tables[QUEUES]),
+        limits=replace(limits or Limits(), **_checked(LIMIT_OPTIONS, tables[LIMITS])),
+        queues=_made(BackingChoice, QUEUE_OPTIONS, tables[QUEUES]),
+        notes=notes,
     )
+    if config.port and config.port == config.http_port:
+        expected = f"another than the port of AMQP, which is {config.port} too"
+        place = given.get("http_port", given.get("port", _Given(0, "port"))).place
+        raise OptionError(place, config.port, expected)
+    return config
+
+
+def _checked(options: tuple[Option, ...], given: Mapping[str, _Given]) -> dict[str, Any]:
+    """Return the checked values by the names of the program's fields."""
+    known = by_name(options)
+    values: dict[str, Any] = {}
+    for name, one in given.items():
+        check_known(name, one.value, known)
+        values[known[name].target] = value_of(known[name].kind, one.place, one.value)
+    return values
+
+
+def _made(kind: type[T], options: tuple[Option, ...], given: Mapping[str, _Given]) -> T:
+    """Return the object of a table. Options that contradict each other are an OptionError, too."""
+    values = _checked(options, given)
+    try:
+        return kind(**values)
+    except OptionError as error:
+        place = given[error.name].place if error.name in given else error.name
+        raise OptionError(place, error.given, error.expected) from None
+
+
+def _memory(given: _Given, whole_bytes: int) -> int:
+    assert isinstance(given.value, str | int | float)
+    number = parse_bytes(given.place, given.value, whole_bytes)
+    if number < MEMORY_MIN_BYTES:
+        raise OptionError(given.place, given.value, "at least 1MiB")
+    return number
 
 
 def _add_environment(
@@ -259,176 +443,20 @@ def _add_environment(
 ) -> tuple[str, ...]:
     """Adds what the environment says; returns lines about what in it is ignored."""
     ignored: list[str] = []
-    known = {name.upper(): name for name in DEFAULTS}
-    of_tables = {
-        f"{table}_{one.name}".upper(): (table, one.name)
-        for table, options in TABLES.items()
-        for one in fields(options)
-    }
-    for variable, text in environment.items():
+    known = {one.variable: one for one in settings()}
+    for variable, value in environment.items():
         if not variable.startswith(PREFIX):
             continue
         name = variable[len(PREFIX) :]
-        if name.endswith("PORT") and SERVICE_LINK.match(text):
+        if name.endswith("PORT") and SERVICE_LINK.match(value):
             ignored.append(
-                f"{variable}={text} is ignored: Kubernetes sets it for a service of that name; "
+                f"{variable}={value} is ignored: Kubernetes sets it for a service of that name; "
                 f"expected a port in {PREFIX}PORT, or enableServiceLinks: false in the pod"
             )
-        elif name in known:
-            given[known[name]] = _Given(text, variable)
-        elif name in of_tables:
-            table, key = of_tables[name]
-            tables[table][key] = _Given(_number_in(text), variable)
-        elif name not in NOT_SETTINGS:
-            names = [PREFIX + right for right in (*known, *of_tables)]
-            if difflib.get_close_matches(variable, names, n=1, cutoff=0.85):
-                raise OptionError(variable, text, names)
+        elif variable in known:
+            setting = known[variable]
+            place = tables[setting.table] if setting.table else given
+            place[setting.option.name] = _Given(value, variable)
+        elif name not in NOT_SETTINGS and difflib.get_close_matches(variable, known, 1, 0.85):
+            raise OptionError(variable, value, list(known))
     return tuple(ignored)
-
-
-def _storage(engine: Mapping[str, _Given]) -> StorageOptions:
-    try:
-        return StorageOptions.of({name: one.value for name, one in engine.items()})
-    except OptionError as error:
-        if isinstance(error.expected, str) and error.name in engine:
-            place = engine[error.name].place
-            raise OptionError(place, error.given, error.expected) from None
-        raise
-
-
-def _limits(given: Mapping[str, _Given], defaults: Limits) -> Limits:
-    names = [one.name for one in fields(Limits)]
-    values: dict[str, Any] = {}
-    for name, one in given.items():
-        if name not in names:
-            raise OptionError(name, one.value, names)
-        if name.endswith("_s"):
-            values[name] = _seconds(one)
-        elif name.endswith("_bytes"):
-            values[name] = _size(one, SLACK_MIN_BYTES)
-        elif type(one.value) is not int or not -1 <= one.value <= LIMIT_MAX:
-            raise OptionError(one.place, one.value, EXPECTED)
-        else:
-            values[name] = one.value
-    return replace(defaults, **values)
-
-
-def _queues(given: Mapping[str, _Given]) -> BackingChoice:
-    names = [one.name for one in fields(BackingChoice)]
-    values: dict[str, Any] = {}
-    for name, one in given.items():
-        if name not in names:
-            raise OptionError(name, one.value, names)
-        if name == "backing_queue":
-            values[name] = one.value
-        else:
-            values[name] = _names(one)
-    try:
-        return BackingChoice(**values)
-    except OptionError as error:
-        raise OptionError(given[error.name].place, error.given, error.expected) from None
-
-
-# ---- one value each ------------------------------------------------------------------------------
-
-
-def _number_in(text: str) -> object:
-    """Return the number in a text; the text itself if it is none."""
-    kinds: tuple[Callable[[str], object], ...] = (int, float)
-    for kind in kinds:
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
-
-
-def _text(given: _Given, expected: str) -> str:
-    if not isinstance(given.value, str) or not given.value or "\0" in given.value:
-        raise OptionError(given.place, given.value, expected)
-    return given.value
-
-
-def _whole(given: _Given, low: int, high: int) -> int:
-    value = _number_in(given.value) if isinstance(given.value, str) else given.value
-    if type(value) is not int or not low <= value <= high:
-        raise OptionError(given.place, given.value, f"a whole number from {low} to {high}")
-    return value
-
-
-def _port_or_off(given: _Given) -> int | None:
-    if given.value == OFF:
-        return None
-    try:
-        return _whole(given, 0, PORT_MAX)
-    except OptionError as error:
-        expected = f"{error.expected}, or {OFF}"
-        raise OptionError(given.place, given.value, expected) from None
-
-
-def _seconds(given: _Given) -> float:
-    value = _number_in(given.value) if isinstance(given.value, str) else given.value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise OptionError(given.place, given.value, "seconds, above 0")
-    if not 0 < value <= SECONDS_MAX:
-        raise OptionError(given.place, given.value, "seconds, above 0")
-    return float(value)
-
-
-def _flag(given: _Given) -> bool:
-    value = given.value
-    if isinstance(value, str):
-        value = {"true": True, "1": True, "false": False, "0": False}.get(value.lower())
-    if not isinstance(value, bool):
-        raise OptionError(given.place, given.value, "true or false")
-    return value
-
-
-def _names(given: _Given) -> tuple[str, ...]:
-    """Return a list of names, from a list or a text with commas."""
-    value = given.value
-    names = value.split(",") if isinstance(value, str) else value
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise OptionError(given.place, value, 'names with commas between them, as "a.net, b.net"')
-    return tuple(name.strip() for name in names if name.strip())
-
-
-def _choice(given: _Given, choices: tuple[str, ...]) -> str:
-    if not isinstance(given.value, str) or given.value not in choices:
-        raise OptionError(given.place, given.value, "one of " + ", ".join(choices))
-    return given.value
-
-
-def _memory(given: _Given, whole_bytes: int) -> int:
-    if not isinstance(given.value, str | int | float):
-        raise OptionError(given.place, given.value, 'a size as "64MiB", or a fraction as "0.4"')
-    number = parse_bytes(given.place, given.value, whole_bytes)
-    if number < MEMORY_MIN_BYTES:
-        raise OptionError(given.place, given.value, "at least 1MiB")
-    return number
-
-
-def _size(given: _Given, low: int) -> int:
-    """Return a number of bytes, from a number or a text such as "8GiB"."""
-    expected = f'a size such as "8GiB", at least {low} bytes'
-    value = given.value
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise OptionError(given.place, value, expected)
-    number = value if isinstance(value, int) else parse_bytes(given.place, value, 0)
-    if number < low:
-        raise OptionError(given.place, value, expected)
-    return number
-
-
-def _durability(given: _Given) -> Durability:
-    expected = "disk, interval=<ms> or os"
-    if not isinstance(given.value, str):
-        raise OptionError(given.place, given.value, expected)
-    try:
-        durability = Durability.parse(given.value)
-    except OptionError:
-        raise OptionError(given.place, given.value, expected) from None
-    if durability.mode == NONE:
-        raise OptionError(given.place, given.value, expected)
-    assert durability.mode <= DISK
-    return durability

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock.clock import SystemClock
+from penstock.config import Config
 from penstock.server.control import ControlError
-from penstock.server.serve_settings import ServeSettings
 from penstock.server.watched_vhost import VhostDown, WatchedVhost
 from penstock.storage.data_directory import DataDirectory
 from penstock.storage.filesystem import OsFileSystem
@@ -41,7 +41,7 @@ def with_vhost(
     async def run() -> None:
         fs = OsFileSystem(0)
         data = DataDirectory(fs, str(directory / "data"))
-        given = ServeSettings(vhost_restarts_max=20, **settings)  # type: ignore[arg-type]
+        given = Config(vhost_restarts_max=20, **settings)  # type: ignore[arg-type]
         vhost = WatchedVhost(
             "/", data.vhost_path(b"/"), given, SystemClock(), lambda _: None,
             (sys.executable, "-P", "-c", PROGRAM),

@@ -1,12 +1,14 @@
 """Config: what wins over what, and what is said of each wrong value."""
 
+import json
 from collections.abc import Mapping
 
 import pytest
 
 from penstock.access.limits import Limits
-from penstock.config import DEFAULTS, Config, config_of, parse_file
+from penstock.config import Config, config_of, parse_file
 from penstock.errors import OptionError
+from penstock.queues.backing_choice import DEFAULT
 from penstock.storage.durability import DISK, INTERVAL, OS
 from penstock.storage.options import StorageOptions
 
@@ -187,9 +189,19 @@ def test_true_and_false_of_the_environment() -> None:
     assert not config("strict = true", {"PENSTOCK_STRICT": "0"}).is_strict
 
 
-def test_each_default_is_a_good_value() -> None:
-    for name, value in DEFAULTS.items():
-        config(**{name: value})
+def test_what_a_vhost_is_told_crosses_a_processs_border() -> None:
+    storage = StorageOptions(checkpoint_seconds=5, interval_ms=7)
+    settings = Config(mode=OS, is_strict=True, log_level="debug", storage=storage)
+    told = json.loads(json.dumps(settings.vhost_settings(123)))
+    assert StorageOptions.of(told.pop("storage")) == storage
+    assert Limits(**told.pop("limits")) == Limits()
+    queues = told.pop("queues")
+    assert queues == {"backing_queue": DEFAULT, "allowed_backing_queues": []}
+    assert told == {
+        "mode": OS, "memory_bytes": 123, "is_strict": True, "log_level": "debug",
+        "staging_timeout_s": 86_400.0, "lease_alert_s": 3600.0,
+        "stream_hold_s_max": 86_400.0, "stream_hold_bytes_max": 8 << 30,
+    }  # fmt: skip
 
 
 def test_limits_have_a_table_of_their_own() -> None:
@@ -235,9 +247,9 @@ def test_what_kubernetes_sets_for_a_service_of_our_name_is_ignored(variable: str
     }
     made = config("", link)
     assert (made.port, made.http_port) == (5672, 15672)
-    assert len(made.ignored) == 1
-    assert f"{variable}=tcp://10.0.0.1:5672 is ignored" in made.ignored[0]
+    assert len(made.notes) == 1
+    assert f"{variable}=tcp://10.0.0.1:5672 is ignored" in made.notes[0]
     assert config("port = 7000", link).port == 7000
-    assert config("", {"PENSTOCK_PORT": "7000"}).ignored == ()
+    assert config("", {"PENSTOCK_PORT": "7000"}).notes == ()
     with pytest.raises(OptionError, match="PENSTOCK_PORT"):
         config("", {"PENSTOCK_PORT": "http://x"})

@@ -9,15 +9,16 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from penstock.access.limits import Limits
 from penstock.broker.arguments import ARGUMENTS
 from penstock.broker.operations import OPERATIONS
 from penstock.broker.operations.call import OPERATORS
-from penstock.config import DEFAULTS
+from penstock.config import QUEUES, Config, settings
 from penstock.embedded.option_parsing import QueueGiven, StreamGiven
+from penstock.options import value_of
 from penstock.queues.queue_options import NUMBER_RANGES, QueueOptions
 from penstock.routing.exchange_types import TYPES
 from penstock.server.node_operations import OPERATORS_ONLY
+from tools.configuration import PAGE, page
 
 ROOT = Path(__file__).parent.parent.parent
 COMPOSED = {
@@ -45,11 +46,23 @@ def test_each_numeric_argument_is_in_the_table_of_the_broker() -> None:
     assert not set(NUMBER_RANGES) - set(ARGUMENTS), "add them to ARGUMENTS in broker/arguments.py"
 
 
+def test_the_page_of_the_configuration_is_that_of_the_tables() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "python tools/configuration.py --repair"
+
+
+def test_each_option_is_a_field_with_a_good_default() -> None:
+    for one in settings():
+        table = getattr(Config(), one.table) if one.table else Config()
+        assert hasattr(table, one.option.target), one.key
+        if one.default and one.table != QUEUES:
+            value_of(one.option.kind, one.key, one.default)
+
+
 def test_the_documentation_has_each_word() -> None:
     pages = [path for path in (ROOT / "docs").rglob("*.md") if path.name != "words.md"]
     text = "\n".join(path.read_text(encoding="utf-8") for path in pages)
     names = {
-        *ARGUMENTS, *TYPES, *DEFAULTS, *(field.name for field in fields(Limits)),
+        *ARGUMENTS, *TYPES, *(one.option.name for one in settings()),
         *QueueGiven.__annotations__, *StreamGiven.__annotations__,
     }  # fmt: skip
     words = set(re.findall(r"[\w.-]+", text))

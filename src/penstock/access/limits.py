@@ -4,9 +4,9 @@ Two tables list the limits, of a user and of a vhost, by the names that `set_use
 `set_vhost_limits` take (RabbitMQ's, where it has the limit), each with the field of `Limits` that
 holds its default. A number below 0 means no limit, 0 allows nothing.
 
-`Limits` has the defaults, from [limits] in penstock.toml. `LimitTable` adds what operators have set
-for single users and vhosts; each process has one and gets the changes. broker.usage and the
-supervisor count and refuse.
+`Limits` has the defaults, from [limits] in penstock.toml (LIMIT_OPTIONS). `LimitTable` adds what
+operators have set for single users and vhosts; each process has one and gets the changes.
+broker.usage and the supervisor count and refuse.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.errors import OptionError
+from penstock.options import Option, check_known, seconds, size, whole
 
 MAX_CONNECTIONS: Final = "max-connections"
 MAX_CHANNELS: Final = "max-channels"
@@ -28,13 +29,9 @@ EXPECTED: Final = f"a whole number up to {LIMIT_MAX}, or -1 for no limit"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The defaults; -1 means no limit. A broker's own defaults of user_connections and
-    vhost_connections are smaller if its processes may open few files (server.descriptors).
-    user_connections: of one user, in all vhosts. user_channels, user_publish_rate (messages a
-    second), user_exchange_bindings (from exchange to exchange): of one user in each vhost.
-    channel_consumers: of one channel. stalled_body_s: seconds for which an unfinished message may
-    make no progress. rss_slack_bytes: RAM of a vhost's process beyond its share of the memory,
-    before publishers wait; an interpreter without messages takes 40 MiB."""
+    """The defaults; -1 means no limit. LIMIT_OPTIONS says what each is. A broker's own defaults of
+    user_connections and vhost_connections are smaller if its processes may open few files
+    (server.descriptors)."""
 
     user_connections: int = 4096
     user_channels: int = 32_768
@@ -49,6 +46,38 @@ class Limits:
     rss_slack_bytes: int = 96 << 20
 
 
+_LIMIT: Final = whole(-1, LIMIT_MAX, EXPECTED)
+SLACK_MIN_BYTES: Final = 64 << 20  # an interpreter without messages takes 40 MiB
+LIMIT_OPTIONS: Final[tuple[Option, ...]] = (
+    Option(
+        "user_connections", _LIMIT,
+        "connections of one user, in all vhosts; the default is less where "
+        "[descriptors](../guides/vhosts.md#descriptors) are few",
+    ),
+    Option("user_channels", _LIMIT, "channels of one user in each vhost"),
+    Option("user_publish_rate", _LIMIT, "messages a second of one user in each vhost"),
+    Option(
+        "vhost_connections", _LIMIT,
+        "connections of a vhost; by default as many as there are "
+        "[descriptors](../guides/vhosts.md#descriptors) for",
+    ),
+    Option("vhost_queues", _LIMIT, "queues of a vhost"),
+    Option("vhost_exchanges", _LIMIT, "exchanges of a vhost"),
+    Option("vhost_bindings", _LIMIT, "bindings of a vhost"),
+    Option("channel_consumers", _LIMIT, "consumers of one channel"),
+    Option(
+        "user_exchange_bindings", _LIMIT,
+        "bindings of one user from exchange to exchange, in each vhost",
+    ),
+    Option(
+        "stalled_body_s", seconds(),
+        "seconds for which a message that has begun may make no progress",
+    ),
+    Option(
+        "rss_slack_bytes", size(SLACK_MIN_BYTES),
+        "RAM of a vhost's process beyond its share of the memory, before publishers wait",
+    ),
+)  # fmt: skip
 # name -> field of Limits
 OF_USERS: Final[Mapping[str, str]] = {
     MAX_CONNECTIONS: "user_connections",
@@ -67,8 +96,7 @@ def checked_limits(given: Mapping[str, object], names: Mapping[str, str]) -> dic
     """Return the given limits. Raises OptionError for an unknown name or a wrong value."""
     found: dict[str, int] = {}
     for name, value in given.items():
-        if name not in names:
-            raise OptionError(name, value, list(names))
+        check_known(name, value, names)
         if type(value) is not int or not -LIMIT_MAX <= value <= LIMIT_MAX:
             raise OptionError(name, value, EXPECTED)
         found[name] = value

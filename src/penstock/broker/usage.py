@@ -39,7 +39,7 @@ from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.route_caches import RouteCaches
 from penstock.errors import NOT_ALLOWED, RESOURCE_ERROR, AMQPConnectionError, ChannelError
-from penstock.queues.budget import format_bytes
+from penstock.options import format_bytes
 
 CONNECTION_BYTES: Final = 12 << 10  # measured: with its session and transport
 CHANNEL_BYTES: Final = 3 << 10

@@ -54,11 +54,11 @@ from penstock.broker.turn_budget import TurnBudget
 from penstock.broker.usage import Usage
 from penstock.clock import Clock
 from penstock.errors import DiskFullError, is_shortage
+from penstock.options import format_bytes
 from penstock.protocol.connection import BodyRoom
 from penstock.queues.alerts import Alert
 from penstock.queues.amqp_headers import AmqpHeaders
 from penstock.queues.backing_choice import BackingChoice
-from penstock.queues.budget import format_bytes
 from penstock.queues.dead_letter import DeadLetterRoute, Target
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.queue_options import QueueOptions

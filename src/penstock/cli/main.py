@@ -151,6 +151,7 @@ class Verb(NamedTuple):
 # Every command of `penstock`, grouped by module. A command's own help begins with the same line.
 VERBS: Final[Mapping[str, Verb]] = {
     # the broker
+    "config_explain": Verb("serve", "Explain an option of the broker; without KEY, list all."),
     "serve": Verb("serve", "Run the broker."),
     # the running broker and its vhosts
     "add_vhost": Verb("node", "Add a vhost."),

@@ -44,7 +44,7 @@ from penstock.cli.main import EX_DATAERR, EX_OK, EX_TEMPFAIL, EX_UNAVAILABLE, Fa
 from penstock.cli.output import FORMAT
 from penstock.clock import SystemClock
 from penstock.errors import MissingPackageError, PenstockError
-from penstock.queues.budget import format_bytes
+from penstock.options import format_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,62 +17,95 @@ penstock.config; the broker: penstock.server.
 
 import errno
 import os  # noqa: TID251 - the environment, which penstock.config is handed
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from penstock.cli.main import UnavailableError, version_text
-from penstock.config import LOG_LEVELS, Config, config_of, parse_file
+from penstock.cli.output import FORMAT, document, pairs, table
+from penstock.config import Config, Setting, config_of, parse_file, settings
 from penstock.errors import OptionError
 from penstock.escaping import one_line
-from penstock.queues.budget import format_bytes, machine_memory
+from penstock.options import format_bytes, plain
+from penstock.queues.budget import machine_memory
 from penstock.storage.durability import INTERVAL, MODE_NAMES
 from penstock.storage.filesystem import OsFileSystem
 
 if TYPE_CHECKING:
-    from penstock.server.serve_settings import ReadyFacts
+    from penstock.server.supervisor import ReadyFacts
 
 FILE: Final = "penstock.toml"
 LOCAL: Final = ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "")  # noqa: S104 - names, no bind
 
 
+# Options that are flags, too: of what else can be set, file and environment are enough.
+FLAGS: Final = ("data", "host", "port", "http_port", "memory", "durability", "log_level")
+
+
+def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the flags of FLAGS to a command, with the meaning and default of the table of options."""
+    rows = {one.option.name: one for one in settings() if not one.table}
+    for name in reversed(FLAGS):
+        row = rows[name]
+        help_text = f"{plain(row.option.meaning)} [{row.default}]"
+        command = click.option("--" + name.replace("_", "-"), metavar="VALUE", help=help_text)(
+            command
+        )
+    return command
+
+
 @click.command("serve")
-@click.option("--data", metavar="DIR", help="Data directory, created if missing [./penstock-data].")
-@click.option("--host", metavar="ADDR", help="Address to listen on [127.0.0.1]; 0.0.0.0: all.")
-@click.option("--port", type=int, metavar="N", help="Port [5672]; 0: a free one.")
-@click.option(
-    "--http-port", metavar="N",
-    help="Port of the HTTP API [15672]; 0: a free one; off: no HTTP.",
-)  # fmt: skip
-@click.option(
-    "--memory", metavar="SIZE",
-    help="RAM for the queues, such as 64MiB, or a fraction of the machine's [0.4].",
-)  # fmt: skip
-@click.option(
-    "--durability", metavar="MODE",
-    help="What a confirm means: disk (synced), interval=MS (written, synced so often), os "
-    "(written) [disk].",
-)  # fmt: skip
-@click.option("--config", metavar="FILE", help="[./penstock.toml, if it is there]")
-@click.option("--log-level", metavar="L", help=f"{', '.join(LOG_LEVELS)} [info].")
-def serve(
-    data: str | None, host: str | None, port: int | None, http_port: str | None,
-    memory: str | None, durability: str | None, config: str | None, log_level: str | None,
-) -> None:  # fmt: skip
+@with_flags
+@click.option("--config", metavar="FILE", help="the file of options [./penstock.toml, if there]")
+def serve(config: str | None, **flags: str | None) -> None:
     """Run the broker.
 
     Without options it serves amqp://guest:guest@localhost:5672/ from ./penstock-data.
 
     penstock.toml and PENSTOCK_DATA, PENSTOCK_PORT ... can set the same values; an option overrides
-    them.
+    them. `penstock config explain` lists all that can be set.
     """
-    flags = {
-        "data": data, "host": host, "port": port, "http_port": http_port, "memory": memory,
-        "durability": durability, "log_level": log_level,
-    }  # fmt: skip
     run(configured(flags, config, dict(os.environ), str(Path.cwd())))
+
+
+@click.command("config_explain")
+@click.argument("key", required=False)
+@FORMAT
+def config_explain(key: str | None, form: str) -> None:
+    """Explain an option of the broker; without KEY, list all.
+
+    KEY is the name in penstock.toml, with its table: port, storage.disk_free_limit.
+    """
+    rows = {one.key: one for one in settings()}
+    if key is None:
+        names = ("option", "default", "meaning")
+        if form == "json":
+            document([explanation(one) for one in rows.values()])
+        else:
+            table(names, [(n, one.default, plain(one.option.meaning)) for n, one in rows.items()])
+        return
+    by_variable = {one.variable: one for one in rows.values()}
+    found = rows.get(key.replace("-", "_")) or by_variable.get(key)
+    if found is None:
+        raise OptionError(key, None, list(rows))
+    pairs(explanation(found), form)
+
+
+def explanation(one: Setting) -> dict[str, object]:
+    """Return what there is to say about one option, for people or as JSON."""
+    is_flag = not one.table and one.option.name in FLAGS
+    return {
+        "option": one.key,
+        "meaning": plain(one.option.meaning),
+        "values": plain(one.option.kind.words),
+        "default": one.default,
+        "file": f"[{one.table}] {one.option.name}" if one.table else one.option.name,
+        "environment": one.variable,
+        "flag": "--" + one.option.name.replace("_", "-") if is_flag else None,
+        "since": one.option.since,
+    }
 
 
 def configured(
@@ -106,46 +139,10 @@ def configured(
 def run(config: Config) -> None:
     """Serve until stopped. Raises UnavailableError if the address is taken or not of this
     machine."""
-    from penstock.server.serve_settings import ServeSettings
     from penstock.server.supervisor import serve as serve_until_stopped
 
-    settings = ServeSettings(
-        data=config.data,
-        host=config.host,
-        port=config.port,
-        http_port=config.http_port,
-        memory_bytes=config.memory_bytes,
-        mode=config.mode,
-        is_strict=config.is_strict,
-        log_level=config.log_level,
-        storage=config.storage,
-        queues=config.queues,
-        handshake_timeout_s=config.handshake_timeout_s,
-        half_open_max=config.half_open_max,
-        half_open_bytes_max=config.half_open_bytes_max,
-        guest=config.guest,
-        data_permissions=config.data_permissions,
-        notes=config.ignored,
-        http_hosts=config.http_hosts,
-        http_connections_max=config.http_connections_max,
-        http_address_connections_max=config.http_address_connections_max,
-        http_user_requests_max=config.http_user_requests_max,
-        vhost_hang_s=config.vhost_hang_s,
-        vhost_restarts_max=config.vhost_restarts_max,
-        vhost_restart_window_s=config.vhost_restart_window_s,
-        vhost_restart_strategy=config.vhost_restart_strategy,
-        vhost_retry_s=config.vhost_retry_s,
-        vhost_refusal_s=config.vhost_refusal_s,
-        staging_bytes_max=config.staging_bytes_max,
-        staging_timeout_s=config.staging_timeout_s,
-        lease_alert_s=config.lease_alert_s,
-        staging_user_bytes_max=config.staging_user_bytes_max,
-        stream_hold_s_max=config.stream_hold_s_max,
-        stream_hold_bytes_max=config.stream_hold_bytes_max,
-        limits=config.limits,
-    )
     try:
-        serve_until_stopped(settings, lambda facts: click.echo(ready_line(config, facts)))
+        serve_until_stopped(config, lambda facts: click.echo(ready_line(config, facts)))
     except OSError as error:
         raise explained(config, error) from error
 

@@ -28,7 +28,7 @@ from datetime import timedelta
 from typing import Final, TypeAlias, TypedDict
 
 from penstock.errors import OptionError
-from penstock.queues.budget import parse_bytes
+from penstock.options import parse_bytes
 from penstock.queues.queue_options import REJECT_PUBLISH, QueueOptions
 from penstock.queues.stream_options import (
     COUNT_MAX,

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import OptionError
-from penstock.queues.budget import format_bytes
+from penstock.options import format_bytes
 from penstock.queues.queue_options import QueueOptions
 
 KINDS: Final = ("count", "size", "depth", "age")

@@ -21,7 +21,8 @@ from importlib import import_module
 from typing import Any, Final
 
 from penstock.errors import OptionError
-from penstock.queues.queue_options import check_class_name
+from penstock.options import Kind, Option, WrongValueError, names
+from penstock.queues.queue_options import check_class_name, is_class_name
 
 DEFAULT: Final = "penstock.queues.variable_queue:VariableQueue"
 
@@ -66,3 +67,25 @@ def load(option: str, name: object) -> Callable[..., Any]:
     if not isinstance(found, type) or BackingQueue not in found.__mro__:
         raise OptionError(option, name, f"a subclass of BackingQueue in the module {module}")
     return found
+
+
+def _class_name() -> Kind:
+    expected = 'a class as "package.module:Class"'
+
+    def check(value: object) -> str:
+        if not is_class_name(value):
+            raise WrongValueError(expected)
+        return str(value)
+
+    return Kind("class as `package.module:Class`", check)
+
+
+QUEUE_OPTIONS: Final[tuple[Option, ...]] = (
+    Option(
+        "backing_queue", _class_name(),
+        "the [class](../guides/backing-queues.md) that holds the messages of a queue",
+    ),
+    Option(
+        "allowed_backing_queues", names(), "classes that queues may name with `x-backing-queue`"
+    ),
+)  # fmt: skip

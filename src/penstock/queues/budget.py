@@ -1,4 +1,4 @@
-"""Budget: how much memory there is, how a size is written, how much memory the process uses.
+"""Budget: how much memory there is, and how much of it the process uses.
 
 A container's limit is less than the machine has, and the kernel kills a process that exceeds it. So
 the whole is the smallest of the machine's RAM and the limits of this process's own control groups,
@@ -24,31 +24,13 @@ A file that is missing, forbidden or has another format is skipped.
 import struct
 from typing import Final
 
-from penstock.errors import OptionError
+from penstock.options import BYTES_MAX
 from penstock.storage.filesystem import FileSystem
 
 ASSUMED_BYTES: Final = 2 << 30
 PAGE_BYTES: Final = 4096
-BYTES_MAX: Final = 1 << 62
 AUXV_PAGE_SIZE: Final = 6
 AUXV_ENTRY: Final = struct.Struct("@LL")
-
-EXPECTED: Final = (
-    'a size as "16 MiB", "64MB" or 1048576 (bytes), a fraction as "0.4", or "max" for all there is'
-)
-
-UNITS: Final[dict[str, int]] = {
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 1 << 10,
-    "mib": 1 << 20,
-    "gib": 1 << 30,
-    "tib": 1 << 40,
-}
-LARGE_UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
 
 
 def machine_memory(fs: FileSystem) -> tuple[int, str]:
@@ -68,68 +50,6 @@ def rss_bytes(fs: FileSystem) -> int | None:
     if len(fields) < 2 or not fields[1].isdecimal():
         return None
     return int(fields[1]) * _page_bytes(fs)
-
-
-def parse_bytes(name: str, given: str | int | float, whole_bytes: int) -> int:
-    """Return the bytes of a size as people write it.
-
-    A whole number is bytes; B, kB, MB, GB, TB count by 1000 and KiB, MiB, GiB, TiB by 1024, in
-    letters of either case. A number with a point and no unit is a fraction of `whole_bytes`, from
-    0.0 to 1.0; "max" is all of it. Raises OptionError(name, given, what was expected) for anything
-    else, for negative numbers, and for 2**62 bytes or more.
-    """
-    if isinstance(given, bool):
-        raise OptionError(name, given, EXPECTED)
-    if isinstance(given, str):
-        number = _parsed(given.strip(), whole_bytes)
-    elif isinstance(given, int):
-        number = given
-    else:
-        number = _fraction(given, whole_bytes)
-    if not 0 <= number < BYTES_MAX:
-        raise OptionError(name, given, EXPECTED)
-    return number
-
-
-def format_bytes(number: int) -> str:
-    """Return a size for people: powers of 1024, at most one decimal: "812 B", "16 MiB", "1.5
-    GiB"."""
-    if number < 1024:
-        return f"{number} B"
-    value = float(number)
-    unit = LARGE_UNITS[0]
-    for larger in LARGE_UNITS:
-        value /= 1024
-        unit = larger
-        if value < 1023.95:  # rounds to less than 1024
-            break
-    return f"{value:.1f}".removesuffix(".0") + f" {unit}"
-
-
-# ----------------------------------------------------------------------------------------
-# Sizes as text
-
-
-def _parsed(text: str, whole_bytes: int) -> int:
-    """Return the bytes, -1 if the text is not a size."""
-    if text.lower() == "max":
-        return whole_bytes
-    digits = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    unit = text[len(digits) :].lower()
-    digits = digits.strip()
-    whole, point, part = digits.partition(".")
-    if not (whole.isascii() and whole.isdigit()) or (point and not part.isdigit()):
-        return -1
-    if not part.isascii() or len(digits) > 30:
-        return -1
-    if unit:
-        return round(float(digits) * UNITS[unit]) if unit in UNITS else -1
-    return _fraction(float(digits), whole_bytes) if point else int(digits)
-
-
-def _fraction(fraction: float, whole_bytes: int) -> int:
-    """Return that part of the whole, -1 if the fraction is not a number from 0 to 1."""
-    return int(fraction * whole_bytes) if 0.0 <= fraction <= 1.0 else -1
 
 
 # ----------------------------------------------------------------------------------------

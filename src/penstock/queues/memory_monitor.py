@@ -56,8 +56,8 @@ from typing import Final
 
 from penstock.clock import Clock
 from penstock.errors import OptionError
+from penstock.options import format_bytes
 from penstock.queues.backing_queue import UNLIMITED, BackingQueue
-from penstock.queues.budget import format_bytes
 from penstock.queues.queue_ram import ALPHA_BYTES, INFINITY
 
 INTERVAL_S: Final = 2.5

@@ -329,11 +329,17 @@ def _put(left: dict[str, object], name: str, given: object, x_name: str, value: 
 
 def check_class_name(name: str, given: object) -> None:
     """Raise OptionError unless this may be the name of a class."""
-    if isinstance(given, str):
-        module, colon, inner = given.partition(":")
-        if colon and inner.isidentifier() and all(n.isidentifier() for n in module.split(".")):
-            return
-    raise OptionError(name, given, 'a class as "package.module:Class"')
+    if not is_class_name(given):
+        raise OptionError(name, given, 'a class as "package.module:Class"')
+
+
+def is_class_name(given: object) -> bool:
+    """Return whether this may be the name of a class, "package.module:Class"."""
+    if not isinstance(given, str):
+        return False
+    module, colon, inner = given.partition(":")
+    parts = module.split(".")
+    return bool(colon) and inner.isidentifier() and all(part.isidentifier() for part in parts)
 
 
 def _check_choice(name: str, given: object, choices: tuple[str, ...]) -> str:

@@ -31,12 +31,12 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from penstock.clock import Clock
 from penstock.errors import OptionError, StoppedError
+from penstock.options import format_bytes
 from penstock.queues import priority_queue
 from penstock.queues.alerts import Alert
 from penstock.queues.amq_queue import AGE_CHECK_MS, AMQQueue, TickInterval
 from penstock.queues.backing_choice import BackingChoice
 from penstock.queues.backing_queue import UNLIMITED, BackingQueue
-from penstock.queues.budget import format_bytes
 from penstock.queues.dead_letter import DeadLetterRoute, QueueTarget
 from penstock.queues.delays import find_parts
 from penstock.queues.headers import HeaderCodec

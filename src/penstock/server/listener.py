@@ -26,12 +26,12 @@ from penstock.broker.connection_facts import ConnectionFacts
 from penstock.clock import Clock
 from penstock.codec.frames import method_frame
 from penstock.codec.spec import ConnectionCloseOk
+from penstock.config import Config
 from penstock.errors import RESOURCE_ERROR, AMQPConnectionError, AMQPError
 from penstock.server.authenticator import Authenticator, network_of
 from penstock.server.descriptors import supervisor_sockets
 from penstock.server.log_lines import client_line
 from penstock.server.login import Gone, Login, LoginRefused, Silent, WrongHeader
-from penstock.server.serve_settings import ServeSettings
 
 BACKLOG: Final = 1024
 ACCEPTS: Final = 64  # in one go; then other events are handled
@@ -81,7 +81,7 @@ class Listener:
     those that were too many."""
 
     def __init__(
-        self, socks: list[socket.socket], settings: ServeSettings, authenticator: Authenticator,
+        self, socks: list[socket.socket], settings: Config, authenticator: Authenticator,
         clock: Clock, admit: Admit,
     ) -> None:  # fmt: skip
         self.socks = socks

@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 from penstock.access.limits import OF_USERS, OF_VHOSTS, LimitTable
 from penstock.access.users import Users
 from penstock.clock import Clock, date
+from penstock.config import Config
 from penstock.errors import (
     ACCESS_REFUSED,
     INTERNAL_ERROR,
@@ -35,7 +36,6 @@ from penstock.server import vhost_directories
 from penstock.server.control import ControlError
 from penstock.server.listener import Listener
 from penstock.server.memory_shares import MemoryShares
-from penstock.server.serve_settings import ServeSettings
 from penstock.server.watched_http import WatchedHttp
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED, ProcessDown
 from penstock.server.watched_vhost import BY_OPERATOR, UNOPENED, WatchedVhost
@@ -59,7 +59,7 @@ Operation = Callable[[Args, str], Awaitable[object]]
 class Node(Protocol):
     """The part of the supervisor that operations use."""
 
-    settings: ServeSettings
+    settings: Config
     clock: Clock
     started_s: float
     vhosts: dict[str, WatchedVhost]

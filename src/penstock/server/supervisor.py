@@ -25,7 +25,7 @@ import signal
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +34,7 @@ from penstock.access.permissions import GUEST_LOOPBACK, is_loopback
 from penstock.access.users import Users, verify
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.clock import Clock, SystemClock, date
+from penstock.config import STOP_NODE, Config
 from penstock.errors import (
     INTERNAL_ERROR,
     NOT_ALLOWED,
@@ -52,7 +53,6 @@ from penstock.server.log_lines import set_up
 from penstock.server.login import Login
 from penstock.server.memory_shares import MemoryShares
 from penstock.server.node_operations import NodeOperations
-from penstock.server.serve_settings import ReadyFacts, ServeSettings
 from penstock.server.watched_http import WatchedHttp
 from penstock.server.watched_vhost import VhostDown, WatchedVhost
 from penstock.storage.data_directory import DataDirectory
@@ -60,18 +60,30 @@ from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.user_store import READY, UserStore
 
 DEFAULT_VHOST: Final = "/"
-STOP_NODE: Final = "stop_node"
 OPEN: Final = (10, 40)  # connection.open
 
-__all__ = ["ReadyFacts", "ServeSettings", "Supervisor", "serve"]
-
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyFacts:
+    """Facts of a broker that is ready. host, port, http_port (None: no HTTP): where it listens.
+    data: its directory. problems: what keeps it from serving clients, such as a vhost that is
+    down."""
+
+    host: str
+    port: int
+    data: str
+    memory_bytes: int
+    mode: int
+    http_port: int | None = None
+    problems: tuple[str, ...] = ()
 
 
 class Supervisor:
     """The broker's first process, on the running loop. `run` returns when it was stopped."""
 
-    def __init__(self, settings: ServeSettings) -> None:
+    def __init__(self, settings: Config) -> None:
         self.settings = settings
         self.clock: Clock = SystemClock()
         self.started_s = self.clock.monotonic()
@@ -307,7 +319,7 @@ class Supervisor:
             raise AMQPConnectionError(RESOURCE_ERROR, text, *OPEN)
 
 
-def serve(settings: ServeSettings, on_ready: Callable[[ReadyFacts], None]) -> None:
+def serve(settings: Config, on_ready: Callable[[ReadyFacts], None]) -> None:
     """Serve until SIGTERM, SIGINT or the operation `stop`. on_ready: called once, when clients can
     connect. Raises the errors of the start, see above."""
     # A closed terminal or a service manager's reload must not end the broker; its processes inherit

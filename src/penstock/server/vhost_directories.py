@@ -22,8 +22,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from penstock.access.users import Users
+from penstock.config import FIX, IGNORE
 from penstock.errors import AMQPError, CorruptionError, PenstockError
-from penstock.server.serve_settings import FIX, IGNORE
 from penstock.storage.data_directory import DataDirectory, hash_name, sync_dir
 from penstock.storage.filesystem import FileSystem, OsFileSystem
 from penstock.storage.user_store import CREATING, DELETING
@@ -46,7 +46,7 @@ def secure(fs: OsFileSystem, path: str, what: str, others: Iterable[str] = ()) -
     """Check that nobody but the owner may use the data directory, the log and spill directories
     (`others`) and the file of users, or write into the directories of vhosts.
 
-    what: FIX (serve_settings) removes those rights. REFUSE raises PermissionError if others may
+    what: FIX (penstock.config) removes those rights. REFUSE raises PermissionError if others may
     write, as FIX does where it may not change that. IGNORE changes nothing. What is changed, and
     what stays, is a warning in the log."""
     vhosts = f"{path}/vhosts"

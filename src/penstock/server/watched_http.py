@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.clock import Clock
+from penstock.config import Config
 from penstock.errors import PenstockError
 from penstock.server.control_server import error_reply
 from penstock.server.descriptors import http_connections_max
 from penstock.server.listener import bind
 from penstock.server.process_link import Facts, Link
-from penstock.server.serve_settings import ServeSettings
 from penstock.server.watched_process import PYTHON, WatchedProcess, whole
 
 PROGRAM: Final = (*PYTHON, "penstock.http.process")
@@ -59,7 +59,7 @@ class WatchedHttp(WatchedProcess):
     def __init__(
         self,
         socks: list[socket.socket],
-        settings: ServeSettings,
+        settings: Config,
         clock: Clock,
         users: Callable[[], dict[str, Any]],
         answer: Call,

@@ -36,11 +36,11 @@ from pathlib import Path
 from typing import Final
 
 from penstock.clock import Clock
+from penstock.config import Config
 from penstock.errors import PenstockError
 from penstock.server import process_link
 from penstock.server.control import ControlError
 from penstock.server.process_link import Facts, Link
-from penstock.server.serve_settings import ServeSettings
 
 STOPPED: Final = "stopped"
 STARTING: Final = "starting"
@@ -72,9 +72,7 @@ class WatchedProcess(ABC):
     """Base of the watched processes. who: its name in the log. program: the command; the descriptor
     of its end of the link is added as the last argument."""
 
-    def __init__(
-        self, who: str, settings: ServeSettings, clock: Clock, program: Sequence[str]
-    ) -> None:
+    def __init__(self, who: str, settings: Config, clock: Clock, program: Sequence[str]) -> None:
         self.who = who
         self.since_ms: int | None = None  # when it began or ceased to serve; None: never started
         self._state = STOPPED

@@ -40,10 +40,10 @@ from penstock.access.permissions import Identity
 from penstock.broker import in_flight
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.clock import Clock
+from penstock.config import Config
 from penstock.errors import INTERNAL_ERROR, NOT_ALLOWED, AMQPConnectionError
 from penstock.server.descriptors import clients_max
 from penstock.server.process_link import Facts, Link
-from penstock.server.serve_settings import ServeSettings
 from penstock.server.watched_process import (
     DOWN,
     PYTHON,
@@ -107,7 +107,7 @@ class WatchedVhost(WatchedProcess):
         self,
         name: str,
         path: str,
-        settings: ServeSettings,
+        settings: Config,
         clock: Clock,
         on_down: Callable[["WatchedVhost"], None],
         program: Sequence[str] = PROGRAM,

@@ -60,7 +60,7 @@ from typing import Any, Final
 
 from penstock.amqp_url import DEFAULT, VARIABLES
 from penstock.errors import OptionError
-from penstock.queues.budget import parse_bytes
+from penstock.options import parse_bytes
 from penstock.spark.options import DELIVERIES, EXACTLY_ONCE
 
 AVAILABLE_NOW: Final = "available-now"

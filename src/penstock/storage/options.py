@@ -2,14 +2,25 @@
 
 Names are RabbitMQ's where it has one (`queue_index_embed_msgs_below`, `msg_store_file_size_limit`).
 The object is frozen and validated when it is made; an unknown name is an error that suggests the
-right one.
+right one. STORAGE_OPTIONS says what each is and may be.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
 from penstock.errors import OptionError
+from penstock.options import (
+    Kind,
+    Option,
+    WrongValueError,
+    check_known,
+    number_from,
+    number_in,
+    value_of,
+    whole_from,
+)
 
 MIB = 1 << 20
 # With smaller transient bodies a .qs file of a whole segment has 2 GiB at most.
@@ -54,25 +65,12 @@ class StorageOptions:
     spill_directory: str = ""
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if f.type is str:
-                check_directory(f.name, value)
-                continue
-            if type(value) is not int and not (f.type is float and type(value) is float):
-                kind = "a number" if f.type is float else "a whole number"
-                raise OptionError(f.name, value, kind)
-        slots = self.segment_slots
-        if not 4 <= slots <= 4096 or slots & (slots - 1):
-            raise OptionError("segment_slots", str(slots), "a power of two from 4 to 4096")
-        for name, low in _LOWEST.items():
-            if getattr(self, name) < low:
-                raise OptionError(name, getattr(self, name), f"at least {low}")
-        if self.transient_inline_below > TRANSIENT_INLINE_MAX:
-            raise OptionError(
-                "transient_inline_below", self.transient_inline_below,
-                f"at most {TRANSIENT_INLINE_MAX}: positions in a .qs file have 4 bytes",
-            )  # fmt: skip
+        for option in STORAGE_OPTIONS:
+            try:
+                option.kind.check(getattr(self, option.name))
+            except WrongValueError as error:
+                given = getattr(self, option.name)
+                raise OptionError(option.name, given, error.expected) from None
         if self.wal_segment_bytes_max < self.wal_segment_bytes_min:
             raise OptionError(
                 "wal_segment_bytes_max", str(self.wal_segment_bytes_max),
@@ -80,50 +78,140 @@ class StorageOptions:
             )  # fmt: skip
 
     @classmethod
-    def of(cls, values: dict[str, object]) -> "StorageOptions":
+    def of(cls, values: Mapping[str, object]) -> "StorageOptions":
         """Make options from names and values. An unknown name is an OptionError that suggests the
         right one."""
-        names = [f.name for f in fields(cls)]
-        for name in values:
-            if name not in names:
-                raise OptionError(name, values[name], names)
+        for name, value in values.items():
+            check_known(name, value, STORAGE_NAMES)
         texts = {k: str(v) if isinstance(v, PurePath) else v for k, v in values.items()}
         return cls(**texts)  # type: ignore[arg-type]  # checked by __post_init__
 
 
+# ---- the table -----------------------------------------------------------------------------------
+
+
+def _slots() -> Kind:
+    def check(value: object) -> int:
+        if type(value) is not int:
+            raise WrongValueError("a whole number")
+        if not 4 <= value <= 4096 or value & (value - 1):
+            raise WrongValueError("a power of two from 4 to 4096")
+        return value
+
+    return Kind("power of two from 4 to 4096", check, number_in)
+
+
+def _transient_below() -> Kind:
+    least = whole_from(0)
+
+    def check(value: object) -> int:
+        number: int = least.check(value)
+        if number > TRANSIENT_INLINE_MAX:
+            expected = f"at most {TRANSIENT_INLINE_MAX}: positions in a .qs file have 4 bytes"
+            raise WrongValueError(expected)
+        return number
+
+    return Kind(f"whole number from 0 to {TRANSIENT_INLINE_MAX}", check, number_in, low=0)
+
+
+def directory() -> Kind:
+    """An absolute path of a directory, or "" for none."""
+    expected = "an absolute path of a directory"
+
+    def check(value: object) -> str:
+        if not isinstance(value, str) or (value and not value.startswith("/")):
+            raise WrongValueError(expected)
+        if value and not value.strip("/"):
+            raise WrongValueError(expected)
+        if any(ord(character) < 32 for character in value) or "/../" in f"{value}/":
+            raise WrongValueError(f"{expected}, without line breaks and '..'")
+        return value
+
+    return Kind("absolute path of a directory", check)
+
+
+STORAGE_OPTIONS: Final[tuple[Option, ...]] = (
+    Option(
+        "segment_slots", _slots(),
+        "messages of a segment of a queue's index; fixed when the store is made",
+    ),
+    Option(
+        "queue_index_embed_msgs_below", whole_from(0),
+        "bytes: smaller persistent messages stand in the queue's index when they leave the log",
+    ),
+    Option(
+        "wal_inline_below", whole_from(0),
+        "bytes: smaller persistent messages are written into the log, larger ones into the message "
+        "store, where many queues share them",
+    ),
+    Option(
+        "transient_inline_below", _transient_below(),
+        "bytes: smaller transient messages that leave RAM stand in the queue's own files, larger "
+        "ones in the message store",
+    ),
+    Option("wal_segment_bytes_min", whole_from(1024), "bytes of a segment of the log, at least"),
+    Option("wal_segment_bytes_max", whole_from(1024), "and at most; a busy log has longer ones"),
+    Option("group_bytes_max", whole_from(1024), "bytes that are written to the log at once"),
+    Option("msg_store_file_size_limit", whole_from(256), "bytes of a file of the message store"),
+    Option(
+        "own_file_from", whole_from(1),
+        "bytes: larger messages have a file of their own in the message store; at most 16 MiB",
+    ),
+    Option(
+        "tx_spool_bytes", whole_from(0),
+        "bytes of a transaction's messages that are kept in RAM; further ones are written to the "
+        "message store before the commit",
+    ),
+    Option("tx_part_bytes", whole_from(1), "bytes of a part of a large commit in the log"),
+    Option("tx_record_bytes", whole_from(64), "bytes: larger commits are written in parts"),
+    Option("tx_bytes_max", whole_from(64), "bytes of the log that one commit may take"),
+    Option(
+        "checkpoint_log_bytes", whole_from(1024),
+        "bytes written to the log after which a checkpoint begins; what a start has to read",
+    ),
+    Option(
+        "checkpoint_store_bytes", whole_from(1024),
+        "bytes written to the message store after which a checkpoint begins",
+    ),
+    Option(
+        "checkpoint_seconds", number_from(0), "seconds of change after which a checkpoint begins"
+    ),
+    Option(
+        "checkpoint_records", whole_from(1),
+        "records written to the log after which a checkpoint begins",
+    ),
+    Option(
+        "small_queue_entries", whole_from(0),
+        "a queue with fewer messages than this is kept in the checkpoint and has no files",
+    ),
+    Option("small_queue_bytes", whole_from(0), "and with fewer bytes than this"),
+    Option("small_queues_bytes_max", whole_from(0), "bytes of all such queues in a checkpoint"),
+    Option(
+        "slice_ms", number_from(0),
+        "milliseconds that a checkpoint works at a time before clients are served again",
+    ),
+    Option("slice_entries", whole_from(1), "messages that it goes through at a time"),
+    Option(
+        "interval_ms", whole_from(1),
+        "milliseconds between two syncs with `durability = \"interval\"`",
+    ),
+    Option(
+        "disk_free_limit", whole_from(0),
+        "bytes that stay free on each disk; publishers wait until there is more",
+    ),
+    Option(
+        "replay_ram_bytes", whole_from(0),
+        "bytes of the log that a start keeps in RAM while it reads it; beyond, it uses the disk",
+    ),
+    Option("log_directory", directory(), "where the log is; by default in the data directory"),
+    Option(
+        "spill_directory", directory(),
+        "where messages that leave RAM are; by default in the data directory",
+    ),
+)  # fmt: skip
+STORAGE_NAMES: Final = tuple(option.name for option in STORAGE_OPTIONS)
+
+
 def check_directory(name: str, value: object) -> None:
     """Raise OptionError unless the value is "" or an absolute path."""
-    if value == "" and isinstance(value, str):
-        return
-    expected = "an absolute path of a directory"
-    if not isinstance(value, str) or not value.startswith("/") or not value.strip("/"):
-        raise OptionError(name, value, expected)
-    if any(ord(character) < 32 for character in value) or "/../" in f"{value}/":
-        raise OptionError(name, value, f"{expected}, without line breaks and '..'")
-
-
-_LOWEST = {
-    "queue_index_embed_msgs_below": 0,
-    "wal_inline_below": 0,
-    "transient_inline_below": 0,
-    "wal_segment_bytes_min": 1024,
-    "group_bytes_max": 1024,
-    "msg_store_file_size_limit": 256,
-    "own_file_from": 1,
-    "tx_spool_bytes": 0,
-    "tx_part_bytes": 1,
-    "tx_record_bytes": 64,
-    "tx_bytes_max": 64,
-    "checkpoint_log_bytes": 1024,
-    "checkpoint_store_bytes": 1024,
-    "checkpoint_records": 1,
-    "small_queue_entries": 0,
-    "small_queue_bytes": 0,
-    "small_queues_bytes_max": 0,
-    "checkpoint_seconds": 0,
-    "slice_ms": 0,
-    "slice_entries": 1,
-    "interval_ms": 1,
-    "disk_free_limit": 0,
-    "replay_ram_bytes": 0,
-}
+    value_of(directory(), name, value)

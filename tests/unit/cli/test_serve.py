@@ -1,6 +1,7 @@
 """`penstock serve` up to where the broker begins: Config, ready line, errors of listening."""
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -8,8 +9,8 @@ import pytest
 
 from penstock.cli import serve
 from penstock.cli.main import UnavailableError, exit_code, main, one_line, version_text
-from penstock.config import Config
-from penstock.server.serve_settings import ReadyFacts
+from penstock.config import Config, settings
+from penstock.server.supervisor import ReadyFacts
 from penstock.storage.durability import INTERVAL
 
 pytestmark = pytest.mark.real
@@ -51,8 +52,8 @@ def test_a_file_that_is_missing_or_none(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--port", "x"], "'--port'"),
-        (["--port", "70000"], "--port: given 70000"),
+        (["--port", "x"], "--port: given 'x', expected a whole number"),
+        (["--port", "70000"], "--port: given '70000'"),
         (["--memory", "lots"], "--memory: given 'lots'"),
         (["--durability", "none"], "disk, interval=<ms> or os"),
         (["--log-level", "loud"], "one of debug, info, warning, error"),
@@ -123,3 +124,26 @@ def test_a_port_of_http_that_is_taken_is_told_by_its_option(tmp_path: Path) -> N
     assert "--port 0" in str(
         serve.explained(config(tmp_path), OSError(errno.EADDRINUSE, "", "x:5672"))
     )
+
+
+def explained_as(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["config_explain", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_an_option_is_explained_by_any_of_its_names(capsys: pytest.CaptureFixture[str]) -> None:
+    port = explained_as(capsys, "port")
+    assert "values\twhole number from 0 to 65535\n" in port
+    assert "environment\tPENSTOCK_PORT\n" in port
+    assert "flag\t--port\n" in port
+    assert explained_as(capsys, "PENSTOCK_PORT") == port
+    assert explained_as(capsys, "http-port") == explained_as(capsys, "http_port") != port
+    assert "file\t[storage] slice_ms\n" in explained_as(capsys, "storage.slice_ms")
+    rows = json.loads(explained_as(capsys, "--format", "json"))
+    assert {row["option"] for row in rows} == {one.key for one in settings()}
+    assert len(explained_as(capsys).splitlines()) == len(rows) + 1
+
+
+def test_an_unknown_option_is_not_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "explain", "storage.slice"]) == 64
+    assert "did you mean 'storage.slice_ms'?" in capsys.readouterr().err

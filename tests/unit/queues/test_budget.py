@@ -6,13 +6,8 @@ from collections.abc import Mapping
 import pytest
 
 from penstock.errors import OptionError
-from penstock.queues.budget import (
-    ASSUMED_BYTES,
-    format_bytes,
-    machine_memory,
-    parse_bytes,
-    rss_bytes,
-)
+from penstock.options import format_bytes, parse_bytes
+from penstock.queues.budget import ASSUMED_BYTES, machine_memory, rss_bytes
 from penstock.storage.filesystem import OsFileSystem
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 

@@ -23,11 +23,11 @@ from penstock.codec.spec import (
     ConnectionTuneOk,
     decode_method,
 )
+from penstock.config import Config
 from penstock.errors import AMQPConnectionError
 from penstock.server.authenticator import Authenticator
 from penstock.server.listener import Listener, bind
 from penstock.server.login import Login
-from penstock.server.serve_settings import ServeSettings
 from penstock.storage.user_store import UserStore
 
 CAPABILITIES = encode_table({"capabilities": {"authentication_failure_close": True}})
@@ -36,7 +36,7 @@ CAPABILITIES = encode_table({"capabilities": {"authentication_failure_close": Tr
 class Node:
     """A listener; who comes through is kept, and closed."""
 
-    def __init__(self, settings: ServeSettings) -> None:
+    def __init__(self, settings: Config) -> None:
         self.store = UserStore(":memory:")
         self.clock = clock = ManualClock()
         self.users = Users(self.store, rng=random.Random(1), log2_n=1)
@@ -116,7 +116,7 @@ def with_node(scenario: Callable[[Node], Awaitable[None]], **settings: float) ->
         values: dict[str, float] = {
             "silent_close_s": 0.01, "handshake_timeout_s": 60.0, **settings,
         }  # fmt: skip
-        node = Node(ServeSettings(**values))  # type: ignore[arg-type]
+        node = Node(Config(**values))  # type: ignore[arg-type]
         node.listener.start()
         try:
             async with asyncio.timeout(60):

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from penstock.access.users import Users
+from penstock.config import FIX, IGNORE, REFUSE
 from penstock.server import vhost_directories
-from penstock.server.serve_settings import FIX, IGNORE, REFUSE
 from penstock.storage.data_directory import DataDirectory, hash_name
 from penstock.storage.filesystem import OsFileSystem
 from penstock.storage.user_store import CREATING, DELETING, READY, UserStore

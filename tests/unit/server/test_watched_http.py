@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.clock import SystemClock
+from penstock.config import Config
 from penstock.errors import AMQPError
-from penstock.server.serve_settings import ServeSettings
 from penstock.server.watched_http import WatchedHttp
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED, ProcessDown
 
@@ -19,7 +19,7 @@ PROGRAM = (sys.executable, str(Path(__file__).parents[2] / "helpers" / "fake_htt
 class Rig:
     """A watched HTTP process, its users, and what it asked."""
 
-    def __init__(self, settings: ServeSettings) -> None:
+    def __init__(self, settings: Config) -> None:
         self.sock = socket.create_server(("127.0.0.1", 0))
         self.socks = [self.sock]
         self.users: list[list[object]] = [["guest", "hash", []]]
@@ -40,7 +40,7 @@ class Rig:
 def with_http(scenario: Callable[[Rig], Awaitable[None]], **settings: float) -> None:
     async def run() -> None:
         values: dict[str, float] = {"ping_s": 0.02, **settings}
-        rig = Rig(ServeSettings(**values))  # type: ignore[arg-type]
+        rig = Rig(Config(**values))  # type: ignore[arg-type]
         try:
             async with asyncio.timeout(60):
                 await scenario(rig)

@@ -14,9 +14,9 @@ from penstock.access.permissions import everything
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.in_flight import MESSAGES, signature
 from penstock.clock import SystemClock
+from penstock.config import Config
 from penstock.errors import AMQPConnectionError
 from penstock.server.control import ControlError
-from penstock.server.serve_settings import ServeSettings
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED
 from penstock.server.watched_vhost import VhostDown, WatchedVhost
 from penstock.storage.data_directory import DataDirectory
@@ -46,7 +46,7 @@ class JumpingClock(SystemClock):
 class Rig:
     """A watched vhost, and what it says about itself."""
 
-    def __init__(self, behaviour: str, settings: ServeSettings) -> None:
+    def __init__(self, behaviour: str, settings: Config) -> None:
         self.down = asyncio.Event()
         self.clock = JumpingClock()
         self.vhost = WatchedVhost(
@@ -65,7 +65,7 @@ def with_vhost(
 ) -> None:
     async def run() -> None:
         values: dict[str, float] = {"ping_s": 0.02, **settings}
-        rig = Rig(behaviour, ServeSettings(**values))  # type: ignore[arg-type]
+        rig = Rig(behaviour, Config(**values))  # type: ignore[arg-type]
         try:
             async with asyncio.timeout(60):
                 await scenario(rig)
@@ -447,7 +447,7 @@ def test_the_real_process_shares_what_it_handles_and_refuses_what_it_is_told(
         fs = OsFileSystem(0)
         data = DataDirectory(fs, str(tmp_path / "data"))
         path = data.vhost_path(b"/")
-        vhost = WatchedVhost("/", path, ServeSettings(), SystemClock(), lambda _: None)
+        vhost = WatchedVhost("/", path, Config(), SystemClock(), lambda _: None)
         vhost.memory_bytes = 64 << 20
         vhost._refused["operator", "purge_queue"] = SystemClock().monotonic() + 60.0
         try:

@@ -1,0 +1,346 @@
+"""Options: one descriptor and one checker for everything that a user sets.
+
+Each door has a table of `Option`s: the broker's configuration, the storage engine, the limits. A
+row says under which name the option is given, what it may be (its `Kind`), what it is by default,
+and what it means in one sentence. `value_of` checks a value that was given; `--help`, `penstock
+config explain` and the pages of docs/reference are made from the same rows. So a new option is one
+row and one test.
+
+A Kind has two functions. `check` takes a value with its type, as TOML, JSON or a program gives it,
+and returns it as the program uses it. `parse` makes that value from a text, as the environment, a
+flag or a URL gives it, and leaves a text that is none to `check`. What is wrong is a
+WrongValueError, which knows what was expected; the door makes its own error of it.
+
+Sizes as text: a whole number is bytes; B, kB, MB, GB, TB count by 1000 and KiB, MiB, GiB, TiB by
+1024, in letters of either case. A number with a point and no unit is a fraction of a whole, from
+0.0 to 1.0; "max" is all of it.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.errors import OptionError
+
+BYTES_MAX: Final = 1 << 62
+SIZE_EXPECTED: Final = (
+    'a size as "16 MiB", "64MB" or 1048576 (bytes), a fraction as "0.4", or "max" for all there is'
+)
+UNITS: Final[dict[str, int]] = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+}
+LARGE_UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
+SECONDS_MAX: Final = 10 * 366 * 86400.0
+FIRST_RELEASE: Final = "0.1"
+_LINK: Final = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_TRUTHS: Final[dict[str, object]] = {"true": True, "1": True, "false": False, "0": False}
+
+
+class WrongValueError(ValueError):
+    """A value that an option may not have. expected: in words. given: the part of the value that is
+    wrong, in a tuple; () for the whole value."""
+
+    def __init__(self, expected: str, given: tuple[object, ...] = ()) -> None:
+        super().__init__(expected)
+        self.expected = expected
+        self.given = given
+
+
+Check = Callable[[object], Any]
+
+
+def unparsed(text: str) -> object:
+    """Return a text as it is: of a kind that has no other form."""
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the values of an option are. words: for help and the documentation. check: returns a
+    given value as the program uses it, raises WrongValueError. parse: returns the value that a text
+    stands for, or the text. shown: returns a value as users write it. low: the least number."""
+
+    words: str
+    check: Check
+    parse: Callable[[str], object] = unparsed
+    shown: Callable[[Any], str] = str
+    low: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. name: as users write it. meaning: a sentence or less, for help and the
+    documentation, in Markdown. field: what the program calls it, if that is another name. default:
+    as users write it, if it is not the one of the program's field. since: the first release that
+    has it."""
+
+    name: str
+    kind: Kind
+    meaning: str
+    field: str = ""
+    default: str | None = None
+    since: str = FIRST_RELEASE
+
+    @property
+    def target(self) -> str:
+        """Return the name of the program's field."""
+        return self.field or self.name
+
+
+def value_of(kind: Kind, place: str, given: object) -> Any:
+    """Return a given value as the program uses it; a text may stand for it.
+
+    place: what an error calls the value: the option, or where it was given. Raises OptionError.
+    """
+    try:
+        return kind.check(kind.parse(given) if isinstance(given, str) else given)
+    except WrongValueError as error:
+        part = error.given[0] if error.given else given
+        raise OptionError(place, part, error.expected) from None
+
+
+def check_known(name: str, value: object, known: Iterable[str]) -> None:
+    """Raise an OptionError, which suggests the right name, for an option that there is not."""
+    names = list(known)
+    if name not in names:
+        raise OptionError(name, value, names)
+
+
+def by_name(options: Iterable[Option]) -> Mapping[str, Option]:
+    """Return the rows of a table by their names."""
+    return {option.name: option for option in options}
+
+
+def plain(meaning: str) -> str:
+    """Return a text of the documentation without links and backticks, for a terminal."""
+    return _LINK.sub(r"\1", meaning).replace("`", "")
+
+
+# ---- kinds ---------------------------------------------------------------------------------------
+
+
+def whole(low: int, high: int, expected: str = "") -> Kind:
+    """A whole number from low to high. expected: what errors say instead of that."""
+    wanted = expected or f"a whole number from {low} to {high}"
+
+    def check(value: object) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise WrongValueError(wanted)
+        return value
+
+    return Kind(wanted.removeprefix("a "), check, number_in, low=low)
+
+
+def whole_from(low: int) -> Kind:
+    """A whole number, at least `low`."""
+
+    def check(value: object) -> int:
+        if type(value) is not int:
+            raise WrongValueError("a whole number")
+        if value < low:
+            raise WrongValueError(f"at least {low}")
+        return value
+
+    return Kind(f"whole number, at least {low}", check, number_in, low=low)
+
+
+def number_from(low: float) -> Kind:
+    """A number, at least `low`."""
+
+    def check(value: object) -> float:
+        if type(value) is not int and type(value) is not float:
+            raise WrongValueError("a number")
+        if not value >= low:
+            raise WrongValueError(f"at least {low:g}")
+        return value
+
+    return Kind(f"number, at least {low:g}", check, number_in, _plain_number, low)
+
+
+def seconds() -> Kind:
+    """A time in seconds, whole or not, above 0 and up to ten years."""
+
+    def check(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise WrongValueError("seconds, above 0")
+        if not 0 < value <= SECONDS_MAX:
+            raise WrongValueError("seconds, above 0")
+        return float(value)
+
+    return Kind("seconds, above 0", check, number_in, _plain_number)
+
+
+def flag() -> Kind:
+    """True or false; 1 and 0 as texts."""
+
+    def check(value: object) -> bool:
+        if not isinstance(value, bool):
+            raise WrongValueError("true or false")
+        return value
+
+    def parse(text: str) -> object:
+        return _TRUTHS.get(text.lower(), text)
+
+    return Kind("true or false", check, parse, lambda value: str(value).lower())
+
+
+def text(expected: str) -> Kind:
+    """A text that is not empty and has no NUL. expected: what it is, for errors."""
+
+    def check(value: object) -> str:
+        if not isinstance(value, str) or not value or "\0" in value:
+            raise WrongValueError(expected)
+        return value
+
+    return Kind("text", check)
+
+
+def choice(*choices: str) -> Kind:
+    """One of these texts."""
+
+    def check(value: object) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise WrongValueError("one of " + ", ".join(choices))
+        return value
+
+    return Kind(", ".join(f"`{one}`" for one in choices), check)
+
+
+def names() -> Kind:
+    """Names as a tuple of texts, from a list, or a text with commas between them."""
+    expected = 'names with commas between them, as "a.net, b.net"'
+
+    def check(value: object) -> tuple[str, ...]:
+        found = value.split(",") if isinstance(value, str) else value
+        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+            raise WrongValueError(expected)
+        return tuple(name.strip() for name in found if name.strip())
+
+    return Kind("names with commas between them", check, shown=", ".join)
+
+
+def size(low: int) -> Kind:
+    """Bytes, from a number or a text such as "8GiB"; at least `low`."""
+    expected = f'a size such as "8GiB", at least {low} bytes'
+
+    def check(value: object) -> int:
+        number = -1
+        if isinstance(value, int) and not isinstance(value, bool):
+            number = value
+        elif isinstance(value, str):
+            number = bytes_in(value, 0)
+        if not low <= number < BYTES_MAX:
+            raise WrongValueError(expected)
+        return number
+
+    return Kind(f"size, at least {format_bytes(low)}", check, shown=_compact_bytes, low=low)
+
+
+def or_word(kind: Kind, word: str) -> Kind:
+    """As `kind`, or a word, which the program has as None."""
+
+    def check(value: object) -> Any:
+        if value == word:
+            return None
+        try:
+            return kind.check(value)
+        except WrongValueError as error:
+            raise WrongValueError(f"{error.expected}, or {word}") from None
+
+    def parse(given: str) -> object:
+        return given if given == word else kind.parse(given)
+
+    def shown(value: object) -> str:
+        return word if value is None else kind.shown(value)
+
+    return Kind(f"{kind.words}, or `{word}`", check, parse, shown)
+
+
+# ---- numbers and sizes as text -------------------------------------------------------------------
+
+
+def number_in(text: str) -> object:
+    """Return the number in a text; the text itself if it is none."""
+    kinds: tuple[Callable[[str], object], ...] = (int, float)
+    for kind in kinds:
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def parse_bytes(name: str, given: str | int | float, whole_bytes: int) -> int:
+    """Return the bytes of a size as people write it: see the head of this module.
+
+    whole_bytes: what fractions are of. Raises OptionError(name, given, what was expected) for
+    anything else, for negative numbers, and for 2**62 bytes or more.
+    """
+    if isinstance(given, bool):
+        raise OptionError(name, given, SIZE_EXPECTED)
+    if isinstance(given, str):
+        number = bytes_in(given, whole_bytes)
+    elif isinstance(given, int):
+        number = given
+    else:
+        number = _fraction(given, whole_bytes)
+    if not 0 <= number < BYTES_MAX:
+        raise OptionError(name, given, SIZE_EXPECTED)
+    return number
+
+
+def bytes_in(text: str, whole_bytes: int) -> int:
+    """Return the bytes of a size as text, -1 if it is none."""
+    text = text.strip()
+    if text.lower() == "max":
+        return whole_bytes
+    digits = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    unit = text[len(digits) :].lower()
+    digits = digits.strip()
+    before, point, part = digits.partition(".")
+    if not (before.isascii() and before.isdigit()) or (point and not part.isdigit()):
+        return -1
+    if not part.isascii() or len(digits) > 30:
+        return -1
+    if unit:
+        return round(float(digits) * UNITS[unit]) if unit in UNITS else -1
+    return _fraction(float(digits), whole_bytes) if point else int(digits)
+
+
+def format_bytes(number: int) -> str:
+    """Return a size for people: powers of 1024, at most one decimal: "812 B", "16 MiB", "1.5
+    GiB"."""
+    if number < 1024:
+        return f"{number} B"
+    value = float(number)
+    unit = LARGE_UNITS[0]
+    for larger in LARGE_UNITS:
+        value /= 1024
+        unit = larger
+        if value < 1023.95:  # rounds to less than 1024
+            break
+    return f"{value:.1f}".removesuffix(".0") + f" {unit}"
+
+
+def _fraction(fraction: float, whole_bytes: int) -> int:
+    """Return that part of the whole, -1 if the fraction is not a number from 0 to 1."""
+    return int(fraction * whole_bytes) if 0.0 <= fraction <= 1.0 else -1
+
+
+def _compact_bytes(number: int) -> str:
+    """Return a size as it is written in a file: "8GiB"; bytes, if that would not be exact."""
+    shown = format_bytes(number).replace(" ", "")
+    return shown if bytes_in(shown, 0) == number else str(number)
+
+
+def _plain_number(value: float) -> str:
+    return f"{value:g}" if abs(value) < 1e6 else str(round(value))

@@ -1,9 +1,10 @@
-"""Writes docs/reference/configuration.md from the tables of options.
+"""Writes what the documentation lists from the tables of options.
 
-    python tools/configuration.py            prints the page
-    python tools/configuration.py --repair   writes it
+    python tools/configuration.py            prints docs/reference/configuration.md
+    python tools/configuration.py --repair   writes it, and the table of x-arguments in
+                                             docs/reference/ttl-and-limits.md
 
-tests/unit/test_tables.py compares the page with the tables.
+tests/unit/test_tables.py compares the pages with the tables.
 """
 
 import argparse
@@ -11,10 +12,13 @@ import itertools
 from pathlib import Path
 from typing import Final
 
+from penstock.broker.arguments import ARGUMENTS
 from penstock.cli.serve import FLAGS
 from penstock.config import LIMITS, QUEUES, STORAGE, settings
 
-PAGE: Final = Path(__file__).parent.parent / "docs" / "reference" / "configuration.md"
+REFERENCE: Final = Path(__file__).parent.parent / "docs" / "reference"
+PAGE: Final = REFERENCE / "configuration.md"
+ARGUMENTS_PAGE: Final = REFERENCE / "ttl-and-limits.md"
 HEAD: Final = """\
 # Configuration of a broker
 
@@ -44,6 +48,8 @@ NAMES: Final = """\
 | --- | --- | --- | --- | --- |
 """
 
+ARGUMENT_NAMES: Final = "| argument | types | values | meaning |\n|---|---|---|---|\n"
+
 
 def page() -> str:
     """Return the page."""
@@ -65,12 +71,25 @@ def page() -> str:
     return "".join(parts)
 
 
+def with_arguments(text: str) -> str:
+    """Return the page of arguments with the rows of its last table made anew."""
+    head, names, _ = text.partition(ARGUMENT_NAMES)
+    assert names, f"{ARGUMENTS_PAGE.name} has no table that begins with {ARGUMENT_NAMES!r}"
+    rows = [
+        f"| `{one.name}` | {', '.join(one.applies)} | {one.kind.words} | {one.meaning} |\n"
+        for one in ARGUMENTS.values()
+    ]
+    return head + names + "".join(rows)
+
+
 def main() -> None:
     """Print the page, or write it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repair", action="store_true", help="write the page")
+    parser.add_argument("--repair", action="store_true", help="write the pages")
     if parser.parse_args().repair:
         PAGE.write_text(page(), encoding="utf-8")
+        text = ARGUMENTS_PAGE.read_text(encoding="utf-8")
+        ARGUMENTS_PAGE.write_text(with_arguments(text), encoding="utf-8")
     else:
         print(page(), end="")
 

@@ -17,7 +17,7 @@ Sizes as text: a whole number is bytes; B, kB, MB, GB, TB count by 1000 and KiB,
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -81,13 +81,14 @@ class Option:
     """One option. name: as users write it. meaning: a sentence or less, for help and the
     documentation, in Markdown. field: what the program calls it, if that is another name. default:
     as users write it, if it is not the one of the program's field. since: the first release that
-    has it."""
+    has it. applies: to which of several kinds of things it applies, if not to all."""
 
     name: str
     kind: Kind
     meaning: str
     field: str = ""
     default: str | None = None
+    applies: tuple[str, ...] = ()
     since: str = FIRST_RELEASE
 
     @property
@@ -101,8 +102,17 @@ def value_of(kind: Kind, place: str, given: object) -> Any:
 
     place: what an error calls the value: the option, or where it was given. Raises OptionError.
     """
+    found = kind.parse(given) if isinstance(given, str) else given
     try:
-        return kind.check(kind.parse(given) if isinstance(given, str) else given)
+        return kind.check(found)
+    except WrongValueError as error:
+        raise OptionError(place, error.given[0] if error.given else given, error.expected) from None
+
+
+def checked(kind: Kind, place: str, given: object) -> Any:
+    """As `value_of`, for doors where a value has its type: a text does not stand for another."""
+    try:
+        return kind.check(given)
     except WrongValueError as error:
         part = error.given[0] if error.given else given
         raise OptionError(place, part, error.expected) from None
@@ -179,12 +189,12 @@ def seconds() -> Kind:
     return Kind("seconds, above 0", check, number_in, _plain_number)
 
 
-def flag() -> Kind:
-    """True or false; 1 and 0 as texts."""
+def flag(expected: str = "true or false") -> Kind:
+    """True or false; 1 and 0 as texts. expected: what errors say."""
 
     def check(value: object) -> bool:
         if not isinstance(value, bool):
-            raise WrongValueError("true or false")
+            raise WrongValueError(expected)
         return value
 
     def parse(text: str) -> object:
@@ -206,13 +216,19 @@ def text(expected: str) -> Kind:
 
 def choice(*choices: str) -> Kind:
     """One of these texts."""
+    expected = listed(choices)
 
     def check(value: object) -> str:
         if not isinstance(value, str) or value not in choices:
-            raise WrongValueError("one of " + ", ".join(choices))
+            raise WrongValueError(expected)
         return value
 
     return Kind(", ".join(f"`{one}`" for one in choices), check)
+
+
+def listed(choices: Sequence[str]) -> str:
+    """Return "a, b or c"."""
+    return " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
 
 
 def names() -> Kind:

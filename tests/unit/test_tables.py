@@ -15,10 +15,10 @@ from penstock.broker.operations.call import OPERATORS
 from penstock.config import QUEUES, Config, settings
 from penstock.embedded.option_parsing import QueueGiven, StreamGiven
 from penstock.options import value_of
-from penstock.queues.queue_options import NUMBER_RANGES, QueueOptions
+from penstock.queues.queue_options import QUEUE_ARGUMENTS, QueueOptions
 from penstock.routing.exchange_types import TYPES
 from penstock.server.node_operations import OPERATORS_ONLY
-from tools.configuration import PAGE, page
+from tools.configuration import ARGUMENTS_PAGE, PAGE, page, with_arguments
 
 ROOT = Path(__file__).parent.parent.parent
 COMPOSED = {
@@ -42,8 +42,19 @@ def test_each_option_of_a_queue_is_one_of_the_library() -> None:
     assert not missing, "add them to QueueGiven in embedded/option_parsing.py"
 
 
-def test_each_numeric_argument_is_in_the_table_of_the_broker() -> None:
-    assert not set(NUMBER_RANGES) - set(ARGUMENTS), "add them to ARGUMENTS in broker/arguments.py"
+def test_each_argument_of_a_queue_is_in_the_table_of_the_broker() -> None:
+    missing = {option.name for option in QUEUE_ARGUMENTS} - set(ARGUMENTS)
+    assert not missing, "add them to ARGUMENTS in broker/arguments.py"
+
+
+def test_each_option_of_a_queue_is_a_row_with_a_field() -> None:
+    names = {field.name for field in fields(QueueOptions)} - {"extra", "dead_letter_to"}
+    assert {option.target for option in QUEUE_ARGUMENTS} == names
+
+
+def test_the_page_of_arguments_lists_the_table() -> None:
+    text = ARGUMENTS_PAGE.read_text(encoding="utf-8")
+    assert text == with_arguments(text), "python tools/configuration.py --repair"
 
 
 def test_the_page_of_the_configuration_is_that_of_the_tables() -> None:

@@ -1,12 +1,12 @@
 """x-arguments of queues: which there are, what they may be, when two declarations are the same.
 
-One table has for each known argument which AMQP types and values it takes, and which types of queue
-have it. Arguments that are not in it are stored and otherwise ignored. Most of those in it are
-options of QueueOptions (penstock.queues.queue_options): their ranges come from there, and it
-decides on values that contradict each other. The rest is the broker's: x-expires,
-x-single-active-consumer, and the queue types of RabbitMQ. There are two here: a quorum queue is
-declared by people who want a durable, replicated queue, and on one machine that is a durable
-classic queue; streams (broker_stream.py) have options of their own
+ARGUMENTS has for each known argument what it may be, which types of queue have it and what it
+means; docs/reference/ttl-and-limits.md lists them from it. Other arguments are stored and otherwise
+ignored. Most of those in it are options of QueueOptions (penstock.queues.queue_options): their rows
+come from there, and it decides on values that contradict each other. The rest is the broker's:
+x-expires, x-single-active-consumer, and the queue types of RabbitMQ. There are two here: a quorum
+queue is declared by people who want a durable, replicated queue, and on one machine that is a
+durable classic queue; streams (broker_stream.py) have options of their own
 (penstock.queues.stream_options). As in RabbitMQ an argument that is known, but not for that type of
 queue, is refused; x-max-length and x-partitions are ours for streams, x-delivery-limit for classic
 queues.
@@ -24,25 +24,25 @@ stored as {"$amqp": base64 of its AMQP encoding, with its letter}.
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from typing import Final
 
 from penstock.codec.fields import decode_value, encode_value
 from penstock.errors import PRECONDITION_FAILED, ChannelError, OptionError
+from penstock.options import Kind, Option, WrongValueError, by_name, choice, flag, whole
 from penstock.queues.queue_options import (
     BACKING,
+    CLASSIC,
     COUNT_MAX,
     MAX_COUNT,
     MAX_SIZE,
     MS_MAX,
-    NUMBER_RANGES,
-    OVERFLOWS,
-    POLICIES,
     POLICY_TYPE,
     POLICY_TYPES,
-    QUEUE_MODES,
+    QUEUE_ARGUMENTS,
+    QUORUM,
     QueueOptions,
 )
 from penstock.queues.stream_options import (
@@ -64,112 +64,109 @@ from penstock.routing.exchange_types import comparable
 EXPIRES: Final = "x-expires"
 DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
 DEAD_LETTER_ROUTING_KEY: Final = "x-dead-letter-routing-key"
-CLASSIC: Final = "classic"
-QUORUM: Final = "quorum"
 LEADER_LOCATOR: Final = "x-queue-leader-locator"
 CLUSTER_SIZE: Final = "x-initial-cluster-size"
 TAG: Final = "$amqp"
 
 INT_BITS: Final = 31  # of a signedint, the type that clients choose for small numbers
 
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """What one argument may be. kind: int, str or bool; low, high: of a number; choices: of a text,
-    () for any; is_age: a text such as "7D"; queue_types: the types of queue that have it."""
-
-    kind: type
-    low: int = 0
-    high: int = COUNT_MAX
-    choices: tuple[str, ...] = ()
-    is_age: bool = False
-    queue_types: tuple[str, ...] = (CLASSIC, QUORUM)
-
-    def allows(self, value: object) -> bool:
-        """Return whether the argument may have this value."""
-        if type(value) is not self.kind:
-            return False
-        if isinstance(value, int):
-            return self.low <= value <= self.high
-        if self.is_age:
-            return age_s(str(value)) is not None
-        return not self.choices or value in self.choices
-
-    def expected(self) -> str:
-        """Return in words which values it may have."""
-        if self.kind is int:
-            return f"a whole number from {self.low} to {self.high}"
-        if self.kind is bool:
-            return "a boolean"
-        if self.is_age:
-            return AGE_EXPECTED
-        if not self.choices:
-            return "a text (longstr)"
-        return ", ".join(self.choices[:-1]) + " or " + self.choices[-1]
-
-
 _CLASSIC: Final = (CLASSIC,)
 _QUORUM: Final = (QUORUM,)
 _STREAM: Final = (STREAM,)
+_BOTH: Final = (CLASSIC, QUORUM)
 _ALL: Final = (CLASSIC, QUORUM, STREAM)
 
 
-def _number(name: str, queue_types: tuple[str, ...] = (CLASSIC, QUORUM)) -> Argument:
-    """Return an argument with the range that QueueOptions has for it."""
-    low, high = NUMBER_RANGES[name]
-    return Argument(int, low, high, queue_types=queue_types)
+def _any_text() -> Kind:
+    def check(value: object) -> object:
+        if not isinstance(value, str):
+            raise WrongValueError("a text (longstr)")
+        return value
+
+    return Kind("text", check)
 
 
-_TEXT: Final = Argument(str)
-_LOCATORS: Final = ("client-local", "balanced", "least-leaders", "random")
+def _age() -> Kind:
+    def check(value: object) -> object:
+        if not isinstance(value, str) or age_s(value) is None:
+            raise WrongValueError(AGE_EXPECTED)
+        return value
+
+    return Kind("age, such as `7D`", check)
+
+
+_TEXT: Final = _any_text()
+_FLAG: Final = flag("a boolean")
+_COUNT: Final = whole(0, COUNT_MAX)
+_COUNT_FROM_1: Final = whole(1, COUNT_MAX)
+_LOCATOR: Final = choice("client-local", "balanced", "least-leaders", "random")
+_OF_QUEUES: Final = by_name(QUEUE_ARGUMENTS)
+_NO_EFFECT: Final = "accepted, no effect"
+_ONE_NODE: Final = f"{_NO_EFFECT}: there is one node"
+_QPIDS: Final = "[Qpid's](#qpids-arguments)"
+
+
+def _of_queues(*names: str) -> tuple[Option, ...]:
+    """Return rows of the table of QueueOptions."""
+    return tuple(_OF_QUEUES[name] for name in names)
+
 
 # In the order in which they are checked and compared, which is RabbitMQ's; then ours.
-ARGUMENTS: Final[dict[str, Argument]] = {
-    QUEUE_TYPE: Argument(str, choices=(CLASSIC, QUORUM, STREAM), queue_types=_ALL),
-    EXPIRES: Argument(int, low=1, high=MS_MAX),
-    "x-message-ttl": _number("x-message-ttl"),
-    DEAD_LETTER_EXCHANGE: _TEXT,
-    DEAD_LETTER_ROUTING_KEY: _TEXT,
-    "x-dead-letter-strategy": Argument(
-        str, choices=("at-most-once", "at-least-once"), queue_types=_QUORUM
+_IN_ORDER: Final[tuple[Option, ...]] = (
+    Option(
+        QUEUE_TYPE, choice(CLASSIC, QUORUM, STREAM), "the type of the queue", default=CLASSIC,
+        applies=_ALL,
     ),
-    MAX_RECORDS: _number(MAX_RECORDS, _ALL),
-    MAX_BYTES: _number(MAX_BYTES, _ALL),
-    "x-max-in-memory-length": Argument(int, queue_types=_QUORUM),
-    "x-max-in-memory-bytes": Argument(int, queue_types=_QUORUM),
-    "x-max-priority": _number("x-max-priority", _CLASSIC),
-    "x-overflow": Argument(str, choices=OVERFLOWS),
-    "x-queue-mode": Argument(str, choices=QUEUE_MODES, queue_types=_CLASSIC),
-    "x-queue-version": Argument(int, low=1, high=2, queue_types=_CLASSIC),
-    "x-single-active-consumer": Argument(bool),
-    "x-quorum-initial-group-size": Argument(int, low=1, queue_types=_QUORUM),
-    MAX_AGE: Argument(str, is_age=True, queue_types=_STREAM),
-    PAGE_BYTES: Argument(int, queue_types=_STREAM),
-    CLUSTER_SIZE: Argument(int, low=1, queue_types=_STREAM),
-    LEADER_LOCATOR: Argument(str, choices=_LOCATORS, queue_types=(QUORUM, STREAM)),
-    "x-queue-master-locator": Argument(str, queue_types=_CLASSIC),
-    "x-delivery-limit": _number("x-delivery-limit"),
-    "x-queue-max-memory-bytes": _number("x-queue-max-memory-bytes"),
-    "x-queue-min-memory-bytes": _number("x-queue-min-memory-bytes"),
-    "x-paging-policy": Argument(str, choices=POLICIES),
-    BACKING: _TEXT,
-    "x-delay": _number("x-delay"),
-    "x-retry-delay-min": _number("x-retry-delay-min"),
-    "x-retry-delay-max": _number("x-retry-delay-max"),
-    "x-alert-count-up": _number("x-alert-count-up"),
-    "x-alert-count-down": _number("x-alert-count-down"),
-    "x-alert-size-up": _number("x-alert-size-up"),
-    "x-alert-size-down": _number("x-alert-size-down"),
-    "x-alert-depth-up": _number("x-alert-depth-up"),
-    "x-alert-depth-down": _number("x-alert-depth-down"),
-    "x-alert-age-up": _number("x-alert-age-up"),
-    "x-alert-age-down": _number("x-alert-age-down"),
-    "x-alert-repeat-gap": _number("x-alert-repeat-gap"),
-    PARTITIONS: Argument(int, low=1, high=PARTITIONS_MAX, queue_types=_STREAM),
-    MAX_SIZE: Argument(int),
-    MAX_COUNT: Argument(int),
-    POLICY_TYPE: Argument(str, choices=POLICY_TYPES),
-}
+    Option(
+        EXPIRES, whole(1, MS_MAX),
+        "ms after which an unused queue is deleted: [time to live](#time-to-live)", applies=_BOTH,
+    ),
+    *_of_queues("x-message-ttl"),
+    Option(
+        DEAD_LETTER_EXCHANGE, _TEXT, "where [dead letters](../guides/dead-letters.md) go",
+        applies=_BOTH,
+    ),
+    Option(
+        DEAD_LETTER_ROUTING_KEY, _TEXT, "their routing key; by default each message's own",
+        applies=_BOTH,
+    ),
+    Option(
+        "x-dead-letter-strategy", choice("at-most-once", "at-least-once"),
+        "accepted: a move is one record in any case", applies=_QUORUM,
+    ),
+    *(replace(option, applies=_ALL) for option in _of_queues(MAX_RECORDS, MAX_BYTES)),
+    Option("x-max-in-memory-length", _COUNT, _NO_EFFECT, applies=_QUORUM),
+    Option("x-max-in-memory-bytes", _COUNT, _NO_EFFECT, applies=_QUORUM),
+    *_of_queues("x-max-priority", "x-overflow", "x-queue-mode"),
+    Option("x-queue-version", whole(1, 2), _NO_EFFECT, applies=_CLASSIC),
+    Option(
+        "x-single-active-consumer", _FLAG, "one consumer gets all messages until it ends",
+        applies=_BOTH,
+    ),
+    Option("x-quorum-initial-group-size", _COUNT_FROM_1, _ONE_NODE, applies=_QUORUM),
+    Option(
+        MAX_AGE, _age(), "how long [records](../guides/streams.md) are kept", applies=_STREAM
+    ),
+    Option(
+        PAGE_BYTES, _COUNT, "bytes of a page; [retention](../guides/streams.md) takes whole pages",
+        applies=_STREAM,
+    ),
+    Option(CLUSTER_SIZE, _COUNT_FROM_1, _ONE_NODE, applies=_STREAM),
+    Option(LEADER_LOCATOR, _LOCATOR, _ONE_NODE, applies=(QUORUM, STREAM)),
+    Option("x-queue-master-locator", _TEXT, _ONE_NODE, applies=_CLASSIC),
+    *_of_queues(
+        "x-delivery-limit", "x-queue-max-memory-bytes", "x-queue-min-memory-bytes",
+        "x-paging-policy", BACKING, "x-delay", "x-retry-delay-min", "x-retry-delay-max",
+        *(name for name in _OF_QUEUES if name.startswith("x-alert-")),
+    ),
+    Option(
+        PARTITIONS, whole(1, PARTITIONS_MAX), "[partitions](../guides/streams.md)", applies=_STREAM
+    ),
+    Option(MAX_SIZE, _COUNT, _QPIDS, applies=_BOTH),
+    Option(MAX_COUNT, _COUNT, _QPIDS, applies=_BOTH),
+    Option(POLICY_TYPE, choice(*POLICY_TYPES), _QPIDS, applies=_BOTH),
+)  # fmt: skip
+ARGUMENTS: Final[Mapping[str, Option]] = by_name(_IN_ORDER)
 
 
 def check_arguments(what: str, arguments: Mapping[str, object]) -> QueueOptions:
@@ -208,12 +205,14 @@ def _check_values(what: str, arguments: Mapping[str, object]) -> None:
     kind = type_of(arguments)
     known = [name for name in ARGUMENTS if name in arguments]
     for name in reversed(known):
-        if kind in _ALL and kind not in ARGUMENTS[name].queue_types:
+        if kind in _ALL and kind not in ARGUMENTS[name].applies:
             raise _not_of_type(name, what, kind)
     for name in known:
-        argument, value = ARGUMENTS[name], arguments[name]
-        if not argument.allows(value):
-            raise _invalid(name, what, f"received {shown(value)}, expected {argument.expected()}")
+        try:
+            ARGUMENTS[name].kind.check(arguments[name])
+        except WrongValueError as error:
+            text = f"received {shown(arguments[name])}, expected {error.expected}"
+            raise _invalid(name, what, text) from None
 
 
 def wrong_type(name: str, what: str, value: object) -> Exception:

@@ -36,7 +36,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.arguments import QUORUM, decode_arguments, encode_arguments
+from penstock.broker.arguments import decode_arguments, encode_arguments
 from penstock.broker.dispatch import DISCARD, Dispatch, Source
 from penstock.broker.turn_budget import TurnBudget
 from penstock.codec.fields import decode_table, encode_table
@@ -45,6 +45,7 @@ from penstock.native import mypyc_attr
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import Delivery
 from penstock.queues.priority_queue import PriorityQueue
+from penstock.queues.queue_options import QUORUM
 from penstock.storage.durability import OS
 
 FAILED_SLICE: Final = 256  # deliveries that are settled before the turn's budget is looked at

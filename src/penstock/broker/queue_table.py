@@ -55,7 +55,6 @@ from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.arguments import (
     EXPIRES,
-    QUORUM,
     check_arguments,
     check_equivalent,
     check_stream_arguments,
@@ -74,7 +73,7 @@ from penstock.message import Entry
 from penstock.queues import priority_queue
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.delays import MARK
-from penstock.queues.queue_options import BACKING, MAX_SIZE, QueueOptions
+from penstock.queues.queue_options import BACKING, MAX_SIZE, QUORUM, QueueOptions
 from penstock.queues.queue_set import SHOWN_MAX, QueueSet, bytes_of, text_of
 from penstock.queues.stream_options import STREAM
 from penstock.storage.durability import DISK

@@ -21,8 +21,8 @@ from importlib import import_module
 from typing import Any, Final
 
 from penstock.errors import OptionError
-from penstock.options import Kind, Option, WrongValueError, names
-from penstock.queues.queue_options import check_class_name, is_class_name
+from penstock.options import Option, checked, names
+from penstock.queues.queue_options import class_name
 
 DEFAULT: Final = "penstock.queues.variable_queue:VariableQueue"
 
@@ -56,7 +56,7 @@ def load(option: str, name: object) -> Callable[..., Any]:
     """Return the class of this name. Raises OptionError under the name of the option."""
     from penstock.queues.backing_queue import BackingQueue
 
-    check_class_name(option, name)
+    checked(class_name(), option, name)
     module, _, inner = str(name).partition(":")
     try:
         found = getattr(import_module(module), inner, None)
@@ -69,20 +69,9 @@ def load(option: str, name: object) -> Callable[..., Any]:
     return found
 
 
-def _class_name() -> Kind:
-    expected = 'a class as "package.module:Class"'
-
-    def check(value: object) -> str:
-        if not is_class_name(value):
-            raise WrongValueError(expected)
-        return str(value)
-
-    return Kind("class as `package.module:Class`", check)
-
-
 QUEUE_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
-        "backing_queue", _class_name(),
+        "backing_queue", class_name(),
         "the [class](../guides/backing-queues.md) that holds the messages of a queue",
     ),
     Option(

@@ -3,8 +3,8 @@
 One frozen object, validated when it is made. It is stored as the queue's arguments in the topology:
 JSON with RabbitMQ's x-argument names wherever RabbitMQ has the option, keys sorted, defaults left
 out; so the same options are the same bytes, and a queue without options has none. The embedded
-library makes QueueOptions from Python's keywords (`of`), the broker from a table of x-arguments
-(`from_arguments`); both are stored alike.
+library makes QueueOptions from Python's keywords (`of`), the broker from x-arguments
+(`from_arguments`); both are stored alike. QUEUE_ARGUMENTS is the table of both.
 
 Two options differ on the wire:
   * dead_letter_to names a queue. RabbitMQ dead-letters to an exchange, so it is
@@ -34,6 +34,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from penstock.errors import OptionError
+from penstock.options import Kind, Option, WrongValueError, checked, choice, flag, whole
 
 DROP_HEAD: Final = "drop-head"
 REJECT_PUBLISH: Final = "reject-publish"
@@ -56,49 +57,139 @@ COUNT_MAX: Final = (1 << 53) - 1  # what every JSON reader and AMQP's signed 64 
 MS_MAX: Final = 100 * 366 * 86_400_000  # a hundred years: a date beyond it is a mistake
 PRIORITY_MAX: Final = 255
 
-# name -> (x-argument, least, greatest) of the options that are whole numbers
-_NUMBERS: Final[dict[str, tuple[str, int, int]]] = {
-    "priorities": ("x-max-priority", 0, PRIORITY_MAX),
-    "max_memory_bytes": ("x-queue-max-memory-bytes", 0, COUNT_MAX),
-    "min_memory_bytes": ("x-queue-min-memory-bytes", 0, COUNT_MAX),
-    "max_length": ("x-max-length", 0, COUNT_MAX),
-    "max_length_bytes": ("x-max-length-bytes", 0, COUNT_MAX),
-    "ttl_ms": ("x-message-ttl", 0, MS_MAX),
-    "delay_ms": ("x-delay", 0, MS_MAX),
-    "max_attempts": ("x-delivery-limit", 1, COUNT_MAX),
-    "retry_delay_ms_min": ("x-retry-delay-min", 0, MS_MAX),
-    "retry_delay_ms_max": ("x-retry-delay-max", 0, MS_MAX),
-    "alert_count_up": ("x-alert-count-up", 1, COUNT_MAX),
-    "alert_count_down": ("x-alert-count-down", 0, COUNT_MAX),
-    "alert_size_up": ("x-alert-size-up", 1, COUNT_MAX),
-    "alert_size_down": ("x-alert-size-down", 0, COUNT_MAX),
-    "alert_depth_up": ("x-alert-depth-up", 1, COUNT_MAX),
-    "alert_depth_down": ("x-alert-depth-down", 0, COUNT_MAX),
-    "alert_age_up": ("x-alert-age-up", 1, MS_MAX),
-    "alert_age_down": ("x-alert-age-down", 0, MS_MAX),
-    "alert_repeat_gap_s": ("x-alert-repeat-gap", 0, COUNT_MAX),
-}
-# x-argument -> (least, greatest) on the wire, where x-delivery-limit is one less than max_attempts,
-# and -1 for none
-NUMBER_RANGES: Final = {
-    argument: (low - 2 * (name == "max_attempts"), high - (name == "max_attempts"))
-    for name, (argument, low, high) in _NUMBERS.items()
-}
-_CHOICES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "overflow": ("x-overflow", OVERFLOWS),
-    "policy": ("x-paging-policy", POLICIES),
-}
-_MODE: Final = "x-queue-mode"
-
-
-def _is_unlimited(delivery_limit: object) -> bool:
-    """Return whether an x-delivery-limit means none, as in RabbitMQ 4."""
-    return type(delivery_limit) is int and delivery_limit == -1
-
-
+CLASSIC: Final = "classic"
+QUORUM: Final = "quorum"
+_BOTH: Final = (CLASSIC, QUORUM)
 BACKING: Final = "x-backing-queue"
+_MODE: Final = "x-queue-mode"
 _EXCHANGE: Final = "x-dead-letter-exchange"
 _ROUTING_KEY: Final = "x-dead-letter-routing-key"
+_DELIVERY_LIMIT: Final = "x-delivery-limit"
+_MAX_LENGTH: Final = "x-max-length"
+_MAX_BYTES: Final = "x-max-length-bytes"
+_MAX_MEMORY: Final = "x-queue-max-memory-bytes"
+_OVERFLOW: Final = "x-overflow"
+
+
+def is_class_name(given: object) -> bool:
+    """Return whether this may be the name of a class, "package.module:Class"."""
+    if not isinstance(given, str):
+        return False
+    module, colon, inner = given.partition(":")
+    parts = module.split(".")
+    return bool(colon) and inner.isidentifier() and all(part.isidentifier() for part in parts)
+
+
+def class_name() -> Kind:
+    """The name of a class."""
+
+    def check(value: object) -> str:
+        if not is_class_name(value):
+            raise WrongValueError('a class as "package.module:Class"')
+        return str(value)
+
+    return Kind("class as `package.module:Class`", check)
+
+
+def _alert(what: str, end: str, kind: Kind, unit: str) -> Option:
+    sentences = {
+        "up": f"{unit} at which an [alert](#alerts) is raised",
+        "down": f"{unit} at which it is armed again; half of `x-alert-{what}-up` by default",
+    }
+    return Option(
+        f"x-alert-{what}-{end}", kind, sentences[end], field=f"alert_{what}_{end}", applies=_BOTH
+    )
+
+
+_COUNT: Final = whole(0, COUNT_MAX)
+_MS: Final = whole(0, MS_MAX)
+_UP: Final = whole(1, COUNT_MAX)
+# The x-arguments that are options of QueueOptions, each with its field there. Values on the wire
+# are those of the fields, but for x-delivery-limit, which is one less than max_attempts, and -1 for
+# none.
+QUEUE_ARGUMENTS: Final[tuple[Option, ...]] = (
+    Option(
+        "x-max-priority", whole(0, PRIORITY_MAX), "the highest [priority](#priorities)",
+        field="priorities", applies=(CLASSIC,),
+    ),
+    Option(
+        _MAX_MEMORY, _COUNT,
+        "bytes of RAM; beyond, messages are paged out: [memory](../how-it-works/memory.md#limits)",
+        field="max_memory_bytes", applies=_BOTH,
+    ),
+    Option(
+        "x-queue-min-memory-bytes", _COUNT,
+        "bytes of RAM below which messages are read ahead; half of the maximum by default",
+        field="min_memory_bytes", applies=_BOTH,
+    ),
+    Option(
+        _MAX_LENGTH, _COUNT, "ready messages: [length](#length); of a stream, records to keep",
+        field="max_length", applies=_BOTH,
+    ),
+    Option(
+        _MAX_BYTES, _COUNT, "bytes of ready messages; of a stream, bytes to keep",
+        field="max_length_bytes", applies=_BOTH,
+    ),
+    Option(
+        "x-message-ttl", _MS, "ms that a message may wait: [time to live](#time-to-live)",
+        field="ttl_ms", applies=_BOTH,
+    ),
+    Option(
+        "x-delay", _MS, "ms that a message has to wait: [delays](#delays)",
+        field="delay_ms", applies=_BOTH,
+    ),
+    Option(
+        _DELIVERY_LIMIT, whole(-1, COUNT_MAX - 1),
+        "how often a message may come back: [delivery limit](#delivery-limit); -1: any number",
+        field="max_attempts", applies=_BOTH,
+    ),
+    Option(
+        "x-retry-delay-min", _MS, "ms before a requeued message comes again: [delays](#delays)",
+        field="retry_delay_ms_min", applies=_BOTH,
+    ),
+    Option(
+        "x-retry-delay-max", _MS, "and ms at most; doubled up to that each time",
+        field="retry_delay_ms_max", applies=_BOTH,
+    ),
+    Option(
+        _OVERFLOW, choice(*OVERFLOWS), "what gives way at the limits of [length](#length)",
+        field="overflow", applies=_BOTH,
+    ),
+    Option(
+        "x-paging-policy", choice(*POLICIES),
+        "which messages are paged out: [memory](../how-it-works/memory.md#limits)",
+        field="policy", applies=_BOTH,
+    ),
+    Option(
+        _MODE, choice(*QUEUE_MODES), "`lazy`: messages go to disk at once",
+        field="lazy", default=QUEUE_MODES[0], applies=(CLASSIC,),
+    ),
+    Option(
+        BACKING, class_name(),
+        "a class that the operator allows: [other classes](../guides/backing-queues.md)",
+        field="backing_queue", applies=_BOTH,
+    ),
+    _alert("count", "up", _UP, "messages"),
+    _alert("count", "down", _COUNT, "messages"),
+    _alert("size", "up", _UP, "bytes of one message"),
+    _alert("size", "down", _COUNT, "bytes of one message"),
+    _alert("depth", "up", _UP, "bytes"),
+    _alert("depth", "down", _COUNT, "bytes"),
+    _alert("age", "up", whole(1, MS_MAX), "ms, the age of the oldest message,"),
+    _alert("age", "down", _MS, "ms, the age of the oldest message,"),
+    Option(
+        "x-alert-repeat-gap", _COUNT, "seconds after which an alert is repeated",
+        field="alert_repeat_gap_s", applies=_BOTH,
+    ),
+)  # fmt: skip
+_X_NAMES: Final = {option.target: option.name for option in QUEUE_ARGUMENTS}
+_ATTEMPTS: Final = whole(1, COUNT_MAX)  # of the field
+_TRUTH: Final = flag("True or False")
+
+
+def _field_kind(option: Option) -> Kind:
+    """Return what the field may be, where that is not what the argument may be."""
+    return {_DELIVERY_LIMIT: _ATTEMPTS, _MODE: _TRUTH}.get(option.name, option.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,18 +241,14 @@ class QueueOptions:
     extra: tuple[tuple[str, object], ...] = ()
 
     def __post_init__(self) -> None:
-        for name, (_, low, high) in _NUMBERS.items():
-            _check_number(name, getattr(self, name), low, high, has_none=name in _OPTIONAL)
-        for name, (_, choices) in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise OptionError(name, getattr(self, name), _listed(choices))
-        if type(self.lazy) is not bool:
-            raise OptionError("lazy", self.lazy, "True or False")
-        if self.backing_queue:
-            check_class_name("backing_queue", self.backing_queue)
-            if self.priorities:
-                expected = "nothing, as queues with priorities are made of VariableQueues"
-                raise OptionError("backing_queue", self.backing_queue, expected)
+        for option in QUEUE_ARGUMENTS:
+            name = option.target
+            value = getattr(self, name)
+            if value != _DEFAULTS[name] or type(value) is not type(_DEFAULTS[name]):
+                checked(_field_kind(option), name, value)
+        if self.backing_queue and self.priorities:
+            expected = "nothing, as queues with priorities are made of VariableQueues"
+            raise OptionError("backing_queue", self.backing_queue, expected)
         target = self.dead_letter_to
         if target is not None and (type(target) is not str or not target or "\0" in target):
             raise OptionError("dead_letter_to", target, "the name of a queue")
@@ -216,20 +303,14 @@ class QueueOptions:
         x-argument."""
         left = _without_qpids(arguments)
         values: dict[str, object] = {}
-        for name, (x_name, _, _) in _NUMBERS.items():
-            if x_name in left and not (name == "max_attempts" and _is_unlimited(left[x_name])):
-                low, high = NUMBER_RANGES[x_name]
-                number = _check_number(x_name, left.pop(x_name), low, high, has_none=False)
-                values[name] = number + (name == "max_attempts")
-        for name, (x_name, choices) in _CHOICES.items():
-            if x_name in left:
-                values[name] = _check_choice(x_name, left.pop(x_name), choices)
-        if _MODE in left:
-            mode = _check_choice(_MODE, left.pop(_MODE), QUEUE_MODES)
-            values["lazy"] = mode == "lazy"
-        if BACKING in left:
-            values["backing_queue"] = left.pop(BACKING)
-            check_class_name(BACKING, values["backing_queue"])
+        for option in QUEUE_ARGUMENTS:
+            if option.name in left:
+                values[option.target] = checked(option.kind, option.name, left.pop(option.name))
+        if _MODE in arguments:
+            values["lazy"] = values["lazy"] == "lazy"
+        limit = values.pop("max_attempts", _NO_LIMIT)
+        if isinstance(limit, int) and limit != _NO_LIMIT:
+            values["max_attempts"] = limit + 1
         key = left.get(_ROUTING_KEY)
         if left.get(_EXCHANGE) == "" and isinstance(key, str) and key and "\0" not in key:
             del left[_EXCHANGE], left[_ROUTING_KEY]
@@ -238,22 +319,21 @@ class QueueOptions:
         try:
             return cls(**values)  # type: ignore[arg-type]
         except OptionError as error:  # two options contradict each other
-            raise OptionError(_x_name(error.name), error.given, error.expected) from None
+            raise OptionError(
+                _X_NAMES.get(error.name, error.name), error.given, error.expected
+            ) from None
 
     def arguments(self) -> dict[str, object]:
         """Return the x-arguments: those that differ from their defaults, and `extra`."""
         found: dict[str, object] = {}
-        for name, (x_name, _, _) in _NUMBERS.items():
-            value = getattr(self, name)
-            if value != _DEFAULTS[name]:
-                found[x_name] = value - 1 if name == "max_attempts" else value
-        for name, (x_name, _) in _CHOICES.items():
-            if getattr(self, name) != _DEFAULTS[name]:
-                found[x_name] = getattr(self, name)
+        for option in QUEUE_ARGUMENTS:
+            value = getattr(self, option.target)
+            if value != _DEFAULTS[option.target]:
+                found[option.name] = value
+        if self.max_attempts is not None:
+            found[_DELIVERY_LIMIT] = self.max_attempts - 1
         if self.lazy:
             found[_MODE] = "lazy"
-        if self.backing_queue:
-            found[BACKING] = self.backing_queue
         if self.dead_letter_to is not None:
             found[_EXCHANGE], found[_ROUTING_KEY] = "", self.dead_letter_to
         for x_name, value in self.extra:
@@ -280,43 +360,30 @@ class QueueOptions:
 
 
 _DEFAULTS: Final[dict[str, object]] = {f.name: f.default for f in fields(QueueOptions)}
-_OPTIONAL: Final = frozenset(name for name, value in _DEFAULTS.items() if value is None)
+_NO_LIMIT: Final = -1
 
 
 # ---- checks --------------------------------------------------------------------------------------
-
-
-def _check_number(name: str, given: object, low: int, high: int, *, has_none: bool) -> int:
-    if given is None and has_none:
-        return 0
-    if type(given) is not int or not low <= given <= high:
-        raise OptionError(name, given, f"a whole number from {low} to {high}")
-    return given
 
 
 def _without_qpids(arguments: Mapping[str, object]) -> dict[str, object]:
     """Return the arguments with x-arguments instead of Qpid's. Raises OptionError if one of Qpid's
     is wrong, or is also given as an x-argument."""
     left = dict(arguments)
-    size, count = left.pop(MAX_SIZE, 0), left.pop(MAX_COUNT, 0)
-    policy = _check_choice(POLICY_TYPE, left.pop(POLICY_TYPE, REJECT), POLICY_TYPES)
-    limits = {
-        name: _check_number(name, given, 0, COUNT_MAX, has_none=False)
-        for name, given in ((MAX_SIZE, size), (MAX_COUNT, count))
-    }
+    policy = checked(choice(*POLICY_TYPES), POLICY_TYPE, left.pop(POLICY_TYPE, REJECT))
+    limits = {name: checked(_COUNT, name, left.pop(name, 0)) for name in (MAX_SIZE, MAX_COUNT)}
     is_flowed = policy == FLOW_TO_DISK
     x_names = {
-        MAX_SIZE: _NUMBERS["max_memory_bytes" if is_flowed else "max_length_bytes"][0],
-        MAX_COUNT: "" if is_flowed else _NUMBERS["max_length"][0],
+        MAX_SIZE: _MAX_MEMORY if is_flowed else _MAX_BYTES,
+        MAX_COUNT: "" if is_flowed else _MAX_LENGTH,
     }
     for name, limit in limits.items():
         x_name = x_names[name]
         if limit and x_name:
             _put(left, name, limit, x_name, limit)
     if not is_flowed and (POLICY_TYPE in arguments or any(limits.values())):
-        x_name = _CHOICES["overflow"][0]
         name = next(one for one in (POLICY_TYPE, MAX_SIZE, MAX_COUNT) if arguments.get(one))
-        _put(left, name, arguments[name], x_name, _OVERFLOW_OF[policy])
+        _put(left, name, arguments[name], _OVERFLOW, _OVERFLOW_OF[policy])
     return left
 
 
@@ -325,27 +392,6 @@ def _put(left: dict[str, object], name: str, given: object, x_name: str, value: 
     if x_name in left:
         raise OptionError(name, given, f"nothing, as {x_name} is given")
     left[x_name] = value
-
-
-def check_class_name(name: str, given: object) -> None:
-    """Raise OptionError unless this may be the name of a class."""
-    if not is_class_name(given):
-        raise OptionError(name, given, 'a class as "package.module:Class"')
-
-
-def is_class_name(given: object) -> bool:
-    """Return whether this may be the name of a class, "package.module:Class"."""
-    if not isinstance(given, str):
-        return False
-    module, colon, inner = given.partition(":")
-    parts = module.split(".")
-    return bool(colon) and inner.isidentifier() and all(part.isidentifier() for part in parts)
-
-
-def _check_choice(name: str, given: object, choices: tuple[str, ...]) -> str:
-    if not isinstance(given, str) or given not in choices:
-        raise OptionError(name, given, _listed(choices))
-    return given
 
 
 def _check_order(options: QueueOptions, lower: str, upper: str, *, is_strict: bool = False) -> None:
@@ -358,15 +404,3 @@ def _check_order(options: QueueOptions, lower: str, upper: str, *, is_strict: bo
         raise OptionError(lower, low, f"nothing, as {upper} is not given")
     if low > high or (is_strict and low == high):
         raise OptionError(lower, low, f"{'below' if is_strict else 'at most'} {upper}, {high}")
-
-
-def _listed(choices: tuple[str, ...]) -> str:
-    return ", ".join(choices[:-1]) + " or " + choices[-1]
-
-
-def _x_name(name: str) -> str:
-    if name in _NUMBERS:
-        return _NUMBERS[name][0]
-    if name == "backing_queue":
-        return BACKING
-    return _CHOICES[name][0] if name in _CHOICES else name

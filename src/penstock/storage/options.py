@@ -16,6 +16,7 @@ from penstock.options import (
     Option,
     WrongValueError,
     check_known,
+    checked,
     number_from,
     number_in,
     value_of,
@@ -66,11 +67,7 @@ class StorageOptions:
 
     def __post_init__(self) -> None:
         for option in STORAGE_OPTIONS:
-            try:
-                option.kind.check(getattr(self, option.name))
-            except WrongValueError as error:
-                given = getattr(self, option.name)
-                raise OptionError(option.name, given, error.expected) from None
+            checked(option.kind, option.name, getattr(self, option.name))
         if self.wal_segment_bytes_max < self.wal_segment_bytes_min:
             raise OptionError(
                 "wal_segment_bytes_max", str(self.wal_segment_bytes_max),

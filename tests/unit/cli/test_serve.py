@@ -56,7 +56,7 @@ def test_a_file_that_is_missing_or_none(tmp_path: Path, capsys: pytest.CaptureFi
         (["--port", "70000"], "--port: given '70000'"),
         (["--memory", "lots"], "--memory: given 'lots'"),
         (["--durability", "none"], "disk, interval=<ms> or os"),
-        (["--log-level", "loud"], "one of debug, info, warning, error"),
+        (["--log-level", "loud"], "debug, info, warning or error"),
         (["--dta", "x"], "--data"),
         (["extra"], "extra"),
     ],

@@ -15,7 +15,6 @@ The server's process lists connections, because it also knows those that are bei
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.arguments import CLASSIC
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import Channel, ChannelOwner
@@ -27,6 +26,7 @@ from penstock.clock import date
 from penstock.queues import priority_queue
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.delays import MARK
+from penstock.queues.queue_options import CLASSIC
 from penstock.queues.queue_set import bytes_of, text_of
 from penstock.queues.stream_options import QUEUE_TYPE
 from penstock.routing.exchange_types import Binding

@@ -19,6 +19,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -432,6 +433,21 @@ def test_the_texts_of_errors_name_commands_that_exist() -> None:
             words = text.split()
             both = "_".join(words[:2])
             assert words[0] in VERBS or both in VERBS, f"{file}: penstock {text}"
+
+
+# Installation.
+
+
+def test_each_line_with_pip_install_works_in_a_clone() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found = 0
+    for page in PAGES:
+        for line in re.findall(r"^pip install .*$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            match = re.fullmatch(r"pip install (?:\.|'\.\[([\w,]+)\]')(?: +#.*)?", line)
+            assert match, f"{page.name}: {line}"
+            assert set((match[1] or "spark").split(",")) <= set(project["optional-dependencies"])
+            found += 1
+    assert found >= 8
 
 
 # Figures.

@@ -179,7 +179,7 @@ class PageMap:
             self._checked.add(block)
 
     def _blame(self, block: int) -> None:
-        """Return the error for this block: it names the wrong frame, or the block if there is
+        """Raise CorruptionError for this block: it names the wrong frame, or the block if there is
         none."""
         starts = self.rows["start"]
         a = max(int(np.searchsorted(starts, block * BLOCK_BYTES, "right")) - 1, 0)

@@ -575,20 +575,20 @@ class ConnectionHandler(ChannelOwner):
     def _went_wrong(self, number: int, error: Exception, event: Event | None) -> None:
         """Close the channel or the connection for an error. Raises it if the engine has failed.
         event: what was being handled; None: a later answer."""
-        told: AMQPError
+        refusal: AMQPError
         if isinstance(error, ChannelError | AMQPConnectionError):
-            told = error
+            refusal = error
         elif isinstance(error, DiskFullError):
-            told = ChannelError(RESOURCE_ERROR, f"the disk is full: {error}")
+            refusal = ChannelError(RESOURCE_ERROR, f"the disk is full: {error}")
         else:
             self._internal_error(error)
-            told = AMQPConnectionError(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
+            refusal = AMQPConnectionError(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
         if event is not None:
-            told = with_ids(told, event)
-        if isinstance(told, ChannelError):
-            self.close_channel(number, told)
+            refusal = with_ids(refusal, event)
+        if isinstance(refusal, ChannelError):
+            self.close_channel(number, refusal)
         else:
-            self.fail(told)
+            self.fail(refusal)
 
     def _internal_error(self, error: Exception) -> None:
         """Report an unexpected error. Raises it if the engine has failed."""

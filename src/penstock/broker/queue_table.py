@@ -822,7 +822,7 @@ class QueueRestarts:
 
     def _rescue(self, index: QueueIndex) -> None:
         """Make the index independent of the RAM of the queue that had it. UntrustedError."""
-        if index.limbo is not None:
+        if index.departed is not None:
             raise UntrustedError("a checkpoint is under way and has not finished this queue")
         holder = DictHolder()
         held: dict[int, Entry] = {

@@ -4,10 +4,10 @@ An argument is NAME=VALUE, with the value as JSON (`x-max-length=1000`,
 `x-single-active-consumer=true`) or else as text (`x-overflow=reject-publish`). Declaring what
 exists with the same properties does nothing; with others it is an error that names the difference.
 
-The release commands end what a Spark query that never comes back left in a broker. A reader of a
-classic queue keeps what it has leased until it commits. A query that writes exactly once keeps its
-last batch, so that a repeated commit is recognised. The query may be started again at any time, so
-only these commands end that state: a released query that starts again from its checkpoint would
+The release commands remove what a Spark query left in a broker if it will not run again. A reader
+of a classic queue keeps what it has leased until it commits. A query that writes exactly once keeps
+its last batch, so that a repeated commit is recognised. The query may be started again at any time,
+so only these commands end that state: a released query that starts again from its checkpoint would
 read or write messages twice.
 
 **publish** sends one message, or one for each line of stdin, and returns when they are confirmed.

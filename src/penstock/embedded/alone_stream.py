@@ -355,19 +355,19 @@ class AloneCore:
     def _is_blocked_by(self, error: OSError) -> None:
         """Handle a failed write: nothing is lost, and nothing more is appended until one
         succeeds."""
-        told: Exception = error
+        failure: Exception = error
         if is_shortage(error):
-            told = DiskFullError(self.path, self.fs.free_bytes(self.path), 0)
+            failure = DiskFullError(self.path, self.fs.free_bytes(self.path), 0)
             if has_no_descriptor(error):
-                told = DescriptorsError(self.path)
-            told.__cause__ = error
+                failure = DescriptorsError(self.path)
+            failure.__cause__ = error
         if self._blocked is None:
             text = f"{self.path}: {self.unforced} records stay in RAM, to be written later: {error}"
             self.event("stream_write", text)
-        self._blocked = told
+        self._blocked = failure
         self._again_at = self.clock.monotonic() + AGAIN_S
         while self._forces:
-            self._forces.popleft().done(told)
+            self._forces.popleft().done(failure)
 
     def _save_due(self) -> None:
         now = self.clock.monotonic()
@@ -378,24 +378,24 @@ class AloneCore:
                     want.done()
                 return
             unsaved, self._unsaved = self._unsaved, {}
-        told: Exception | None = None
+        failure: Exception | None = None
         try:
             for name, offset in unsaved.items():
                 self._save(name, offset)
         except OSError as error:
-            told = error
+            failure = error
             self.event("stream_write", f"{self.path}: readers are to be saved again: {error}")
         except Exception as error:
-            told = error
+            failure = error
             raise
         finally:
             with self.lock:
                 self._saved_at = self.clock.monotonic()
-                if told is not None:
+                if failure is not None:
                     self._saved_at += AGAIN_S
                     self._unsaved = {**unsaved, **self._unsaved}
                 for want in wants:
-                    want.done(told)
+                    want.done(failure)
 
     def _save(self, name: str, offset: int | None) -> None:
         queue = self.queue
@@ -412,7 +412,7 @@ class AloneCore:
             if not wants and not (options.has_limits and now >= self._retained_at + RETAIN_EVERY_S):
                 return
             self._retained_at = now
-        told: Exception | None = None
+        failure: Exception | None = None
         pages = 0
         try:
             with self.lock:
@@ -424,16 +424,16 @@ class AloneCore:
                 pages = plan.pages
                 plan.run()
         except OSError as error:  # what is left is deleted at the next start
-            told = error
+            failure = error
             self.event("stream_write", f"{self.path}: pages could not be taken away: {error}")
         except Exception as error:
-            told = error
+            failure = error
             raise
         finally:
             with self.lock:
                 for want in wants:
                     want.result = pages
-                    want.done(told)
+                    want.done(failure)
 
     def _take(self, kind: str) -> list[Want]:
         taken = [want for want in self._wants if want.kind == kind]
@@ -441,14 +441,14 @@ class AloneCore:
         return taken
 
     def _delete(self) -> None:
-        told: Exception | None = None
+        failure: Exception | None = None
         try:
             self.queue.delete()
         except OSError as error:
-            told = error
+            failure = error
         self.is_deleted = True
         for want in self._take(DELETE):
-            want.done(told)
+            want.done(failure)
         self._fail_all()
 
     def next_s(self) -> float:

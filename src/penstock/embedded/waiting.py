@@ -90,9 +90,9 @@ def ring(bell: threading.Lock) -> None:
 def is_free_soon(lock: threading.Lock, monotonic: Callable[[], float]) -> bool:
     """Wait until a lock is free, up to SOON_S, without taking it. Returns whether it is.
 
-    For what the garbage collector may run, as the end of a loop that nobody holds any more: that
-    can happen in the middle of anything this thread does, also while it holds the lock. The lock is
-    not taken to find out, for an interrupt between that and its release would leave it taken.
+    The garbage collector may call this, when it ends an iterator that nobody uses any more. It can
+    do so at any point of this thread's work, even while this thread holds the lock. This function
+    does not take the lock to find out: an interrupt before the release would leave the lock taken.
     """
     until_s = monotonic() + SOON_S
     while lock.locked():

@@ -152,8 +152,8 @@ class PartitionDirectory(PageDirectory):
         return (self.vhost, self.queue)
 
     async def ask(self, node: NodeLink) -> dict[int, str]:
-        told = await ask_stream(node, "describe_stream", self.vhost, self.queue)
-        return {int(row["partition"]): str(row["path"]) for row in told["partitions"]}
+        answer = await ask_stream(node, "describe_stream", self.vhost, self.queue)
+        return {int(row["partition"]): str(row["path"]) for row in answer["partitions"]}
 
     def missing(self, count: int) -> str:
         return f"stream '{self.queue}' has no partition {self.partition}, it has {count}"
@@ -174,10 +174,10 @@ class LeaseDirectory(PageDirectory):
         return (self.vhost, self.queue, self.reader)
 
     async def ask(self, node: NodeLink) -> dict[int, str]:
-        told = await ask_classic(
+        answer = await ask_classic(
             node, "describe_lease", self.vhost, self.queue, reader=self.reader
         )  # fmt: skip
-        path = told.get("path")
+        path = answer.get("path")
         return {0: str(path)} if path else {}
 
     def missing(self, count: int) -> str:

@@ -356,11 +356,6 @@ class Connection:
         known = self._channels.get(channel)
         return known is not None and known.state in (ChannelState.OPENING, ChannelState.OPEN)
 
-    def channel_state(self, channel: int) -> ChannelState:
-        """Return the state of a channel."""
-        known = self._channels.get(channel)
-        return ChannelState.CLOSED if known is None else known.state
-
     def channels(self) -> list[int]:
         """Return the numbers of the channels that are not closed."""
         return list(self._channels)

@@ -43,18 +43,6 @@ def amqplain(response: bytes) -> tuple[str, str]:
     return values[0], values[1]
 
 
-def external(response: bytes, transport_user: str | None) -> str:
-    """Return the user of EXTERNAL, which the transport has authenticated.
-
-    transport_user: None if the transport has authenticated nobody. A response that is not empty
-    must name the same user.
-    """
-    if transport_user is None or response not in (b"", transport_user.encode()):
-        text = "EXTERNAL authentication: the transport did not authenticate that user"
-        raise AMQPConnectionError(ACCESS_REFUSED, text, _CLASS_ID, _METHOD_ID)
-    return transport_user
-
-
 def plain_response(user: str, password: str) -> bytes:
     """Return what a client sends for PLAIN. Raises ValueError for a NUL in either."""
     if "\0" in user or "\0" in password:

@@ -1192,8 +1192,8 @@ class AMQQueue(QueueTarget):
         message. A priority above the highest counts as the highest.
 
         ttl_ms: it expires after that, or the queue's ttl if that is sooner, from when it is due. 0:
-        it is for a consumer that waits now (`takers`), else it dies at once. delay_ms: it is due
-        after that; None: the queue's delay.
+        a consumer that waits now (`takers`) gets it; if none waits, it expires at once. delay_ms:
+        it is due after that; None: the queue's delay.
 
         Raises QueueFullError if the queue refuses it, and the engine's errors (DiskFullError ...).
         Then the message is not in the queue.

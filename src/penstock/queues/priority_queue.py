@@ -365,7 +365,9 @@ class PriorityBudget:
         if self.limit_bytes < UNLIMITED:
             charged = sum([part.charged_bytes for part in self._parts])
             assert charged + self.pool_bytes == self.limit_bytes, "[PB] the budget does not add up"
-            assert all(p.max_bytes <= p.charged_bytes for p in self._parts), "[PB] a gift"
+            assert all(p.max_bytes <= p.charged_bytes for p in self._parts), (
+                "[PB] a part may use more than it is charged"
+            )
 
 
 class PartHolder(Holder):

@@ -49,7 +49,7 @@ The Checkpointer makes a checkpoint beside the traffic:
     deleting  what no checkpoint names any more [6]: segment files, store files, log segments, queue
               directories, the checkpoint before
 
-The slices may leave out only what a durable dequeue took since the cut [4]: the `limbo` of each
+The slices may leave out only what a durable dequeue took since the cut [4]: `departed` of each
 queue has what left RAM meanwhile. A purged entry is written all the same, because its slot will be
 read for its references. The checkpoint of a backup is whole: it leaves nothing out, because the
 backup has no log that says what was dequeued after the cut.
@@ -596,10 +596,10 @@ class Checkpointer:
 
     def _slice(self, listing: Listing) -> None:
         """Decide what the queue's section will be. All entries are taken from its holder and its
-        limbo here, so no later change of the queue concerns this checkpoint."""
+        departed entries here, so no later change of the queue concerns this checkpoint."""
         queue, section, others = listing.queue, listing.section, listing.others
         durable = self._journal.log.durable_lsn
-        for x in queue.limbo or ():
+        for x in queue.departed or ():
             if self._is_whole or x.is_purged or x.lsn > durable:
                 others[x.entry.seq] = x.entry
         if listing.is_small or not self._load_bodies(queue, section):

@@ -6,13 +6,17 @@ is always shown; its line begins with DAMAGED. A body is shown by its size, chec
 bytes.
 
     <n>.wal, <n>.new      header, chain or end marker (`vouch`), groups and their records; bytes
-    after the end <n>.qi                header, slots (runs of empty ones in one line) <n>.qs
-    header, entries; their seqs come from the .qi beside it <n>.rdq, <n>.hint     header, records;
-    header, blocks and entries <n>.msg               header, body <base>.page           header,
-    frames; what does not verify up to the end of the file in one line <base>.idx            header,
-    rows, block CRCs (shown, not compared) allMeta readMeta writeMeta, and readers/<hash>
-    checkpoint-<n>        header, sections and everything in them CURRENT VERSION PLACES OWNER
-    .vhost .queue_name .query_name .owner LOCK reserve spill_reserve
+                          after the end
+    <n>.qi                header, slots (runs of empty ones in one line)
+    <n>.qs                header, entries; their seqs come from the .qi beside it
+    <n>.rdq, <n>.hint     header, records; header, blocks and entries
+    <n>.msg               header, body
+    <base>.page           header, frames; what does not verify up to the end of the file in one line
+    <base>.idx            header, rows, block CRCs (shown, not compared)
+    allMeta, readMeta, writeMeta, readers/<hash>
+    checkpoint-<n>        header, sections and everything in them
+    CURRENT, VERSION, PLACES, OWNER, .vhost, .queue_name, .query_name, .owner, LOCK, reserve,
+    spill_reserve
 
 The name decides which kind a file is. The numbers come from the file's own header, so a file that
 was moved can be dumped; `verify` compares them with the name. Log groups are searched at every

@@ -10,8 +10,8 @@ may be busy. So a holder lists those that stand in line in pieces, from the newe
 (`candidates`), and a checkpoint decides about each when it writes it (`unwritten`). Anything may
 happen between two pieces. A message that is delivered stays in RAM and comes back to its place in
 line, so `unsettled`, called before the first piece and after the last, returns those that the
-pieces may have missed. A message that leaves RAM is in the queue's limbo. `materialise` does all of
-it in one call.
+pieces may have missed. A message that leaves RAM is in the queue's `departed`. `materialise` does
+all of it in one call.
 """
 
 from abc import ABC, abstractmethod

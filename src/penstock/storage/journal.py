@@ -265,7 +265,7 @@ class Journal:
         return self.full(self.disk_error(needed))
 
     def fullest_disk(self) -> tuple[str, int]:
-        """Return what the function `fullest_disk` says of this store."""
+        """Return a directory on the store's disk with the least free space, and the free bytes."""
         return fullest_disk(self.fs, self.path)
 
     def disk_error(self, needed: int) -> DiskFullError:

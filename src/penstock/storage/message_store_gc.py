@@ -5,11 +5,11 @@ between the steps leaves both to be repaired. Here nothing changes in place. The
 neighbours k..m are copied into a *new* sealed file that answers for the numbers k..m, so addresses
 do not change, and the old files stay on disk until no manifest names them [6]::
 
-    choose(store) -> [k..m]          applies the rules below and changes nothing job =
-    Combine(store, files)      takes a number and copies the live bits job.run()
-    in any thread: copies, writes the hint, syncs files and directory job.finish()
-    owner: the new file replaces them, with the present counts job.abandon()
-    owner, instead of finish, if run raised
+    choose(store) -> [k..m]      applies the rules below and changes nothing
+    job = Combine(store, files)  takes a number and copies the live bits
+    job.run()                    in any thread: copies, writes the hint, syncs files and directory
+    job.finish()                 owner: the new file replaces them, with the present counts
+    job.abandon()                owner, instead of finish, if run raised
 
 Interruptions. Before ``finish`` nothing names the new file, and recovery ignores it because its
 range is not its own number. After ``finish`` RAM uses it, while the current manifest still names

@@ -11,12 +11,12 @@ message lives is in bitmaps here, which the checkpoint keeps and the log updates
                   [lo, hi), two numbers are enough, and a queue that is consumed in order never
                   needs more. A backlog of ten million messages takes 2,442 of these objects
     Section       the part of a manifest about one queue, with a Row for each entry of a small queue
-    Limbo         an entry that left RAM before the checkpoint has written the queue's slice
+    Departed         an entry that left RAM before the checkpoint has written the queue's slice
     Ticks         what all parts of one engine share about checkpoints
 
 The cut of a checkpoint copies nothing. The epoch rises, and the first change of a queue after it
 keeps the section of the cut (a shallow copy; segments are copied one by one as they change) [3].
-Until the queue's slice is written, entries that leave RAM are kept in `limbo`, because the
+Until the queue's slice is written, entries that leave RAM are kept in `departed`, because the
 checkpoint may still have to write them [4].
 
 A live entry is in one of these places:
@@ -62,7 +62,7 @@ class Row:
         self.body_file: int = body_file
 
 
-class Limbo:
+class Departed:
     """An entry that left RAM after the cut, at `lsn`. is_purged: by a purge; only a durable dequeue
     allows a checkpoint to omit an entry [4]."""
 
@@ -183,7 +183,8 @@ class QueueIndex:
         self.epoch: int = ticks.epoch
         self.changed: int = ticks.epoch  # epoch of the last change
         self.captured: Section | None = None
-        self.limbo: list[Limbo] | None = None  # not None: a checkpoint has yet to write the slice
+        # Not None: a checkpoint has yet to write the slice.
+        self.departed: list[Departed] | None = None
         self.cut_seq: int = 0  # next seq at that cut
         # Segment -> transient messages with bodies or slots in its files, which keep the files.
         self.transients: dict[int, int] = {}
@@ -443,7 +444,7 @@ class QueueIndex:
     def asks_for_dead(self) -> bool:
         """Return whether a purge must collect the entries in RAM that die: some bodies are in the
         store, or a checkpoint in progress has yet to write slots (even if nothing has changed)."""
-        is_in_checkpoint = self.limbo is not None or self.epoch != self.ticks.epoch
+        is_in_checkpoint = self.departed is not None or self.epoch != self.ticks.epoch
         return is_in_checkpoint or any(s.stores for s in self.segments.values())
 
     # ---- what a checkpoint sees ----------------------------------------------------------------
@@ -457,7 +458,7 @@ class QueueIndex:
             )  # fmt: skip
             self.epoch = self.ticks.epoch
             self.cut_seq = self.next_seq
-            self.limbo = []
+            self.departed = []
         assert self.captured is not None
         return self.captured
 
@@ -470,7 +471,7 @@ class QueueIndex:
     def sliced(self) -> None:
         """Drop what was kept for the checkpoint: it has written this queue."""
         self.captured = None
-        self.limbo = None
+        self.departed = None
 
     # ---- looking -------------------------------------------------------------------------------
 

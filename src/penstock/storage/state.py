@@ -8,7 +8,7 @@ purged slots whose references are not released yet.
 Records change it by the calls of LogState (record_types.py). The journal makes these calls for what
 it has just logged, and Replay for what it reads, so a test of replay tests live work too. There is
 one difference: live work passes the entries, so that what leaves RAM while a checkpoint still needs
-it is kept (`limbo`, [4]). Replay finds what it needs in the holders and in the rows of sections.
+it is kept (`departed`, [4]). Replay finds what it needs in the holders and in the rows of sections.
 
 Purges: entries in RAM or in a section release their references at once. For those on slots the ids
 are not known, so the segment is put on `reaping` with a bitmap of what was purged. Its slots are
@@ -29,7 +29,7 @@ from penstock.storage.holder import unwritten
 from penstock.storage.leases import LeaseTable
 from penstock.storage.log_file import LogReader
 from penstock.storage.message_store import MessageStore
-from penstock.storage.queue_index import Limbo, QueueIndex, Ticks
+from penstock.storage.queue_index import Departed, QueueIndex, Ticks
 from penstock.storage.record import (
     LeaseData,
     LeaseRun,
@@ -306,8 +306,8 @@ class StorageState(LogState):
             queue.dequeue(run)
         for id, file, _ in stores:
             self.unref(file, id)
-        if queue.limbo is not None:
-            self._keep_in_limbo(lsn, queue, entries, is_purged=False)
+        if queue.departed is not None:
+            self._keep_departed(lsn, queue, entries, is_purged=False)
         for first, n, _, _ in runs:
             queue.holder.drop(first, n)
         if queue.section:
@@ -317,16 +317,16 @@ class StorageState(LogState):
                     if row is not None and row.body_file:
                         self.unref(row.body_file, row.message.id)
 
-    def _keep_in_limbo(
+    def _keep_departed(
         self, lsn: int, queue: QueueIndex, entries: list[Entry], *, is_purged: bool
     ) -> None:
-        limbo = queue.limbo
+        departed = queue.departed
         captured = queue.captured
-        assert limbo is not None
+        assert departed is not None
         assert captured is not None
         for entry in unwritten(entries, queue.cut_seq):
             if entry.seq not in captured.rows:
-                limbo.append(Limbo(lsn, entry, is_purged))
+                departed.append(Departed(lsn, entry, is_purged))
 
     def apply_purge(self, lsn: int, number: int, upper: int, kept: list[Run]) -> None:
         queue = self.queues.get(number)
@@ -346,8 +346,8 @@ class StorageState(LogState):
             self._clear_bit(dead, entry.seq)
             if entry.message.store_file and entry.seq not in queue.section:
                 self.unref(entry.message.store_file, entry.message.id)
-        if queue.limbo is not None:
-            self._keep_in_limbo(lsn, queue, ram, is_purged=True)
+        if queue.departed is not None:
+            self._keep_departed(lsn, queue, ram, is_purged=True)
         for seq in [s for s in queue.section if not queue.is_live(s)]:
             row = queue.section.pop(seq)
             self._clear_bit(dead, seq)

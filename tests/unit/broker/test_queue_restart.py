@@ -232,7 +232,7 @@ def test_while_a_checkpoint_owes_it_something_the_vhost_ends(rig: VHostRig) -> N
         engine.poll(wait=True)
     rig.vhost.engine.queue(b"a").capture()
     rig.put(rig.vhost.queues["a"], b"x")
-    assert engine.queue(b"a").limbo is not None
+    assert engine.queue(b"a").departed is not None
     with pytest.raises(StoppedError):
         fail(rig, "a")
     rig.vhost.close()

@@ -22,7 +22,7 @@ from penstock.protocol.events import (
     PublishPart,
     PublishRun,
 )
-from penstock.protocol.states import ChannelState, ConnectionState, LocalProtocolError
+from penstock.protocol.states import ConnectionState, LocalProtocolError
 from tests.helpers.wire_session import (
     PERSISTENT,
     frame,
@@ -260,7 +260,7 @@ def test_a_body_that_is_too_large_is_a_fault_of_its_channel() -> None:
     connection.send(1, spec.ChannelClose(reply_code=406))
     connection.send(1, spec.ChannelCloseOk())
     connection.receive(frame(1, spec.ChannelCloseOk()))
-    assert connection.channel_state(1) is ChannelState.CLOSED
+    assert connection.channels() == []
     open_channel(connection, 1)
     assert connection.receive(publish(body=b"x" * 10)) != []
 
@@ -342,7 +342,7 @@ def test_closes_of_a_channel_that_cross() -> None:
     assert len(connection.receive(frame(1, spec.ChannelClose()))) == 1
     connection.send(1, spec.ChannelCloseOk())
     connection.receive(frame(1, spec.ChannelCloseOk()))
-    assert connection.channel_state(1) is ChannelState.CLOSED
+    assert connection.channels() == []
 
 
 def test_what_a_chunk_asked_for_before_its_close_is_still_answered() -> None:

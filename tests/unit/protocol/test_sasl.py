@@ -4,7 +4,7 @@ import pytest
 
 from penstock.codec.fields import encode_table
 from penstock.errors import AMQPConnectionError
-from penstock.protocol.sasl import amqplain, external, plain, plain_response
+from penstock.protocol.sasl import amqplain, plain, plain_response
 
 
 def test_plain() -> None:
@@ -33,10 +33,3 @@ def test_amqplain() -> None:
         with pytest.raises(AMQPConnectionError) as caught:
             amqplain(response)
         assert caught.value.code == 502
-
-
-def test_external() -> None:
-    assert external(b"", "CN=app") == external(b"CN=app", "CN=app") == "CN=app"
-    for response, user in ((b"", None), (b"root", "CN=app")):
-        with pytest.raises(AMQPConnectionError, match="ACCESS_REFUSED"):
-            external(response, user)

@@ -124,7 +124,7 @@ def test_a_queue_deleted_after_the_cut_is_gone(how: str) -> None:
     assert rig.engine.state.store.live_count == 0
 
 
-# ---- limbo: what may be left out ---------------------------------------------------------------
+# ---- departed: what may be left out ------------------------------------------------------------
 
 
 def test_an_entry_dequeued_after_the_cut_is_left_out_only_if_that_is_durable() -> None:

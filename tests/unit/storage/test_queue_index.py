@@ -271,7 +271,7 @@ def test_a_queue_that_does_not_change_is_captured_when_asked() -> None:
     queue.ticks.epoch += 1
     assert queue.captured is None
     assert queue.capture().count == 2
-    assert queue.limbo == []
+    assert queue.departed == []
     assert queue.cut_seq == 2
 
 
@@ -297,7 +297,7 @@ def test_when_its_slice_is_done_a_queue_owes_nothing_more() -> None:
     queue.ticks.epoch += 1
     queue.capture()
     queue.sliced()
-    assert (queue.captured, queue.limbo) == (None, None)
+    assert (queue.captured, queue.departed) == (None, None)
     assert queue.changed == 0, "the latest changed queues come first, and this one did not change"
 
 

@@ -528,7 +528,7 @@ class LeaseOwners:
                 RESOURCE_LOCKED,
                 f"reader '{key[1]}' of {self._table.called(key[0])} belongs to "
                 "another program that runs: a second query needs a readerId of its own. If this "
-                "one had it before, it was not heard of for too long, and another one took over",
+                "one had it before, it did not renew it in time, and another program took it over",
             )
 
     def _renew(self, owner: Owner, seconds: float, now_s: float) -> None:

@@ -49,36 +49,36 @@ def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
         state = "down" if queue.name in vhost.table.kept_down else "crashed"
         counts = _stored_counts(indexes_of(vhost.engine, bytes_of(queue.name)), state, queue.why)
         return found | counts
-    told = queue.amq.info()
-    leased = int(told.get("leased", 0))
-    ready, pending = int(told["len"]), int(told["depth"]) - int(told["len"])
+    facts = queue.amq.info()
+    leased = int(facts.get("leased", 0))
+    ready, pending = int(facts["len"]), int(facts["depth"]) - int(facts["len"])
     found |= {
         "state": "running",
         "why": "",
-        "is_flowed": bool(told["is_flowed"]),
+        "is_flowed": bool(facts["is_flowed"]),
         "messages": ready + pending,
         "messages_ready": ready,
         "messages_unacknowledged": pending,
         "leased": leased,
-        "delayed": told["delayed"],
-        "message_bytes": int(told["bytes"]) + int(told["unacked_bytes"]),
-        "message_bytes_ready": told["bytes"],
-        "message_bytes_unacknowledged": told["unacked_bytes"],
+        "delayed": facts["delayed"],
+        "message_bytes": int(facts["bytes"]) + int(facts["unacked_bytes"]),
+        "message_bytes_ready": facts["bytes"],
+        "message_bytes_unacknowledged": facts["unacked_bytes"],
         "consumers": queue.consumers.count,
-        "memory": told["ram_bytes"],
-        "memory_alphas": told["alpha_bytes"],
-        "memory_rows": told["row_bytes"],
-        "memory_elsewhere": told["elsewhere_bytes"],
-        "memory_target": _limit(told["target_bytes"]),
-        "memory_max": _limit(told["max_bytes"]),
-        "memory_min": _limit(told["min_bytes"]),
-        "memory_share": _limit(told["share_bytes"]),
-        "memory_duration": _limit(told["duration_target_s"]),
-        "paged_by": told["paged_by"],
-        "messages_ram": told["ram_messages"],
-        "messages_paged_out": ready + pending - int(told["ram_messages"]),
+        "memory": facts["ram_bytes"],
+        "memory_alphas": facts["alpha_bytes"],
+        "memory_rows": facts["row_bytes"],
+        "memory_elsewhere": facts["elsewhere_bytes"],
+        "memory_target": _limit(facts["target_bytes"]),
+        "memory_max": _limit(facts["max_bytes"]),
+        "memory_min": _limit(facts["min_bytes"]),
+        "memory_share": _limit(facts["share_bytes"]),
+        "memory_duration": _limit(facts["duration_target_s"]),
+        "paged_by": facts["paged_by"],
+        "messages_ram": facts["ram_messages"],
+        "messages_paged_out": ready + pending - int(facts["ram_messages"]),
         "idle_since": _idle_since(vhost, queue),
-        "mode": told["mode"],
+        "mode": facts["mode"],
         "message_stats": queue.counters(),
     }
     for name in (
@@ -87,7 +87,7 @@ def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
         "expired", "maxlen", "delivery_limit", "dead_letters_dropped", "dead_letter_cycles",
         "alerts_raised",
     ):  # fmt: skip
-        found[name] = told.get(name, 0)
+        found[name] = facts.get(name, 0)
     return found
 
 

@@ -13,10 +13,11 @@ Without a URL that of the environment variable PENSTOCK_URL is used, then AMQP_U
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from penstock.errors import OptionError
+from penstock.options import Kind, check_known, seconds, value_of, whole
 
 PORT: Final = 5672
 DEFAULT: Final = "amqp://guest:guest@localhost:5672/"
@@ -24,7 +25,13 @@ VARIABLES: Final = ("PENSTOCK_URL", "AMQP_URL")
 EXPECTED: Final = "amqp://user:password@host:port/vhost"
 ESCAPED: Final = "with / in a password as %2F, @ as %40, : as %3A"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/*")
-PARAMETERS: Final = ("heartbeat", "connection_timeout", "channel_max", "frame_max", "name")
+PARAMETERS: Final[Mapping[str, Kind]] = {
+    "heartbeat": whole(0, 65535),
+    "connection_timeout": seconds(3600),
+    "channel_max": whole(0, 65535),
+    "frame_max": whole(0, 1 << 31),
+    "name": Kind("text", str),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +73,10 @@ class AmqpUrl:
             user="guest" if parts.username is None else unquote(parts.username),
             password="guest" if parts.password is None else unquote(parts.password),
             vhost=vhost,
-            heartbeat_s=_whole(values, "heartbeat", 65535),
-            connection_timeout_s=_seconds(values, "connection_timeout"),
-            channel_max=_whole(values, "channel_max", 65535) or 0,
-            frame_max=_whole(values, "frame_max", 1 << 31) or 0,
+            heartbeat_s=values.get("heartbeat"),
+            connection_timeout_s=values.get("connection_timeout", 10.0),
+            channel_max=values.get("channel_max", 0),
+            frame_max=values.get("frame_max", 0),
             name=values.get("name", ""),
         )
 
@@ -97,29 +104,9 @@ def without_password(text: str) -> str:
     return f"{scheme[0] if scheme else ''}***@{text.rpartition('@')[2]}"
 
 
-def _parameters(query: str) -> dict[str, str]:
+def _parameters(query: str) -> dict[str, Any]:
+    """Return the parameters that are given, checked."""
     values = dict(parse_qsl(query, keep_blank_values=True))
-    for name in values:
-        if name not in PARAMETERS:
-            raise OptionError(name, values[name], PARAMETERS)
-    return values
-
-
-def _whole(values: Mapping[str, str], name: str, most: int) -> int | None:
-    given = values.get(name)
-    if given is None:
-        return None
-    if not given.isdecimal() or int(given) > most:
-        raise OptionError(name, given, f"a whole number from 0 to {most}")
-    return int(given)
-
-
-def _seconds(values: Mapping[str, str], name: str) -> float:
-    given = values.get(name, "10")
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds <= 3600:
-        raise OptionError(name, given, "seconds, above 0 and up to 3600")
-    return seconds
+    for name, value in values.items():
+        check_known(name, value, PARAMETERS)
+    return {name: value_of(PARAMETERS[name], name, value) for name, value in values.items()}

@@ -176,17 +176,18 @@ def number_from(low: float) -> Kind:
     return Kind(f"number, at least {low:g}", check, number_in, _plain_number, low)
 
 
-def seconds() -> Kind:
-    """A time in seconds, whole or not, above 0 and up to ten years."""
+def seconds(most: float = SECONDS_MAX) -> Kind:
+    """A time in seconds, whole or not, above 0 and up to `most`, by default ten years."""
+    expected = "seconds, above 0" + (f" and up to {most:g}" if most < SECONDS_MAX else "")
 
     def check(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise WrongValueError("seconds, above 0")
-        if not 0 < value <= SECONDS_MAX:
-            raise WrongValueError("seconds, above 0")
+            raise WrongValueError(expected)
+        if not 0 < value <= most:
+            raise WrongValueError(expected)
         return float(value)
 
-    return Kind("seconds, above 0", check, number_in, _plain_number)
+    return Kind(expected, check, number_in, _plain_number)
 
 
 def flag(expected: str = "true or false") -> Kind:
@@ -286,6 +287,8 @@ def or_word(kind: Kind, word: str) -> Kind:
 
 def number_in(text: str) -> object:
     """Return the number in a text; the text itself if it is none."""
+    if "_" in text or text != text.strip():  # which Python takes
+        return text
     kinds: tuple[Callable[[str], object], ...] = (int, float)
     for kind in kinds:
         try:

@@ -28,7 +28,7 @@ from datetime import timedelta
 from typing import Final, TypeAlias, TypedDict
 
 from penstock.errors import OptionError
-from penstock.options import parse_bytes
+from penstock.options import checked, parse_bytes, whole
 from penstock.queues.queue_options import REJECT_PUBLISH, QueueOptions
 from penstock.queues.stream_options import (
     COUNT_MAX,
@@ -93,6 +93,7 @@ _PLAIN: Final = (
     "priorities", "max_length", "overflow", "dead_letter_to", "max_attempts", "lazy", "policy",
     "backing_queue",
 )  # fmt: skip
+_COUNT: Final = whole(0, COUNT_MAX)
 _ALERTS: Final = ("count", "size", "depth", "age", "repeat_gap")
 
 
@@ -259,7 +260,7 @@ def stream_options(given: Mapping[str, object]) -> StreamOptions:
     for name, value in given.items():
         if name not in _STREAM_NAMES:
             raise OptionError(name, value, _STREAM_NAMES)
-    partitions = _whole("partitions", given.get("partitions", 1), 1, PARTITIONS_MAX)
+    partitions = checked(whole(1, PARTITIONS_MAX), "partitions", given.get("partitions", 1))
     page_bytes = _size("page_bytes", given.get("page_bytes", PAGE_BYTES_DEFAULT))
     if not PAGE_BYTES_MIN <= page_bytes <= PAGE_BYTES_MAX:
         expected = f"a size from {PAGE_BYTES_MIN >> 10} KiB to {PAGE_BYTES_MAX >> 20} MiB"
@@ -270,7 +271,7 @@ def stream_options(given: Mapping[str, object]) -> StreamOptions:
         page_bytes=page_bytes,
         max_age_s=None if age is None else _age_s(age),
         max_bytes=None if size is None else _size("max_bytes", size),
-        max_records=None if count is None else _whole("max_records", count, 0, COUNT_MAX),
+        max_records=None if count is None else checked(_COUNT, "max_records", count),
     )
 
 
@@ -307,9 +308,3 @@ def _is_share(text: str) -> bool:
     except ValueError:
         return text.strip().lower() == "max" or text.strip().endswith("%")
     return not text.strip().isdigit()
-
-
-def _whole(name: str, given: object, low: int, high: int) -> int:
-    if type(given) is not int or not low <= given <= high:
-        raise OptionError(name, given, f"a whole number from {low} to {high}")
-    return given

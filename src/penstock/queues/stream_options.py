@@ -32,6 +32,7 @@ from typing import Final
 
 from penstock.errors import OptionError
 from penstock.fast_crc import crc32
+from penstock.options import Kind, checked, whole
 
 QUEUE_TYPE: Final = "x-queue-type"
 STREAM: Final = "stream"
@@ -85,15 +86,15 @@ class StreamOptions:
             max_age_s = age_s(given) if isinstance(given, str) else None
             if max_age_s is None:
                 raise OptionError(MAX_AGE, given, AGE_EXPECTED)
-        page_bytes = _whole(arguments, PAGE_BYTES, 0, SEGMENT_BYTES_MAX)
+        page_bytes = _if_given(arguments, PAGE_BYTES, whole(0, SEGMENT_BYTES_MAX))
         if page_bytes is None:
             page_bytes = PAGE_BYTES_DEFAULT
         return cls(
-            partitions=_whole(arguments, PARTITIONS, 1, PARTITIONS_MAX) or 0,
+            partitions=_if_given(arguments, PARTITIONS, whole(1, PARTITIONS_MAX)) or 0,
             page_bytes=min(max(page_bytes, PAGE_BYTES_MIN), PAGE_BYTES_MAX),
             max_age_s=max_age_s,
-            max_bytes=_whole(arguments, MAX_BYTES, 0, COUNT_MAX),
-            max_records=_whole(arguments, MAX_RECORDS, 0, COUNT_MAX),
+            max_bytes=_if_given(arguments, MAX_BYTES, whole(0, COUNT_MAX)),
+            max_records=_if_given(arguments, MAX_RECORDS, whole(0, COUNT_MAX)),
         )
 
     def arguments(self) -> dict[str, object]:
@@ -131,13 +132,9 @@ class StreamOptions:
         return cls.from_arguments(found)
 
 
-def _whole(arguments: Mapping[str, object], name: str, low: int, high: int) -> int | None:
+def _if_given(arguments: Mapping[str, object], name: str, kind: Kind) -> int | None:
     given = arguments.get(name)
-    if given is None:
-        return None
-    if isinstance(given, bool) or not isinstance(given, int) or not low <= given <= high:
-        raise OptionError(name, given, f"a whole number from {low} to {high}")
-    return given
+    return None if given is None else checked(kind, name, given)
 
 
 def partition_names(name: bytes, partitions: int) -> list[bytes]:

@@ -12,52 +12,42 @@ was expected.
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from penstock import options
 from penstock.broker.refusals import precondition_failed
 from penstock.codec.fields import ARGUMENTS_BYTES_MAX, decode_table, encode_table
 from penstock.errors import ChannelError
+from penstock.options import Check, Kind, WrongValueError
 
 SHOWN_CHARS: Final = 80
 REQUIRED: Final = "\0required"
 NAME_BYTES_MAX: Final = 255
 U63_MAX: Final = (1 << 63) - 1
 
-Check = Callable[[object], object]  # returns the value as the operation gets it; raises _WrongError
-
-
-class _WrongError(ValueError):
-    """A value that an argument may not have; the text is what was expected."""
-
-    def __init__(self, expected: str, given: object = REQUIRED) -> None:
-        super().__init__(expected)
-        self.expected = expected
-        self.given = given  # a part of the value, if only that is wrong
-
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of an operation. type: for help. default: REQUIRED if it must be given."""
+    """One argument of an operation. default: REQUIRED if it must be given."""
 
     name: str
-    type: str
-    check: Check
+    kind: Kind
     default: object = REQUIRED
 
 
 def text(name: str, default: str = REQUIRED) -> Argument:
     """A text, which can be encoded as UTF-8 (with surrogateescape)."""
-    return Argument(name, "text", _text, default)
+    return Argument(name, Kind("text", _text), default)
 
 
 def short_text(name: str, default: str = REQUIRED) -> Argument:
     """A text of at most 255 bytes, which AMQP can carry as a short string: a name."""
-    return Argument(name, "name", _name, default)
+    return Argument(name, Kind("name", _name), default)
 
 
 def short_text_or_null(name: str) -> Argument:
     """As `short_text`, or null, which is the default."""
-    return Argument(name, "name or null", _or_null(_name), None)
+    return Argument(name, Kind("name or null", _or_null(_name)), None)
 
 
 def matching_text(name: str, expected: str, is_right: Callable[[str], bool]) -> Argument:
@@ -65,62 +55,45 @@ def matching_text(name: str, expected: str, is_right: Callable[[str], bool]) -> 
 
     def check(value: object) -> object:
         found = _text(value)
-        if not is_right(str(found)):
-            raise _WrongError(expected)
+        if not is_right(found):
+            raise WrongValueError(expected)
         return found
 
-    return Argument(name, "text", check)
+    return Argument(name, Kind("text", check))
 
 
 def whole(name: str, low: int, high: int, default: int | None = None) -> Argument:
     """A whole number from low to high. It must be given if `default` is None."""
-
-    def check(value: object) -> object:
-        if type(value) is not int or not low <= value <= high:
-            raise _WrongError(f"a whole number from {low} to {high}")
-        return value
-
     given = REQUIRED if default is None else default
-    return Argument(name, f"whole number, {low} to {high}", check, given)
+    return Argument(name, options.whole(low, high), given)
 
 
 def whole_or_null(name: str, low: int = -U63_MAX - 1, high: int = U63_MAX) -> Argument:
     """A whole number from low to high, or null, which is the default."""
-
-    def check(value: object) -> object:
-        if type(value) is not int or not low <= value <= high:
-            is_any = low < 0 and high == U63_MAX
-            bounds = "" if is_any else f" from {low} to {high}"
-            raise _WrongError(f"a whole number{bounds}, or null")
-        return value
-
-    return Argument(name, "whole number or null", _or_null(check), None)
+    is_any = low < 0 and high == U63_MAX
+    expected = f"a whole number{'' if is_any else f' from {low} to {high}'}, or null"
+    kind = options.whole(low, high, expected)
+    return Argument(name, Kind("whole number or null", _or_null(kind.check)), None)
 
 
 def flag(name: str, default: bool = False) -> Argument:
     """True or false."""
-
-    def check(value: object) -> object:
-        if not isinstance(value, bool):
-            raise _WrongError("true or false")
-        return value
-
-    return Argument(name, "true or false", check, default)
+    return Argument(name, options.flag(), default)
 
 
 def table(name: str) -> Argument:
     """An object; empty if it is missing or null."""
-    return Argument(name, "object", _table, None)
+    return Argument(name, Kind("object", _table), None)
 
 
 def field_table(name: str) -> Argument:
     """An object that AMQP can carry as a field table; the values are as AMQP would bring them."""
-    return Argument(name, "object", _field_table, None)
+    return Argument(name, Kind("object", _field_table), None)
 
 
 def bodies(name: str) -> Argument:
     """A list of bytes; a text stands for its UTF-8."""
-    return Argument(name, "list of texts or bytes", _bodies)
+    return Argument(name, Kind("list of texts or bytes", _bodies))
 
 
 def objects(name: str) -> Argument:
@@ -130,10 +103,10 @@ def objects(name: str) -> Argument:
         if isinstance(value, bytes):
             return value
         if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-            raise _WrongError("a list of objects")
+            raise WrongValueError("a list of objects")
         return value
 
-    return Argument(name, "list of objects", check)
+    return Argument(name, Kind("list of objects", check))
 
 
 def pairs(name: str) -> Argument:
@@ -142,7 +115,7 @@ def pairs(name: str) -> Argument:
     def check(value: object) -> object:
         return value if isinstance(value, bytes) else _pairs(value)
 
-    return Argument(name, "list of pairs of texts", check, None)
+    return Argument(name, Kind("list of pairs of texts", check), None)
 
 
 def numbers(name: str) -> Argument:
@@ -150,10 +123,10 @@ def numbers(name: str) -> Argument:
 
     def check(value: object) -> object:
         if not isinstance(value, list) or not all(type(one) is int for one in value):
-            raise _WrongError("a list of whole numbers")
+            raise WrongValueError("a list of whole numbers")
         return value
 
-    return Argument(name, "list of whole numbers", check)
+    return Argument(name, Kind("list of whole numbers", check))
 
 
 # ---- one call ------------------------------------------------------------------------------------
@@ -176,9 +149,9 @@ class Arguments:
             if value is REQUIRED:
                 raise self.wrong(argument.name, "is missing")
             try:
-                self._values[argument.name] = argument.check(value)
-            except _WrongError as error:
-                part = value if error.given is REQUIRED else error.given
+                self._values[argument.name] = argument.kind.check(value)
+            except WrongValueError as error:
+                part = error.given[0] if error.given else value
                 text = f"given {_shown(part)}, expected {error.expected}"
                 raise self.wrong(argument.name, text) from error
         for name in given:
@@ -258,25 +231,25 @@ class Arguments:
 # ---- checks --------------------------------------------------------------------------------------
 
 
-def _text(value: object) -> object:
+def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise _WrongError("a text")
+        raise WrongValueError("a text")
     try:
         value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise _WrongError("a text without lone surrogates") from None
+        raise WrongValueError("a text without lone surrogates") from None
     return value
 
 
-def _name(value: object) -> object:
+def _name(value: object) -> str:
     found = _text(value)
-    if len(str(found).encode("utf-8", "surrogateescape")) > NAME_BYTES_MAX:
-        raise _WrongError(f"a text of at most {NAME_BYTES_MAX} bytes")
+    if len(found.encode("utf-8", "surrogateescape")) > NAME_BYTES_MAX:
+        raise WrongValueError(f"a text of at most {NAME_BYTES_MAX} bytes")
     return found
 
 
 def _or_null(check: Check) -> Check:
-    def checked(value: object) -> object:
+    def checked(value: object) -> Any:
         return None if value is None else check(value)
 
     return checked
@@ -286,7 +259,7 @@ def _table(value: object) -> object:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise _WrongError("an object")
+        raise WrongValueError("an object")
     return value
 
 
@@ -298,13 +271,13 @@ def _field_table(value: object) -> object:
         if len(data) - 4 <= ARGUMENTS_BYTES_MAX:
             return decode_table(data)[0]
     except (ValueError, OverflowError, TypeError, RecursionError) as error:
-        raise _WrongError(f"what AMQP can carry ({error})"[:300]) from error
-    raise _WrongError(f"a table of at most {ARGUMENTS_BYTES_MAX} bytes, encoded as AMQP does")
+        raise WrongValueError(f"what AMQP can carry ({error})"[:300]) from error
+    raise WrongValueError(f"a table of at most {ARGUMENTS_BYTES_MAX} bytes, encoded as AMQP does")
 
 
 def _bodies(value: object) -> object:
     if not isinstance(value, list):
-        raise _WrongError("a list of texts or bytes")
+        raise WrongValueError("a list of texts or bytes")
     found: list[bytes] = []
     for body in value:
         if isinstance(body, str):
@@ -312,7 +285,7 @@ def _bodies(value: object) -> object:
         elif isinstance(body, bytes):
             found.append(body)
         else:
-            raise _WrongError("a list of texts or bytes", body)
+            raise WrongValueError("a list of texts or bytes", (body,))
     return found
 
 
@@ -323,7 +296,7 @@ def _pairs(value: object) -> object:
             case [str(first), str(second)]:
                 found.append((first, second))
     if value is not None and (not isinstance(value, list) or len(found) != len(value)):
-        raise _WrongError("a list of pairs of texts")
+        raise WrongValueError("a list of pairs of texts")
     return found
 
 

@@ -430,6 +430,15 @@ class VHost(QueueOwner[BrokerQueue]):
         """Count bytes of RAM that are not of queues: buffers, unfinished content, output."""
         self.monitor.other_bytes += delta
 
+    def add_output(self, user: str, delta: int) -> None:
+        """Count bytes that wait to be sent to this user; negative: fewer."""
+        self.monitor.other_bytes += delta
+        self.usage.output.add(user, delta)
+
+    def has_output_room(self, user: str) -> bool:
+        """Return whether more may wait for this user's connections."""
+        return self.usage.has_output_room(user)
+
     def set_memory(self, memory_bytes: int) -> None:
         """Set the memory budget: the vhost's share of the broker's."""
         self.monitor.budget_bytes = memory_bytes

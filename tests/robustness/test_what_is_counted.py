@@ -5,12 +5,14 @@ The process's resident memory stays below the budget and 96 MiB, and nobody is b
 """
 
 import contextlib
+import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from pamqp import commands
 
-from tests.helpers.live_broker import LiveBroker, memory_bytes
+from tests.helpers.live_broker import LiveBroker, memory_bytes, wait_until
 from tests.helpers.wire import Ended, Wire, content_header, raw_method, shortstr
 from tests.robustness.conftest import MEMORY_BYTES, Healthy, counted_bytes, vhost_status
 
@@ -129,3 +131,38 @@ def test_patterns_of_many_words(small_broker: LiveBroker, eve: Wire) -> None:
     keys = [f"{number:03x}." + ".".join("w" * 125) for number in range(2000)]
     text = bound_until_refused(eve, "topic", keys, b"")
     assert "queues, exchanges and bindings of user 'eve' take" in text
+
+
+def test_readers_that_do_not_read(small_broker: LiveBroker, eve: Wire) -> None:
+    """200 connections that consume 4 MiB each, and read nothing of it: what waits for them is
+    counted from the first byte, and stays below an eighth of the memory and one turn's output for
+    each."""
+    n_readers, turn_bytes = 200, 192 << 10
+    eve.channel(1)
+    stream = Queue.Declare(queue="eve.s", durable=True, arguments={"x-queue-type": "stream"})
+    eve.ask(stream, Queue.DeclareOk)
+    for _ in range(64):
+        eve.publish(1, "eve.s", bytes(64 << 10))
+    with contextlib.ExitStack() as stack:
+        for _ in range(n_readers):
+            wire = stack.enter_context(Wire(small_broker).open(user="eve"))
+            wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            wire.channel(1)
+            wire.ask(Basic.Qos(prefetch_count=1000), Basic.QosOk)
+            wire.send(
+                Basic.Consume(queue="eve.s", arguments={"x-stream-offset": "first"}, nowait=True),
+                1,
+            )
+        found = wait_until(lambda: is_steady(small_broker), "output that waits")
+        resident = max(memory_bytes(pid, "VmRSS") for pid in small_broker.pids())
+        assert MIB < found["output_bytes"] < MEMORY_BYTES // 8 + n_readers * turn_bytes
+        assert found["other_bytes"] >= found["output_bytes"]
+        assert resident < RESIDENT_BYTES_MAX, resident / MIB
+    wait_until(lambda: vhost_status(small_broker)["output_bytes"] == 0, "nothing that waits")
+    eve.ask(Queue.Delete(queue="eve.s"), Queue.DeleteOk)
+
+
+def is_steady(broker: LiveBroker) -> dict[str, Any] | None:
+    """The vhost's status, if what waits to be sent does not grow any more."""
+    before, found = (vhost_status(broker) for _ in range(2))
+    return found if found["output_bytes"] == before["output_bytes"] > 0 else None

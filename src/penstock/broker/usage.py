@@ -13,6 +13,9 @@ transactions hold.
   than what is free for the others. So one user alone can take half of each, and whoever comes next
   half of the rest. Administrators are not limited by that, nor in channels and consumers. Who
   declared what is known since the start of the vhost; what is older counts as the others'.
+* **Unread output.** What waits to be sent may take an eighth of the memory. It is not refused: a
+  user's connections with anything waiting get nothing more while that user's output is not less
+  than what is free for the others.
 * **The memory alarm.** What is counted here is part of what the MemoryMonitor compares with the
   budget. Things that last (topology, connections) count there as three quarters of the budget at
   most: they cannot be paged out, so they must never be the whole reason why publishers wait.
@@ -46,6 +49,7 @@ CHANNEL_BYTES: Final = 3 << 10
 TOPOLOGY_PART: Final = 2  # one half of the budget
 CLIENTS_PART: Final = 4  # a quarter: channels and consumers
 TRANSACTIONS_PART: Final = 4
+OUTPUT_PART: Final = 8  # an eighth: what waits for the sockets of clients
 BURST_S: Final = 1.0  # what a user may publish at once is what is allowed in so many seconds
 NEVER_S: Final = 3600.0  # a rate of 0: looked at again so much later
 
@@ -82,7 +86,7 @@ class UserBytes:
 class Usage:
     """Counts what the clients of one vhost use. memory_bytes: its budget.
     topology: the bytes of queues, exchanges, bindings and readers by who made them. clients: the
-    bytes of channels and consumers by user."""
+    bytes of channels and consumers by user. output: those that wait to be sent, by user."""
 
     def __init__(self, vhost: str, limits: LimitTable, memory_bytes: int) -> None:
         self.limits: LimitTable = limits
@@ -91,6 +95,7 @@ class Usage:
         self.connections: int = 0
         self.topology: UserBytes = UserBytes()
         self.clients: UserBytes = UserBytes()
+        self.output: UserBytes = UserBytes()
         self.transaction_bytes: int = 0
         self._vhost: str = vhost
         self._channels: dict[str, int] = {}  # by user
@@ -211,6 +216,11 @@ class Usage:
         if own >= left:
             text = _share_text("queues, exchanges and bindings", by.name, own, left)
             raise refusals.precondition_failed(f"{what}: {text}")
+
+    def has_output_room(self, user: str) -> bool:
+        """Return whether more may wait to be sent to this user."""
+        left = self.memory_bytes // OUTPUT_PART - self.output.total
+        return self.output.of(user) < left
 
     # ---- transactions --------------------------------------------------------------------------
 

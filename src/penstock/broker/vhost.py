@@ -60,7 +60,7 @@ from penstock.queues.alerts import Alert
 from penstock.queues.amqp_headers import AmqpHeaders
 from penstock.queues.backing_choice import BackingChoice
 from penstock.queues.dead_letter import DeadLetterRoute, Target
-from penstock.queues.memory_monitor import MemoryMonitor
+from penstock.queues.memory_monitor import INTERVAL_S, MemoryMonitor
 from penstock.queues.queue_options import QueueOptions
 from penstock.queues.queue_set import QueueOwner, QueueSet, bytes_of, text_of
 from penstock.routing.router import Router
@@ -227,6 +227,7 @@ class VHost(QueueOwner[BrokerQueue]):
         self.on_refused: Callable[[str, str], None] = _ignore_refusal
         self._rng = rng
         self._rss_rounds: int = 0  # of the monitor, in which RSS was looked at
+        self._rss_due_s: float = 0.0  # when it may be looked at again: rounds may come fast
         self.headers: AmqpHeaders = AmqpHeaders()
         self.limits: LimitTable = LimitTable(settings.limits)
         self.usage: Usage = Usage(name, self.limits, settings.memory_bytes)
@@ -428,6 +429,15 @@ class VHost(QueueOwner[BrokerQueue]):
     def add_other(self, delta: int) -> None:
         """Count bytes of RAM that are not of queues: buffers, unfinished content, output."""
         self.monitor.other_bytes += delta
+
+    def add_output(self, user: str, delta: int) -> None:
+        """Count bytes that wait to be sent to this user; negative: fewer."""
+        self.monitor.other_bytes += delta
+        self.usage.output.add(user, delta)
+
+    def has_output_room(self, user: str) -> bool:
+        """Return whether more may wait for this user's connections."""
+        return self.usage.has_output_room(user)
 
     def set_memory(self, memory_bytes: int) -> None:
         """Set the memory budget: the vhost's share of the broker's."""
@@ -637,9 +647,10 @@ class VHost(QueueOwner[BrokerQueue]):
         seconds = self.queue_set.tick()
         if self.rss is not None and self.monitor.rounds != self._rss_rounds:
             self._rss_rounds = self.monitor.rounds
-            self.rss.look(
-                self.monitor.budget_bytes, self.monitor.counted_bytes, self.clock.monotonic()
-            )
+            now_s = self.clock.monotonic()
+            if now_s >= self._rss_due_s:
+                self._rss_due_s = now_s + INTERVAL_S / 2
+                self.rss.look(self.monitor.budget_bytes, self.monitor.counted_bytes, now_s)
         return seconds
 
     def tick_others(self, now_s: float) -> bool:

@@ -34,14 +34,17 @@ that is smaller still.
   ones, and these only as far as there is room when each queue is counted with its share or what it
   still holds, whichever is more. Later rounds send the rest. So shares never promise more than
   there is while other queues have yet to page out.
-* Changes of less than a tenth are not sent, except while alarmed.
+* Changes of less than a tenth are not sent, except above the watermark.
 * **A full disk**: `disk_alarm(True)` removes all limits at once, because paging out onto a full
   disk cannot succeed. The round after it is over sets them again.
 * **The alarm** is on *counted* bytes, not on the process's RSS: the interpreter does not return
   memory, and publishers would be blocked for ever. It begins at the watermark and ends at 0.95 of
   it, which the shares alone reach, as they add up to 0.9 of the budget. `is_alarmed`: publishers
   are to be blocked; consumers and acks never wait for it. (With a watermark below 0.95 it ends only
-  when messages leave the queues.)
+  when messages leave the queues.) Queues may hold all that the other bytes leave, so when those
+  grow between two rounds, the queues are to page out first, and nobody has to wait: rounds follow
+  one another in a tenth of the interval, and the fourth one above the watermark is the alarm. It
+  comes at once if the other bytes alone reach the watermark, or all bytes one and a half times it.
 * A round goes in slices: `step(until)` returns when the time is over, and the next call continues.
   With 10,000 queues no call takes more than a few ms.
 
@@ -71,6 +74,8 @@ CALM_PART: Final = 0.95  # of the watermark, at which an alarm ends
 CHANGE_PART: Final = 0.1  # smaller changes are not sent
 WARN_PART: Final = 0.8  # of the budget, that the queues' own maxima may take without a warning
 SLICE_S: Final = 0.002
+ROUNDS_OVER: Final = 4  # above the watermark, one after the other: the queues do not page out
+SOON_SHIFT: Final = 1  # half as much again as the watermark is too much to wait for that
 LOOK_EVERY: Final = 16  # queues between two looks at the clock
 
 # Where a round is.
@@ -136,6 +141,7 @@ class MemoryMonitor:
         self._sent_sum: int = 0  # bytes of all shares that are not unlimited
         self._due_s: float = clock.monotonic()
         self._begun_s: float = self._due_s - interval_s  # when the last round began
+        self._rounds_over: int = 0  # that found more than the watermark, without one in between
         # The round under way.
         self._phase: int = RESTING
         self._order: list[ManagedQueue] = []
@@ -329,12 +335,27 @@ class MemoryMonitor:
         if self._duration_sum < SUM_S_MIN:
             self._duration_sum = 0.0
         self.desired_s = self._desired()
-        if not self.is_alarmed and self.counted_bytes >= self.watermark_bytes:
-            self.is_alarmed = True
-            self._report("memory_alarm", "has reached the watermark of")
+        is_over = self.counted_bytes >= self.watermark_bytes
+        self._rounds_over = self._rounds_over + 1 if is_over else 0
+        if not self.is_alarmed and is_over:
+            if self._must_wait():
+                self.is_alarmed = True
+                self._report("memory_alarm", "has reached the watermark of")
+            else:
+                self._due_s = min(self._due_s, self._begun_s + self._interval_s / 10)
         elif self.is_alarmed and self.counted_bytes <= self.watermark_bytes * CALM_PART:
             self.is_alarmed = False
             self._report("memory_free", "is below the watermark of")
+
+    def _must_wait(self) -> bool:
+        """Return whether more than the watermark is counted because the queues cannot page out, or
+        not as fast as others fill the memory."""
+        most = self.watermark_bytes
+        return (
+            self._rounds_over >= ROUNDS_OVER
+            or self.other_bytes >= most
+            or self.counted_bytes >= most + (most >> SOON_SHIFT)
+        )
 
     def _desired(self) -> float:
         """Return the duration for each queue, in seconds."""
@@ -363,7 +384,7 @@ class MemoryMonitor:
         wanted = self._share(managed)
         managed.share_wanted = wanted
         sent = managed.share_sent
-        least = 0.0 if self.is_alarmed else CHANGE_PART
+        least = 0.0 if self._rounds_over or self.is_alarmed else CHANGE_PART
         if wanted < sent and sent - wanted >= sent * least:
             self._send(managed, managed.duration_sent, wanted)
         elif wanted - sent >= sent * CHANGE_PART:

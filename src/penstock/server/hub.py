@@ -22,9 +22,11 @@ A Session is one client of the vhost, between its socket and its ConnectionHandl
 so that single messages need no large buffer, and what the pace permits otherwise.
 
 **Output** is joined to writes of about WRITE_BYTES, one or a few for each turn; larger buffers cost
-more in page faults than they save in calls. What the socket does not take waits in the session;
-beyond HIGH_WATER_BYTES the core is told to deliver nothing more, and the client is not read any
-more either: one that does not read must not fill our memory with answers.
+more in page faults than they save in calls. What the socket does not take waits in the session, and
+counts in the vhost's memory from the first byte. Beyond HIGH_WATER_BYTES the core is told to
+deliver nothing more, and the client is not read any more either: one that does not read must not
+fill our memory with answers. If much waits for a user's other connections (`has_output_room`), that
+is so as soon as anything waits.
 
 **Pace.** A publisher at full speed fills every chunk that is read, and all others wait while it is
 handled. So a chunk is as large as can be handled in about BULK_S: a MiB of a few large bodies, less
@@ -236,7 +238,7 @@ class Session(Source):
         self._has_sent: bool = False
         self._has_received: bool = False
         self._silent_halves: int = 0
-        self._counted_bytes: int = 0  # reported to the vhost: waiting_bytes while it is too much
+        self._counted_bytes: int = 0  # of waiting_bytes, reported to the vhost
         self._heartbeat: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -331,6 +333,7 @@ class Session(Source):
             if left:
                 break
         self.waiting_bytes = sum([len(part) for part in waiting])
+        self._count_output()
         if self.waiting_bytes <= LOW_WATER_BYTES and not self.outlet.is_writable:
             self._take_more()
         if not waiting:
@@ -370,6 +373,7 @@ class Session(Source):
             self.outlet.is_writable = False
             self._waiting.clear()
             self.waiting_bytes = 0
+            self._count_output()
             self._watch()
             self._sock.close()
             self.hub.has_ended(self)
@@ -382,7 +386,6 @@ class Session(Source):
         self._heartbeat = None
         self._deadline = None
         self.hub.forget(self)
-        self._count_output(0)
         handler = self.handler
         self.handler = None
         if handler is not None and self.hub.failed is None:
@@ -414,7 +417,10 @@ class Session(Source):
         else:
             self._waiting.extend(parts)
         self.waiting_bytes += sum([len(part) for part in parts])
-        if self.waiting_bytes > HIGH_WATER_BYTES and self.outlet.is_writable:
+        self._count_output()
+        if self.outlet.is_writable and (
+            self.waiting_bytes > HIGH_WATER_BYTES or not self.hub.vhost.has_output_room(self.user)
+        ):
             self._take_no_more()
 
     @property
@@ -425,23 +431,22 @@ class Session(Source):
     def _take_no_more(self) -> None:
         """Too much waits: the core delivers nothing, the client is not read."""
         self.outlet.is_writable = False
-        self._count_output(self.waiting_bytes)
         self.pause("output")
         self._writable(False)
 
     def _take_more(self) -> None:
         """The client has taken most of it."""
-        self._count_output(0)
         if not self._is_ending:
             self.outlet.is_writable = True
             self._writable(True)
         self.resume("output")
 
-    def _count_output(self, number: int) -> None:
+    def _count_output(self) -> None:
         """Report what waits for the socket: it is memory too."""
-        if number != self._counted_bytes:
-            self.hub.vhost.add_other(number - self._counted_bytes)
-            self._counted_bytes = number
+        change = self.waiting_bytes - self._counted_bytes
+        if change:
+            self._counted_bytes = self.waiting_bytes
+            self.hub.vhost.add_output(self.user, change)
 
     def _writable(self, is_writable: bool) -> None:
         handler = self.handler
@@ -580,8 +585,11 @@ class Turning(Protocol):
     def completed(self) -> bool:
         """Take results of slow work, then do a turn."""
 
-    def add_other(self, delta: int) -> None:
-        """Count bytes that are held for clients; negative if they were released."""
+    def add_output(self, user: str, delta: int) -> None:
+        """Count bytes that wait to be sent to this user; negative: fewer."""
+
+    def has_output_room(self, user: str) -> bool:
+        """Return whether more may wait for this user's connections."""
 
     def tick(self) -> float:
         """Do what is due by time. Returns the seconds until the next tick."""

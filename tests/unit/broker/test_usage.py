@@ -442,3 +442,23 @@ def test_without_a_limit_nobody_is_read_later() -> None:
         client.publish(1, "", "q", b"x")
     assert not client.outlet.is_paused
     assert isinstance(client.call(2, ChannelOpen(), ChannelOpenOk), ChannelOpenOk)
+
+
+# --- output that clients do not read ---
+
+
+def test_output_that_waits_is_shared_between_users() -> None:
+    rig = rig_of(memory_bytes=64 * MIB)  # 8 MiB of it for output
+    vhost = rig.vhost
+    before = vhost.monitor.other_bytes
+    vhost.add_output("eve", 3 * MIB)
+    assert vhost.has_output_room("eve")
+    vhost.add_output("eve", 1 * MIB)
+    assert not vhost.has_output_room("eve")  # half is left for the others
+    assert vhost.has_output_room("adam")
+    vhost.add_output("adam", 2 * MIB)
+    assert not vhost.has_output_room("adam")
+    assert vhost.monitor.other_bytes - before == 6 * MIB
+    vhost.add_output("eve", -4 * MIB)
+    assert vhost.has_output_room("eve")
+    assert vhost.has_output_room("adam")

@@ -7,7 +7,7 @@ import pytest
 from penstock.clock import ManualClock
 from penstock.errors import OptionError
 from penstock.queues.backing_queue import UNLIMITED
-from penstock.queues.memory_monitor import MemoryMonitor
+from penstock.queues.memory_monitor import ROUNDS_OVER, MemoryMonitor
 from tests.helpers.monitored import BUDGET, MIB, SHARED, FakeQueue, Monitored, queue
 
 # --- durations ---
@@ -211,8 +211,8 @@ def test_the_alarm_begins_at_the_watermark_and_ends_below_it() -> None:
     bench.round()
     assert bench.kinds() == []
     a.ram = 80 * MIB
-    bench.round()
-    bench.round()
+    for _ in range(ROUNDS_OVER + 1):
+        bench.round()
     assert bench.monitor.is_alarmed
     assert bench.events == [
         ("memory_alarm", "memory: 80 MiB counted in RAM has reached the watermark of 80 MiB")
@@ -226,17 +226,51 @@ def test_the_alarm_begins_at_the_watermark_and_ends_below_it() -> None:
     assert bench.kinds() == ["memory_alarm", "memory_free"]
 
 
-def test_while_alarmed_small_changes_are_sent_too_so_that_the_alarm_can_end() -> None:
+def test_above_the_watermark_small_changes_are_sent_too_so_that_it_can_end() -> None:
     a, b = queue(depth=50 * MIB), queue(depth=50 * MIB)
     bench = Monitored(a, b)
     bench.round()
     bench.round()
     a.ram, b.ram, a.bytes = 50 * MIB, 50 * MIB, 48 * MIB
     bench.round()
-    assert bench.monitor.is_alarmed
     half = SHARED / 2
     assert [a.share, b.share] == pytest.approx([half, half], rel=0.05)
     assert a.share + b.share <= SHARED < 0.95 * BUDGET
+
+
+def test_queues_are_asked_to_page_out_before_publishers_have_to_wait() -> None:
+    a = queue(ram=58 * MIB, depth=58 * MIB)
+    bench = Monitored(a)
+    bench.round()
+    bench.monitor.other_bytes = 50 * MIB  # such as topology, in less time than between two rounds
+    bench.round()
+    assert not bench.monitor.is_alarmed
+    assert a.share <= 40 * MIB
+    bench.clock.advance(0.3)  # the next round comes soon
+    a.ram = 40 * MIB
+    assert not bench.monitor.tick(bench.clock.monotonic())
+    assert bench.monitor.rounds == 3
+    assert bench.events == []
+    # And if one does not page out, after a few rounds.
+    a.ram = 58 * MIB
+    bench.round()
+    for _ in range(ROUNDS_OVER - 2):
+        bench.clock.advance(0.3)
+        bench.monitor.tick(bench.clock.monotonic())
+    assert not bench.monitor.is_alarmed
+    bench.clock.advance(0.3)
+    bench.monitor.tick(bench.clock.monotonic())
+    assert bench.kinds() == ["memory_alarm"]
+
+
+def test_publishers_wait_at_once_for_what_no_queue_can_page_out() -> None:
+    bench = Monitored(queue(ram=10 * MIB))
+    bench.monitor.other_bytes = BUDGET
+    bench.round()
+    assert bench.kinds() == ["memory_alarm"]
+    bench = Monitored(queue(ram=150 * MIB))  # or for far too much
+    bench.round()
+    assert bench.kinds() == ["memory_alarm"]
 
 
 @pytest.mark.parametrize(

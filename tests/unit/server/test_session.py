@@ -59,7 +59,8 @@ class FakeVhost:
     def __init__(self) -> None:
         self.engine = SimpleNamespace(failed=None)
         self.turns = 0
-        self.other_bytes = 0
+        self.output_bytes = 0
+        self.has_room = True
         self.on_turn: Callable[[], None] | None = None
 
     def turn(self) -> bool:
@@ -74,8 +75,11 @@ class FakeVhost:
     def tick(self) -> float:
         return 60.0
 
-    def add_other(self, delta: int) -> None:
-        self.other_bytes += delta
+    def add_output(self, _user: str, delta: int) -> None:
+        self.output_bytes += delta
+
+    def has_output_room(self, _user: str) -> bool:
+        return self.has_room
 
 
 class Rig:
@@ -135,7 +139,7 @@ def with_session(
             rig.client.close()
             rig.hub.stop()
             assert not rig.hub.sessions
-            assert rig.vhost.other_bytes == 0
+            assert rig.vhost.output_bytes == 0
 
     run_polling(run())
 
@@ -188,7 +192,7 @@ def test_one_that_does_not_read_is_not_read_and_its_output_is_counted() -> None:
             sent += 100_000
             outlet.flush()
         assert handler.log == [False]
-        assert rig.vhost.other_bytes > HIGH_WATER_BYTES
+        assert rig.vhost.output_bytes == rig.session.waiting_bytes > HIGH_WATER_BYTES
         rig.client.send(b"more")
         for _ in range(5):
             await asyncio.sleep(0)
@@ -197,6 +201,46 @@ def test_one_that_does_not_read_is_not_read_and_its_output_is_counted() -> None:
         await handler.until(lambda: handler.received == b"more")
         assert handler.log == [False, True]
         assert outlet.is_writable
+
+    with_session(scenario)
+
+
+def test_output_that_waits_counts_from_its_first_byte() -> None:
+    async def scenario(rig: Rig) -> None:
+        session = rig.session
+        sent = 0
+        while not session.waiting_bytes:
+            session.write([bytes(10_000)])
+            sent += 10_000
+        assert 0 < session.waiting_bytes <= 10_000
+        assert rig.vhost.output_bytes == session.waiting_bytes
+        session.write([bytes(1000), bytes(500)])
+        sent += 1500
+        assert rig.vhost.output_bytes == session.waiting_bytes
+        assert session.outlet.is_writable
+        assert len(await rig.read(sent)) == sent
+        assert rig.vhost.output_bytes == 0
+        while not session.waiting_bytes:
+            session.write([bytes(10_000)])
+        session.abort()
+        assert rig.vhost.output_bytes == 0
+
+    with_session(scenario)
+
+
+def test_without_room_for_its_user_nothing_more_is_taken_once_something_waits() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.vhost.has_room = False
+        session = rig.session
+        sent = 0
+        while not session.waiting_bytes:
+            assert session.outlet.is_writable
+            session.write([bytes(10_000)])
+            sent += 10_000
+        assert not session.outlet.is_writable
+        assert rig.handler.log == [False]
+        assert len(await rig.read(sent)) == sent
+        await rig.handler.until(lambda: rig.handler.log == [False, True])
 
     with_session(scenario)
 

@@ -281,6 +281,7 @@ def status(vhost: VHost) -> Info:
         "client_bytes": vhost.usage.client_bytes,
         "transaction_bytes": vhost.usage.transaction_bytes,
         "unfinished_bytes": vhost.unfinished_bytes,
+        "output_bytes": vhost.usage.output.total,
         "rss_bytes": 0 if rss is None else rss.rss_bytes,
         "rss_limit_bytes": 0 if rss is None else rss.limit_bytes(vhost.monitor.budget_bytes),
         "is_memory_alarmed": vhost.is_memory_short,

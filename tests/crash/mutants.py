@@ -355,8 +355,8 @@ MUTANTS = (
     ),
     Mutant(
         "parts-applied-at-once", "transaction",
-        "        replay.parts.setdefault(transaction, []).append((at.segment, at.offset))\n",
-        "        replay.parts.setdefault(transaction, []).append((at.segment, at.offset))\n"
+        "        replay.parts.setdefault(transaction, {})[at.lsn] = at.segment, at.offset\n",
+        "        replay.parts.setdefault(transaction, {})[at.lsn] = at.segment, at.offset\n"
         "        apply_all([op for op in ops if op.type == record.DEQUEUE], self, at)\n",
     ),
     Mutant(

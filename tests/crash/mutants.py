@@ -177,7 +177,7 @@ MUTANTS = (
     ),
     Mutant(
         "seqs-continue", "[9]",
-        "queue.skip_to(-(-top // slots) * slots)",
+        "queue.skip_to(-(-top // self.slots) * self.slots)",
         "queue.skip_to(top)",
     ),
     Mutant(

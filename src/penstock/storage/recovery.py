@@ -145,7 +145,7 @@ def begin(found: Recovered) -> None:
     state = found.state
     if not found.is_clean:
         for queue in state.queues.values():
-            state.skip_to_border(queue)
+            queue.skip_to_border()
             queue.mark = min(queue.mark, queue.next_seq)
         state.next_queue += QUEUE_NUMBER_JUMP
     found.unknown = state.store.forget_unknown()

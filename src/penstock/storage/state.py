@@ -250,12 +250,6 @@ class StorageState(LogState):
         at.first_seqs = first_seqs
         apply_all(replay.take_part(transaction, part_lsn), self, at)
 
-    def skip_to_border(self, queue: QueueIndex) -> None:
-        """Let a queue go on at the next border of a segment, beyond all seqs that a crash may have
-        left on the disk [9]."""
-        top = max(queue.next_seq, queue.mark)
-        queue.skip_to(-(-top // self.slots) * self.slots)
-
     def next_seqs(self, numbers: list[int]) -> dict[int, int]:
         """Return the seq or offset that the next message gets, of queues and streams by number; 0
         for deleted ones."""
@@ -539,7 +533,7 @@ class Replay:
                     queue = state.queues.get(number)
                     if queue is not None and number not in skipped:
                         skipped.add(number)
-                        state.skip_to_border(queue)
+                        queue.skip_to_border()
                 at = AppliedRecord(self.last_lsn, NONE, state.next_seqs(targets))
                 apply_all(ops, state, at)
                 if self._ram_bytes and self.held_bytes > self._ram_bytes:

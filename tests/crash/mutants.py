@@ -177,13 +177,13 @@ MUTANTS = (
     ),
     Mutant(
         "seqs-continue", "[9]",
-        "queue.skip_to(-(-top // slots) * slots)",
-        "queue.skip_to(top)",
+        "self.skip_to(-(-top // self.slots) * self.slots)",
+        "self.skip_to(top)",
     ),
     Mutant(
         "seq-below-mark", "[9]",
-        "top = max(queue.next_seq, queue.mark)",
-        "top = queue.next_seq",
+        "top = max(self.next_seq, self.mark)",
+        "top = self.next_seq",
     ),
     Mutant(
         "ids-continue", "[9]",
@@ -355,8 +355,8 @@ MUTANTS = (
     ),
     Mutant(
         "parts-applied-at-once", "transaction",
-        "        replay.parts.setdefault(transaction, []).append((at.segment, at.offset))\n",
-        "        replay.parts.setdefault(transaction, []).append((at.segment, at.offset))\n"
+        "        replay.parts.setdefault(transaction, {})[at.lsn] = at.segment, at.offset\n",
+        "        replay.parts.setdefault(transaction, {})[at.lsn] = at.segment, at.offset\n"
         "        apply_all([op for op in ops if op.type == record.DEQUEUE], self, at)\n",
     ),
     Mutant(

@@ -165,7 +165,7 @@ _WORDS = {
 
 _RECORDS = {
     "PUBLISH", "DEQUEUE", "MOVE", "REQUEUE", "MARK", "PURGE", "DELETE_QUEUE", "TOPOLOGY", "TX",
-    "TX_PART", "TX_COMMIT", "RELEASE", "LEASE",
+    "TX_PART", "TX_COMMIT", "TX_SLICE", "RELEASE", "LEASE",
 }  # fmt: skip
 
 

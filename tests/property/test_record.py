@@ -60,6 +60,7 @@ def test_the_others(
     assert record.decode_mark(record.mark_data(queue, b)) == (queue, b)
     assert record.decode_release(record.release_data(queue, queue)) == (queue, queue)
     firsts = [(n, seq) for seq, n in some]
+    assert record.decode_tx_slice(record.tx_slice_data(a, b, firsts), many) == (a, b, firsts)
     assert record.decode_tx_commit(record.tx_commit_data(b, firsts), many) == (b, firsts)
 
 
@@ -85,6 +86,7 @@ def test_any_bytes_are_decoded_or_refused(kind: int, flags: int, count: int, dat
         lambda: record.decode_ops(data, count),
         lambda: record.decode_tx_part(data, count),
         lambda: record.decode_tx_commit(data, count),
+        lambda: record.decode_tx_slice(data, count),
         lambda: record.decode(data, kind),
     )
     for decoder in decoders:

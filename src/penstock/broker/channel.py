@@ -105,7 +105,7 @@ UNACKED_BYTES: Final = 120  # what one costs in RAM, for the count: the object a
 PUBLISH_BYTES: Final = 500  # measured: a publish to one queue, without its header and body
 PLACE_BYTES: Final = 160  # measured: each other queue of it
 ACK_BYTES: Final = 200
-LONG_PLACES: Final = 4096  # of messages in queues: from then on a commit is done in slices
+LONG_PLACES: Final = 4096  # of messages in queues and streams: more are committed in slices
 KEPT_STEPS: Final = 4  # of one message to one queue
 # Deliveries that are taken or settled before the turn's budget is looked at.
 ACK_SLICE: Final = 1024
@@ -311,8 +311,9 @@ class DeferredPublish:
 
 class ChannelTransaction(PublishCollector):
     """The transaction of one channel, from one commit or rollback to the next. `places`:
-    (partition, offset) of what it appended to streams, after the commit. end(error): closes its
-    channel with this error; called when it holds too much."""
+    (partition, offset) of what it appended to streams, after the commit. `lsn`: what settles all
+    of it in the vhost's mode, after `finish`; 0 if nothing durable was in it. end(error): closes
+    its channel with this error; called when it holds too much."""
 
     def __init__(self, vhost: VHost, end: Callable[[ChannelError], None]) -> None:
         self.vhost: VHost = vhost
@@ -329,7 +330,12 @@ class ChannelTransaction(PublishCollector):
         self._kept: list[DeferredPublish] = []
         self._acks: dict[Source, list[int]] = {}
         self._counts: dict[BrokerQueue, tuple[int, int]] = {}  # messages, bytes of bodies
-        self._done: int = 0  # of `_puts`, after the commit
+        self.lsn: int = 0
+        # What of these is done, after the commit.
+        self._mandatory_done: int = 0
+        self._reserves_ended: int = 0  # of `_puts`
+        self._done: int = 0  # of `_puts`
+        self._appends_done: int = 0
         self._kept_done: int = 0
 
     # ---- what is in it -------------------------------------------------------------------------
@@ -403,31 +409,32 @@ class ChannelTransaction(PublishCollector):
 
     # ---- the end of it -------------------------------------------------------------------------
 
-    def commit(self) -> int:
-        """Commit, all or nothing; `finish` does what is left. Return the LSN that settles it in the
-        vhost's mode, 0 if nothing durable was in it. TransactionTooLargeError: it is rolled back,
-        but for what `undo` gives. QueueFullError, DiskFullError: nothing happened."""
+    def commit(self) -> None:
+        """Commit, all or nothing; `finish` does what is left. TransactionTooLargeError: it is
+        rolled back, but for what `undo` gives. QueueFullError, DiskFullError: nothing happened."""
         vhost = self.vhost
         self._check_room()
         if self._kept:  # the engine checks what it has itself
             vhost.engine.check_publish()
-        self._look_at_mandatory()
-        lsn = 0
         transaction = self._transaction
         if transaction.publishes or transaction.appends or transaction.dequeues:
-            lsn = self._transaction.commit(vhost.mode)
-        elif self._transaction.is_open:
-            self._transaction.rollback()
-        self._settle(lsn)
-        self.places = [append.done() for append in self._appends]
+            self.lsn = transaction.commit(vhost.mode)
+        elif transaction.is_open:
+            transaction.rollback()
+        self._settle()
+        self._hold_parts()
         vhost.usage.release(self._hold)
-        for kept in self._kept:
-            kept.reserve(1)
-        return lsn
+        if transaction.has_parts:
+            for queue, (n, total) in self._counts.items():
+                queue.amq.reserve(total, n)
+            self._end_reserves()
+        else:
+            for kept in self._kept:
+                kept.reserve(1)
 
     def is_long(self) -> bool:
         """Return whether its records are to be written in slices (`write_part`)."""
-        return self._transaction.place_count > LONG_PLACES
+        return self._transaction.place_count + len(self._appends) > LONG_PLACES
 
     def write_part(self) -> int:
         """Write some of its records before the commit. Returns the number of places; 0: `commit`
@@ -435,8 +442,8 @@ class ChannelTransaction(PublishCollector):
         gives."""
         return self._transaction.write_part(self.vhost.mode)
 
-    def _settle(self, lsn: int) -> None:
-        """Remove what was acknowledged, and hold what was published until the LSN is settled."""
+    def _settle(self) -> None:
+        """Remove what was acknowledged."""
         vhost = self.vhost
         for source, tags in self._acks.items():
             if source.is_deleted:
@@ -447,19 +454,70 @@ class ChannelTransaction(PublishCollector):
             else:
                 source.ack(tags)
             vhost.dispatch.mark(source)
-        first_seqs = self._transaction.first_seqs
-        for number, (queue, plan) in self._first_plans.items():
-            seq = first_seqs.get(number)
-            if seq is not None and not queue.is_deleted:
-                queue.amq.hold(plan, seq, lsn, vhost.mode)
+
+    def _hold_parts(self) -> None:
+        """Hold what has just been published until the LSN is settled."""
+        vhost = self.vhost
+        for number, seq in self._transaction.first_seqs.items():
+            found = self._first_plans.get(number)
+            if found is not None and not found[0].is_deleted:
+                queue, plan = found
+                queue.amq.hold(plan, seq, self.lsn, vhost.mode)
                 vhost.dispatch.mark(queue)
 
     def finish(self) -> bool:
-        """Do what is left after the commit, as far as the turn's budget goes: count what was
-        published for limits and alerts, and publish what waited. Return whether all is done."""
+        """Do what is left after the commit, as far as the turn's budget goes: publish the rest of a
+        commit in slices, count what was published for limits and alerts, find what is to be
+        returned, and publish what waited. Return whether all is done. DiskFullError: call it again
+        when the log has room."""
         budget = self.vhost.budget
+        transaction = self._transaction
+        if not self._count_puts():
+            return False
+        while transaction.has_parts:
+            budget.left -= transaction.apply_part(self.vhost.mode)
+            self.lsn = self.vhost.engine.last_lsn
+            self._hold_parts()
+            self._end_reserves()
+            if not self._count_puts():
+                return False
+            if budget.left <= 0 and budget.is_over():
+                return False
+        while self._appends_done < len(self._appends):
+            self.places.append(self._appends[self._appends_done].done())
+            self._appends_done += 1
+            budget.left -= 1
+            if budget.left <= 0 and budget.is_over():
+                return False
+        while self._mandatory_done < len(self._mandatory):
+            route, targets, props, body = self._mandatory[self._mandatory_done]
+            self._mandatory_done += 1
+            if self._is_lost(targets):
+                self.returned.append((route, props, body))
+            budget.left -= len(targets.queues)
+            if budget.left <= 0 and budget.is_over():
+                return False
+        return self._publish_all_kept()
+
+    def _end_reserves(self) -> None:
+        """Keep room no longer for what has just been published, of a commit in slices."""
+        has_parts = self._transaction.has_parts
+        while self._reserves_ended < len(self._puts):
+            put = self._puts[self._reserves_ended]
+            if has_parts and not put.published.is_applied:
+                break
+            self._reserves_ended += 1
+            for queue, _ in put.plans:
+                queue.amq.reserve(-put.published.message.size, -1)
+
+    def _count_puts(self) -> bool:
+        """Count what has taken effect; return whether all that has is counted."""
+        budget = self.vhost.budget
+        has_parts = self._transaction.has_parts
         while self._done < len(self._puts):
             put = self._puts[self._done]
+            if has_parts and not put.published.is_applied:
+                return True  # it comes with a later part
             self._done += 1
             size = put.published.message.size
             for queue, plan, entry in put.entered():
@@ -470,6 +528,12 @@ class ChannelTransaction(PublishCollector):
             budget.left -= len(put.plans)
             if budget.left <= 0 and budget.is_over():
                 return False
+        return True
+
+    def _publish_all_kept(self) -> bool:
+        """Publish what waited for the commit, as far as the budget goes; return whether that is
+        all."""
+        budget = self.vhost.budget
         while self._kept_done < len(self._kept):
             kept = self._kept[self._kept_done]
             self._kept_done += 1
@@ -504,11 +568,6 @@ class ChannelTransaction(PublishCollector):
             names = ", ".join(repr(queue.name) for queue in queues)
             text = f"a transient message of a transaction for {names} is lost: {error}"
             self.vhost.event("warning", text)
-
-    def _look_at_mandatory(self) -> None:
-        for route, targets, props, body in self._mandatory:
-            if self._is_lost(targets):
-                self.returned.append((route, props, body))
 
     def _is_lost(self, targets: Targets) -> bool:
         """Return whether none of these exists any more. A queue that was restarted does."""

@@ -108,6 +108,7 @@ DELIVERY_COUNT: Final = "penstock.delivery_count"  # a capability of clients tha
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
 TAG_BYTES: Final = 16  # of chance in a consumer tag that the server makes
 TX_COMMIT: Final = (90, 20)
+ROOM_RETRY_S: Final = 0.1  # a commit that is decided asks again whether the log has room
 PLACE_LOG_BYTES: Final = 128  # of the log, about, for one message in one queue
 
 
@@ -369,16 +370,12 @@ def on_tx_commit(channel: Channel, method: Method) -> None:
 def _commit(channel: Channel, transaction: ChannelTransaction) -> "AfterCommit":
     """Commit; return what is left to do then. ChannelError: it is rolled back."""
     try:
-        lsn = transaction.commit()
+        transaction.commit()
     except (TransactionTooLargeError, QueueFullError, DiskFullError) as error:
         raise _refused(channel, transaction, error) from None
     _begin(channel)
     channel.committed(transaction)
-    if channel.publisher.appended is not None:
-        channel.publisher.appended.extend(transaction.places)
-    for route, props, body in transaction.returned:
-        channel.publisher.return_message(route, props, body)
-    return AfterCommit(channel, transaction, lsn)
+    return AfterCommit(channel, transaction)
 
 
 def _refused(channel: Channel, transaction: ChannelTransaction, error: Exception) -> ChannelError:
@@ -393,7 +390,7 @@ def _refused(channel: Channel, transaction: ChannelTransaction, error: Exception
 class LongCommit(BackgroundTask):
     """The commit of a transaction of many messages. Its records are written in slices, and the
     channel waits; until the decision, which is one step, it can still be rolled back. What was
-    decided is done to its end, whatever becomes of the channel."""
+    decided takes effect in slices too, to its end, whatever becomes of the channel."""
 
     def __init__(self, channel: Channel, transaction: ChannelTransaction) -> None:
         self._channel: Channel = channel
@@ -439,10 +436,7 @@ class LongCommit(BackgroundTask):
         channel, transaction = self._channel, self._transaction
         after = self._after
         if after is not None:
-            if not after.rest.step():
-                return AGAIN
-            self._answer(after.lsn)
-            return DONE
+            return self._finish(after)
         self._has_begun = True
         budget = channel.vhost.budget
         try:
@@ -455,6 +449,17 @@ class LongCommit(BackgroundTask):
             raise _refused(channel, transaction, error) from None
         self._after = _commit(channel, transaction)
         return AGAIN
+
+    def _finish(self, after: "AfterCommit") -> int:
+        try:
+            if not after.rest.step():
+                return AGAIN
+        except DiskFullError:  # it is decided: it goes on when the log has room
+            vhost = self._channel.vhost
+            vhost.timers.call_at(vhost.clock.monotonic() + ROOM_RETRY_S, self._wake)
+            return ASLEEP
+        self._answer(self._transaction.lsn)
+        return DONE
 
     def _answer(self, lsn: int) -> None:
         """Answer once the LSN is settled; nobody is answered if the channel is closed."""
@@ -493,28 +498,36 @@ class RestOfCommit(SlicedWork):
             self._settling.append(SettleFailed(channel.vhost, failed, how))
 
     def step(self) -> bool:
-        if not self._transaction.finish():
+        transaction = self._transaction
+        if not transaction.finish():
             return False
         while self._settling:
             if not self._settling[-1].step():
                 return False
             self._settling.pop()
-        self._channel.update()
+        channel = self._channel
+        publisher = channel.publisher
+        if publisher.appended is not None:
+            publisher.appended.extend(transaction.places)
+        if not channel.is_closed:
+            for route, props, body in transaction.returned:
+                publisher.return_message(route, props, body)
+        channel.update()
         return True
 
 
 class AfterCommit(SlicedWork):
-    """The rest of a commit, and the answer, once `lsn` is settled."""
+    """The rest of a commit, and the answer, once it is settled."""
 
-    def __init__(self, channel: Channel, transaction: ChannelTransaction, lsn: int) -> None:
+    def __init__(self, channel: Channel, transaction: ChannelTransaction) -> None:
         self._channel: Channel = channel
+        self._transaction: ChannelTransaction = transaction
         self.rest: RestOfCommit = RestOfCommit(channel, transaction)
-        self.lsn: int = lsn
 
     def step(self) -> bool:
         if not self.rest.step():
             return False
-        self._channel.answer(self.lsn, TxCommitOk())
+        self._channel.answer(self._transaction.lsn, TxCommitOk())
         return True
 
     def abandon(self) -> None:

@@ -975,9 +975,27 @@ def _fan_out(
     size = len(body) if spooled is None else spooled.size
     dead: list[tuple[BrokerQueue, bool]] = []
     shared = _those_that_take_it(queues, size, facts, dead) if may_refuse else queues
-    whole = body
-    if spooled is not None and (streams or _has_dead_letters(dead)):
+    if spooled is not None and _has_dead_letters(dead):
         whole = whole_body(vhost, spooled)
+        engine = vhost.engine
+        engine.own_body(spooled)
+        try:
+            with engine.share(engine.share_of(whole, len(dead) + 1), owned=spooled):
+                return _send(vhost, shared, streams, header, body, facts, spooled, whole, dead)
+        finally:
+            engine.disown_body(spooled)
+    whole = body if spooled is None or not streams else whole_body(vhost, spooled)
+    return _send(vhost, shared, streams, header, body, facts, spooled, whole, dead)
+
+
+def _send(
+    vhost: VHost, shared: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
+    body: bytes, facts: Facts, spooled: Message | None, whole: bytes,
+    dead: list[tuple[BrokerQueue, bool]],
+) -> tuple[int, bool]:  # fmt: skip
+    """Publish to queues that take the message and to streams, then to those that make a dead letter
+    of it. whole: its body, if a stream or a dead letter needs it. Returns as `fan_out`."""
+    size = len(body) if spooled is None else spooled.size
     lsn = 0
     if streams:
         joined, shared = by_durability(shared, facts)

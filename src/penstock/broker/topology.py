@@ -163,7 +163,9 @@ class Topology:
                 continue
             try:
                 arguments = _decoded(bound.arguments)
-                self.router.bind(source, kind, destination, _text(bound.key), arguments)
+                self.router.bind(
+                    source, kind, destination, _text(bound.key), arguments, encoded=bound.arguments
+                )
             except AMQPError as error:
                 text = f"a binding of {self.called(source)} is left out: {error}"
                 self._on_event("warning", text)

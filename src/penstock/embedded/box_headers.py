@@ -41,7 +41,11 @@ class BoxHeaders(HeaderCodec):
         return _AMQP.expiry_ms(header) if is_amqp(header) else _PLAIN.expiry_ms(header)
 
     def is_for_now(self, header: bytes) -> bool:
-        return is_amqp(header) and _AMQP.is_for_now(header)
+        return _AMQP.is_for_now(header) if is_amqp(header) else _PLAIN.is_for_now(header)
+
+    def for_now(self, header: bytes) -> bytes:
+        """Return the header of a message that a box puts with a time to live of 0."""
+        return _PLAIN.for_now(header)
 
     def with_(
         self, header: bytes, *, attempts: int | None = None, priority: int | None = None,

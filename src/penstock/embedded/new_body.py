@@ -40,6 +40,8 @@ class NewBody:
         self.ttl_ms: int | None = None if ttl is None else time_ms("ttl", ttl)
         self.delay_ms: int | None = None if delay is None else time_ms("delay", delay)
         self.header: bytes = header_of(headers) if headers else b""
+        if self.ttl_ms == 0:  # it expires when it is requeued, as in a broker
+            self.header = HEADERS.for_now(self.header)
 
 
 def body_of(body: object) -> bytes:

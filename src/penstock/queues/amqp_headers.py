@@ -419,7 +419,7 @@ class AmqpHeaders(HeaderCodec):
 
     def is_for_now(self, header: bytes) -> bool:
         if not header or header[0] & FORMAT_MASK != FORMAT:
-            return False
+            return _PLAIN.is_for_now(header)
         try:
             expiration = RawProperties(self.parts(header)[1]).expiration()
         except PropertiesError:

@@ -16,6 +16,7 @@ Format of PlainHeaders, big-endian; parts at their default are omitted, and no p
     16 headers 2 x          name (length 2, UTF-8) | type 1 | value
                             s text, b bytes (length 4 first); i integer 8, signed; f float 8;
                             t true, n false (no bytes)
+    32 no bytes             put with a time to live of 0, and has not died since
     reason: 0 rejected, 1 expired, 2 maxlen, 3 delivery_limit
 
 Deaths are as in RabbitMQ's x-death: the last first, one per queue and reason, with a count. The
@@ -47,7 +48,8 @@ _PRIORITY: Final = 2
 _EXPIRY: Final = 4
 _DEATHS: Final = 8
 _HEADERS: Final = 16
-_ALL: Final = 31
+_FOR_NOW: Final = 32
+_ALL: Final = 63
 
 _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
@@ -122,7 +124,7 @@ class HeaderCodec(ABC):
 class Plain:
     """The fields of a PlainHeaders header."""
 
-    __slots__ = ("attempts", "deaths", "expiry_ms", "first", "priority", "values")
+    __slots__ = ("attempts", "deaths", "expiry_ms", "first", "is_for_now", "priority", "values")
 
     def __init__(self) -> None:
         self.attempts: int = 0
@@ -131,6 +133,7 @@ class Plain:
         self.first: tuple[str, str] | None = None
         self.deaths: list[Death] = []
         self.values: dict[str, HeaderValue] = {}
+        self.is_for_now: bool = False
 
 
 class PlainHeaders(HeaderCodec):
@@ -150,7 +153,13 @@ class PlainHeaders(HeaderCodec):
         return _parse(header).expiry_ms if header else 0
 
     def is_for_now(self, header: bytes) -> bool:
-        return False
+        return len(header) > 1 and header[1] & _FOR_NOW != 0
+
+    def for_now(self, header: bytes) -> bytes:
+        """Return the header of a message that is put with a time to live of 0."""
+        plain = _parse(header)
+        plain.is_for_now = True
+        return _encode(plain)
 
     def with_(
         self, header: bytes, *, attempts: int | None = None, priority: int | None = None,
@@ -167,6 +176,7 @@ class PlainHeaders(HeaderCodec):
 
     def with_death(self, header: bytes, death: Death) -> bytes:
         plain = _parse(header)
+        plain.is_for_now = False
         for i, old in enumerate(plain.deaths):
             if old.queue == death.queue and old.reason == death.reason:
                 del plain.deaths[i]
@@ -242,6 +252,8 @@ def _encode(plain: Plain) -> bytes:
         parts.append(_U16.pack(len(plain.values)))
         for name, value in plain.values.items():
             parts += [_name(name), _value(name, value)]
+    if plain.is_for_now:
+        flags |= _FOR_NOW
     return bytes((VERSION, flags)) + b"".join(parts) if flags else b""
 
 
@@ -291,6 +303,7 @@ def _parse(header: bytes) -> Plain:
         for _ in range(r.u16()):
             name = r.name()
             plain.values[name] = r.value()
+    plain.is_for_now = flags & _FOR_NOW != 0
     r.end()
     return plain
 

@@ -418,19 +418,22 @@ class Binding:
     has no type for an argument.
     """
 
-    __slots__ = ("creator", "destination", "encoded", "held_bytes", "identity", "key", "kind",
-                 "source", "target")  # fmt: skip
+    __slots__ = ("_decoded", "creator", "destination", "encoded", "held_bytes", "identity", "key",
+                 "kind", "source", "target")  # fmt: skip
 
     def __init__(
         self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object],
-        creator: str = "",
+        creator: str = "", encoded: bytes | None = None,
     ) -> None:  # fmt: skip
         assert kind in ("q", "e"), kind
         self.source: str = source
         self.kind: str = kind
         self.destination: str = destination
         self.key: str = key
-        self.encoded: bytes = encode_table(arguments) if arguments else b""
+        if encoded is None:
+            encoded = encode_table(arguments) if arguments else b""
+        self.encoded: bytes = encoded
+        self._decoded: dict[str, object] | None = arguments
         self.target: str = kind + destination
         self.creator: str = creator
         self.identity: object = (source, self.target, key, _identity_of(arguments))
@@ -438,8 +441,14 @@ class Binding:
 
     @property
     def arguments(self) -> dict[str, object]:
-        """The arguments, decoded at each call."""
+        """The arguments, decoded at each call after `forget_decoded`."""
+        if self._decoded is not None:
+            return self._decoded
         return decode_table(self.encoded)[0] if self.encoded else {}
+
+    def forget_decoded(self) -> None:
+        """Keep the encoded arguments only."""
+        self._decoded = None
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -353,14 +353,15 @@ class Router:
 
     def bind(
         self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object],
-        creator: str = "",
+        creator: str = "", encoded: bytes | None = None,
     ) -> bool:  # fmt: skip
-        """Add a binding, which this user has asked for. Returns False if it exists. Raises
-        ChannelError 406 for bad arguments."""
-        binding = Binding(source, kind, destination, key, arguments, creator)
+        """Add a binding, which this user has asked for. encoded: its arguments, if they are stored.
+        Returns False if it exists. Raises ChannelError 406 for bad arguments."""
+        binding = Binding(source, kind, destination, key, arguments, creator, encoded)
         if binding.identity in self._by_source[source]:
             return False
         self._exchanges[source].type.bind(binding)
+        binding.forget_decoded()
         self._by_source[source][binding.identity] = binding
         self._by_target.setdefault(binding.target, {})[binding.identity] = binding
         self._counted(binding, 1)

@@ -383,10 +383,13 @@ class StorageEngine:
         Placement."""
         return self.placement.share_of(body, copies, message)
 
-    def share(self, shared: SharedBody | None, *, completes: bool = True) -> Sharing:
-        """Return a `with` inside of which every message published with this body object shares
-        it."""
-        return Sharing(self.placement, shared, completes=completes)
+    def share(
+        self, shared: SharedBody | None, *, completes: bool = True, owned: Message | None = None
+    ) -> Sharing:
+        """Return a `with` inside of which every message published with this body object shares it,
+        in RAM and in the store. owned: a message that has the body in the store already, and keeps
+        it there (`own_body`)."""
+        return Sharing(self.placement, shared, completes=completes, owned=owned)
 
     def publish(
         self, queues: list[QueueIndex], header: bytes, body: bytes, mode: int, expiry_ms: int = 0
@@ -403,12 +406,27 @@ class StorageEngine:
         size = len(body)
         message = self.placement.new_message(header, body, expiry_ms, len(queues))
         if self.placement.is_in_store(size, len(queues)):
-            try:
-                message.store_file = self.state.store.write(message.id, body, len(queues))
-            except OSError as error:
-                raise journal.disk_full(error, size) from error
+            self._place_in_store(message, body, len(queues))
         self._append_publish(message, queues, mode)
         return message
+
+    def _place_in_store(self, message: Message, body: bytes, refs: int) -> None:
+        """Write the body of a new message to its store, or let it have the body of another that
+        shares it. DiskFullError: nothing happened."""
+        placement = self.placement
+        store = self.store_of(message)
+        known = placement.stored_like(message, body)
+        if known is not None and (
+            known is placement.owned or store.refs(known.store_file, known.id) > 0
+        ):
+            store.ref(known.store_file, known.id, refs)
+            message.id, message.store_file = known.id, known.store_file
+            return
+        try:
+            message.store_file = store.write(message.id, body, refs)
+        except OSError as error:
+            raise self.journal.disk_full(error, message.size) from error
+        placement.note_stored(message, body)
 
     def publish_spooled(
         self, queues: list[QueueIndex], header: bytes, message: Message, mode: int
@@ -467,13 +485,11 @@ class StorageEngine:
         may_leave = copies > 1 or size >= self._transient_below
         if may_leave and placement.is_in_store(size, copies):
             message = placement.message_on_disk(header, size, expiry_ms)
-            try:
-                message.store_file = self.transient.write(message.id, body, copies)
-            except OSError as error:
-                raise self.journal.disk_full(error, size) from error
+            message.persistent = False
+            self._place_in_store(message, body, copies)
         else:
             message = placement.new_message(header, body, expiry_ms, copies)
-        message.persistent = False
+            message.persistent = False
         for queue in queues:
             queue.holder.add(Entry(queue.take_seq(), message))
         placement.complete(message)

@@ -48,7 +48,7 @@ from penstock.errors import (
 from penstock.storage import record
 from penstock.storage.filesystem import FileSystem
 from penstock.storage.options import StorageOptions
-from penstock.storage.record_types import AppliedRecord, Operation, TxCommit, TxPart
+from penstock.storage.record_types import AppliedRecord, Operation, TxCommit, TxPart, TxSlice
 from penstock.storage.state import StorageState
 from penstock.storage.transaction_log import TransactionLog
 
@@ -176,7 +176,7 @@ class Journal:
     def write_parts(
         self, operations: list[Operation], mode: int, number: int, *, names_store: bool
     ) -> int:
-        """Log operations of a transaction that a `decide` or a `give_up` will follow, as TX_PARTs.
+        """Log operations of a transaction that `decide` or `end_parts` will follow, as TX_PARTs.
         Their places are ordinals. number: of the transaction, 0 for a new one. Returns its number.
         DiskFullError: some of them may be in the log."""
         assert self.gathering is None, "a transaction is a record of its own"
@@ -187,29 +187,56 @@ class Journal:
             part.append(op)
             size += len(op.data)
             if size >= self.options.tx_part_bytes or i == len(operations) - 1:
-                named = number or self.log.last_lsn + 1
-                self.append_ops([TxPart(named, part).encode()], mode, names_store)
-                if not number:
-                    number = named
-                    self.committing += 1
+                lsn = self._write_part(part, mode, number, names_store)
+                number = number or lsn
                 part, size = [], 0
-                if self.log.is_full:
-                    self.wait_for_room()
         return number
+
+    def write_part(
+        self, operations: list[Operation], mode: int, number: int, *, names_store: bool
+    ) -> int:
+        """Log operations of a transaction, whose parts take effect one by one, as one TX_PART.
+        Their places are ordinals within it. number: of the transaction, 0 for a new one, whose
+        number is the LSN of its first part. Returns the LSN. DiskFullError: nothing happened."""
+        assert self.gathering is None, "a transaction is a record of its own"
+        ops = [operation.encode() for operation in operations]
+        return self._write_part(ops, mode, number, names_store)
+
+    def _write_part(self, ops: list[record.Op], mode: int, number: int, names_store: bool) -> int:
+        lsn = self.log.last_lsn + 1
+        self.append_ops([TxPart(number or lsn, ops).encode()], mode, names_store)
+        if not number:
+            self.committing += 1
+        if self.log.is_full:
+            self.wait_for_room()
+        return lsn
+
+    def apply_part(
+        self, operations: list[Operation], mode: int, number: int, part_lsn: int,
+        first_seqs: dict[int, int],
+    ) -> int:  # fmt: skip
+        """Log a TX_SLICE for one part of a transaction, and apply the part. The first one decides:
+        all parts must follow, and then `end_parts`. first_seqs: queue or stream -> seq or offset of
+        its first message in the part. Returns the LSN. DiskFullError: nothing happened."""
+        found = TxSlice(number, part_lsn, list(first_seqs.items()))
+        lsn = self.append_ops([found.encode()], mode)
+        self.apply(operations, lsn, mode, first_seqs)
+        return lsn
 
     def decide(
         self, operations: list[Operation], mode: int, number: int, first_seqs: dict[int, int]
     ) -> int:
         """Log the TX_COMMIT for all operations of a transaction, which are in the log, and apply
         them. first_seqs: queue or stream -> its first seq or offset. Returns the LSN.
-        DiskFullError: nothing happened; `give_up` must follow."""
+        DiskFullError: nothing happened; `end_parts` must follow."""
         lsn = self.append_ops([TxCommit(number, list(first_seqs.items())).encode()], mode)
         self.committing -= 1
         self.apply(operations, lsn, mode, first_seqs)
         return lsn
 
-    def give_up(self) -> None:
-        """End a transaction whose parts are in the log and will not be decided."""
+    def end_parts(self) -> None:
+        """End a transaction whose parts are in the log: all of them have taken effect, or none ever
+        will."""
         self.committing -= 1
 
     def commit_parts(

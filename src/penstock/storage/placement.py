@@ -11,8 +11,9 @@ in several calls does that inside
     with engine.share(engine.share_of(body, len(queues))):
         ...
 
-and every message that is published inside with this very object shares it. This may be nested,
-because a publish may push out another message, which moves to other queues.
+and every message that is published inside with this very object shares it. What goes to the store
+goes there once: the messages have one id, that of the body. This may be nested, because a publish
+may push out another message, which moves to other queues.
 """
 
 from types import TracebackType
@@ -26,12 +27,15 @@ class Placement:
     """Makes the messages of one engine.
 
     time_s: the time of new messages, seconds since 1970; the engine sets it at each turn. sharing:
-    the SharedBody of new messages with its body; None outside of `share`.
+    the SharedBody of new messages with its body; None outside of `share`. owned: a message that
+    has this body in the store for as long as it is shared, or None.
     """
 
     def __init__(self, factory: MessageFactory, options: StorageOptions, time_s: int) -> None:
         self.time_s: int = time_s
         self.sharing: SharedBody | None = None
+        self.owned: Message | None = None
+        self.stored: Message | None = None  # the last one with this body that was written
         self._factory: MessageFactory = factory
         # The options that each publish needs.
         self._embed_below: int = options.queue_index_embed_msgs_below
@@ -82,6 +86,23 @@ class Placement:
             return sharing
         return SharedBody(body, copies) if copies > 1 and body else None
 
+    def stored_like(self, message: Message, body: bytes) -> Message | None:
+        """Return a message that shares this body and had it in the store of `message` when it was
+        published, or None."""
+        sharing = self.sharing
+        if sharing is None or sharing.body is not body:
+            return None
+        for known in (self.owned, self.stored):
+            if known is not None and known.persistent == message.persistent:
+                return known
+        return None
+
+    def note_stored(self, message: Message, body: bytes) -> None:
+        """Note that the body of a new message was written to its store."""
+        sharing = self.sharing
+        if sharing is not None and sharing.body is body:
+            self.stored = message
+
     def complete(self, message: Message) -> None:
         """Note that all queues of a message have it. While `sharing` is set, messages with the same
         body follow."""
@@ -91,22 +112,27 @@ class Placement:
 
 class Sharing:
     """A context manager in which new messages share a body. shared: None for no effect. completes:
-    the last queue gets it inside; False if a transaction publishes it later."""
+    the last queue gets it inside; False if a transaction publishes it later. owned: see
+    Placement."""
 
     def __init__(
-        self, placement: Placement, shared: SharedBody | None, *, completes: bool = True
-    ) -> None:
+        self, placement: Placement, shared: SharedBody | None, *, completes: bool = True,
+        owned: Message | None = None,
+    ) -> None:  # fmt: skip
         self._placement: Placement = placement
         self._shared: SharedBody | None = shared
         self._outer: SharedBody | None = None
         self._completes: bool = completes
+        self._owned: Message | None = owned
+        self._stored: Message | None = None  # both of the outer one, inside
 
     def __enter__(self) -> None:
         shared = self._shared
         placement = self._placement
         self._outer = placement.sharing
-        if shared is not None:
+        if shared is not None and shared is not self._outer:
             placement.sharing = shared
+            self._exchange()
 
     def __exit__(
         self,
@@ -115,7 +141,14 @@ class Sharing:
         traceback: TracebackType | None,
     ) -> None:
         outer = self._outer
-        self._placement.sharing = outer
         shared = self._shared
-        if shared is not None and self._completes and shared is not outer:
-            shared.complete()
+        if shared is not None and shared is not outer:
+            self._placement.sharing = outer
+            self._exchange()
+            if self._completes:
+                shared.complete()
+
+    def _exchange(self) -> None:
+        placement = self._placement
+        placement.owned, self._owned = self._owned, placement.owned
+        placement.stored, self._stored = self._stored, placement.stored

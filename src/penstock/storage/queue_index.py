@@ -372,6 +372,12 @@ class QueueIndex:
             self._touch()
         self.mark = mark
 
+    def skip_to_border(self) -> None:
+        """Go on at the next border of a segment, beyond all seqs that a crash may have left on the
+        disk [9]."""
+        top = max(self.next_seq, self.mark)
+        self.skip_to(-(-top // self.slots) * self.slots)
+
     def skip_to(self, seq: int) -> None:
         """Raise the next seq after an unclean stop: lower ones are not given again [9]."""
         if self.changed != self.ticks.epoch:

@@ -3,7 +3,8 @@
 RabbitMQ's persister and Qpid's TransactionLog write one record per operation and a marker per
 transaction, so their replay must remember open transactions. Here each record is atomic: a single
 operation has its own type, and a transaction is one record of type TX, which lists operations. Only
-a transaction beyond one record is cut into TX_PART and TX_COMMIT. The frequent operations, PUBLISH
+a transaction beyond one record is cut into TX_PARTs, which one TX_COMMIT decides, or, if they take
+effect one by one, the first of the TX_SLICEs. The frequent operations, PUBLISH
 to one queue, DEQUEUE of one run and STREAM, have encoders that pack header and fixed data at once.
 
     Record    length 4 | crc 4 | lsn 8 | type 1 | flags 1 | count 2 | data
@@ -29,6 +30,8 @@ Data by type; "n x" repeats `count` times, "s x" repeats s times:
     TX_PART      transaction 8 | n operations; the seq of a place is its ordinal within
                  (transaction, queue): 0, 1, 2 ...
     TX_COMMIT    transaction 8 | n x (queue 4, first seq 8)
+    TX_SLICE     transaction 8 | LSN of one of its TX_PARTs 8 | n x (queue 4, first seq 8); the seq
+                 of a place in a part that has a TX_SLICE is its ordinal within (part, queue)
     RELEASE      queue 4 | segment 4
     STREAM       stream 4 | offset 8 | time (us) 8 | meta length 4 | meta | payload
     READER_OFFSET  stream 4 | offset 8 | kept from 8 | time (ms) 8 | name of the reader
@@ -80,14 +83,16 @@ LEASE: Final = 13
 READER_OFFSET: Final = 14
 STREAM: Final = 15
 BATCH: Final = 16
+TX_SLICE: Final = 17
 
 TYPE_NAMES: Final[dict[int, str]] = {
     NOP: "NOP", PUBLISH: "PUBLISH", DEQUEUE: "DEQUEUE", MOVE: "MOVE", REQUEUE: "REQUEUE",
     MARK: "MARK", PURGE: "PURGE", DELETE_QUEUE: "DELETE_QUEUE", TOPOLOGY: "TOPOLOGY", TX: "TX",
     TX_PART: "TX_PART", TX_COMMIT: "TX_COMMIT", RELEASE: "RELEASE", LEASE: "LEASE",
     READER_OFFSET: "READER_OFFSET", STREAM: "STREAM", BATCH: "BATCH",
+    TX_SLICE: "TX_SLICE",
 }  # fmt: skip
-KNOWN_TYPES_MAX: Final = BATCH  # types above it are reserved; record_types.py has the table
+KNOWN_TYPES_MAX: Final = TX_SLICE  # types above it are reserved; record_types.py has the table
 
 # Flags of PUBLISH and MOVE.
 IN_STORE: Final = 1  # the body is in the MessageStore, not in the record
@@ -411,7 +416,7 @@ def encode_ops(ops: list[Op]) -> bytes:
     parts: list[bytes] = []
     for op in ops:
         check_op(op.type, op.count, len(op.data))
-        if op.type in (TX, TX_PART, TX_COMMIT):
+        if op.type in (TX, TX_PART, TX_COMMIT, TX_SLICE):
             raise ValueError(f"{type_name(op.type)} inside a list of operations")
         parts.append(_OP.pack(op.type, op.flags, op.count, len(op.data)))
         parts.append(op.data)
@@ -426,6 +431,14 @@ def tx_part_data(transaction: int, ops: list[Op]) -> bytes:
 def tx_commit_data(transaction: int, first_seqs: list[Place]) -> bytes:
     """Data of a TX_COMMIT: the first seq of each queue; its count is their number."""
     parts = [_U64.pack(transaction)]
+    for queue, seq in first_seqs:
+        parts.append(_QUEUE_SEQ.pack(queue, seq))
+    return b"".join(parts)
+
+
+def tx_slice_data(transaction: int, part_lsn: int, first_seqs: list[Place]) -> bytes:
+    """Data of a TX_SLICE: as that of a TX_COMMIT, for one part."""
+    parts = [_U64.pack(transaction), _U64.pack(part_lsn)]
     for queue, seq in first_seqs:
         parts.append(_QUEUE_SEQ.pack(queue, seq))
     return b"".join(parts)
@@ -555,6 +568,15 @@ class TxCommitData(NamedTuple):
     first_seqs: list[Place]
 
 
+class TxSliceData(NamedTuple):
+    """A TX_SLICE: the transaction's number, the LSN of the part, and (queue, first seq) of each
+    queue in the part."""
+
+    transaction: int
+    part_lsn: int
+    first_seqs: list[Place]
+
+
 def decode_publish(data: bytes, flags: int, count: int, offset: int = 0) -> PublishData:
     """A PUBLISH whose data begins at `offset`. RecordError unless it is exactly that long."""
     need = _PUBLISH.size + (8 if flags & HAS_EXPIRY else 0) + (4 if flags & IN_STORE else 0)
@@ -669,7 +691,7 @@ def decode_ops(data: bytes, count: int, offset: int = 0) -> list[Op]:
         _need("TX", data, position, length)
         if not is_known(kind):
             raise RecordError(refusal(kind))
-        if kind in (TX, TX_PART, TX_COMMIT):
+        if kind in (TX, TX_PART, TX_COMMIT, TX_SLICE):
             raise RecordError(f"{type_name(kind)} inside a list of operations")
         ops.append(Op(kind, flags, op_count, data[position : position + length]))
         position += length
@@ -687,6 +709,13 @@ def decode_tx_commit(data: bytes, count: int) -> TxCommitData:
     """A TX_COMMIT for `count` queues."""
     _exact("TX_COMMIT", data, 8 + count * _QUEUE_SEQ.size)
     return TxCommitData(_U64.unpack_from(data)[0], _pairs(_QUEUE_SEQ, data, 8, count))
+
+
+def decode_tx_slice(data: bytes, count: int) -> TxSliceData:
+    """A TX_SLICE for `count` queues."""
+    _exact("TX_SLICE", data, 16 + count * _QUEUE_SEQ.size)
+    transaction, part_lsn = _U64.unpack_from(data)[0], _U64.unpack_from(data, 8)[0]
+    return TxSliceData(transaction, part_lsn, _pairs(_QUEUE_SEQ, data, 16, count))
 
 
 def _need(what: str, data: bytes, offset: int, length: int) -> None:

@@ -145,6 +145,13 @@ class LogState(ABC):
     def apply_commit(self, at: AppliedRecord, transaction: int, first_seqs: dict[int, int]) -> None:
         """Apply the parts of a transaction that were kept."""
 
+    @abstractmethod
+    def apply_slice(
+        self, at: AppliedRecord, transaction: int, part_lsn: int, first_seqs: dict[int, int]
+    ) -> None:
+        """Apply one of the parts that were kept. The others are applied too, at the latest when the
+        log has ended."""
+
 
 # ---- operations --------------------------------------------------------------------------------
 
@@ -611,6 +618,31 @@ class TxCommit(Operation):
         return f"transaction {self.transaction} first seqs {self.first_seqs}"
 
 
+@mypyc_attr(acyclic=True)
+class TxSlice(Operation):
+    """TX_SLICE: one part of a transaction takes effect. The first one decides: so do the others,
+    each by its TX_SLICE, or in recovery if that is not in the log. part_lsn: the LSN of the part.
+    first_seqs: of the part."""
+
+    def __init__(self, transaction: int, part_lsn: int, first_seqs: list[Place]) -> None:
+        self.transaction: int = transaction
+        self.part_lsn: int = part_lsn
+        self.first_seqs: list[Place] = first_seqs
+
+    def encode(self) -> Op:
+        data = record.tx_slice_data(self.transaction, self.part_lsn, self.first_seqs)
+        return Op(record.TX_SLICE, 0, len(self.first_seqs), data)
+
+    def apply(self, state: LogState, at: AppliedRecord) -> None:
+        state.apply_slice(at, self.transaction, self.part_lsn, dict(self.first_seqs))
+
+    def contents(self) -> "list[Publish | StreamRecord]":
+        return []  # its part brings them
+
+    def text(self) -> str:
+        return f"transaction {self.transaction} part {self.part_lsn} first seqs {self.first_seqs}"
+
+
 # ---- the table ---------------------------------------------------------------------------------
 
 
@@ -692,6 +724,11 @@ def _decode_tx_commit(op: Op) -> Operation:
     return TxCommit(found.transaction, found.first_seqs)
 
 
+def _decode_tx_slice(op: Op) -> Operation:
+    found = record.decode_tx_slice(op.data, op.count)
+    return TxSlice(found.transaction, found.part_lsn, found.first_seqs)
+
+
 def _stored_by_none(op: Op) -> list[StoredBody]:
     return []
 
@@ -743,6 +780,7 @@ RECORD_TYPES: Final[list[RecordType]] = [
     RecordType(record.READER_OFFSET, ReaderOffset, _decode_reader, _stored_by_none),
     RecordType(record.STREAM, StreamRecord, _decode_stream, _stored_by_none),
     RecordType(record.BATCH, BatchChange, _decode_batch, _stored_by_none),
+    RecordType(record.TX_SLICE, TxSlice, _decode_tx_slice, _stored_by_none),
 ]
 
 
@@ -783,6 +821,18 @@ def contents_of(ops: list[Op]) -> list[Publish | StreamRecord]:
     for op in ops:
         found += decode(op).contents()
     return found
+
+
+def targets_of(ops: list[Op]) -> list[int]:
+    """Return the numbers of the queues and streams to which operations bring something.
+    RecordError."""
+    found: dict[int, None] = {}
+    for x in contents_of(ops):
+        if isinstance(x, Publish):
+            found.update(dict.fromkeys([number for number, _ in x.places]))
+        else:
+            found[x.found.stream] = None
+    return list(found)
 
 
 def runs_text(runs: list[Run]) -> str:

@@ -144,10 +144,8 @@ def begin(found: Recovered) -> None:
     """Set seqs, ids and queue numbers beyond all that can exist [9]."""
     state = found.state
     if not found.is_clean:
-        slots = state.slots
         for queue in state.queues.values():
-            top = max(queue.next_seq, queue.mark)
-            queue.skip_to(-(-top // slots) * slots)
+            queue.skip_to_border()
             queue.mark = min(queue.mark, queue.next_seq)
         state.next_queue += QUEUE_NUMBER_JUMP
     found.unknown = state.store.forget_unknown()
@@ -343,3 +341,10 @@ def _replay(log: LogReader, manifest: Manifest, end: LogEnd, replay: Replay) -> 
             ) from error  # fmt: skip
 
     log.records(head.log_segment, head.log_position, head.cut_lsn + 1, end.last_lsn, apply)
+    if not replay.decided:
+        return
+    try:
+        replay.roll_forward()
+    except (ValueError, KeyError) as error:
+        text = f"a transaction that is decided cannot be applied: {error}"
+        raise CorruptionError(segment_path(log.directory, end.segment), end.offset, text) from error

@@ -118,6 +118,7 @@ from penstock.storage.record_types import (
     TxPart,
     apply_all,
     operation_of,
+    targets_of,
 )
 from penstock.storage.routing_table import DurableQueue, RoutingTable
 from penstock.storage.salvage_files import (
@@ -527,7 +528,8 @@ class SalvagedVhost(LogState):
         self.leases = LeaseTable()
         self.batches = SalvagedBatches(fs, path)
         self._directories = _numbered(fs, path + "/queues")
-        self._parts: dict[int, list[Op]] = {}
+        self._parts: dict[int, dict[int, list[Op]]] = {}  # transaction -> LSN -> operations
+        self._decided: set[int] = set()  # transactions that have a TX_SLICE
         self._deleted: set[int] = set()
 
     # ---- the state -----------------------------------------------------------------------------
@@ -550,9 +552,13 @@ class SalvagedVhost(LogState):
                 self._apply(one)
             else:
                 self._keep_older(one.record)
-        for transaction in self._parts:
-            text = f"the parts of transaction {transaction} have no commit"
-            self.losses.append(Problem(self.path + "/wal", 0, text))
+        for transaction, parts in self._parts.items():
+            if transaction in self._decided:
+                for part_lsn, ops in parts.items():
+                    self._roll_forward(part_lsn, ops)
+            else:
+                text = f"the parts of transaction {transaction} have no commit"
+                self.losses.append(Problem(self.path + "/wal", 0, text))
 
     def _load_manifest(self, manifest: Manifest) -> None:
         self.slots = manifest.head.segment_slots
@@ -683,11 +689,35 @@ class SalvagedVhost(LogState):
             self.streams.adopt(adopted)
 
     def apply_part(self, at: AppliedRecord, transaction: int, ops: list[Op]) -> None:
-        self._parts.setdefault(transaction, []).extend(ops)
+        self._parts.setdefault(transaction, {})[at.lsn] = ops
 
     def apply_commit(self, at: AppliedRecord, transaction: int, first_seqs: dict[int, int]) -> None:
         at.first_seqs = first_seqs
-        apply_all(self._parts.pop(transaction, []), self, at)
+        for ops in self._parts.pop(transaction, {}).values():
+            apply_all(ops, self, at)
+
+    def apply_slice(
+        self, at: AppliedRecord, transaction: int, part_lsn: int, first_seqs: dict[int, int]
+    ) -> None:
+        self._decided.add(transaction)
+        ops = self._parts.get(transaction, {}).pop(part_lsn, None)
+        if ops is None:
+            raise ValueError(f"part {part_lsn} of transaction {transaction} is missing")
+        at.first_seqs = first_seqs
+        apply_all(ops, self, at)
+
+    def _roll_forward(self, part_lsn: int, ops: list[Op]) -> None:
+        """Apply a part that is decided and has no TX_SLICE, behind all that its queues have."""
+        first_seqs: dict[int, int] = {}
+        for number in targets_of(ops):
+            stream = self.streams.streams.get(number)
+            queue = self.queues.get(number)
+            if stream is not None:
+                first_seqs[number] = stream.end
+            else:
+                seqs = [] if queue is None else [queue.next_seq - 1, *queue.seqs(self.slots)]
+                first_seqs[number] = max(seqs, default=-1) + 1
+        apply_all(ops, self, AppliedRecord(part_lsn, NONE, first_seqs))
 
     def _keep_older(self, one: Record) -> None:
         """Keep the messages of a record before the cut, to replace damaged slots. A part of a

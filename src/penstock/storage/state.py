@@ -40,7 +40,13 @@ from penstock.storage.record import (
     StoreRef,
     StreamData,
 )
-from penstock.storage.record_types import AppliedRecord, LogState, apply_all, operation_of
+from penstock.storage.record_types import (
+    AppliedRecord,
+    LogState,
+    apply_all,
+    operation_of,
+    targets_of,
+)
 from penstock.storage.routing_table import DurableQueue, RoutingTable
 from penstock.storage.staging import query_path
 from penstock.storage.streams import STREAM_FLAG, StreamTable
@@ -224,16 +230,38 @@ class StorageState(LogState):
         """Keep the position of the part: its bodies need not stay in RAM until the commit."""
         replay = self.replay
         assert replay is not None, "live work applies a transaction when its commit is logged"
-        replay.parts.setdefault(transaction, []).append((at.segment, at.offset))
+        replay.parts.setdefault(transaction, {})[at.lsn] = at.segment, at.offset
 
     def apply_commit(self, at: AppliedRecord, transaction: int, first_seqs: dict[int, int]) -> None:
         """Read the parts again, one at a time, and apply them."""
         replay = self.replay
         assert replay is not None, "live work applies a transaction when its commit is logged"
         at.first_seqs = first_seqs
-        for segment, offset in replay.parts.pop(transaction, []):
-            part = replay.log.read_record(segment, offset)
-            apply_all(record.decode_tx_part(part.data, part.count).ops, self, at)
+        for part_lsn in list(replay.parts.get(transaction, {})):
+            apply_all(replay.take_part(transaction, part_lsn), self, at)
+        replay.end_parts(transaction)
+
+    def apply_slice(
+        self, at: AppliedRecord, transaction: int, part_lsn: int, first_seqs: dict[int, int]
+    ) -> None:
+        """Read one part again, and apply it."""
+        replay = self.replay
+        assert replay is not None, "live work applies a part when its slice is logged"
+        at.first_seqs = first_seqs
+        apply_all(replay.take_part(transaction, part_lsn), self, at)
+
+    def next_seqs(self, numbers: list[int]) -> dict[int, int]:
+        """Return the seq or offset that the next message gets, of queues and streams by number; 0
+        for deleted ones."""
+        found: dict[int, int] = {}
+        for number in numbers:
+            queue = self.queues.get(number)
+            stream = self.streams.by_number.get(number)
+            if queue is not None:
+                found[number] = queue.next_seq
+            else:
+                found[number] = 0 if stream is None else stream.next_offset
+        return found
 
     # ---- references ----------------------------------------------------------------------------
 
@@ -452,8 +480,11 @@ class Replay:
         self.log = log
         self.records: int = 0
         self.held_bytes: int = 0  # of messages and stream records in RAM
-        # Of undecided transactions: number -> where their parts are (segment, offset).
-        self.parts: dict[int, list[tuple[int, int]]] = {}
+        # Of transactions: number -> where their parts that have not taken effect are: LSN ->
+        # (segment, offset).
+        self.parts: dict[int, dict[int, tuple[int, int]]] = {}
+        self.decided: dict[int, None] = {}  # those of them that have a TX_SLICE, in order
+        self.last_lsn: int = 0
         self._ram_bytes: int = ram_bytes
         state.replay = self
 
@@ -464,11 +495,49 @@ class Replay:
     def apply(self, found: record.Record) -> None:
         """Apply one record. ValueError, KeyError: it cannot follow those before it."""
         self.records += 1
+        self.last_lsn = found.lsn
         at = AppliedRecord(found.lsn, NONE, {}, found.segment, found.offset)
         operation_of(found).apply(self.state, at)
         self.state.end_record(found.lsn)
         if self._ram_bytes and self.held_bytes > self._ram_bytes:
             self._spill_or_keep()
+
+    def take_part(self, transaction: int, part_lsn: int) -> list[Op]:
+        """Return the operations of a part, which takes effect. ValueError: it is not in the log."""
+        parts = self.parts.get(transaction, {})
+        where = parts.pop(part_lsn, None)
+        if where is None:
+            raise ValueError(f"transaction {transaction} has no part {part_lsn} to apply")
+        self.decided[transaction] = None
+        part = self.log.read_record(*where)
+        return record.decode_tx_part(part.data, part.count).ops
+
+    def end_parts(self, transaction: int) -> None:
+        """Forget a transaction all of whose parts have taken effect."""
+        self.parts.pop(transaction, None)
+        self.decided.pop(transaction, None)
+
+    def roll_forward(self) -> None:
+        """After the last record: apply the parts of decided transactions that no TX_SLICE applied.
+        ValueError, KeyError: they cannot follow the log.
+
+        Live work may have given them other places, which the log has lost. So they begin at the
+        next border of a segment, as all that comes after an unclean stop [9]."""
+        state = self.state
+        skipped: set[int] = set()
+        for transaction in self.decided:
+            for part_lsn in list(self.parts.get(transaction, {})):
+                ops = self.take_part(transaction, part_lsn)
+                targets = targets_of(ops)
+                for number in targets:
+                    queue = state.queues.get(number)
+                    if queue is not None and number not in skipped:
+                        skipped.add(number)
+                        queue.skip_to_border()
+                at = AppliedRecord(self.last_lsn, NONE, state.next_seqs(targets))
+                apply_all(ops, state, at)
+                if self._ram_bytes and self.held_bytes > self._ram_bytes:
+                    self._spill_or_keep()
 
     def dropped(self, queue: QueueIndex, runs: list[Run]) -> None:
         """Subtract messages that are about to leave RAM from `held_bytes`."""

@@ -285,7 +285,9 @@ class StreamTable:
             return 0  # the checkpoint has it
         if offset > wanted:
             raise ValueError(f"a record of offset {offset} in stream {found.stream} at {wanted}")
-        self.append(stream, lsn, mode, found.time_us, found.meta, found.payload)
+        # Others may have appended since a part of a transaction got its time [12].
+        time_us = max(found.time_us, stream.queue.last_time_us)
+        self.append(stream, lsn, mode, time_us, found.meta, found.payload)
         return len(found.meta) + len(found.payload)
 
     def set_reader(self, found: record.ReaderData, flags: int) -> None:

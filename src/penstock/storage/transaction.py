@@ -14,11 +14,22 @@ Two limits bound its RAM. Bodies beyond the first `tx_spool_bytes` (1 MiB) are w
 MessageStore as they come, owned by the transaction: a rollback drops them, and after a crash they
 are orphans for recovery. A commit of more than `tx_record_bytes` (8 MiB) of log bytes is written in
 TX_PART records, decided by one TX_COMMIT. Places in the parts are ordinals, and the TX_COMMIT has
-the first seq of each queue. An owner that serves others meanwhile writes the parts of the publishes
-one by one (`write_part`). A transaction of more than `tx_bytes_max` (256 MiB) is refused:
+the first seq of each queue. A transaction of more than `tx_bytes_max` (256 MiB) is refused:
 TransactionTooLargeError.
+
+An owner that serves others meanwhile commits in slices:
+
+    write_part    again and again: some publishes and appends become one TX_PART
+    commit        the decision: a TX_SLICE lets the acknowledgements take effect, or the first part.
+                  From here on all of it happens, also after a crash
+    apply_part    again and again: one TX_SLICE, and its part takes effect. Its messages get their
+                  seqs now, so what others publish in between stands between the parts
+
+No checkpoint makes its cut from the first part to the last slice. Recovery applies the parts that a
+decided transaction has left after all other records (`state.py:Replay.roll_forward`).
 """
 
+from collections import deque
 from typing import Final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
@@ -42,7 +53,8 @@ from penstock.storage.record_types import (
 )
 from penstock.storage.streams import Stream
 
-PART_PLACES: Final = 2048  # of messages in queues, in a part that `write_part` writes
+PART_PLACES: Final = 512  # of messages in queues and streams, in a part of `write_part`: some ms
+RUNS_MAX: Final = 1 << 15  # of one acknowledged operation in a part
 
 
 def run_of_publishes(queue: int, first_seq: int, messages: list[Message]) -> bytes:
@@ -77,14 +89,16 @@ def run_of_publishes(queue: int, first_seq: int, messages: list[Message]) -> byt
 
 class Published:
     """One publish of a transaction. queues: those that were deleted before the commit leave it.
-    born: its new entries, once it is committed; none for a run."""
+    born: its new entries, once it is committed; none for a run. is_applied: it has taken effect, if
+    it is committed in slices."""
 
-    __slots__ = ("born", "message", "queues")
+    __slots__ = ("born", "is_applied", "message", "queues")
 
     def __init__(self, message: Message, queues: list[QueueIndex]) -> None:
         self.message: Message = message
         self.queues: list[QueueIndex] = queues
         self.born: list[Entry] = []  # in the order of the queues
+        self.is_applied: bool = False
 
 
 class PublishedRun(Published):
@@ -142,10 +156,35 @@ class Appended:
         self.time_us: int = 0
 
 
+class _Part:
+    """A TX_PART that `write_part` has written, until it is applied. lsn: its own. places: how many
+    messages it brings to queues and streams, from their first ordinal on."""
+
+    def __init__(self) -> None:
+        self.lsn: int = 0
+        self.operations: list[Operation] = []
+        self.publishes: list[Published] = []
+        self.appends: list[Appended] = []
+        self.counts: dict[int, int] = {}  # ordinals given out, by queue or stream
+        self.queues: dict[int, QueueIndex] = {}
+        self.streams: dict[int, Stream] = {}
+
+    @property
+    def places(self) -> int:
+        return sum(self.counts.values())
+
+    def first_seqs(self) -> dict[int, int]:
+        """Return the seq or offset that each queue or stream gives to its first message now."""
+        found = {number: queue.next_seq for number, queue in self.queues.items()}
+        for number, stream in self.streams.items():
+            found[number] = stream.next_offset
+        return found
+
+
 class Transaction:
     """Made by `StorageEngine.begin`. After commit or rollback its calls raise StorageError.
     place_count: places of the messages in queues, so far. first_seqs: queue or stream -> the seq or
-    offset of the first message that it got, after the commit."""
+    offset of the first message that it got, after the commit, or after each slice of it."""
 
     def __init__(self, journal: Journal, placement: Placement) -> None:
         self._journal = journal
@@ -160,12 +199,11 @@ class Transaction:
         self.place_count: int = 0
         self.first_seqs: dict[int, int] = {}
         self.is_open: bool = True
-        # What `write_part` has written: publishes, and their operations with ordinals for places.
+        # What `write_part` has written: how many publishes and appends, in which parts.
         self._written: int = 0
+        self._written_appends: int = 0
         self._number: int = 0  # of the transaction in its parts; 0: none is written
-        self._operations: list[Operation] = []
-        self._counts: dict[int, int] = {}
-        self._queues: dict[int, QueueIndex] = {}
+        self._parts: deque[_Part] = deque()
 
     def publish(
         self, queues: list[QueueIndex], header: bytes, body: bytes, expiry_ms: int = 0
@@ -263,9 +301,9 @@ class Transaction:
         self.log_bytes += 32 + 40 * len(entries)
 
     def write_part(self, mode: int) -> int:
-        """Log some more of its publishes, at most PART_PLACES places or a record's bytes, so that
-        `commit` has less to do. Nothing may be added to the transaction any more, and no checkpoint
-        makes its cut until it has ended. Returns the number of places; 0: `commit` may follow.
+        """Log some more of its publishes and appends, at most PART_PLACES places or a record's
+        bytes: the commit is in slices then (see the head of this module). Nothing may be added to
+        the transaction any more. Returns the number of places; 0: `commit` may follow.
         TransactionTooLargeError, DiskFullError: it is rolled back."""
         self._check()
         assert self.batch is None, "slices of batches are committed at once"
@@ -284,32 +322,49 @@ class Transaction:
             raise
 
     def _write_part(self, mode: int) -> int:
-        part: list[Operation] = []
+        part = _Part()
         places = size = 0
+        size_max = self._journal.options.tx_part_bytes
         is_named = False
-        first_seqs: dict[int, int] = {}  # they are known at the commit
-        while self._written < len(self.publishes) and places < PART_PLACES:
+        first_seqs: dict[int, int] = {}  # they are known when it is applied
+        while self._written < len(self.publishes) and places < PART_PLACES and size < size_max:
             published = self.publishes[self._written]
             assert not isinstance(published, PublishedRun), "runs are small, and committed at once"
-            self._publish(published, part, first_seqs, self._counts, is_large=True)
+            self._publish(published, part.operations, first_seqs, part.counts, is_large=True)
+            part.publishes.append(published)
             m = published.message
             if m.store_file:
                 is_named = True
             else:
                 size += m.size
             for queue in published.queues:
-                self._queues[queue.number] = queue
+                part.queues[queue.number] = queue
             places += len(published.queues)
+            size += len(m.header)
             self._written += 1
-            if size >= self._journal.options.tx_part_bytes:
-                break
-        if part:
-            self._number = self._journal.write_parts(part, mode, self._number, names_store=is_named)
-            self._operations += part
+        appends = self.appends
+        while self._written_appends < len(appends) and places < PART_PLACES and size < size_max:
+            a = appends[self._written_appends]
+            part.appends.append(a)
+            part.streams[a.stream.number] = a.stream
+            places += 1
+            size += len(a.header) + len(a.body)
+            self._written_appends += 1
+        self._add_appends(part.appends, part.operations, first_seqs, part.counts, is_large=True)
+        if places:
+            self._log_part(part, mode, names_store=is_named)
+            self._parts.append(part)
         return places
 
+    def _log_part(self, part: _Part, mode: int, *, names_store: bool) -> None:
+        part.lsn = self._journal.write_part(
+            part.operations, mode, self._number, names_store=names_store
+        )
+        self._number = self._number or part.lsn
+
     def commit(self, mode: int) -> int:
-        """Log and apply all of it; return the LSN of the record that decides.
+        """Log and apply all of it, or, after `write_part`, decide: `apply_part` must follow while
+        `has_parts`. Return the LSN of the record that decides.
         TransactionTooLargeError, ValueError (an entry is not alive): nothing happened, and it is
         rolled back. DiskFullError: nothing happened, and it may be tried again, unless `write_part`
         was called: then it is rolled back."""
@@ -318,8 +373,8 @@ class Transaction:
         journal.check()
         self._check_size()
         if self._number:
-            self._write_all(mode)
-        if not self._number or self._has_deleted():
+            self.dequeues = [(q, entries) for q, entries in self.dequeues if not q.is_deleted]
+        else:
             self._forget_deleted()
         self._merge_dequeues()
         for queue, entries in self.dequeues:
@@ -339,41 +394,63 @@ class Transaction:
             lsn = journal.commit_parts(operations, mode, first_seqs, names_store=named)
         else:
             lsn = journal.commit_transaction(operations, mode, names_store=named)
-        self._committed()
+        self._end_ownership(self.publishes)
+        self.is_open = False
         return lsn
 
     def _decide(self, mode: int) -> int:
-        """Commit what `write_part` has written, and all the rest. DiskFullError: it is rolled
-        back."""
-        journal = self._journal
-        first_seqs = self.first_seqs
-        try:
-            for number, queue in self._queues.items():
-                first_seqs[number] = queue.next_seq
-            rest: list[Operation] = []
-            self._add_appends(rest, first_seqs, self._counts, is_large=True)
-            self._add_dequeues(rest)
-            journal.write_parts(rest, mode, self._number, names_store=False)
-            lsn = journal.decide(self._operations + rest, mode, self._number, first_seqs)
-        except DiskFullError:
-            self.rollback()
-            raise
-        self._number = 0
-        self._committed()
-        return lsn
-
-    def _write_all(self, mode: int) -> None:
-        """Write what `write_part` has left. DiskFullError: it is rolled back."""
+        """Make all that `write_part` has written happen, and let the acknowledgements take effect,
+        or the first part. DiskFullError: it is rolled back."""
         try:
             while self._write_part(mode):
                 pass
+            if self.dequeues:
+                part = _Part()
+                self._add_dequeues(part.operations, RUNS_MAX)
+                self._log_part(part, mode, names_store=False)
+                self._parts.appendleft(part)
+            lsn = self._apply_part(mode)
         except DiskFullError:
             self.rollback()
             raise
+        self.is_open = False
+        return lsn
 
-    def _has_deleted(self) -> bool:
-        """Return whether a queue in the parts was deleted meanwhile."""
-        return any(queue.is_deleted for queue in self._queues.values())
+    @property
+    def has_parts(self) -> bool:
+        """Whether it is committed, and some of it has not taken effect."""
+        return not self.is_open and len(self._parts) > 0
+
+    def apply_part(self, mode: int) -> int:
+        """Let the next part of what is committed take effect. Returns the number of places in it.
+        DiskFullError: nothing happened, and it is to be tried again. Each Published in it has its
+        entries, but for queues that were deleted meanwhile, which leave it."""
+        journal = self._journal
+        journal.check()
+        places = self._parts[0].places
+        self._apply_part(mode)
+        return places
+
+    def _apply_part(self, mode: int) -> int:
+        journal = self._journal
+        part = self._parts[0]
+        first_seqs = self.first_seqs = part.first_seqs()
+        for published in part.publishes:
+            if [queue for queue in published.queues if queue.is_deleted]:
+                published.queues = [q for q in published.queues if not q.is_deleted]
+        lsn = journal.apply_part(part.operations, mode, self._number, part.lsn, first_seqs)
+        self._parts.popleft()
+        self._end_ownership(part.publishes)
+        for published in part.publishes:
+            published.is_applied = True
+        offsets = {number: first_seqs[number] for number in part.streams}
+        for a in part.appends:
+            a.offset = offsets[a.stream.number]
+            offsets[a.stream.number] += 1
+        if not self._parts:
+            self._number = 0
+            journal.end_parts()
+        return lsn
 
     def _check_size(self) -> None:
         limit = self._journal.options.tx_bytes_max
@@ -395,15 +472,14 @@ class Transaction:
                 entries.sort(key=_seq_of)
             self.dequeues = list(merged.values())
 
-    def _committed(self) -> None:
-        """End the ownership of spooled bodies, which have references now, and the transaction."""
+    def _end_ownership(self, publishes: list[Published]) -> None:
+        """End the ownership of spooled bodies, which have references now."""
         store = self._journal.state.store
-        for published in self.publishes:
+        for published in publishes:
             m = published.message
             if m.store_file:
                 store.disown(m.store_file, m.id)
             self._placement.complete(m)
-        self.is_open = False
 
     def _forget_deleted(self) -> None:
         """Drop what is for, or in, queues and streams that were deleted meanwhile."""
@@ -427,17 +503,17 @@ class Transaction:
         counts: dict[int, int] = {}  # of messages, by queue or stream
         for published in self.publishes:
             self._publish(published, operations, first_seqs, counts, is_large=is_large)
-        self._add_appends(operations, first_seqs, counts, is_large=is_large)
-        self._add_dequeues(operations)
+        self._add_appends(self.appends, operations, first_seqs, counts, is_large=is_large)
+        self._add_dequeues(operations, 1 << 62)
         return operations
 
     def _add_appends(
-        self, operations: list[Operation], first_seqs: dict[int, int], counts: dict[int, int], *,
-        is_large: bool,
+        self, appends: list[Appended], operations: list[Operation], first_seqs: dict[int, int],
+        counts: dict[int, int], *, is_large: bool,
     ) -> None:  # fmt: skip
         batch = self.batch
         now_us = self._journal.clock.wall_us() if batch is None else batch.time_us
-        for a in self.appends:
+        for a in appends:
             stream = a.stream
             first = first_seqs.setdefault(stream.number, stream.next_offset)
             ordinal = counts.get(stream.number, 0)
@@ -448,10 +524,13 @@ class Transaction:
             found = record.StreamData(stream.number, at, a.time_us, a.header, a.body)
             operations.append(StreamRecord(found))
 
-    def _add_dequeues(self, operations: list[Operation]) -> None:
+    def _add_dequeues(self, operations: list[Operation], size: int) -> None:
+        """Add the acknowledgements, at most `size` of them in one operation."""
         for queue, entries in self.dequeues:
-            runs, stores = queue.runs(entries), store_refs(entries)
-            operations.append(Dequeue(queue.number, runs, stores, entries))
+            for i in range(0, len(entries), size):
+                some = entries[i : i + size]
+                runs, stores = queue.runs(some), store_refs(some)
+                operations.append(Dequeue(queue.number, runs, stores, some))
 
     def _publish(
         self, published: Published, operations: list[Operation], first_seqs: dict[int, int],
@@ -483,7 +562,7 @@ class Transaction:
         self.is_open = False
         if self._number:
             self._number = 0
-            self._journal.give_up()
+            self._journal.end_parts()
         for published in self.publishes:
             message = published.message
             if message.store_file:

@@ -9,6 +9,7 @@ from penstock.broker.broker_queue import BrokerQueue
 from penstock.codec.spec import (
     BasicAck,
     BasicGet,
+    BasicReturn,
     ChannelClose,
     ChannelCloseOk,
     ConnectionClose,
@@ -16,6 +17,7 @@ from penstock.codec.spec import (
     QueueBind,
     QueueBindOk,
     QueueDelete,
+    QueueDeleteOk,
     TxCommit,
     TxCommitOk,
     TxRollback,
@@ -23,7 +25,7 @@ from penstock.codec.spec import (
     TxSelect,
     TxSelectOk,
 )
-from penstock.errors import ChannelError
+from penstock.errors import ChannelError, DiskFullError
 from penstock.storage import transaction
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.broker_steps import consuming, declared, deliveries
@@ -124,6 +126,122 @@ def test_the_channel_waits_and_its_order_stays(rig: BrokerRig) -> None:
     assert len(c.methods(TxCommitOk)) == 2
     assert numbers(rig, "a") == [*range(N), 100]
     c.call(1, TxRollback(), TxRollbackOk)
+
+
+def half_applied(c: RigClient, name: str) -> None:
+    """Run turns until some of the commit is in this queue."""
+    rig = c.rig
+    for _ in range(1000):
+        rig.vhost.turn()
+        rig.vhost.completed()
+        if 0 < depths(rig, name)[0] < N:
+            break
+    assert 0 < depths(rig, name)[0] < N
+    assert c.methods(TxCommitOk) == []
+
+
+def test_others_are_served_while_what_is_decided_takes_effect(rig: BrokerRig) -> None:
+    c = filled(rig, "a", "b")
+    other = rig.client().open()
+    c.send(1, TxCommit())
+    half_applied(c, "a")
+    other.publish(1, "", "a", b"1000", delivery_mode=2)
+    rig.turn()
+    assert len(c.methods(TxCommitOk)) == 1
+    found = numbers(rig, "a")
+    assert sorted(found) == [*range(N), 1000]
+    assert [n for n in found if n != 1000] == list(range(N)) == numbers(rig, "b")
+    assert found[-1] != 1000  # what came in between stands in between
+    assert [queue_of(rig, name).published for name in ("a", "b")] == [N + 1, N]
+    assert at_rest(rig)
+    killed(rig)
+    assert numbers(rig, "a") == found
+
+
+@pytest.mark.parametrize("how", ["closed", "lost", "killed"])
+def test_what_is_decided_happens_whatever_becomes_of_the_channel(rig: BrokerRig, how: str) -> None:
+    c = filled(rig, "a", "b")
+    c.publish(1, "amq.topic", "nobody", b"x", mandatory=True)
+    c.send(1, TxCommit())
+    half_applied(c, "a")
+    if how == "closed":
+        c.handler.close_channel(1, ChannelError(506, "it holds too much"))
+    elif how == "lost":
+        c.lose()
+    else:
+        killed(rig)
+    rig.turn()
+    assert numbers(rig, "a") == numbers(rig, "b") == list(range(N))
+    assert at_rest(rig)
+
+
+def test_there_is_room_for_all_that_was_decided(rig: BrokerRig) -> None:
+    c = rig.client().open()
+    declared(c, "full", x_max_length=N, x_overflow="reject-publish")
+    c.call(1, TxSelect(), TxSelectOk)
+    for i in range(N):
+        c.publish(1, "", "full", b"%d" % i, delivery_mode=i % 2 + 1)
+    rig.turn()
+    other = rig.client().open()
+    c.send(1, TxCommit())
+    half_applied(c, "full")
+    other.publish(1, "", "full", b"77", delivery_mode=2)
+    rig.turn()
+    assert len(c.methods(TxCommitOk)) == 1
+    assert sorted(numbers(rig, "full")) == list(range(N))
+    other.send(1, BasicGet(queue="full", no_ack=True))
+    other.publish(1, "", "full", b"78", delivery_mode=2)
+    rig.turn()
+    assert depths(rig, "full") == [N]  # nothing is reserved any more
+
+
+def test_a_queue_that_is_deleted_while_it_takes_effect_leaves_it(rig: BrokerRig) -> None:
+    c = filled(rig, "a", "b")
+    other = rig.client().open()
+    c.send(1, TxCommit())
+    half_applied(c, "a")
+    other.call(1, QueueDelete(queue="b"), QueueDeleteOk)
+    rig.turn()
+    assert len(c.methods(TxCommitOk)) == 1
+    assert numbers(rig, "a") == list(range(N))
+    assert queue_of(rig, "a").published == N
+    killed(rig)
+    assert numbers(rig, "a") == list(range(N))
+
+
+def test_a_log_without_room_delays_the_rest_of_what_is_decided(
+    rig: BrokerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    c = filled(rig, "a")
+    c.send(1, TxCommit())
+    half_applied(c, "a")
+
+    def full(*_: object) -> int:
+        raise DiskFullError("log", 0, 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.vhost.engine.log, "append", full)
+        before = depths(rig, "a")
+        for _ in range(20):
+            rig.vhost.turn()
+        assert depths(rig, "a") == before
+    rig.clock.advance(1)
+    rig.tick()
+    rig.turn()
+    assert len(c.methods(TxCommitOk)) == 1
+    assert numbers(rig, "a") == list(range(N))
+
+
+def test_returns_come_before_the_answer_of_a_commit_in_slices(rig: BrokerRig) -> None:
+    c = filled(rig, "a")
+    for _ in range(20):
+        c.publish(1, "amq.topic", "nobody", b"x", mandatory=True)
+    c.send(1, TxCommit())
+    rig.turn()
+    c.pump()
+    methods = [getattr(event, "method", None) for event in c.events]
+    kinds = [type(one) for one in methods if isinstance(one, BasicReturn | TxCommitOk)]
+    assert kinds == [BasicReturn] * 20 + [TxCommitOk]
 
 
 def test_what_it_brings_is_delivered_after_the_decision(rig: BrokerRig) -> None:

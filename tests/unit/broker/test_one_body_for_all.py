@@ -10,6 +10,10 @@ from penstock.codec.spec import (
     QueueBindOk,
     QueueDeclare,
     QueueDeclareOk,
+    QueueDelete,
+    QueueDeleteOk,
+    QueuePurge,
+    QueuePurgeOk,
 )
 from penstock.storage.message_store import MessageStore
 from tests.helpers.broker_rig import BrokerRig, RigClient
@@ -152,3 +156,61 @@ def test_queues_with_a_ttl_of_their_own_share_it_too(rig: BrokerRig) -> None:
     assert store_of(rig, 2).live_count == 1
     rig.tick(1.5)
     assert depths(rig, "q0", "q1", "q2") == [0, 1, 1]
+
+
+def refusing(c: RigClient, *names: str, **limits: object) -> None:
+    """Queues at amq.fanout whose dead letters go to a queue of each, and to `all`."""
+    for name in names:
+        dead = f"dead-{name}"
+        for target in (dead, "all"):
+            declared(c, target)
+            c.call(1, QueueBind(queue=target, exchange="amq.direct", routing_key=dead), QueueBindOk)
+        bound(
+            c, name, x_dead_letter_exchange="amq.direct", x_dead_letter_routing_key=dead, **limits
+        )
+
+
+REFUSALS = {
+    "refused": {"x_max_length": 0, "x_overflow": "reject-publish-dlx"},
+    "expired": {"x_message_ttl": 0},
+}
+
+
+@pytest.mark.parametrize("limits", REFUSALS.values(), ids=REFUSALS)
+@pytest.mark.parametrize("has_other", [False, True], ids=["alone", "one-takes-it"])
+@pytest.mark.parametrize("delivery_mode", [1, 2], ids=["transient", "persistent"])
+@pytest.mark.parametrize("body", [SMALL, LARGE], ids=["small", "large"])
+def test_dead_letters_of_a_message_share_its_body(
+    rig: BrokerRig, limits: dict[str, object], has_other: bool, delivery_mode: int, body: bytes
+) -> None:
+    c = rig.client().open()
+    names = [f"q{i}" for i in range(5)]
+    refusing(c, *names, **limits)
+    if has_other:
+        bound(c, "takes")
+    store = store_of(rig, delivery_mode)
+    before = store.total_bytes
+    publish(rig, c, body, delivery_mode=delivery_mode)
+    assert depths(rig, "all", *[f"dead-{name}" for name in names]) == [5, 1, 1, 1, 1, 1]
+    assert store.live_count <= 1
+    assert store.total_bytes - before < 1.1 * len(body)
+    if delivery_mode == 2:
+        assert store.live_count == 1
+        rig.clients = []
+        rig.vhost.engine.sync()
+        rig.fs = rig.fs.crash("lost")
+        rig.start()
+        c = rig.client().open()
+        for name, n in (("all", 5), ("dead-q3", 1)):
+            found = c.call(1, QueueDeclare(queue=name, passive=True), QueueDeclareOk)
+            assert found.message_count == n
+    consuming(c, "all")
+    rig.turn(20_000)
+    assert [found for _, _, found in deliveries(c)] == [body] * 5
+    for name in names:
+        c.call(1, QueuePurge(queue=f"dead-{name}"), QueuePurgeOk)
+    c.call(1, QueueDelete(queue="all"), QueueDeleteOk)
+    for _ in range(20):  # purged slots are read in slices
+        rig.vhost.engine.sync()
+        rig.tick()
+    assert store_of(rig, delivery_mode).live_count == has_other

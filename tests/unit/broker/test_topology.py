@@ -1,11 +1,17 @@
 """Exchanges and bindings of a vhost: refusals, auto-delete, what a restart brings back."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from penstock.broker import topology
 from penstock.broker.topology import SYSTEM
 from penstock.errors import AMQPConnectionError, AMQPError, ChannelError
+from penstock.routing import exchange_types
 from penstock.storage.durability import DISK
 from penstock.storage.routing_table import Exchange as StoredExchange
+from tests.helpers.builds import pure_only
 from tests.helpers.vhost_rig import VHostRig
 
 
@@ -301,6 +307,33 @@ def test_a_cycle_of_auto_delete_exchanges_ends(rig: VHostRig) -> None:
     rig.answered(vhost.topology.delete_exchange("b"))
     # b was all that a led to beside the queue, and c led to a alone.
     assert set(rig.crash().exchanges) - set(SYSTEM) == {"a", "c"}
+
+
+@pure_only
+def test_recovery_decodes_the_arguments_of_a_binding_once(
+    rig: VHostRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.queue()
+    for i in range(20):
+        rig.vhost.bind_queue("q", "amq.headers", "", {"x-match": "any", "n": i, "list": [b"a"] * 9})
+    calls: list[str] = []
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*given: Any) -> Any:
+            calls.append(name)
+            return call(*given)
+
+        return count
+
+    for module in (topology, exchange_types):
+        for name in ("decode_table", "encode_table"):
+            monkeypatch.setattr(module, name, counted(name, getattr(module, name)))
+    vhost = rig.restart()
+    assert calls == ["decode_table"] * 20
+    assert vhost.router.route("amq.headers", "", {"n": 7}) == ["q"]
+    bound = vhost.router.bindings_of("amq.headers")
+    assert [one.arguments["n"] for one in bound] == list(range(20))
+    assert len(calls) == 40  # what is kept is encoded
 
 
 # --- what recovery cannot use ---

@@ -5,6 +5,7 @@ from types import FrameType
 
 import pytest
 
+from penstock.embedded.new_body import NewBody
 from penstock.queues.amq_queue import SLICE
 from penstock.queues.backing_queue import NewMessage
 from penstock.queues.dead_letter import HOPS_MAX, NESTED_HOPS_MAX, is_cycle, is_too_far
@@ -161,6 +162,47 @@ def test_ttl_zero_dies_if_whoever_waited_does_not_come(world: AmqWorld) -> None:
     q.takers = 0
     world.put("b")
     assert q.info()["expired"] == 2
+
+
+@pytest.mark.parametrize("how", ["requeue", "nack", "release"])
+@pytest.mark.parametrize("delay_ms", [0, 1000])
+def test_ttl_zero_of_a_put_is_over_when_it_is_requeued(
+    world: AmqWorld, how: str, delay_ms: int
+) -> None:
+    q = world.open(dead_letter_to="dead")
+    world.open("dead", ttl_ms=60_000)
+    q.takers = 1
+    for body in (b"now", b"soon"):
+        new = NewBody(body, ttl=0 if body == b"now" else 50.0, headers={"a": 1})
+        q.publish(new.header, body, DISK, ttl_ms=new.ttl_ms, delay_ms=delay_ms)
+    world.settle()
+    world.tick(delay_ms / 1000)
+    taken = [world.take(), world.take()]
+    assert [name_of(one) for one in taken] == ["now", "soon"]
+    assert [HEADERS.values(one.message.header) for one in taken] == [{"a": 1}] * 2
+    for one in taken:
+        if how == "nack":
+            q.nack(one.tag, delay_ms=0)
+        elif how == "requeue":
+            q.requeue([one.tag])
+        else:
+            q.release([one.tag])
+    world.settle()
+    assert world.ready() == ["soon"]
+    assert world.ready("dead") == ["now"]
+    dead = world.take("dead")
+    assert HEADERS.deaths(dead.message.header)[0].reason == "expired"
+    assert not HEADERS.is_for_now(dead.message.header)  # the time to live was that of the old queue
+
+
+def test_ttl_zero_stays_in_the_header_beside_all_else() -> None:
+    header = HEADERS.for_now(HEADERS.with_(b"", attempts=3, priority=2, expiry_ms=1_000))
+    assert header[:2] == bytes((1, 32 | 7))
+    assert HEADERS.is_for_now(header)
+    assert (HEADERS.attempts(header), HEADERS.priority(header)) == (3, 2)
+    assert HEADERS.is_for_now(HEADERS.with_(header, attempts=0, priority=0, expiry_ms=0))
+    for other in (b"", HEADERS.with_(b"", attempts=3)):
+        assert not HEADERS.is_for_now(other)
 
 
 @pytest.mark.parametrize("own_ms", [None, 0])

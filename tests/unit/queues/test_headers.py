@@ -91,7 +91,7 @@ def test_every_cut_of_a_header_is_noticed() -> None:
     ("header", "text"),
     [
         (b"\x02\x00", "version 2, expected 1"),
-        (b"\x01\x80", "flags 0x80, expected some of 0x1f"),
+        (b"\x01\x80", "flags 0x80, expected some of 0x3f"),
         (b"\x01\x02\x05\x00", "1 bytes too many"),
         (b"\x01\x08\x00\x01q\x04\x00\x00", "reason 4, expected 0 to 3"),
         (b"\x01\x10\x00\x01\x00\x01kz", "type b'z', expected s, b, i, f, t or n"),

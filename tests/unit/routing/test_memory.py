@@ -6,6 +6,7 @@ from decimal import Decimal
 
 import pytest
 
+from penstock.codec.fields import decode_table, encode_table
 from penstock.routing.exchange_types import header_value, word_bytes
 from penstock.routing.router import Router
 
@@ -62,6 +63,7 @@ def test_bindings_are_counted_as_what_they_take(
     def bind(first: int, count: int) -> None:
         for number in range(first, first + count):
             given = {**arguments, "n": number} if arguments else {}
+            given = decode_table(encode_table(given))[0]  # objects of its own, as from a client
             router.bind(exchange, "q", "queue", key.format(f"{number:x}"), given)
 
     bind(0, 3)

@@ -48,6 +48,7 @@ EXAMPLES: dict[str, tuple[int, int, int, bytes]] = {
         record.TX_PART, 0, 1, record.tx_part_data(77, [Op(record.PUBLISH, 0, 2, publish())])
     ),
     "tx_commit": (record.TX_COMMIT, 0, 2, record.tx_commit_data(77, [(3, 100), (5, 200)])),
+    "tx_slice": (record.TX_SLICE, 0, 2, record.tx_slice_data(77, 79, [(3, 100), (5, 200)])),
     "release": (record.RELEASE, 0, 0, record.release_data(3, 2)),
     "stream": (
         record.STREAM, 0, 1, record.stream_data(6, 41, 1_700_000_000_000_001, b"meta", b"payload")
@@ -80,6 +81,7 @@ DECODERS: dict[int, Callable[[bytes, int, int], object]] = {
     record.TX: lambda data, flags, count: record.decode_ops(data, count),
     record.TX_PART: lambda data, flags, count: record.decode_tx_part(data, count),
     record.TX_COMMIT: lambda data, flags, count: record.decode_tx_commit(data, count),
+    record.TX_SLICE: lambda data, flags, count: record.decode_tx_slice(data, count),
     record.RELEASE: lambda data, flags, count: record.decode_release(data),
     record.LEASE: lambda data, flags, count: record.decode_lease(data, count),
 }
@@ -119,6 +121,7 @@ def test_round_trip_of_the_data() -> None:
     assert record.decode_purge(EXAMPLES["purge"][3], 1) == (3, 5000, [(7, 2, 500, 1)])
     assert record.decode_delete_queue(EXAMPLES["delete_queue"][3]) == 3
     assert record.decode_tx_commit(EXAMPLES["tx_commit"][3], 2) == (77, [(3, 100), (5, 200)])
+    assert record.decode_tx_slice(EXAMPLES["tx_slice"][3], 2) == (77, 79, [(3, 100), (5, 200)])
     assert record.decode_release(EXAMPLES["release"][3]) == (3, 2)
     assert record.decode_stream(EXAMPLES["stream"][3]) == (
         6, 41, 1_700_000_000_000_001, b"meta", b"payload",
@@ -224,7 +227,7 @@ def test_unknown_types_are_refused_by_name(kind: int, name: str) -> None:
         record.decode_ops(bytes([kind]) + listed[1:], 1)
 
 
-@pytest.mark.parametrize("kind", [record.TX, record.TX_PART, record.TX_COMMIT])
+@pytest.mark.parametrize("kind", [record.TX, record.TX_PART, record.TX_COMMIT, record.TX_SLICE])
 def test_lists_of_operations_do_not_nest(kind: int) -> None:
     with pytest.raises(ValueError, match="inside a list"):
         record.encode_ops([Op(kind, 0, 0, b"")])

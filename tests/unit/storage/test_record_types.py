@@ -93,6 +93,11 @@ class Calls(LogState):
     def apply_commit(self, at: AppliedRecord, transaction: int, first_seqs: dict[int, int]) -> None:
         self.names.append("apply_commit")
 
+    def apply_slice(
+        self, at: AppliedRecord, transaction: int, part_lsn: int, first_seqs: dict[int, int]
+    ) -> None:
+        self.names.append("apply_slice")
+
 
 def apply(op: Op, first_seqs: dict[int, int] | None = None) -> Calls:
     calls = Calls()

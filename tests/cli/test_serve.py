@@ -109,7 +109,7 @@ def test_what_a_killed_consumer_had_comes_back(broker: LiveBroker) -> None:
     of(broker, "publish", "killed", "second")
     consumer.kill()
     consumer.communicate()
-    assert of(broker, "get", "killed", "--wait", "30") in ("second\n", "first\n")
+    assert of(broker, "get", "killed", "--wait", "120") in ("second\n", "first\n")
 
 
 def test_consume_ends_with_ctrl_c(broker: LiveBroker) -> None:

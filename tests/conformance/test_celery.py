@@ -103,7 +103,7 @@ def test_two_thousand_tasks_survive_the_death_of_their_worker(tasks: Any, tmp_pa
             i + 1 for i in range(TASKS - 5, TASKS)
         ]
         assert [result.get(timeout=60) for result in retried[:5]] == list(range(5))
-        answers = tasks.app.control.broadcast("ping", reply=True, timeout=30, limit=1)
+        answers = tasks.app.control.broadcast("ping", reply=True, timeout=120, limit=1)
         assert answers, "remote control"
     finally:
         second.stop()

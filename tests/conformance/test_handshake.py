@@ -95,7 +95,7 @@ def test_who_is_refused_may_read_why_before_the_end(broker: Broker) -> None:
             assert time.monotonic() - began > 2, "it is waited for close-ok, if not for ever"
             return
         wire.send(commands.Connection.CloseOk())
-        wire.sock.settimeout(30)
+        wire.sock.settimeout(120)
         wire.ended()
 
 

@@ -24,7 +24,7 @@ from pamqp import base, commands
 from tests.helpers.live_broker import Broker, LiveBroker
 from tests.helpers.wire import Wire, open_channel
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.real
 
 CTL_VARIABLE = "PENSTOCK_TEST_CTL"
 Basic, Exchange, Queue = commands.Basic, commands.Exchange, commands.Queue

@@ -69,7 +69,7 @@ def test_simple_queue(connection: kombu.Connection, name: str) -> None:
             queue.put({"number": i}, compression="zlib" if i % 2 else None)
         assert wait_until(lambda: len(queue) == 20)
         for i in range(20):
-            message = queue.get(timeout=30)
+            message = queue.get(timeout=120)
             assert message.payload == {"number": i}
             message.ack()
         with pytest.raises(queue.Empty):
@@ -103,7 +103,7 @@ def test_an_answer_from_each_worker_by_pidbox(connection: kombu.Connection, name
             node = mailbox.Node(f"node{number}", state={}, channel=channel)
             node.handlers["ping"] = lambda state, n=number, **_: n
             consumers.append(node.listen())
-        found = mailbox.multi_call("ping", timeout=30, limit=3, channel=channel)
+        found = mailbox.multi_call("ping", timeout=120, limit=3, channel=channel)
         assert sorted(value for answer in found for value in answer.values()) == [0, 1, 2]
         for consumer in consumers:
             consumer.cancel()
@@ -154,9 +154,9 @@ def test_prefetch_per_consumer_and_channel(connection: kombu.Connection, name: s
         )
         with consumer:
             while len(held) < 4:
-                connection.drain_events(timeout=30)
+                connection.drain_events(timeout=120)
             with pytest.raises(TimeoutError):
                 connection.drain_events(timeout=0.2)
             held[0].ack()
-            connection.drain_events(timeout=30)
+            connection.drain_events(timeout=120)
             assert [message.payload for message in held] == [0, 1, 2, 3, 4]

@@ -375,7 +375,7 @@ def test_aio_pika_reads_a_stream_from_the_beginning(broker: Broker, name: str) -
                 await channel.default_exchange.publish(aio_pika.Message(body), routing_key=name)
             found: list[tuple[bytes, int]] = []
             begin = {"x-stream-offset": "first"}
-            async with queue.iterator(arguments=begin, timeout=30) as messages:
+            async with queue.iterator(arguments=begin, timeout=120) as messages:
                 async for message in messages:
                     async with message.process():
                         offset: Any = message.headers["x-stream-offset"]

@@ -19,7 +19,7 @@ import penstock
 from penstock.errors import OptionError, SettledError, UnknownQueueError
 
 Opens = Callable[..., Any]
-LONG_S = 30.0  # longer than anything takes
+LONG_S = 120.0  # longer than anything takes
 
 
 def bodies(q: Any) -> list[bytes]:

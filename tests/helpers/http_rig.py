@@ -137,7 +137,7 @@ class HttpRig:
             )
             endpoints = {"streams": streams, "leases": leases, "staging": staging}
             app = Api(node, auth, endpoints, Admission(["broker.test"]), self.user_requests_max)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(240):
                 return await scenario(app)
 
         return asyncio.run(live())

@@ -22,7 +22,7 @@ from penstock.errors import AMQPConnectionError
 from penstock.protocol.connection import SERVER, Connection
 from penstock.protocol.events import AckRun, MethodReceived, ProtocolHeaderReceived, PublishRun
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 CAPABILITIES = {"penstock.box": True, "publisher_confirms": True, "basic.nack": True}
 
 Reply = Callable[[int, Any], list[Method]]

@@ -18,7 +18,7 @@ from pamqp import base, body, commands, frame, header, heartbeat
 
 from tests.helpers.live_broker import Broker
 
-SILENCE_S = 30.0
+SILENCE_S = 120.0
 BODY_BYTES = 131_072 - 8
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 HEARTBEAT = b"\x08\0\0\0\0\0\0\xce"

@@ -47,7 +47,7 @@ def get(
     """(status, JSON) of a request on a connection of its own."""
     assert broker.http_port is not None
     with contextlib.closing(
-        http.client.HTTPConnection(broker.host, broker.http_port, timeout=30)
+        http.client.HTTPConnection(broker.host, broker.http_port, timeout=120)
     ) as connection:
         header = basic(user, user if password is None else password)
         connection.request("GET", address, headers={"Authorization": header})
@@ -99,7 +99,7 @@ def test_users_are_those_of_amqp_and_changes_count_at_once(shared: LiveBroker) -
 def test_many_connections_at_once(shared: LiveBroker) -> None:
     assert shared.http_port is not None
     connections = [
-        http.client.HTTPConnection(shared.host, shared.http_port, timeout=30) for _ in range(200)
+        http.client.HTTPConnection(shared.host, shared.http_port, timeout=120) for _ in range(200)
     ]
     headers = {"Authorization": basic("guest", "guest")}
     for _ in range(2):
@@ -121,7 +121,7 @@ def test_bad_http_harms_nobody(shared: LiveBroker) -> None:
         b"GET http://other/health HTTP/1.1\r\n\r\n", b"GET * HTTP/1.1\r\n\r\n",
         b"GET /api/%zz HTTP/1.1\r\n\r\n", b"OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\n",
     ):  # fmt: skip
-        with socket.create_connection((shared.host, shared.http_port), timeout=30) as sock:
+        with socket.create_connection((shared.host, shared.http_port), timeout=120) as sock:
             try:
                 sock.sendall(data)
                 sock.shutdown(socket.SHUT_WR)
@@ -257,6 +257,6 @@ def test_it_listens_where_amqp_does(tmp_path: Path) -> None:
     with LiveBroker(tmp_path / "data", "--host", "localhost", has_http=True) as broker:
         assert broker.http_port is not None
         for _, _, _, _, place in set(socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)):
-            with socket.create_connection((str(place[0]), broker.http_port), timeout=30) as sock:
+            with socket.create_connection((str(place[0]), broker.http_port), timeout=120) as sock:
                 sock.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
                 assert sock.recv(4096).startswith(b"HTTP/1.1 200 ")

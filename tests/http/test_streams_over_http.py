@@ -53,7 +53,7 @@ def publish(
 
 def connection(broker: LiveBroker) -> http.client.HTTPConnection:
     assert broker.http_port is not None
-    return http.client.HTTPConnection(broker.host, broker.http_port, timeout=30)
+    return http.client.HTTPConnection(broker.host, broker.http_port, timeout=120)
 
 
 def request(

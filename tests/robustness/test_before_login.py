@@ -8,6 +8,7 @@ logs in meanwhile is served.
 import contextlib
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +17,11 @@ import pytest
 from penstock.codec.fields import encode_table
 from penstock.codec.frames import PROTOCOL_HEADER, method_frame
 from penstock.codec.spec import ConnectionStartOk
+from penstock.server.log_lines import BURST
 from tests.helpers.live_broker import LiveBroker, memory_bytes, wait_until
 from tests.helpers.wire import open_channel
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.real
 
 SOCKETS = 300
 GROWTH_BYTES_MAX = 24 << 20  # 16 MiB of it are scrypt, in a thread that had not hashed before
@@ -91,12 +93,14 @@ def test_a_frame_of_the_handshake_has_at_most_8_kib(broker: LiveBroker) -> None:
 def test_the_log_of_a_flood_is_short_and_forged_by_nobody(broker: LiveBroker) -> None:
     before = broker.log.stat().st_size
     name = "x\n2026-11-21 16:30:00,123 ERROR node: forged\x1b[2J"
+    began_s = time.monotonic()
     for _ in range(300):
         sock = socket.create_connection((broker.host, broker.port), timeout=60)
         sock.sendall(name.encode())
         end_of(sock)
     wait_until(lambda: broker.control("status")["half_open"] == 0, "no half-open client")
     written = broker.log.read_bytes()[before:]
-    assert written.count(b"\n") < 100
+    # A burst and one a second; and how many were left out.
+    assert written.count(b"\n") < 2 * (BURST + time.monotonic() - began_s)
     assert b"\x1b" not in written
     assert b"\n2026-11-21 16:30" not in written

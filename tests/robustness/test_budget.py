@@ -206,7 +206,7 @@ class Eve:
         for _ in range(n):
             sock = socket.socket()
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            sock.settimeout(30)
+            sock.settimeout(120)
             sock.connect((self.broker.host, self.broker.http_port or 0))
             path = "/api/streams/%2F/eve.s/frames?from=0&to=1000000"
             head = (
@@ -223,7 +223,7 @@ class Eve:
         for i in range(n):
             with contextlib.suppress(OSError):
                 port = self.broker.http_port if is_http else self.broker.port
-                sock = socket.create_connection((self.broker.host, port or 0), timeout=30)
+                sock = socket.create_connection((self.broker.host, port or 0), timeout=120)
                 socks.append(sock)
                 if is_http:
                     head = "GET /api/overview HTTP/1.1\r\nHost: localhost\r\n"
@@ -249,7 +249,7 @@ def requested(broker: LiveBroker, user: str, method: str, path: str, body: bytes
     """The status of the answer to one request over HTTP; 0 if there is none."""
     name, _, value = authorization(user, user).partition(": ")
     headers = {name: value, "Content-Type": "application/json"}
-    connection = http.client.HTTPConnection(broker.host, broker.http_port or 0, timeout=30)
+    connection = http.client.HTTPConnection(broker.host, broker.http_port or 0, timeout=120)
     try:
         connection.request(method, path, body, headers)
         answer = connection.getresponse()

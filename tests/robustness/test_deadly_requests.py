@@ -60,7 +60,7 @@ def with_vhost(
 
 @pytest.mark.parametrize(
     ("deadly", "settings"),
-    [("purge_queue", {}), ("delete_queue", {"vhost_hang_s": 4.0, "ping_s": 0.2})],
+    [("purge_queue", {}), ("delete_queue", {"vhost_hang_s": 10.0, "ping_s": 0.2})],
 )
 def test_it_ends_the_process_twice_and_then_is_refused(
     tmp_path: Path, deadly: str, settings: dict[str, float]

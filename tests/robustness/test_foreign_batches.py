@@ -94,7 +94,7 @@ def attack(eve: HttpCaller, channel: ClientChannel, batch: int, token: dict[str,
         ("commit_batch", {"batch": batch + 1, "pages": [], "previous": batch, **mine}),
     ):  # fmt: skip
         with pytest.raises(ChannelError) as caught:
-            channel.call(op, {"query": QUERY, **args}).result(30)
+            channel.call(op, {"query": QUERY, **args}).result(120)
         assert caught.value.code == 403, (op, args, caught.value)
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.helpers.asgi_client import basic
 from tests.helpers.live_broker import LiveBroker
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.real
 
 PLACES = 40
 LIMITS = {
@@ -35,7 +35,7 @@ def connected(broker: LiveBroker, data: bytes = b"", source: str = "127.0.0.1") 
     """A client at that address that has sent these bytes."""
     assert broker.http_port is not None
     place = (broker.host, broker.http_port)
-    sock = socket.create_connection(place, timeout=30, source_address=(source, 0))
+    sock = socket.create_connection(place, timeout=120, source_address=(source, 0))
     sock.sendall(data)
     return sock
 

@@ -16,7 +16,7 @@ from penstock.errors import ChannelError
 from penstock.escaping import escaped
 from tests.helpers.live_broker import LiveBroker
 
-LONG_S = 60
+LONG_S = 240
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\r\n"  # a title, a cleared screen, an override
 NASTY = f"q{ESCAPE}\udcff"  # and a byte that is no UTF-8
 

@@ -17,7 +17,7 @@ from tests.helpers.asgi_client import basic
 from tests.helpers.live_broker import LiveBroker
 from tests.helpers.wire import Wire
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.real
 
 WRONG = 837
 CLIENTS = 200

@@ -18,7 +18,7 @@ from tests.helpers.live_broker import LiveBroker
 from tests.helpers.wire import Ended, Wire, open_channel, raw_method
 from tests.robustness.conftest import Healthy
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.real
 
 NAMES = ("\ud800", "\udc80\udcff", "q\udfff")
 PAGE = {"name": "\ud800", "page_id": "0" * 16, "rows": 1, "bytes": 1}

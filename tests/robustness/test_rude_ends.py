@@ -15,7 +15,7 @@ from tests.helpers.live_broker import LiveBroker
 from tests.helpers.wire import PROTOCOL_HEADER, Ended, Wire, content_header, raw_frame
 from tests.robustness.conftest import Healthy
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.real
 
 TIMES = 20
 Basic, Connection, Queue = commands.Basic, commands.Connection, commands.Queue

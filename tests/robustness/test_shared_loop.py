@@ -12,7 +12,7 @@ from tests.helpers.live_broker import LiveBroker, wait_until
 from tests.helpers.wire import Wire, content_header, open_channel, raw_frame, raw_method, shortstr
 from tests.robustness.conftest import Healthy, counted_bytes
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.real
 
 READY = 5000
 HELD = 200

@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.live_broker import LiveBroker, is_gone, wait_until
 from tests.helpers.wire import Wire, open_channel
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.real
 
 SURROUNDINGS = {
     "PENSTOCK_PORT": "tcp://10.0.0.1:5672",

@@ -166,7 +166,7 @@ def test_a_second_broker_and_missing_disks_are_refused(volumes: Path) -> None:
                 (volumes / "big/spill").mkdir()
             at.launch()
             assert at.process is not None
-            assert at.process.wait(30) == 64
+            assert at.process.wait(120) == 64
             at._forget()
             assert "is its disk mounted?" in at.log_text()
             with pytest.raises(OptionError, match="is its disk mounted"):

@@ -15,7 +15,7 @@ pika = pytest.importorskip("pika")
 pytestmark = pytest.mark.real
 
 EXCHANGE = "amq.penstock.alert"
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 @pytest.fixture(scope="module")

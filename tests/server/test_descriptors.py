@@ -32,7 +32,7 @@ def broker(tmp_path: Path) -> Iterator[LiveBroker]:
 
 
 def health(broker: LiveBroker) -> Any:
-    link = http.client.HTTPConnection(broker.host, broker.http_port or 0, timeout=30)
+    link = http.client.HTTPConnection(broker.host, broker.http_port or 0, timeout=120)
     with contextlib.closing(link):
         link.request("GET", "/health")
         answer = link.getresponse()

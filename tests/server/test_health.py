@@ -27,7 +27,7 @@ def broker(tmp_path: Path) -> Iterator[LiveBroker]:
 
 
 def get(broker: LiveBroker, path: str) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(broker.host, broker.http_port or 0, timeout=30)
+    connection = http.client.HTTPConnection(broker.host, broker.http_port or 0, timeout=120)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()

@@ -250,9 +250,9 @@ def test_without_a_schema_rows_are_messages(rig: Rig) -> None:
     rig.put(b"one", b"two")
     with connect(rig.broker.url) as connection:
         channel = connection.channel()
-        channel.ask(ExchangeDeclare(exchange=f"{rig.name}.x", type="fanout")).result(30)
-        channel.ask(QueueDeclare(queue=f"{rig.name}.q", durable=True)).result(30)
-        channel.ask(QueueBind(queue=f"{rig.name}.q", exchange=f"{rig.name}.x")).result(30)
+        channel.ask(ExchangeDeclare(exchange=f"{rig.name}.x", type="fanout")).result(120)
+        channel.ask(QueueDeclare(queue=f"{rig.name}.q", durable=True)).result(120)
+        channel.ask(QueueBind(queue=f"{rig.name}.q", exchange=f"{rig.name}.x")).result(120)
     rig.run('[[sink]]\nexchange = "{name}.x"\nwhere = "offset = 1"\n')
     (message,) = rig.messages(".q")
     assert (message.body, message.routing_key) == (b"two", "k")

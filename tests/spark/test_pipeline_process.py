@@ -101,10 +101,10 @@ def test_a_run_that_is_killed_one_that_is_stopped_and_one_to_the_end(
         channel = connection.channel()
         arguments: dict[str, object] = {"x-queue-type": "stream"}
         declare = QueueDeclare(queue="process.events", durable=True, arguments=arguments)
-        channel.ask(declare).result(30)
+        channel.ask(declare).result(120)
         channel.select_confirms()
         futures = [channel.publish("", "process.events", event(row)) for row in range(ROWS)]
-        assert all(future is not None and future.result(30) for future in futures)
+        assert all(future is not None and future.result(120) for future in futures)
     runs = Runs(tmp_path, broker)
 
     runs.hold_after(3)

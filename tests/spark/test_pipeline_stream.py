@@ -59,11 +59,11 @@ class Desk:
         with connect(self.broker.url) as connection:
             channel = connection.channel()
             declare = QueueDeclare(queue=self.name, durable=True, arguments=arguments)
-            channel.ask(declare).result(30)
+            channel.ask(declare).result(120)
             channel.select_confirms()
             for future in [channel.publish("", self.name, body) for body in bodies]:
                 assert future is not None
-                assert future.result(30)
+                assert future.result(120)
 
     def change(self, old: str, new: str) -> None:
         text = self.file.read_text()
@@ -185,12 +185,12 @@ def test_archive_and_replay_are_ways_there_and_back(desk: Desk, spark: "SparkSes
 def test_a_classic_queue_is_emptied_once(desk: Desk, spark: "SparkSession") -> None:
     with connect(desk.broker.url) as connection:
         channel = connection.channel()
-        channel.ask(QueueDeclare(queue=desk.name, durable=True)).result(30)
+        channel.ask(QueueDeclare(queue=desk.name, durable=True)).result(120)
         channel.select_confirms()
         kept = BasicProperties(delivery_mode=2)
         bodies = [*(event(row) for row in range(60)), b"{"]
         futures = [channel.publish("", desk.name, body, kept) for body in bodies]
-        assert all(future is not None and future.result(30) for future in futures)
+        assert all(future is not None and future.result(120) for future in futures)
     code, text = desk("check", "flights.toml")
     assert code == 0, text
     assert f"ok    source: queue '{desk.name}', 61 messages" in text
@@ -238,11 +238,11 @@ def test_an_audit_counts_what_is_damaged(
         desk.publish(*[b"%0100d" % i for i in range(1000)])
         with connect(broker.url) as connection:
             channel = connection.channel()
-            channel.ask(QueueDeclare(queue="jobs", durable=True)).result(30)
+            channel.ask(QueueDeclare(queue="jobs", durable=True)).result(120)
             channel.select_confirms()
             kept = BasicProperties(delivery_mode=2)
             futures = [channel.publish("", "jobs", b"job", kept) for _ in range(7)]
-            assert all(future is not None and future.result(30) for future in futures)
+            assert all(future is not None and future.result(120) for future in futures)
         assert broker.stop() == 0
 
     @contextmanager

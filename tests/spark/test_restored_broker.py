@@ -57,7 +57,7 @@ def place(tmp_path: Path) -> Iterator[Restorable]:
     found.live.start()
     with connect(found.live.url) as connection:
         for name in TARGETS:
-            connection.channel().ask(QueueDeclare(queue=name, durable=True)).result(30)
+            connection.channel().ask(QueueDeclare(queue=name, durable=True)).result(120)
     yield found
     found.live.kill()
 

@@ -29,7 +29,7 @@ def queue(broker: LiveBroker, request: pytest.FixtureRequest) -> str:
     """An empty durable queue of the test's own."""
     name = f"sink.{request.node.name}"
     with connect(broker.url) as connection:
-        connection.channel().ask(QueueDeclare(queue=name, durable=True)).result(30)
+        connection.channel().ask(QueueDeclare(queue=name, durable=True)).result(120)
     return name
 
 
@@ -39,8 +39,8 @@ def exchange(broker: LiveBroker, queue: str) -> str:
     name = f"x.{queue}"
     with connect(broker.url) as connection:
         channel = connection.channel()
-        channel.ask(ExchangeDeclare(exchange=name, type="topic", durable=True)).result(30)
-        channel.ask(QueueBind(queue=queue, exchange=name, routing_key="a.*")).result(30)
+        channel.ask(ExchangeDeclare(exchange=name, type="topic", durable=True)).result(120)
+        channel.ask(QueueBind(queue=queue, exchange=name, routing_key="a.*")).result(120)
     return name
 
 
@@ -53,7 +53,7 @@ def received(broker: LiveBroker, queue: str) -> "list[Received]":
     found = []
     with connect(broker.url) as connection:
         channel = connection.channel()
-        while (message := channel.get(queue, no_ack=True).result(30)) is not None:
+        while (message := channel.get(queue, no_ack=True).result(120)) is not None:
             found.append(message)
     return found
 

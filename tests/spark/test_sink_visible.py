@@ -34,7 +34,7 @@ def there(spark: "SparkSession", broker: LiveBroker, kind: str, name: str) -> in
     if kind == "queue":
         with connect(broker.url) as connection:
             declare = QueueDeclare(queue=name, passive=True)
-            return int(connection.channel().ask(declare).result(30).message_count)
+            return int(connection.channel().ask(declare).result(120).message_count)
     reader = spark.read.format("penstock").options(url=broker.url, httpUrl=http_url(broker))
     return int(reader.option("subscribe", name).load().count())
 

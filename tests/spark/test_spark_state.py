@@ -52,7 +52,7 @@ def test_totals_go_on_over_batches_and_runs(
             query = example.start(spark, str(tmp_path / "state"), broker.url, http)
             assert query.awaitTermination(240)
             assert query.exception() is None
-            jobs = queue.get_many(len(CARRIERS), timeout=30)
+            jobs = queue.get_many(len(CARRIERS), timeout=120)
             found = [json.loads(job.body) for job in jobs]
             for job in jobs:
                 job.ack()

@@ -29,7 +29,7 @@ from penstock.errors import AMQPConnectionError, ChannelError
 from tests.helpers.live_broker import Broker, broker_for_tests
 
 pytestmark = pytest.mark.real
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 @pytest.fixture(scope="module")

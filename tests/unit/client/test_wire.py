@@ -9,7 +9,7 @@ import pytest
 
 from penstock.client.wire import OUTBOX_BYTES_SOFT, Wire, WireClosedError
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 class Ends:

@@ -46,7 +46,7 @@ def line_of(process: "subprocess.Popen[str]") -> str:
 def end(process: "subprocess.Popen[str]") -> int:
     with process:
         try:
-            process.communicate(timeout=4 * LONG_S)
+            process.communicate(timeout=2 * LONG_S)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
@@ -212,7 +212,7 @@ def test_a_storm_of_interrupts_loses_nothing(path: Path, durability: str) -> Non
                     q.put(b"%d" % n)
                     put.add(n)
                     if n % 3 == 0:
-                        job = q.get(timeout=30)
+                        job = q.get(timeout=120)
                         trying.add(int(job.body))
                         job.ack()
                         acked.add(int(job.body))

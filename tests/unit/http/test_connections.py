@@ -95,7 +95,7 @@ def with_world(
         world = World(most, most_of_address)
         await world.start()
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 await scenario(world)
         finally:
             world.go.set()

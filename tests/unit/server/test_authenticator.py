@@ -77,7 +77,7 @@ class World:
 
 def in_world(scenario: Callable[[World], Awaitable[None]]) -> None:
     async def live() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(240):
             await scenario(World())
 
     asyncio.run(live())

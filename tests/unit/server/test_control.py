@@ -55,7 +55,7 @@ def with_server(
         server = ControlServer(str(directory / NAME), node.call, node.session_gone)
         await server.start()
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 await scenario(node, server)
         finally:
             await server.stop()

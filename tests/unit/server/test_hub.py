@@ -13,7 +13,7 @@ def with_hub(scenario: Callable[[Hub, FakeVhost, list[BaseException]], Awaitable
         failures: list[BaseException] = []
         hub = Hub(vhost, failures.append, poller_here())
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 await scenario(hub, vhost, failures)
         finally:
             hub.stop()

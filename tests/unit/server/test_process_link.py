@@ -26,13 +26,13 @@ class End:
         self.changed.set()
 
     async def until(self, count: int) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while len(self.messages) < count:
                 self.changed.clear()
                 await self.changed.wait()
 
     async def ended(self) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while self.why is None:
                 self.changed.clear()
                 await self.changed.wait()

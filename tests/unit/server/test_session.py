@@ -133,7 +133,7 @@ def with_session(
         rig = Rig()
         await rig.start(leftover, heartbeat_s)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 await scenario(rig)
         finally:
             rig.client.close()

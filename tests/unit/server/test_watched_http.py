@@ -42,7 +42,7 @@ def with_http(scenario: Callable[[Rig], Awaitable[None]], **settings: float) -> 
         values: dict[str, float] = {"ping_s": 0.02, **settings}
         rig = Rig(Config(**values))  # type: ignore[arg-type]
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 await scenario(rig)
         finally:
             await rig.http.stop()

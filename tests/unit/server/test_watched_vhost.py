@@ -67,7 +67,7 @@ def with_vhost(
         values: dict[str, float] = {"ping_s": 0.02, **settings}
         rig = Rig(behaviour, Config(**values))  # type: ignore[arg-type]
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(240):
                 await scenario(rig)
         finally:
             await rig.vhost.stop()

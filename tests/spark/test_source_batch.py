@@ -148,7 +148,8 @@ def test_bounds_by_offset_and_time(spark: "SparkSession", vhost: Path) -> None:
     assert offsets(load(spark, vhost, **of, **times)) == [20, 21, 22]
     by_partition = {"startingOffsetsByTimestamp": f'{{"events": {{"0": {first_ms + COUNT - 2}}}}}'}
     assert offsets(load(spark, vhost, **of, **by_partition)) == [COUNT - 2, COUNT - 1]
-    assert offsets(load(spark, vhost, **of, startingOffsets="latest")) == []
+    with pytest.raises(PySparkException, match="option startingOffsets: given 'latest'"):
+        offsets(load(spark, vhost, **of, startingOffsets="latest"))
 
 
 def test_tasks_by_number_bytes_and_records(spark: "SparkSession", vhost: Path) -> None:

@@ -69,6 +69,11 @@ STRATEGIES: Final = ("error", "latest")
 READER_TIMEOUT_S_MAX: Final = 3600
 EARLIEST: Final = -2  # as an offset, in Kafka's JSON and in ours
 LATEST: Final = -1
+# Words for an offset: where a stream may begin, where a batch may begin, where a batch may end. As
+# with Kafka's source, a batch has neither a start at the latest offset nor an end at the earliest.
+STREAM_STARTS: Final = {"earliest": EARLIEST, "latest": LATEST}
+STARTS: Final = {"earliest": EARLIEST}
+ENDS: Final = {"latest": LATEST}
 
 SOURCE_NAMES: Final = (
     "url", "httpUrl", "path", "vhost", "subscribe", "subscribePattern", "assign",
@@ -231,8 +236,8 @@ def parse_source_options(given: Mapping[str, str], *, is_streaming: bool) -> Sou
     default = LATEST if is_streaming else EARLIEST
     return SourceOptions(
         place=place,
-        starting=_bound(options, "starting", default, is_start=True),
-        ending=_bound(options, "ending", LATEST, is_start=False),
+        starting=_bound(options, "starting", default, STREAM_STARTS if is_streaming else STARTS),
+        ending=_bound(options, "ending", LATEST, ENDS),
         subscribe=subscribe,
         subscribe_pattern=pattern,
         assign=assign,
@@ -321,8 +326,9 @@ def _assigned(options: Mapping[str, str]) -> dict[str, tuple[int, ...]] | None:
     return assign
 
 
-def _bound(options: Mapping[str, str], which: str, default: int, *, is_start: bool) -> Bound:
-    """Parse the three options for a start or an end: one time for all, else times, else offsets."""
+def _bound(options: Mapping[str, str], which: str, default: int, words: Mapping[str, int]) -> Bound:
+    """Parse the three options for a start or an end: one time for all, else times, else offsets.
+    words: that may be given instead of an offset."""
     name = f"{which}Timestamp"
     if name.lower() in options:
         return Bound(time_us=_time_us(name, options[name.lower()]))
@@ -333,16 +339,18 @@ def _bound(options: Mapping[str, str], which: str, default: int, *, is_start: bo
     text = options.get(name.lower())
     if text is None:
         return Bound(offset=default, is_default=True)
-    if text.lower() == "latest":
-        return Bound(offset=LATEST)
-    if text.lower() == "earliest" and is_start:
-        return Bound(offset=EARLIEST)
-    words = "earliest, latest or " if is_start else "latest or "
-    expected = words + 'JSON such as {"stream": {"0": 23, "1": -1}}'
-    return _offsets(name, text, expected, is_start=is_start)
+    offset = words.get(text.lower())
+    if offset is not None:
+        return Bound(offset=offset)
+    numbers = " and ".join([f"{mark} for the {word}" for word, mark in words.items()])
+    expected = f'{", ".join(words)} or JSON such as {{"stream": {{"0": 23}}}}, with {numbers}'
+    if words is STARTS:
+        expected += "; a batch has no records from the latest offset on"
+    return _offsets(name, text, expected, frozenset(words.values()))
 
 
-def _offsets(name: str, text: str, expected: str, *, is_start: bool) -> Bound:
+def _offsets(name: str, text: str, expected: str, marks: frozenset[int]) -> Bound:
+    """Parse offsets by partition. marks: the negative ones that may be given."""
     found = _json(name, text, expected)
     offsets: dict[str, dict[int, int]] = {}
     ids: dict[str, str] = {}
@@ -357,11 +365,8 @@ def _offsets(name: str, text: str, expected: str, *, is_start: bool) -> Bound:
             if key == "reader":  # of a classic queue, in an offset that a query reported
                 continue
             is_whole = isinstance(offset, int) and not isinstance(offset, bool)
-            if not key.isdecimal() or not is_whole or offset < (EARLIEST if is_start else LATEST):
-                least = (
-                    "-2 for the earliest, -1 for the latest" if is_start else "-1 for the latest"
-                )
-                raise OptionError(name, {stream: {key: offset}}, f"{expected}, with {least}")
+            if not key.isdecimal() or not is_whole or (offset < 0 and offset not in marks):
+                raise OptionError(name, {stream: {key: offset}}, expected)
             offsets[stream][int(key)] = offset
     return Bound(offsets=offsets, ids=ids)
 

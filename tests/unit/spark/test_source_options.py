@@ -133,10 +133,20 @@ def test_starting_offsets() -> None:
         assert "earliest, latest or JSON such as" in refused(startingOffsets=wrong)
 
 
+def test_a_batch_does_not_begin_at_the_latest_offset() -> None:
+    """As Kafka's source: such a batch has no records, so the option is a mistake."""
+    assert parsed(False, startingOffsets="earliest").starting == Bound(offset=EARLIEST)
+    assert parsed(False, startingOffsets='{"s": {"0": -2}}').starting.offsets == {"s": {0: -2}}
+    for wrong in ("latest", '{"s": {"0": 4, "1": -1}}'):
+        told = refused(False, startingOffsets=wrong)
+        assert "earliest or JSON such as" in told
+        assert "a batch has no records from the latest offset on" in told
+
+
 def test_ending_offsets_are_of_batches_only() -> None:
     assert parsed(False, endingOffsets="latest").ending == Bound(offset=LATEST)
     assert parsed(False, endingOffsets='{"s": {"0": 5}}').ending.offsets == {"s": {0: 5}}
-    assert "latest or JSON" in refused(False, endingOffsets="earliest")
+    assert "latest or JSON" in refused(False, endingOffsets="Earliest")
     assert "latest or JSON" in refused(False, endingOffsets='{"s": {"0": -2}}')
     assert "a stream has no end" in refused(endingTimestamp="5")
 

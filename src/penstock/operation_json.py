@@ -9,20 +9,81 @@ byte, and arguments with a lone surrogate are refused. Between Penstock's own pr
 socket, the links of processes) such text stays as it is (`is_exact`).
 
 An operation's values are converted where they begin and where they end: by the caller and by the
-process that answers. Programs between them pass the JSON on.
+process that answers. Programs between them pass the JSON on. A long list is an EncodedList: each
+row is text as soon as it is made, in slices, and the text is a JsonText for the programs between.
 """
 
 import base64
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, Final
 
 from penstock.errors import SYNTAX_ERROR, ChannelError, valid_text
+
+PART_BYTES: Final = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class JsonText:
+    """A value as JSON, which is passed on as it is."""
+
+    text: bytes
+
+    def value(self) -> Any:
+        """Return the value of JSON. It takes long if it is large."""
+        return json.loads(self.text)
+
+
+class EncodedList:
+    """A list of values as compact JSON, a row after the other. is_exact: as of to_json. bytes: of
+    the text so far."""
+
+    def __init__(self, *, is_exact: bool) -> None:
+        self.bytes: int = 2  # []
+        self._is_exact = is_exact
+        self._parts: list[bytes] = []  # joined to some PART_BYTES each, so that none is moved often
+        self._rows: list[bytes] = []
+        self._row_bytes: int = 0
+
+    def add(self, row: object) -> int:
+        """Add a row. Returns the bytes of its text."""
+        data = _encoded(to_json(row, is_exact=self._is_exact))
+        self.bytes += len(data) + 1
+        self._rows.append(data)
+        self._row_bytes += len(data)
+        if self._row_bytes >= PART_BYTES:
+            self._join()
+        return len(data)
+
+    def take(self) -> list[bytes]:
+        """Return the text in parts that follow one another, at least one, and forget it."""
+        self._join()
+        parts, self._parts = self._parts, []
+        if not parts:
+            return [b"[]"]
+        parts[0] = b"[" + parts[0]
+        parts[-1] += b"]"
+        return parts
+
+    def _join(self) -> None:
+        if self._rows:
+            start = b"," if self._parts else b""
+            self._parts.append(start + b",".join(self._rows))
+            self._rows.clear()
+            self._row_bytes = 0
 
 
 def dumps(result: object) -> bytes:
     """Return a result as compact JSON in UTF-8."""
-    return json.dumps(to_json(result), separators=(",", ":")).encode()
+    if isinstance(result, EncodedList):
+        return b"".join(result.take())
+    return _encoded(to_json(result))
+
+
+def _encoded(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def loads(data: bytes) -> dict[str, object]:

@@ -1,10 +1,12 @@
 """OperationRig: a BrokerRig of which operations are asked, by operators or on a channel."""
 
+import json
 from typing import Any
 
 from penstock.broker import operations
 from penstock.broker.channel import Channel
 from penstock.errors import AMQPError
+from penstock.operation_json import EncodedList, from_json
 from tests.helpers.broker_rig import BrokerRig
 
 
@@ -20,10 +22,13 @@ class Asked:
 
     @property
     def result(self) -> Any:
-        """The answer; what was refused is raised."""
+        """The answer, whose text is read if it has one; what was refused is raised."""
         assert len(self.replies) == 1, self.replies
-        if isinstance(self.replies[0], BaseException):
-            raise self.replies[0]
+        (reply,) = self.replies
+        if isinstance(reply, BaseException):
+            raise reply
+        if isinstance(reply, EncodedList):
+            self.replies[0] = from_json(json.loads(b"".join(reply.take())), is_exact=True)
         return self.replies[0]
 
 

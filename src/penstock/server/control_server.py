@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import INTERNAL_ERROR, SYNTAX_ERROR, AMQPError, PenstockError
-from penstock.operation_json import check_names
+from penstock.operation_json import JsonText, check_names
 from penstock.server.control import LINE_BYTES_MAX, ControlError, line, reachable
 
 DEFAULT_VHOST: Final = "/"
@@ -116,7 +116,14 @@ class ControlServer:
             session = args.get("session")
             if isinstance(session, str):
                 sessions.add((vhost or DEFAULT_VHOST, session))
-            reply: dict[str, object] = {"id": number, "result": await self._call(op, vhost, args)}
+            result = await self._call(op, vhost, args)
+            if isinstance(result, JsonText):  # it is long, and goes as it is
+                writer.writelines((b'{"id":', json.dumps(number).encode(), b',"result":'))
+                writer.writelines((result.text, b"}\n"))
+                with contextlib.suppress(OSError):
+                    await writer.drain()
+                return
+            reply: dict[str, object] = {"id": number, "result": result}
         except (PenstockError, OSError) as error:
             reply = error_reply(number, error)
         except Exception as error:

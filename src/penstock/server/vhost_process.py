@@ -45,7 +45,7 @@ from penstock.errors import (
     PenstockError,
     VersionError,
 )
-from penstock.operation_json import from_json, to_json
+from penstock.operation_json import EncodedList, from_json, to_json
 from penstock.protocol.connection import Connection
 from penstock.queues.backing_choice import BackingChoice
 from penstock.server.control_server import error_reply
@@ -342,23 +342,28 @@ class VhostProcess(LinkedProcess):
 
     # ---- operations ----------------------------------------------------------------------------
 
+    def _reply(self, number: object, op: object, result: object) -> None:
+        """Send the result of a call: a value, an error, or a list that is JSON already."""
+        if isinstance(result, EncodedList):
+            parts = result.take()[::-1]
+            while parts:
+                part = parts.pop()  # it is copied to the link
+                self._link.send({"do": "text", "id": number, "more": bool(parts)}, part)
+            return
+        try:
+            answer = _message(number, result)
+        except Exception as error:
+            logger.exception("operation %s: the answer", op)
+            answer = _message(number, error)
+        self._link.send(answer)
+
     def _call(self, facts: dict[str, Any]) -> None:
         """Call an operation; its reply may follow later. An unexpected error, in the operation or
         in its answer, is logged with its traceback and answered with 541."""
         number, op = facts["n"], facts["op"]
 
         def reply(result: object) -> None:
-            try:
-                answer = message(result)
-            except Exception as error:
-                logger.exception("operation %s: the answer", op)
-                answer = message(error)
-            self._link.send(answer)
-
-        def message(result: object) -> dict[str, object]:
-            if isinstance(result, BaseException):
-                return {"do": "result", **error_reply(number, result)}
-            return {"do": "result", "id": number, "result": to_json(result, is_exact=True)}
+            self._reply(number, op, result)
 
         if self._vhost is None or self._hub is None:
             reply(RuntimeError("the vhost has not started yet"))
@@ -387,6 +392,13 @@ class VhostProcess(LinkedProcess):
             logger.exception("operation %s failed", op)
             reply(error)
         self._hub.wake()
+
+
+def _message(number: object, result: object) -> Facts:
+    """Return the message with the result of a call."""
+    if isinstance(result, BaseException):
+        return {"do": "result", **error_reply(number, result)}
+    return {"do": "result", "id": number, "result": to_json(result, is_exact=True)}
 
 
 def make_room_for_files(n: int) -> None:

@@ -38,6 +38,7 @@ from typing import Final
 from penstock.clock import Clock
 from penstock.config import Config
 from penstock.errors import PenstockError
+from penstock.operation_json import JsonText
 from penstock.server import process_link
 from penstock.server.control import ControlError
 from penstock.server.process_link import Facts, Link
@@ -99,6 +100,7 @@ class WatchedProcess(ABC):
         self._is_final = False
         self._calls: dict[int, asyncio.Future[object]] = {}
         self._calls_n = 0
+        self._texts: dict[int, list[bytes]] = {}  # of results, by call: parts that have come
         # Seconds since its last message, without those in which this process did not run.
         self._silent_s = 0.0
         self._watched_s = 0.0  # when that was last counted
@@ -386,6 +388,7 @@ class WatchedProcess(ABC):
             if not answer.done():
                 answer.set_exception(self._down(self.why or "its process has ended"))
         self._calls = {}
+        self._texts = {}
 
     async def _watch(self) -> None:
         """Ping the process, and kill it when it does not answer. A start may take longer. Time in
@@ -428,6 +431,8 @@ class WatchedProcess(ABC):
         do = facts["do"]
         if do == "result":
             self._on_result(facts)
+        elif do == "text":
+            self._on_text(facts, data)
         elif do == "pong":
             self.pongs += 1
             self._on_own_message("pong", facts)
@@ -451,6 +456,18 @@ class WatchedProcess(ABC):
             answer.set_exception(ControlError(int(fault["code"]), str(fault["text"])))
         else:
             answer.set_result(facts.get("result"))
+
+    def _on_text(self, facts: Facts, data: bytes) -> None:
+        """Take a part of a result that comes as JSON."""
+        number = whole(facts["id"])
+        parts = self._texts.setdefault(number, [])
+        answer = self._calls.get(number)
+        if answer is not None and not answer.done():
+            parts.append(data)
+            if facts["more"]:
+                return
+            answer.set_result(JsonText(b"".join(parts)))
+        del self._texts[number]
 
 
 def is_stopped(pid: int) -> bool:

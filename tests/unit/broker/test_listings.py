@@ -153,7 +153,7 @@ def test_exchanges_and_bindings(rig: VHostRig) -> None:
     rig.vhost.topology.declare_exchange("x", "topic", auto_delete=True, arguments={"a": 1})
     rig.vhost.bind_queue("q", "x", "k.#", {"b": 2})
     rig.vhost.topology.bind_exchange("x", "amq.topic", "#")
-    exchanges = listings.list_exchanges(rig.vhost)
+    exchanges = list(listings.list_exchanges(rig.vhost))
     assert [one["name"] for one in exchanges] == sorted([*SYSTEM, "x"])
     assert exchanges[-1] == {
         "name": "x", "vhost": "test", "type": "topic", "durable": False, "auto_delete": True,

@@ -4,7 +4,8 @@ Rows are dicts with the names of RabbitMQ's listings, where it has the thing: me
 unacknowledged ones together, message_bytes the bytes of their bodies, memory what is counted in
 RAM. What only Penstock has is called as it is everywhere here: alphas, betas, gammas, delta, and
 `delayed`. Values are those of JSON; arguments may hold bytes, times and decimals as a client gave
-them. Each list is made in one go, between two turns.
+them. Each list is made and written as JSON row by row, in slices between
+turns: it shows each row as it is at that moment, and leaves out what is deleted meanwhile.
 
 Listing opens nothing. The counts of a durable queue that nobody has named since the start come from
 its indexes, and all that it holds is in delta.
@@ -12,17 +13,19 @@ its indexes, and all that it holds is in delta.
 The server's process lists connections, because it also knows those that are being handed over.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import Channel, ChannelOwner
-from penstock.broker.operations.call import WATCHERS, Operation
+from penstock.broker.operations.call import WATCHERS, Call, Operation, Slices
 from penstock.broker.queue_table import indexes_of
 from penstock.broker.topology import QUEUE, Exchange
+from penstock.broker.turn_budget import STEP_BYTES
 from penstock.broker.vhost import VHost
 from penstock.clock import date
+from penstock.operation_json import EncodedList
 from penstock.queues import priority_queue
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.delays import MARK
@@ -34,6 +37,9 @@ from penstock.storage.durability import DISK, MODE_NAMES
 from penstock.storage.queue_index import QueueIndex
 
 Info = dict[str, object]
+
+ROW_STEPS: Final = 16
+INDEXES_SLICE: Final = 1024
 
 
 def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
@@ -134,22 +140,23 @@ def _stream_counts(vhost: VHost, stream: BrokerStream) -> Info:
     }
 
 
-def list_queues(vhost: VHost) -> list[Info]:
-    """Return the rows of all queues, by name."""
+def list_queues(vhost: VHost) -> Iterator[Info | None]:
+    """Yield the rows of all queues, by name; None in between."""
+    names = vhost.table.names()
     unopened: dict[str, list[QueueIndex]] = {name: [] for name in vhost.queue_set.stored}
     if unopened:
-        for index in vhost.engine.queues.values():
+        for n, index in enumerate(list(vhost.engine.queues.values())):
             of = unopened.get(text_of(index.name.partition(priority_queue.SEPARATOR)[0]))
             if of is not None:
                 of.append(index)
-    found = []
-    for name in vhost.table.names():
+            if n % INDEXES_SLICE == INDEXES_SLICE - 1:
+                yield None
+    for name in names:
         queue = vhost.table.served.get(name)
         if queue is not None:
-            found.append(queue_info(vhost, queue))
-        else:
-            found.append(_unopened_info(vhost, name, unopened[name]))
-    return found
+            yield queue_info(vhost, queue)
+        elif name in unopened and vhost.table.is_stored(name):
+            yield _unopened_info(vhost, name, unopened[name])
 
 
 def _unopened_info(vhost: VHost, name: str, indexes: list[QueueIndex]) -> Info:
@@ -217,9 +224,12 @@ def exchange_info(vhost: VHost, exchange: Exchange) -> Info:
     }
 
 
-def list_exchanges(vhost: VHost) -> list[Info]:
-    """Return the rows of all exchanges, by name; the default one is ""."""
-    return [exchange_info(vhost, vhost.exchanges[name]) for name in sorted(vhost.exchanges)]
+def list_exchanges(vhost: VHost) -> Iterator[Info]:
+    """Yield the rows of all exchanges, by name; the default one is ""."""
+    for name in sorted(vhost.exchanges):
+        exchange = vhost.exchanges.get(name)
+        if exchange is not None:
+            yield exchange_info(vhost, exchange)
 
 
 def binding_info(vhost: VHost, binding: Binding) -> Info:
@@ -229,10 +239,14 @@ def binding_info(vhost: VHost, binding: Binding) -> Info:
     )
 
 
-def list_bindings(vhost: VHost) -> list[Info]:
-    """Return the rows of all bindings: first those of the default exchange, one for each queue."""
-    found = [_binding(vhost, "", QUEUE, name, name, {}) for name in vhost.table.names()]
-    return found + [binding_info(vhost, binding) for binding in vhost.router.bindings()]
+def list_bindings(vhost: VHost) -> Iterator[Info]:
+    """Yield the rows of all bindings as there are now: first those of the default exchange, one for
+    each queue."""
+    bindings = list(vhost.router.bindings())
+    for name in vhost.table.names():
+        yield _binding(vhost, "", QUEUE, name, name, {})
+    for binding in bindings:
+        yield binding_info(vhost, binding)
 
 
 def _binding(
@@ -290,13 +304,16 @@ def status(vhost: VHost) -> Info:
     }
 
 
-def list_channels(vhost: VHost) -> list[Info]:
-    """Return the rows of all channels, by connection and number."""
-    found: list[Info] = []
+def list_channels(vhost: VHost) -> Iterator[Info]:
+    """Yield the rows of all channels, by connection and number."""
+    found: list[Channel] = []
     for owner in vhost.handlers:
         assert isinstance(owner, ChannelOwner)
-        found += [channel_info(vhost, channel) for channel in owner.channels.values()]
-    return sorted(found, key=lambda row: (str(row["connection"]), str(row["number"]).zfill(5)))
+        found += owner.channels.values()
+    found.sort(key=lambda channel: (channel.handler.name, channel.number))
+    for channel in found:
+        if not channel.is_closed:
+            yield channel_info(vhost, channel)
 
 
 def channel_info(vhost: VHost, channel: Channel) -> Info:
@@ -305,18 +322,19 @@ def channel_info(vhost: VHost, channel: Channel) -> Info:
     return {"name": name, "user": channel.identity.name, "vhost": vhost.name, **channel.info()}
 
 
-def list_alerts(vhost: VHost) -> list[Info]:
-    """Return the alerts that are on and past, the oldest first."""
-    return vhost.alerts.list.rows()
+def list_alerts(vhost: VHost) -> Iterator[Info]:
+    """Yield the alerts that are on and past, the oldest first."""
+    yield from vhost.alerts.list.rows()
 
 
-def list_consumers(vhost: VHost) -> list[Info]:
-    """Return the rows of all consumers, by queue."""
-    return [
-        consumer_info(vhost, queue, consumer)
-        for _, queue in sorted(vhost.table.served.items())
-        for consumer in queue.consumers.all()
-    ]
+def list_consumers(vhost: VHost) -> Iterator[Info | None]:
+    """Yield the rows of all consumers, by queue; None in between."""
+    for name in sorted(vhost.table.served):
+        queue = vhost.table.served.get(name)
+        if queue is not None:
+            for consumer in list(queue.consumers.all()):
+                yield consumer_info(vhost, queue, consumer)
+        yield None
 
 
 def consumer_info(vhost: VHost, queue: QueueOrStream, consumer: Consumer) -> Info:
@@ -344,16 +362,38 @@ def consumer_info(vhost: VHost, queue: QueueOrStream, consumer: Consumer) -> Inf
     return found
 
 
-def _listing(name: str, rows: Callable[[VHost], object], help_text: str) -> Operation:
-    return Operation(name, lambda call: call.reply(rows(call.vhost)), help_text, tags=WATCHERS)
+def _in_slices(call: Call, rows: Iterator[Info | None]) -> Slices:
+    """Return the rows as JSON."""
+    budget = call.vhost.budget
+    found = EncodedList(is_exact=call.is_exact)
+    for row in rows:
+        if row is not None:
+            budget.left -= found.add(row) // STEP_BYTES
+            call.check_room(found.bytes)
+        budget.left -= ROW_STEPS
+        if budget.left <= 0:
+            yield
+    return found
+
+
+def _listing(
+    name: str, rows: Callable[[VHost], Iterator[Info | None]], help_text: str
+) -> Operation:
+    return Operation(
+        name, lambda call: call.in_slices(_in_slices(call, rows(call.vhost))), help_text,
+        tags=WATCHERS,
+    )  # fmt: skip
 
 
 OPERATIONS: Final = (
-    _listing("vhost_status", status, "Return counts, sizes, the log and the alarms of a vhost."),
+    Operation(
+        "vhost_status", lambda call: call.reply(status(call.vhost)),
+        "Return counts, sizes, the log and the alarms of a vhost.", tags=WATCHERS,
+    ),
     _listing("list_queues", list_queues, "List the queues and streams, by name."),
     _listing("list_exchanges", list_exchanges, "List the exchanges, by name."),
     _listing("list_bindings", list_bindings, "List the bindings; those of the default first."),
     _listing("list_consumers", list_consumers, "List the consumers, by queue."),
     _listing("list_channels", list_channels, "List the channels, by connection and number."),
     _listing("list_alerts", list_alerts, "List the alerts that are on and past, oldest first."),
-)
+)  # fmt: skip

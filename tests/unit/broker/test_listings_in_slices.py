@@ -1,0 +1,99 @@
+"""Listings of a vhost in which a user has much: nobody waits for one, and its text is its RAM."""
+
+import json
+
+import pytest
+
+from penstock.broker.turn_budget import STEP_BYTES
+from penstock.clock import ManualClock
+from penstock.codec.spec import (
+    QueueBind,
+    QueueBindOk,
+    QueueDeclare,
+    QueueDeclareOk,
+    QueueDelete,
+    QueueDeleteOk,
+)
+from penstock.operation_json import PART_BYTES, EncodedList, dumps, from_json
+from tests.helpers.operation_rig import Asked, OperationRig
+
+BINDINGS = 400
+LARGE = {"x": [{"a": [1, {"b": "c"}]}] * 200}
+
+
+@pytest.fixture
+def rig() -> OperationRig:
+    rig = OperationRig()
+    client = rig.client().open(1)
+    client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    for n in range(BINDINGS):
+        bind = QueueBind(
+            queue="q", exchange="amq.headers", routing_key=f"{n:03}", arguments={**LARGE, "n": n}
+        )
+        client.call(1, bind, QueueBindOk)
+    return rig
+
+
+class Passing(ManualClock):
+    """A millisecond passes at each look."""
+
+    def monotonic(self) -> float:
+        self.advance(0.001)
+        return super().monotonic()
+
+
+def turns_until(rig: OperationRig, asked: Asked) -> int:
+    """How many turns of the vhost it takes until the answer comes."""
+    turns = 0
+    while not asked.has_come:
+        rig.vhost.turn()
+        turns += 1
+    return turns
+
+
+def test_a_listing_goes_in_slices_between_turns(rig: OperationRig) -> None:
+    rig.vhost.budget.clock = Passing()
+    asked = rig.ask("list_bindings")
+    rig.vhost.background._clock = Passing()
+    assert turns_until(rig, asked) > 4
+    (reply,) = asked.replies
+    assert isinstance(reply, EncodedList)
+    assert reply.bytes > 2 * PART_BYTES
+    rows = asked.result
+    assert [row["routing_key"] for row in rows] == ["q", *[f"{n:03}" for n in range(BINDINGS)]]
+    assert rows[1]["arguments"] == {**LARGE, "n": 0}
+
+
+def test_what_is_deleted_meanwhile_is_left_out() -> None:
+    rig = OperationRig()
+    client = rig.client().open(1)
+    for n in range(800):
+        client.call(1, QueueDeclare(queue=f"r{n:03}"), QueueDeclareOk)
+    rig.vhost.budget.clock = Passing()
+    asked = rig.ask("list_queues")
+    assert not asked.has_come
+    client.call(1, QueueDelete(queue="r799"), QueueDeleteOk)
+    turns_until(rig, asked)
+    names = [row["name"] for row in asked.result]
+    assert names == [f"r{n:03}" for n in range(799)]
+
+
+def test_one_that_does_not_fit_into_a_frame_is_not_built(rig: OperationRig) -> None:
+    channel = rig.client().open().handler.channels[1]
+    steps = rig.vhost.budget.left
+    assert rig.refusal("list_bindings", channel).code == 311
+    assert steps - rig.vhost.budget.left < 2 * channel.output.frame_max // STEP_BYTES
+
+
+def test_the_text_is_that_of_the_whole() -> None:
+    rows = [{"n": n, "text": "x" * 1000, "bytes": b"\xff", "name": "\udcff"} for n in range(1000)]
+    for is_exact in (True, False):
+        found = EncodedList(is_exact=is_exact)
+        assert sum(found.add(row) for row in rows) + len(rows) + 2 == found.bytes
+        parts = found.take()
+        assert len(parts) > 3
+        text = b"".join(parts)
+        assert from_json(json.loads(text), is_exact=True) == [
+            row if is_exact else {**row, "name": "\ufffd"} for row in rows
+        ]
+    assert dumps(EncodedList(is_exact=True)) == b"[]"

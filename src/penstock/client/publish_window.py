@@ -38,6 +38,13 @@ class Published:
         self._next = first  # the lowest tag without an answer
         self._above: set[int] = set()  # answered tags above it
 
+    def unanswered(self) -> list[int]:
+        """Return the indexes of the messages that the broker has not answered yet. What the
+        connection's thread notes meanwhile may still be among them."""
+        above = set(self._above)
+        tags = range(self._next, self.first + self.count)
+        return [tag - self.first for tag in tags if tag not in above]
+
     def answer(self, tag: int, *, multiple: bool, is_taken: bool) -> bool:
         """Note an answer of the broker: for a tag, or for all up to it. Returns whether all have
         one now."""

@@ -5,7 +5,7 @@
 
 **Delivery.** Exactly once is the default: tasks stage pages of rows at the broker over HTTP, and
 the driver publishes the batch with one request (staging.py). Idempotent: the same, but each task
-publishes its own pages. At least once: each task publishes row by row over AMQP, with confirms;
+publishes its own pages. At least once: each task publishes its rows over AMQP, with confirms;
 confirmed rows stay when the task fails and runs again.
 
 Spark sets properties of its jobs that name the query and the batch to a task. They are not part of
@@ -35,7 +35,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -51,6 +50,8 @@ from pyspark.sql.types import StructType
 
 from penstock.amqp_url import AmqpUrl
 from penstock.client import ClientChannel, ClientConnection, Received, connect
+from penstock.client.publish_window import BATCH_BYTES, BATCH_MESSAGES
+from penstock.client.publish_window import Published as ManyPublished
 from penstock.embedded.library_errors import ConnectionLostError, UnreachableError
 from penstock.errors import AMQPConnectionError, OptionError, PenstockError
 from penstock.spark.options import EXACTLY_ONCE, IDEMPOTENT, SinkOptions
@@ -236,21 +237,31 @@ class PublishError(PenstockError):
 def publish_rows(
     options: SinkOptions, columns: SinkColumns, batches: "Iterator[RecordBatch]"
 ) -> Published:
-    """Publish row by row; return when all rows are confirmed. Raises PublishError."""
+    """Publish all rows; return when all are confirmed. Raises PublishError."""
     publisher = Publisher(options)
     try:
         for batch in batches:
             for exchange, key, body, properties in columns.published(batch):
                 publisher.publish(exchange, key, body, properties)
+            publisher.flush()
         publisher.finish()
     finally:
         publisher.close()
     return Published(publisher.confirmed)
 
 
+@dataclass(slots=True)
+class UnderWay:
+    """Rows that were sent with one write, and their confirms."""
+
+    rows: list[Row]
+    bytes: int
+    confirms: ManyPublished
+
+
 class Publisher:
-    """Publishes rows with confirms, on one channel. sleep, monotonic: those of `time`, except in
-    tests."""
+    """Publishes rows with confirms, on one channel, many with one write: a row costs no future and
+    no system call of its own. sleep, monotonic: those of `time`, except in tests."""
 
     def __init__(
         self, options: SinkOptions, *, sleep: Callable[[float], None] = time.sleep,
@@ -260,25 +271,45 @@ class Publisher:
         self._url = AmqpUrl.of(options.url, os.environ)
         self._sleep = sleep
         self._monotonic = monotonic
-        self._waiting: deque[tuple[Future[bool], Row]] = deque()
+        self._rows: list[Row] = []  # to be sent next, all to one exchange
+        self._rows_bytes = 0
+        # Some writes are under way while the next is made.
+        self._rows_max = max(min(BATCH_MESSAGES, options.in_flight_max // 4), 1)
+        self._waiting: deque[UnderWay] = deque()
+        self._waiting_rows = 0
         self._waiting_bytes = 0
         self._returned: Received | None = None
         self._channel: ClientChannel | None = None
         self.confirmed = 0
 
     def publish(self, exchange: str, routing_key: str, body: bytes, properties: bytes) -> None:
-        """Send one row. Waits while too many rows are unconfirmed. Raises PublishError."""
-        row = (exchange, routing_key, body, properties)
-        self._waiting.append((self._send(row), row))
-        self._waiting_bytes += len(body)
-        while (
-            len(self._waiting) > self._options.in_flight_max
-            or self._waiting_bytes > IN_FLIGHT_BYTES
+        """Add one row to those that are sent next. Sends them if they are enough, and waits while
+        too many are unconfirmed. Raises PublishError."""
+        rows = self._rows
+        if rows and (exchange != rows[0][0] or self._rows_bytes + len(body) > BATCH_BYTES):
+            self.flush()
+            rows = self._rows
+        rows.append((exchange, routing_key, body, properties))
+        self._rows_bytes += len(body)
+        if len(rows) >= self._rows_max:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what was added, as soon as so many rows may be unconfirmed. Raises PublishError."""
+        rows, size = self._rows, self._rows_bytes
+        if not rows:
+            return
+        while self._waiting and (
+            self._waiting_rows + len(rows) > self._options.in_flight_max
+            or self._waiting_bytes + size > IN_FLIGHT_BYTES
         ):
             self._settle_oldest()
+        self._rows, self._rows_bytes = [], 0
+        self._send(rows, size)
 
     def finish(self) -> None:
-        """Wait for all confirms, and close the channel. Raises PublishError."""
+        """Send the rest, wait for all confirms, and close the channel. Raises PublishError."""
+        self.flush()
         while self._waiting:
             self._settle_oldest()
         self._check_returned()
@@ -293,22 +324,32 @@ class Publisher:
     # ---- confirms ------------------------------------------------------------------------------
 
     def _settle_oldest(self) -> None:
-        future, row = self._waiting[0]
+        oldest = self._waiting[0]
+        confirms = oldest.confirms
         try:
-            is_taken = future.result(self._options.timeout_s)
+            confirms.future.result(self._options.timeout_s)
         except TimeoutError:
+            self._count(oldest)
             raise self._failed(self._silence()) from None
         except (ConnectionLostError, AMQPConnectionError) as error:
             self._resend(error)
             return
         except PenstockError as error:
+            self._count(oldest)
             raise self._failed(str(error)) from None
         self._check_returned()
-        if not is_taken:
+        self._count(oldest)
+        if confirms.refused:
             raise self._failed("the broker refused it (basic.nack)")
         self._waiting.popleft()
-        self._waiting_bytes -= len(row[2])
-        self.confirmed += 1
+        self._waiting_rows -= len(oldest.rows)
+        self._waiting_bytes -= oldest.bytes
+
+    def _count(self, sent: UnderWay) -> list[Row]:
+        """Count what is confirmed of these rows. Returns the others."""
+        without = sorted({*sent.confirms.unanswered(), *sent.confirms.refused})
+        self.confirmed += len(sent.rows) - len(without)
+        return [sent.rows[index] for index in without]
 
     def _check_returned(self) -> None:
         message = self._returned
@@ -334,28 +375,26 @@ class Publisher:
 
     # ---- connections ---------------------------------------------------------------------------
 
-    def _send(self, row: Row) -> "Future[bool]":
-        exchange, routing_key, body, properties = row
-        future = self._opened().publish(
-            exchange, routing_key, body, properties, mandatory=self._options.is_mandatory
+    def _send(self, rows: list[Row], size_bytes: int) -> None:
+        messages = [(key, properties, body) for _, key, body, properties in rows]
+        confirms = self._opened().publish_many(
+            rows[0][0], messages, mandatory=self._options.is_mandatory
         )
-        assert future is not None
-        return future
+        self._waiting.append(UnderWay(rows, size_bytes, confirms))
+        self._waiting_rows += len(rows)
+        self._waiting_bytes += size_bytes
 
     def _resend(self, error: PenstockError) -> None:
         """Send all unconfirmed rows again, on a new connection."""
         if isinstance(error, AMQPConnectionError) and error.code not in GOING_DOWN:
             raise self._failed(str(error))
         self._channel = None
-        rows = []
-        for future, row in self._waiting:
-            is_confirmed = future.done() and future.exception() is None and future.result()
-            if is_confirmed:
-                self.confirmed += 1
-                self._waiting_bytes -= len(row[2])
-            else:
-                rows.append(row)
-        self._waiting = deque((self._send(row), row) for row in rows)
+        lost, self._waiting = self._waiting, deque()
+        self._waiting_rows = self._waiting_bytes = 0
+        for sent in lost:
+            rows = self._count(sent)
+            if rows:
+                self._send(rows, sum(len(row[2]) for row in rows))
 
     def _opened(self) -> ClientChannel:
         if self._channel is None:

@@ -354,6 +354,9 @@ def _read(state: QueueRam, rows: list[Row]) -> Iterator[Found]:
         yield entry.seq, entry.message, False
 
 
+SLOTS_READ: Final = 1024  # of transient messages that are removed, at once
+
+
 def paged_transients(state: QueueRam) -> Iterator[tuple[int, int, int, int]]:
     """Yield transient messages that are paged out and ready: (seq, id, store file, whether the
     segment's files contain part of it). A damaged one has store file 0: it keeps a reference in the
@@ -366,16 +369,31 @@ def paged_transients(state: QueueRam) -> Iterator[tuple[int, int, int, int]]:
     index = state.index
     for number in sorted(state.delta_transients):
         start = number * index.slots
-        for seq in state.transients_between(start, start + index.slots):
+        seqs = state.transients_between(start, start + index.slots)
+        for at in range(0, len(seqs), SLOTS_READ):
+            some = seqs[at : at + SLOTS_READ]
             try:
-                (slot,) = index.files(number).slots([seq])
-                file = 0
-                if slot.flags & SLOT_IN_STORE:
-                    file = index.files(number).entries_of([slot])[0].store_file
+                yield from _stored_of(index, number, some)
             except CorruptionError:
-                yield seq, 0, 0, 1
-                continue
-            yield seq, slot.id, file, 1
+                for seq in some:
+                    try:
+                        found = _stored_of(index, number, [seq])
+                    except CorruptionError:
+                        found = [(seq, 0, 0, 1)]
+                    yield from found
+
+
+def _stored_of(index: QueueIndex, number: int, seqs: list[int]) -> list[tuple[int, int, int, int]]:
+    """Return what `paged_transients` yields of these seqs of a segment, all on slots.
+    CorruptionError."""
+    files = index.files(number)
+    slots = files.slots(seqs)
+    stores = [slot for slot in slots if slot.flags & SLOT_IN_STORE]
+    places: dict[int, int] = {}  # file of the store, by id
+    if stores:
+        for message in files.entries_of(stores):
+            places[message.id] = message.store_file
+    return [(seqs[i], slots[i].id, places.get(slots[i].id, 0), 1) for i in range(len(seqs))]
 
 
 ACKS_MAX: Final = 4096  # in one record, when all pending messages are to die

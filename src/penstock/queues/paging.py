@@ -474,7 +474,9 @@ def page_out(state: QueueRam, entries: list[Entry], *, with_slots: bool = False)
             continue
         message = entry.message
         if message.persistent:
-            if entry.seq not in section:
+            if entry.seq in section:
+                index.forget_body(entry.seq)
+            else:
                 fresh.append(entry)
         elif message.store_file or (with_slots and entry.seq not in state.places):
             fresh.append(entry)

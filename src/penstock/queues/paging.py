@@ -474,10 +474,10 @@ def page_out(state: QueueRam, entries: list[Entry], *, with_slots: bool = False)
             continue
         message = entry.message
         if message.persistent:
-            if entry.seq in section:
-                index.forget_body(entry.seq)
-            else:
+            if entry.seq not in section:
                 fresh.append(entry)
+            else:
+                index.forget_body(entry.seq)
         elif message.store_file or (with_slots and entry.seq not in state.places):
             fresh.append(entry)
         elif entry.seq not in state.places and (message.header or message.size):

@@ -66,7 +66,7 @@ from penstock.broker.arguments import (
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream, not_counted
 from penstock.broker.broker_stream import BrokerStream, PreparedStream, StreamTable
 from penstock.broker.dispatch import Dispatch, Source
-from penstock.broker.topology import Topology
+from penstock.broker.topology import Topology, store_creator
 from penstock.clock import Clock
 from penstock.errors import CorruptionError, DiskFullError, OptionError, StoppedError
 from penstock.message import Entry
@@ -74,8 +74,9 @@ from penstock.queues import priority_queue
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.delays import MARK
 from penstock.queues.queue_options import BACKING, MAX_SIZE, QUORUM, QueueOptions
-from penstock.queues.queue_set import SHOWN_MAX, QueueSet, bytes_of, text_of
+from penstock.queues.queue_set import SHOWN_MAX, STORED_BYTES, QueueSet, bytes_of, text_of
 from penstock.queues.stream_options import STREAM
+from penstock.storage import routing_table
 from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.holder import DictHolder
@@ -123,9 +124,27 @@ class QueueTable:
         self._owned: dict[object, list[QueueOrStream]] = {}
         self.kept_down: dict[str, str] = queue_set.kept_down  # name -> why; opened or not
         self.on_leased_deleted: Callable[[str, dict[str, int]], None] = _ignore_leased
+        # Of queues that are not open: who has declared them, and the bytes that count for them.
+        self._stored_counts: dict[str, tuple[str, int]] = {}
+        for name, parts in queue_set.stored.items():
+            creator = self._creator_of(bytes_of(name))
+            if creator:
+                self._stored_counts[name] = creator, STORED_BYTES * parts
+                self._count_of(creator, STORED_BYTES * parts)
         for stream in streams.stored():
             stream.used_at_s = self.start_s
+            stream.creator = self._stored_creator(stream.parts[0].name)
             self._serve(stream)
+
+    def _creator_of(self, name: bytes) -> str:
+        """Return who has declared a stored queue, "" if that is not known."""
+        queues = self.engine.routing.queues
+        first = name if name in queues else priority_queue.part_names(name, 1)[0]
+        return self._stored_creator(first)
+
+    def _stored_creator(self, first_part: bytes) -> str:
+        creators = self.engine.routing.creators
+        return text_of(creators.get(routing_table.queue_key(first_part), b""))
 
     # ---- finding -------------------------------------------------------------------------------
 
@@ -175,6 +194,9 @@ class QueueTable:
             dispatch=self._dispatch,
         )  # fmt: skip
         queue.used_at_s = self.start_s
+        queue.creator, counted = self._stored_counts.pop(name, ("", 0))
+        if counted:
+            self._count_of(queue.creator, -counted)
         self._serve(queue)
         why = self.kept_down.get(name)
         if why is not None:
@@ -324,6 +346,7 @@ class QueueTable:
         stream = self._streams.declare(bytes_of(name), arguments, options)
         stream.used_at_s = self.clock.monotonic()
         stream.creator = creator
+        store_creator(self.engine, routing_table.queue_key(stream.parts[0].name), creator)
         self._serve(stream)
         self.declared += 1
         self._topology.router.queue_added(name)
@@ -357,6 +380,9 @@ class QueueTable:
         )  # fmt: skip
         queue.used_at_s = self.clock.monotonic()
         queue.creator = creator
+        if durable:
+            key = routing_table.queue_key(amq.backing.index(0).name)
+            store_creator(self.engine, key, creator)
         self._queue_set.add(queue)
         self._serve(queue)
         self.declared += 1

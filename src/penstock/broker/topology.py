@@ -145,8 +145,9 @@ class Topology:
         later version) is left out with an event, and stays stored."""
         table = self._engine.routing
         for stored in table.exchanges.values():
+            creator = table.creators.get(routing_table.exchange_key(stored.name), b"")
             try:
-                self._add(_exchange_of(stored))
+                self._add(_exchange_of(stored, _text(creator)))
             except (AMQPError, ValueError) as error:
                 text = f"{self.called(_text(stored.name))} is left out: {error}"
                 self._on_event("warning", text)
@@ -161,11 +162,13 @@ class Topology:
                 kind == EXCHANGE and destination not in self.exchanges
             ):
                 continue
+            creator = table.creators.get(routing_table.binding_key(bound), b"")
             try:
                 arguments = _decoded(bound.arguments)
                 self.router.bind(
-                    source, kind, destination, _text(bound.key), arguments, encoded=bound.arguments
-                )
+                    source, kind, destination, _text(bound.key), arguments, _text(creator),
+                    bound.arguments,
+                )  # fmt: skip
             except AMQPError as error:
                 text = f"a binding of {self.called(source)} is left out: {error}"
                 self._on_event("warning", text)
@@ -227,12 +230,14 @@ class Topology:
         if not durable:
             return 0
         try:
-            return self._engine.apply_topology(record)
+            lsn = self._engine.apply_topology(record)
         except BaseException as error:
             self._forget(name)
             if isinstance(error, DiskFullError):
                 raise refusals.no_space(self.called(name), error) from error
             raise
+        key = routing_table.exchange_key(_bytes(name))
+        return max(lsn, store_creator(self._engine, key, exchange.creator))
 
     def _check_same(
         self, known: Exchange, type_name: str, *, durable: bool, auto_delete: bool, internal: bool,
@@ -331,14 +336,15 @@ class Topology:
         self.router.bind(source, kind, destination, key, arguments, creator)
         if not (is_durable and exchange.durable):
             return 0
-        binding = Binding(source, kind, destination, key, arguments)
+        stored = _stored_binding(Binding(source, kind, destination, key, arguments))
         try:
-            return self._engine.apply_topology(_stored_binding(binding).record())
+            lsn = self._engine.apply_topology(stored.record())
         except BaseException as error:
             self.router.unbind(source, kind, destination, key, arguments)
             if isinstance(error, DiskFullError):
                 raise refusals.no_space(self.called(source), error) from error
             raise
+        return max(lsn, store_creator(self._engine, routing_table.binding_key(stored), creator))
 
     def bind_exchange(
         self, destination: str, source: str, key: str, arguments: dict[str, object] | None = None,
@@ -400,12 +406,24 @@ def _unbounded(_name: str, _by: Identity, _own: int) -> None:
     """Do nothing: there is no limit."""
 
 
-def _exchange_of(stored: routing_table.Exchange) -> Exchange:
+def store_creator(engine: StorageEngine, key: bytes, user: str) -> int:
+    """Store who has declared what has this key in `RoutingTable.creators`; return the LSN, 0 if
+    there is nothing to store. On a full disk nothing is stored: after a restart it counts for
+    nobody."""
+    if not user:
+        return 0
+    try:
+        return engine.apply_topology(routing_table.set_creator(key, _bytes(user)))
+    except DiskFullError:
+        return 0
+
+
+def _exchange_of(stored: routing_table.Exchange, creator: str) -> Exchange:
     flags = stored.flags
     return Exchange(
         _text(stored.name), _text(stored.type), durable=True,
         auto_delete=bool(flags & AUTO_DELETE_FLAG), internal=bool(flags & INTERNAL_FLAG),
-        arguments=_decoded(stored.arguments),
+        arguments=_decoded(stored.arguments), creator=creator,
     )  # fmt: skip
 
 

@@ -501,6 +501,15 @@ class QueueIndex:
             ]
         return self._read_slots(seqs)
 
+    def forget_body(self, seq: int) -> None:
+        """Keep the message of an entry in the section without its body: it leaves RAM. Others may
+        hold the same Message, so the section gets one of its own."""
+        row = self.section[seq]
+        if row.message.size and row.message.body is not None:
+            message = row.message.copy()
+            message.body = None
+            row.message = message
+
     def _read_slots(self, seqs: list[int]) -> list[Message]:
         return self.files(seqs[0] // self.slots).messages(seqs) if seqs else []
 

@@ -15,10 +15,16 @@ such records. The same code applies both.
 
 name, type, source, key ...: length 2 and bytes. arguments, value: length 4 and bytes, opaque here
 (an encoded AMQP table). Big-endian. Deleting an exchange or a queue deletes its bindings.
+
+Who has declared something is a parameter of the component "creator", so an older Penstock keeps it
+and does not look at it. Its name is `e` and the exchange, `q` and the queue's first part, or `b`
+and a digest of the binding; its value is the user. It is deleted with what it is about. What an
+older Penstock has declared has none.
 """
 
 import struct
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Final
 
 from penstock.storage.queue_index import Ticks
@@ -36,6 +42,9 @@ OP_TEXTS: Final = {
     DECLARE_QUEUE: "declare queue", BIND: "bind", UNBIND: "unbind",
     SET_PARAMETER: "set parameter", CLEAR_PARAMETER: "clear parameter",
 }  # fmt: skip
+
+CREATOR: Final = b"creator"
+_DIGEST_BYTES: Final = 16
 
 _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
@@ -91,6 +100,26 @@ class Binding:
         )  # fmt: skip
 
 
+def exchange_key(name: bytes) -> bytes:
+    """Return the key in `creators` of an exchange."""
+    return b"e" + name
+
+
+def queue_key(name: bytes) -> bytes:
+    """Return the key in `creators` of a queue whose first part has this name."""
+    return b"q" + name
+
+
+def binding_key(binding: Binding) -> bytes:
+    """Return the key in `creators` of a binding."""
+    return b"b" + blake2b(binding.record(), digest_size=_DIGEST_BYTES).digest()
+
+
+def set_creator(key: bytes, user: bytes) -> bytes:
+    """Return the record that says who has declared what has this key."""
+    return set_parameter(CREATOR, key, user)
+
+
 def delete_exchange(name: bytes) -> bytes:
     """Return the record that deletes an exchange."""
     return bytes((DELETE_EXCHANGE,)) + _short(name)
@@ -107,7 +136,8 @@ def clear_parameter(component: bytes, name: bytes) -> bytes:
 
 
 class RoutingTable:
-    """The durable topology, which only `apply` and `delete_queue` change."""
+    """The durable topology, which only `apply` and `delete_queue` change. creators: key -> user;
+    `exchange_key`, `queue_key` and `binding_key` make the keys."""
 
     def __init__(self, ticks: Ticks) -> None:
         self.exchanges: dict[bytes, Exchange] = {}
@@ -117,6 +147,8 @@ class RoutingTable:
         self._names: dict[int, bytes] = {}
         self._ends: dict[tuple[bytes, bytes], dict[Binding, None]] = {}  # (kind, name) of an end
         self.parameters: dict[tuple[bytes, bytes], bytes] = {}
+        self.creators: dict[bytes, bytes] = {}
+        self._users: dict[bytes, bytes] = {}  # one object for each name
         self._ticks = ticks
         self._epoch = ticks.epoch
         self._captured: list[bytes] = []
@@ -135,6 +167,7 @@ class RoutingTable:
             name = r.short()
             r.end()
             self.exchanges.pop(name, None)
+            self.creators.pop(exchange_key(name), None)
             self._unbind_all(name, b"e")
         elif op == DECLARE_QUEUE:
             queue = DurableQueue(r.short(), r.u32(), r.byte(), r.long())
@@ -155,7 +188,9 @@ class RoutingTable:
             key = (r.short(), r.short())
             value = r.long() if op == SET_PARAMETER else b""
             r.end()
-            if op == SET_PARAMETER:
+            if key[0] == CREATOR:
+                self._set_creator(key[1], value)
+            elif op == SET_PARAMETER:
                 self.parameters[key] = value
             else:
                 self.parameters.pop(key, None)
@@ -168,7 +203,14 @@ class RoutingTable:
         name = self._names.pop(number, None)
         if name is not None:
             del self.queues[name]
+            self.creators.pop(queue_key(name), None)
             self._unbind_all(name, b"q")
+
+    def _set_creator(self, key: bytes, user: bytes) -> None:
+        if user:
+            self.creators[key] = self._users.setdefault(user, user)
+        else:
+            self.creators.pop(key, None)
 
     def _bind(self, binding: Binding) -> None:
         self.bindings[binding] = None
@@ -179,6 +221,8 @@ class RoutingTable:
         if binding not in self.bindings:
             return
         del self.bindings[binding]
+        if self.creators:
+            self.creators.pop(binding_key(binding), None)
         for end in {(b"e", binding.source), (binding.kind, binding.destination)}:
             of_end = self._ends[end]
             del of_end[binding]
@@ -197,8 +241,9 @@ class RoutingTable:
         return records + self.parameter_records()
 
     def parameter_records(self) -> list[bytes]:
-        """Return the records that set the present parameters."""
-        return [set_parameter(c, n, v) for (c, n), v in self.parameters.items()]
+        """Return the records that set the present parameters, and say who has declared what."""
+        records = [set_parameter(c, n, v) for (c, n), v in self.parameters.items()]
+        return records + [set_creator(key, user) for key, user in self.creators.items()]
 
     def capture(self) -> list[bytes]:
         """Return the snapshot as of the last cut. It is taken at the first change after the cut, or

@@ -23,6 +23,8 @@ from penstock.codec.spec import (
     ExchangeBindOk,
     ExchangeDeclare,
     ExchangeDeclareOk,
+    ExchangeDelete,
+    ExchangeDeleteOk,
     ExchangeUnbind,
     ExchangeUnbindOk,
     PenstockCall,
@@ -146,11 +148,12 @@ def test_an_administrator_may_take_all_room_of_the_topology() -> None:
     assert rig.vhost.topology_bytes >= TOPOLOGY_BYTES
 
 
-def test_what_a_restart_has_found_counts_as_the_others() -> None:
+def test_what_an_older_penstock_has_stored_counts_for_nobody() -> None:
     rig = BrokerRig(memory_bytes=MEMORY_BYTES)
     client = rig.client(plain("u")).open(1)
     for number in range(60):
         client.call(1, QueueDeclare(queue=f"d{number}", durable=True), QueueDeclareOk)
+    rig.vhost.engine.routing.creators.clear()  # it did not store them
     rig.restart()
     assert rig.vhost.usage.topology.of("u") == 0
     declared_until_refused(rig.client(plain("u")).open(1))
@@ -324,3 +327,57 @@ def test_named_readers_are_counted_for_who_made_them(*, consumes: bool) -> None:
     client = rig.client().open()
     client.call(1, QueueDelete(queue="s"), QueueDeleteOk)
     assert rig.vhost.topology_bytes < before
+
+
+def restarted(rig: BrokerRig, how: str) -> None:
+    if how == "killed":
+        rig.vhost.engine.sync()
+        rig.clients = []
+        rig.fs = rig.fs.crash("kept")
+        rig.start()
+    else:
+        rig.restart()
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_what_a_user_has_declared_counts_after_a_restart(how: str) -> None:
+    rig = BrokerRig(memory_bytes=MEMORY_BYTES)
+    client = rig.client(plain("u")).open(1)
+    client.call(1, ExchangeDeclare(exchange="x", type="topic", durable=True), ExchangeDeclareOk)
+    client.call(
+        1, QueueDeclare(queue="p", durable=True, arguments={"x-max-priority": 3}), QueueDeclareOk
+    )
+    client.call(1, QueueDeclare(queue="q", durable=True), QueueDeclareOk)
+    client.send(
+        1, QueueDeclare(queue="s", durable=True, arguments={"x-queue-type": "stream"})
+    )  # its directories are made first
+    rig.turn()
+    for name in ("p", "q", "s"):
+        client.call(1, QueueBind(queue=name, exchange="x", routing_key=f"a.{name}.*"), QueueBindOk)
+    held = rig.vhost.usage.topology.of("u")
+    restarted(rig, how)
+    topology = rig.vhost.usage.topology
+    assert held // 2 < topology.of("u") <= held  # queues that are not open take less
+    client = rig.client(plain("u")).open(1)
+    for name in ("p", "q"):
+        client.call(1, QueueDeclare(queue=name, passive=True), QueueDeclareOk)
+    assert topology.of("u") == held
+    restarted(rig, how)  # the checkpoint has it, too
+    client = rig.client(plain("other")).open(1)
+    for name in ("p", "q", "s"):
+        client.call(1, QueueDelete(queue=name), QueueDeleteOk)
+    client.call(1, ExchangeDelete(exchange="x"), ExchangeDeleteOk)
+    assert rig.vhost.usage.topology.of("u") == 0
+    assert not rig.vhost.engine.routing.creators
+
+
+def test_a_user_gets_no_second_share_by_a_restart() -> None:
+    rig = BrokerRig(memory_bytes=MEMORY_BYTES)
+    declared_until_refused(rig.client(plain("greedy")).open(1), durable=True)
+    own = rig.vhost.usage.topology.of("greedy")
+    for _ in range(3):
+        restarted(rig, "killed")
+        declared_until_refused(rig.client(plain("greedy")).open(1), durable=True)
+        assert rig.vhost.usage.topology.of("greedy") < own * 1.1
+    client = rig.client(plain("modest")).open(1)
+    client.call(1, QueueDeclare(queue="mine", durable=True), QueueDeclareOk)

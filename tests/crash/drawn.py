@@ -12,8 +12,8 @@ IS_WHOLE = crash_images_wanted() >= IMAGES_OF_MAKE_CRASH
 
 
 def drawn_mutants(mutants: Iterable[Mutant]) -> list[Mutant]:
-    """All of them, or of each rule the first: that each text still stands in the source is looked
-    at for all."""
+    """All of them, or of each rule the first, which is soon noticed: that its text still stands in
+    the source is looked at for each."""
     mutants = list(mutants)
     if IS_WHOLE:
         return mutants

@@ -103,16 +103,16 @@ MUTANTS = (
         "        segment = self._pool.in_use[-1]\n        return segment.n",
     ),
     Mutant(
-        "skip-if-acked", "[4]",
-        "if self._is_whole or x.is_purged or x.lsn > durable:",
-        "if x.is_purged:",
-        "slices",
-    ),
-    Mutant(
         "purged-left-out", "[4]",
         "if self._is_whole or x.is_purged or x.lsn > durable:",
         "if not x.is_purged and x.lsn > durable:",
         "purges",
+    ),
+    Mutant(
+        "skip-if-acked", "[4]",
+        "if self._is_whole or x.is_purged or x.lsn > durable:",
+        "if x.is_purged:",
+        "slices",
     ),
     Mutant(
         "data-not-synced", "[5]",
@@ -158,12 +158,6 @@ MUTANTS = (
     # That the *log* is read from the cache alone is no mutant: recovery's checkpoint writes anew
     # whatever it took from there before anything is confirmed. test_log_file.py asks for the sync.
     Mutant(
-        "stale-cache-read", "[8]",
-        "\n            handle.drop_cache()\n",
-        "\n",
-        "cache",
-    ),
-    Mutant(
         "recovery-syncs-log-only", "[8]",
         "\n            handle.sync()\n            handle.drop_cache()\n",
         "\n            pass\n",
@@ -174,6 +168,12 @@ MUTANTS = (
         "        self.log.start(found.end, found.end.next_number)\n",
         "        self.log.start(found.end, found.end.next_number)\n"
         '        self.log.append(record.NOP, 0, 0, b"", DISK)\n        self.log.flush()\n',
+    ),
+    Mutant(
+        "stale-cache-read", "[8]",
+        "\n            handle.drop_cache()\n",
+        "\n",
+        "cache",
     ),
     Mutant(
         "seqs-continue", "[9]",

@@ -111,7 +111,7 @@ conformance: .venv/ready
 
 crash: .venv/ready .venv-pure/ready
 	PENSTOCK_CRASH_IMAGES=$(CRASH_IMAGES_ALL) $(PYTEST) $(CRASH_TESTS) --timeout=0 -s
-	PENSTOCK_CRASH_IMAGES=small $(PURE_PYTEST) $(CRASH_TESTS) $(MACHINE_TESTS)
+	PENSTOCK_CRASH_IMAGES=small HYPOTHESIS_PROFILE=ci $(PURE_PYTEST) $(CRASH_TESTS) $(MACHINE_TESTS) --timeout=0
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests/robustness/test_budget.py --timeout=0 -s
 	PENSTOCK_FUZZ=200 $(PYTEST) tests/robustness/test_fuzz_sessions.py --timeout=0
 

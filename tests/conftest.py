@@ -1,12 +1,15 @@
 """What all tests share: how hard hypothesis tries, and how many crash images are made.
 
-HYPOTHESIS_PROFILE  dev (the default), ci or nightly. Only nightly looks elsewhere each time: what
-                    `make test` says of a commit, it says again.
+HYPOTHESIS_PROFILE  few (the uncompiled lane), dev (the default), ci (`make crash`), nightly.
+                    Only nightly looks elsewhere each time: what `make test` says of a commit, it
+                    says again.
 PENSTOCK_CRASH_IMAGES  how many crash images all crash tests make together: a number, or "small".
+                    From IMAGES_OF_MAKE_CRASH on they leave out nothing: every mutant, every damage.
 PENSTOCK_CHECK=1  what can check its own invariants does so after every operation; set here.
 --cases N  of a test with parameters only so many cases: those that differ the most.
 """
 
+import contextlib
 import os
 
 import pytest
@@ -16,15 +19,22 @@ from penstock.queues.queue_ram import CHECKS
 from tests.helpers.few_cases import few_cases
 from tests.helpers.quick_spark import quicken
 
-CRASH_IMAGES = 2_000
-CRASH_IMAGES_SMALL = 1_000
+CRASH_IMAGES = 1_000
+CRASH_IMAGES_SMALL = 500
+IMAGES_OF_MAKE_CRASH = 1_000_000
 
 os.environ.setdefault("PENSTOCK_CHECK", "1")
 CHECKS.is_on = os.environ["PENSTOCK_CHECK"] == "1"
 
+# The defaults of pika are for a machine that does nothing else: 10 s and 15 s for a connection.
+with contextlib.suppress(ImportError):
+    from pika.connection import Parameters
+
+    Parameters.DEFAULT_SOCKET_TIMEOUT = Parameters.DEFAULT_STACK_TIMEOUT = 120.0
+
 # print_blob: a failing example is printed with what reproduces it. No deadline: the machine may be
 # busy, and a slow example is no mistake.
-for name, examples in (("dev", 100), ("ci", 300), ("nightly", 5000)):
+for name, examples in (("few", 20), ("dev", 50), ("ci", 300), ("nightly", 5000)):
     settings.register_profile(
         name,
         max_examples=examples,
@@ -36,11 +46,16 @@ for name, examples in (("dev", 100), ("ci", 300), ("nightly", 5000)):
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
-@pytest.fixture(scope="session")
-def crash_images() -> int:
+def crash_images_wanted() -> int:
     """How many crash images all crash tests make together, about."""
     value = os.environ.get("PENSTOCK_CRASH_IMAGES", str(CRASH_IMAGES))
     return CRASH_IMAGES_SMALL if value == "small" else int(value)
+
+
+@pytest.fixture(scope="session")
+def crash_images() -> int:
+    """How many crash images all crash tests make together, about."""
+    return crash_images_wanted()
 
 
 @pytest.fixture(scope="session")

@@ -23,9 +23,10 @@ environments are links to those of the tree; an installed package is then found 
     lint         format, style, types, imports
     unit         the unit tests, compiled
     uncompiled   the unit tests of packages with compiled modules again, uncompiled: of a test with
-                 parameters only CASES (tests/helpers/few_cases.py), none that starts processes, and
-                 no checks of invariants after each operation: `unit` has all of that; and the
-                 lengths of paths. It needs no compiled environment, so it begins while that is made
+                 parameters only CASES (tests/helpers/few_cases.py), none that starts processes or
+                 is `large`, fewer examples of hypothesis, and no checks of invariants after each
+                 operation: `unit` has all of that; and the lengths of paths. It needs no compiled
+                 environment, so it begins while that is made
     brokers      tests that start brokers, mostly waiting for them
     spark, long  tests that start Spark; `long`, with clusters, starts after `lint`
     crash        crash images, faults and mutants
@@ -60,7 +61,10 @@ OPTIONS: Final = ("-m", "pytest", "-p", "no:cacheprovider", f"--durations={SLOWE
 PYTEST: Final = (".venv/bin/python", *OPTIONS)
 NICE: Final = ("nice", "-n", "5")
 CASES: Final = "--cases=2"
-PURE: Final = (*NICE, "env", "PENSTOCK_CHECK=0", ".venv-pure/bin/python", *OPTIONS, CASES)
+PURE: Final = (
+    *NICE, "env", "PENSTOCK_CHECK=0", "HYPOTHESIS_PROFILE=few", ".venv-pure/bin/python", *OPTIONS,
+    CASES,
+)  # fmt: skip
 LINKED: Final = (".venv", ".venv-pure", ".hypothesis")  # the copy uses those of the tree
 AWKWARD: Final = "a penstock "  # how names of directories begin
 IN_MEMORY: Final = Path("/dev/shm")
@@ -202,7 +206,7 @@ def lanes(
     rest = [f"--ignore={path}" for path in (UNIT, SPARK, CRASH, *BROKERS, *LONG)]
     pure = [f"{UNIT}/{package}" for package in COMPILED]
     return [
-        Lane("uncompiled", (*PURE, "-m", "not real", *pure, *PATHS), "", quick, tree),
+        Lane("uncompiled", (*PURE, "-m", "not real and not large", *pure, *PATHS), "", quick, tree),
         Lane("spark", (*PYTEST, SPARK), "", quick, tree),
         Lane("brokers", (*PYTEST, *BROKERS), "", quick, tree),
         Lane("unit", (*NICE, *PYTEST, UNIT), "", quick, tree),

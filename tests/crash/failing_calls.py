@@ -97,7 +97,7 @@ def stride_of(images: int) -> int:
     """Every n, or one in so many."""
     if images >= ALL_FROM:
         return 1
-    return 2 if images >= CRASH_IMAGES else 17
+    return 5 if images >= CRASH_IMAGES else 17
 
 
 def check_refused(run: Run[D], calls: Iterable[Callable[[], object]]) -> None:

@@ -103,16 +103,16 @@ MUTANTS = (
         "        segment = self._pool.in_use[-1]\n        return segment.n",
     ),
     Mutant(
-        "skip-if-acked", "[4]",
-        "if self._is_whole or x.is_purged or x.lsn > durable:",
-        "if x.is_purged:",
-        "slices",
-    ),
-    Mutant(
         "purged-left-out", "[4]",
         "if self._is_whole or x.is_purged or x.lsn > durable:",
         "if not x.is_purged and x.lsn > durable:",
         "purges",
+    ),
+    Mutant(
+        "skip-if-acked", "[4]",
+        "if self._is_whole or x.is_purged or x.lsn > durable:",
+        "if x.is_purged:",
+        "slices",
     ),
     Mutant(
         "data-not-synced", "[5]",
@@ -158,12 +158,6 @@ MUTANTS = (
     # That the *log* is read from the cache alone is no mutant: recovery's checkpoint writes anew
     # whatever it took from there before anything is confirmed. test_log_file.py asks for the sync.
     Mutant(
-        "stale-cache-read", "[8]",
-        "\n            handle.drop_cache()\n",
-        "\n",
-        "cache",
-    ),
-    Mutant(
         "recovery-syncs-log-only", "[8]",
         "\n            handle.sync()\n            handle.drop_cache()\n",
         "\n            pass\n",
@@ -174,6 +168,12 @@ MUTANTS = (
         "        self.log.start(found.end, found.end.next_number)\n",
         "        self.log.start(found.end, found.end.next_number)\n"
         '        self.log.append(record.NOP, 0, 0, b"", DISK)\n        self.log.flush()\n',
+    ),
+    Mutant(
+        "stale-cache-read", "[8]",
+        "\n            handle.drop_cache()\n",
+        "\n",
+        "cache",
     ),
     Mutant(
         "seqs-continue", "[9]",
@@ -387,6 +387,15 @@ def _texts() -> dict[Path, str]:
     return {path.relative_to(SOURCE): path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
 
 
+def module_of(mutant: Mutant) -> Path:
+    """The path in the package of the module in which its text stands. Raises AssertionError if that
+    is not in one place."""
+    found = [path for path, text in _texts().items() if mutant.old in text]
+    if len(found) != 1 or _texts()[found[0]].count(mutant.old) != 1:
+        raise AssertionError(f"{mutant}: its text must stand exactly once, not in {found}")
+    return found[0]
+
+
 @contextlib.contextmanager
 def build(mutant: Mutant) -> Iterator[Path]:
     """A directory with a copy of the package in which the one text is replaced, until the end."""
@@ -394,15 +403,13 @@ def build(mutant: Mutant) -> Iterator[Path]:
     if not mutant.old:
         yield directory
         return
-    found = [path for path, text in _texts().items() if mutant.old in text]
-    if len(found) != 1 or _texts()[found[0]].count(mutant.old) != 1:
-        raise AssertionError(f"{mutant}: its text must stand exactly once, not in {found}")
-    module = directory / "penstock" / found[0]
-    _replace(module, _texts()[found[0]].replace(mutant.old, mutant.new))
+    found = module_of(mutant)
+    module = directory / "penstock" / found
+    _replace(module, _texts()[found].replace(mutant.old, mutant.new))
     try:
         yield directory
     finally:
-        _replace(module, _texts()[found[0]])
+        _replace(module, _texts()[found])
 
 
 def _replace(module: Path, text: str) -> None:

@@ -30,10 +30,9 @@ from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
 from penstock.storage.salvage import salvage
 from penstock.storage.verify import verify
+from tests.crash.drawn import IS_WHOLE
 from tests.helpers.damage_matrix import (
     DAMAGES,
-    POSITIONS_PER_SPOT,
-    SPOTS_PER_KIND,
     WHOLE_FILE,
     Spot,
     Store,
@@ -46,6 +45,8 @@ from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import body_of
 from tests.helpers.tiny_engine import OPTIONS, PATH
 
+SPOTS_PER_KIND = 4 if IS_WHOLE else 2
+POSITIONS_PER_SPOT = 2 if IS_WHOLE else 1
 STATES = ("clean", "idle", "busy")
 COLUMNS = (
     "flip", "truncate", "zero tail", "duplicated sector", "garbage", "swap", "stranger", "missing",

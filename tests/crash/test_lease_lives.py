@@ -6,6 +6,7 @@ How many images: PENSTOCK_CRASH_IMAGES (tests/conftest.py). The counts are print
 import pytest
 
 from tests.crash import triple_unit
+from tests.crash.drawn import drawn_mutants
 from tests.crash.lease_lives import LeaseExplorer, Unit
 from tests.crash.lease_mutants import LEASE_MUTANTS
 from tests.crash.mutants import CONTROL, LEASES, RUNS_MAX, Mutant, control_runs, find
@@ -37,7 +38,7 @@ def test_the_same_seed_gives_the_same_images() -> None:
     triple_unit.check_repeats(Unit)
 
 
-@pytest.mark.parametrize("mutant", LEASE_MUTANTS, ids=repr)
+@pytest.mark.parametrize("mutant", drawn_mutants(LEASE_MUTANTS), ids=repr)
 def test_a_broken_promise_is_noticed(mutant: Mutant) -> None:
     _, noticed = find(mutant)
     assert noticed, f"{mutant} breaks {mutant.rule}, and {RUNS_MAX} runs noticed nothing"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from pamqp import commands
 
+from tests.conftest import IMAGES_OF_MAKE_CRASH
 from tests.crash.live_clients import (
     ALL_QUEUES,
     CLIENTS,
@@ -30,7 +31,6 @@ from tests.helpers.wire import Ended, Wire
 
 pytestmark = [pytest.mark.crash, pytest.mark.real, pytest.mark.timeout(0)]
 
-IMAGES_OF_MAKE_CRASH = 1_000_000
 SEED = int(os.environ.get("PENSTOCK_SEED", "1"))
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.crash.drawn import drawn_mutants
 from tests.crash.mutants import CONTROL, QUEUES, Mutant, control_runs, find
 from tests.crash.queue_mutants import QUEUE_MUTANTS, RUNS_MAX
 
@@ -13,7 +14,7 @@ PROMISES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", QUEUE_MUTANTS, ids=repr)
+@pytest.mark.parametrize("mutant", drawn_mutants(QUEUE_MUTANTS), ids=repr)
 def test_a_broken_rule_is_noticed(mutant: Mutant) -> None:
     _, noticed = find(mutant, RUNS_MAX)
     assert noticed, f"{mutant} breaks {mutant.rule!r}, and {RUNS_MAX} runs noticed nothing"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pamqp import commands
 
-from tests.crash.test_live_broker import IMAGES_OF_MAKE_CRASH
+from tests.conftest import IMAGES_OF_MAKE_CRASH
 from tests.helpers.live_broker import FEW_RESTARTS, LiveBroker, children_of, wait_until
 from tests.helpers.wire import (
     Ended,

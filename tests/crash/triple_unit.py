@@ -5,7 +5,8 @@ journal; then the store is crashed at operations of that journal, recovered from
 (images.py). A subclass says what the store holds, and what the operations are: enumerate.py has
 queues, lease_lives.py leased ones, stream_lives.py streams too, batch_lives.py batches.
 
-With few images the points and modes are drawn by the seed, so that all triples are touched; with
+With few images the points and modes are drawn by the seed, so that all triples are touched, or
+as many as there are images, drawn evenly; with
 many every point is taken in every mode, and further rounds run the triples with other seeds. The
 same number of images and seed give the same images.
 
@@ -191,10 +192,16 @@ def crash_points(
 
 def units(kind: type[Unit], images: int, seed: int) -> Iterator[Unit]:
     """So many that they make at least this many images, round by round over all triples."""
-    each = max(1, min(-(-images // len(kind.TRIPLES)), IMAGES_PER_UNIT_MAX))
+    many = least_workloads(kind, images)
+    each = max(1, min(-(-images // many), IMAGES_PER_UNIT_MAX))
     for turn in itertools.count():
-        for triple in range(len(kind.TRIPLES)):
-            yield kind(seed, triple, turn, each)
+        for n in range(many):
+            yield kind(seed, n * len(kind.TRIPLES) // many, turn, each)
+
+
+def least_workloads(kind: type[Unit], images: int) -> int:
+    """How many triples have their turn."""
+    return min(images, len(kind.TRIPLES))
 
 
 def run(kind: type[Unit], images: int, seed: int, jobs: int = 1) -> tuple[Counts, list[str]]:
@@ -202,7 +209,7 @@ def run(kind: type[Unit], images: int, seed: int, jobs: int = 1) -> tuple[Counts
     counts = Counts()
     stories: list[str] = []
     source = units(kind, images, seed)
-    least = len(kind.TRIPLES)
+    least = least_workloads(kind, images)
     if jobs == 1:
         _collect(map(Unit.run, source), images, least, counts, stories)
     else:
@@ -273,7 +280,7 @@ def check_triples(
         print(f"\n{line(kind, counts, seed)}")
     assert not stories, "\n".join(stories)
     assert counts.images >= images, counts.images
-    assert counts.workloads >= len(kind.TRIPLES), counts.workloads
+    assert counts.workloads >= least_workloads(kind, images), counts.workloads
     assert counts.in_recovery > counts.images // recovery_share, counts.in_recovery
 
 

@@ -39,8 +39,6 @@ SCRIPT = (
     "ack", "publish", "roll", "publish", "move", "publish", "publish", "ack", "tx", "publish",
     "publish",
 )  # fmt: skip
-SPOTS_PER_KIND = 4
-POSITIONS_PER_SPOT = 2
 
 Damage = Callable[[FaultyFileSystem, "Spot", random.Random], bool]
 

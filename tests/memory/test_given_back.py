@@ -19,7 +19,7 @@ WORK_MIN = 100 * MIB  # that the work takes at its height
 LIMIT_S = 60.0
 RUN = 200  # messages that are sent at once
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.real
 
 
 class Measured:

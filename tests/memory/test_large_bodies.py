@@ -26,7 +26,7 @@ CONSUMERS = 4
 PERSISTENT = b"\x10\0\2"  # flags and list of the properties: delivery mode 2
 TRANSIENT = b"\0\0"
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.real
 
 
 class Peaks:

@@ -68,7 +68,7 @@ Below 0.01 events a second in all four rates a queue is idle, and its messages l
 """
 
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from heapq import heappop, heappush
 from typing import Final
 
@@ -156,13 +156,25 @@ def _weight(dt_s: float) -> float:
 # An Entry, a Message, their place in a deque or dict, and the head of a bytes object: measured.
 ALPHA_BYTES: Final = 256
 STEP_MESSAGES: Final = 4  # paged out by one publish
+CHECKED_EACH: Final = 128
 
 
 class Checks:
-    """is_on: every call of a VariableQueue ends with `QueueRam.check`. Set by tests."""
+    """is_on: calls of a VariableQueue end with `QueueRam.check`: every one while the queue has at
+    most CHECKED_EACH messages. A check looks at all messages, so of a longer queue one call in
+    proportion is checked. Set by tests."""
 
     def __init__(self) -> None:
         self.is_on: bool = False
+        self._credit: int = 0
+
+    def is_due(self, messages: int) -> bool:
+        """Return whether this call of a queue with so many messages is checked."""
+        self._credit += CHECKED_EACH
+        if self._credit < messages:
+            return False
+        self._credit = 0
+        return True
 
 
 CHECKS: Final = Checks()
@@ -556,6 +568,11 @@ class QueueRam:
             "mode": "lazy" if self.is_lazy else "default",
         }
 
+    def check_call(self) -> None:
+        """Check after a call, if it is due. Raises AssertionError."""
+        if CHECKS.is_due(self.len + len(self.ram_pending) + self.disk_pending.count):
+            self.check()
+
     def check(self) -> None:
         """Raise AssertionError with the invariant that does not hold. O(n), for tests."""
         q4, q3, delta, q2, q1 = self.ids()
@@ -622,8 +639,9 @@ class QueueRam:
             f"[V9] {mine.count} shared bodies, there are {len(bodies)}"
         )
         counted = 0
+        many = Counter([id(shared) for shared in bodies])
         for shared in {id(shared): shared for shared in bodies}.values():
-            times = sum(1 for each in bodies if each is shared)
+            times = many[id(shared)]
             assert shared.times(mine) == times, (
                 f"[V9] joined {shared.times(mine)} times, not {times}"
             )

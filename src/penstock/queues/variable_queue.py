@@ -490,7 +490,7 @@ class VariableQueue(BackingQueue):
         if not self._is_batch and (state.is_flowed or state.ram_bytes() > state.target_bytes):
             self.paging.step(paging.PUBLISH_MESSAGES, paging.PUBLISH_BYTES)
         if CHECKS.is_on:
-            state.check()
+            state.check_call()
 
     def _arrive_lazy(self, entry: Entry) -> None:
         """Write an entry to disk. If that fails, the queue is not lazy any more."""
@@ -643,7 +643,7 @@ class VariableQueue(BackingQueue):
         if ack_required and state.ram_bytes() > state.target_bytes:
             self.paging.step(paging.PUBLISH_MESSAGES, paging.PUBLISH_BYTES)
         if CHECKS.is_on:
-            state.check()
+            state.check_call()
         return Delivery(seq, message, is_redelivered or attempts > 0, attempts)
 
     def _look_ahead(self, fetched_bytes: int) -> None:
@@ -879,7 +879,7 @@ class VariableQueue(BackingQueue):
             if state.is_flowed:
                 self.paging.note_recovered()
         if CHECKS.is_on:
-            state.check()
+            state.check_call()
         return [entry.message.id for entry in entries]
 
     def _pending_entries(self, tags: list[int]) -> list[Entry]:
@@ -1225,7 +1225,7 @@ class VariableQueue(BackingQueue):
 
     def _checked(self) -> None:
         if CHECKS.is_on:
-            self.state.check()
+            self.state.check_call()
 
     # ---- leases --------------------------------------------------------------------------------
 

@@ -406,6 +406,7 @@ def test_a_queue_is_opened_when_it_is_named(rig: VHostRig) -> None:
     assert vhost.table.usable("c") is None
 
 
+@pytest.mark.large
 def test_ten_thousand_queues_are_not_opened_at_the_start(rig: VHostRig) -> None:
     engine = rig.vhost.engine
     declared = [(b"q%d" % n, b'{"x-max-length":5}', 0) for n in range(10_000)]

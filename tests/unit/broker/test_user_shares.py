@@ -298,6 +298,7 @@ def named_until_refused(
     raise AssertionError("nothing was refused")
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("consumes", [False, True])
 def test_named_readers_are_counted_for_who_made_them(*, consumes: bool) -> None:
     rig = BrokerRig(memory_bytes=MEMORY_BYTES)

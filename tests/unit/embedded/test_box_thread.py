@@ -436,6 +436,7 @@ def test_what_cannot_be_opened_leaves_nothing_open(path: Path) -> None:
     assert set(threading.enumerate()) <= before
 
 
+@pytest.mark.large
 def test_importing_penstock_loads_nothing_of_it() -> None:
     program = """
         import sys, penstock

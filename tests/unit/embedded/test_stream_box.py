@@ -256,6 +256,7 @@ def test_a_loop_that_is_collected_under_the_lock(path: Path) -> None:
 # ---- cost ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.large
 def test_a_reading_holds_a_chunk_and_no_more(path: Path) -> None:
     with penstock.open(path, durability="os") as box:
         s = box.stream("s", page_bytes="1 MiB")

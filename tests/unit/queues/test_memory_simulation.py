@@ -9,6 +9,8 @@ from penstock.queues.queue_ram import ALPHA_BYTES, CHECKS
 from penstock.storage.durability import NONE, OS
 from tests.helpers.queue_simulator import Load, Rate, Simulator
 
+pytestmark = pytest.mark.large
+
 MIB = 1 << 20
 
 

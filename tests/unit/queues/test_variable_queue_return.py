@@ -17,6 +17,8 @@ from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import World
 from tests.helpers.variable_queues import info_int, lengths, opens, real
 
+pytestmark = pytest.mark.large
+
 SLOTS: Final = 256
 BODY: Final = 100
 COST: Final = ALPHA_BYTES + BODY

@@ -35,6 +35,7 @@ class Counted:
         assert self.router.unbind(exchange, "q", queue, key, arguments)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
     ("exchange", "key", "arguments"),
     [

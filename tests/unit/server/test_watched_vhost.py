@@ -100,7 +100,8 @@ def test_a_socket_is_handed_over_with_what_was_read() -> None:
         assert server.fileno() == -1
         client.close()
 
-    with_vhost("good", scenario)
+    # ping_s: one that has not answered two pings takes no clients.
+    with_vhost("good", scenario, ping_s=1.0)
 
 
 def test_counters_come_with_pongs_and_memory_is_acknowledged() -> None:

@@ -269,6 +269,7 @@ def test_a_hint_that_rots_at_work(store: MessageStore, fs: FaultyFileSystem) -> 
     assert after.faults == []
 
 
+@pytest.mark.large
 def test_a_damaged_byte_is_never_delivered(
     fs: FaultyFileSystem, sealed: tuple[Saved, dict[int, int]]
 ) -> None:

@@ -140,6 +140,7 @@ def test_what_it_holds_is_there_after_any_stop(how: str, is_after_more: bool) ->
     assert r.bodies(r.queue()) == model
 
 
+@pytest.mark.large
 def test_a_crash_at_any_operation_of_it_loses_nothing() -> None:
     for how in CRASHES:
         at = 0

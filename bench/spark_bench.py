@@ -3,6 +3,7 @@
     make bench-spark                   all of it, about five minutes
     make bench-spark ARGS=--quick      the same with fewer rows
     make bench-spark ARGS='--only scan'
+    make bench-spark ARGS='--only kafka --rows 20000 --cell micro'    some of the cells beside Kafka
 
 The scenarios are in spark_cells.py. A full run is appended to bench/results/spark.jsonl and
 rendered to docs/reference/performance.md.
@@ -11,9 +12,11 @@ rendered to docs/reference/performance.md.
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
+import kafka
+import load
 import page
 from measure import measure
 from penstock_node import PenstockNode
@@ -26,12 +29,14 @@ class SparkBench(Runner):
     """Scenarios of the Spark source; `figures` by what they measure."""
 
     script = "spark_cells.py"
+    rows = 0
+    cells: Collection[str] = ()
 
     def scenarios(self) -> dict[str, Callable[[], None]]:
         return {
             "arrow": self.arrow, "scan": self.scan, "parsing": self.parsing, "floor": self.floor,
             "network": self.network, "classic": self.classic, "sink": self.sink,
-            "commit": self.commit,
+            "commit": self.commit, "kafka": self.beside_kafka,
         }  # fmt: skip
 
     def arrow(self) -> None:
@@ -148,6 +153,39 @@ class SparkBench(Runner):
         finally:
             node.stop()
 
+    def beside_kafka(self) -> None:
+        """The cells that Kafka is measured in too, if Maven gives it."""
+        found: Result = {"kafka": "", "why": ""}
+        ours, its = HttpNode(self.data / "node", "disk"), None
+        class_path = ""
+        self.say("Kafka: asking Maven")
+        try:
+            server, connector = kafka.fetch(ROOT / "build" / "kafka")
+            its, class_path = (
+                kafka.KafkaNode(self.data / "kafka", server),
+                kafka.for_spark(connector),
+            )
+            found["kafka"] = f"{kafka.SERVER}, connector {kafka.CONNECTOR}"
+        except kafka.NoKafkaError as error:
+            found["why"] = str(error)
+            self.say(f"Kafka is left out: {error}")
+        try:
+            if its:
+                its.start()
+            ours.start()
+            warm, runs = self.pick((1, 1), (1, 3))
+            self.say("Penstock beside Kafka" if its else "Penstock in the cells of Kafka")
+            self.figures["kafka"] = found | self.child(
+                "beside_kafka", "beside", script="kafka_cells.py", warm=warm, runs=runs,
+                rows=self.rows or self.pick(100_000, 1_000_000), only=self.cells,
+                pids={"penstock": ours.pid} | ({"kafka": its.pid} if its else {}),
+                kafka=f"127.0.0.1:{its.port}" if its else "", class_path=class_path, **ours.urls,
+            )  # fmt: skip
+        finally:
+            for node in (ours, its):
+                if node:
+                    node.end()
+
 
 class HttpNode(PenstockNode):
     """A broker with its HTTP process."""
@@ -216,9 +254,14 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=ROOT / "run-data" / "bench-spark",
                         help="on the disk to measure; deleted afterwards")  # fmt: skip
     parser.add_argument("--only", action="append", default=[], choices=names)
+    parser.add_argument("--rows", type=int, default=0, help="of each cell beside Kafka")
+    parser.add_argument("--cell", action="append", default=[], help="a group of those cells",
+                        choices=("scans", "parsing", "lake", "sinks", "micro", "many"))  # fmt: skip
     parser.add_argument("--save", action="store_true", help="keep the result of a quick run too")
     parser.add_argument("--no-save", action="store_true", help="do not keep that of a full run")
     given = parser.parse_args()
+    SparkBench.rows, SparkBench.cells = given.rows, given.cell
+    load.build()  # it tells whether a broker answers
     found = measure(SparkBench, given.data, is_quick=given.quick, only=given.only)
     is_full = not given.quick and not given.only
     if given.save or (is_full and not given.no_save):

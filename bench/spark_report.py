@@ -2,6 +2,7 @@
 
 import statistics
 
+import kafka_report
 import sink_report
 from report import Goal, Result, goal_table, markdown, three, where
 
@@ -71,7 +72,8 @@ def goals(figures: Result) -> list[Goal]:
         grown = (ram["rss_leased"] - ram["rss_ready"]) / MB
         name = f"RSS of the broker, growth when {ram['count']:,} messages are leased"
         table.append(Goal(name, "disk", "≤ 16 MB", f"{grown:.1f} MB", grown <= 16))
-    return table + sink_report.goals(figures)
+    table += sink_report.goals(figures)
+    return table + kafka_report.goals(figures["kafka"]) if "kafka" in figures else table
 
 
 def sections(found: Result, table: list[Goal]) -> list[str]:
@@ -92,6 +94,8 @@ def sections(found: Result, table: list[Goal]) -> list[str]:
             classic_table(figures["classic"]),
         ]
     parts += sink_report.sections(figures)
+    if "kafka" in figures:
+        parts += kafka_report.sections(figures["kafka"])
     if "arrow" in figures:
         parts += ["### Making Arrow batches", ARROW_NOTE, arrow_table(figures["arrow"])]
     return [*parts, "### Goals of the Spark source", goal_table(table)] if table else parts

@@ -70,6 +70,53 @@ def test_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "CRC-32 of zlib-ng" in text
 
 
+BESIDE = {
+    "rows": 1_000_000, "few": 20_000, "load": 1.5, "kafka": "4.1.0, connector 4.2.0", "why": "",
+    "cells": {
+        "scan, 1": {"kafka": [[1.0, 2.7]], "penstock": [[0.5, 1.4], [0.7, 1.6], [0.6, 1.5]]},
+        "at-least-once sink, a job of few rows": {
+            "kafka": [[0.5, 0.56]], "penstock": [[0.2, 0.3]],
+        },
+        "micro-batch of 1,000 rows, 4": {"kafka": [[0.148, 0.15]], "penstock": [[0.239, 0.385]]},
+        "200 streams by pattern, 20,000 rows": {"penstock": [[8.0, 4.5]]},
+    },
+}  # fmt: skip
+
+
+def test_the_table_beside_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import kafka_report  # type: ignore[import-not-found]  # on the path of bench/ alone
+
+    goals = kafka_report.goals(BESIDE)
+    assert [(goal.goal, goal.text, goal.is_met) for goal in goals] == [
+        ("≤ 20", "15.00", True),
+        ("≤ 130 ms", "239 ms", False),
+        ("≤ 150", "385 ms", False),
+        ("≤ 3 s", "8.0 s", False),
+        ("≤ 5", "4.5 s", True),
+    ]
+    text = " ".join("\n".join(kafka_report.sections(BESIDE)).split())
+    assert "| scan, 1 | 1,000,000 rows/s | 2.70 | 1,666,667 rows/s | 1.50 |" in text
+    assert "Kafka is cheaper in: micro-batch of 1,000 rows, 4 (2.57 times Kafka's CPU)." in text
+
+
+def test_without_maven_the_table_says_why_it_has_no_kafka(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import kafka  # type: ignore[import-not-found]  # on the path of bench/ alone
+    import kafka_report
+
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(kafka.NoKafkaError, match="no Maven") as raised:
+        kafka.fetch(tmp_path)
+    ours = {cell: {"penstock": its["penstock"]} for cell, its in BESIDE["cells"].items()}  # type: ignore[attr-defined]
+    found = {**BESIDE, "cells": ours, "kafka": "", "why": str(raised.value)}
+    text = "\n".join(kafka_report.sections(found))
+    assert "Kafka was not measured: there is no Maven" in text
+    assert "kafka, CPU" not in text
+
+
 def _facts() -> dict[str, object]:
     return {
         "version": "0", "build": "pure", "commit": "c", "date": "d", "cpu": "x", "cores": 2,

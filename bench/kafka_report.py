@@ -1,0 +1,96 @@
+"""What was measured of Spark beside Kafka, as one table."""
+
+import statistics
+
+from report import Goal, Result, markdown
+
+NOTE = (
+    "The same queries over the same rows of 256 B in one session, in turn; Kafka {kafka} with\n"
+    "a heap of 512 MiB. CPU is that of driver, JVM, Python workers and broker together, which\n"
+    "neighbours change less than the clock: s per million rows, or ms of a micro-batch; the\n"
+    "number behind a cell is its partitions. Medians; {rows:,} rows, and {few:,} in the job of\n"
+    "few rows. The machine's load at the end of the run was {load:.1f}. **{kafka_better}**"
+)
+MICRO = "micro-batch"
+MANY = "200 streams"
+# What issues ask for: CPU s per million rows; ms and CPU ms; s and CPU s.
+MUSTS: dict[str, tuple[float | None, float]] = {
+    "from_json and group, 4": (None, 3.6),
+    "AvailableNow into Parquet, 1": (None, 5.5),
+    "AvailableNow into Parquet, 4": (None, 6.5),
+    "sink into a stream, exactly once, 4": (None, 2.8),
+    "sink into a classic queue, exactly once": (None, 4.2),
+    "at-least-once sink, a job of few rows": (None, 20),
+    "micro-batch of 1,000 rows, 1": (120, 160),
+    "micro-batch of 1,000 rows, 4": (130, 150),
+    "200 streams by pattern, 20,000 rows": (3, 5),
+}
+
+
+def figures(found: Result, cell: str, system: str) -> tuple[float, float] | None:
+    """Time and CPU of a cell: rows/s and s per million rows, ms and ms, or s and s."""
+    runs = found["cells"][cell].get(system)
+    if not runs:
+        return None
+    wall, cpu = (statistics.median(run[at] for run in runs) for at in (0, 1))
+    if cell.startswith(MICRO):
+        return wall * 1000, cpu * 1000
+    if cell.startswith(MANY):
+        return wall, cpu
+    rows = found["few"] if "few rows" in cell else found["rows"]
+    return rows / wall, cpu / rows * 1e6
+
+
+def shown(cell: str, values: tuple[float, float] | None) -> list[str]:
+    if values is None:
+        return ["not", "measured"]
+    time, cpu = values
+    if cell.startswith(MICRO):
+        return [f"{time:.0f} ms", f"{cpu:.0f} ms"]
+    if cell.startswith(MANY):
+        return [f"{time:.1f} s", f"{cpu:.1f} s"]
+    return [f"{time:,.0f} rows/s", f"{cpu:.2f}"]
+
+
+def goals(found: Result) -> list[Goal]:
+    """Kafka's cost at most, where it was measured, and what was asked for."""
+    table: list[Goal] = []
+    for cell in found["cells"]:
+        ours = figures(found, cell, "penstock")
+        if ours is None or cell not in MUSTS:
+            continue
+        most_time, most_cpu = MUSTS[cell]
+        time, cpu = shown(cell, ours)
+        if most_time is not None:
+            unit = time.rpartition(" ")[2]
+            table.append(Goal(cell, "disk", f"≤ {most_time:g} {unit}", time, ours[0] <= most_time))
+        table.append(Goal(f"{cell}: CPU", "disk", f"≤ {most_cpu:g}", cpu, ours[1] <= most_cpu))
+    return table
+
+
+def better(found: Result) -> str:
+    """Where Kafka costs less CPU, in a sentence."""
+    names = []
+    for cell in found["cells"]:
+        its, ours = (figures(found, cell, system) for system in ("kafka", "penstock"))
+        if its is not None and ours is not None and its[1] < ours[1]:
+            names.append(f"{cell} ({ours[1] / its[1]:.2f} times Kafka's CPU)")
+    if not found["kafka"]:
+        return f"Kafka was not measured: {found['why']}."
+    return f"Kafka is cheaper in: {'; '.join(names)}." if names else "Kafka is cheaper in no cell."
+
+
+def sections(found: Result) -> list[str]:
+    """Title, note and table; without Kafka its columns are left out."""
+    systems = ("kafka", "penstock") if found["kafka"] else ("penstock",)
+    head = ["cell"]
+    head += [f"{name}{what}" for name in systems for what in ("", ", CPU")]
+    rows = []
+    for cell in found["cells"]:
+        columns = [text for system in systems for text in shown(cell, figures(found, cell, system))]
+        rows.append([cell, *columns])
+    note = NOTE.format(
+        kafka=found["kafka"] or "(which is missing here)", rows=found["rows"], few=found["few"],
+        load=found["load"], kafka_better=better(found),
+    )  # fmt: skip
+    return ["### Beside Kafka", note, markdown(head, rows)]

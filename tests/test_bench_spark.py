@@ -95,6 +95,8 @@ def test_the_table_beside_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
         ("≤ 3 s", "8.0 s", False),
         ("≤ 5", "4.5 s", True),
     ]
+    few = kafka_report.goals({**BESIDE, "rows": 10_000})
+    assert [goal.name for goal in few] == [goal.name for goal in goals[1:]]
     text = " ".join("\n".join(kafka_report.sections(BESIDE)).split())
     assert "| scan, 1 | 1,000,000 rows/s | 2.70 | 1,666,667 rows/s | 1.50 |" in text
     assert "Kafka is cheaper in: micro-batch of 1,000 rows, 4 (2.57 times Kafka's CPU)." in text

@@ -18,10 +18,17 @@ class DefaultSource(DataSource):
         """What stands in format(...)."""
         return "penstock"
 
+    is_sent = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "is_sent": True}
+
     def _source(self) -> Any:
         from penstock.spark.data_source import PenstockDataSource
 
-        return PenstockDataSource(self.options)
+        source = PenstockDataSource(self.options)
+        source.is_sent = self.is_sent
+        return source
 
     def schema(self) -> Any:
         """The columns."""

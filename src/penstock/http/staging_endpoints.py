@@ -37,6 +37,8 @@ needs that for its log and checkpoints.
 StagingEndpoints answers the requests below /api/staging.
 
     GET     /{vhost}                    the last batch of each query
+    POST    /{vhost}?target=            check the user and the target before anything is staged:
+                                        403, 404 or 406 as a commit would answer
     POST    /{vhost}/{query}?target=    claim the query, as the first staging does: its owner, and
                                         the partitions of the target, if that is a stream
     POST    /{vhost}/{query}/{batch}/{partition}/{attempt}
@@ -521,6 +523,7 @@ class StagingEndpoints:
         batch = query + "/{batch}"
         return [
             ("{vhost}", ["GET"], self._list),
+            ("{vhost}", ["POST"], self._check),
             (query, ["DELETE"], self._release),
             (query, ["POST"], self._claim),
             (batch, ["PUT"], self._commit),
@@ -566,6 +569,16 @@ class StagingEndpoints:
             },
             201,
         )  # fmt: skip
+
+    async def _check(self, request: Request) -> Response:
+        vhost, identity = identity_in(request, self._auth)
+        target = self._target_for(request, vhost, identity)
+        if target is None:
+            return JsonAnswer({})
+        facts = identity.facts()
+        return JsonAnswer(
+            await self._node.call("check_target", vhost, target=target, as_user=facts)
+        )
 
     async def _claim(self, request: Request) -> Response:
         vhost, query, identity = self._writer(request)
@@ -704,13 +717,21 @@ class StagingEndpoints:
         if not 1 <= size <= QUERY_BYTES_MAX or "\0" in query:
             expected = f"expected 1 to {QUERY_BYTES_MAX}, none of them 0"
             raise HttpError(400, f"the query's name has {size} bytes, {expected}")
+        self._target_for(request, vhost, identity, *names)
+        return vhost, query, identity
+
+    def _target_for(
+        self, request: Request, vhost: str, identity: Identity, *names: str
+    ) -> object:  # fmt: skip
+        """Return the target of the parameter, None if it is not given. names: other parameters that
+        are allowed. Raises HttpError 400, and 403 if the user may not write there."""
         if identity.write in NOBODY:
             raise HttpError(403, f"user '{identity.name}' may write nothing in vhost '{vhost}'")
         given(request.query_params, ("target", *names))
         target = _target_of(request)
         if target is not None:
             checked_target(target, vhost, identity)
-        return vhost, query, identity
+        return target
 
 
 def _log_failure(gone: "asyncio.Future[None]") -> None:

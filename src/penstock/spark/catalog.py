@@ -70,6 +70,7 @@ from penstock.errors import (
 )
 from penstock.queues.stream_options import SEPARATOR
 from penstock.spark.access import why_not_here
+from penstock.spark.error_text import explained
 from penstock.spark.http_link import (
     CONFLICT,
     LEASES,
@@ -77,6 +78,7 @@ from penstock.spark.http_link import (
     STREAMS,
     BrokerWait,
     HttpLink,
+    LinkError,
     RefusedError,
     kept_link,
 )
@@ -421,11 +423,31 @@ class BrokerCatalog(Catalog):
     ) -> None:  # fmt: skip
         super().__init__(options, now)
         self._sleep = sleep
+        self._has_answered = False
         self._classic: set[str] = set()  # names that turned out to be classic queues
         self._queues = ClassicQueues(self._ask_lease_once, self._retried)
         self._owner = ReaderOwner(
             self._ask_lease, options.reader_timeout_s, ask_once=self._ask_lease_once
         )
+
+    def heads(self, *, is_fresh: bool = False) -> Heads:
+        """Return the heads. At the start of a query a wrong address, login or right raises
+        OptionError, too."""
+        try:
+            found = super().heads(is_fresh=is_fresh)
+        except (LinkError, RefusedError) as error:
+            if self._has_answered:
+                raise
+            raise explained(error, *self._named_by(), "read permission") from error
+        self._has_answered = True
+        return found
+
+    def _named_by(self) -> tuple[str, str]:
+        """Return the option that names the streams, and its value."""
+        options = self.options
+        if options.subscribe_pattern is not None:
+            return "subscribePattern", options.subscribe_pattern
+        return "subscribe" if options.assign is None else "assign", ",".join(self._names())
 
     def find(self, stream: str, partition: int, time_us: int) -> int:
         query = {"partition": partition, "time_us": time_us}
@@ -532,7 +554,9 @@ class BrokerCatalog(Catalog):
         return self._link().json(method, parts, query, body, LEASES)
 
     def _retried(self, call: Callable[[], Any]) -> Any:
-        return BrokerWait.of(self.options, self._sleep, self._now).retry(call)
+        is_start = not self._has_answered
+        wait = BrokerWait.of(self.options, self._sleep, self._now, is_start=is_start)
+        return wait.retry(call)
 
     def _link(self) -> HttpLink:
         return kept_link(self.options.place, self.options.timeout_s)

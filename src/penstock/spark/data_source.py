@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import OptionError
+from penstock.spark.error_text import reason_first
 from penstock.spark.options import lowered, parse_source_options
 from penstock.spark.spark_version import (
     LIMIT_OPTIONS,
@@ -54,17 +55,26 @@ DEFAULT_COLUMNS = tuple(SQL_TYPES)[:8]
 
 
 class PenstockDataSource(DataSource):
-    """The data source. Its options and schema are checked when a reader or writer is made."""
+    """The data source. Its options and schema are checked when a reader or writer is made; the
+    broker of a writer too, when a write is planned. is_sent: Spark has sent this object to another
+    process, as it does to commit or abort a batch of a stream, but not to plan one."""
+
+    is_sent = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "is_sent": True}
 
     @classmethod
     def name(cls) -> str:
         """Return the name for format(...)."""
         return NAME
 
+    @reason_first
     def schema(self) -> str:
         """Return the columns for a user who gives no schema."""
         return ", ".join(f"`{name}` {SQL_TYPES[name]}" for name in given_columns(self.options))
 
+    @reason_first
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch."""
         from penstock.spark.source import PenstockBatchReader, PenstockFilterReader
@@ -73,6 +83,7 @@ class PenstockDataSource(DataSource):
         kind = PenstockFilterReader if options.has_pushdown else PenstockBatchReader
         return kind(options, columns_of(schema))
 
+    @reason_first
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a stream. Raises SparkVersionError for limits on Spark 4.1."""
         options = parse_source_options(self.options, is_streaming=True)
@@ -86,18 +97,25 @@ class PenstockDataSource(DataSource):
         refuse_limits(self.options)
         return UnlimitedStreamReader(options, columns)
 
+    @reason_first
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch."""
         from penstock.spark.sink import PenstockWriter
 
-        writer: DataSourceWriter = PenstockWriter(self.options, schema, overwrite)
+        made = PenstockWriter(self.options, schema, overwrite)
+        made.check()
+        writer: DataSourceWriter = made
         return writer
 
+    @reason_first
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """Return the writer of a stream."""
         from penstock.spark.sink import PenstockStreamWriter
 
-        writer: DataSourceStreamArrowWriter = PenstockStreamWriter(self.options, schema, overwrite)
+        made = PenstockStreamWriter(self.options, schema, overwrite)
+        if not self.is_sent:
+            made.check()
+        writer: DataSourceStreamArrowWriter = made
         return writer
 
 

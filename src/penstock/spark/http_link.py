@@ -22,6 +22,8 @@ import http.client
 import json
 import logging
 import os
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +46,9 @@ UNAVAILABLE: Final = 503
 PASSING: Final = (UNAVAILABLE, 507)  # not ready; staging is full
 PAUSE_S: Final = 0.2
 SAY_S: Final = 10.0
+START_S: Final = 3.0
+PROBE_S: Final = 2.0
+NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +57,34 @@ class LinkError(PenstockError, ConnectionError):
     """The broker could not be reached, or the connection broke."""
 
     def __init__(self, place: Place, reason: str) -> None:
+        self.place = place
+        self.reason = reason
         super().__init__(f"{place}: {reason}")
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the port speaks another protocol than HTTP, or not the right TLS."""
+        cause = self.__cause__
+        if isinstance(cause, http.client.RemoteDisconnected):
+            return False  # closed without an answer, as by a broker that is stopped
+        return isinstance(cause, http.client.BadStatusLine | ssl.SSLCertVerificationError) or (
+            isinstance(cause, ssl.SSLError) and cause.reason in NOT_TLS
+        )
+
+    def is_wrong_address(self) -> bool:
+        """Return whether the address looks wrong, if the broker has never answered there: its host
+        is unknown, or AMQP answers at the port of the url and HTTP does not."""
+        cause = self.__cause__
+        if isinstance(cause, socket.gaierror):
+            return cause.errno == socket.EAI_NONAME
+        return isinstance(cause, ConnectionRefusedError) and is_amqp_open(self.place)
 
 
 class RefusedError(PenstockError):
     """The broker refused a request. status: of HTTP. answer: the JSON object that it sent."""
 
     def __init__(self, place: Place, what: str, status: int, answer: Mapping[str, Any]) -> None:
+        self.place = place
         self.status = status
         self.answer = answer
         super().__init__(f"{place}: {what}: {status}: {answer.get('reason', 'no reason given')}")
@@ -160,16 +186,21 @@ class BrokerWait:
     success for `timeout_s` seconds, or, if `retries` is given, until it failed so many times more.
     While the broker reports progress (the reason of its refusals changes), the time starts again.
 
+    A port that speaks another protocol is an error at once. So is, when a query starts (is_start)
+    and after START_S seconds, an address that looks wrong: a broker that is being started may
+    answer there by then.
+
     The log says that it waits at once and every SAY_S seconds, and when the broker has answered.
     sleep, monotonic: those of `time`, except in tests.
     """
 
     def __init__(
         self, timeout_s: float, *, pause_s: float = PAUSE_S, retries: int | None = None,
-        sleep: Callable[[float], None] = time.sleep,
+        is_start: bool = False, sleep: Callable[[float], None] = time.sleep,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._timeout_s = timeout_s
+        self._is_start = is_start
         self._pause_s = pause_s
         self._retries = retries
         self._sleep = sleep
@@ -183,12 +214,12 @@ class BrokerWait:
     @classmethod
     def of(
         cls, options: SourceOptions, sleep: Callable[[float], None] = time.sleep,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = time.monotonic, *, is_start: bool = False,
     ) -> "BrokerWait":  # fmt: skip
         """Return one that waits as the options of a source say."""
         return cls(
             options.timeout_s, pause_s=options.retry_interval_s, retries=options.retries,
-            sleep=sleep, monotonic=monotonic,
+            is_start=is_start, sleep=sleep, monotonic=monotonic,
         )  # fmt: skip
 
     def retry(self, call: Callable[[], T]) -> T:
@@ -208,6 +239,8 @@ class BrokerWait:
         """Wait a little after a failure; return whether to try again."""
         if isinstance(error, RefusedError) and error.status not in PASSING:
             return False
+        if isinstance(error, LinkError) and error.is_lasting:
+            return False
         now = self._monotonic()
         reason = str(error) if isinstance(error, RefusedError) else self._last_reason
         if not self._failures:
@@ -216,7 +249,12 @@ class BrokerWait:
             self._changed_s = now
         self._last_reason = reason
         self._failures += 1
-        if self._is_over(now):
+        if self._is_over(now) or (
+            self._is_start
+            and now - self._began_s >= START_S
+            and isinstance(error, LinkError)
+            and error.is_wrong_address()
+        ):
             return False
         if self._failures == 1 or now - self._said_s >= SAY_S:
             self._said_s = now
@@ -254,6 +292,17 @@ def new_connection(place: Place, timeout_s: float) -> http.client.HTTPConnection
     if parts.scheme == "https":
         kind = http.client.HTTPSConnection
     return kind(parts.hostname or "", parts.port, timeout=timeout_s)
+
+
+def is_amqp_open(place: Place) -> bool:
+    """Return whether something listens at the AMQP port of an amqp:// url. False for other urls."""
+    if place.amqp is None:
+        return False
+    try:
+        socket.create_connection(place.amqp, PROBE_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def authorization(place: Place) -> dict[str, str]:

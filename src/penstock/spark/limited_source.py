@@ -15,6 +15,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from penstock.spark.error_text import reason_first
 from penstock.spark.source import PenstockStreamReader
 
 
@@ -28,15 +29,18 @@ class LimitedStreamReader(PenstockStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(options.max_offsets_per_trigger)
         return ReadMaxBytes(options.max_bytes_per_trigger)
 
+    @reason_first
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next batch ends; without a limit (Trigger.Once) at the heads."""
         is_limited = not isinstance(limit, ReadAllAvailable)
         return self._progress.latest_offset(start, is_limited=is_limited)
 
+    @reason_first
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the heads, for the progress report."""
         return self._progress.report_latest_offset()
 
+    @reason_first
     def prepareForTriggerAvailableNow(self) -> None:
         """Begin a run that reads only what exists now."""
         self._progress.prepare_for_available_now()

@@ -104,13 +104,16 @@ _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 8640
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the streams are: http_url ("http://host:port") with its user, or path."""
+    """Where the streams are: http_url ("http://host:port") with its user, or path. option: the one
+    that names http_url. amqp: host and port of a url with amqp://."""
 
     http_url: str = ""
     user: str = "guest"
     password: str = field(default="guest", repr=False)
     vhost: str = "/"
     path: str = ""
+    option: str = field(default="url", compare=False, repr=False)
+    amqp: tuple[str, int] | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         """Return the place without its password, for messages."""
@@ -140,7 +143,10 @@ def _url_place(url: str, http_url: str | None) -> Place:
         amqp = AmqpUrl.parse(url)
         host = f"[{amqp.host}]" if ":" in amqp.host else amqp.host
         base = _http_base("httpUrl", http_url) if http_url else f"http://{host}:{HTTP_PORT}"
-        return Place(base, amqp.user, amqp.password, amqp.vhost)
+        return Place(
+            base, amqp.user, amqp.password, amqp.vhost,
+            option="httpUrl" if http_url else "url", amqp=(amqp.host, amqp.port),
+        )  # fmt: skip
     base = _http_base("url", url)
     if http_url is not None:
         base = _http_base("httpUrl", http_url)
@@ -150,6 +156,7 @@ def _url_place(url: str, http_url: str | None) -> Place:
         "guest" if parts.username is None else unquote(parts.username),
         "guest" if parts.password is None else unquote(parts.password),
         unquote(parts.path[1:]) or "/",
+        option="url" if http_url is None else "httpUrl",
     )
 
 

@@ -54,9 +54,17 @@ from penstock.client.publish_window import BATCH_BYTES, BATCH_MESSAGES
 from penstock.client.publish_window import Published as ManyPublished
 from penstock.embedded.library_errors import ConnectionLostError, UnreachableError
 from penstock.errors import AMQPConnectionError, OptionError, PenstockError
+from penstock.spark.error_text import reason_first
 from penstock.spark.options import EXACTLY_ONCE, IDEMPOTENT, SinkOptions
 from penstock.spark.sink_columns import SinkColumns
-from penstock.spark.staging import SinkError, StagedRows, Stager, abort_batch, commit_batch
+from penstock.spark.staging import (
+    SinkError,
+    StagedRows,
+    Stager,
+    abort_batch,
+    check_sink,
+    commit_batch,
+)
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -98,6 +106,14 @@ class RowSink:
         self.options = SinkOptions.of(given)
         self._schema = schema
         SinkColumns(self.options, schema)  # raises for wrong columns
+
+    def check(self) -> None:
+        """Check address, login and target at the driver, before tasks are started. At least once:
+        address and login only. Raises OptionError; RefusedError and SinkError."""
+        if self.options.is_staged:
+            check_sink(self.options)
+        else:
+            check_login(self.options)
 
     def write(
         self, batches: "Iterator[RecordBatch]", query: str, batch: int
@@ -158,10 +174,12 @@ class PenstockWriter(DataSourceArrowWriter):
         self._query = f"job-{uuid.uuid4().hex}" if given.query_id is None else given.query_id
         self._batch = given.batch_id or 0
 
+    @reason_first
     def write(self, iterator: "Iterator[RecordBatch]") -> WriterCommitMessage:
         """Stage or publish the rows of a task."""
         return self._sink.write(iterator, self._query, self._batch)
 
+    @reason_first
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish what the tasks staged."""
         is_reported = self._sink.options.query_id is not None
@@ -170,6 +188,10 @@ class PenstockWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop what the tasks staged, because one has failed."""
         self._sink.abort(messages, self._query, self._batch)
+
+    def check(self) -> None:
+        """See RowSink."""
+        self._sink.check()
 
 
 class PenstockStreamWriter(DataSourceStreamArrowWriter):
@@ -183,6 +205,7 @@ class PenstockStreamWriter(DataSourceStreamArrowWriter):
                 "queryId is for df.write in foreachBatch"
             )  # fmt: skip
 
+    @reason_first
     def write(self, iterator: "Iterator[RecordBatch]") -> WriterCommitMessage:
         """Stage or publish the rows of a task."""
         if not self._sink.options.is_staged:
@@ -190,6 +213,7 @@ class PenstockStreamWriter(DataSourceStreamArrowWriter):
         query, batch = streaming_batch()
         return self._sink.write(iterator, query, batch)
 
+    @reason_first
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Publish what the tasks staged. For a replay the broker says "already done"."""
         query = query_of_checkpoint(self._sink.options.checkpoint)
@@ -198,6 +222,10 @@ class PenstockStreamWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Drop what was staged, unless it was published, because a task or the commit failed."""
         self._sink.abort(messages, query_of_checkpoint(self._sink.options.checkpoint), batchId)
+
+    def check(self) -> None:
+        """See RowSink."""
+        self._sink.check()
 
 
 def streaming_batch() -> tuple[str, int]:
@@ -428,3 +456,23 @@ def connection_to(url: AmqpUrl) -> ClientConnection:
         return connection
     _connections[key] = connection = connect(url)
     return connection
+
+
+_checked_logins: set[AmqpUrl] = set()
+
+
+def check_login(options: SinkOptions) -> None:
+    """Check that the broker is there and knows the user; asks once in a process. Raises OptionError
+    for a wrong login or vhost."""
+    url = AmqpUrl.of(options.url, os.environ)
+    if url in _checked_logins:
+        return
+    try:
+        connect(url).close()
+    except AMQPConnectionError as error:
+        if error.code in GOING_DOWN:
+            return  # tasks wait for it
+        raise OptionError("url", str(url), f"a user and a vhost of that broker: {error}") from None
+    except (UnreachableError, ConnectionLostError):
+        return
+    _checked_logins.add(url)

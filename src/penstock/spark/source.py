@@ -38,6 +38,7 @@ from penstock.errors import StreamGapError
 from penstock.spark import offsets, plan
 from penstock.spark.access import LeaseGoneError, Source, frames_of
 from penstock.spark.catalog import Catalog, catalog_of
+from penstock.spark.error_text import reason_first, reasons_first
 from penstock.spark.offsets import Positions
 from penstock.spark.options import SourceOptions, microseconds
 from penstock.spark.progress import Losses, StreamProgress, sources
@@ -73,7 +74,7 @@ class TaskReader:
         if partition is None or partition.value is None:
             return iter(())
         found = (batches(source, self.options, self.columns) for source in partition.value)
-        each = chain.from_iterable(found)
+        each = reasons_first(chain.from_iterable(found))
         return each if len(partition.value) == 1 else joined(each)
 
 
@@ -129,6 +130,7 @@ def _from(source: Source, start: int) -> Source:
 class PenstockBatchReader(TaskReader, DataSourceReader):
     """The reader of `spark.read`: from starting to ending offsets as of the time of planning."""
 
+    @reason_first
     def partitions(self) -> Sequence[InputPartition]:
         """Return the tasks."""
         options, catalog = self.options, catalog_of(self.options)
@@ -222,16 +224,19 @@ class PenstockStreamReader(TaskReader, DataSourceStreamReader):
             self._made = StreamProgress(self.options, catalog_of(self.options))
         return self._made
 
+    @reason_first
     def initialOffset(self) -> dict[str, Any]:
         """Return where the query begins."""
         return self._progress.initial_offset()
 
+    @reason_first
     def partitions(
         self, start: Mapping[str, Any], end: Mapping[str, Any]
     ) -> Sequence[InputPartition]:
         """Return the tasks of a batch."""
         return [SourcePartition(task) for task in self._progress.partitions(start, end)]
 
+    @reason_first
     def commit(self, end: Mapping[str, Any]) -> None:
         """Note that the sink has committed everything before `end`."""
         self._progress.commit(end)
@@ -246,6 +251,7 @@ class UnlimitedStreamReader(PenstockStreamReader):
     """The reader of a stream with Spark 4.1: each batch ends at the newest record. With
     AvailableNow a run is one batch, as with Once: after a failure the one that failed."""
 
+    @reason_first
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override,unused-ignore]
         """Return where the next batch ends, wherever it begins. Raises SparkVersionError for a
         classic queue."""

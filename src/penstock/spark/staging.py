@@ -52,6 +52,7 @@ which takes about 0.15 us and is most of the cost.
 
 **Upload.** Each page is a POST of its own:
 
+    POST   /api/staging/<vhost>                      target: checked when a query starts
     POST   /api/staging/<vhost>/<query>              target: the number of its partitions
     POST   /api/staging/<vhost>/<query>/<batch>/<partition>/<attempt>   chunks of one page -> token
     PUT    /api/staging/<vhost>/<query>/<batch>      target, tokens: publish them, all or nothing
@@ -102,6 +103,7 @@ from penstock.page_frames import (
     VERSION,
     page_seed,
 )
+from penstock.spark.error_text import explained
 from penstock.spark.http_link import (
     CONFLICT,
     NOT_ALLOWED,
@@ -183,8 +185,7 @@ class Stager:
         self._columns = columns
         self._key = (query, batch, partition, attempt)
         self._link = link_of(options) if link is None else link
-        target = target_of(options, [] if options.exchange is None else [options.exchange])
-        self._target = {} if target.get("exchanges") == [] else {"target": json.dumps(target)}
+        self._target = parameters_of(options)
         self._rng = random.SystemRandom()
         self._sizes = sizes or StagedSizes()
         self._upload: PageUpload | None = None
@@ -319,6 +320,36 @@ def target_of(options: SinkOptions, exchanges: Iterable[str]) -> dict[str, Any]:
     if options.dead_letter_to is not None:
         target["dead_letter_to"] = options.dead_letter_to
     return target
+
+
+def parameters_of(options: SinkOptions) -> dict[str, str]:
+    """Return the parameter with the target, none if each row names its exchange."""
+    target = target_of(options, [] if options.exchange is None else [options.exchange])
+    return {} if target.get("exchanges") == [] else {"target": json.dumps(target)}
+
+
+_checked_sinks: set[tuple[Place, str]] = set()
+
+
+def check_sink(options: SinkOptions, *, link: "StagingLink | None" = None) -> None:
+    """Check at the driver, before tasks are started, that the broker is there, knows the user, and
+    lets them write to an existing target. Asks once in a process. Raises OptionError for what an
+    option can mend, SinkError and RefusedError."""
+    assert options.place is not None
+    target = parameters_of(options)
+    key = options.place, target.get("target", "")
+    if key in _checked_sinks:
+        return
+    option = "queue" if options.queue is not None else "exchange"
+    given = options.queue if options.queue is not None else options.exchange
+    try:
+        (link_of(options) if link is None else link).check(target)
+    except (LinkError, RefusedError) as error:
+        reason = explained(error, option, given, "write permission")
+        if isinstance(reason, LinkError):
+            reason = SinkError(f"{reason}; tried for {options.timeout_s:g} s")
+        raise reason from error
+    _checked_sinks.add(key)
 
 
 def abort_batch(
@@ -552,6 +583,8 @@ class StagingLink:
         self.place = place
         self.target = target
         self.timeout_s = timeout_s
+        self._sleep = sleep
+        self._now = monotonic
         self._wait = BrokerWait(timeout_s, sleep=sleep, monotonic=monotonic)
 
     def commit(
@@ -578,6 +611,15 @@ class StagingLink:
         wait_s = max(self.timeout_s, COMMIT_TIMEOUT_S)
         answer = self.retry(what, lambda: self._ask("PUT", (query, str(batch)), body, wait_s))
         return str(answer["status"])
+
+    def check(self, target: Mapping[str, str]) -> None:
+        """Check user and target at the start of a query. Raises RefusedError and LinkError."""
+        wait = BrokerWait(self.timeout_s, is_start=True, sleep=self._sleep, monotonic=self._now)
+        try:
+            wait.retry(lambda: self._ask("POST", (), None, parameters=target))
+        except RefusedError as error:
+            if error.status != NOT_ALLOWED:  # a broker that does not check
+                raise
 
     def partitions(self, query: str, target: Mapping[str, str]) -> int:
         """Return how many partitions the target has; 1 if it is no stream. Raises SinkError."""

@@ -332,3 +332,17 @@ def test_a_query_of_a_batch_write_is_forgotten_in_time(rig: StagedRig) -> None:
     assert len(rig.result("list_batches")) == 2
     rig.tick(86_400)
     assert [row["query"] for row in rig.result("list_batches")] == [QUERY]
+
+
+def test_a_target_is_checked_without_a_batch(rig: StagedRig) -> None:
+    """As a sink asks when it starts: nothing is claimed or staged."""
+    assert rig.result("check_target", target={"queue": "q"}) == {"target": {"queue": "q"}}
+    rig.result("check_target", target={"exchanges": ["amq.topic"]})
+    for target, code in (
+        ({"queue": "nope"}, 404),
+        ({"exchanges": ["amq.topic", "nope"]}, 404),
+        ({"queue": "q", "dead_letter_to": "nope"}, 404),
+        ({}, 406),
+    ):
+        assert rig.refusal("check_target", target=target).code == code
+    assert rig.result("list_batches") == []

@@ -397,6 +397,23 @@ def test_a_query_is_claimed_before_anything_is_staged(rig: HttpRig) -> None:
     assert not files(rig)
 
 
+def test_a_target_is_checked_before_anything_is_staged(rig: HttpRig) -> None:
+    """When a sink starts: its login, its right, and that the target exists."""
+    rig.users.take(users_facts(reader=("", "", ".*"), writer=("", "^out$", "")))
+    rig.node.answers["check_target"] = {"target": {"queue": "out"}}
+    at = "/api/staging/%2F"
+    assert rig.ask(at, method="POST", user="reader").status == 403
+    assert rig.ask(at + "?target=other", method="POST", user="writer").status == 403
+    assert rig.ask(at + "?to=out", method="POST", user="writer").status == 400
+    assert (rig.ask(at, method="POST", user="writer").status, rig.node.asked) == (200, [])
+    assert rig.ask(at + "?target=out", method="POST", user="writer").status == 200
+    user = identity(rig, "writer")
+    assert rig.node.asked == [("check_target", "/", {"target": {"queue": "out"}, "as_user": user})]
+    rig.node.answers["check_target"] = ControlError(404, "NOT_FOUND - no queue 'out'")
+    assert rig.ask(at + "?target=out", method="POST", user="writer").status == 404
+    assert not files(rig)
+
+
 # --- what the vhost does ---
 
 

@@ -286,6 +286,6 @@ def test_a_broker_that_is_not_there() -> None:
 def test_a_refusal_is_told_at_once() -> None:
     no = Answer(403, {"error": "access_refused", "reason": "read access refused"})
     with TinyHttp({STREAM: [no]}) as broker:
-        with pytest.raises(RefusedError, match="403: read access refused"):
+        with pytest.raises(OptionError, match="'my/s', expected read permission"):
             broker_catalog(broker, subscribe="my/s").heads()
         assert len(broker.asked) == 1

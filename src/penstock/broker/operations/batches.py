@@ -81,6 +81,13 @@ def _claim_query(call: Call) -> None:
     batch_manager(call.vhost).claims.claim(query, owner, found_owner, _refuser(call))
 
 
+def _check_batch_target(call: Call) -> None:
+    target = BatchTarget.of(call.args.table("target"))
+    _check_target(call, target)
+    target.check(call.vhost)
+    call.reply({"target": target.facts()})
+
+
 def _claimed(call: Call, owner: QueryOwner, target: BatchTarget | None) -> dict[str, object]:
     queue = call.vhost.table.find(target.queue) if target is not None and target.queue else None
     partitions = len(queue.parts) if isinstance(queue, BrokerStream) else 1
@@ -215,6 +222,12 @@ OPERATIONS: Final = (
         "Make the caller the owner of a query that nobody has staged for: {owner, partitions}, "
         "durably. target: {} if it is not known yet. partitions: of a stream; 1 for other targets.",
         (QUERY, table("target")), needs_text="write on the target; the query's owner",
+    ),
+    Operation(
+        "check_target", _check_batch_target,
+        "Check a target before anything is staged for it: {target}, or a 403, 404 or 406 as a "
+        "commit would have.",
+        (table("target"),), needs_text="write on the target and on dead_letter_to",
     ),
     Operation(
         "commit_batch", _commit_batch, "Commit the staged pages of a batch: {status, batch}.",

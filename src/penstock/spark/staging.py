@@ -107,6 +107,7 @@ from penstock.spark.error_text import explained
 from penstock.spark.http_link import (
     CONFLICT,
     NOT_ALLOWED,
+    NOT_FOUND,
     PASSING,
     STAGING,
     BrokerWait,
@@ -333,8 +334,9 @@ _checked_sinks: set[tuple[Place, str]] = set()
 
 def check_sink(options: SinkOptions, *, link: "StagingLink | None" = None) -> None:
     """Check at the driver, before tasks are started, that the broker is there, knows the user, and
-    lets them write to an existing target. Asks once in a process. Raises OptionError for what an
-    option can mend, SinkError and RefusedError."""
+    lets them write to an existing target. Asks once in a process. With queryId a target may be
+    missing: the batch may have been decided before it was deleted, and is then done already. Raises
+    OptionError for what an option can mend, SinkError and RefusedError."""
     assert options.place is not None
     target = parameters_of(options)
     key = options.place, target.get("target", "")
@@ -346,6 +348,10 @@ def check_sink(options: SinkOptions, *, link: "StagingLink | None" = None) -> No
         (link_of(options) if link is None else link).check(target)
     except (LinkError, RefusedError) as error:
         reason = explained(error, option, given, "write permission")
+        is_missing = isinstance(error, RefusedError) and error.status == NOT_FOUND
+        names_target = isinstance(reason, OptionError) and reason.name == option
+        if options.query_id is not None and is_missing and names_target:
+            return
         if isinstance(reason, LinkError):
             reason = SinkError(f"{reason}; tried for {options.timeout_s:g} s")
         raise reason from error

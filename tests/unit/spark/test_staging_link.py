@@ -14,6 +14,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 from penstock.errors import BatchConflictError, OptionError
 from penstock.queues.stream_options import partition_of
 from penstock.spark import staging
+from penstock.spark.http_link import RefusedError
 from penstock.spark.options import SinkOptions
 from penstock.spark.sink_columns import SinkColumns
 from penstock.spark.staging import (
@@ -23,6 +24,7 @@ from penstock.spark.staging import (
     Stager,
     StagingLink,
     abort_batch,
+    check_sink,
     commit_batch,
 )
 from tests.helpers.chunk_records import Record
@@ -350,3 +352,32 @@ def test_a_link_of_its_own_is_made(broker: FakeStaging) -> None:
     link = staging.link_of(sink.options)
     assert (link.place, link.timeout_s) == (sink.options.place, 30.0)
     assert commit_batch(sink.options, [sink.stage(some(2))]) == "committed"
+
+
+class RefusingLink:
+    """A link to a broker that refuses the check of a target."""
+
+    def __init__(self, sink: Sink, reason: str) -> None:
+        self._sink = sink
+        self._reason = reason
+
+    def check(self, _target: object) -> None:
+        place = self._sink.options.place
+        assert place is not None
+        raise RefusedError(place, "check", 404, {"error": "not found", "reason": self._reason})
+
+
+@pytest.mark.parametrize("reason", ["NOT_FOUND - no queue 'q' in vhost '/'", "no vhost '/'"])
+def test_a_repeated_batch_is_not_refused_for_a_target_that_is_gone(
+    broker: FakeStaging, reason: str
+) -> None:
+    """The batch may be done already, which its commit says. Whoever names none needs a target."""
+    sink = Sink(broker)
+    with pytest.raises(OptionError):
+        check_sink(sink.options, link=RefusingLink(sink, reason))  # type: ignore[arg-type]
+    named = Sink(broker, queryId="a", batchId="1")
+    if "queue" in reason:
+        check_sink(named.options, link=RefusingLink(named, reason))  # type: ignore[arg-type]
+    else:
+        with pytest.raises(OptionError, match="url"):
+            check_sink(named.options, link=RefusingLink(named, reason))  # type: ignore[arg-type]

@@ -95,6 +95,17 @@ EXPECTED = (
 )
 
 
+def is_name(given: object) -> bool:
+    """Return whether this is a text that AMQP can carry: without lone surrogates."""
+    if not isinstance(given, str):
+        return False
+    try:
+        given.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class BatchTarget:
     """The target of a batch. queue: "" if it is exchanges. dead_letter_to: "" for none."""
 
@@ -113,10 +124,10 @@ class BatchTarget:
         queue, exchanges = given.get("queue", ""), given.get("exchanges", [])
         dead = given.get("dead_letter_to") or ""
         is_right = (
-            isinstance(queue, str)
+            is_name(queue)
             and isinstance(exchanges, list)
-            and all(isinstance(name, str) for name in exchanges)
-            and isinstance(dead, str)
+            and all(is_name(name) for name in exchanges)
+            and is_name(dead)
             and bool(queue) != bool(exchanges)
             and not set(given).difference(("queue", "exchanges", "dead_letter_to"))
         )

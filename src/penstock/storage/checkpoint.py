@@ -633,15 +633,16 @@ class Checkpointer:
 
     def _load_bodies(self, queue: QueueIndex, section: Section) -> bool:
         """Read bodies that belong into .qs and are only in the store, because their queue was
-        small. False if one is damaged: the queue stays in its section, and a reader of that message
-        gets the error."""
+        small. False if one is damaged or cannot be read: the queue stays in its section, and a
+        reader of that message gets the error."""
         messages = [row.message for row in section.rows.values()]
         for m, row in zip(messages, section.rows.values(), strict=True):
             if m.body is None and not m.store_file:
                 try:
                     m.body = self._journal.state.store.read(row.body_file, m.id)
-                except CorruptionError as error:
-                    self._journal.event("corruption", f"queue {queue.number}: {error}")
+                except (CorruptionError, OSError) as error:
+                    kind = "corruption" if isinstance(error, CorruptionError) else "warning"
+                    self._journal.event(kind, f"queue {queue.number}: {error}")
                     return False
         return True
 

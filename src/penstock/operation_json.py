@@ -111,7 +111,7 @@ def to_json(value: object, *, is_exact: bool = False) -> object:
     if isinstance(value, list | tuple | set | frozenset):
         return [to_json(inner, is_exact=is_exact) for inner in value]
     if isinstance(value, str):
-        return value if is_exact and _is_name(value) else valid_text(value)
+        return value if is_exact and is_name(value) else valid_text(value)
     if isinstance(value, datetime):
         return value.isoformat()
     if value is None or isinstance(value, bool | int | float):
@@ -140,7 +140,7 @@ def check_names(value: object) -> None:
     """Raise ValueError if a text in this value of JSON has a surrogate that stands for no byte:
     JSON can write "\\ud800", but no name, file or log line can have it."""
     for text in texts_in(value):
-        if not _is_name(text):
+        if not is_name(text):
             raise ValueError(f"a text has half of a surrogate pair: {text[:40]!r}")
 
 
@@ -158,7 +158,7 @@ def texts_in(value: object) -> Iterator[str]:
             yield one
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: str) -> bool:
     """Return whether the text stands for bytes: whether its surrogates are those of decoding."""
     try:
         text.encode("utf-8", "surrogateescape")

@@ -102,17 +102,17 @@ def value_of(kind: Kind, place: str, given: object) -> Any:
 
     place: what an error calls the value: the option, or where it was given. Raises OptionError.
     """
-    found = kind.parse(given) if isinstance(given, str) else given
-    try:
-        return kind.check(found)
-    except WrongValueError as error:
-        raise OptionError(place, error.given[0] if error.given else given, error.expected) from None
+    return _checked(kind, place, given, kind.parse(given) if isinstance(given, str) else given)
 
 
 def checked(kind: Kind, place: str, given: object) -> Any:
     """As `value_of`, for doors where a value has its type: a text does not stand for another."""
+    return _checked(kind, place, given, given)
+
+
+def _checked(kind: Kind, place: str, given: object, value: object) -> Any:
     try:
-        return kind.check(given)
+        return kind.check(value)
     except WrongValueError as error:
         part = error.given[0] if error.given else given
         raise OptionError(place, part, error.expected) from None

@@ -104,6 +104,7 @@ def _alert(what: str, end: str, kind: Kind, unit: str) -> Option:
 _COUNT: Final = whole(0, COUNT_MAX)
 _MS: Final = whole(0, MS_MAX)
 _UP: Final = whole(1, COUNT_MAX)
+_POLICY_TYPE: Final = choice(*POLICY_TYPES)
 # The x-arguments that are options of QueueOptions, each with its field there. Values on the wire
 # are those of the fields, but for x-delivery-limit, which is one less than max_attempts, and -1 for
 # none.
@@ -183,13 +184,10 @@ QUEUE_ARGUMENTS: Final[tuple[Option, ...]] = (
     ),
 )  # fmt: skip
 _X_NAMES: Final = {option.target: option.name for option in QUEUE_ARGUMENTS}
-_ATTEMPTS: Final = whole(1, COUNT_MAX)  # of the field
-_TRUTH: Final = flag("True or False")
 
 
-def _field_kind(option: Option) -> Kind:
-    """Return what the field may be, where that is not what the argument may be."""
-    return {_DELIVERY_LIMIT: _ATTEMPTS, _MODE: _TRUTH}.get(option.name, option.kind)
+# What a field may be, where that is not what the argument may be.
+_FIELD_KINDS: Final = {_DELIVERY_LIMIT: whole(1, COUNT_MAX), _MODE: flag("True or False")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +243,7 @@ class QueueOptions:
             name = option.target
             value = getattr(self, name)
             if value != _DEFAULTS[name] or type(value) is not type(_DEFAULTS[name]):
-                checked(_field_kind(option), name, value)
+                checked(_FIELD_KINDS.get(option.name, option.kind), name, value)
         if self.backing_queue and self.priorities:
             expected = "nothing, as queues with priorities are made of VariableQueues"
             raise OptionError("backing_queue", self.backing_queue, expected)
@@ -370,7 +368,7 @@ def _without_qpids(arguments: Mapping[str, object]) -> dict[str, object]:
     """Return the arguments with x-arguments instead of Qpid's. Raises OptionError if one of Qpid's
     is wrong, or is also given as an x-argument."""
     left = dict(arguments)
-    policy = checked(choice(*POLICY_TYPES), POLICY_TYPE, left.pop(POLICY_TYPE, REJECT))
+    policy = checked(_POLICY_TYPE, POLICY_TYPE, left.pop(POLICY_TYPE, REJECT))
     limits = {name: checked(_COUNT, name, left.pop(name, 0)) for name in (MAX_SIZE, MAX_COUNT)}
     is_flowed = policy == FLOW_TO_DISK
     x_names = {

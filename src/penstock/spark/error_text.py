@@ -26,7 +26,7 @@ from typing import Final, ParamSpec, TypeVar
 
 from penstock.errors import OptionError, PenstockError
 from penstock.spark.http_link import NOT_FOUND, LinkError, RefusedError, is_amqp_open
-from penstock.spark.options import HTTP_PORT, Place
+from penstock.spark.options import HTTP_PORT
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -103,10 +103,8 @@ def explained(
     return error
 
 
-def _refusal(
-    error: RefusedError, option: str, given: object, needed: str
-) -> PenstockError:  # fmt: skip
-    place: Place = error.place
+def _refusal(error: RefusedError, option: str, given: object, needed: str) -> PenstockError:
+    place = error.place
     reason = error.answer.get("reason")
     if reason is None or "error" not in error.answer:
         expected = f"the HTTP port of a Penstock broker: another server answered {error.status}"

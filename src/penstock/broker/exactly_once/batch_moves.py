@@ -79,6 +79,7 @@ from penstock.broker.refusals import precondition_failed
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import scan
 from penstock.errors import AMQPError, PenstockError
+from penstock.operation_json import is_name
 from penstock.queues.amqp_headers import FORMAT
 from penstock.queues.headers import REJECTED, Death, HeaderError
 from penstock.queues.queue_options import DROP_HEAD
@@ -93,17 +94,6 @@ EXPECTED = (
     'expected {"queue": name} or {"exchanges": [names]}, and perhaps "dead_letter_to": name of a '
     "queue"
 )
-
-
-def is_name(given: object) -> bool:
-    """Return whether this is a text that AMQP can carry: without lone surrogates."""
-    if not isinstance(given, str):
-        return False
-    try:
-        given.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class BatchTarget:
@@ -124,9 +114,11 @@ class BatchTarget:
         queue, exchanges = given.get("queue", ""), given.get("exchanges", [])
         dead = given.get("dead_letter_to") or ""
         is_right = (
-            is_name(queue)
+            isinstance(queue, str)
+            and is_name(queue)
             and isinstance(exchanges, list)
-            and all(is_name(name) for name in exchanges)
+            and all(isinstance(name, str) and is_name(name) for name in exchanges)
+            and isinstance(dead, str)
             and is_name(dead)
             and bool(queue) != bool(exchanges)
             and not set(given).difference(("queue", "exchanges", "dead_letter_to"))

@@ -18,6 +18,7 @@ from penstock import options
 from penstock.broker.refusals import precondition_failed
 from penstock.codec.fields import ARGUMENTS_BYTES_MAX, decode_table, encode_table
 from penstock.errors import ChannelError
+from penstock.operation_json import is_name
 from penstock.options import Check, Kind, WrongValueError
 
 SHOWN_CHARS: Final = 80
@@ -234,10 +235,8 @@ class Arguments:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise WrongValueError("a text")
-    try:
-        value.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise WrongValueError("a text without lone surrogates") from None
+    if not is_name(value):
+        raise WrongValueError("a text without lone surrogates")
     return value
 
 

@@ -4,8 +4,8 @@ Rows are dicts with the names of RabbitMQ's listings, where it has the thing: me
 unacknowledged ones together, message_bytes the bytes of their bodies, memory what is counted in
 RAM. What only Penstock has is called as it is everywhere here: alphas, betas, gammas, delta, and
 `delayed`. Values are those of JSON; arguments may hold bytes, times and decimals as a client gave
-them. Each list is made and written as JSON row by row, in slices between
-turns: it shows each row as it is at that moment, and leaves out what is deleted meanwhile.
+them. Each list is made and written as JSON row by row, in slices between turns: it shows each row
+as it is at that moment, and leaves out what is deleted meanwhile.
 
 Listing opens nothing. The counts of a durable queue that nobody has named since the start come from
 its indexes, and all that it holds is in delta.

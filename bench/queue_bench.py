@@ -9,7 +9,7 @@ from collections.abc import Callable
 from peers import PEERS, installed
 from runner import Result, Runner
 
-from penstock.storage.durability import NONE, OS
+from penstock.storage.files.durability import NONE, OS
 
 SMALL, KIB = 100, 1024  # bytes of body
 MANY = 1_000_000

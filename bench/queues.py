@@ -25,10 +25,10 @@ from penstock.queues import paging
 from penstock.queues.backing_queue import UNLIMITED, NewMessage
 from penstock.queues.queue_ram import ALPHA_BYTES
 from penstock.queues.variable_queue import VariableQueue
-from penstock.storage.data_directory import DataDirectory
-from penstock.storage.durability import NONE, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.files.data_directory import DataDirectory
+from penstock.storage.files.durability import NONE, OS
+from penstock.storage.files.filesystem import OsFileSystem
 
 Result = dict[str, Any]
 

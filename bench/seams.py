@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from penstock.storage.filesystem import File, FileSystem, Lock, OsFileSystem
+from penstock.storage.files.filesystem import File, FileSystem, Lock, OsFileSystem
 
 Names = list[str]
 Completions = list[tuple[int, object]]

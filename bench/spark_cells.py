@@ -25,8 +25,8 @@ from typing import Any
 
 from penstock import build_kind
 from penstock.clock import SystemClock
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.persistent_queue import PersistentQueue
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.pages.persistent_queue import PersistentQueue
 
 SIZE = 256
 META = b"\x02\x06events\x04key.\x10\x00\x02"
@@ -114,8 +114,8 @@ def tuple_source(spark: Any, path: str, count: int) -> None:
         def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
             from datetime import UTC, datetime
 
-            from penstock.storage.filesystem import OsFileSystem
-            from penstock.storage.stream_view import StreamView
+            from penstock.storage.files.filesystem import OsFileSystem
+            from penstock.storage.pages.stream_view import StreamView
 
             view = StreamView(OsFileSystem(), path)
             at, last = partition.value

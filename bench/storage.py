@@ -21,12 +21,12 @@ from seams import LOG, QUEUE, STORE, CountingFileSystem
 from penstock import build_kind
 from penstock.clock import SystemClock
 from penstock.message import Entry, Message
-from penstock.storage.data_directory import DataDirectory
-from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.filesystem import FileSystem, OsFileSystem
-from penstock.storage.options import StorageOptions
-from penstock.storage.queue_index import QueueIndex
+from penstock.storage.files.data_directory import DataDirectory
+from penstock.storage.files.durability import DISK, OS
+from penstock.storage.files.filesystem import FileSystem, OsFileSystem
+from penstock.storage.files.options import StorageOptions
+from penstock.storage.index.queue_index import QueueIndex
 
 Result = dict[str, Any]
 NEVER = {"checkpoint_seconds": 1e9, "checkpoint_log_bytes": 1 << 40, "checkpoint_records": 1 << 40}

@@ -217,7 +217,9 @@ def test_each_package_and_module_has_its_layer() -> None:
         for contract in pyproject()["tool"]["importlinter"]["contracts"]  # type: ignore[index]
         if contract["type"] == "layers"
     }
-    for package, directory in (("penstock", SRC), ("penstock.storage", SRC / "storage")):
+    storage = [path.parent for path in (SRC / "storage").glob("*/__init__.py")]
+    for directory in (SRC, SRC / "storage", *storage):
+        package = ".".join(("penstock", *directory.relative_to(SRC).parts))
         there = {path.stem for path in directory.iterdir() if path.suffix == ".py"}
         there |= {path.parent.name for path in directory.glob("*/__init__.py")}
         assert there - {"__init__", "__main__"} == contracts[package], package
@@ -342,7 +344,7 @@ def test_no_part_of_the_engine_names_the_engine() -> None:
     above = {"backup.py", "salvage.py"}
     found = {
         path.name
-        for path in (SRC / "storage").glob("*.py")
+        for path in (SRC / "storage").rglob("*.py")
         if "penstock.storage.engine" in imports_of(path)
     }
     assert found == above

@@ -46,7 +46,7 @@ from penstock.codec.spec import (  # noqa: E402
 from penstock.queues.priority_queue import open_backing  # noqa: E402
 from penstock.queues.queue_ram import CHECKS  # noqa: E402
 from penstock.storage.engine import StorageEngine  # noqa: E402
-from penstock.storage.options import StorageOptions  # noqa: E402
+from penstock.storage.files.options import StorageOptions  # noqa: E402
 from tests.helpers.broker_rig import BrokerRig, RigClient  # noqa: E402
 
 PACKAGE = str(Path(penstock.__file__).parent) + "/"

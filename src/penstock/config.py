@@ -14,10 +14,11 @@ is the name with hyphens.
     [queues]
     backing_queue = "a.b:C"         PENSTOCK_QUEUES_BACKING_QUEUE=a.b:C
 
-The tables of options are `OPTIONS` here, STORAGE_OPTIONS (penstock.storage.options), LIMIT_OPTIONS
-(penstock.access.limits) and QUEUE_OPTIONS (penstock.queues.backing_choice). A row has the name, the
-values, the meaning and, unless the field of Config has it, the default; `penstock config explain`
-and docs/reference/configuration.md are made from them. A new option is a row and a field of Config.
+The tables of options are `OPTIONS` here, STORAGE_OPTIONS (penstock.storage.files.options),
+LIMIT_OPTIONS (penstock.access.limits) and QUEUE_OPTIONS (penstock.queues.backing_choice). A row has
+the name, the values, the meaning and, unless the field of Config has it, the default; `penstock
+config explain` and docs/reference/configuration.md are made from them. A new option is a row and a
+field of Config.
 
 Values are checked when a Config is made: an OptionError names the value by the place where it was
 given. For an unknown name in the file it suggests the right one. The environment is shared with
@@ -55,8 +56,8 @@ from penstock.options import (
     whole,
 )
 from penstock.queues.backing_choice import QUEUE_OPTIONS, BackingChoice
-from penstock.storage.durability import DISK, NONE, Durability
-from penstock.storage.options import STORAGE_OPTIONS, StorageOptions
+from penstock.storage.files.durability import DISK, NONE, Durability
+from penstock.storage.files.options import STORAGE_OPTIONS, StorageOptions
 
 T = TypeVar("T")
 PREFIX: Final = "PENSTOCK_"

@@ -24,11 +24,11 @@ VERSION: Final = "0.1.0"
 def build_kind() -> str:
     """Return how this penstock was installed: "compiled" (the hot modules by mypyc) or "pure".
 
-    Looks at the file that `penstock.storage.record` would be loaded from, and does not load it.
+    Looks at the file that `penstock.storage.log.record` would be loaded from, and does not load it.
     """
     from importlib.machinery import EXTENSION_SUFFIXES
     from importlib.util import find_spec
 
-    spec = find_spec("penstock.storage.record")
+    spec = find_spec("penstock.storage.log.record")
     origin = "" if spec is None or spec.origin is None else spec.origin
     return "compiled" if origin.endswith(tuple(EXTENSION_SUFFIXES)) else "pure"

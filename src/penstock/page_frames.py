@@ -36,7 +36,7 @@ Formats, little-endian; penstock.storage writes those of the files:
                      base u64 | first offset u64 | data start u32 | data bytes u32 |
                      rows bytes u32 | crc u32 of rows and data | zeros; then the rows, then the data
 
-penstock.storage.stream_view knows which pages a stream has and where its head is.
+penstock.storage.pages.stream_view knows which pages a stream has and where its head is.
 """
 
 import mmap

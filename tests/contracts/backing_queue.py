@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from penstock.queues.backing_queue import UNLIMITED, NewMessage
-from penstock.storage.durability import DISK, NONE, OS
+from penstock.storage.files.durability import DISK, NONE, OS
 from tests.contracts.backing_queue_leases import LeaseContract
 from tests.contracts.backing_queue_log import LogContract
 from tests.contracts.backing_queue_pending import PendingContract

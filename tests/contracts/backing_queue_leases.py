@@ -6,8 +6,8 @@ import pytest
 
 from penstock.queues.queue_ram import CHECKS
 from penstock.queues.rows import Row
-from penstock.storage.durability import DISK, NONE, OS
-from penstock.storage.lease_engine import Taken
+from penstock.storage.files.durability import DISK, NONE, OS
+from penstock.storage.parts.lease_engine import Taken
 from tests.helpers.engine_rig import STORED
 from tests.helpers.queue_world import World, tags_of
 

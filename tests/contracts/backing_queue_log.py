@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import StorageError
 from penstock.queues.backing_queue import BackingQueue, NewMessage
 from penstock.queues.queue_ram import CHECKS
-from penstock.storage.durability import DISK, NONE, OS
+from penstock.storage.files.durability import DISK, NONE, OS
 from tests.helpers.queue_world import World, tags_of
 
 

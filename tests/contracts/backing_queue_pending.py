@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from penstock.queues.backing_queue import Delivery
-from penstock.storage.durability import DISK, NONE, OS
+from penstock.storage.files.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import STORED
 from tests.helpers.queue_world import World, tags_of, up_to
 

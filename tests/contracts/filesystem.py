@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from penstock.errors import LockedError
-from penstock.storage.filesystem import File, FileSystem
+from penstock.storage.files.filesystem import File, FileSystem
 
 
 def put(fs: FileSystem, path: str, content: bytes) -> None:

@@ -6,7 +6,7 @@ import errno
 import pytest
 
 from penstock.errors import CorruptionError, StorageError
-from penstock.storage.file_queue_backing import QueueBacking
+from penstock.storage.store.file_queue_backing import QueueBacking
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 BODIES = [b"", b"x", b"\0" * 100, bytes(range(256)) * 5, b"body " * 2000]

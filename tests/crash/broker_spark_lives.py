@@ -34,7 +34,7 @@ from penstock.codec.spec import (
     QueueDeclareOk,
 )
 from penstock.queues import stream_options
-from penstock.storage.stream_view import StreamView
+from penstock.storage.pages.stream_view import StreamView
 from tests.crash.broker_life import NEVER, BrokerLife, BrokerStory, body_of, drain, id_of
 from tests.helpers.broker_rig import BrokerRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem

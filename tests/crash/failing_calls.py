@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import pytest
 
 from penstock.errors import DiskFullError, PenstockError, StoppedError, SyncFailedError
-from penstock.storage.durability import DISK, OS
+from penstock.storage.files.durability import DISK, OS
 from tests.conftest import CRASH_IMAGES
 from tests.crash.images import Explorer, Image
 from tests.helpers.faults import Fault

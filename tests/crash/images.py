@@ -14,8 +14,8 @@ when the kernel lived (`killed`), or everything landed (`kept`), whatever was co
 
 import random
 
-from penstock.storage.options import StorageOptions
-from penstock.storage.verify import verify
+from penstock.storage.files.options import StorageOptions
+from penstock.storage.tools.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Ledger, Violation
 from tests.helpers.vhost_driver import Driver

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from penstock.errors import StoppedError
 from penstock.queues.backing_queue import PART_SHIFT
 from penstock.queues.queue_ram import CHECKS
-from penstock.storage.verify import verify
+from penstock.storage.tools.verify import verify
 from tests.crash.images import MODES, Counts
 from tests.crash.queue_images import QueueExplorer, QueueImage
 from tests.crash.queue_lives import SCRIPTS, WEIGHTS, begin, new_driver

@@ -11,8 +11,8 @@ and a start that finds everything as it was.
 
 import random
 
-from penstock.storage.options import StorageOptions
-from penstock.storage.verify import verify
+from penstock.storage.files.options import StorageOptions
+from penstock.storage.tools.verify import verify
 from tests.crash.images import ALL_LANDED, MODES, Counts
 from tests.helpers.faulty_filesystem import FaultyFileSystem, Journal
 from tests.helpers.ledger import Violation

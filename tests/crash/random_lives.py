@@ -19,7 +19,7 @@ import sys
 import traceback
 
 from penstock.errors import CorruptionError, DiskFullError, StoppedError, SyncFailedError
-from penstock.storage.log_file import ALIGN_BYTES
+from penstock.storage.log.log_file import ALIGN_BYTES
 from tests.crash.images import ALL_LANDED, MODES, Counts, Explorer, Image
 from tests.helpers.faulty_filesystem import FaultyFileSystem, Journal
 from tests.helpers.ledger import Ledger, Violation

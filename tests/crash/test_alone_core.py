@@ -21,9 +21,9 @@ import pytest
 
 from penstock.embedded.alone_stream import AloneSettings
 from penstock.errors import PenstockError
-from penstock.storage.stream_meta import read_tail
-from penstock.storage.stream_view import StreamView
-from penstock.storage.verify import verify_stream
+from penstock.storage.pages.stream_meta import read_tail
+from penstock.storage.pages.stream_view import StreamView
+from penstock.storage.tools.verify import verify_stream
 from tests.helpers.alone_rig import PATH, AloneRig, settings
 from tests.helpers.faulty_filesystem import FaultyFileSystem, Journal
 from tests.helpers.page_queue_lives import MODES, Violation, expect

@@ -19,13 +19,13 @@ from penstock.errors import (
     PenstockError,
     VersionError,
 )
-from penstock.storage.data_directory import DataDirectory
-from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.options import StorageOptions
-from penstock.storage.salvage import salvage
-from penstock.storage.stats import stats
-from penstock.storage.verify import verify
+from penstock.storage.files.data_directory import DataDirectory
+from penstock.storage.files.durability import DISK
+from penstock.storage.files.options import StorageOptions
+from penstock.storage.tools.salvage import salvage
+from penstock.storage.tools.stats import stats
+from penstock.storage.tools.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tool_stores import (
     DATA,

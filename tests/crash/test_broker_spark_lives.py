@@ -6,7 +6,7 @@ How many images: PENSTOCK_CRASH_IMAGES (tests/conftest.py); a share of them.
 import pytest
 
 from penstock.broker import background_tasks
-from penstock.storage import batch_engine
+from penstock.storage.parts import batch_engine
 from tests.crash.broker_spark_lives import Life, explore, judge
 
 pytestmark = pytest.mark.crash

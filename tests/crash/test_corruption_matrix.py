@@ -25,11 +25,11 @@ import pytest
 
 from penstock.clock import ManualClock
 from penstock.errors import CorruptionError, NotAStoreError, VersionError
-from penstock.storage.data_directory import DataDirectory, hash_name
-from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.salvage import salvage
-from penstock.storage.verify import verify
+from penstock.storage.files.data_directory import DataDirectory, hash_name
+from penstock.storage.files.durability import DISK
+from penstock.storage.tools.salvage import salvage
+from penstock.storage.tools.verify import verify
 from tests.crash.drawn import IS_WHOLE
 from tests.helpers.damage_matrix import (
     DAMAGES,

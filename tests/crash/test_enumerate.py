@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from penstock.storage.verify import verify
+from penstock.storage.tools.verify import verify
 from tests.crash import random_lives, triple_unit
 from tests.crash.enumerate import Unit
 from tests.crash.images import MODES, Counts, Explorer

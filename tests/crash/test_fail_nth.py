@@ -27,7 +27,7 @@ from penstock.errors import (
     StorageError,
     SyncFailedError,
 )
-from penstock.storage.durability import DISK
+from penstock.storage.files.durability import DISK
 from tests.crash import failing_calls
 from tests.crash.failing_calls import CASES, SEED, SYNCS, check_nth, check_refused, stride_of
 from tests.crash.images import Counts, Explorer, Image

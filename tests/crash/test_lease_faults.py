@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.storage.durability import DISK
+from penstock.storage.files.durability import DISK
 from tests.crash import failing_calls
 from tests.crash.failing_calls import CASES, SEED, Case, check_nth, check_refused
 from tests.crash.images import Counts

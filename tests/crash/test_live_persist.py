@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.verify import verify_stream
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.tools.verify import verify_stream
 
 pytestmark = [pytest.mark.crash, pytest.mark.real]
 

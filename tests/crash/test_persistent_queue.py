@@ -12,7 +12,7 @@ import traceback
 import pytest
 
 from penstock.errors import PenstockError, StoppedError, SyncFailedError
-from penstock.storage.stream_meta import ReaderOffset
+from penstock.storage.pages.stream_meta import ReaderOffset
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.page_queue_lives import MODES, PATH, Alone, Known, Logged, expect
 

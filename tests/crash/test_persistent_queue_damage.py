@@ -9,9 +9,9 @@ import random
 import pytest
 
 from penstock.errors import CorruptionError
-from penstock.storage.page import PAGE_HEADER_BYTES
-from penstock.storage.stream_view import StreamView
-from penstock.storage.verify import verify_stream
+from penstock.storage.pages.page import PAGE_HEADER_BYTES
+from penstock.storage.pages.stream_view import StreamView
+from penstock.storage.tools.verify import verify_stream
 from tests.helpers.faulty_filesystem import DAMAGES, FaultyFileSystem
 from tests.helpers.page_queue_lives import PATH, Alone, Record
 

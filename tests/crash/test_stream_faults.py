@@ -19,11 +19,11 @@ import pytest
 
 from penstock.clock import ManualClock
 from penstock.errors import CorruptionError, VersionError
-from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.salvage import salvage
-from penstock.storage.streams import Stream
-from penstock.storage.verify import verify
+from penstock.storage.files.durability import DISK
+from penstock.storage.pages.streams import Stream
+from penstock.storage.tools.salvage import salvage
+from penstock.storage.tools.verify import verify
 from tests.crash import failing_calls
 from tests.crash.failing_calls import CASES, SEED, check_nth, check_refused, with_streams
 from tests.crash.images import Counts

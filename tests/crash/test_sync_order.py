@@ -28,11 +28,11 @@ PUBLISH, IN_STORE, OWN_FILE = 1, 1, 0x80000000
 CHILD = """
 import os, random, sys
 from penstock.clock import SystemClock
-from penstock.storage.data_directory import DataDirectory
-from penstock.storage.durability import DISK
+from penstock.storage.files.data_directory import DataDirectory
+from penstock.storage.files.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.options import StorageOptions
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.files.options import StorageOptions
 
 fs = OsFileSystem()
 vhost = DataDirectory(fs, sys.argv[1]).vhost_path(b"/")

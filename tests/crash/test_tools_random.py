@@ -9,11 +9,11 @@ import random
 import pytest
 
 from penstock.clock import ManualClock
-from penstock.storage.backup import Backup, backup
-from penstock.storage.data_directory import FreshDirectory
 from penstock.storage.engine import StorageEngine
-from penstock.storage.salvage import salvage
-from penstock.storage.verify import verify
+from penstock.storage.files.data_directory import FreshDirectory
+from penstock.storage.tools.backup import Backup, backup
+from penstock.storage.tools.salvage import salvage
+from penstock.storage.tools.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tiny_engine import PATH, VARIANTS, open_engine
 from tests.helpers.tool_stores import vhost_path

@@ -20,11 +20,11 @@ import sys
 from penstock.clock import ManualClock
 from penstock.errors import OptionError
 from penstock.server import vhost_directories
-from penstock.storage.data_directory import LOG, SPILL, DataDirectory, hash_name, kind_of
-from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.move import move
-from penstock.storage.verify import verify
+from penstock.storage.files.data_directory import LOG, SPILL, DataDirectory, hash_name, kind_of
+from penstock.storage.files.durability import DISK
+from penstock.storage.files.move import move
+from penstock.storage.tools.verify import verify
 from tests.crash import enumerate as queues
 from tests.crash import triple_unit
 from tests.crash.images import ALL_LANDED, MODES, Counts, Explorer, Image

@@ -8,7 +8,7 @@ from penstock.embedded.alone_stream import RETAIN, SAVE, AloneCore, AloneSetting
 from penstock.embedded.stream_record import NewRecord
 from penstock.embedded.waiting import WAITING, Waiter
 from penstock.queues.stream_options import StreamOptions
-from penstock.storage.filesystem import FileSystem
+from penstock.storage.files.filesystem import FileSystem
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 PATH = "/alone"

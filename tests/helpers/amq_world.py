@@ -20,7 +20,7 @@ from penstock.queues.delays import MARK
 from penstock.queues.headers import HeaderCodec, PlainHeaders
 from penstock.queues.priority_queue import open_backing
 from penstock.queues.queue_options import QueueOptions
-from penstock.storage.durability import DISK, OS
+from penstock.storage.files.durability import DISK, OS
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.reference_queue import ReferenceQueue
 

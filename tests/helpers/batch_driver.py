@@ -12,11 +12,11 @@ Staging is another process's work: what fails there never reaches the engine.
 import json
 
 from penstock.errors import SyncFailedError
-from penstock.storage.batches import BatchFacts, QueryOwner, StagedPage
-from penstock.storage.durability import DISK
-from penstock.storage.options import StorageOptions
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.streams import Stream
+from penstock.storage.files.durability import DISK
+from penstock.storage.files.options import StorageOptions
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.pages.batches import BatchFacts, QueryOwner, StagedPage
+from penstock.storage.pages.streams import Stream
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Change, Ledger, ModelBatch, ModelPage, Violation, body_of
 from tests.helpers.stream_driver import StreamDriver

@@ -1,8 +1,8 @@
 """BatchRig: an engine with a stream, on which tests decide batches and roll them forward."""
 
-from penstock.storage.batches import StagedPage
-from penstock.storage.durability import DISK
-from penstock.storage.streams import Stream
+from penstock.storage.files.durability import DISK
+from penstock.storage.pages.batches import StagedPage
+from penstock.storage.pages.streams import Stream
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.tiny_batches import TARGET, Row, read_all, stage
 from tests.helpers.tiny_engine import PATH

@@ -34,9 +34,9 @@ from penstock.codec.spec import BasicAck, BasicPublish, ChannelOpen, ChannelOpen
 from penstock.protocol.connection import CLIENT, Connection
 from penstock.protocol.events import AckRun, Event, MessageReceived, MethodReceived
 from penstock.protocol.states import ConnectionState
-from penstock.storage.data_directory import DataDirectory
-from penstock.storage.durability import DISK
-from penstock.storage.options import StorageOptions
+from penstock.storage.files.data_directory import DataDirectory
+from penstock.storage.files.durability import DISK
+from penstock.storage.files.options import StorageOptions
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tiny_engine import OPTIONS
 

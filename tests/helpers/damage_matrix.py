@@ -22,8 +22,8 @@ import random
 from collections.abc import Callable, Iterator
 
 from penstock.errors import CorruptionError, VersionError
-from penstock.storage.dump import dump
-from penstock.storage.verify import verify
+from penstock.storage.tools.dump import dump
+from penstock.storage.tools.verify import verify
 from tests.helpers.faulty_filesystem import SECTOR_BYTES, FaultyFileSystem
 from tests.helpers.ledger import Judge, Ledger, Model, Violation, body_of
 from tests.helpers.tiny_engine import OPTIONS, PATH, open_engine

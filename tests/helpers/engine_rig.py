@@ -11,15 +11,15 @@ from typing import Any
 
 from penstock.clock import ManualClock
 from penstock.message import Entry, Message
-from penstock.storage.checkpoint import IDLE, SLICES
-from penstock.storage.data_directory import vhost_number
-from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.holder import DictHolder
-from penstock.storage.options import StorageOptions
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.queue_segment import Handles, SegmentFiles
-from penstock.storage.verify import verify
+from penstock.storage.files.data_directory import vhost_number
+from penstock.storage.files.durability import DISK, OS
+from penstock.storage.files.holder import DictHolder
+from penstock.storage.files.options import StorageOptions
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.queue_segment import Handles, SegmentFiles
+from penstock.storage.journal.checkpoint import IDLE, SLICES
+from penstock.storage.tools.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tiny_engine import PATH, VHOST, make_vhost
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.storage.filesystem import File, FileSystem, Lock
+from penstock.storage.files.filesystem import File, FileSystem, Lock
 from tests.helpers.journal import Entry
 from tests.helpers.simulated_disk import FileNode
 

@@ -29,7 +29,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 
 from penstock.errors import NO_DESCRIPTORS, LockedError, is_shortage
-from penstock.storage.filesystem import Completions, File, FileSystem, Lock, Names
+from penstock.storage.files.filesystem import Completions, File, FileSystem, Lock, Names
 from tests.helpers.faults import DAMAGES, OPERATION_KINDS, CrashNow, Damage, Fault, flipped
 from tests.helpers.faulty_file import FaultyFile, FaultyLock, with_file
 from tests.helpers.journal import Entry, Journal

@@ -22,8 +22,8 @@ from penstock.http.requests import BasicAuth
 from penstock.http.staging_endpoints import StagingEndpoints
 from penstock.server.authenticator import Authenticator
 from penstock.server.control import ControlError
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.persistent_queue import PersistentQueue
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.pages.persistent_queue import PersistentQueue
 from tests.helpers.asgi_client import Reply, ask
 
 EVERYTHING = (".*", ".*", ".*")

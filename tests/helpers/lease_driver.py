@@ -7,10 +7,10 @@ ledger. What is leased leaves RAM at once, as it does in a queue.
 """
 
 from penstock.message import Entry
-from penstock.storage.durability import DISK
-from penstock.storage.lease_engine import LeaseEngine, Taken
-from penstock.storage.options import StorageOptions
-from penstock.storage.queue_index import QueueIndex
+from penstock.storage.files.durability import DISK
+from penstock.storage.files.options import StorageOptions
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.parts.lease_engine import LeaseEngine, Taken
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Change, Ledger, body_of
 from tests.helpers.tiny_engine import OPTIONS

@@ -7,8 +7,8 @@ numbers of stored bodies and latest times as they are; every other live message 
 """
 
 from penstock.storage.engine import StorageEngine
-from penstock.storage.leases import Lease
-from penstock.storage.queue_index import QueueIndex
+from penstock.storage.index.leases import Lease
+from penstock.storage.index.queue_index import QueueIndex
 from tests.helpers.uids import Violation
 
 Leases = dict[tuple[int, str], "ModelLease"]

@@ -4,7 +4,7 @@ Messages are named m0, m1 ...; each of these goes on until it is done, and then 
 """
 
 from penstock.queues.amq_queue import LeaseInfo, LeaseSlice
-from penstock.storage.stream_view import StreamView
+from penstock.storage.pages.stream_view import StreamView
 from tests.helpers.amq_world import AmqWorld
 
 MANY = 10_000

@@ -27,12 +27,12 @@ Failure: `Violation`, with what was wanted and what was found.
 import re
 
 from penstock.message import START_SHIFT
-from penstock.storage.batches import BatchFacts, StagedPage
-from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.staging import query_path
-from penstock.storage.store_file import OWN_FILE
+from penstock.storage.files.durability import DISK, OS
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.pages.batches import BatchFacts, StagedPage
+from penstock.storage.pages.staging import query_path
+from penstock.storage.store.store_file import OWN_FILE
 from tests.helpers.lease_model import Leases, ModelLease, check_leases, leases_of, told
 from tests.helpers.stream_judge import check_streams
 from tests.helpers.uids import Content, Violation, body_of

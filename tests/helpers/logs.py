@@ -4,11 +4,11 @@ import random
 from collections.abc import Callable
 
 from penstock.clock import ManualClock
-from penstock.storage import record
-from penstock.storage.durability import DISK
-from penstock.storage.log_file import LogEnd, LogReader
-from penstock.storage.record import Record
-from penstock.storage.transaction_log import StoreSync, TransactionLog
+from penstock.storage.files.durability import DISK
+from penstock.storage.log import record
+from penstock.storage.log.log_file import LogEnd, LogReader
+from penstock.storage.log.record import Record
+from penstock.storage.log.transaction_log import StoreSync, TransactionLog
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 WAL = "/wal"

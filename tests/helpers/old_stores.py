@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.files.filesystem import OsFileSystem
 from tests.helpers import tool_stores
 from tests.helpers.live_broker import LiveBroker
 

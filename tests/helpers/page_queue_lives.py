@@ -10,11 +10,11 @@ import random
 from typing import NamedTuple
 
 from penstock.clock import ManualClock
-from penstock.storage.filesystem import sync_closed
-from penstock.storage.persistent_queue import PersistentQueue
-from penstock.storage.stream_meta import Position, ReaderOffset
-from penstock.storage.stream_view import StreamView
-from penstock.storage.verify import check_stream, verify_stream
+from penstock.storage.files.filesystem import sync_closed
+from penstock.storage.pages.persistent_queue import PersistentQueue
+from penstock.storage.pages.stream_meta import Position, ReaderOffset
+from penstock.storage.pages.stream_view import StreamView
+from penstock.storage.tools.verify import check_stream, verify_stream
 from tests.helpers.faulty_filesystem import FaultyFileSystem, Journal
 
 PATH = "/q"

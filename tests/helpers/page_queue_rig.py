@@ -4,9 +4,9 @@ import random
 from typing import Any
 
 from penstock.clock import ManualClock
-from penstock.storage.filesystem import FileSystem
-from penstock.storage.page import StreamRecord
-from penstock.storage.persistent_queue import PersistentQueue
+from penstock.storage.files.filesystem import FileSystem
+from penstock.storage.pages.page import StreamRecord
+from penstock.storage.pages.persistent_queue import PersistentQueue
 
 PATH = "/q"
 

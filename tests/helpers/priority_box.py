@@ -6,7 +6,7 @@ published, `SORTED` the same as they come out.
 
 from penstock.queues.backing_queue import Delivery
 from penstock.queues.priority_queue import PriorityQueue, open_backing
-from penstock.storage.durability import DISK
+from penstock.storage.files.durability import DISK
 from tests.helpers.engine_rig import EngineRig
 
 MIXED = [b"1.a", b"3.a", b"0.a", b"2.a", b"3.b", b"1.b", b"0.b", b"2.b"]

@@ -13,8 +13,8 @@ from penstock.errors import QueueFullError
 from penstock.queues.amq_queue import Plan, expiry_at
 from penstock.queues.backing_queue import Delivery, NewMessage
 from penstock.queues.variable_queue import VariableQueue
-from penstock.storage.durability import DISK, INTERVAL, NONE, OS
-from penstock.storage.transaction import Transaction
+from penstock.storage.files.durability import DISK, INTERVAL, NONE, OS
+from penstock.storage.parts.transaction import Transaction
 from tests.helpers.ledger import Violation, body_of
 from tests.helpers.queue_owner import FAILURES, HEADERS, QueueOwner, parts_of, same, uid_of
 from tests.helpers.tiny_engine import MIDDLE, OWN, SMALL, STORED

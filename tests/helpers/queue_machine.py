@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery
-from penstock.storage.durability import DISK, NONE
+from penstock.storage.files.durability import DISK, NONE
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.queue_model import History, QueueModel, Sent
 from tests.helpers.queue_world import Opener, World

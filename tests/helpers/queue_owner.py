@@ -21,9 +21,9 @@ from penstock.queues.headers import PlainHeaders
 from penstock.queues.priority_queue import PriorityQueue, base_names, open_backing, priorities_of
 from penstock.queues.queue_options import QueueOptions
 from penstock.queues.variable_queue import VariableQueue
-from penstock.storage.durability import DISK, OS
-from penstock.storage.options import StorageOptions
-from penstock.storage.queue_index import QueueIndex
+from penstock.storage.files.durability import DISK, OS
+from penstock.storage.files.options import StorageOptions
+from penstock.storage.index.queue_index import QueueIndex
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Content, Violation, body_of
 from tests.helpers.queue_ledger import Books, Place, QueueLedger

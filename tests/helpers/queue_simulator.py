@@ -21,7 +21,7 @@ from penstock.queues import paging
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.queue_ram import ALPHA_BYTES
 from penstock.queues.variable_queue import VariableQueue
-from penstock.storage.durability import OS
+from penstock.storage.files.durability import OS
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.ram_count import counted_bytes, held_bytes
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.queues.backing_queue import BackingQueue, Delivery, Head
-from penstock.storage.durability import DISK
+from penstock.storage.files.durability import DISK
 from tests.helpers.engine_rig import EngineRig
 
 STEPS_MAX: Final = 10_000  # of paging: more is a hang

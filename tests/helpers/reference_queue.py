@@ -18,11 +18,11 @@ from typing import Final, TypeVar
 from penstock.message import Entry, Message
 from penstock.queues.backing_queue import BackingQueue, Delivery, Head, NewMessage
 from penstock.queues.rows import Row
-from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.holder import Holder
-from penstock.storage.lease_engine import Taken
-from penstock.storage.queue_index import QueueIndex
+from penstock.storage.files.durability import DISK, NONE, OS
+from penstock.storage.files.holder import Holder
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.parts.lease_engine import Taken
 from tests.helpers.engine_rig import EngineRig
 
 BLOCK: Final = 1024  # seqs that are reserved at a time for first deliveries

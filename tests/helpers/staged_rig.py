@@ -10,10 +10,10 @@ from typing import Any
 from penstock.access.permissions import Identity
 from penstock.codec.properties import BasicProperties
 from penstock.queues.amqp_headers import FORMAT_BYTE, short_string
-from penstock.storage.data_directory import sync_dir
-from penstock.storage.filesystem import FileSystem
-from penstock.storage.page import PAGE_HEADER_BYTES, encode_frame, page_seed, scan_frames
-from penstock.storage.staging import (
+from penstock.storage.files.data_directory import sync_dir
+from penstock.storage.files.filesystem import FileSystem
+from penstock.storage.pages.page import PAGE_HEADER_BYTES, encode_frame, page_seed, scan_frames
+from penstock.storage.pages.staging import (
     StagedPageWriter,
     query_directory,
     staged_checksum,

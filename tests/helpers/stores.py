@@ -7,8 +7,8 @@ real one, with a place for traffic between the cut and the capture.
 import random
 from collections.abc import Callable, Iterable
 
-from penstock.storage.filesystem import FileSystem
-from penstock.storage.message_store import MessageStore
+from penstock.storage.files.filesystem import FileSystem
+from penstock.storage.store.message_store import MessageStore
 
 PATH = "/store"
 VHOST = 0x0123456789ABCDEF

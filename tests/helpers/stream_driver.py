@@ -6,9 +6,9 @@ away; streams come and go. All of it is entered in the same ledger: one LSN deci
 queues and of streams. Beside it all sits a reader who has the pages mapped (`Mapped`).
 """
 
-from penstock.storage.durability import DISK
-from penstock.storage.options import StorageOptions
-from penstock.storage.streams import Stream
+from penstock.storage.files.durability import DISK
+from penstock.storage.files.options import StorageOptions
+from penstock.storage.pages.streams import Stream
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Change, Ledger, Violation, body_of
 from tests.helpers.stream_judge import Mapped, check_records

@@ -13,9 +13,9 @@ system.
 
 from penstock.errors import CorruptionError
 from penstock.storage.engine import StorageEngine
-from penstock.storage.stream_meta import WRITE_META, decode_head
-from penstock.storage.stream_view import StreamView
-from penstock.storage.streams import Stream
+from penstock.storage.pages.stream_meta import WRITE_META, decode_head
+from penstock.storage.pages.stream_view import StreamView
+from penstock.storage.pages.streams import Stream
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.simulated_disk import Change
 from tests.helpers.uids import Content, Violation, body_of

@@ -4,28 +4,28 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from penstock.storage.adoption import Adoption
-from penstock.storage.batches import StagedPage
-from penstock.storage.data_directory import sync_dir
-from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.filesystem import FileSystem
-from penstock.storage.page import (
+from penstock.storage.files.data_directory import sync_dir
+from penstock.storage.files.durability import DISK
+from penstock.storage.files.filesystem import FileSystem
+from penstock.storage.pages.adoption import Adoption
+from penstock.storage.pages.batches import StagedPage
+from penstock.storage.pages.page import (
     PAGE_HEADER_BYTES,
     StreamRecord,
     encode_frame,
     pack_row,
     page_seed,
 )
-from penstock.storage.page_writer import PageWriter
-from penstock.storage.staging import (
+from penstock.storage.pages.page_writer import PageWriter
+from penstock.storage.pages.staging import (
     StagedPageWriter,
     StagedReader,
     query_directory,
     query_path,
     staging_path,
 )
-from penstock.storage.streams import Stream
+from penstock.storage.pages.streams import Stream
 
 TARGET = '{"queue": "s"}'
 STAGED_US = 5_000_000

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from penstock.clock import ManualClock
 from penstock.storage.engine import StorageEngine
-from penstock.storage.options import StorageOptions
+from penstock.storage.files.options import StorageOptions
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 PATH = "/vhost"

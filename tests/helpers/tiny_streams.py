@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from penstock.clock import SystemClock
-from penstock.storage.data_directory import hash_name
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.persistent_queue import PersistentQueue
-from penstock.storage.stream_view import StreamView
+from penstock.storage.files.data_directory import hash_name
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.pages.persistent_queue import PersistentQueue
+from penstock.storage.pages.stream_view import StreamView
 
 PAGE_BYTES = 4096
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from penstock.clock import ManualClock
 from penstock.message import Entry
-from penstock.storage.data_directory import DataDirectory
-from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.filesystem import FileSystem
-from penstock.storage.options import StorageOptions
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.routing_table import Binding, Exchange, set_parameter
+from penstock.storage.files.data_directory import DataDirectory
+from penstock.storage.files.durability import DISK
+from penstock.storage.files.filesystem import FileSystem
+from penstock.storage.files.options import StorageOptions
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.routing_table import Binding, Exchange, set_parameter
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 DATA = "/data"

@@ -9,7 +9,7 @@ from typing import Final
 from penstock.queues.backing_queue import UNLIMITED, BackingQueue
 from penstock.queues.priority_queue import open_backing
 from penstock.queues.variable_queue import VariableQueue
-from penstock.storage.durability import DISK
+from penstock.storage.files.durability import DISK
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.queue_world import Opener, World
 

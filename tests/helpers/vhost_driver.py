@@ -17,13 +17,13 @@ from typing import ClassVar
 
 from penstock.clock import ManualClock
 from penstock.message import Entry, Message
-from penstock.storage.checkpoint import IDLE, SLICES
-from penstock.storage.durability import DISK, INTERVAL, OS
-from penstock.storage.holder import DictHolder
-from penstock.storage.options import StorageOptions
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.routing_table import set_parameter
-from penstock.storage.transaction import Transaction
+from penstock.storage.files.durability import DISK, INTERVAL, OS
+from penstock.storage.files.holder import DictHolder
+from penstock.storage.files.options import StorageOptions
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.routing_table import set_parameter
+from penstock.storage.journal.checkpoint import IDLE, SLICES
+from penstock.storage.parts.transaction import Transaction
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Change, Ledger, Violation, body_of
 from tests.helpers.tiny_engine import (

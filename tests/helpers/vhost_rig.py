@@ -12,9 +12,9 @@ from penstock.broker.exactly_once.leases import lease_manager
 from penstock.broker.vhost import VHost, VHostSettings
 from penstock.clock import ManualClock
 from penstock.queues.backing_queue import Delivery
-from penstock.storage.durability import DISK
-from penstock.storage.options import StorageOptions
-from penstock.storage.verify import verify
+from penstock.storage.files.durability import DISK
+from penstock.storage.files.options import StorageOptions
+from penstock.storage.tools.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tiny_engine import OPTIONS, PATH, VHOST, make_vhost
 

@@ -20,10 +20,10 @@ from penstock.clock import SystemClock
 from penstock.queues.backing_queue import NewMessage
 from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.priority_queue import open_backing
-from penstock.storage.data_directory import DataDirectory
-from penstock.storage.durability import OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.files.data_directory import DataDirectory
+from penstock.storage.files.durability import OS
+from penstock.storage.files.filesystem import OsFileSystem
 
 MIB = 1 << 20
 BATCH = 200

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from penstock.errors import QueueFullError
 from penstock.queues.backing_queue import Delivery
-from penstock.storage.durability import DISK, NONE, OS
+from penstock.storage.files.durability import DISK, NONE, OS
 from tests.helpers.amq_world import REFERENCE, VARIABLE, AmqWorld, name_of
 from tests.helpers.engine_rig import STORED, EngineRig
 

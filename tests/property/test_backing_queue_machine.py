@@ -27,9 +27,9 @@ from penstock.queues.backing_queue import (
 )
 from penstock.queues.priority_queue import PriorityQueue
 from penstock.queues.queue_ram import QueueRam
-from penstock.storage.checkpoint import IDLE, SLICES
-from penstock.storage.durability import DISK, NONE, OS
-from penstock.storage.transaction import Transaction
+from penstock.storage.files.durability import DISK, NONE, OS
+from penstock.storage.journal.checkpoint import IDLE, SLICES
+from penstock.storage.parts.transaction import Transaction
 from tests.helpers.queue_machine import QueueMachine
 from tests.helpers.queue_model import Sent
 from tests.helpers.queue_world import Opener, up_to

@@ -22,8 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from penstock.errors import QueueLeasedError
 from penstock.queues.backing_queue import Delivery
 from penstock.queues.queue_ram import CHECKS
-from penstock.storage.durability import DISK, NONE, OS
-from penstock.storage.stream_view import StreamView
+from penstock.storage.files.durability import DISK, NONE, OS
+from penstock.storage.pages.stream_view import StreamView
 from tests.helpers.amq_world import REFERENCE, VARIABLE, AmqWorld, name_of
 from tests.helpers.engine_rig import STORED, EngineRig
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.errors import CorruptionError
-from penstock.storage.file_queue_backing import Spool
-from penstock.storage.message_store import MessageStore
-from penstock.storage.message_store_gc import Combine, choose
+from penstock.storage.store.file_queue_backing import Spool
+from penstock.storage.store.message_store import MessageStore
+from penstock.storage.store.message_store_gc import Combine, choose
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.stores import Saved, check, new_store
 

@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.storage.persistent_queue import PersistentQueue
-from penstock.storage.stream_view import StreamView
-from penstock.storage.verify import verify_stream
+from penstock.storage.pages.persistent_queue import PersistentQueue
+from penstock.storage.pages.stream_view import StreamView
+from penstock.storage.tools.verify import verify_stream
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.page_queue_rig import PATH, alone
 

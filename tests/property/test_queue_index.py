@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.message import Entry, Message
-from penstock.storage import checkpoint
-from penstock.storage.queue_index import QueueIndex, Section, Ticks
+from penstock.storage.index.queue_index import QueueIndex, Section, Ticks
+from penstock.storage.journal import checkpoint
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 SLOTS = 4

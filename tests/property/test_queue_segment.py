@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import CorruptionError
 from penstock.message import Entry, Message
-from penstock.storage.queue_segment import Handles, SegmentFiles
+from penstock.storage.index.queue_segment import Handles, SegmentFiles
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 SLOTS = 4

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.storage import record
-from penstock.storage.record import Op, RecordError
+from penstock.storage.log import record
+from penstock.storage.log.record import Op, RecordError
 
 u16 = st.integers(0, 0xFFFF)
 u32 = st.integers(0, 0xFFFF_FFFF)

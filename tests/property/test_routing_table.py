@@ -5,8 +5,8 @@ import contextlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.storage.queue_index import Ticks
-from penstock.storage.routing_table import (
+from penstock.storage.index.queue_index import Ticks
+from penstock.storage.index.routing_table import (
     UNBIND,
     Binding,
     DurableQueue,

@@ -13,8 +13,8 @@ import random
 import pytest
 
 from penstock.errors import CorruptionError, DiskFullError, StorageError
-from penstock.storage.durability import DISK, INTERVAL, OS
-from penstock.storage.log_file import GROUP_HEADER_BYTES, LogEnd
+from penstock.storage.files.durability import DISK, INTERVAL, OS
+from penstock.storage.log.log_file import GROUP_HEADER_BYTES, LogEnd
 from tests.helpers.faulty_filesystem import CrashNow, FaultyFileSystem
 from tests.helpers.logs import KIB, FakeStore, Rig, survey
 

@@ -15,8 +15,8 @@ from penstock.clock import SystemClock
 from penstock.config import Config
 from penstock.server.control import ControlError
 from penstock.server.watched_vhost import VhostDown, WatchedVhost
-from penstock.storage.data_directory import DataDirectory
-from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.files.data_directory import DataDirectory
+from penstock.storage.files.filesystem import OsFileSystem
 
 PROGRAM = """
 import dataclasses, os, signal, sys, threading

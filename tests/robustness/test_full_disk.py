@@ -13,9 +13,9 @@ import pytest
 
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.errors import DiskFullError
-from penstock.storage.durability import OS
-from penstock.storage.options import StorageOptions
-from penstock.storage.verify import verify
+from penstock.storage.files.durability import OS
+from penstock.storage.files.options import StorageOptions
+from penstock.storage.tools.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tiny_engine import OPTIONS, PATH
 from tests.helpers.vhost_rig import TakingChannel, VHostRig, classic

@@ -7,7 +7,7 @@ Simulated, with disks of two sizes. A broker on two real file systems is in test
 import pytest
 
 from penstock.errors import DiskFullError
-from penstock.storage.options import StorageOptions
+from penstock.storage.files.options import StorageOptions
 from tests.crash.two_disks import DATA, ROOTS, PlacedDriver, make
 from tests.helpers.two_disks import SizedDisks
 from tests.helpers.vhost_rig import TakingChannel, VHostRig

@@ -18,7 +18,7 @@ import pika.exceptions
 import pytest
 
 from penstock.errors import DiskFullError
-from penstock.storage.options import StorageOptions
+from penstock.storage.files.options import StorageOptions
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.live_broker import LiveBroker, wait_until
 from tests.helpers.vhost_rig import TakingChannel, VHostRig

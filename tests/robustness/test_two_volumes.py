@@ -17,7 +17,7 @@ import pytest
 
 import penstock
 from penstock.errors import OptionError
-from penstock.storage.data_directory import hash_name
+from penstock.storage.files.data_directory import hash_name
 from tests.helpers.live_broker import LiveBroker, wait_until
 from tests.robustness.test_small_volume import LONG_S, Publisher, is_blocked
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from penstock.storage.data_directory import hash_name
+from penstock.storage.files.data_directory import hash_name
 from tests.helpers.live_broker import LiveBroker, wait_until
 from tests.helpers.wire import Wire, open_channel
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from penstock.cli.main import main
-from penstock.storage.data_directory import hash_name
-from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.files.data_directory import hash_name
+from penstock.storage.files.filesystem import OsFileSystem
 from tests.helpers.live_broker import LiveBroker, wait_until
 from tests.helpers.staged_rig import Stager, plain
 

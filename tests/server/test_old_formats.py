@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.storage.data_directory import FORMAT
+from penstock.storage.files.data_directory import FORMAT
 from tests.helpers.live_broker import LiveBroker
 from tests.helpers.old_stores import FIXTURES, read_broker, read_engine, unpack
 

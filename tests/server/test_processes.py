@@ -18,7 +18,7 @@ import pytest
 from pamqp import commands, frame
 
 from penstock.server.control import ControlClient, ControlError, NoServerError
-from penstock.storage.data_directory import hash_name
+from penstock.storage.files.data_directory import hash_name
 from tests.helpers.live_broker import FEW_RESTARTS, HASTY, LiveBroker, is_gone, wait_until
 from tests.helpers.wire import HEARTBEAT, PROTOCOL_HEADER, Ended, Wire, open_channel
 

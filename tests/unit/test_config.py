@@ -9,8 +9,8 @@ from penstock.access.limits import Limits
 from penstock.config import Config, config_of, parse_file
 from penstock.errors import OptionError
 from penstock.queues.backing_choice import DEFAULT
-from penstock.storage.durability import DISK, INTERVAL, OS
-from penstock.storage.options import StorageOptions
+from penstock.storage.files.durability import DISK, INTERVAL, OS
+from penstock.storage.files.options import StorageOptions
 
 GIB = 1 << 30
 

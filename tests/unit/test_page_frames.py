@@ -15,8 +15,8 @@ from penstock.page_frames import (
     decode_chunk_head,
     page_seed,
 )
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.page import active_header
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.pages.page import active_header
 from tests.helpers.tiny_batches import adopt_page, rows_of
 from tests.helpers.tiny_pages import Record, TinyPage, page_of
 

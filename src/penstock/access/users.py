@@ -45,7 +45,7 @@ from penstock.access.limits import OF_USERS, OF_VHOSTS, checked_limits
 from penstock.access.permissions import ADMINISTRATOR, NOTHING, Identity, check_pattern
 from penstock.clock import date
 from penstock.errors import NOT_FOUND, PRECONDITION_FAILED, AMQPError, OptionError
-from penstock.storage.user_store import CREATING, DELETING, READY, UserStore
+from penstock.storage.files.user_store import CREATING, DELETING, READY, UserStore
 
 SCRYPT_LOG2_N: Final = 14
 SCRYPT_R: Final = 8

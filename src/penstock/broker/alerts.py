@@ -71,7 +71,7 @@ from penstock.codec.properties import BasicProperties
 from penstock.errors import DiskFullError, QueueFullError, damaged_at, valid_text
 from penstock.queues.alerts import Alert
 from penstock.routing.router import Router, Walk, Way
-from penstock.storage.durability import NONE
+from penstock.storage.files.durability import NONE
 
 PAST_MAX: Final = 1000
 

@@ -46,7 +46,7 @@ from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import Delivery
 from penstock.queues.priority_queue import PriorityQueue
 from penstock.queues.queue_options import QUORUM
-from penstock.storage.durability import OS
+from penstock.storage.files.durability import OS
 
 FAILED_SLICE: Final = 256  # deliveries that are settled before the turn's budget is looked at
 DEAD_LETTER_STEP_BYTES: Final = 16  # of headers that are decoded and written again, for one step

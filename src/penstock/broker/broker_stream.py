@@ -88,11 +88,11 @@ from penstock.queues.stream_options import (
     partition_names,
 )
 from penstock.routing.exchange_types import not_counted
-from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.stream_engine import StreamCreation
-from penstock.storage.streams import STREAM_FLAG, ReaderOffset, Stream
-from penstock.storage.transaction import Appended, Transaction
+from penstock.storage.files.durability import DISK, OS
+from penstock.storage.pages.streams import STREAM_FLAG, ReaderOffset, Stream
+from penstock.storage.parts.stream_engine import StreamCreation
+from penstock.storage.parts.transaction import Appended, Transaction
 
 OFFSET: Final = "x-stream-offset"
 READER: Final = "x-stream-reader"

@@ -95,7 +95,7 @@ from penstock.native import mypyc_attr
 from penstock.queues.amq_queue import Plan
 from penstock.queues.backing_queue import Delivery
 from penstock.shared_body import SharedBody
-from penstock.storage.store_file import StoredBody
+from penstock.storage.store.store_file import StoredBody
 
 SHARING_MIN: Final = 2
 TURNS_LOOKED_AT: Final = 16  # of consumers, for each delivery

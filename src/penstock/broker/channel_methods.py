@@ -101,8 +101,8 @@ from penstock.errors import (
     TransactionTooLargeError,
 )
 from penstock.queues.backing_queue import Delivery
-from penstock.storage.durability import OS
-from penstock.storage.store_file import StoredBody
+from penstock.storage.files.durability import OS
+from penstock.storage.store.store_file import StoredBody
 
 DELIVERY_COUNT: Final = "penstock.delivery_count"  # a capability of clients that want it
 REPLY_TO: Final = "amq.rabbitmq.reply-to"

@@ -22,7 +22,7 @@ messages of one queue mostly have the same.
 **Large bodies** are not read into RAM to be delivered. Their method and header frames are written
 as others; their body frames are made when the client takes them, at most PIECE_BYTES at a time,
 from the open body in the store. An open body can be read to its end, whatever becomes of the
-message (storage/store_file.py). The frames of one content must follow one another on their
+message (storage/store/store_file.py). The frames of one content must follow one another on their
 channel, so from its header frame until its last body frame the channel's other frames wait in a
 *lane*; other channels continue in the buffer. The connection asks for the next piece when its
 transport has room (`next_frames`): channels take turns, a piece each. For a consumer that need not
@@ -52,7 +52,7 @@ from penstock.codec.method import Method
 from penstock.native import mypyc_attr
 from penstock.queues.amqp_headers import FORMAT, AmqpHeaders
 from penstock.queues.backing_queue import Delivery
-from penstock.storage.store_file import StoredBody
+from penstock.storage.store.store_file import StoredBody
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

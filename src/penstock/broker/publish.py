@@ -119,9 +119,9 @@ from penstock.queues.raw_fields import PropertiesError, RawEntry, RawProperties
 from penstock.routing.exchange_types import Asked
 from penstock.routing.router import ROUTE_STEPS_MAX, RoutedExchange, Router, Walk, Way
 from penstock.shared_body import SharedBody
-from penstock.storage.durability import NONE
-from penstock.storage.file_queue_backing import Spool
-from penstock.storage.transaction import Published, Transaction
+from penstock.storage.files.durability import NONE
+from penstock.storage.parts.transaction import Published, Transaction
+from penstock.storage.store.file_queue_backing import Spool
 
 MANDATORY: Final = 1
 IMMEDIATE: Final = 2

@@ -76,12 +76,12 @@ from penstock.queues.delays import MARK
 from penstock.queues.queue_options import BACKING, MAX_SIZE, QUORUM, QueueOptions
 from penstock.queues.queue_set import SHOWN_MAX, STORED_BYTES, QueueSet, bytes_of, text_of
 from penstock.queues.stream_options import STREAM
-from penstock.storage import routing_table
-from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.holder import DictHolder
-from penstock.storage.leases import Lease
-from penstock.storage.queue_index import QueueIndex
+from penstock.storage.files.durability import DISK
+from penstock.storage.files.holder import DictHolder
+from penstock.storage.index import routing_table
+from penstock.storage.index.leases import Lease
+from penstock.storage.index.queue_index import QueueIndex
 
 EXCLUSIVE_FLAG: Final = 1
 AUTO_DELETE_FLAG: Final = 2

@@ -35,9 +35,9 @@ from penstock.routing.exchange_types import (
     not_counted,
 )
 from penstock.routing.router import Router
-from penstock.storage import routing_table
-from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
+from penstock.storage.files.durability import DISK, OS
+from penstock.storage.index import routing_table
 
 QUEUE: Final = "q"
 EXCHANGE: Final = "e"

@@ -64,10 +64,10 @@ from penstock.queues.memory_monitor import INTERVAL_S, MemoryMonitor
 from penstock.queues.queue_options import QueueOptions
 from penstock.queues.queue_set import QueueOwner, QueueSet, bytes_of, text_of
 from penstock.routing.router import Router
-from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.filesystem import FileSystem
-from penstock.storage.options import StorageOptions
+from penstock.storage.files.durability import DISK
+from penstock.storage.files.filesystem import FileSystem
+from penstock.storage.files.options import StorageOptions
 
 CALM_BYTES: Final = 16 << 20
 STEP_BYTES: Final = 32 << 20

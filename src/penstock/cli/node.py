@@ -37,7 +37,7 @@ from penstock.cli.output import FORMAT
 from penstock.clock import SystemClock
 from penstock.embedded.waiting import ThreadWaiter
 from penstock.errors import LockedError, OptionError
-from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.files.filesystem import OsFileSystem
 
 PAUSE_S: Final = 0.05
 CALL_S: Final = 20.0  # of one call; the socket's own limit is longer

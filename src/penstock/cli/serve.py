@@ -30,8 +30,8 @@ from penstock.errors import OptionError
 from penstock.escaping import one_line
 from penstock.options import format_bytes, plain
 from penstock.queues.budget import machine_memory
-from penstock.storage.durability import INTERVAL, MODE_NAMES
-from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.files.durability import INTERVAL, MODE_NAMES
+from penstock.storage.files.filesystem import OsFileSystem
 
 if TYPE_CHECKING:
     from penstock.server.supervisor import ReadyFacts

@@ -33,13 +33,9 @@ from penstock.cli.main import (
 from penstock.cli.output import FORMAT, table
 from penstock.clock import SystemClock
 from penstock.errors import LockedError
-from penstock.storage import backup as backups
-from penstock.storage import dump as dumps
-from penstock.storage import move as moves
-from penstock.storage import salvage as salvages
-from penstock.storage import stats as figures
-from penstock.storage import verify as verifies
-from penstock.storage.data_directory import (
+from penstock.storage.engine import StorageEngine
+from penstock.storage.files import move as moves
+from penstock.storage.files.data_directory import (
     DataDirectory,
     PlacedFileSystem,
     check_version,
@@ -47,12 +43,16 @@ from penstock.storage.data_directory import (
     hash_name,
     placed,
 )
-from penstock.storage.dump_text import queue_title
-from penstock.storage.engine import StorageEngine
-from penstock.storage.filesystem import FileSystem, OsFileSystem
-from penstock.storage.options import check_directory
-from penstock.storage.user_store import vhosts_in
-from penstock.storage.verify import Progress
+from penstock.storage.files.filesystem import FileSystem, OsFileSystem
+from penstock.storage.files.options import check_directory
+from penstock.storage.files.user_store import vhosts_in
+from penstock.storage.journal.dump_text import queue_title
+from penstock.storage.tools import backup as backups
+from penstock.storage.tools import dump as dumps
+from penstock.storage.tools import salvage as salvages
+from penstock.storage.tools import stats as figures
+from penstock.storage.tools import verify as verifies
+from penstock.storage.tools.verify import Progress
 
 BAR_AFTER_S = 1.0
 DRAW_EVERY_S = 0.1

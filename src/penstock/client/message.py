@@ -23,7 +23,7 @@ from penstock.embedded.messages import DeliveredMessage
 from penstock.embedded.new_body import NewBody
 from penstock.queues.amqp_headers import implied_attempts
 from penstock.queues.headers import Death, HeaderValue, PlainHeaders
-from penstock.storage.durability import NONE
+from penstock.storage.files.durability import NONE
 
 ATTEMPTS: Final = "x-delivery-count"
 DEATHS: Final = "x-death"

@@ -78,9 +78,9 @@ from penstock.errors import (
     is_shortage,
 )
 from penstock.queues.stream_options import StreamOptions
-from penstock.storage.filesystem import FileSystem, OsFileSystem
-from penstock.storage.persistent_queue import PersistentQueue
-from penstock.storage.stream_meta import Head
+from penstock.storage.files.filesystem import FileSystem, OsFileSystem
+from penstock.storage.pages.persistent_queue import PersistentQueue
+from penstock.storage.pages.stream_meta import Head
 
 FORCE_S: Final = 1.0  # what is appended is on disk after this, whatever force_every says
 UNFORCED_BYTES_MAX: Final = 8 << 20

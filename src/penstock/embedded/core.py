@@ -54,13 +54,13 @@ from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.queue_options import QueueOptions
 from penstock.queues.queue_set import QueueOwner, QueueSet, bytes_of, text_of
 from penstock.queues.stream_options import KEPT_S, StreamOptions, base_name, partition_names
-from penstock.storage.data_directory import DataDirectory
-from penstock.storage.durability import DISK, MODE_NAMES, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.filesystem import Lock, OsFileSystem
-from penstock.storage.options import StorageOptions
-from penstock.storage.streams import Stream
-from penstock.storage.transaction import Published
+from penstock.storage.files.data_directory import DataDirectory
+from penstock.storage.files.durability import DISK, MODE_NAMES, OS
+from penstock.storage.files.filesystem import Lock, OsFileSystem
+from penstock.storage.files.options import StorageOptions
+from penstock.storage.pages.streams import Stream
+from penstock.storage.parts.transaction import Published
 
 VHOST: Final = b"/"
 WORKERS: Final = 4  # a sync and the reads ahead of one queue do not wait for each other

@@ -27,10 +27,10 @@ from penstock.embedded.sources import BoxSource, Call
 from penstock.embedded.waiting import ThreadWaiter, Waiter
 from penstock.errors import QueueFullError, StorageError
 from penstock.queues.alerts import Alert
-from penstock.storage.backup import Backup
-from penstock.storage.checkpoint import IDLE, SLICES
-from penstock.storage.data_directory import FreshDirectory
-from penstock.storage.durability import DISK
+from penstock.storage.files.data_directory import FreshDirectory
+from penstock.storage.files.durability import DISK
+from penstock.storage.journal.checkpoint import IDLE, SLICES
+from penstock.storage.tools.backup import Backup
 
 T = TypeVar("T")
 

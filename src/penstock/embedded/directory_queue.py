@@ -29,7 +29,7 @@ from penstock.errors import PenstockError, SettledError, UnknownQueueError
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import Delivery, NewMessage
 from penstock.queues.queue_options import REJECT_PUBLISH
-from penstock.storage.durability import DISK, OS
+from penstock.storage.files.durability import DISK, OS
 
 BROWSE_MESSAGES: Final = 64  # that `browse` returns at once
 

@@ -15,8 +15,8 @@ from penstock.embedded.sources import Call, PartitionInfo, StreamInfo
 from penstock.embedded.stream_record import NewRecord
 from penstock.embedded.waiting import Waiter
 from penstock.queues.stream_options import partition_of
-from penstock.storage.durability import DISK, OS
-from penstock.storage.persistent_queue import PersistentQueue
+from penstock.storage.files.durability import DISK, OS
+from penstock.storage.pages.persistent_queue import PersistentQueue
 
 
 class DirectoryStream(LocalStream):

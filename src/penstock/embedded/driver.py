@@ -68,7 +68,7 @@ from penstock.embedded.waiting import (
     run_call,
 )
 from penstock.errors import ForkedError, StoppedError
-from penstock.storage.durability import DISK
+from penstock.storage.files.durability import DISK
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from penstock.embedded.sources import Call, Feed, StreamSource
 from penstock.embedded.stream_record import StreamRecord
 from penstock.embedded.waiting import Guard, Waiter, is_free_soon
 from penstock.errors import PenstockError
-from penstock.storage.persistent_queue import PersistentQueue
+from penstock.storage.pages.persistent_queue import PersistentQueue
 
 CHUNK_RECORDS: Final = 256
 CHUNK_BYTES: Final = 256 << 10

@@ -38,7 +38,7 @@ from penstock.queues.stream_options import (
     PARTITIONS_MAX,
     StreamOptions,
 )
-from penstock.storage.durability import DISK, INTERVAL, Durability
+from penstock.storage.files.durability import DISK, INTERVAL, Durability
 
 UNITS_MS: Final[dict[str, float]] = {
     "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000,

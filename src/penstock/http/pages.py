@@ -44,8 +44,8 @@ from typing import Final
 
 from penstock.errors import CorruptionError
 from penstock.fast_crc import crc32
-from penstock.storage.filesystem import File, FileSystem
-from penstock.storage.page import (
+from penstock.storage.files.filesystem import File, FileSystem
+from penstock.storage.pages.page import (
     BLOCK_BYTES,
     FRAME_BYTES,
     INDEX_HEADER_BYTES,

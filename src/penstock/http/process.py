@@ -37,8 +37,8 @@ from penstock.server.linked_process import LinkedProcess, main
 from penstock.server.log_lines import set_up
 from penstock.server.process_link import Facts
 from penstock.server.vhost_directories import name_bytes
-from penstock.storage.data_directory import hash_name, placed
-from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.files.data_directory import hash_name, placed
+from penstock.storage.files.filesystem import OsFileSystem
 
 READERS: Final = 4  # threads that read pages
 WRITERS: Final = 4  # and that write and sync what is staged

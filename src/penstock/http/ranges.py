@@ -66,10 +66,10 @@ from penstock.errors import CorruptionError, NotAStoreError, PenstockError
 from penstock.http.node_link import NodeLink, ask_classic, ask_stream
 from penstock.http.pages import MEDIA_TYPE, ByteCache, Span, encode_chunk, open_page
 from penstock.http.requests import USER, HttpError, JsonAnswer, given, time_us, whole
-from penstock.storage.filesystem import FileSystem
-from penstock.storage.page_reading import list_bases
-from penstock.storage.stream_meta import Head
-from penstock.storage.stream_view import StreamView
+from penstock.storage.files.filesystem import FileSystem
+from penstock.storage.pages.page_reading import list_bases
+from penstock.storage.pages.stream_meta import Head
+from penstock.storage.pages.stream_view import StreamView
 
 OFFSET_MAX: Final = (1 << 63) - 1
 PARTITION_MAX: Final = (1 << 31) - 1

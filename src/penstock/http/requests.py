@@ -39,7 +39,7 @@ from penstock.operation_json import to_json
 from penstock.server.authenticator import Authenticator
 from penstock.server.control import ControlError
 from penstock.server.log_lines import client_line
-from penstock.storage.user_store import READY
+from penstock.storage.files.user_store import READY
 
 NAMES: Final[Mapping[int, str]] = {
     400: "bad_request",

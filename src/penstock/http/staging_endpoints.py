@@ -112,16 +112,16 @@ from penstock.http.requests import (
     name_in,
     no_access,
 )
-from penstock.storage.batches import StagedPage, is_name, pack_key, pack_page
-from penstock.storage.filesystem import FileSystem
-from penstock.storage.page import (
+from penstock.storage.files.filesystem import FileSystem
+from penstock.storage.pages.batches import StagedPage, is_name, pack_key, pack_page
+from penstock.storage.pages.page import (
     FRAME_BYTES,
     INDEX_ROW_BYTES,
     PAGE_HEADER_BYTES,
     page_seed,
     scan_frames,
 )
-from penstock.storage.staging import (
+from penstock.storage.pages.staging import (
     CHECKSUM_MASK,
     STAGED_PAGE_BYTES_MAX,
     StagedPageWriter,

@@ -114,13 +114,13 @@ from penstock.queues.queue_options import (
     QueueOptions,
 )
 from penstock.queues.rows import Row
-from penstock.storage.checkpoint import IDLE, SLICES
-from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.lease_engine import PAGE_BYTES, LeasePages, Taken, pages_path
-from penstock.storage.leases import Lease
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.record import LeaseRun
+from penstock.storage.files.durability import DISK, NONE, OS
+from penstock.storage.index.leases import Lease
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.journal.checkpoint import IDLE, SLICES
+from penstock.storage.log.record import LeaseRun
+from penstock.storage.parts.lease_engine import PAGE_BYTES, LeasePages, Taken, pages_path
 
 SLICE: Final = 256  # messages that one call may expire
 

@@ -40,8 +40,8 @@ from typing import Final, TypeVar
 from penstock.message import Entry, Message
 from penstock.native import mypyc_attr
 from penstock.queues.rows import Row
-from penstock.storage.lease_engine import Taken
-from penstock.storage.queue_index import QueueIndex
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.parts.lease_engine import Taken
 
 PART_SHIFT: Final = 56
 UNLIMITED: Final = 1 << 62  # bytes: no limit
@@ -91,7 +91,7 @@ class NewMessage:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class BackingQueue(ABC):
-    """See the head of this module. `mode` is a durability mode of storage/durability.py."""
+    """See the head of this module. `mode` is a durability mode of storage/files/durability.py."""
 
     # ---- arrival -------------------------------------------------------------------------------
 

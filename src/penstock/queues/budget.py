@@ -25,7 +25,7 @@ import struct
 from typing import Final
 
 from penstock.options import BYTES_MAX
-from penstock.storage.filesystem import FileSystem
+from penstock.storage.files.filesystem import FileSystem
 
 ASSUMED_BYTES: Final = 2 << 30
 PAGE_BYTES: Final = 4096

@@ -39,10 +39,10 @@ from penstock.message import Message, is_large
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery
 from penstock.queues.headers import REASONS, REJECTED, Death, HeaderCodec
-from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.transaction import Transaction
+from penstock.storage.files.durability import DISK, NONE, OS
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.parts.transaction import Transaction
 
 SEQ_MASK: Final = (1 << PART_SHIFT) - 1
 MISSING: Final = "dead_letter_missing"

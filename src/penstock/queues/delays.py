@@ -32,7 +32,7 @@ from typing import Final
 from penstock.errors import CorruptionError
 from penstock.queues.backing_queue import BackingQueue, Delivery
 from penstock.queues.headers import HeaderCodec
-from penstock.storage.durability import OS
+from penstock.storage.files.durability import OS
 
 SECOND: Final = 0
 MINUTE: Final = 1

@@ -102,13 +102,13 @@ from penstock.queues.rows import (
     Rows,
     seq_of_row,
 )
-from penstock.storage import queue_segment
-from penstock.storage.dump_text import queue_title
-from penstock.storage.filesystem import FileSystem
-from penstock.storage.queue_segment import HAS_ENTRY as SLOT_HAS_ENTRY
-from penstock.storage.queue_segment import IN_STORE as SLOT_IN_STORE
-from penstock.storage.queue_segment import LONG_HEADER, PREFIX_BYTES, SegmentFiles, Slot
-from penstock.storage.store_file import StoreRecord, read_records
+from penstock.storage.files.filesystem import FileSystem
+from penstock.storage.index import queue_segment
+from penstock.storage.index.queue_segment import HAS_ENTRY as SLOT_HAS_ENTRY
+from penstock.storage.index.queue_segment import IN_STORE as SLOT_IN_STORE
+from penstock.storage.index.queue_segment import LONG_HEADER, PREFIX_BYTES, SegmentFiles, Slot
+from penstock.storage.journal.dump_text import queue_title
+from penstock.storage.store.store_file import StoreRecord, read_records
 
 PUBLISH_MESSAGES: Final = STEP_MESSAGES  # paged out by one publish besides its own, at most
 PUBLISH_BYTES: Final = 64 << 10  # and no more after the one that passes this

@@ -79,12 +79,12 @@ from penstock.queues.paging import PUBLISH_BYTES, PUBLISH_MESSAGES
 from penstock.queues.queue_ram import ALPHA_BYTES, alpha_bytes, low_mark
 from penstock.queues.rows import Row
 from penstock.queues.variable_queue import VariableQueue
-from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.holder import Holder
-from penstock.storage.lease_engine import Taken
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.routing_table import DurableQueue
+from penstock.storage.files.durability import DISK
+from penstock.storage.files.holder import Holder
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.routing_table import DurableQueue
+from penstock.storage.parts.lease_engine import Taken
 
 SEQ_MASK: Final = (1 << PART_SHIFT) - 1
 

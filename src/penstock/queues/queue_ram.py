@@ -77,7 +77,7 @@ from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.rows import ON_SLOT, ROW_BYTES, PagedPending, Row, Rows
 from penstock.shared_body import SharedBodies, SharedMessage
 from penstock.storage.engine import StorageEngine
-from penstock.storage.queue_index import QueueIndex
+from penstock.storage.index.queue_index import QueueIndex
 
 HALF_LIFE_S: Final = 5.0
 IDLE_PER_S: Final = 0.01

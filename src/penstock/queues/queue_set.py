@@ -42,14 +42,14 @@ from penstock.queues.delays import find_parts
 from penstock.queues.headers import HeaderCodec
 from penstock.queues.memory_monitor import WARN_PART, MemoryMonitor
 from penstock.queues.queue_options import QueueOptions
-from penstock.storage.dump_text import queue_title
-from penstock.storage.durability import OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.filesystem import FileSystem
-from penstock.storage.options import StorageOptions
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.routing_table import DurableQueue
-from penstock.storage.streams import STREAM_FLAG
+from penstock.storage.files.durability import OS
+from penstock.storage.files.filesystem import FileSystem
+from penstock.storage.files.options import StorageOptions
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.routing_table import DurableQueue
+from penstock.storage.journal.dump_text import queue_title
+from penstock.storage.pages.streams import STREAM_FLAG
 
 SLICE: Final = 1000  # queues that one tick looks at because they were touched, or are due
 STORED_BYTES: Final = 2 << 10  # of each index of a queue that nobody has opened yet

@@ -52,12 +52,12 @@ from penstock.queues.queue_options import QUEUE_MODES
 from penstock.queues.queue_ram import alpha_bytes
 from penstock.queues.rows import Row
 from penstock.queues.variable_queue import DeliveredMark
-from penstock.storage.dump_text import queue_title
-from penstock.storage.durability import DISK, NONE
 from penstock.storage.engine import StorageEngine
-from penstock.storage.holder import DictHolder, Holder
-from penstock.storage.lease_engine import Taken
-from penstock.storage.queue_index import QueueIndex
+from penstock.storage.files.durability import DISK, NONE
+from penstock.storage.files.holder import DictHolder, Holder
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.journal.dump_text import queue_title
+from penstock.storage.parts.lease_engine import Taken
 
 FILE: Final = "messages.sqlite"
 ARRIVED_MAX: Final = 64  # messages in RAM before they are written

@@ -41,8 +41,8 @@ from typing import Final
 from penstock.queues import raw_fields
 from penstock.queues.amqp_headers import FORMAT_BYTE, AmqpHeaders
 from penstock.queues.raw_fields import HEADERS, PropertiesError, RawProperties
-from penstock.storage.page import StreamRecord
-from penstock.storage.streams import Stream
+from penstock.storage.pages.page import StreamRecord
+from penstock.storage.pages.streams import Stream
 
 CHUNK_BYTES: Final = 256 << 10
 CHUNK_RECORDS_MAX: Final = 1024

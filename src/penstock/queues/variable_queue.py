@@ -76,12 +76,12 @@ from penstock.queues.queue_options import POLICIES, QUEUE_MODES
 from penstock.queues.queue_ram import ALPHA_BYTES, CHECKS, QueueRam, alpha_bytes
 from penstock.queues.rows import AT_ENTRY, IN_STORE, ON_SLOT, PERSISTENT, Row, seq_of_row
 from penstock.shared_body import SharedMessage
-from penstock.storage.durability import DISK, NONE, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.holder import DictHolder, Holder
-from penstock.storage.lease_engine import Taken
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.queue_segment import IN_STORE as SLOT_IN_STORE
+from penstock.storage.files.durability import DISK, NONE, OS
+from penstock.storage.files.holder import DictHolder, Holder
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.queue_segment import IN_STORE as SLOT_IN_STORE
+from penstock.storage.parts.lease_engine import Taken
 
 BLOCK: Final = 1024
 # Of all queues that have held nothing yet: an empty deque takes 700 bytes. It is never changed.
@@ -410,7 +410,7 @@ LOOK_BYTES: Final = 64 << 10  # fetched of a queue with messages on disk, betwee
 class VariableQueue(BackingQueue):
     """The queue over `index`, whose messages are ready, in delta, at first.
 
-    mode: of the records of the delivered mark, a mode of storage/durability.py. policy: "eager",
+    mode: of the records of the delivered mark, a mode of `durability`. policy: "eager",
     gammas are rolled at once, as of 2011; "ratio", as many stay as the ratio permits; or "even", q1
     and q4 give alike.
     read_bytes: how much a fetch from disk reads at once; 0: one message. on_event(kind, text):

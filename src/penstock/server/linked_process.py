@@ -32,7 +32,7 @@ from penstock.server.heap import Heap, find_trim
 from penstock.server.log_lines import set_up
 from penstock.server.poller import Poller
 from penstock.server.process_link import Facts, Link
-from penstock.storage.filesystem import FileSystem
+from penstock.storage.files.filesystem import FileSystem
 
 LAST_WORDS_S: Final = 1.0
 EX_OK: Final = 0

@@ -39,9 +39,9 @@ from penstock.server.memory_shares import MemoryShares
 from penstock.server.watched_http import WatchedHttp
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED, ProcessDown
 from penstock.server.watched_vhost import BY_OPERATOR, UNOPENED, WatchedVhost
-from penstock.storage.data_directory import LOG, SPILL, DataDirectory
-from penstock.storage.durability import MODE_NAMES
-from penstock.storage.user_store import READY
+from penstock.storage.files.data_directory import LOG, SPILL, DataDirectory
+from penstock.storage.files.durability import MODE_NAMES
+from penstock.storage.files.user_store import READY
 
 DEFAULT_VHOST: Final = "/"
 # Operations of a vhost that only the control socket may call.

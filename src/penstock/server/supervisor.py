@@ -55,9 +55,9 @@ from penstock.server.memory_shares import MemoryShares
 from penstock.server.node_operations import NodeOperations
 from penstock.server.watched_http import WatchedHttp
 from penstock.server.watched_vhost import VhostDown, WatchedVhost
-from penstock.storage.data_directory import DataDirectory
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.user_store import READY, UserStore
+from penstock.storage.files.data_directory import DataDirectory
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.files.user_store import READY, UserStore
 
 DEFAULT_VHOST: Final = "/"
 OPEN: Final = (10, 40)  # connection.open

@@ -24,9 +24,9 @@ from typing import Final
 from penstock.access.users import Users
 from penstock.config import FIX, IGNORE
 from penstock.errors import AMQPError, CorruptionError, PenstockError
-from penstock.storage.data_directory import DataDirectory, hash_name, sync_dir
-from penstock.storage.filesystem import FileSystem, OsFileSystem
-from penstock.storage.user_store import CREATING, DELETING
+from penstock.storage.files.data_directory import DataDirectory, hash_name, sync_dir
+from penstock.storage.files.filesystem import FileSystem, OsFileSystem
+from penstock.storage.files.user_store import CREATING, DELETING
 
 USERS_FILE: Final = "node.db"
 OTHERS_WRITE: Final = 0o022

@@ -62,9 +62,9 @@ from penstock.server.linked_process import (
 )
 from penstock.server.log_lines import client_line, event_logger, set_up
 from penstock.server.process_link import Facts
-from penstock.storage.data_directory import placed
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.options import StorageOptions
+from penstock.storage.files.data_directory import placed
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.files.options import StorageOptions
 
 # A sync, a read ahead, combining files and verifying a backup do not wait for each other.
 WORKERS: Final = 4

@@ -50,10 +50,10 @@ from penstock.spark.http_link import (
 )
 from penstock.spark.options import SourceOptions
 from penstock.spark.plan import Range
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.page import page_id
-from penstock.storage.stream_meta import ALL_META, decode_all
-from penstock.storage.stream_view import StreamView
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.pages.page import page_id
+from penstock.storage.pages.stream_meta import ALL_META, decode_all
+from penstock.storage.pages.stream_view import StreamView
 
 PAGE: Final = ".page"
 CHUNK_BYTES_MAX: Final = 1 << 31

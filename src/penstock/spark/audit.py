@@ -23,9 +23,9 @@ from penstock.errors import CorruptionError, LockedError, NotAStoreError, Pensto
 from penstock.spark.built_in_pipelines import options_of
 from penstock.spark.catalog import stream_paths
 from penstock.spark.file_sink import absolute
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.stream_view import StreamView
-from penstock.storage.verify import verify
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.pages.stream_view import StreamView
+from penstock.storage.tools.verify import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

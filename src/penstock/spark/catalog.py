@@ -85,9 +85,9 @@ from penstock.spark.http_link import (
 from penstock.spark.offsets import Heads, PartitionHead
 from penstock.spark.options import SourceOptions
 from penstock.spark.plan import PageSpan, PageTable, table_of_average
-from penstock.storage.data_directory import QUEUE_NAME, hash_name, name_in, placed
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.stream_view import StreamView
+from penstock.storage.files.data_directory import QUEUE_NAME, hash_name, name_in, placed
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.pages.stream_view import StreamView
 
 NOT_A_STREAM: Final = "not_a_stream"
 IS_A_STREAM: Final = "is_a_stream"

@@ -52,23 +52,19 @@ from penstock.errors import (
 )
 from penstock.message import Entry, Message
 from penstock.shared_body import SharedBody
-from penstock.storage import record, recovery
-from penstock.storage.batch_engine import BatchEngine
-from penstock.storage.checkpoint import Checkpointer
-from penstock.storage.data_directory import placed, sync_dir, vhost_number
-from penstock.storage.durability import DISK, NONE, OS
-from penstock.storage.file_queue_backing import SPOOL_BYTES, Spool
-from penstock.storage.filesystem import FileSystem
-from penstock.storage.holder import DictHolder
-from penstock.storage.journal import Journal, OneRecord, fullest_disk
-from penstock.storage.lease_engine import LeaseEngine, Taken
-from penstock.storage.leases import Lease, LeaseTable
-from penstock.storage.message_store import MessageStore
-from penstock.storage.options import StorageOptions
-from penstock.storage.placement import Placement, Sharing
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.record import LeaseRun
-from penstock.storage.record_types import (
+from penstock.storage.files.data_directory import placed, sync_dir, vhost_number
+from penstock.storage.files.durability import DISK, NONE, OS
+from penstock.storage.files.filesystem import FileSystem
+from penstock.storage.files.holder import DictHolder
+from penstock.storage.files.options import StorageOptions
+from penstock.storage.files.placement import Placement, Sharing
+from penstock.storage.index.leases import Lease, LeaseTable
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.routing_table import DurableQueue, RoutingTable
+from penstock.storage.journal import recovery
+from penstock.storage.journal.checkpoint import Checkpointer
+from penstock.storage.journal.journal import Journal, OneRecord, fullest_disk
+from penstock.storage.journal.record_types import (
     Delete,
     Dequeue,
     Mark,
@@ -81,13 +77,18 @@ from penstock.storage.record_types import (
     StreamRecord,
     Topology,
 )
-from penstock.storage.routing_table import DurableQueue, RoutingTable
-from penstock.storage.state import StorageState
-from penstock.storage.store_file import StoredBody, StoreRecord
-from penstock.storage.stream_engine import StreamCreation, StreamLimits, StreamWriter
-from penstock.storage.streams import STREAM_FLAG, Stream
-from penstock.storage.transaction import Transaction, check_targets, store_refs
-from penstock.storage.transaction_log import TransactionLog
+from penstock.storage.journal.state import StorageState
+from penstock.storage.log import record
+from penstock.storage.log.record import LeaseRun
+from penstock.storage.log.transaction_log import TransactionLog
+from penstock.storage.pages.streams import STREAM_FLAG, Stream
+from penstock.storage.parts.batch_engine import BatchEngine
+from penstock.storage.parts.lease_engine import LeaseEngine, Taken
+from penstock.storage.parts.stream_engine import StreamCreation, StreamLimits, StreamWriter
+from penstock.storage.parts.transaction import Transaction, check_targets, store_refs
+from penstock.storage.store.file_queue_backing import SPOOL_BYTES, Spool
+from penstock.storage.store.message_store import MessageStore
+from penstock.storage.store.store_file import StoredBody, StoreRecord
 from penstock.storage.upkeep import Upkeep
 
 ENTRY_BYTES: Final = 64  # on disk beside header and body, about

@@ -50,16 +50,17 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import SyncFailedError, has_no_descriptor, is_shortage
-from penstock.storage import message_store_gc, recovery
-from penstock.storage.batch_engine import BatchEngine
-from penstock.storage.checkpoint import IDLE, SLICES, Checkpointer
-from penstock.storage.durability import OS
-from penstock.storage.journal import DESCRIPTORS, Journal, short_of
-from penstock.storage.message_store import MessageStore
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.record import StoreRef
-from penstock.storage.record_types import Release
-from penstock.storage.recovery import Recovered
+from penstock.storage.files.durability import OS
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.journal import recovery
+from penstock.storage.journal.checkpoint import IDLE, SLICES, Checkpointer
+from penstock.storage.journal.journal import DESCRIPTORS, Journal, short_of
+from penstock.storage.journal.record_types import Release
+from penstock.storage.journal.recovery import Recovered
+from penstock.storage.log.record import StoreRef
+from penstock.storage.parts.batch_engine import BatchEngine
+from penstock.storage.store import message_store_gc
+from penstock.storage.store.message_store import MessageStore
 
 CHECK_DISK_S: Final = 1.0
 LOG_SHARE: Final = 8  # log and reserve may each have this part of the room above the limit

@@ -11,7 +11,7 @@ from penstock.access import users as module
 from penstock.access.users import KnownUsers, Users, hash_password, verify
 from penstock.clock import ManualClock
 from penstock.errors import AMQPError, OptionError
-from penstock.storage.user_store import UserStore
+from penstock.storage.files.user_store import UserStore
 
 
 class World:

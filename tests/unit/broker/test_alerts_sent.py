@@ -19,7 +19,7 @@ from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.topology import ALERTS
 from penstock.codec.properties import BasicProperties
 from penstock.errors import CorruptionError, damaged_at
-from penstock.storage.durability import NONE
+from penstock.storage.files.durability import NONE
 from tests.helpers.builds import pure_only
 from tests.helpers.operation_rig import OperationRig
 from tests.helpers.steps import cost_of

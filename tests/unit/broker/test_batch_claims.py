@@ -5,8 +5,8 @@ import pytest
 from penstock.access.permissions import Identity
 from penstock.broker.exactly_once import batches
 from penstock.broker.exactly_once.batches import batch_manager
-from penstock.storage import staging
-from penstock.storage.batches import QueryOwner
+from penstock.storage.pages import staging
+from penstock.storage.pages.batches import QueryOwner
 from tests.helpers.staged_rig import QUERY, StagedRig, plain
 
 ANN = Identity("ann", frozenset(), "", "^q", "")

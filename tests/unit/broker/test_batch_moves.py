@@ -13,7 +13,7 @@ from penstock.broker.exactly_once import batch_moves
 from penstock.broker.exactly_once.batch_moves import BatchRouter, BatchTarget
 from penstock.broker.exactly_once.batches import batch_manager
 from penstock.queues.stream_options import partition_of
-from penstock.storage.filesystem import FileSystem
+from penstock.storage.files.filesystem import FileSystem
 from tests.helpers.builds import pure_only
 from tests.helpers.staged_rig import QUERY, StagedRig, header, plain
 

@@ -30,7 +30,7 @@ from penstock.codec.spec import (
     TxSelectOk,
 )
 from penstock.protocol.events import MessageReceived
-from penstock.storage.durability import DISK
+from penstock.storage.files.durability import DISK
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.broker_steps import consuming, declared, deliveries
 from tests.helpers.vhost_rig import classic

@@ -26,7 +26,7 @@ from penstock.codec.spec import (
     TxSelectOk,
 )
 from penstock.errors import ChannelError, DiskFullError
-from penstock.storage import transaction
+from penstock.storage.parts import transaction
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.broker_steps import consuming, declared, deliveries
 from tests.helpers.builds import pure_only

@@ -13,7 +13,7 @@ from penstock.codec.properties import BasicProperties
 from penstock.queues.amqp_headers import AmqpHeaders, short_string, split_address
 from penstock.queues.queue_options import QueueOptions
 from penstock.routing.router import Router
-from penstock.storage.durability import DISK
+from penstock.storage.files.durability import DISK
 from tests.helpers.amq_world import REFERENCE, VARIABLE, AmqWorld, name_of
 
 H = AmqpHeaders()

@@ -15,7 +15,7 @@ from penstock.codec.spec import (
     QueuePurge,
     QueuePurgeOk,
 )
-from penstock.storage.message_store import MessageStore
+from penstock.storage.store.message_store import MessageStore
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.broker_steps import consuming, declared, deliveries
 from tests.helpers.vhost_rig import classic

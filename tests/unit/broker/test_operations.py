@@ -9,7 +9,7 @@ from penstock.access.permissions import Identity
 from penstock.broker.operations import OPERATIONS
 from penstock.errors import AMQPError
 from penstock.operation_json import dumps
-from penstock.storage.durability import DISK
+from penstock.storage.files.durability import DISK
 from tests.helpers.operation_rig import OperationRig
 
 

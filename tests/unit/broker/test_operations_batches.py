@@ -7,7 +7,7 @@ import pytest
 from penstock.access.permissions import Identity
 from penstock.broker.exactly_once import batches
 from penstock.broker.exactly_once.batches import CommitRequest, batch_manager
-from penstock.storage.batches import StagedPage, pack_key, pack_page
+from penstock.storage.pages.batches import StagedPage, pack_key, pack_page
 from tests.helpers.staged_rig import QUERY, StagedRig, plain
 
 

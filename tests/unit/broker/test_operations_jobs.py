@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from penstock.broker.operations.jobs import JOBS_KEPT
-from penstock.storage.verify import verify
+from penstock.storage.tools.verify import verify
 from tests.helpers.operation_rig import OperationRig
 
 

@@ -17,7 +17,7 @@ from penstock.codec.spec import (
     QueuePurge,
     QueuePurgeOk,
 )
-from penstock.storage.durability import DISK
+from penstock.storage.files.durability import DISK
 from tests.helpers.operation_rig import OperationRig
 
 READER = {"queue": "q", "reader": "r"}

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.access.permissions import Identity
-from penstock.storage.durability import DISK
+from penstock.storage.files.durability import DISK
 from tests.helpers.operation_rig import OperationRig
 from tests.helpers.vhost_rig import classic
 

@@ -9,7 +9,7 @@ from penstock.access.permissions import Identity
 from penstock.broker.channel import Channel
 from penstock.broker.operations import OPERATIONS
 from penstock.codec.spec import TxCommit, TxCommitOk, TxSelect, TxSelectOk
-from penstock.storage.durability import DISK
+from penstock.storage.files.durability import DISK
 from tests.helpers.broker_rig import RigClient
 from tests.helpers.builds import pure_only
 from tests.helpers.operation_rig import OperationRig

@@ -15,7 +15,7 @@ from penstock.codec.spec import (
 from penstock.errors import ChannelError, StoppedError
 from penstock.queues.backing_queue import Delivery
 from penstock.queues.variable_queue import VariableQueue
-from penstock.storage.checkpoint import SLICES
+from penstock.storage.journal.checkpoint import SLICES
 from tests.helpers.broker_rig import BrokerRig
 from tests.helpers.builds import pure_only
 from tests.helpers.vhost_rig import TakingChannel, VHostRig, classic

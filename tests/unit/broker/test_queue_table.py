@@ -7,8 +7,8 @@ from penstock.broker.operations.listings import list_queues
 from penstock.broker.vhost import VHostSettings
 from penstock.errors import AMQPError, ChannelError, DiskFullError
 from penstock.queues import priority_queue
-from penstock.storage.durability import DISK
-from penstock.storage.routing_table import DurableQueue
+from penstock.storage.files.durability import DISK
+from penstock.storage.index.routing_table import DurableQueue
 from tests.helpers.builds import pure_only
 from tests.helpers.vhost_rig import TakingChannel, VHostRig, classic
 

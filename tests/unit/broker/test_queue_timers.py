@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.storage.durability import DISK
+from penstock.storage.files.durability import DISK
 from tests.helpers.vhost_rig import TakingChannel, VHostRig
 
 

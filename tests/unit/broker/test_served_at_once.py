@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.codec.spec import BasicConsume, BasicConsumeOk, BasicQos, QueueDeclare, QueueDeclareOk
-from penstock.storage.durability import DISK
+from penstock.storage.files.durability import DISK
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.builds import pure_only
 from tests.helpers.vhost_rig import classic

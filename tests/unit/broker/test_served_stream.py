@@ -33,7 +33,7 @@ from penstock.codec.spec import (
     TxSelect,
     TxSelectOk,
 )
-from penstock.storage.durability import DISK, OS
+from penstock.storage.files.durability import DISK, OS
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.broker_steps import consuming, declared, deliveries
 from tests.helpers.stream_steps import bodies, consume, count, declare, error_of, publish, records

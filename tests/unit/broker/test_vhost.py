@@ -9,7 +9,7 @@ from penstock.broker.vhost import VHost
 from penstock.errors import LockedError, StorageError
 from penstock.queues import priority_queue
 from penstock.queues.queue_options import QueueOptions
-from penstock.storage.durability import DISK, OS
+from penstock.storage.files.durability import DISK, OS
 from tests.helpers.builds import pure_only
 from tests.helpers.tiny_engine import PATH
 from tests.helpers.vhost_rig import TakingChannel, VHostRig, classic

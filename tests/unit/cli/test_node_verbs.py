@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import RefusedError, UnavailableError
-from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.files.filesystem import OsFileSystem
 from tests.helpers.fake_control import FakeControl
 
 STATUS = {

@@ -11,7 +11,7 @@ from penstock.cli import serve
 from penstock.cli.main import UnavailableError, exit_code, main, one_line, version_text
 from penstock.config import Config, settings
 from penstock.server.supervisor import ReadyFacts
-from penstock.storage.durability import INTERVAL
+from penstock.storage.files.durability import INTERVAL
 
 pytestmark = pytest.mark.real
 

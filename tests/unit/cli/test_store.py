@@ -10,11 +10,11 @@ from penstock.cli import output
 from penstock.cli import store as cli_store
 from penstock.cli.main import main
 from penstock.clock import ManualClock
-from penstock.storage.data_directory import DataDirectory, hash_name
-from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.user_store import UserStore
+from penstock.storage.files.data_directory import DataDirectory, hash_name
+from penstock.storage.files.durability import DISK
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.files.user_store import UserStore
 from tests.helpers.fake_control import FakeControl
 from tests.helpers.tool_stores import OPTIONS, VHOST, fill
 

@@ -25,7 +25,7 @@ from penstock.embedded.library_errors import QueueFullError
 from penstock.embedded.new_body import NewBody
 from penstock.errors import PenstockError, UnknownQueueError
 from penstock.protocol.events import PublishRun
-from penstock.storage.durability import DISK, NONE
+from penstock.storage.files.durability import DISK, NONE
 from tests.contracts.box import until
 from tests.helpers.scripted_broker import ScriptedBroker
 

@@ -10,7 +10,7 @@ from penstock.codec.properties import BasicProperties
 from penstock.embedded.messages import Message
 from penstock.embedded.new_body import NewBody
 from penstock.queues.headers import Death
-from penstock.storage.durability import DISK, NONE
+from penstock.storage.files.durability import DISK, NONE
 
 
 def message(properties: BasicProperties) -> Message:

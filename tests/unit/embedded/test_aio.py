@@ -10,7 +10,7 @@ import pytest
 
 from penstock import aio
 from penstock.errors import NotAStoreError, OptionError
-from penstock.storage import filesystem
+from penstock.storage.files import filesystem
 from tests.contracts.box import LONG_S, Opens, QueueContract
 from tests.contracts.box_life import BoxContract
 

@@ -19,8 +19,8 @@ from penstock.errors import (
     NotAStoreError,
     OptionError,
 )
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.verify import verify_stream
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.tools.verify import verify_stream
 from tests.contracts.box import Opens, until
 from tests.contracts.stream import SMALL_PAGE, bodies, numbers, offsets
 from tests.contracts.stream_alone import AloneLifeContract, AloneStreamContract

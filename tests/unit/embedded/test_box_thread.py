@@ -17,7 +17,7 @@ import pytest
 import penstock
 from penstock.embedded import driver, waiting
 from penstock.errors import ForkedError, LockedError
-from penstock.storage import filesystem
+from penstock.storage.files import filesystem
 from tests.contracts.box import LONG_S, Aside, bodies, until
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import penstock
 from penstock.errors import DiskFullError, OptionError, StoppedError, UnknownQueueError
-from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.files.filesystem import OsFileSystem
 from tests.contracts.box import LONG_S, bodies, until
 from tests.helpers.live_broker import wait_until
 

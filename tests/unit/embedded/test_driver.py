@@ -10,7 +10,7 @@ import pytest
 import penstock
 from penstock.embedded import driver
 from penstock.errors import StoppedError, SyncFailedError
-from penstock.storage import filesystem
+from penstock.storage.files import filesystem
 from tests.contracts.box import LONG_S, Aside, bodies, until
 
 

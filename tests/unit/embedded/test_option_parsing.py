@@ -14,7 +14,7 @@ from penstock.embedded.option_parsing import (
 )
 from penstock.errors import OptionError
 from penstock.queues.queue_options import QueueOptions
-from penstock.storage.durability import DISK, INTERVAL, NONE, OS
+from penstock.storage.files.durability import DISK, INTERVAL, NONE, OS
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ import penstock
 from penstock.embedded.core import settings_of
 from penstock.embedded.directory_box import open_box
 from penstock.errors import NotAStoreError, OptionError
-from penstock.storage.durability import INTERVAL
+from penstock.storage.files.durability import INTERVAL
 
 
 def test_settings_are_in_the_cores_terms() -> None:

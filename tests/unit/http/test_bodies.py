@@ -15,7 +15,7 @@ from penstock.http.api import Api
 from penstock.http.bodies import BodyMemory, JsonBodies, JsonMembers
 from penstock.http.requests import HttpError
 from penstock.http.staging_endpoints import COMMIT_BYTES_MAX, commit_args
-from penstock.storage.batches import StagedPage, pack_page
+from penstock.storage.pages.batches import StagedPage, pack_page
 from tests.helpers.asgi_client import Reply, ask
 from tests.helpers.http_rig import EVERYTHING, HttpRig, users_facts
 

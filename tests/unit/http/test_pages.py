@@ -20,9 +20,9 @@ from penstock.http.pages import (
     encode_chunk,
     open_page,
 )
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.page import active_header, scan_frames
-from penstock.storage.persistent_queue import PersistentQueue
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.pages.page import active_header, scan_frames
+from penstock.storage.pages.persistent_queue import PersistentQueue
 from tests.helpers.chunk_records import records
 from tests.helpers.tiny_batches import adopt_page, rows_of
 

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.http import staging_endpoints
 from penstock.http.api import Api
-from penstock.storage.filesystem import OsFile
-from penstock.storage.page import (
+from penstock.storage.files.filesystem import OsFile
+from penstock.storage.pages.page import (
     INDEX_HEADER_BYTES,
     PAGE_HEADER_BYTES,
     check_index,

@@ -15,9 +15,9 @@ from penstock.http import staging_endpoints
 from penstock.http.api import Api
 from penstock.http.bodies import BodyMemory
 from penstock.server.control import ControlError
-from penstock.storage import staging
-from penstock.storage.batches import QueryOwner, StagedPage, pack_key, pack_page
-from penstock.storage.filesystem import OsFile
+from penstock.storage.files.filesystem import OsFile
+from penstock.storage.pages import staging
+from penstock.storage.pages.batches import QueryOwner, StagedPage, pack_key, pack_page
 from tests.helpers.asgi_client import Reply, ask
 from tests.helpers.chunk_maker import PageMaker
 from tests.helpers.http_rig import HttpRig, users_facts

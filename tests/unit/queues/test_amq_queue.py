@@ -6,7 +6,7 @@ from penstock.errors import DiskFullError, OptionError, QueueFullError
 from penstock.queues.backing_queue import Delivery, NewMessage
 from penstock.queues.dead_letter import Destination, QueueTarget
 from penstock.queues.queue_options import QueueOptions
-from penstock.storage.durability import DISK, NONE, OS
+from penstock.storage.files.durability import DISK, NONE, OS
 from tests.helpers.amq_world import HEADERS, REFERENCE, VARIABLE, AmqWorld, name_of
 
 

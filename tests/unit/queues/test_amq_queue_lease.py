@@ -4,8 +4,8 @@ import pytest
 
 from penstock.errors import UnknownLeaseError
 from penstock.queues.amq_queue import SLICE_BYTES, SLICE_MESSAGES, LeaseSlice
-from penstock.storage.durability import DISK, NONE, OS
-from penstock.storage.stream_view import StreamView
+from penstock.storage.files.durability import DISK, NONE, OS
+from penstock.storage.pages.stream_view import StreamView
 from tests.helpers.amq_world import AmqWorld
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.lease_world import BYTES, MANY, commit, info, lease, names, pages, release

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.errors import SettledError
 from penstock.queues.queue_options import QueueOptions
-from penstock.storage.durability import NONE
+from penstock.storage.files.durability import NONE
 from tests.helpers.amq_world import HEADERS, REFERENCE, VARIABLE, AmqWorld, name_of
 
 

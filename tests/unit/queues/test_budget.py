@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import OptionError
 from penstock.options import format_bytes, parse_bytes
 from penstock.queues.budget import ASSUMED_BYTES, machine_memory, rss_bytes
-from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.files.filesystem import OsFileSystem
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 GIB = 1 << 30

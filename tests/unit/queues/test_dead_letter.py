@@ -11,7 +11,7 @@ from penstock.queues.backing_queue import NewMessage
 from penstock.queues.dead_letter import HOPS_MAX, NESTED_HOPS_MAX, is_cycle, is_too_far
 from penstock.queues.headers import Death
 from penstock.queues.queue_options import QueueOptions
-from penstock.storage.durability import DISK, NONE, OS
+from penstock.storage.files.durability import DISK, NONE, OS
 from tests.helpers.amq_world import HEADERS, REFERENCE, VARIABLE, AmqWorld, name_of
 from tests.helpers.engine_rig import STORED
 

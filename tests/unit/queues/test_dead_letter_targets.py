@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import DiskFullError
 from penstock.queues.dead_letter import DeadLetterRoute, Routed
 from penstock.queues.queue_options import QueueOptions
-from penstock.storage.durability import DISK, NONE
+from penstock.storage.files.durability import DISK, NONE
 from tests.helpers.amq_world import REFERENCE, VARIABLE, AmqWorld, name_of
 from tests.helpers.engine_rig import STORED
 

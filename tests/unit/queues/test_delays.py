@@ -18,7 +18,7 @@ from penstock.queues.delays import (
     find_parts,
     place,
 )
-from penstock.storage.durability import DISK, NONE, OS
+from penstock.storage.files.durability import DISK, NONE, OS
 from tests.helpers.amq_world import REFERENCE, VARIABLE, AmqWorld, name_of
 from tests.helpers.engine_rig import STORED
 

@@ -1,7 +1,7 @@
 """DeliveredMark of a queue with a backlog: what comes redelivered after crashes, and what not."""
 
 from penstock.queues.variable_queue import BLOCK, VariableQueue
-from penstock.storage.durability import DISK
+from penstock.storage.files.durability import DISK
 from tests.helpers.engine_rig import EngineRig
 
 BACKLOG = 3 * BLOCK

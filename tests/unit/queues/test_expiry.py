@@ -4,7 +4,7 @@ import pytest
 
 from penstock.queues.amq_queue import expire, expiry_at, is_expired, sooner
 from penstock.queues.backing_queue import BackingQueue
-from penstock.storage.durability import OS
+from penstock.storage.files.durability import OS
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.reference_queue import ReferenceQueue
 

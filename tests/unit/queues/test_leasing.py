@@ -11,7 +11,7 @@ from penstock.errors import (
     QueueLeasedError,
     UnknownQueueError,
 )
-from penstock.storage.durability import DISK
+from penstock.storage.files.durability import DISK
 from tests.helpers.amq_world import AmqWorld
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.lease_world import BYTES, commit, info, lease, names, pages, release

@@ -6,7 +6,7 @@ from penstock.errors import QueueFullError
 from penstock.queues.amq_queue import MaxLength
 from penstock.queues.backing_queue import BackingQueue
 from penstock.queues.queue_options import QueueOptions
-from penstock.storage.durability import NONE, OS
+from penstock.storage.files.durability import NONE, OS
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.reference_queue import ReferenceQueue
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.queues.queue_ram import ALPHA_BYTES, CHECKS
-from penstock.storage.durability import NONE, OS
+from penstock.storage.files.durability import NONE, OS
 from tests.helpers.queue_simulator import Load, Rate, Simulator
 
 pytestmark = pytest.mark.large

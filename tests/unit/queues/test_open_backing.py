@@ -15,7 +15,7 @@ from penstock.queues.priority_queue import (
     stored,
 )
 from penstock.queues.variable_queue import VariableQueue
-from penstock.storage.durability import DISK, NONE
+from penstock.storage.files.durability import DISK, NONE
 from tests.contracts.backing_queue import BackingQueueContract
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem

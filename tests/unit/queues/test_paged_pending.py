@@ -14,7 +14,7 @@ import pytest
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.queue_ram import CHECKS
 from penstock.queues.rows import ON_SLOT, PERSISTENT, ROW_BYTES, PagedPending, Row
-from penstock.storage.durability import NONE, OS
+from penstock.storage.files.durability import NONE, OS
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import World, tags_of
 from tests.helpers.variable_queues import info_int, opens, real

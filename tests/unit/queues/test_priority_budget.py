@@ -7,7 +7,7 @@ import pytest
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.priority_queue import PriorityQueue, open_backing
 from penstock.queues.queue_ram import ALPHA_BYTES
-from penstock.storage.durability import DISK, NONE, OS
+from penstock.storage.files.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import EngineRig
 
 BODY = 100

@@ -5,7 +5,7 @@ import pytest
 from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery, Head, NewMessage
 from penstock.queues.priority_queue import PARTS_MAX, PriorityQueue, open_backing
 from penstock.queues.variable_queue import VariableQueue
-from penstock.storage.durability import DISK, NONE, OS
+from penstock.storage.files.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.priority_box import MIXED, SORTED, PriorityBox, bodies, tags_of
 from tests.helpers.steps import cost_of

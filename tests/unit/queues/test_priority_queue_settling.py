@@ -6,7 +6,7 @@ import pytest
 
 from penstock.queues.backing_queue import PART_SHIFT
 from penstock.queues.variable_queue import VariableQueue
-from penstock.storage.durability import DISK, OS
+from penstock.storage.files.durability import DISK, OS
 from tests.helpers.priority_box import MIXED, SORTED, PriorityBox, bodies, tags_of
 
 STOPS = ["restart", "lost", "kept", "killed"]

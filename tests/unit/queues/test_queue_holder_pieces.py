@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from penstock.queues.backing_queue import Delivery
-from penstock.storage.checkpoint import SLICES
-from penstock.storage.durability import DISK, OS
+from penstock.storage.files.durability import DISK, OS
+from penstock.storage.journal.checkpoint import SLICES
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.queue_world import World
 from tests.helpers.variable_queues import opens, real

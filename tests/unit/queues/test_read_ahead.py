@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from penstock.queues.queue_ram import ALPHA_BYTES, CHECKS
-from penstock.storage.durability import NONE, OS
+from penstock.storage.files.durability import NONE, OS
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.queue_world import World
 from tests.helpers.tiny_engine import PATH

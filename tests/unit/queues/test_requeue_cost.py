@@ -11,7 +11,7 @@ from penstock.queues import paging
 from penstock.queues.backing_queue import BackingQueue, Delivery
 from penstock.queues.priority_queue import open_backing
 from penstock.queues.queue_ram import CHECKS
-from penstock.storage.durability import OS
+from penstock.storage.files.durability import OS
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.queue_world import Opener, World
 from tests.helpers.steps import cost_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.storage.durability import OS
+from penstock.storage.files.durability import OS
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.queue_world import World, tags_of
 from tests.helpers.variable_queues import info_int, opens, real

@@ -8,8 +8,8 @@ import pytest
 from penstock.queues.queue_ram import ALPHA_BYTES
 from penstock.queues.variable_queue import VariableQueue
 from penstock.shared_body import SharedMessage
-from penstock.storage.durability import DISK, NONE, OS
-from penstock.storage.lease_engine import Taken
+from penstock.storage.files.durability import DISK, NONE, OS
+from penstock.storage.parts.lease_engine import Taken
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.monitored import MIB, Monitored
 from tests.helpers.monitored import queue as fake_queue

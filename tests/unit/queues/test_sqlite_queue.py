@@ -6,7 +6,7 @@ import pytest
 
 from penstock.queues.backing_queue import BackingQueue
 from penstock.queues.sqlite_queue import SqliteQueue
-from penstock.storage.durability import DISK, NONE
+from penstock.storage.files.durability import DISK, NONE
 from tests.contracts.backing_queue import BackingQueueContract
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import Opener

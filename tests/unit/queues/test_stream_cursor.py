@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.queues.stream_cursor import CHUNK_RECORDS_MAX, Place, StreamCursor
-from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.streams import Stream
+from penstock.storage.files.durability import DISK
+from penstock.storage.pages.streams import Stream
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tiny_engine import OPTIONS, make_vhost, open_engine
 

@@ -11,8 +11,8 @@ import pytest
 from penstock.queues.backing_queue import PART_SHIFT, UNLIMITED, BackingQueue, NewMessage
 from penstock.queues.priority_queue import open_backing
 from penstock.queues.variable_queue import VariableQueue
-from penstock.storage.durability import NONE, OS
-from penstock.storage.queue_segment import HEADER_BYTES, PREFIX_BYTES, SLOT_BYTES
+from penstock.storage.files.durability import NONE, OS
+from penstock.storage.index.queue_segment import HEADER_BYTES, PREFIX_BYTES, SLOT_BYTES
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 

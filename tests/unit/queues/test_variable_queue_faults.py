@@ -15,7 +15,7 @@ from penstock.queues import paging
 from penstock.queues.backing_queue import UNLIMITED, Delivery
 from penstock.queues.queue_ram import QueueRam
 from penstock.queues.variable_queue import VariableQueue
-from penstock.storage.durability import DISK, NONE, OS
+from penstock.storage.files.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import World, tags_of, up_to
 from tests.helpers.variable_queues import lengths, opens, opens_parts, real

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.queues import paging
 from penstock.queues.backing_queue import UNLIMITED, Delivery
-from penstock.storage.durability import DISK, NONE, OS
+from penstock.storage.files.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import World, tags_of
 from tests.helpers.variable_queues import info_int, lengths, opens, real

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.queue_ram import ALPHA_BYTES, CHECKS
-from penstock.storage.durability import NONE, OS
+from penstock.storage.files.durability import NONE, OS
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import World
 from tests.helpers.variable_queues import info_int, lengths, opens, real

@@ -15,7 +15,7 @@ from penstock.queues import paging
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.rows import ROW_BYTES
 from penstock.queues.variable_queue import VariableQueue
-from penstock.storage.durability import DISK, NONE, OS
+from penstock.storage.files.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.queue_trace import (
     EXAMPLE,

@@ -28,7 +28,7 @@ from penstock.errors import AMQPConnectionError
 from penstock.server.authenticator import Authenticator
 from penstock.server.listener import Listener, bind
 from penstock.server.login import Login
-from penstock.storage.user_store import UserStore
+from penstock.storage.files.user_store import UserStore
 
 CAPABILITIES = encode_table({"capabilities": {"authentication_failure_close": True}})
 

@@ -6,9 +6,9 @@ import pytest
 from penstock.access.users import Users
 from penstock.config import FIX, IGNORE, REFUSE
 from penstock.server import vhost_directories
-from penstock.storage.data_directory import DataDirectory, hash_name
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.user_store import CREATING, DELETING, READY, UserStore
+from penstock.storage.files.data_directory import DataDirectory, hash_name
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.files.user_store import CREATING, DELETING, READY, UserStore
 
 
 class Crash(Exception):

@@ -19,8 +19,8 @@ from penstock.errors import AMQPConnectionError
 from penstock.server.control import ControlError
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED
 from penstock.server.watched_vhost import VhostDown, WatchedVhost
-from penstock.storage.data_directory import DataDirectory
-from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.files.data_directory import DataDirectory
+from penstock.storage.files.filesystem import OsFileSystem
 
 PROGRAM = (sys.executable, str(Path(__file__).parents[2] / "helpers" / "fake_vhost.py"))
 OPENED = ConnectionFacts(

@@ -9,8 +9,8 @@ from penstock.errors import NotAStoreError, OptionError, StorageError
 from penstock.spark.catalog import BrokerCatalog, StoreCatalog, catalog_of, stream_paths
 from penstock.spark.http_link import LinkError, RefusedError
 from penstock.spark.options import SourceOptions, parse_source_options
-from penstock.storage.data_directory import DataDirectory, hash_name
-from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.files.data_directory import DataDirectory, hash_name
+from penstock.storage.files.filesystem import OsFileSystem
 from tests.helpers.tiny_http import Answer, TinyHttp
 from tests.helpers.tiny_streams import in_vhost, open_stream, stream_id_hex, write_stream
 

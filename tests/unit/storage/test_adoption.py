@@ -6,19 +6,19 @@ from zlib import crc32
 import pytest
 
 from penstock.errors import CorruptionError, SyncFailedError
-from penstock.storage.adoption import Adoption, is_adopted, make_index
-from penstock.storage.batches import StagedPage
-from penstock.storage.filesystem import FileSystem
-from penstock.storage.page import (
+from penstock.storage.files.filesystem import FileSystem
+from penstock.storage.pages.adoption import Adoption, is_adopted, make_index
+from penstock.storage.pages.batches import StagedPage
+from penstock.storage.pages.page import (
     StreamRecord,
     check_index,
     decode_blocks,
     decode_header,
     decode_row,
 )
-from penstock.storage.page_reading import PageReader
-from penstock.storage.page_writer import PageWriter
-from penstock.storage.staging import query_path
+from penstock.storage.pages.page_reading import PageReader
+from penstock.storage.pages.page_writer import PageWriter
+from penstock.storage.pages.staging import query_path
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.golden import golden, hexdump
 from tests.helpers.tiny_batches import Row, rows_of, stage

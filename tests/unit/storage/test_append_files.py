@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import (
     StorageError,
 )
-from penstock.storage.message_store import MessageStore
+from penstock.storage.store.message_store import MessageStore
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.stores import (
     PATH,

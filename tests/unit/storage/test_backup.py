@@ -7,12 +7,12 @@ import pytest
 
 from penstock.clock import ManualClock
 from penstock.errors import DiskFullError, NotAStoreError, SyncFailedError
-from penstock.storage.backup import Backup, backup
-from penstock.storage.checkpoint import IDLE
-from penstock.storage.data_directory import DataDirectory, FreshDirectory
-from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.verify import verify
+from penstock.storage.files.data_directory import DataDirectory, FreshDirectory
+from penstock.storage.files.durability import DISK
+from penstock.storage.journal.checkpoint import IDLE
+from penstock.storage.tools.backup import Backup, backup
+from penstock.storage.tools.verify import verify
 from tests.helpers.faulty_filesystem import CrashNow, FaultyFileSystem
 from tests.helpers.tool_stores import (
     DATA,

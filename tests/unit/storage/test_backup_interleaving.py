@@ -12,15 +12,15 @@ import pytest
 
 from penstock.clock import ManualClock
 from penstock.errors import CorruptionError
-from penstock.storage.backup import Backup, backup
-from penstock.storage.checkpoint import IDLE
-from penstock.storage.data_directory import DataDirectory, FreshDirectory
-from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.lease_engine import Taken
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.routing_table import Binding
-from penstock.storage.verify import verify
+from penstock.storage.files.data_directory import DataDirectory, FreshDirectory
+from penstock.storage.files.durability import DISK
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.routing_table import Binding
+from penstock.storage.journal.checkpoint import IDLE
+from penstock.storage.parts.lease_engine import Taken
+from penstock.storage.tools.backup import Backup, backup
+from penstock.storage.tools.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tiny_batches import TARGET, read_all, rows_of, stage, step_into_stream
 from tests.helpers.tool_stores import DATA, OPTIONS, VHOST, engine_content, fill, vhost_path

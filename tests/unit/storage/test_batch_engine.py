@@ -3,12 +3,12 @@
 import pytest
 
 from penstock.errors import DiskFullError, UnknownQueueError
-from penstock.storage import batch_engine
-from penstock.storage.durability import DISK
-from penstock.storage.page import StreamRecord
-from penstock.storage.staging import StagingError, query_path
-from penstock.storage.stream_view import StreamView
-from penstock.storage.streams import Stream
+from penstock.storage.files.durability import DISK
+from penstock.storage.pages.page import StreamRecord
+from penstock.storage.pages.staging import StagingError, query_path
+from penstock.storage.pages.stream_view import StreamView
+from penstock.storage.pages.streams import Stream
+from penstock.storage.parts import batch_engine
 from tests.helpers.batch_rig import LARGE, BatchRig, payloads
 from tests.helpers.tiny_batches import TARGET, Row, read_all, roll, rows_of, step_into_stream
 from tests.helpers.tiny_engine import PATH

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from penstock.errors import CorruptionError, StoppedError, SyncFailedError
-from penstock.storage import batch_engine
-from penstock.storage.durability import DISK
-from penstock.storage.staging import query_path, staging_path
+from penstock.storage.files.durability import DISK
+from penstock.storage.pages.staging import query_path, staging_path
+from penstock.storage.parts import batch_engine
 from tests.helpers.batch_rig import LARGE, BatchRig, payloads
 from tests.helpers.tiny_batches import read_batch, roll, rows_of, step_into_stream
 from tests.helpers.tiny_engine import PATH

@@ -2,8 +2,9 @@
 
 import pytest
 
-from penstock.storage import batches
-from penstock.storage.batches import (
+from penstock.storage.log.record import RecordError
+from penstock.storage.pages import batches
+from penstock.storage.pages.batches import (
     ADOPTED,
     DECIDED,
     DECIDED_BY,
@@ -20,7 +21,6 @@ from penstock.storage.batches import (
     encode_section,
     parse_name,
 )
-from penstock.storage.record import RecordError
 from tests.helpers.golden import golden, hexdump
 
 PAGES = [

@@ -5,15 +5,15 @@ import random
 import pytest
 
 from penstock.clock import ManualClock
-from penstock.storage.backup import backup
-from penstock.storage.batches import BatchFacts, QueryOwner
-from penstock.storage.dump import dump, dump_tree
-from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.salvage import salvage
-from penstock.storage.staging import claim, query_path
-from penstock.storage.stats import stats
-from penstock.storage.verify import verify
+from penstock.storage.files.durability import DISK
+from penstock.storage.pages.batches import BatchFacts, QueryOwner
+from penstock.storage.pages.staging import claim, query_path
+from penstock.storage.tools.backup import backup
+from penstock.storage.tools.dump import dump, dump_tree
+from penstock.storage.tools.salvage import salvage
+from penstock.storage.tools.stats import stats
+from penstock.storage.tools.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tiny_batches import (
     TARGET,

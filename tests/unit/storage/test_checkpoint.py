@@ -8,11 +8,11 @@ import pytest
 
 from penstock.errors import CorruptionError, SyncFailedError, VersionError
 from penstock.message import Message
-from penstock.storage import checkpoint
-from penstock.storage.checkpoint import HEAD, QUEUE, REAPING, STORE, TOPOLOGY, Head
-from penstock.storage.queue_index import IndexSegment, Row, Section
-from penstock.storage.stream_meta import Position
-from penstock.storage.streams import ReaderOffset, StreamSection
+from penstock.storage.index.queue_index import IndexSegment, Row, Section
+from penstock.storage.journal import checkpoint
+from penstock.storage.journal.checkpoint import HEAD, QUEUE, REAPING, STORE, TOPOLOGY, Head
+from penstock.storage.pages.stream_meta import Position
+from penstock.storage.pages.streams import ReaderOffset, StreamSection
 from tests.helpers.faulty_filesystem import CrashNow, FaultyFileSystem
 from tests.helpers.golden import golden, hexdump
 

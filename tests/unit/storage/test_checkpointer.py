@@ -5,11 +5,11 @@ import errno
 import pytest
 
 from penstock.message import Entry
-from penstock.storage.checkpoint import IDLE, SLICES, SYNC
-from penstock.storage.durability import DISK
-from penstock.storage.journal import delete
-from penstock.storage.queue_index import QueueIndex, Section
-from penstock.storage.routing_table import set_parameter
+from penstock.storage.files.durability import DISK
+from penstock.storage.index.queue_index import QueueIndex, Section
+from penstock.storage.index.routing_table import set_parameter
+from penstock.storage.journal.checkpoint import IDLE, SLICES, SYNC
+from penstock.storage.journal.journal import delete
 from tests.helpers.engine_rig import PATH, STORED, EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 

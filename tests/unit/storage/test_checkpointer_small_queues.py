@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.storage.checkpoint import SLICES
-from penstock.storage.durability import DISK
-from penstock.storage.queue_index import QueueIndex
+from penstock.storage.files.durability import DISK
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.journal.checkpoint import SLICES
 from tests.helpers.engine_rig import PATH, STORED, EngineRig
 
 BIG = b"B" * STORED

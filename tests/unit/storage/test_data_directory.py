@@ -11,14 +11,14 @@ from penstock.errors import (
     NotAStoreError,
     VersionError,
 )
-from penstock.storage.data_directory import (
+from penstock.storage.files.data_directory import (
     DataDirectory,
     FreshDirectory,
     check_version,
     hash_name,
     vhost_number,
 )
-from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.files.filesystem import OsFileSystem
 from tests.helpers.faulty_filesystem import CrashNow, FaultyFileSystem
 
 

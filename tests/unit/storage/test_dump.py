@@ -5,7 +5,7 @@ import random
 import pytest
 
 from penstock.errors import NotAStoreError
-from penstock.storage.dump import dump, dump_tree
+from penstock.storage.tools.dump import dump, dump_tree
 from tests.helpers.faults import DAMAGES
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.golden import golden

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.errors import NotAStoreError
-from penstock.storage.dump import dump, is_of_stream
-from penstock.storage.stream_meta import reader_file
+from penstock.storage.pages.stream_meta import reader_file
+from penstock.storage.tools.dump import dump, is_of_stream
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.page_queue_rig import PATH, alone, fill
 

@@ -1,6 +1,6 @@
 """dump_text: what people see of bodies and names."""
 
-from penstock.storage.dump_text import at, body_text, is_zero, queue_title
+from penstock.storage.journal.dump_text import at, body_text, is_zero, queue_title
 
 
 def test_a_line_begins_with_its_position() -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.errors import OptionError
-from penstock.storage.durability import DISK, INTERVAL, NONE, OS, Durability
-from penstock.storage.transaction_log import NoStore
+from penstock.storage.files.durability import DISK, INTERVAL, NONE, OS, Durability
+from penstock.storage.log.transaction_log import NoStore
 
 
 @pytest.mark.parametrize(

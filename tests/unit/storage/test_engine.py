@@ -14,12 +14,12 @@ from penstock.errors import (
     UnknownQueueError,
 )
 from penstock.message import START_SHIFT
-from penstock.storage.data_directory import DataDirectory
-from penstock.storage.durability import DISK, INTERVAL, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.holder import DictHolder
-from penstock.storage.routing_table import (
+from penstock.storage.files.data_directory import DataDirectory
+from penstock.storage.files.durability import DISK, INTERVAL, OS
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.files.holder import DictHolder
+from penstock.storage.index.routing_table import (
     Binding,
     DurableQueue,
     Exchange,

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.errors import StoppedError, SyncFailedError
 from penstock.message import Entry, Message
-from penstock.storage.durability import DISK, INTERVAL, OS
-from penstock.storage.routing_table import set_parameter
+from penstock.storage.files.durability import DISK, INTERVAL, OS
+from penstock.storage.index.routing_table import set_parameter
 from tests.helpers.engine_rig import PATH, STORED, EngineRig
 
 BIG = b"B" * STORED

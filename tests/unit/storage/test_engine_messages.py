@@ -6,9 +6,9 @@ import pytest
 
 from penstock.errors import CorruptionError, DiskFullError
 from penstock.message import Message
-from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.store_file import OWN_FILE
+from penstock.storage.files.durability import DISK, OS
+from penstock.storage.store.store_file import OWN_FILE
 from tests.helpers.engine_rig import STORED, EngineRig
 
 BIG = b"B" * STORED

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from penstock.errors import DiskFullError, StoppedError, UnknownQueueError
-from penstock.storage import record
-from penstock.storage.checkpoint import IDLE
-from penstock.storage.durability import DISK, OS
 from penstock.storage.engine import StorageEngine
-from penstock.storage.queue_index import QueueIndex
+from penstock.storage.files.durability import DISK, OS
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.journal.checkpoint import IDLE
+from penstock.storage.log import record
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 

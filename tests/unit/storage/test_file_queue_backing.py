@@ -12,9 +12,9 @@ from penstock.errors import (
     StorageError,
     SyncFailedError,
 )
-from penstock.storage.file_queue_backing import HEADER_BYTES, FileQueueBacking
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.store_file import OWN_FILE, FileState, OwnState
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.store.file_queue_backing import HEADER_BYTES, FileQueueBacking
+from penstock.storage.store.store_file import OWN_FILE, FileState, OwnState
 from tests.contracts.queue_backing import QueueBackingContract
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 

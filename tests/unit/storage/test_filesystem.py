@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import LockedError
-from penstock.storage import filesystem
-from penstock.storage.filesystem import NETWORK_KINDS, File, FileSystem, OsFileSystem
+from penstock.storage.files import filesystem
+from penstock.storage.files.filesystem import NETWORK_KINDS, File, FileSystem, OsFileSystem
 from tests.contracts.filesystem import FileSystemContract, fails_with, put
 
 
@@ -97,7 +97,7 @@ def test_a_file_size_limit_shows_as_an_error(root: str) -> None:
     """The kernel itself cuts a write short at RLIMIT_FSIZE."""
     code = f"""
 import resource, signal
-from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.files.filesystem import OsFileSystem
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 file = OsFileSystem().open({root!r} + "/f", create=True)
@@ -187,7 +187,7 @@ def test_kind_of_this_machine(local: OsFileSystem, root: str) -> None:
 
 HOLD = """
 import sys
-from penstock.storage.filesystem import OsFileSystem
+from penstock.storage.files.filesystem import OsFileSystem
 lock = OsFileSystem().lock(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.storage.filesystem import File
+from penstock.storage.files.filesystem import File
 from tests.contracts.filesystem import FileSystemContract, fails_with, put
 from tests.helpers.faulty_filesystem import DAMAGES, CrashNow, FaultyFileSystem
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.storage.filesystem import File
+from penstock.storage.files.filesystem import File
 from tests.contracts.filesystem import fails_with, put
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from penstock.errors import LockedError, NetworkFileSystemError, NotAStoreError
-from penstock.storage.data_directory import DataDirectory, FreshDirectory, delete_tree
+from penstock.storage.files.data_directory import DataDirectory, FreshDirectory, delete_tree
 from tests.helpers.faulty_filesystem import CrashNow, FaultyFileSystem
 
 

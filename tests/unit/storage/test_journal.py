@@ -7,11 +7,8 @@ import pytest
 
 from penstock.errors import DiskFullError, StoppedError
 from penstock.message import Message
-from penstock.storage import batches, record
-from penstock.storage.batches import BatchRecord
-from penstock.storage.durability import DISK, OS
-from penstock.storage.record import StreamData
-from penstock.storage.record_types import (
+from penstock.storage.files.durability import DISK, OS
+from penstock.storage.journal.record_types import (
     BatchChange,
     Dequeue,
     Mark,
@@ -21,6 +18,10 @@ from penstock.storage.record_types import (
     Requeue,
     StreamRecord,
 )
+from penstock.storage.log import record
+from penstock.storage.log.record import StreamData
+from penstock.storage.pages import batches
+from penstock.storage.pages.batches import BatchRecord
 from tests.helpers.engine_rig import EngineRig
 
 PAGE = 4096

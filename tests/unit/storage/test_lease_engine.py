@@ -13,14 +13,14 @@ from penstock.errors import (
     UnknownLeaseError,
     UnknownQueueError,
 )
-from penstock.storage.backup import backup
-from penstock.storage.dump import dump
-from penstock.storage.durability import DISK, OS
-from penstock.storage.lease_engine import Taken
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.salvage import salvage
-from penstock.storage.stats import stats
-from penstock.storage.verify import verify
+from penstock.storage.files.durability import DISK, OS
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.parts.lease_engine import Taken
+from penstock.storage.tools.backup import backup
+from penstock.storage.tools.dump import dump
+from penstock.storage.tools.salvage import salvage
+from penstock.storage.tools.stats import stats
+from penstock.storage.tools.verify import verify
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.tiny_engine import PATH
 

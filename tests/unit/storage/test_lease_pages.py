@@ -5,9 +5,9 @@ import errno
 import pytest
 
 from penstock.message import Message
-from penstock.storage.lease_engine import LeasePages, pages_path
-from penstock.storage.leases import Lease, LeasedSlice
-from penstock.storage.stream_view import StreamView
+from penstock.storage.index.leases import Lease, LeasedSlice
+from penstock.storage.pages.stream_view import StreamView
+from penstock.storage.parts.lease_engine import LeasePages, pages_path
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 PATH = "/v/leases/q.3.r"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.storage.leases import LeasedSeqs
+from penstock.storage.index.leases import LeasedSeqs
 
 SLOTS = 16
 

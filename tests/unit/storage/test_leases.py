@@ -4,9 +4,10 @@ import struct
 
 import pytest
 
-from penstock.storage import leases, record
-from penstock.storage.leases import Lease, LeaseTable
-from penstock.storage.record import LeaseData, LeaseRun
+from penstock.storage.index import leases
+from penstock.storage.index.leases import Lease, LeaseTable
+from penstock.storage.log import record
+from penstock.storage.log.record import LeaseData, LeaseRun
 from tests.helpers.golden import golden, hexdump
 
 QUEUE = 3

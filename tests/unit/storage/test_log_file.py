@@ -7,10 +7,10 @@ from zlib import crc32
 import pytest
 
 from penstock.errors import CorruptionError, SyncFailedError, VersionError
-from penstock.storage import log_file, record
-from penstock.storage.durability import DISK, OS
-from penstock.storage.log_file import FIRST_GROUP_OFFSET, GROUP_HEADER_BYTES, LogReader
-from penstock.storage.record import Record, RecordError
+from penstock.storage.files.durability import DISK, OS
+from penstock.storage.log import log_file, record
+from penstock.storage.log.log_file import FIRST_GROUP_OFFSET, GROUP_HEADER_BYTES, LogReader
+from penstock.storage.log.record import Record, RecordError
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.golden import golden, hexdump
 from tests.helpers.logs import KIB, VHOST, WAL, Rig, assert_prefix, survey

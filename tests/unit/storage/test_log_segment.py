@@ -6,8 +6,8 @@ import random
 import pytest
 
 from penstock.errors import DescriptorsError, DiskFullError, SyncFailedError
-from penstock.storage import log_file
-from penstock.storage.transaction_log import Segment, prepare_segment
+from penstock.storage.log import log_file
+from penstock.storage.log.transaction_log import Segment, prepare_segment
 from tests.helpers.faulty_filesystem import CrashNow, FaultyFileSystem
 from tests.helpers.logs import KIB, VHOST, WAL
 

@@ -13,9 +13,9 @@ from penstock.errors import (
     OptionError,
     StorageError,
 )
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.message_store import MessageStore
-from penstock.storage.store_file import HEADER_BYTES, OWN_FILE
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.store.message_store import MessageStore
+from penstock.storage.store.store_file import HEADER_BYTES, OWN_FILE
 from tests.contracts.queue_backing import QueueBackingContract
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.stores import (

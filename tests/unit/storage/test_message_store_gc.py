@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 
 from penstock.errors import CorruptionError, SyncFailedError
-from penstock.storage.message_store import MessageStore
-from penstock.storage.message_store_gc import RUN_FILES_MAX, Combine, choose
+from penstock.storage.store.message_store import MessageStore
+from penstock.storage.store.message_store_gc import RUN_FILES_MAX, Combine, choose
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.stores import PATH, Saved, check, checkpoint, garbage_ratio, new_store, reopened
 

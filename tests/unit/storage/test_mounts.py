@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.storage.filesystem import NETWORK_KINDS, mounted_kind
+from penstock.storage.files.filesystem import NETWORK_KINDS, mounted_kind
 
 TABLE = rb"""rootfs / rootfs rw 0 0
 /dev/vda / ext4 rw,relatime 0 0

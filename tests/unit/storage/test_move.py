@@ -9,9 +9,9 @@ import random
 import pytest
 
 from penstock.errors import DiskFullError, LockedError, OptionError, SyncFailedError
-from penstock.storage.data_directory import LOG, SPILL, DataDirectory
-from penstock.storage.move import SPARE_BYTES, move
-from penstock.storage.verify import verify
+from penstock.storage.files.data_directory import LOG, SPILL, DataDirectory
+from penstock.storage.files.move import SPARE_BYTES, move
+from penstock.storage.tools.verify import verify
 from tests.crash.two_disks import DATA, ROOTS, PlacedDriver, check_moved, make
 from tests.helpers.two_disks import SizedDisks
 

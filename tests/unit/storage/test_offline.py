@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.errors import LockedError, NotAStoreError
-from penstock.storage.data_directory import DataDirectory, queue_name, vhost_number
-from penstock.storage.offline import Offline
+from penstock.storage.files.data_directory import DataDirectory, queue_name, vhost_number
+from penstock.storage.files.offline import Offline
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tool_stores import DATA, VHOST, make, open_vhost, vhost_path
 

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from penstock.errors import OptionError
-from penstock.storage.options import STORAGE_OPTIONS, StorageOptions
+from penstock.storage.files.options import STORAGE_OPTIONS, StorageOptions
 
 LOWEST = {one.name: int(one.kind.low) for one in STORAGE_OPTIONS if one.kind.low is not None}
 

@@ -7,7 +7,7 @@ from zlib import crc32
 import pytest
 
 from penstock.errors import CorruptionError
-from penstock.storage.page import (
+from penstock.storage.pages.page import (
     FRAME_BYTES,
     PAGE_HEADER_BYTES,
     StreamRecord,

@@ -6,7 +6,7 @@ from zlib import crc32
 import pytest
 
 from penstock.errors import CorruptionError
-from penstock.storage.page import (
+from penstock.storage.pages.page import (
     IndexHeader,
     active_header,
     blocks,

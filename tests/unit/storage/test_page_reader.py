@@ -5,9 +5,9 @@ import random
 import pytest
 
 from penstock.errors import CorruptionError
-from penstock.storage.page import StreamRecord
-from penstock.storage.page_reading import PageReader
-from penstock.storage.page_writer import PageWriter
+from penstock.storage.pages.page import StreamRecord
+from penstock.storage.pages.page_reading import PageReader
+from penstock.storage.pages.page_writer import PageWriter
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 ID = b"s" * 16

@@ -5,8 +5,8 @@ import errno
 import pytest
 
 from penstock.errors import CorruptionError
-from penstock.storage.page import check_index
-from penstock.storage.page_writer import ROWS_KEPT, STEP_BYTES, PageWriter
+from penstock.storage.pages.page import check_index
+from penstock.storage.pages.page_writer import ROWS_KEPT, STEP_BYTES, PageWriter
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 ID = b"s" * 16

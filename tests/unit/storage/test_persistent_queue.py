@@ -3,15 +3,15 @@
 import pytest
 
 from penstock.clock import ManualClock
-from penstock.storage import stream_meta
-from penstock.storage.page import (
+from penstock.storage.pages import stream_meta
+from penstock.storage.pages.page import (
     FRAME_BYTES,
     PAGE_BYTES_MAX,
     PAGE_HEADER_BYTES,
     check_index,
     decode_blocks,
 )
-from penstock.storage.stream_meta import Position
+from penstock.storage.pages.stream_meta import Position
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.page_queue_rig import PATH, alone, content, files, fill, logged, offsets
 

@@ -13,9 +13,9 @@ from penstock.errors import (
     StoppedError,
     SyncFailedError,
 )
-from penstock.storage import stream_meta
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.stream_meta import ReaderOffset
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.pages import stream_meta
+from penstock.storage.pages.stream_meta import ReaderOffset
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.page_queue_rig import PATH, alone, content, fill, offsets
 

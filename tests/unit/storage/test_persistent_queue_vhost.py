@@ -7,9 +7,9 @@ import pytest
 from penstock.errors import (
     CorruptionError,
 )
-from penstock.storage import stream_meta
-from penstock.storage.page import check_index
-from penstock.storage.stream_meta import Position
+from penstock.storage.pages import stream_meta
+from penstock.storage.pages.page import check_index
+from penstock.storage.pages.stream_meta import Position
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.page_queue_rig import PATH, content, files, fill, logged, offsets
 

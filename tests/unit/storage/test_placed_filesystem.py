@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.storage import journal, recovery
-from penstock.storage.data_directory import LOG, SPILL, PlacedFileSystem, kind_of
-from penstock.storage.filesystem import FileSystem, OsFileSystem
-from penstock.storage.leases import DIRECTORY as LEASES
-from penstock.storage.staging import STAGING
+from penstock.storage.files.data_directory import LOG, SPILL, PlacedFileSystem, kind_of
+from penstock.storage.files.filesystem import FileSystem, OsFileSystem
+from penstock.storage.index.leases import DIRECTORY as LEASES
+from penstock.storage.journal import journal, recovery
+from penstock.storage.pages.staging import STAGING
 from tests.contracts.filesystem import FileSystemContract, put
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 

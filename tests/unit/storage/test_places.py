@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import CorruptionError, LockedError, OptionError, VersionError
-from penstock.storage.data_directory import (
+from penstock.storage.files.data_directory import (
     LOG,
     OWNER,
     PLACES,
@@ -21,8 +21,8 @@ from penstock.storage.data_directory import (
     placed,
     read_places,
 )
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.offline import Offline
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.files.offline import Offline
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 LOG_AT, SPILL_AT = "/fast/log", "/big/spill"

@@ -4,10 +4,10 @@ import pytest
 
 from penstock.errors import CorruptionError
 from penstock.message import Entry, Message
-from penstock.storage.checkpoint import DELETING, SLICES
-from penstock.storage.durability import DISK
-from penstock.storage.holder import DictHolder
-from penstock.storage.queue_index import QueueIndex, Row, Ticks
+from penstock.storage.files.durability import DISK
+from penstock.storage.files.holder import DictHolder
+from penstock.storage.index.queue_index import QueueIndex, Row, Ticks
+from penstock.storage.journal.checkpoint import DELETING, SLICES
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 

@@ -2,7 +2,13 @@
 
 import pytest
 
-from penstock.storage.data_directory import directories_of, hash_name, name_in, queue_name, text_of
+from penstock.storage.files.data_directory import (
+    directories_of,
+    hash_name,
+    name_in,
+    queue_name,
+    text_of,
+)
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 ODD = b"a\nQUEUE: b\\\xff\0p1"

@@ -7,8 +7,8 @@ from librt.strings import BytesWriter
 
 from penstock.errors import CorruptionError, SyncFailedError
 from penstock.message import Entry, Message
-from penstock.storage.filesystem import OsFileSystem
-from penstock.storage.queue_segment import (
+from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.index.queue_segment import (
     HAS_ENTRY,
     HEADER_BYTES,
     READ_BYTES,

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import StorageError
-from penstock.storage.offline import ReadOnlyFileSystem
+from penstock.storage.files.offline import ReadOnlyFileSystem
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 

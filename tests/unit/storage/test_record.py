@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.storage import record
-from penstock.storage.record import Op, RecordError
+from penstock.storage.log import record
+from penstock.storage.log.record import Op, RecordError
 from tests.helpers.golden import golden, hexdump
 
 SEED = 0x1234_5678

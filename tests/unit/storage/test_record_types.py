@@ -4,10 +4,8 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.message import Entry, Message
-from penstock.storage import batches, record, record_types
-from penstock.storage.dump import op_text
-from penstock.storage.record import Op
-from penstock.storage.record_types import (
+from penstock.storage.journal import record_types
+from penstock.storage.journal.record_types import (
     RECORD_TYPES,
     AppliedRecord,
     LogState,
@@ -15,8 +13,12 @@ from penstock.storage.record_types import (
     Publish,
     StreamRecord,
 )
-from penstock.storage.salvage import SalvagedVhost
-from penstock.storage.state import StorageState
+from penstock.storage.journal.state import StorageState
+from penstock.storage.log import record
+from penstock.storage.log.record import Op
+from penstock.storage.pages import batches
+from penstock.storage.tools.dump import op_text
+from penstock.storage.tools.salvage import SalvagedVhost
 from tests.unit.storage.test_batches import DATA as BATCH_EXAMPLES
 from tests.unit.storage.test_record import EXAMPLES
 

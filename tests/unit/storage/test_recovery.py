@@ -3,9 +3,9 @@
 import pytest
 
 from penstock.errors import CorruptionError, SyncFailedError
-from penstock.storage import checkpoint, recovery
-from penstock.storage.durability import DISK
-from penstock.storage.offline import ReadOnlyFileSystem
+from penstock.storage.files.durability import DISK
+from penstock.storage.files.offline import ReadOnlyFileSystem
+from penstock.storage.journal import checkpoint, recovery
 from tests.helpers.engine_rig import NUMBER, OPTIONS, PATH, STORED, EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.storage.journal import RESERVE_STEP_BYTES as STEP
-from penstock.storage.journal import Reserve
+from penstock.storage.journal.journal import RESERVE_STEP_BYTES as STEP
+from penstock.storage.journal.journal import Reserve
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 MANY = 1 << 40

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.storage.queue_index import Ticks
-from penstock.storage.routing_table import (
+from penstock.storage.index.queue_index import Ticks
+from penstock.storage.index.routing_table import (
     UNBIND,
     Binding,
     DurableQueue,

@@ -8,12 +8,12 @@ import pytest
 
 from penstock.clock import ManualClock
 from penstock.errors import DiskFullError, LockedError, NotAStoreError
-from penstock.storage.data_directory import DataDirectory, hash_name
-from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.salvage import DEFAULT_SLOTS, SalvageReport, guess_slots, salvage
-from penstock.storage.salvage_files import unwind
-from penstock.storage.verify import verify
+from penstock.storage.files.data_directory import DataDirectory, hash_name
+from penstock.storage.files.durability import DISK
+from penstock.storage.tools.salvage import DEFAULT_SLOTS, SalvageReport, guess_slots, salvage
+from penstock.storage.tools.salvage_files import unwind
+from penstock.storage.tools.verify import verify
 from tests.helpers.faulty_filesystem import SECTOR_BYTES, CrashNow, FaultyFileSystem
 from tests.helpers.tool_stores import (
     DATA,

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from penstock.clock import ManualClock
-from penstock.storage.transaction_log import SegmentPool
+from penstock.storage.log.transaction_log import SegmentPool
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.logs import KIB, VHOST, WAL
 

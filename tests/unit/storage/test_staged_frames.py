@@ -5,8 +5,8 @@ import struct
 import pytest
 
 from penstock.fast_crc import crc32
-from penstock.storage.page import encode_frame, page_seed, scan_frames
-from penstock.storage.staging import CHECKSUM_MASK, staged_checksum
+from penstock.storage.pages.page import encode_frame, page_seed, scan_frames
+from penstock.storage.pages.staging import CHECKSUM_MASK, staged_checksum
 
 SEED = page_seed(0x1234)
 

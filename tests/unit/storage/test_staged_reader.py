@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.errors import CorruptionError
-from penstock.storage.batches import StagedPage
-from penstock.storage.staging import StagedReader, query_path
+from penstock.storage.pages.batches import StagedPage
+from penstock.storage.pages.staging import StagedReader, query_path
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tiny_batches import rows_of, stage
 from tests.helpers.tiny_engine import PATH, make_vhost

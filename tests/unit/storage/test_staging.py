@@ -5,8 +5,8 @@ import errno
 import pytest
 
 from penstock.errors import CorruptionError, SyncFailedError
-from penstock.storage import staging
-from penstock.storage.batches import (
+from penstock.storage.pages import staging
+from penstock.storage.pages.batches import (
     ADOPTED,
     DECIDED,
     BatchRecord,
@@ -14,7 +14,7 @@ from penstock.storage.batches import (
     QueryOwner,
     StagedPage,
 )
-from penstock.storage.page import (
+from penstock.storage.pages.page import (
     BLOCK_BYTES,
     PAGE_HEADER_BYTES,
     StreamRecord,
@@ -26,7 +26,7 @@ from penstock.storage.page import (
     decode_row,
     page_seed,
 )
-from penstock.storage.staging import (
+from penstock.storage.pages.staging import (
     StagedPageWriter,
     StagingError,
     Sweep,

@@ -4,12 +4,12 @@ import pytest
 
 from penstock.errors import CorruptionError
 from penstock.message import MessageFactory
-from penstock.storage import record
-from penstock.storage.durability import DISK, OS
-from penstock.storage.log_file import LogReader
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.routing_table import DurableQueue
-from penstock.storage.state import Replay, StorageState
+from penstock.storage.files.durability import DISK, OS
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.routing_table import DurableQueue
+from penstock.storage.journal.state import Replay, StorageState
+from penstock.storage.log import record
+from penstock.storage.log.log_file import LogReader
 from tests.helpers.engine_rig import NUMBER, PATH, STORED, EngineRig
 
 BIG = b"B" * STORED

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import CorruptionError
-from penstock.storage.stats import stats
+from penstock.storage.tools.stats import stats
 from tests.helpers.tool_stores import DATA, content, image, make, vhost_path
 
 

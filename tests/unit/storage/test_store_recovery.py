@@ -10,8 +10,8 @@ from penstock.errors import (
     SyncFailedError,
     VersionError,
 )
-from penstock.storage.message_store import MessageStore
-from penstock.storage.store_file import HEADER_BYTES
+from penstock.storage.store.message_store import MessageStore
+from penstock.storage.store.store_file import HEADER_BYTES
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.stores import (
     PATH,

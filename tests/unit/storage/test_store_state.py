@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.storage.message_store import MessageStore
-from penstock.storage.store_file import FileState
+from penstock.storage.store.message_store import MessageStore
+from penstock.storage.store.store_file import FileState
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.stores import (
     Saved,

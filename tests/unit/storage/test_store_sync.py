@@ -8,8 +8,8 @@ from penstock.errors import (
     StoppedError,
     SyncFailedError,
 )
-from penstock.storage.message_store import MessageStore
-from penstock.storage.store_sync import TRIES
+from penstock.storage.store.message_store import MessageStore
+from penstock.storage.store.store_sync import TRIES
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.stores import (
     PATH,

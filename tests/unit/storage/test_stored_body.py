@@ -5,8 +5,8 @@ import errno
 import pytest
 
 from penstock.errors import CorruptionError
-from penstock.storage.message_store import MessageStore
-from penstock.storage.store_file import OWN_FILE
+from penstock.storage.store.message_store import MessageStore
+from penstock.storage.store.store_file import OWN_FILE
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.stores import checkpoint, new_store
 

@@ -6,8 +6,8 @@ from zlib import crc32
 import pytest
 
 from penstock.errors import CorruptionError
-from penstock.storage import stream_meta
-from penstock.storage.stream_meta import AllMeta, Head, ReaderOffset
+from penstock.storage.pages import stream_meta
+from penstock.storage.pages.stream_meta import AllMeta, Head, ReaderOffset
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 

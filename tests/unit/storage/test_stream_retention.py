@@ -5,7 +5,7 @@ import random
 import pytest
 
 from penstock.errors import StoppedError, SyncFailedError
-from penstock.storage.persistent_queue import Hold, PersistentQueue
+from penstock.storage.pages.persistent_queue import Hold, PersistentQueue
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.page_queue_rig import PATH, alone, fill, offsets
 

@@ -5,11 +5,11 @@ import errno
 import pytest
 
 from penstock.errors import CorruptionError, DiskFullError, StoppedError, SyncFailedError
-from penstock.storage import checkpoint
-from penstock.storage.durability import DISK, INTERVAL, OS
-from penstock.storage.stream_meta import WRITE_META, decode_head, read_tail
-from penstock.storage.stream_view import StreamView
-from penstock.storage.streams import Stream
+from penstock.storage.files.durability import DISK, INTERVAL, OS
+from penstock.storage.journal import checkpoint
+from penstock.storage.pages.stream_meta import WRITE_META, decode_head, read_tail
+from penstock.storage.pages.stream_view import StreamView
+from penstock.storage.pages.streams import Stream
 from tests.helpers.engine_rig import NUMBER, EngineRig
 from tests.helpers.tiny_engine import PATH
 

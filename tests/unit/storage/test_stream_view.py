@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import CorruptionError, NotAStoreError
-from penstock.storage.filesystem import File
-from penstock.storage.stream_meta import Head
-from penstock.storage.stream_view import StreamView
+from penstock.storage.files.filesystem import File
+from penstock.storage.pages.stream_meta import Head
+from penstock.storage.pages.stream_view import StreamView
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.page_queue_rig import PATH, alone, content, files, fill, logged, offsets
 

@@ -12,11 +12,11 @@ from penstock.errors import (
     SyncFailedError,
     UnknownQueueError,
 )
-from penstock.storage import record
-from penstock.storage.durability import DISK, NONE, OS
-from penstock.storage.page import INDEX_ROW_BYTES
-from penstock.storage.routing_table import DurableQueue
-from penstock.storage.streams import STREAM_FLAG, ReaderOffset, Stream
+from penstock.storage.files.durability import DISK, NONE, OS
+from penstock.storage.index.routing_table import DurableQueue
+from penstock.storage.log import record
+from penstock.storage.pages.page import INDEX_ROW_BYTES
+from penstock.storage.pages.streams import STREAM_FLAG, ReaderOffset, Stream
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.tiny_engine import PATH
 

@@ -5,16 +5,16 @@ import random
 import pytest
 
 from penstock.clock import ManualClock
-from penstock.storage.backup import Backup, backup
-from penstock.storage.data_directory import FreshDirectory
-from penstock.storage.dump import dump, dump_tree
-from penstock.storage.durability import DISK
 from penstock.storage.engine import StorageEngine
-from penstock.storage.salvage import salvage
-from penstock.storage.stats import stats
-from penstock.storage.stream_meta import READ_META, WRITE_META, decode_head, read_tail
-from penstock.storage.streams import ReaderOffset
-from penstock.storage.verify import verify
+from penstock.storage.files.data_directory import FreshDirectory
+from penstock.storage.files.durability import DISK
+from penstock.storage.pages.stream_meta import READ_META, WRITE_META, decode_head, read_tail
+from penstock.storage.pages.streams import ReaderOffset
+from penstock.storage.tools.backup import Backup, backup
+from penstock.storage.tools.dump import dump, dump_tree
+from penstock.storage.tools.salvage import salvage
+from penstock.storage.tools.stats import stats
+from penstock.storage.tools.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tool_stores import DATA, image, open_vhost, running, stopped, vhost_path
 

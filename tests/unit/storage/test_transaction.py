@@ -12,9 +12,9 @@ from penstock.errors import (
     TransactionTooLargeError,
     UnknownQueueError,
 )
-from penstock.storage import transaction
-from penstock.storage.checkpoint import IDLE, SLICES
-from penstock.storage.durability import DISK, OS
+from penstock.storage.files.durability import DISK, OS
+from penstock.storage.journal.checkpoint import IDLE, SLICES
+from penstock.storage.parts import transaction
 from tests.helpers.builds import pure_only
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.faulty_filesystem import CrashNow

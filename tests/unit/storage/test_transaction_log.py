@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from penstock.errors import DescriptorsError, DiskFullError, StoppedError, SyncFailedError
-from penstock.storage import record
-from penstock.storage.durability import DISK, INTERVAL, OS
-from penstock.storage.log_file import FIRST_GROUP_OFFSET, LogEnd
-from penstock.storage.transaction_log import HOLD_BYTES_MAX, RETRY_S, TransactionLog
+from penstock.storage.files.durability import DISK, INTERVAL, OS
+from penstock.storage.log import record
+from penstock.storage.log.log_file import FIRST_GROUP_OFFSET, LogEnd
+from penstock.storage.log.transaction_log import HOLD_BYTES_MAX, RETRY_S, TransactionLog
 from tests.helpers.faulty_filesystem import WAITS
 from tests.helpers.logs import KIB, VHOST, WAL, FakeStore, Rig, assert_prefix, survey
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import UnknownQueueError
-from penstock.storage.durability import DISK, OS
+from penstock.storage.files.durability import DISK, OS
 from tests.helpers.engine_rig import STORED, EngineRig
 
 BIG = b"B" * STORED

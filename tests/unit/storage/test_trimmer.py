@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from penstock.errors import CorruptionError
-from penstock.storage.backup import Backup
-from penstock.storage.checkpoint import IDLE
-from penstock.storage.data_directory import FreshDirectory
-from penstock.storage.durability import DISK
-from penstock.storage.queue_index import QueueIndex
+from penstock.storage.files.data_directory import FreshDirectory
+from penstock.storage.files.durability import DISK
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.journal.checkpoint import IDLE
+from penstock.storage.tools.backup import Backup
 from penstock.storage.upkeep import IDLE_S, RESERVE_BYTES, ROUNDS
 from tests.helpers.engine_rig import PATH, STORED, EngineRig
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import DiskFullError
-from penstock.storage.checkpoint import IDLE
-from penstock.storage.durability import DISK, OS
-from penstock.storage.queue_index import QueueIndex
-from penstock.storage.routing_table import set_parameter
+from penstock.storage.files.durability import DISK, OS
+from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.routing_table import set_parameter
+from penstock.storage.journal.checkpoint import IDLE
 from penstock.storage.upkeep import CHECK_DISK_S
 from tests.helpers.engine_rig import PATH, STORED, EngineRig
 

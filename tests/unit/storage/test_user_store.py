@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import CorruptionError, StorageError, VersionError
-from penstock.storage.user_store import CREATING, READY, UserStore
+from penstock.storage.files.user_store import CREATING, READY, UserStore
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from penstock.errors import LockedError
-from penstock.storage import checkpoint
-from penstock.storage.checkpoint import Manifest
-from penstock.storage.data_directory import DataDirectory, queue_name, vhost_number
-from penstock.storage.durability import DISK
-from penstock.storage.store_file import FileState
-from penstock.storage.verify import Bodies, Problem, Report, verify
+from penstock.storage.files.data_directory import DataDirectory, queue_name, vhost_number
+from penstock.storage.files.durability import DISK
+from penstock.storage.journal import checkpoint
+from penstock.storage.journal.checkpoint import Manifest
+from penstock.storage.store.store_file import FileState
+from penstock.storage.tools.verify import Bodies, Problem, Report, verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tool_stores import (
     DATA,

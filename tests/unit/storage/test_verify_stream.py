@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.storage import stream_meta
-from penstock.storage.stream_meta import ReaderOffset
-from penstock.storage.verify import Findings, check_stream, verify_stream
+from penstock.storage.pages import stream_meta
+from penstock.storage.pages.stream_meta import ReaderOffset
+from penstock.storage.tools.verify import Findings, check_stream, verify_stream
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.page_queue_rig import PATH, alone, fill, logged
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from penstock.storage.filesystem import WorkerPool
+from penstock.storage.files.filesystem import WorkerPool
 
 
 def nothing() -> None:

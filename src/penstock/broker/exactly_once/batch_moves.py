@@ -84,11 +84,11 @@ from penstock.queues.amqp_headers import FORMAT
 from penstock.queues.headers import REJECTED, Death, HeaderError
 from penstock.queues.queue_options import DROP_HEAD
 from penstock.shared_body import SharedBody
-from penstock.storage.batches import Batch, partition_of_rows
-from penstock.storage.page import StreamRecord
-from penstock.storage.staging import StagedReader, query_path
-from penstock.storage.streams import Stream
-from penstock.storage.transaction import PublishedRun, Transaction
+from penstock.storage.pages.batches import Batch, partition_of_rows
+from penstock.storage.pages.page import StreamRecord
+from penstock.storage.pages.staging import StagedReader, query_path
+from penstock.storage.pages.streams import Stream
+from penstock.storage.parts.transaction import PublishedRun, Transaction
 
 EXPECTED = (
     'expected {"queue": name} or {"exchanges": [names]}, and perhaps "dead_letter_to": name of a '

@@ -61,8 +61,9 @@ from penstock.errors import (
     CorruptionError,
     PenstockError,
 )
-from penstock.storage import staging
-from penstock.storage.batches import (
+from penstock.storage.files.durability import DISK
+from penstock.storage.pages import staging
+from penstock.storage.pages.batches import (
     Batch,
     BatchFacts,
     QueryOwner,
@@ -70,8 +71,7 @@ from penstock.storage.batches import (
     unpack_keys,
     unpack_pages,
 )
-from penstock.storage.durability import DISK
-from penstock.storage.streams import Stream
+from penstock.storage.pages.streams import Stream
 
 JUMP_MAX: Final = 1 << 20
 FIRST_NUMBER_MAX: Final = 1 << 40

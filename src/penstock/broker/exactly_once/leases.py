@@ -69,7 +69,7 @@ from penstock.errors import (
     PenstockError,
 )
 from penstock.queues.amq_queue import SLICE_MESSAGES, AMQQueue, LeaseInfo
-from penstock.storage.durability import DISK
+from penstock.storage.files.durability import DISK
 
 OWNERS_MAX: Final = 10_000
 USER_OWNERS_MAX: Final = 2_500

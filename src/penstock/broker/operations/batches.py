@@ -48,8 +48,8 @@ from penstock.broker.operations.arguments import (
 from penstock.broker.operations.call import WATCHERS, Call, Operation
 from penstock.broker.permissions import WRITE
 from penstock.errors import RESOURCE_ERROR, ChannelError
-from penstock.storage.batches import QueryOwner, StagedPage
-from penstock.storage.staging import CHECKSUM_MASK
+from penstock.storage.pages.batches import QueryOwner, StagedPage
+from penstock.storage.pages.staging import CHECKSUM_MASK
 
 QUERY_BYTES_MAX: Final = 255
 U32_MAX: Final = (1 << 32) - 1

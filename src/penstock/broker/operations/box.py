@@ -34,7 +34,7 @@ from penstock.broker.turn_budget import STEP_BYTES
 from penstock.codec.fields import ARGUMENTS_BYTES_MAX
 from penstock.errors import NOT_FOUND, AMQPError, ChannelError, QueueFullError
 from penstock.queues.backing_queue import Delivery
-from penstock.storage.durability import DISK, MODE_NAMES, OS
+from penstock.storage.files.durability import DISK, MODE_NAMES, OS
 
 NAMES_MAX: Final = 1000
 BROWSE_MAX: Final = 1000

@@ -18,9 +18,9 @@ from penstock.broker.operations.messages import WAIT_MS_MAX, operators
 from penstock.broker.refusals import precondition_failed
 from penstock.broker.vhost import VHost
 from penstock.errors import NOT_FOUND, RESOURCE_ERROR, AMQPError, ChannelError, PenstockError
-from penstock.storage.backup import Backup
-from penstock.storage.checkpoint import IDLE, SLICES
-from penstock.storage.data_directory import FreshDirectory
+from penstock.storage.files.data_directory import FreshDirectory
+from penstock.storage.journal.checkpoint import IDLE, SLICES
+from penstock.storage.tools.backup import Backup
 
 JOBS_KEPT: Final = 16
 SLICE_S: Final = 0.002

@@ -33,8 +33,8 @@ from penstock.queues.queue_options import CLASSIC
 from penstock.queues.queue_set import bytes_of, text_of
 from penstock.queues.stream_options import QUEUE_TYPE
 from penstock.routing.exchange_types import Binding
-from penstock.storage.durability import DISK, MODE_NAMES
-from penstock.storage.queue_index import QueueIndex
+from penstock.storage.files.durability import DISK, MODE_NAMES
+from penstock.storage.index.queue_index import QueueIndex
 
 Info = dict[str, object]
 

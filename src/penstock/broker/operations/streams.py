@@ -32,8 +32,8 @@ from penstock.broker.publish import APPENDED_MAX
 from penstock.broker.refusals import precondition_failed
 from penstock.errors import CorruptionError
 from penstock.queues.stream_options import PARTITIONS_MAX
-from penstock.storage.durability import DISK, OS
-from penstock.storage.streams import ReaderOffset, Stream
+from penstock.storage.files.durability import DISK, OS
+from penstock.storage.pages.streams import ReaderOffset, Stream
 
 Info = dict[str, object]
 

@@ -40,14 +40,16 @@ from penstock.codec.spec import (
     QueueBindOk,
     QueueDeclare,
     QueueDeclareOk,
+    QueueDelete,
     TxCommit,
     TxCommitOk,
     TxSelect,
     TxSelectOk,
 )
+from penstock.queues.queue_ram import CHECKS
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.builds import pure_only
-from tests.helpers.operation_rig import OperationRig
+from tests.helpers.operation_rig import Asked, OperationRig
 from tests.helpers.steps import cost_of
 
 pytestmark = pure_only  # a constant is replaced, and lines are counted
@@ -90,7 +92,7 @@ def ready(rig: BrokerRig, queue: str = "q") -> list[bytes | None]:
     """The bodies of a queue's ready messages."""
     found = rig.vhost.table.usable(queue)
     assert isinstance(found, BrokerQueue)
-    return [one.message.body for one in found.amq.browse(None, 100)]
+    return [one.message.body for one in found.amq.browse(None, 10_000)]
 
 
 def is_paused(client: RigClient) -> bool:
@@ -233,6 +235,66 @@ def test_a_stream_with_many_readers_is_described_in_slices(rig: OperationRig) ->
     assert error.code == 311
     (described,) = rig.result("list_streams")  # an operator has no frames
     assert len(described["readers"]) == 20_000
+
+
+@pytest.mark.parametrize("who", ["client", "operator"])
+def test_a_publish_of_many_bodies_is_done_in_slices(
+    rig: OperationRig, who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CHECKS, "is_on", False)  # they would be counted
+    for name in ("q1", "q2", "q3", "q4"):
+        rig.result("declare_queue", queue=name)
+        rig.result("bind_queue", queue=name, exchange="amq.fanout", routing_key="")
+    client, other = rig.client().open(1), rig.client().open(1)
+    count = 400
+    args: dict[str, object] = {"exchange": "amq.fanout", "bodies": [f"{n}" for n in range(count)]}
+    args["properties"] = {"delivery_mode": 2}
+    asked: list[Asked] = []
+
+    def publish() -> None:
+        if who == "client":
+            client.raw(called(1, "publish", **args))
+        else:
+            asked.append(rig.ask("publish", **args))
+
+    rig.vhost.budget.clock = TickingClock()
+    assert cost_of(publish).lines < LINES_MAX
+    other.publish(1, "", "q2", b"other")
+    other.send(1, QueueDelete(queue="q3"))
+    assert dearest_turn(rig) < LINES_MAX
+    rig.turn()
+    found = answers(client) if who == "client" else [asked[0].result]
+    assert found == [{"published": count}]
+    expected = [b"%d" % n for n in range(count)]
+    assert ready(rig, "q1") == ready(rig, "q4") == expected
+    assert b"other" in ready(rig, "q2")[:-1]  # it came between two slices
+    assert rig.vhost.table.usable("q3") is None
+
+
+@pytest.mark.parametrize("why", ["memory", "no route", "closed"])
+def test_a_publish_of_many_bodies_that_cannot_go_on(rig: OperationRig, why: str) -> None:
+    rig.result("declare_queue", queue="q")
+    rig.result("declare_queue", queue="gone")
+    rig.result("bind_queue", queue="q", exchange="amq.fanout", routing_key="")
+    rig.result("bind_queue", queue="gone", exchange="amq.fanout", routing_key="")
+    client = rig.client().open(1)
+    rig.vhost.budget.clock = TickingClock()
+    client.raw(called(1, "publish", exchange="amq.fanout", bodies=["x"] * 2000))
+    count = len(ready(rig))
+    assert 0 < count < 2000
+    if why == "memory":
+        rig.vhost.blocked_reason = "memory"
+    elif why == "no route":
+        rig.vhost.delete_queue(rig.vhost.table.find_queue("q"))
+        rig.vhost.delete_queue(rig.vhost.table.find_queue("gone"))
+    else:
+        client.lose()
+        assert len(ready(rig)) == count
+        return
+    rig.turn()
+    (error,) = client.methods(PenstockCallError)
+    assert error.code == (506 if why == "memory" else 312)
+    assert b"; %d were published" % count in error.text
 
 
 # --- any methods, and what comes behind them ---

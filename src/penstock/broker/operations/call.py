@@ -57,7 +57,7 @@ class Call:
     """One call of an operation, with its arguments checked. reply: takes the answer, once.
 
     channel: the client's; None if an operator calls. user: the user for whom an operator calls;
-    that user's permissions count then.
+    that user's permissions count then. lsn: what an answer that is made in slices waits for.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Call:
         self.vhost: VHost = vhost
         self.args: Arguments = args
         self.reply: Reply = reply
+        self.lsn: int = 0
         self.identity: Identity = user or (OPERATOR if channel is None else channel.identity)
         self.is_operator: bool = channel is None and user is None
         self.owner: object | None = None if channel is None else channel.handler
@@ -172,7 +173,7 @@ class _Answering(SlicedWork):
                 if budget.is_over():
                     return False
         except StopIteration as end:
-            self._call.reply(end.value)
+            self._call.settled(self._call.lsn, end.value)
         except Exception as error:  # noqa: BLE001 - it is answered or raised
             self._call.fail(error)
         return True

@@ -13,6 +13,7 @@ Each held tag is remembered with the AMQQueue in which it is pending, so that a 
 in another queue after a restart or a deletion of the first.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue
@@ -30,7 +31,7 @@ from penstock.broker.operations.arguments import (
 from penstock.broker.operations.call import OPERATORS, Call, Operation, Slices
 from penstock.broker.output import Output
 from penstock.broker.permissions import READ
-from penstock.broker.publish import Publisher, fan_out
+from penstock.broker.publish import Facts, Publisher, Targets, fan_out
 from penstock.broker.refusals import called, not_found, precondition_failed
 from penstock.broker.turn_budget import STEP_BYTES
 from penstock.broker.vhost import VHost
@@ -83,47 +84,64 @@ def operators(vhost: VHost) -> Operators:
 
 def _publish(call: Call) -> None:
     """ChannelError: 312 (no queue gets it), 403, 404, 406, 506 (a queue or the disk is full; the
-    text says how many were published)."""
-    vhost = call.vhost
-    exchange = call.args.text("exchange")
-    key = call.args.text("routing_key")
-    given = call.args.table("properties")
-    given_bodies = call.args.bodies("bodies")
-    for body in given_bodies:
+    text says how many were published, if some were)."""
+    for body in call.args.bodies("bodies"):
         if len(body) > BODY_BYTES_MAX:
             raise precondition_failed(
                 f"message size {len(body)} is larger than configured max size {BODY_BYTES_MAX}"
             )
-    if call.vhost.blocked_reason:
-        text = f"publishing is blocked, short of {call.vhost.blocked_reason}"
-        raise ChannelError(RESOURCE_ERROR, text)
-    publisher = Publisher(vhost, call.identity, 0, Output(call.vhost.dispatch, FRAME_MAX))
+    call.in_slices(_published(call))
+
+
+def _published(call: Call) -> Slices:
+    count = 0
+    try:
+        for _ in _publish_all(call):
+            count += 1
+            if call.vhost.budget.left <= 0:
+                yield
+    except (ChannelError, DiskFullError, QueueFullError) as error:
+        if not count and isinstance(error, ChannelError):
+            raise
+        code = error.code if isinstance(error, ChannelError) else RESOURCE_ERROR
+        raise ChannelError(code, f"{error}; {count} were published") from error
+    return {"published": count}
+
+
+def _publish_all(call: Call) -> Iterator[None]:
+    """Publish one body after the other. Where they go is found again after any change of what the
+    vhost routes by."""
+    vhost = call.vhost
+    publisher = Publisher(vhost, call.identity, 0, Output(vhost.dispatch, FRAME_MAX))
+    props = encoded_properties(call.args.table("properties"))
+    version = vhost.router.version
+    header, facts, targets = _route(call, publisher, props)
+    for body in call.args.bodies("bodies"):
+        if vhost.blocked_reason:
+            text = f"publishing is blocked, short of {vhost.blocked_reason}"
+            raise ChannelError(RESOURCE_ERROR, text)
+        if version != vhost.router.version:
+            version = vhost.router.version
+            header, facts, targets = _route(call, publisher, props)
+        lsn, is_refused = fan_out(vhost, targets.queues, targets.streams, header, body, facts)
+        call.lsn = max(call.lsn, lsn)
+        if is_refused:
+            raise ChannelError(RESOURCE_ERROR, "a queue is full")
+        places = len(targets.queues) + len(targets.streams)
+        vhost.budget.left -= 1 + places + (len(body) >> 10)
+        yield
+
+
+def _route(call: Call, publisher: Publisher, props: bytes) -> tuple[bytes, Facts, Targets]:
+    """Return the header as stored, what a queue must know, and where the messages go."""
+    exchange, key = call.args.text("exchange"), call.args.text("routing_key")
     route = publisher.resolve(_short(exchange) + _short(key) + bytes((MANDATORY,)))
-    props = encoded_properties(given)
     facts, targets, props = publisher.facts_of(route, props, scan(props))
     if not targets.queues and not targets.streams:
-        place = (
-            called("exchange", exchange, call.vhost.name)
-            if exchange
-            else called("queue", key, call.vhost.name)
-        )
+        what, name = ("exchange", exchange) if exchange else ("queue", key)
+        place = called(what, name, call.vhost.name)
         raise ChannelError(NO_ROUTE, f"no queue gets it: key '{key}', {place}")
-    lsn = 0
-    count = 0
-    for body in given_bodies:
-        try:
-            one, is_refused = fan_out(
-                vhost, targets.queues, targets.streams, route.front + props, body, facts
-            )
-        except DiskFullError as error:
-            raise ChannelError(RESOURCE_ERROR, f"{error}; {count} were published") from error
-        except QueueFullError as error:
-            raise ChannelError(RESOURCE_ERROR, f"{error}; {count} were published") from error
-        lsn = max(lsn, one)
-        if is_refused:
-            raise ChannelError(RESOURCE_ERROR, f"a queue is full; {count} were published")
-        count += 1
-    call.settled(lsn, {"published": count})
+    return route.front + props, facts, targets
 
 
 def encoded_properties(given: dict[str, object]) -> bytes:

@@ -450,6 +450,11 @@ def test_each_line_with_pip_install_works_in_a_clone() -> None:
     assert found >= 8
 
 
+def test_errors_do_not_name_penstock_as_a_package_of_an_index() -> None:
+    for file in (ROOT / "src").rglob("*.py"):
+        assert "pip install 'penstock" not in file.read_text(encoding="utf-8"), file
+
+
 # Figures.
 
 UNITS = {"s": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}

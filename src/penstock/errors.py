@@ -250,6 +250,11 @@ class OptionError(PenstockError):
         self.expected = expected
 
 
+def install_advice(extra: str) -> str:
+    """Return how to install the packages of an extra of pyproject.toml: Penstock is on no index."""
+    return f"in a clone of Penstock, type pip install '.[{extra}]'"
+
+
 class MissingPackageError(PenstockError):
     """A package that is needed is not installed. reason: which, and how to install it."""
 

@@ -43,7 +43,7 @@ from penstock.cli import output
 from penstock.cli.main import EX_DATAERR, EX_OK, EX_TEMPFAIL, EX_UNAVAILABLE, FailedError
 from penstock.cli.output import FORMAT
 from penstock.clock import SystemClock
-from penstock.errors import MissingPackageError, PenstockError
+from penstock.errors import MissingPackageError, PenstockError, install_advice
 from penstock.options import format_bytes
 
 if TYPE_CHECKING:
@@ -263,8 +263,7 @@ def needs_spark() -> None:
     for name in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(name) is None:
             raise SparkMissingError(
-                f"pipelines run on Spark, and {name} is not installed: "
-                "pip install 'penstock[spark]'"
+                f"pipelines run on Spark, and {name} is not installed: {install_advice('spark')}"
             )
 
 

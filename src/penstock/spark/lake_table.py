@@ -37,7 +37,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, install_advice
 from penstock.spark.file_sink import sync_path
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def needs(module: str, kind: str) -> None:
     if importlib.util.find_spec(module) is None:
         raise LakeMissingError(
             f"{kind} tables need the package {module}, which is not installed: "
-            "pip install 'penstock[lake]'"
+            + install_advice("lake")
         )
 
 

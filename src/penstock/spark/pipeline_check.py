@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 
 from penstock.client import ClientConnection, UnreachableError
 from penstock.client.stream_tail import First, StreamTail
-from penstock.errors import AMQPError, ChannelError, OptionError, PenstockError
+from penstock.errors import AMQPError, ChannelError, OptionError, PenstockError, install_advice
 from penstock.spark.http_link import HttpLink, LinkError, RefusedError
 from penstock.spark.options import AT_LEAST_ONCE, Place, parse_place
 from penstock.spark.pipeline_file import (
@@ -117,7 +117,7 @@ def _packages(spec: PipelineSpec) -> Iterator[Finding]:
     }
     missing = [name for name in wanted if importlib.util.find_spec(name) is None]
     for name in missing:
-        text = f"the package {name} is not installed: pip install 'penstock[{wanted[name]}]'"
+        text = f"the package {name} is not installed: {install_advice(wanted[name])}"
         yield Finding(WRONG, text, os.EX_UNAVAILABLE, is_for_spark=wanted[name] == "spark")
     if "pyspark" not in missing:
         try:

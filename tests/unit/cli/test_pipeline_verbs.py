@@ -111,13 +111,13 @@ def test_without_pyspark_one_line_says_what_to_install(
     assert main(["pipeline", "run", "flights.toml"]) == 69
     assert capsys.readouterr().err == (
         "penstock: pipelines run on Spark, and pyspark is not installed: "
-        "pip install 'penstock[spark]'\n"
+        "in a clone of Penstock, type pip install '.[spark]'\n"
     )
     assert main(["pipeline", "check", "flights.toml"]) == 69
     told = capsys.readouterr()
     lines = told.out.splitlines()
     assert lines[0] == "ok    file: flights.toml"
-    assert lines[1].startswith("wrong the package pyspark is not installed: pip install 'pen")
+    assert lines[1].startswith("wrong the package pyspark is not installed: in a clone of Pen")
     assert any(line.startswith("wrong flights.toml: [source]: the broker does") for line in lines)
     assert any(line.startswith("wrong flights.toml: http_url: the broker does n") for line in lines)
     assert lines[-1] == "note  columns: not checked, because Spark cannot be started"

@@ -10,7 +10,7 @@ the store.
 from collections.abc import Callable
 from typing import Final
 
-from penstock.queues.backing_queue import BackingQueue, Delivery, Head
+from penstock.queues.backing_queue import BackingQueue, Delivery, ReadyHead
 from penstock.storage.files.durability import DISK
 from tests.helpers.engine_rig import EngineRig
 
@@ -136,7 +136,7 @@ class World:
         self.q = self.queues[b"q"]
 
 
-def up_to(n: int) -> Callable[[Head], bool]:
+def up_to(n: int) -> Callable[[ReadyHead], bool]:
     """A predicate that says yes n times, then no."""
     left = iter(range(n))
     return lambda _: next(left, None) is not None

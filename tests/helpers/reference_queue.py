@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from penstock.message import Entry, Message
-from penstock.queues.backing_queue import BackingQueue, Delivery, Head, NewMessage
+from penstock.queues.backing_queue import BackingQueue, Delivery, NewMessage, ReadyHead
 from penstock.queues.rows import Row
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK, NONE, OS
@@ -179,7 +179,7 @@ class ReferenceQueue(BackingQueue):
     def count_crashes(self) -> None:
         """It keeps no count of what may have been delivered."""
 
-    def drop(self, *, ack_required: bool = True) -> Head | None:
+    def drop(self, *, ack_required: bool = True) -> ReadyHead | None:
         head = self.head()
         if head is not None:
             entry = self._take(head.tag)
@@ -189,14 +189,14 @@ class ReferenceQueue(BackingQueue):
                 self._settle([entry], OS)
         return head
 
-    def head(self) -> Head | None:
+    def head(self) -> ReadyHead | None:
         if not self._held.order:
             return None
         seq = self._held.order[0]
         message = self._held.ready[seq].message
-        return Head(seq, message.id, message.size, message.expiry_ms)
+        return ReadyHead(seq, message.id, message.size, message.expiry_ms)
 
-    def dropwhile(self, predicate: Callable[[Head], bool], mode: int) -> Head | None:
+    def dropwhile(self, predicate: Callable[[ReadyHead], bool], mode: int) -> ReadyHead | None:
         entries: list[Entry] = []
         while (head := self.head()) is not None and predicate(head):
             entries.append(self._take(head.tag))

@@ -32,9 +32,9 @@ from penstock.embedded.alone_stream import (
 from penstock.embedded.events import OnEvent
 from penstock.embedded.option_parsing import Size, Time
 from penstock.embedded.persist import (
-    Consumer,
     Decode,
     Encode,
+    PersistedConsumer,
     check_callable,
     persist_settings,
 )
@@ -140,7 +140,7 @@ async def persist(
     stream = await _opened(directory, settings, on_event)
     producer = asyncio.create_task(_produce(iterable, stream, encode))
     try:
-        consumer = Consumer(stream._calls)
+        consumer = PersistedConsumer(stream._calls)
         while (body := await stream._alone.run_async(consumer.next())) is not None:
             item: Any = body if decode is None else decode(body)
             yield item

@@ -14,10 +14,10 @@ from penstock.embedded.sources import AsyncRunner, StreamSource
 from penstock.embedded.stream import ReaderBase, StreamBase
 from penstock.embedded.stream_reading import (
     TELL,
-    Limits,
     Moment,
     NamedReader,
     Offset,
+    PassLimits,
     Since,
     StreamPass,
     check_partition,
@@ -55,7 +55,7 @@ class AsyncStream(StreamBase):
         max_records: int | None = None, on_gap: str = TELL,
     ) -> AsyncGenerator[StreamRecord, None]:  # fmt: skip
         """Yield records from a place on, for `async for`; see penstock.Stream.read."""
-        limits = Limits(follow=follow, timeout=timeout, max_records=max_records, on_gap=on_gap)
+        limits = PassLimits(follow=follow, timeout=timeout, max_records=max_records, on_gap=on_gap)
         return iterate(self._driver, self._reading(since, offset, partition, reader, limits))
 
     def __aiter__(self) -> AsyncGenerator[StreamRecord, None]:
@@ -96,7 +96,7 @@ class AsyncReader(ReaderBase):
         max_records: int | None = None, on_gap: str = TELL,
     ) -> AsyncGenerator[StreamRecord, None]:  # fmt: skip
         """Yield records from where the reader goes on; the options are those of Stream.read."""
-        limits = Limits(follow=follow, timeout=timeout, max_records=max_records, on_gap=on_gap)
+        limits = PassLimits(follow=follow, timeout=timeout, max_records=max_records, on_gap=on_gap)
         return iterate(self._driver, self._calls.reading(limits))
 
     def __aiter__(self) -> AsyncGenerator[StreamRecord, None]:

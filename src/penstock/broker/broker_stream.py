@@ -41,7 +41,7 @@ partition under a name, because two would move one position. Several may share t
 A page that cannot be read ends this consumer alone: it is cancelled, an event is reported, and the
 stream goes on.
 
-**StreamTable** has the streams of a vhost; their names are in the QueueTable too, as those of
+**BrokerStreamTable** has the streams of a vhost; their names are in the QueueTable too, as those of
 queues. It knows the streams of the directory from the start: a stream that nobody reads costs an
 object, and the engine opens its files when needed. A declare makes all partitions in one record of
 the log, with the arguments in the first of them, as queues with priorities do it. A worker makes
@@ -78,7 +78,7 @@ from penstock.queues.amqp_headers import FORMAT, AmqpHeaders, split_address
 from penstock.queues.backing_queue import Delivery
 from penstock.queues.dead_letter import StreamTarget
 from penstock.queues.memory_monitor import MemoryMonitor
-from penstock.queues.stream_cursor import Place, Placer, StreamCursor
+from penstock.queues.stream_cursor import CursorPlace, Placer, StreamCursor
 from penstock.queues.stream_options import (
     KEPT_S,
     STREAM,
@@ -393,7 +393,7 @@ class BrokerStream(QueueOrStream):
         if reader:
             self._make_way(reader, numbers)
         places = [
-            Place(self.parts[number], number, self._begin(self.parts[number], start, reader))
+            CursorPlace(self.parts[number], number, self._begin(self.parts[number], start, reader))
             for number in numbers
         ]
         room = max(2 * consumer.prefetch, CHUNK_RECORDS_MIN)
@@ -645,7 +645,7 @@ class PreparedStream:
             waiter()
 
 
-class StreamTable:
+class BrokerStreamTable:
     """The streams of one vhost. by_number: the stream of a partition, by the partition's number.
     hold_age_s, hold_bytes: bounds of what readers of each stream may ask to keep."""
 

@@ -68,10 +68,10 @@ from penstock.broker.dispatch import DISCARD, GIVE_BACK, RELEASE, REQUEUE, Peer,
 from penstock.broker.output import LargeContent, Output, write_delivery
 from penstock.broker.publish import (
     Confirms,
-    Facts,
     Planned,
     PublishCollector,
     Publisher,
+    PublishFacts,
     Route,
     SpooledPublish,
     Targets,
@@ -289,14 +289,14 @@ class DeferredPublish:
     """A publish that is done right after the commit."""
 
     def __init__(
-        self, queues: list[BrokerQueue], header: bytes, body: bytes, facts: Facts,
+        self, queues: list[BrokerQueue], header: bytes, body: bytes, facts: PublishFacts,
         shared: SharedBody | None,
     ) -> None:  # fmt: skip
         self.queues: list[BrokerQueue] = queues
         self.header: bytes = header
         self.body: bytes = body
         self.shared: SharedBody | None = shared  # with the queues that have it by the commit
-        self.facts: Facts = Facts()
+        self.facts: PublishFacts = PublishFacts()
         self.facts.is_persistent = facts.is_persistent
         self.facts.priority = facts.priority
         self.facts.ttl_ms = facts.ttl_ms
@@ -342,7 +342,7 @@ class ChannelTransaction(PublishCollector):
 
     def put(
         self, route: Route, targets: Targets, header: bytes, props: bytes, body: bytes,
-        facts: Facts,
+        facts: PublishFacts,
     ) -> None:  # fmt: skip
         queues = targets.queues
         self.vhost.usage.hold(self._hold, self._held_bytes(route, targets, header, body, facts))
@@ -362,7 +362,9 @@ class ChannelTransaction(PublishCollector):
         for stream in targets.streams:
             self._appends.append(stream.begin_append(self._transaction, header, body))
 
-    def _plan(self, queues: list[BrokerQueue], header: bytes, body: bytes, facts: Facts) -> None:
+    def _plan(
+        self, queues: list[BrokerQueue], header: bytes, body: bytes, facts: PublishFacts
+    ) -> None:
         """Publish to durable queues at the commit."""
         before = len(self._puts)
         plan_all(self._transaction, queues, header, body, facts, self._puts)
@@ -374,7 +376,7 @@ class ChannelTransaction(PublishCollector):
                     first_plans[number] = queue, plan
 
     def _held_bytes(
-        self, route: Route, targets: Targets, header: bytes, body: bytes, facts: Facts
+        self, route: Route, targets: Targets, header: bytes, body: bytes, facts: PublishFacts
     ) -> int:
         """Return how many bytes of RAM one more publish takes. The engine's transaction keeps
         bodies on disk, after some bytes of them; what is kept for after the commit is in RAM."""

@@ -141,7 +141,7 @@ class LargeContent:
 FULL_BYTES: Final = 128 << 10
 
 
-class Lane:
+class ChannelLane:
     """The frames of one channel while it has a large body: the body, and what waits for its end."""
 
     def __init__(self, content: LargeContent) -> None:
@@ -204,7 +204,7 @@ class Output:
         self._piece_bytes: int = 0
         self._is_due: bool = False
         # By channel, while large bodies are being sent on it; whose turn is next is first.
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, ChannelLane] = {}
 
     def writer(self, channel: int) -> BytesWriter:
         """Return the writer for whole frames of this channel."""
@@ -259,7 +259,7 @@ class Output:
         """Send this large body, whose header frame was written just now."""
         lane = self.lanes.get(content.channel)
         if lane is None:
-            self.lanes[content.channel] = Lane(content)
+            self.lanes[content.channel] = ChannelLane(content)
         else:
             lane.add(content)
 

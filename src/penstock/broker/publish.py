@@ -149,7 +149,7 @@ NACK: Final = b"\x00\x3c\x00\x78"  # 60, 120
 
 
 @mypyc_attr(acyclic=True)
-class Run:
+class ConfirmRun:
     """Publishes from `first_tag` to `last_tag` that are answered alike once `lsn` is settled."""
 
     __slots__ = ("first_tag", "is_ack", "last_tag", "lsn")
@@ -168,8 +168,8 @@ class Confirms:
     def __init__(self) -> None:
         self.last_tag: int = 0
         self.answered: int = 0
-        self.runs: deque[Run] = deque()
-        self._open: Run | None = None  # the last run, while its turn lasts
+        self.runs: deque[ConfirmRun] = deque()
+        self._open: ConfirmRun | None = None  # the last run, while its turn lasts
 
     def published(self, lsn: int) -> None:
         """Count a publish; it is safe once lsn is settled, 0: at once."""
@@ -180,20 +180,20 @@ class Confirms:
             if lsn:
                 run.lsn = lsn
             return
-        self._open = run = Run(self.last_tag, lsn, True)
+        self._open = run = ConfirmRun(self.last_tag, lsn, True)
         self.runs.append(run)
 
     def refused(self) -> None:
         """Count a publish that a queue refused."""
         self.last_tag += 1
-        self._open = run = Run(self.last_tag, 0, False)
+        self._open = run = ConfirmRun(self.last_tag, 0, False)
         self.runs.append(run)
 
-    def settle(self, settled: int) -> list[Run]:
+    def settle(self, settled: int) -> list[ConfirmRun]:
         """End the turn: return the runs to answer, with LSNs up to `settled`."""
         self._open = None
         runs = self.runs
-        done: list[Run] = []
+        done: list[ConfirmRun] = []
         while runs and runs[0].lsn <= settled:
             run = runs.popleft()
             last = done[-1] if done else None
@@ -206,7 +206,7 @@ class Confirms:
         return done
 
 
-class Facts:
+class PublishFacts:
     """What a queue must know of a message. ttl_ms: None for no expiration; delay_ms: None for the
     queue's own. hidden: keys of BCC, which the stored header keeps."""
 
@@ -301,7 +301,7 @@ class Routing:
         self.route: Route = route
         self.given: bytes = given
         self.props: bytes = given
-        self.facts: Facts = Facts()
+        self.facts: PublishFacts = PublishFacts()
         self.targets: Targets = route.targets
         self.keys: list[str] | None = None
         self.asked: Asked | None = None
@@ -316,7 +316,7 @@ class PublishCollector(ABC):
     @abstractmethod
     def put(
         self, route: Route, targets: Targets, header: bytes, props: bytes, body: bytes,
-        facts: Facts,
+        facts: PublishFacts,
     ) -> None:  # fmt: skip
         """Add one publish."""
 
@@ -347,7 +347,7 @@ class Publisher(Unconfirmed):
         # How far the first message of the next run is.
         self._resolving: Resolving | None = None
         self._routing: Routing | None = None
-        self._facts: Facts = Facts()
+        self._facts: PublishFacts = PublishFacts()
         self._stream: BrokerStream | None = None  # where all publishes go
         self.appended: deque[tuple[int, int]] | None = None  # (partition, offset) of the last ones
 
@@ -642,7 +642,7 @@ class Publisher(Unconfirmed):
         routing = self._routing
         if routing is None or routing.given != props:
             if route.way is None and not (info >> 16 & HAS_HEADERS and has_copies(props)):
-                facts = Facts()
+                facts = PublishFacts()
                 props = self._special_facts(facts, route, props, info)
                 targets = route.targets
                 self._budget.left -= SPECIAL_STEPS + len(targets.queues) + len(targets.streams)
@@ -667,7 +667,9 @@ class Publisher(Unconfirmed):
         if self.confirms is not None:
             self.confirms.published(lsn)
 
-    def facts_of(self, route: Route, props: bytes, info: int) -> tuple[Facts, Targets, bytes]:
+    def facts_of(
+        self, route: Route, props: bytes, info: int
+    ) -> tuple[PublishFacts, Targets, bytes]:
         """Return what a queue must know of a message, where it goes, and its properties as
         stored. ChannelError 506: to find out where it goes takes too many steps."""
         routing = self.begin_routing(route, props, info)
@@ -700,7 +702,7 @@ class Publisher(Unconfirmed):
         routing.props = props
         return routing
 
-    def _special_facts(self, facts: Facts, route: Route, props: bytes, info: int) -> bytes:
+    def _special_facts(self, facts: PublishFacts, route: Route, props: bytes, info: int) -> bytes:
         """Set what a queue must know of a message, but for CC and BCC; return its properties as
         stored. ChannelError 406."""
         facts.set_plain(info)
@@ -760,7 +762,7 @@ class Publisher(Unconfirmed):
         return with_reply_to(props, self.reply_queue)
 
     def publish_with(
-        self, route: Route, targets: Targets, props: bytes, body: bytes, facts: Facts,
+        self, route: Route, targets: Targets, props: bytes, body: bytes, facts: PublishFacts,
         spooled: Message | None = None,
     ) -> None:  # fmt: skip
         """Publish any message: to a transaction, to several queues, to none. spooled: its body is
@@ -948,8 +950,8 @@ class Planned:
 
 def fan_out(
     vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
-    body: bytes, facts: Facts, spooled: Message | None = None, copies: SharedBody | None = None,
-    *, may_refuse: bool = True,
+    body: bytes, facts: PublishFacts, spooled: Message | None = None,
+    copies: SharedBody | None = None, *, may_refuse: bool = True,
 ) -> tuple[int, bool]:  # fmt: skip
     """Publish to all these. spooled: the body is in the store, and `body` is empty. copies: the
     shared body of other queues to which the message was published already. may_refuse: False if
@@ -970,7 +972,7 @@ def share_blame(vhost: VHost, header: bytes, places: int) -> None:
 
 def _fan_out(
     vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
-    body: bytes, facts: Facts, spooled: Message | None, may_refuse: bool,
+    body: bytes, facts: PublishFacts, spooled: Message | None, may_refuse: bool,
 ) -> tuple[int, bool]:  # fmt: skip
     size = len(body) if spooled is None else spooled.size
     dead: list[tuple[BrokerQueue, bool]] = []
@@ -990,7 +992,7 @@ def _fan_out(
 
 def _send(
     vhost: VHost, shared: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
-    body: bytes, facts: Facts, spooled: Message | None, whole: bytes,
+    body: bytes, facts: PublishFacts, spooled: Message | None, whole: bytes,
     dead: list[tuple[BrokerQueue, bool]],
 ) -> tuple[int, bool]:  # fmt: skip
     """Publish to queues that take the message and to streams, then to those that make a dead letter
@@ -1017,7 +1019,7 @@ def _send(
 
 
 def _those_that_take_it(
-    queues: list[BrokerQueue], size: int, facts: Facts, dead: list[tuple[BrokerQueue, bool]]
+    queues: list[BrokerQueue], size: int, facts: PublishFacts, dead: list[tuple[BrokerQueue, bool]]
 ) -> list[BrokerQueue]:
     """Return the queues that the message enters. The others are added to `dead`, with whether they
     are full; where it is not, the message is for a consumer that waits now, and none does."""
@@ -1044,8 +1046,8 @@ def _has_dead_letters(dead: list[tuple[BrokerQueue, bool]]) -> bool:
 
 
 def _publish_shared(
-    vhost: VHost, queues: list[BrokerQueue], header: bytes, body: bytes, size: int, facts: Facts,
-    spooled: Message | None,
+    vhost: VHost, queues: list[BrokerQueue], header: bytes, body: bytes, size: int,
+    facts: PublishFacts, spooled: Message | None,
 ) -> int:  # fmt: skip
     """Publish with one record for all queues to which the message is the same. Returns the LSN, 0
     if none is durable."""
@@ -1100,7 +1102,7 @@ def _publish_shared(
 
 def _append_all(
     vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
-    body: bytes, facts: Facts,
+    body: bytes, facts: PublishFacts,
 ) -> int:  # fmt: skip
     """Publish with one record to streams and durable queues; return its LSN."""
     vhost.dispatch.schedule()
@@ -1129,8 +1131,8 @@ def _append_all(
 
 
 def plan_all(
-    transaction: Transaction, queues: list[BrokerQueue], header: bytes, body: bytes, facts: Facts,
-    planned: list[Planned],
+    transaction: Transaction, queues: list[BrokerQueue], header: bytes, body: bytes,
+    facts: PublishFacts, planned: list[Planned],
 ) -> None:  # fmt: skip
     """Publish to durable queues in a transaction, the body once for all to which it is the same.
     What is planned is added to `planned`, also if this fails: the caller must undo it."""
@@ -1153,7 +1155,7 @@ def plan_all(
 
 
 def by_durability(
-    queues: list[BrokerQueue], facts: Facts
+    queues: list[BrokerQueue], facts: PublishFacts
 ) -> tuple[list[BrokerQueue], list[BrokerQueue]]:
     """Return the queues in which the message outlives a crash, and the others."""
     if not facts.is_persistent:
@@ -1173,7 +1175,7 @@ def whole_body(vhost: VHost, spooled: Message) -> bytes:
     return vhost.engine.read_stored(spooled)
 
 
-def plan_of(queue: BrokerQueue, header: bytes, facts: Facts) -> Plan:
+def plan_of(queue: BrokerQueue, header: bytes, facts: PublishFacts) -> Plan:
     """Return what the queue would make of the message; `planned` or `unplan` must follow."""
     return queue.amq.plan(
         header, priority=min(facts.priority, queue.priorities), ttl_ms=facts.ttl_ms,

@@ -1,7 +1,7 @@
 """The queues of a vhost: opened, declared, found, deleted; their timers; restart after an error.
 
 **QueueTable.** The queues of the vhost's QueueSet, each with its consumers (BrokerQueue). Streams
-are in the table under their names too, and open from the start (StreamTable). A queue that is
+are in the table under their names too, and open from the start (BrokerStreamTable). A queue that is
 not durable, or exclusive, exists in RAM alone: an exclusive queue is deleted with the connection
 that declared it, so nothing of it is on disk, whatever it was declared as.
 
@@ -64,7 +64,7 @@ from penstock.broker.arguments import (
     type_of,
 )
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream, not_counted
-from penstock.broker.broker_stream import BrokerStream, PreparedStream, StreamTable
+from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable, PreparedStream
 from penstock.broker.dispatch import Dispatch, Source
 from penstock.broker.topology import Topology, store_creator
 from penstock.clock import Clock
@@ -101,7 +101,7 @@ class QueueTable:
 
     def __init__(
         self, queue_set: QueueSet[BrokerQueue], vhost: str, topology: Topology,
-        streams: StreamTable, dispatch: Dispatch, *, clock: Clock, rng: random.Random,
+        streams: BrokerStreamTable, dispatch: Dispatch, *, clock: Clock, rng: random.Random,
         check_new: Callable[[str, Identity | None], None], on_event: Callable[[str, str], None],
         on_deleted: Callable[[str], None], count: Callable[[str, int], None],
     ) -> None:  # fmt: skip

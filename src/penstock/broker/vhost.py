@@ -1,7 +1,7 @@
 """VHost: the core of a vhost: its engine, its queues, its exchanges, one memory budget, one turn.
 
     QueueSet (engine, AMQQueues, memory, what is due) < BrokerQueue, one for each queue in use
-    StorageEngine < BrokerStream, one for each stream;  StreamTable
+    StorageEngine < BrokerStream, one for each stream;  BrokerStreamTable
     Topology (exchanges, bindings) < Router;  QueueTable;  QueueTimers;  Dispatch
     BackgroundTasks: AlertManager, DeferredFree; whoever opens a vhost adds a LeaseManager (readers
     of queues, leases.py) and a BatchManager (batches.py)
@@ -44,7 +44,7 @@ from penstock.broker import refusals
 from penstock.broker.alerts import AlertManager
 from penstock.broker.background_tasks import BackgroundTasks, DeferredFree
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
-from penstock.broker.broker_stream import BrokerStream, StreamTable
+from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable
 from penstock.broker.dead_letters import DeadLetterRoutes
 from penstock.broker.dispatch import Dispatch, Peer, Source
 from penstock.broker.in_flight import InFlight
@@ -279,7 +279,7 @@ class VHost(QueueOwner[BrokerQueue]):
         self._dead_letters = DeadLetterRoutes(
             self.topology.router, self.headers, self._taker, self.budget, self._share_blame
         )
-        self.streams: StreamTable = StreamTable(
+        self.streams: BrokerStreamTable = BrokerStreamTable(
             engine, self.name, self.dispatch, self.monitor, self.event,
             hold_age_s=self.settings.stream_hold_s_max,
             hold_bytes=self.settings.stream_hold_bytes_max,

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 import click
 
 from penstock import escaping
-from penstock.cli.main import RefusedError, UnavailableError
+from penstock.cli.main import CommandRefusedError, UnavailableError
 from penstock.errors import OptionError
 
 FILE: Final = "penstock.toml"
@@ -70,7 +70,7 @@ class Client(Protocol):
     """A connection to a broker's control socket."""
 
     def call(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
-        """Return the result of an operation, with bytes decoded. Raises RefusedError and
+        """Return the result of an operation, with bytes decoded. Raises CommandRefusedError and
         UnavailableError."""
         ...
 
@@ -114,7 +114,7 @@ class _Socket:
         try:
             return self._client.call(op, vhost, **args)
         except ControlError as error:
-            raise RefusedError(error.code, error.text) from error
+            raise CommandRefusedError(error.code, error.text) from error
         except NoServerError as error:
             if isinstance(error.__cause__, PermissionError):
                 text = "only the user that runs the broker may use its control socket"

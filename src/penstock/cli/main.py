@@ -80,7 +80,7 @@ class FailedError(PenstockError):
         self.exit_code = code
 
 
-class RefusedError(PenstockError):
+class CommandRefusedError(PenstockError):
     """The broker refused a command. code: AMQP's reply code."""
 
     def __init__(self, code: int, text: str) -> None:
@@ -304,7 +304,7 @@ def cli(ctx: click.Context) -> None:
 
 def exit_code(error: BaseException) -> int:
     """Return the exit code of an error, by its class or by the broker's reply code."""
-    if isinstance(error, AMQPError | RefusedError):
+    if isinstance(error, AMQPError | CommandRefusedError):
         return REPLY_EXIT_CODES.get(error.code, EX_SOFTWARE)
     if isinstance(error, FailedError):
         return error.exit_code

@@ -32,7 +32,7 @@ import click
 from penstock.access.limits import OF_USERS, OF_VHOSTS
 from penstock.cli import output
 from penstock.cli.ask import DATA, VHOST, Client, ask, asked, named
-from penstock.cli.main import EX_UNAVAILABLE, VERBS, RefusedError, UnavailableError
+from penstock.cli.main import EX_UNAVAILABLE, VERBS, CommandRefusedError, UnavailableError
 from penstock.cli.output import FORMAT
 from penstock.clock import SystemClock
 from penstock.embedded.waiting import ThreadWaiter
@@ -197,7 +197,7 @@ def await_startup(timeout_s: float, data: str) -> None:
         except UnavailableError:
             if clock.monotonic() >= deadline:
                 raise
-        except RefusedError as error:
+        except CommandRefusedError as error:
             if clock.monotonic() >= deadline:
                 raise UnavailableError(f"not ready after {timeout_s:g} s: {error}") from None
         else:

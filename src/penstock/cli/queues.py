@@ -49,7 +49,7 @@ import click
 from penstock import escaping
 from penstock.cli import output
 from penstock.cli.ask import DATA, VHOST, Client, ask, asked, named
-from penstock.cli.main import RefusedError, UnavailableError
+from penstock.cli.main import CommandRefusedError, UnavailableError
 from penstock.cli.output import FORMAT
 from penstock.clock import SystemClock
 from penstock.errors import OptionError, QueueEmptyError
@@ -547,7 +547,7 @@ def tail(
             tailed = StreamTail(connection, stream, start, is_following=follow)
             _tail_print(tailed, form, None if since is None else count)
         except ChannelError as error:
-            raise RefusedError(error.code, _tail_hint(error, stream)) from None
+            raise CommandRefusedError(error.code, _tail_hint(error, stream)) from None
 
 
 def since_us(given: str, now_ms: int) -> int:

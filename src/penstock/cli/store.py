@@ -26,8 +26,8 @@ from penstock.cli.main import (
     EX_DATAERR,
     EX_NOINPUT,
     EX_OK,
+    CommandRefusedError,
     FailedError,
-    RefusedError,
     UnavailableError,
 )
 from penstock.cli.output import FORMAT, table
@@ -319,7 +319,7 @@ def _is_known(fs: OsFileSystem, data: str, path: str, vhost: str, queue: str) ->
     True if the store is open and its owner cannot be asked."""
     try:
         return any(row["name"] == queue for row in ask(data, "list_queues", vhost))
-    except (UnavailableError, RefusedError):
+    except (UnavailableError, CommandRefusedError):
         pass
     try:
         found = figures.stats(fs, path)

@@ -48,7 +48,7 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from penstock.amqp_url import AmqpUrl
-from penstock.client.publish_window import Published
+from penstock.client.publish_window import ManyPublished
 from penstock.client.wire import Wire, WireClosedError
 from penstock.codec.fields import encode_table
 from penstock.codec.frames import PROTOCOL_HEADER
@@ -226,7 +226,7 @@ class ClientChannel:
         self._answers: deque[Future[Method | Received]] = deque()
         self._calls: deque[Future[object]] = deque()
         # In the order of their tags; what was published together is at its first tag.
-        self._confirms: dict[int, Future[bool] | Published] = {}
+        self._confirms: dict[int, Future[bool] | ManyPublished] = {}
         self._next_tag = 1
         self._consumers: dict[str, tuple[OnMessage, OnEnd]] = {}
         self._next_consumer = 1
@@ -332,7 +332,7 @@ class ClientChannel:
     def publish_many(
         self, exchange: str, messages: Sequence[tuple[str, bytes, bytes]], *,
         mandatory: bool = False,
-    ) -> Published:  # fmt: skip
+    ) -> ManyPublished:  # fmt: skip
         """Publish at least one message with one write, on a channel in confirm mode, and return
         what their confirms are noted in. messages: of each its routing key, its encoded properties
         and its body. Never waits: the caller limits what is under way."""
@@ -341,14 +341,14 @@ class ClientChannel:
             for key, header, body in messages
         ]
         with self._lock:
-            published = Published(self._next_tag, len(contents))
+            published = ManyPublished(self._next_tag, len(contents))
             if not self._fails(published.future):
                 send = self.connection.send_publishes
                 self._send_numbered(published, len(contents), send, self.number, contents)
             return published
 
     def _send_numbered(
-        self, confirm: "Future[bool] | Published", count: int, send: Callable[..., None],
+        self, confirm: "Future[bool] | ManyPublished", count: int, send: Callable[..., None],
         *args: object,
     ) -> None:  # fmt: skip
         """Send so many publishes, whose confirms `confirm` waits for, by `send(*args)`. An end of
@@ -483,7 +483,7 @@ class ClientChannel:
             self.error = error
             waiting: list[Future[Any]] = [*self._answers, *self._calls]
             waiting += [
-                confirm.future if isinstance(confirm, Published) else confirm
+                confirm.future if isinstance(confirm, ManyPublished) else confirm
                 for confirm in self._confirms.values()
             ]
             consumers = list(self._consumers.values())
@@ -516,7 +516,7 @@ class ClientChannel:
                 tags = self._answered(tag, multiple=multiple, is_taken=is_taken)
             found = [self._confirms.pop(one) for one in tags]
         for one in found:
-            if isinstance(one, Published):
+            if isinstance(one, ManyPublished):
                 settle(one.future, None)
             else:
                 settle(one, is_taken)
@@ -528,7 +528,7 @@ class ClientChannel:
         for first, one in self._confirms.items():
             if first > tag:
                 break
-            if isinstance(one, Published):
+            if isinstance(one, ManyPublished):
                 if one.answer(tag, multiple=multiple, is_taken=is_taken):
                     done.append(first)
             elif multiple:

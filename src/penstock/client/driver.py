@@ -32,8 +32,8 @@ only that one acknowledge it, so box.adopt first makes it a delivery of the tran
 
 If the connection is lost before the commit was answered, it has taken effect whole or not at all.
 
-A Link is one connection of a box and its channels, by what they are for. A new connection gets a
-new Link; jobs keep the channel that they came on.
+A BoxLink is one connection of a box and its channels, by what they are for. A new connection gets a
+new BoxLink; jobs keep the channel that they came on.
 
     puts        one, in confirm mode, for all threads: each put has a future of its own
     a getter    one for each queue that is got from: an error there (the queue was deleted) ends
@@ -73,7 +73,7 @@ from penstock.queues.queue_options import DROP_HEAD, QueueOptions
 CAPABILITY: Final = "penstock.box"
 
 
-class Link:
+class BoxLink:
     """A connection of a box and its channels: see the head of this module. on_event(kind, text):
     called with "blocked" and "unblocked", in the connection's thread."""
 
@@ -287,7 +287,7 @@ class RemoteTransaction:
     mode: the durability of all that is put. channel: the channel of the transaction.
     """
 
-    def __init__(self, driver: "RemoteDriver", link: Link, mode: int) -> None:
+    def __init__(self, driver: "RemoteDriver", link: BoxLink, mode: int) -> None:
         self.mode: int = mode
         self._driver = driver
         self._link = link
@@ -377,8 +377,8 @@ class RemoteDriver:
         self._on_event = on_event
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._link: Link | None = None
-        self._connecting: Future[Link] | None = None
+        self._link: BoxLink | None = None
+        self._connecting: Future[BoxLink] | None = None
         self._last_id = secrets.randbits(63)
 
     # ---- who calls -----------------------------------------------------------------------------
@@ -418,7 +418,7 @@ class RemoteDriver:
         if self.closed.done():
             raise BoxClosedError(self.path)
 
-    def linked(self) -> Call[Link]:
+    def linked(self) -> Call[BoxLink]:
         """Return the connection; connect again if it was lost. UnreachableError,
         AMQPConnectionError, MissingCapabilityError: that failed; the next call tries again."""
         self.check()
@@ -436,16 +436,16 @@ class RemoteDriver:
         yield Wait(future)
         return future.result()
 
-    def link_now(self) -> Link | None:
+    def link_now(self) -> BoxLink | None:
         """Return the connection if there is one, None if a call would have to wait for it."""
         link = self._link
         return link if link is not None and link.is_open else None
 
-    def _connect(self, future: "Future[Link]") -> None:
-        link: Link | None = None
+    def _connect(self, future: "Future[BoxLink]") -> None:
+        link: BoxLink | None = None
         error: Exception | None = None
         try:
-            link = Link(self._url, self._on_event)
+            link = BoxLink(self._url, self._on_event)
         except Exception as found:  # noqa: BLE001  # the calls that wait for the connection raise it
             error = found
         with self._lock:

@@ -23,7 +23,7 @@ WINDOW_BYTES: Final = 1 << 20
 T = TypeVar("T")
 
 
-class Published:
+class ManyPublished:
     """Messages that were published together, with consecutive tags, and their confirms. refused:
     the indexes of those that the broker refused, so far. future: done when each of them is
     confirmed or refused; has the error of a channel that ended before."""
@@ -84,7 +84,7 @@ class Window(Generic[T]):
     """Batches under way, the oldest first, each with something that its publisher keeps for it."""
 
     def __init__(self) -> None:
-        self._batches: deque[tuple[Published, int, T]] = deque()
+        self._batches: deque[tuple[ManyPublished, int, T]] = deque()
         self._messages = 0
         self._bytes = 0
 
@@ -98,13 +98,13 @@ class Window(Generic[T]):
             self._messages + count <= WINDOW_MESSAGES and self._bytes + size_bytes <= WINDOW_BYTES
         )
 
-    def add(self, published: Published, size_bytes: int, kept: T) -> None:
+    def add(self, published: ManyPublished, size_bytes: int, kept: T) -> None:
         """Add a batch that was sent."""
         self._batches.append((published, size_bytes, kept))
         self._messages += published.count
         self._bytes += size_bytes
 
-    def take_oldest(self) -> tuple[Published, T]:
+    def take_oldest(self) -> tuple[ManyPublished, T]:
         """Remove the oldest batch, to be waited for."""
         published, size_bytes, kept = self._batches.popleft()
         self._messages -= published.count

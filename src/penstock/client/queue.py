@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from penstock.client.connection import ClientChannel, Received, settle
-from penstock.client.driver import Full, Link, RemoteDriver, RemoteState, Wait, answer
+from penstock.client.driver import BoxLink, Full, RemoteDriver, RemoteState, Wait, answer
 from penstock.client.message import RemoteDelivery, messages_of
 from penstock.client.publish_window import Window, batches
 from penstock.codec.spec import BasicCancel
@@ -142,7 +142,7 @@ class RemoteQueue(QueueSource):
         return refused
 
     def _confirmed(
-        self, link: Link, window: Window[tuple[list[New], list[str]]]
+        self, link: BoxLink, window: Window[tuple[list[New], list[str]]]
     ) -> Call[list[New]]:
         """Wait for the oldest batch under way. Returns what was refused; marks the queue as deleted
         if a message found none."""

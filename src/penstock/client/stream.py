@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from penstock.client.connection import ClientChannel, Received, settle
-from penstock.client.driver import Link, RemoteDriver, Wait, answer
+from penstock.client.driver import BoxLink, RemoteDriver, Wait, answer
 from penstock.client.publish_window import Window, batches
 from penstock.codec.spec import BasicQos, QueueDeclare
 from penstock.embedded import option_parsing
@@ -285,7 +285,7 @@ class RemoteFeed(Feed):
         return [self._record(message) for message in messages]
 
     def _begin(self) -> Call[ClientChannel]:
-        link: Link = yield from self._driver.linked()
+        link: BoxLink = yield from self._driver.linked()
         channel = link.connection.channel()
         try:
             yield from answer(channel.ask(BasicQos(prefetch_count=self._credit)))

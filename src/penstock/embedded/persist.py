@@ -79,7 +79,7 @@ def check_callable(name: str, given: object) -> None:
         raise OptionError(name, given, "a callable, or nothing if items are bytes")
 
 
-class Consumer:
+class PersistedConsumer:
     """The consumer's side, in calls. is_over: there are no more items."""
 
     def __init__(self, source: AloneStreamSource) -> None:
@@ -189,7 +189,7 @@ class Persisted(Iterator[T], Generic[T]):
         self._stream = AloneStream(driver, source)
         encode = _same if encode is None else encode
         self._producer = Producer(iterable, self._stream, source, encode)
-        self._consumer = Consumer(source)
+        self._consumer = PersistedConsumer(source)
         self._decode: Callable[[bytes], Any] = _same if decode is None else decode
 
     @property

@@ -19,10 +19,10 @@ from penstock.embedded.option_parsing import check_name
 from penstock.embedded.sources import PartitionInfo, Runner, StreamInfo, StreamSource
 from penstock.embedded.stream_reading import (
     TELL,
-    Limits,
     Moment,
     NamedReader,
     Offset,
+    PassLimits,
     Since,
     StartPosition,
     StreamPass,
@@ -109,7 +109,7 @@ class StreamBase:
 
     def _reading(
         self, since: Since, offset: Offset, partition: int | None, reader: str | None,
-        limits: Limits,
+        limits: PassLimits,
     ) -> StreamPass:  # fmt: skip
         """Return a pass over the stream."""
         start = StartPosition(self._source, since, offset, partition)
@@ -211,7 +211,7 @@ class Stream(StreamBase):
         on_gap="error" a StreamGapError is raised instead. Raises OptionError or ValueError for
         wrong arguments.
         """
-        limits = Limits(follow=follow, timeout=timeout, max_records=max_records, on_gap=on_gap)
+        limits = PassLimits(follow=follow, timeout=timeout, max_records=max_records, on_gap=on_gap)
         return iterate(self._driver, self._reading(since, offset, partition, reader, limits))
 
     def __iter__(self) -> Iterator[StreamRecord]:
@@ -254,7 +254,7 @@ class Reader(ReaderBase):
         max_records: int | None = None, on_gap: str = TELL,
     ) -> Generator[StreamRecord, None, None]:  # fmt: skip
         """Yield records from where the reader goes on; the options are those of Stream.read."""
-        limits = Limits(follow=follow, timeout=timeout, max_records=max_records, on_gap=on_gap)
+        limits = PassLimits(follow=follow, timeout=timeout, max_records=max_records, on_gap=on_gap)
         return iterate(self._driver, self._calls.reading(limits))
 
     def __iter__(self) -> Iterator[StreamRecord]:

@@ -132,7 +132,7 @@ ERROR: Final = "error"
 Begin = Callable[[StreamSource, StreamInfo], Call[dict[int, int]]]
 
 
-class Limits:
+class PassLimits:
     """When a pass ends, and what it does at a gap. OptionError, ValueError."""
 
     __slots__ = ("follow", "has_gap_errors", "max_records", "timeout_s")
@@ -154,7 +154,7 @@ class Limits:
         self.has_gap_errors: bool = on_gap == ERROR
 
 
-class Lane:
+class PassPartition:
     """One partition of a pass. expected: the offset that should come next. until: the end of what
     was there when the pass began. error: a gap, to be raised when the records here are given."""
 
@@ -178,11 +178,11 @@ class Lane:
         """Whether records that were there when the pass began are still to come."""
         return self.expected < self.until and self.error is None
 
-    def is_wanting(self, limits: Limits) -> bool:
+    def is_wanting(self, limits: PassLimits) -> bool:
         """Return whether no record is here, and some may come."""
         return self.head is None and self.error is None and (limits.follow or self.is_behind)
 
-    def fill(self, records: Sequence[StreamRecord], limits: Limits, name: str) -> None:
+    def fill(self, records: Sequence[StreamRecord], limits: PassLimits, name: str) -> None:
         """Take a chunk of records, and note its gaps."""
         taken: list[StreamRecord] = []
         for record in records:
@@ -215,13 +215,13 @@ class StreamPass:
     given: the records that `next` returned last. at: which of them the loop is at, -1 for none."""
 
     def __init__(
-        self, source: StreamSource, begin: Begin, limits: Limits, reader: str = ""
+        self, source: StreamSource, begin: Begin, limits: PassLimits, reader: str = ""
     ) -> None:
         self._source = source
         self._reader_name = reader
         self._begin = begin
         self._limits = limits
-        self._lanes: list[Lane] | None = None
+        self._lanes: list[PassPartition] | None = None
         self._left: int | None = limits.max_records
         self._is_over: bool = False
         self.given: list[StreamRecord] = []
@@ -266,7 +266,7 @@ class StreamPass:
         self._lanes = []
         for partition, offset in begin.items():
             feed = source.feed(partition, offset)
-            self._lanes.append(Lane(feed, offset, info.partitions[partition].next))
+            self._lanes.append(PassPartition(feed, offset, info.partitions[partition].next))
 
     def _some(self) -> Call[list[StreamRecord]]:
         """Return records that may be given now; none: the pass is at its end."""
@@ -295,10 +295,10 @@ class StreamPass:
                 has_waited = True
             yield from self._source.wait([lane.feed for lane in empty], deadline)
 
-    def _fill(self, lanes: list[Lane]) -> Call[list[Lane]]:
+    def _fill(self, lanes: list[PassPartition]) -> Call[list[PassPartition]]:
         """Fill the lanes that are empty. Return those that stay empty and may have records
         later."""
-        empty: list[Lane] = []
+        empty: list[PassPartition] = []
         limits = self._limits
         for lane in lanes:
             if lane.is_wanting(limits):
@@ -307,12 +307,12 @@ class StreamPass:
                     empty.append(lane)
         return empty
 
-    def _merged(self, lanes: list[Lane]) -> list[StreamRecord]:
+    def _merged(self, lanes: list[PassPartition]) -> list[StreamRecord]:
         """Return records of several partitions by time. Ends where an empty lane may still have
         older ones."""
         records: list[StreamRecord] = []
         while True:
-            first: Lane | None = None
+            first: PassPartition | None = None
             for lane in lanes:
                 head = lane.head
                 if head is None:
@@ -357,7 +357,7 @@ class NamedReader:
         self._committed = dict(offsets)
         return offsets
 
-    def reading(self, limits: Limits, *, commits: bool = False) -> "ReaderPass":
+    def reading(self, limits: PassLimits, *, commits: bool = False) -> "ReaderPass":
         """Return a pass from where the reader goes on. commits: commit what the loop has gone
         past."""
         self._latest = ReaderPass(self, limits, commits=commits)
@@ -408,7 +408,7 @@ class NamedReader:
 class ReaderPass(StreamPass):
     """A pass of a named reader, which can commit what the loop has gone past."""
 
-    def __init__(self, reader: NamedReader, limits: Limits, *, commits: bool) -> None:
+    def __init__(self, reader: NamedReader, limits: PassLimits, *, commits: bool) -> None:
         super().__init__(reader.source, reader.begin, limits, reader.name)
         self._reader = reader
         self._commits = commits

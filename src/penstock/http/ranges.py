@@ -215,7 +215,7 @@ class PageDirectories:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class PageRange:
     """Records [first, last) of the pages at `path`, below the `head` of one moment."""
 
     path: str
@@ -232,7 +232,7 @@ class StreamPages:
         self._fs = fs
         self._cache = ByteCache(CACHE_BYTES)
 
-    def range(self, path: str, query: RangeQuery) -> Range:
+    def range(self, path: str, query: RangeQuery) -> PageRange:
         """Return the range for a query. Raises HttpError 400 or 416, NotAStoreError if the stream
         was deleted, CorruptionError, OSError."""
         if query.first is not None and query.last is not None and query.last < query.first:
@@ -250,7 +250,7 @@ class StreamPages:
             raise _missing(f"records {first} to {last}", there, head)
         if query.limit is not None:
             last = min(last, first + query.limit)
-        return Range(path, view.stream_id, head, first, last)
+        return PageRange(path, view.stream_id, head, first, last)
 
     def find(self, path: str, time_us: int) -> dict[str, int]:
         """Return `offset` of the first record of this time or later, `first` and `head`. Errors as
@@ -273,13 +273,13 @@ class StreamPages:
             ]  # fmt: skip
         return {"pages": pages}
 
-    def missing(self, wanted: Range) -> HttpError:
+    def missing(self, wanted: PageRange) -> HttpError:
         """Return the 416 for a range that retention has deleted."""
         with closing(StreamView(self._fs, wanted.path)) as view:
             what = f"records {wanted.first} to {wanted.last}"
             return _missing(what, view.first_offset(), view.head())
 
-    def spans(self, wanted: Range) -> Iterator[Span]:
+    def spans(self, wanted: PageRange) -> Iterator[Span]:
         """Yield the records of a range, verified. Raises CorruptionError, FileNotFoundError if
         retention has deleted a page, OSError."""
         first, last, head = wanted.first, wanted.last, wanted.head
@@ -306,7 +306,7 @@ def _missing(what: str, first: int, head: Head) -> HttpError:
     return HttpError(416, text, first=first, head=head.next_offset)
 
 
-Maker = Callable[[Range, dict[str, str]], Iterator[bytes]]
+Maker = Callable[[PageRange, dict[str, str]], Iterator[bytes]]
 
 
 class RangeAnswers:
@@ -335,7 +335,7 @@ class RangeAnswers:
         """Answer with the range as frame chunks. names: the parameters that the request may have.
         Raises HttpError 400, 404, 409, 416, ControlError."""
 
-        def chunks(wanted: Range, _query: dict[str, str]) -> Iterator[bytes]:
+        def chunks(wanted: PageRange, _query: dict[str, str]) -> Iterator[bytes]:
             for span in self._pages.spans(wanted):
                 yield from encode_chunk(span)
 
@@ -347,7 +347,7 @@ class RangeAnswers:
         """Answer with the range for Arrow. Raises HttpError 501, too."""
         available()
 
-        def batches(wanted: Range, query: dict[str, str]) -> Iterator[bytes]:
+        def batches(wanted: PageRange, query: dict[str, str]) -> Iterator[bytes]:
             columns = query["columns"].split(",") if "columns" in query else None
             spans = self._pages.spans(wanted)
             return encoded(spans, directory.queue, directory.partition, columns)
@@ -365,7 +365,7 @@ class RangeAnswers:
         query = given(request.query_params, names)
         asked = range_query(query)
 
-        def begin(path: str) -> tuple[Iterator[bytes], bytes | None, Range]:
+        def begin(path: str) -> tuple[Iterator[bytes], bytes | None, PageRange]:
             wanted = self._pages.range(path, asked)
             body = make(wanted, query)
             try:

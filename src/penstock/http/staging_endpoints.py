@@ -148,7 +148,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkHead:
+class StagedChunkHead:
     """The header of a chunk. number: of the chunk in its body."""
 
     number: int
@@ -179,7 +179,7 @@ class ChunkUpload:
         self._has_more = True
         self._number = -1
 
-    async def head(self) -> ChunkHead | None:
+    async def head(self) -> StagedChunkHead | None:
         """Return the header of the next chunk, None at the end of the body. Raises HttpError."""
         self._number += 1
         data = await self._take(CHUNK_HEADER_BYTES, IDLE_S)
@@ -190,7 +190,7 @@ class ChunkUpload:
         magic, version, zeros, count, page_id, base, first, start, size, rows, crc, rest = (
             _HEADER.unpack(data)
         )
-        head = ChunkHead(self._number, count, page_id, first, start, size, rows, crc)
+        head = StagedChunkHead(self._number, count, page_id, first, start, size, rows, crc)
         if magic != MAGIC or version != VERSION or zeros or rest != _ZEROS:
             raise head.wrong(
                 f"expected {MAGIC!r} version {VERSION} and zeros, found {magic!r} {version}"
@@ -211,7 +211,7 @@ class ChunkUpload:
             )  # fmt: skip
         return head
 
-    async def body(self, head: ChunkHead) -> tuple[bytes, bytes]:
+    async def body(self, head: StagedChunkHead) -> tuple[bytes, bytes]:
         """Return (rows, frames) of the chunk after checking its checksum. Raises HttpError."""
         seconds = CHUNK_S + head.body_bytes / PACE
         rows = await self._take(head.rows_bytes, seconds)
@@ -370,7 +370,7 @@ class StagedUpload:
         """Bytes of the sealed page files."""
         return sum(page.bytes for page in self.pages)
 
-    def append(self, head: ChunkHead, rows: bytes, data: bytes) -> None:
+    def append(self, head: StagedChunkHead, rows: bytes, data: bytes) -> None:
         """Write a chunk. Raises HttpError 400, 413 or 507, FileExistsError if the attempt was
         staged before, OSError."""
         with self._lock:
@@ -392,7 +392,7 @@ class StagedUpload:
                 writer.discard()
             self._writers.clear()
 
-    def _append(self, head: ChunkHead, rows: bytes, data: bytes) -> None:
+    def _append(self, head: StagedChunkHead, rows: bytes, data: bytes) -> None:
         is_new = head.page_id != self._page_id
         count, position, seed = 0, PAGE_HEADER_BYTES, page_seed(head.page_id)
         if not is_new:
@@ -448,7 +448,7 @@ class StagedUpload:
             self.pages.append(page)
 
 
-def _checked(head: ChunkHead, rows: bytes, data: bytes, seed: int) -> int:
+def _checked(head: StagedChunkHead, rows: bytes, data: bytes, seed: int) -> int:
     """Return the checksum of the frames. Raises HttpError 400 if they are not the frames of these
     rows in the page with that seed."""
     checksum = staged_checksum(data, rows, head.start, seed, head.first_offset)

@@ -93,8 +93,8 @@ from penstock.queues.backing_queue import (
     UNLIMITED,
     BackingQueue,
     Delivery,
-    Head,
     NewMessage,
+    ReadyHead,
 )
 from penstock.queues.dead_letter import (
     NESTED_HOPS_MAX,
@@ -156,7 +156,7 @@ class ExpiredUpTo:
         self.now_ms: int = now_ms
         self.left: int = quota
 
-    def __call__(self, head: Head) -> bool:
+    def __call__(self, head: ReadyHead) -> bool:
         if not self.left or not is_expired(head.expiry_ms, self.now_ms):
             return False
         self.left -= 1

@@ -64,7 +64,7 @@ class Delivery:
 
 
 @mypyc_attr(acyclic=True)
-class Head:
+class ReadyHead:
     """A ready message without its body: size in bytes, expiry_ms (0: never)."""
 
     __slots__ = ("expiry_ms", "id", "size", "tag")
@@ -142,15 +142,15 @@ class BackingQueue(ABC):
         found. An implementation may do nothing."""
 
     @abstractmethod
-    def drop(self, *, ack_required: bool = True) -> Head | None:
+    def drop(self, *, ack_required: bool = True) -> ReadyHead | None:
         """Remove the head as `fetch` does, held or not, without reading the body."""
 
     @abstractmethod
-    def head(self) -> Head | None:
+    def head(self) -> ReadyHead | None:
         """Return the head as it is known in RAM, without reading anything."""
 
     @abstractmethod
-    def dropwhile(self, predicate: Callable[[Head], bool], mode: int) -> Head | None:
+    def dropwhile(self, predicate: Callable[[ReadyHead], bool], mode: int) -> ReadyHead | None:
         """Dequeue heads while the predicate is true. Return the first that it refused, which stays
         the head; None if the queue is empty."""
 

@@ -236,7 +236,7 @@ class DeadLetters:
             else:
                 assert isinstance(target, QueueTarget)
                 destinations.append(target.destination(header, priority))
-        move = Move(destinations, streams, header, source, delivery)
+        move = DeadLetterMove(destinations, streams, header, source, delivery)
         lsn = move.run(max(mode, OS), self._engine)
         self._count_taken(reason, routed)
         return lsn
@@ -310,7 +310,7 @@ class DeadLetters:
 # ---- moving --------------------------------------------------------------------------------------
 
 
-class Move:
+class DeadLetterMove:
     """Moves a pending message of `source` to the end of each destination, where it is held until
     its record is settled, and into streams with this header."""
 
@@ -435,8 +435,8 @@ def move_to(
     destinations: list[Destination], source: BackingQueue, delivery: Delivery, mode: int,
     engine: StorageEngine,
 ) -> int:  # fmt: skip
-    """Move a pending message of `source` to these destinations; see Move."""
-    return Move(destinations, [], b"", source, delivery).run(mode, engine)
+    """Move a pending message of `source` to these destinations; see DeadLetterMove."""
+    return DeadLetterMove(destinations, [], b"", source, delivery).run(mode, engine)
 
 
 def _is_even(destinations: list[Destination]) -> bool:

@@ -283,7 +283,7 @@ def _parse(header: bytes) -> Plain:
     plain = Plain()
     if not header:
         return plain
-    r = _Reader(header)
+    r = _HeaderReader(header)
     version = r.take(1)[0]
     if version != VERSION:
         raise HeaderError(f"a header of version {version}, expected {VERSION}")
@@ -308,7 +308,7 @@ def _parse(header: bytes) -> Plain:
     return plain
 
 
-class _Reader:
+class _HeaderReader:
     def __init__(self, data: bytes) -> None:
         self._data: bytes = data
         self._at: int = 0

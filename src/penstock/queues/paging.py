@@ -1123,7 +1123,7 @@ def settle(state: QueueRam, rows_max: int) -> None:
 # ---- reading ahead -------------------------------------------------------------------------------
 
 
-class Run:
+class ReadRun:
     """Messages at the front of q3 that a worker reads.
 
     rows: of one segment, ascending. slots: theirs, with the positions of their entries. messages:
@@ -1211,7 +1211,7 @@ class Inhaler:
     def __init__(self, state: QueueRam, on_end: Callable[[str], None]) -> None:
         self._state = state
         self._on_end = on_end
-        self.runs: list[Run] = []  # under way, in the order of their messages
+        self.runs: list[ReadRun] = []  # under way, in the order of their messages
         self._bad_seq: int = -1  # of a row that could not be read: not read ahead again
 
     def begin(self, room_bytes: int, rows_max: int) -> bool:
@@ -1256,12 +1256,12 @@ class Inhaler:
             q3.extend(state.q2)
         return loaded * ROW_BYTES
 
-    def _next_run(self, room_bytes: int) -> Run:
+    def _next_run(self, room_bytes: int) -> ReadRun:
         """Return the next messages for which there is room, possibly none. Raises OSError."""
         rows = self._next_rows(room_bytes)
         state = self._state
         number = rows[0].seq // state.index.slots if rows else 0
-        run = Run(self, f"{state.index.path}/{number}.qs", state.engine.fs)
+        run = ReadRun(self, f"{state.index.path}/{number}.qs", state.engine.fs)
         if not rows:
             return run
         slots = self._slots_of(rows)
@@ -1388,7 +1388,7 @@ class Inhaler:
             if run.rows:
                 self._arrived(run)
 
-    def _arrived(self, run: Run) -> None:
+    def _arrived(self, run: ReadRun) -> None:
         """Move messages whose rows are still at the front of q3 to q4. Bad entries are left to
         `fetch`."""
         state = self._state

@@ -72,8 +72,8 @@ from penstock.queues.backing_queue import (
     UNLIMITED,
     BackingQueue,
     Delivery,
-    Head,
     NewMessage,
+    ReadyHead,
 )
 from penstock.queues.paging import PUBLISH_BYTES, PUBLISH_MESSAGES
 from penstock.queues.queue_ram import ALPHA_BYTES, alpha_bytes, low_mark
@@ -150,9 +150,9 @@ class Part:
         tag = self.base | delivery.tag
         return Delivery(tag, delivery.message, delivery.is_redelivered, delivery.attempts)
 
-    def head(self, head: Head) -> Head:
+    def head(self, head: ReadyHead) -> ReadyHead:
         """Return a copy with the tag that callers see."""
-        return Head(self.base | head.tag, head.id, head.size, head.expiry_ms)
+        return ReadyHead(self.base | head.tag, head.id, head.size, head.expiry_ms)
 
     def set_limits(self, max_bytes: int, min_bytes: int) -> None:
         """Set the queue's limits, if they have changed, without paging out: its target is lowered
@@ -197,7 +197,7 @@ class Part:
         state = self.opened.state
         return state.alpha_bytes + state.pending_bytes > 0
 
-    def asking(self, predicate: Callable[[Head], bool]) -> Callable[[Head], bool]:
+    def asking(self, predicate: Callable[[ReadyHead], bool]) -> Callable[[ReadyHead], bool]:
         """Return a predicate over heads of this part that passes the tags that callers see."""
         return lambda head: predicate(self.head(head))
 
@@ -574,7 +574,7 @@ class PriorityQueue(BackingQueue):
         for part in self.opened:
             part.queue.count_crashes()
 
-    def drop(self, *, ack_required: bool = True) -> Head | None:
+    def drop(self, *, ack_required: bool = True) -> ReadyHead | None:
         while (part := self.highest()) is not None:
             head = part.queue.drop(ack_required=ack_required)
             self.count(part)
@@ -584,7 +584,7 @@ class PriorityQueue(BackingQueue):
                 return None
         return None
 
-    def head(self) -> Head | None:
+    def head(self) -> ReadyHead | None:
         while (part := self.highest()) is not None:
             head = part.queue.head()
             if head is not None:
@@ -594,7 +594,7 @@ class PriorityQueue(BackingQueue):
                 return None
         return None
 
-    def dropwhile(self, predicate: Callable[[Head], bool], mode: int) -> Head | None:
+    def dropwhile(self, predicate: Callable[[ReadyHead], bool], mode: int) -> ReadyHead | None:
         while (part := self.highest()) is not None:
             head = part.queue.dropwhile(part.asking(predicate), mode)
             self.count(part)

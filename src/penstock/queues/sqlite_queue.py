@@ -47,7 +47,7 @@ from typing import Final, TypeVar
 
 from penstock.errors import CorruptionError, SyncFailedError
 from penstock.message import Entry, Message, is_large, seq_of
-from penstock.queues.backing_queue import UNLIMITED, BackingQueue, Delivery, Head, NewMessage
+from penstock.queues.backing_queue import UNLIMITED, BackingQueue, Delivery, NewMessage, ReadyHead
 from penstock.queues.queue_options import QUEUE_MODES
 from penstock.queues.queue_ram import alpha_bytes
 from penstock.queues.rows import Row
@@ -399,18 +399,18 @@ class SqliteQueue(BackingQueue):
     def count_crashes(self) -> None:
         """Do nothing: deliveries before a crash are not counted."""
 
-    def drop(self, *, ack_required: bool = True) -> Head | None:
+    def drop(self, *, ack_required: bool = True) -> ReadyHead | None:
         first = self._first()
         if first is None:
             return None
         self._deliver(first, ack_required=ack_required)
         return first.head()
 
-    def head(self) -> Head | None:
+    def head(self) -> ReadyHead | None:
         first = self._first()
         return None if first is None else first.head()
 
-    def dropwhile(self, predicate: Callable[[Head], bool], mode: int) -> Head | None:
+    def dropwhile(self, predicate: Callable[[ReadyHead], bool], mode: int) -> ReadyHead | None:
         dead: list[int] = []
         try:
             while (head := self.head()) is not None and predicate(head):
@@ -809,9 +809,9 @@ class _Stored:
             self.is_persistent,
         )  # fmt: skip
 
-    def head(self) -> Head:
-        """Return the message as a Head."""
-        return Head(self.seq, self.id, self.size, self.expiry_ms)
+    def head(self) -> ReadyHead:
+        """Return the message as a ReadyHead."""
+        return ReadyHead(self.seq, self.id, self.size, self.expiry_ms)
 
     def is_on_slot(self, index: QueueIndex) -> bool:
         """Return whether it has a slot, not a row in a section of the checkpoint."""

@@ -51,7 +51,7 @@ PARTITION_MASK: Final = (1 << PARTITION_BITS) - 1
 NOWHERE: Final = -1
 
 
-class Place:
+class CursorPlace:
     """A cursor's place in one partition. offset: the next to be delivered. saved: the position that
     was saved."""
 
@@ -102,13 +102,13 @@ class StreamCursor:
     """See the head of this module. chunk_bytes: of bodies in RAM. gap: how many records before the
     last one that `fetch` returned were deleted by retention."""
 
-    def __init__(self, places: list[Place], *, is_named: bool, chunk_records: int) -> None:
-        self.places: list[Place] = places
+    def __init__(self, places: list[CursorPlace], *, is_named: bool, chunk_records: int) -> None:
+        self.places: list[CursorPlace] = places
         self.is_named: bool = is_named
         self.chunk_bytes: int = 0
         self.gap: int = 0
         self.partition: int = 0  # of the record that `fetch` gave last
-        self._by_partition: dict[int, Place] = {place.partition: place for place in places}
+        self._by_partition: dict[int, CursorPlace] = {place.partition: place for place in places}
         self._chunk_records: int = min(max(chunk_records, 1), CHUNK_RECORDS_MAX)
         self._chunk: list[StreamRecord] = []
         self._at: int = 0
@@ -181,7 +181,7 @@ class StreamCursor:
                 if place is not None:
                     place.hold(tag >> PARTITION_BITS)
 
-    def moved(self) -> list[Place]:
+    def moved(self) -> list[CursorPlace]:
         """Return the places whose position differs from the saved one."""
         return [place for place in self.places if place.position() != place.saved]
 

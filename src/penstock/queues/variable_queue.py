@@ -70,7 +70,7 @@ from typing import Final, TypeVar
 from penstock.errors import CorruptionError, DiskFullError, SyncFailedError, is_shortage
 from penstock.message import Entry, Message, is_large, seq_of
 from penstock.queues import paging
-from penstock.queues.backing_queue import BackingQueue, Delivery, Head, NewMessage
+from penstock.queues.backing_queue import BackingQueue, Delivery, NewMessage, ReadyHead
 from penstock.queues.paging import Paging
 from penstock.queues.queue_options import POLICIES, QUEUE_MODES
 from penstock.queues.queue_ram import ALPHA_BYTES, CHECKS, QueueRam, alpha_bytes
@@ -708,7 +708,7 @@ class VariableQueue(BackingQueue):
         assert order is not None
         heappush(order, -seq)
 
-    def drop(self, *, ack_required: bool = True) -> Head | None:
+    def drop(self, *, ack_required: bool = True) -> ReadyHead | None:
         state = self.state
         head = self.head()
         if head is None:
@@ -745,16 +745,16 @@ class VariableQueue(BackingQueue):
         self._after()
         return head
 
-    def head(self) -> Head | None:
+    def head(self) -> ReadyHead | None:
         state = self.state
         if state.head_in_ram():
             entry = state.q4[0]
             m = entry.message
-            return Head(entry.seq, m.id, m.size, m.expiry_ms)
+            return ReadyHead(entry.seq, m.id, m.size, m.expiry_ms)
         row = self._first_row()
-        return None if row is None else Head(row.seq, row.id, row.size, row.expiry_ms)
+        return None if row is None else ReadyHead(row.seq, row.id, row.size, row.expiry_ms)
 
-    def dropwhile(self, predicate: Callable[[Head], bool], mode: int) -> Head | None:
+    def dropwhile(self, predicate: Callable[[ReadyHead], bool], mode: int) -> ReadyHead | None:
         while True:
             dead: list[int] = []
             head = self.head()

@@ -63,7 +63,7 @@ from penstock.broker.in_flight import MESSAGES, InFlight, signature
 from penstock.broker.output import Outlet
 from penstock.codec.frames import HEARTBEAT_FRAME, begins_with_publish
 from penstock.errors import INTERNAL_ERROR, StoppedError
-from penstock.server.poller import READ, WRITE, Poller, Source, Turns
+from penstock.server.poller import READ, WRITE, PolledSource, Poller, Turns
 
 LEAST_BYTES: Final = 16 << 10
 FIRST_BYTES: Final = 256 << 10
@@ -119,7 +119,7 @@ SOON_S: Final = 0.05  # the next tick after a turn is due at most so much later
 logger = logging.getLogger(__name__)
 
 
-class Facts(Protocol):
+class SessionFacts(Protocol):
     """The part of ConnectionFacts that a session uses."""
 
     @property
@@ -143,7 +143,7 @@ class Handler(Protocol):
     """The part of a ConnectionHandler that a session uses."""
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> SessionFacts:
         """Of the connection."""
 
     @property
@@ -214,7 +214,7 @@ class SocketOutlet(Outlet):
         self._session.end(client_first=client_first)
 
 
-class Session(Source):
+class Session(PolledSource):
     """One client. sock: connected, not blocking; the session closes it. It is read from `start` on,
     which is called once."""
 
@@ -254,7 +254,7 @@ class Session(Source):
     # ---- the socket ----------------------------------------------------------------------------
 
     def ready(self, mask: int) -> None:
-        """See Source."""
+        """See PolledSource."""
         if self._waiting:
             if mask & ~READ:
                 self._send_waiting()

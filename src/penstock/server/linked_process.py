@@ -31,7 +31,7 @@ from penstock.server.descriptors import raise_limit
 from penstock.server.heap import Heap, find_trim
 from penstock.server.log_lines import set_up
 from penstock.server.poller import Poller
-from penstock.server.process_link import Facts, Link
+from penstock.server.process_link import Facts, ProcessLink
 from penstock.storage.files.filesystem import FileSystem
 
 LAST_WORDS_S: Final = 1.0
@@ -46,7 +46,7 @@ class LinkedProcess(ABC):
         self._fs = fs
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()  # why; "" if it was asked to
-        self._link = Link(sock, self._on_message, self._on_link_closed)
+        self._link = ProcessLink(sock, self._on_message, self._on_link_closed)
         self._clock = SystemClock()
         self._status = EX_OK
         self._heap = Heap(self._loop, find_trim(), counted=self._counted_bytes, rss=self._rss_bytes)

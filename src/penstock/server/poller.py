@@ -34,7 +34,7 @@ READ: Final = 0x001  # EPOLLIN
 WRITE: Final = 0x004  # EPOLLOUT
 
 
-class Source(ABC):
+class PolledSource(ABC):
     """Something with a descriptor."""
 
     @abstractmethod
@@ -73,7 +73,7 @@ class Poller:
         self._left: list[tuple[int, int]] = []  # events that the last pass had no time for
         self._inner: int = inner
         self._epoll: select.epoll = select.epoll()
-        self._sources: dict[int, Source] = {}
+        self._sources: dict[int, PolledSource] = {}
         self._masks: dict[int, int] = {}
         self._worker: int = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_signalled: bool = False  # the eventfd was written to and not read yet
@@ -88,7 +88,7 @@ class Poller:
         if worker >= 0:
             os.close(worker)
 
-    def watch(self, descriptor: int, source: Source, mask: int) -> None:
+    def watch(self, descriptor: int, source: PolledSource, mask: int) -> None:
         """Call source.ready for these events of a descriptor from now on; 0: for none."""
         now = self._masks.get(descriptor, 0)
         if now == mask:

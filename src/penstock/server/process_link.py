@@ -1,4 +1,4 @@
-"""Link: messages and descriptors between the supervisor and one process below it.
+"""ProcessLink: messages and descriptors between the supervisor and one process below it.
 
 A SOCK_SEQPACKET pair keeps the borders and the order of packets, sends a descriptor with its
 packet, and reports at once that the other side is gone. A message is JSON facts and raw bytes; it
@@ -67,7 +67,7 @@ def decode(whole: bytes) -> tuple[Facts, bytes]:
     return facts, whole[end:]
 
 
-class Link:
+class ProcessLink:
     """One end, on the running loop. sock: must not block; the link owns it.
 
     on_message(facts, data, descriptors): called for each message, in order. on_closed(why): called

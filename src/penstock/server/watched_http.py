@@ -31,7 +31,7 @@ from penstock.errors import PenstockError
 from penstock.server.control_server import error_reply
 from penstock.server.descriptors import http_connections_max
 from penstock.server.listener import bind
-from penstock.server.process_link import Facts, Link
+from penstock.server.process_link import Facts, ProcessLink
 from penstock.server.watched_process import PYTHON, WatchedProcess, whole
 
 PROGRAM: Final = (*PYTHON, "penstock.http.process")
@@ -95,7 +95,7 @@ class WatchedHttp(WatchedProcess):
 
     # ---- as a watched process ------------------------------------------------------------------
 
-    def _begin_life(self, link: Link) -> None:
+    def _begin_life(self, link: ProcessLink) -> None:
         if self._socks[0].fileno() < 0:
             self._socks[:] = bind(self._settings.host, self.port)
         for sock in self._socks:
@@ -127,7 +127,7 @@ class WatchedHttp(WatchedProcess):
             self._answering.add(task)
             task.add_done_callback(self._answering.discard)
 
-    async def _call(self, link: Link, facts: Facts) -> None:
+    async def _call(self, link: ProcessLink, facts: Facts) -> None:
         number, op, vhost, args = (facts[name] for name in ("n", "op", "vhost", "args"))
         assert isinstance(op, str)
         assert isinstance(vhost, str | None)

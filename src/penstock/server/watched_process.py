@@ -41,7 +41,7 @@ from penstock.errors import PenstockError
 from penstock.operation_json import JsonText
 from penstock.server import process_link
 from penstock.server.control import ControlError
-from penstock.server.process_link import Facts, Link
+from penstock.server.process_link import Facts, ProcessLink
 
 STOPPED: Final = "stopped"
 STARTING: Final = "starting"
@@ -90,7 +90,7 @@ class WatchedProcess(ABC):
         self._running: asyncio.Task[None] | None = None
         self._settled: asyncio.Future[None] = self._loop.create_future()
         self._process: asyncio.subprocess.Process | None = None
-        self._link: Link | None = None
+        self._link: ProcessLink | None = None
         self._failures: deque[float] = deque()
         self._retries = 0  # attempts since it went down: how often the pause was doubled
         self._retry: asyncio.TimerHandle | None = None
@@ -108,7 +108,7 @@ class WatchedProcess(ABC):
     # ---- what a kind of process defines --------------------------------------------------------
 
     @abstractmethod
-    def _begin_life(self, link: Link) -> None:
+    def _begin_life(self, link: ProcessLink) -> None:
         """Send a process that was started what it needs."""
 
     @abstractmethod
@@ -366,7 +366,7 @@ class WatchedProcess(ABC):
         finally:
             theirs.close()
         self.pid = self._process.pid
-        self._link = Link(ours, self._on_message, self._on_link_closed)
+        self._link = ProcessLink(ours, self._on_message, self._on_link_closed)
         self._silent_s, self._watched_s = 0.0, self._clock.monotonic()
         watching = self._loop.create_task(self._watch())
         try:

@@ -43,7 +43,7 @@ from penstock.clock import Clock
 from penstock.config import Config
 from penstock.errors import INTERNAL_ERROR, NOT_ALLOWED, AMQPConnectionError
 from penstock.server.descriptors import clients_max
-from penstock.server.process_link import Facts, Link
+from penstock.server.process_link import Facts, ProcessLink
 from penstock.server.watched_process import (
     DOWN,
     PYTHON,
@@ -252,7 +252,7 @@ class WatchedVhost(WatchedProcess):
 
     # ---- as a watched process ------------------------------------------------------------------
 
-    def _begin_life(self, link: Link) -> None:
+    def _begin_life(self, link: ProcessLink) -> None:
         settings = self._settings.vhost_settings(self.memory_bytes)
         start = {"do": "start", "name": self.name, "path": self.path, "settings": settings,
                  "limits": self._limits.facts()}  # fmt: skip

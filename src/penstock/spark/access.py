@@ -81,7 +81,7 @@ class LeaseGoneError(PenstockError):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RangeSource:
     """A range to read. stream_id (hex) and path: the stream's id and directory at the broker, "" if
     unknown. reader: whose lease it is, for a classic queue."""
 
@@ -92,7 +92,7 @@ class Source:
 
 
 def frames_of(
-    source: Source, options: SourceOptions, wait: BrokerWait | None = None
+    source: RangeSource, options: SourceOptions, wait: BrokerWait | None = None
 ) -> Iterator[Frames]:
     """Return all records of the range, verified. wait: None for what the options say.
 
@@ -112,7 +112,9 @@ def frames_of(
     return frames_of_broker(source, options, wait)
 
 
-def frames_of_lease(source: Source, options: SourceOptions, wait: BrokerWait) -> Iterator[Frames]:
+def frames_of_lease(
+    source: RangeSource, options: SourceOptions, wait: BrokerWait
+) -> Iterator[Frames]:
     """Return the messages of a lease: from its pages while they are as expected, then from the
     broker."""
     at, last = source.range.start, source.range.end
@@ -130,7 +132,7 @@ def frames_of_lease(source: Source, options: SourceOptions, wait: BrokerWait) ->
         if options.access == "file":
             raise AccessError(f"access=file: {why}; access=auto would ask {options.place}")
     if at < last:
-        rest = Source(source.range._replace(start=at), source.stream_id, "", source.reader)
+        rest = RangeSource(source.range._replace(start=at), source.stream_id, "", source.reader)
         yield from frames_of_broker(rest, options, wait)
 
 
@@ -153,7 +155,7 @@ def why_not_here(directory: str, stream_id: str) -> str | None:
     return None
 
 
-def frames_of_files(source: Source) -> Iterator[Frames]:
+def frames_of_files(source: RangeSource) -> Iterator[Frames]:
     """Return the frames from the pages, mapped one at a time."""
     why = why_not_here(source.path, source.stream_id)
     if why is not None:
@@ -191,7 +193,9 @@ def frames_of_files(source: Source) -> Iterator[Frames]:
 # ---- the broker ----------------------------------------------------------------------------------
 
 
-def frames_of_broker(source: Source, options: SourceOptions, wait: BrokerWait) -> Iterator[Frames]:
+def frames_of_broker(
+    source: RangeSource, options: SourceOptions, wait: BrokerWait
+) -> Iterator[Frames]:
     """Return the frames from the broker, chunk by chunk."""
     at = source.range.start
     while at < source.range.end:

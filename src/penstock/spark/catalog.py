@@ -84,7 +84,7 @@ from penstock.spark.http_link import (
 )
 from penstock.spark.offsets import Heads, PartitionHead
 from penstock.spark.options import SourceOptions
-from penstock.spark.plan import PageSpan, PageTable, table_of_average
+from penstock.spark.plan import PageSpan, PartitionPages, table_of_average
 from penstock.storage.files.data_directory import QUEUE_NAME, hash_name, name_in, placed
 from penstock.storage.files.filesystem import OsFileSystem
 from penstock.storage.pages.stream_view import StreamView
@@ -342,7 +342,7 @@ class Catalog(ABC):
         """Return the first offset at that time or later, or the head if there is none."""
 
     @abstractmethod
-    def pages(self, stream: str, partition: int) -> PageTable:
+    def pages(self, stream: str, partition: int) -> PartitionPages:
         """Return the pages of a partition."""
 
     @abstractmethod
@@ -453,10 +453,10 @@ class BrokerCatalog(Catalog):
         query = {"partition": partition, "time_us": time_us}
         return int(self._ask("GET", (stream, "offset"), query)["offset"])
 
-    def pages(self, stream: str, partition: int) -> PageTable:
+    def pages(self, stream: str, partition: int) -> PartitionPages:
         head = self.heads()[stream][partition]
         if why_not_here(head.path, head.stream_id) is None and not head.reader:
-            return PageTable(_spans(StreamView(OsFileSystem(), head.path)))
+            return PartitionPages(_spans(StreamView(OsFileSystem(), head.path)))
         try:
             if head.reader:
                 row = self._ask("GET", (stream, head.reader, "pages"), api=LEASES)
@@ -469,7 +469,9 @@ class BrokerCatalog(Catalog):
             found = []
         if not found:
             return table_of_average(head.first, head.head, head.bytes)
-        return PageTable([PageSpan(page["base"], page["records"], page["bytes"]) for page in found])
+        return PartitionPages(
+            [PageSpan(page["base"], page["records"], page["bytes"]) for page in found]
+        )
 
     def hold(
         self, reader: str, offsets: dict[str, dict[str, int]], kept: dict[str, dict[str, int]]
@@ -595,9 +597,9 @@ class StoreCatalog(Catalog):
     def find(self, stream: str, partition: int, time_us: int) -> int:
         return self._view(self.heads()[stream][partition].path).find(time_us)
 
-    def pages(self, stream: str, partition: int) -> PageTable:
+    def pages(self, stream: str, partition: int) -> PartitionPages:
         view = self._view(self.heads()[stream][partition].path)
-        return PageTable(_spans(view))
+        return PartitionPages(_spans(view))
 
     def hold(
         self, reader: str, offsets: dict[str, dict[str, int]], kept: dict[str, dict[str, int]]

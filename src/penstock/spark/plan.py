@@ -78,7 +78,7 @@ class Loss:
         return f"stream {self.stream!r}, partition {self.partition}: {self.why}"
 
 
-class PageTable:
+class PartitionPages:
     """Bytes and offsets of a partition by its pages, oldest first; at least one page."""
 
     def __init__(self, pages: Sequence[PageSpan]) -> None:
@@ -111,12 +111,12 @@ class PageTable:
         return page.base + page.records if is_later else page.base
 
 
-Pages = Callable[[str, int], PageTable]
+Pages = Callable[[str, int], PartitionPages]
 
 
-def table_of_average(first: int, head: int, size_bytes: int) -> PageTable:
+def table_of_average(first: int, head: int, size_bytes: int) -> PartitionPages:
     """Return a table of one page, for a partition whose pages are unknown."""
-    return PageTable([PageSpan(first, max(head - first, 1), max(size_bytes, 1))])
+    return PartitionPages([PageSpan(first, max(head - first, 1), max(size_bytes, 1))])
 
 
 # ---- what is lost --------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def limited(
     return ends
 
 
-def _table(one: Range, heads: Heads, pages: Pages) -> PageTable:
+def _table(one: Range, heads: Heads, pages: Pages) -> PartitionPages:
     """Return the pages of a range; messages that are yet to be leased have none."""
     head = heads[one.stream][one.partition]
     if one.start < head.head or not head.reader:
@@ -302,7 +302,7 @@ def tasks(
     """Return the ranges, cut into what tasks read, in order."""
     if not found:
         return []
-    tables: dict[Key, PageTable] = {}
+    tables: dict[Key, PartitionPages] = {}
     sizes = []
     for one in found:
         head = heads[one.stream][one.partition]
@@ -360,7 +360,7 @@ def _power_of_two(size: float) -> int:
     return 1 << max(ceil(size) - 1, 0).bit_length()
 
 
-def _cut(one: Range, count: int, table: PageTable | None, max_rows: int | None) -> list[Range]:
+def _cut(one: Range, count: int, table: PartitionPages | None, max_rows: int | None) -> list[Range]:
     """Cut a range into so many pieces of about equal bytes."""
     if count <= 1:
         return [one]

@@ -48,7 +48,7 @@ from typing import Any, Final
 
 from penstock.errors import OptionError, PenstockError
 from penstock.spark import offsets, plan
-from penstock.spark.access import Source
+from penstock.spark.access import RangeSource
 from penstock.spark.catalog import Catalog
 from penstock.spark.offsets import Heads, Key, PartitionHead, Positions, ids_of
 from penstock.spark.options import LATEST, SourceOptions
@@ -158,7 +158,7 @@ class StreamProgress:
         self._triggered = self._now()
         return offsets.encode(Positions(ends, offsets.ids_of(heads), self.leases.readers(heads)))
 
-    def partitions(self, given_start: Json, given_end: Json) -> list[tuple[Source, ...]]:
+    def partitions(self, given_start: Json, given_end: Json) -> list[tuple[RangeSource, ...]]:
         """Return what each task of a batch reads, in order."""
         start, end = offsets.decode(given_start), offsets.decode(given_end)
         self._recognise(start, end)
@@ -221,7 +221,7 @@ def _head(heads: Heads, key: Key) -> int:
 
 def sources(
     found: Sequence[Range], heads: Heads, options: SourceOptions, catalog: Catalog
-) -> list[tuple[Source, ...]]:
+) -> list[tuple[RangeSource, ...]]:
     """Return what each task reads, in order."""
     cut = plan.tasks(
         found, heads, catalog.pages, max_bytes=options.max_bytes_per_partition,
@@ -238,9 +238,9 @@ def sources(
     return [tuple([_source(one, heads) for one in task]) for task in shared]
 
 
-def _source(one: Range, heads: Heads) -> Source:
+def _source(one: Range, heads: Heads) -> RangeSource:
     head = heads[one.stream][one.partition]
-    return Source(one, head.stream_id, head.path, head.reader)
+    return RangeSource(one, head.stream_id, head.path, head.reader)
 
 
 # ---- what a query holds at the broker ------------------------------------------------------------

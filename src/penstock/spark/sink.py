@@ -50,8 +50,7 @@ from pyspark.sql.types import StructType
 
 from penstock.amqp_url import AmqpUrl
 from penstock.client import ClientChannel, ClientConnection, Received, connect
-from penstock.client.publish_window import BATCH_BYTES, BATCH_MESSAGES
-from penstock.client.publish_window import Published as ManyPublished
+from penstock.client.publish_window import BATCH_BYTES, BATCH_MESSAGES, ManyPublished
 from penstock.embedded.library_errors import ConnectionLostError, UnreachableError
 from penstock.errors import AMQPConnectionError, OptionError, PenstockError
 from penstock.spark.error_text import reason_first
@@ -81,7 +80,7 @@ _connections: dict[str, ClientConnection] = {}
 
 
 @dataclass
-class Published(WriterCommitMessage):  # type: ignore[misc,unused-ignore]
+class PublishedRows(WriterCommitMessage):  # type: ignore[misc,unused-ignore]
     """Commit message of a task that published its own rows: how many."""
 
     rows: int
@@ -133,7 +132,7 @@ class RowSink:
         if options.delivery == EXACTLY_ONCE:
             return Staged(part)
         commit_batch(options, [part])
-        return Published(part.rows)
+        return PublishedRows(part.rows)
 
     def commit(
         self, messages: Sequence[WriterCommitMessage | None], query: str | None, batch: int, *,
@@ -264,9 +263,9 @@ class PublishError(PenstockError):
 
 def publish_rows(
     options: SinkOptions, columns: SinkColumns, batches: "Iterator[RecordBatch]"
-) -> Published:
+) -> PublishedRows:
     """Publish all rows; return when all are confirmed. Raises PublishError."""
-    publisher = Publisher(options)
+    publisher = RowPublisher(options)
     try:
         for batch in batches:
             for exchange, key, body, properties in columns.published(batch):
@@ -275,7 +274,7 @@ def publish_rows(
         publisher.finish()
     finally:
         publisher.close()
-    return Published(publisher.confirmed)
+    return PublishedRows(publisher.confirmed)
 
 
 @dataclass(slots=True)
@@ -287,7 +286,7 @@ class UnderWay:
     confirms: ManyPublished
 
 
-class Publisher:
+class RowPublisher:
     """Publishes rows with confirms, on one channel, many with one write: a row costs no future and
     no system call of its own. sleep, monotonic: those of `time`, except in tests."""
 

@@ -36,7 +36,7 @@ from pyspark.sql.datasource import (
 
 from penstock.errors import StreamGapError
 from penstock.spark import offsets, plan
-from penstock.spark.access import LeaseGoneError, Source, frames_of
+from penstock.spark.access import LeaseGoneError, RangeSource, frames_of
 from penstock.spark.catalog import Catalog, catalog_of
 from penstock.spark.error_text import reason_first, reasons_first
 from penstock.spark.offsets import Positions
@@ -57,7 +57,7 @@ _NONE = -1  # as a bound: not given
 class SourcePartition(InputPartition):
     """What one task reads, in order: value is a tuple of Sources."""
 
-    def __init__(self, shared: tuple[Source, ...]) -> None:
+    def __init__(self, shared: tuple[RangeSource, ...]) -> None:
         super().__init__(shared)
 
 
@@ -79,7 +79,7 @@ class TaskReader:
 
 
 def batches(
-    source: Source, options: SourceOptions, columns: Sequence[str]
+    source: RangeSource, options: SourceOptions, columns: Sequence[str]
 ) -> Iterator["pa.RecordBatch"]:
     """Return the records of a range as Arrow batches.
 
@@ -119,7 +119,7 @@ def joined(found: Iterable["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         yield small[0] if len(small) == 1 else pa.concat_batches(small)
 
 
-def _from(source: Source, start: int) -> Source:
+def _from(source: RangeSource, start: int) -> RangeSource:
     """Return the rest of a source, from `start` on."""
     return replace(source, range=source.range._replace(start=start))
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.broker.operations import listings
-from penstock.broker.publish import Facts, fan_out
+from penstock.broker.publish import PublishFacts, fan_out
 from penstock.broker.topology import SYSTEM
 from penstock.cli.main import cli
 from penstock.cli.node import COLUMNS
@@ -95,7 +95,7 @@ def test_where_the_messages_of_a_queue_are_and_why(rig: VHostRig) -> None:
 
 def test_what_other_queues_count_of_shared_bodies(rig: VHostRig) -> None:
     queues = [rig.queue(name) for name in ("a", "b", "c", "d")]
-    fan_out(rig.vhost, queues, [], b"", b"x" * 12, Facts())
+    fan_out(rig.vhost, queues, [], b"", b"x" * 12, PublishFacts())
     rig.put(queues[0], b"y" * 12)
     found = [info_of(rig, name) for name in "abcd"]
     assert [info["memory"] for info in found] == [2 * 256 + 12 + 3] + [256 + 3] * 3

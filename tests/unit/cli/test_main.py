@@ -165,8 +165,8 @@ def test_every_error_that_we_name_has_an_exit_code_of_its_own_meaning() -> None:
         (errors.ChannelError(404, "no queue 'q' in vhost '/'"), 66),
         (errors.ChannelError(406, "inequivalent"), 64),
         (errors.AMQPConnectionError(320, "bye"), 69),
-        (cli.RefusedError(403, "not yours"), 77),
-        (cli.RefusedError(200, "what?"), 70),
+        (cli.CommandRefusedError(403, "not yours"), 77),
+        (cli.CommandRefusedError(200, "what?"), 70),
         (cli.UnavailableError("nobody there"), 69),
     ],
 )

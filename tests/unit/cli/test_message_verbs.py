@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.main import RefusedError
+from penstock.cli.main import CommandRefusedError
 from tests.helpers.fake_control import FakeControl
 
 
@@ -134,5 +134,5 @@ def test_what_the_broker_refuses_has_an_exit_code(
     code: int, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = "NOT_FOUND - no queue 'jobs' in vhost '/'"
-    assert FakeControl(get=RefusedError(code, text)).run("get", "jobs") == status
+    assert FakeControl(get=CommandRefusedError(code, text)).run("get", "jobs") == status
     assert capsys.readouterr().err == f"penstock: {text}\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.main import RefusedError, UnavailableError
+from penstock.cli.main import CommandRefusedError, UnavailableError
 from penstock.storage.files.filesystem import OsFileSystem
 from tests.helpers.fake_control import FakeControl
 
@@ -68,12 +68,12 @@ def test_stop_and_start_of_one_vhost() -> None:
         ("stop_vhost", None, {"name": "/x"}),
         ("start_vhost", None, {"name": "\udcff"}),
     ]
-    stopped = RefusedError(406, "vhost '/x' is stopped already")
+    stopped = CommandRefusedError(406, "vhost '/x' is stopped already")
     assert FakeControl(stop_vhost=stopped).run("stop_vhost", "/x") == 64
 
 
 def test_await_startup_asks_until_somebody_is_there() -> None:
-    missing, early = UnavailableError("nobody"), RefusedError(541, "starting")
+    missing, early = UnavailableError("nobody"), CommandRefusedError(541, "starting")
     answers = [missing, early, None]
 
     def answer(**_: object) -> None:
@@ -85,7 +85,9 @@ def test_await_startup_asks_until_somebody_is_there() -> None:
     assert not answers
 
 
-@pytest.mark.parametrize("error", [UnavailableError("nobody"), RefusedError(541, "starting")])
+@pytest.mark.parametrize(
+    "error", [UnavailableError("nobody"), CommandRefusedError(541, "starting")]
+)
 def test_await_startup_gives_up_with_69(
     error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:

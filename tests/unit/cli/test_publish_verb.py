@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.main import RefusedError
+from penstock.cli.main import CommandRefusedError
 from penstock.cli.queues import batches
 from tests.helpers.fake_control import FakeControl
 
@@ -107,7 +107,7 @@ def test_it_says_how_many_were_published_before_one_was_not(
 ) -> None:
     def answer(*, bodies: list[bytes], **_: object) -> None:
         if b"c" in bodies:
-            raise RefusedError(312, "NO_ROUTE - no queue")
+            raise CommandRefusedError(312, "NO_ROUTE - no queue")
 
     stdin(monkeypatch, b"a\nb\n", b"c\n")
     assert FakeControl(publish=answer).run("publish", "k", "--lines") == 66

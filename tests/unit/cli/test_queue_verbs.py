@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.cli.main import RefusedError
+from penstock.cli.main import CommandRefusedError
 from tests.helpers.fake_control import FakeControl
 
 
@@ -98,6 +98,6 @@ def test_what_is_no_argument_is_64(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_exists_otherwise_is_64(capsys: pytest.CaptureFixture[str]) -> None:
     text = "PRECONDITION_FAILED - inequivalent arg 'durable' for queue 'jobs' in vhost '/'"
-    broker = FakeControl(declare_queue=RefusedError(406, text))
+    broker = FakeControl(declare_queue=CommandRefusedError(406, text))
     assert broker.run("declare_queue", "jobs") == 64
     assert capsys.readouterr().err == f"penstock: {text}\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.cli.main import RefusedError
+from penstock.cli.main import CommandRefusedError
 from tests.helpers.fake_control import FakeControl
 
 
@@ -30,6 +30,6 @@ def test_release_query(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_batch_that_is_on_its_way_is_64(capsys: pytest.CaptureFixture[str]) -> None:
-    broker = FakeControl(release_query=RefusedError(406, "PRECONDITION_FAILED - not done"))
+    broker = FakeControl(release_query=CommandRefusedError(406, "PRECONDITION_FAILED - not done"))
     assert broker.run("release", "query", "q-1") == 64
     assert "not done" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from penstock.embedded.sources import (
     StreamInfo,
     StreamSource,
 )
-from penstock.embedded.stream_reading import Limits, StartPosition, StreamPass
+from penstock.embedded.stream_reading import PassLimits, StartPosition, StreamPass
 from penstock.embedded.stream_record import NewRecord, StreamRecord, meta_of
 from penstock.errors import OptionError, StreamGapError
 from penstock.queues.stream_options import StreamOptions
@@ -124,7 +124,7 @@ def run(call: Call[Any]) -> Any:
 def reading(source: Lists, *, since: Any = None, offset: Any = None, **limits: Any) -> Any:
     start = StartPosition(source, since, offset, limits.pop("partition", None))
     given = {"follow": False, "timeout": None, "max_records": None, "on_gap": "tell", **limits}
-    return StreamPass(source, start.offsets, Limits(**given))
+    return StreamPass(source, start.offsets, PassLimits(**given))
 
 
 def read(source: Lists, **options: Any) -> list[tuple[int, int]]:

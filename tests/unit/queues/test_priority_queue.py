@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery, Head, NewMessage
+from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery, NewMessage, ReadyHead
 from penstock.queues.priority_queue import PARTS_MAX, PriorityQueue, open_backing
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.files.durability import DISK, NONE, OS
@@ -179,7 +179,7 @@ def test_dropwhile_goes_through_all_priorities(box: PriorityBox, n: int) -> None
     tags = dict(zip(MIXED, box.put(*MIXED), strict=True))
     asked: list[int] = []
 
-    def is_dropped(head: Head) -> bool:
+    def is_dropped(head: ReadyHead) -> bool:
         asked.append(head.tag)
         return len(asked) <= n
 

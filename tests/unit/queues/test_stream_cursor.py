@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.queues.stream_cursor import CHUNK_RECORDS_MAX, Place, StreamCursor
+from penstock.queues.stream_cursor import CHUNK_RECORDS_MAX, CursorPlace, StreamCursor
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK
 from penstock.storage.pages.streams import Stream
@@ -52,7 +52,7 @@ def logs() -> Iterator[Logs]:
 def cursor_of(
     *logs: Stream, start: int = 0, is_named: bool = True, records: int = 4
 ) -> StreamCursor:
-    places = [Place(log, number, start) for number, log in enumerate(logs)]
+    places = [CursorPlace(log, number, start) for number, log in enumerate(logs)]
     return StreamCursor(places, is_named=is_named, chunk_records=records)
 
 

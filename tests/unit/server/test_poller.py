@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from penstock.server import poller
-from penstock.server.poller import READ, WRITE, Poller, Source, Turns
+from penstock.server.poller import READ, WRITE, PolledSource, Poller, Turns
 from tests.helpers.builds import pure_only
 from tests.unit.server.test_session import poller_here, run_polling
 
 pytestmark = pure_only  # classes of the tests stand for compiled ones
 
 
-class Reader(Source):
+class Reader(PolledSource):
     """Notes what is read of a descriptor, and calls `on_ready`."""
 
     def __init__(self, descriptor: int, on_ready: Callable[[], None] | None = None) -> None:

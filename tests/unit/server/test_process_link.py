@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from penstock.server import process_link
-from penstock.server.process_link import PIECE_BYTES, Facts, Link, decode, encode
+from penstock.server.process_link import PIECE_BYTES, Facts, ProcessLink, decode, encode
 
 
 class End:
@@ -15,7 +15,7 @@ class End:
         self.messages: list[tuple[Facts, bytes, list[int]]] = []
         self.why: str | None = None
         self.changed = asyncio.Event()
-        self.link = Link(sock, self._message, self._closed)
+        self.link = ProcessLink(sock, self._message, self._closed)
 
     def _message(self, facts: Facts, data: bytes, descriptors: list[int]) -> None:
         self.messages.append((facts, data, descriptors))

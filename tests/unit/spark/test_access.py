@@ -13,7 +13,7 @@ from penstock.page_frames import PageMap
 from penstock.spark.access import (
     AccessError,
     LeaseGoneError,
-    Source,
+    RangeSource,
     frames_of,
     why_not_here,
 )
@@ -29,11 +29,13 @@ THREE = {"fetchOffset.numRetries": "3"}
 FRAMES = "GET /api/streams/%2F/s/frames?partition=0&from={}&to={}"
 
 
-def source_of(path: Path, first: int = 0, last: int = 500, stream_id: str | None = None) -> Source:
-    return Source(Range("s", 0, first, last), stream_id or stream_id_hex(path), str(path))
+def source_of(
+    path: Path, first: int = 0, last: int = 500, stream_id: str | None = None
+) -> RangeSource:
+    return RangeSource(Range("s", 0, first, last), stream_id or stream_id_hex(path), str(path))
 
 
-def read(source: Source, **given: str) -> list[tuple[int, bytes]]:
+def read(source: RangeSource, **given: str) -> list[tuple[int, bytes]]:
     """(offset, payload) of all records."""
     fast = {"subscribe": "s", "fetchOffset.retryIntervalMs": "0", **given}
     options = parse_source_options(fast, is_streaming=True)
@@ -114,7 +116,7 @@ def test_why_files_are_not_used(stream: Path, tmp_path: Path) -> None:
 # ---- the broker ----------------------------------------------------------------------------------
 
 TINY = page_of([Record(i, payload) for i, payload in enumerate(PAYLOADS)])
-NOWHERE = Source(Range("s", 0, 0, 500), "ab" * 16, "/nowhere")
+NOWHERE = RangeSource(Range("s", 0, 0, 500), "ab" * 16, "/nowhere")
 
 
 def test_a_range_of_a_broker() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("numpy", reason="pages are read by columns with NumPy")
 
-from penstock.spark.access import Source, frames_of
+from penstock.spark.access import RangeSource, frames_of
 from penstock.spark.catalog import BrokerCatalog
 from penstock.spark.http_link import PAUSE_S, BrokerWait, LinkError, RefusedError
 from penstock.spark.options import Place, SinkOptions, SourceOptions, parse_source_options
@@ -18,7 +18,7 @@ PLACE = Place("http://h")
 AWAY = LinkError(PLACE, "Connection refused")
 TINY = page_of([Record(i, b"record %d" % i) for i in range(500)])
 FRAMES = "GET /api/streams/%2F/s/frames?partition=0&from={}&to=500"
-SOURCE = Source(Range("s", 0, 0, 500), "ab" * 16, "/nowhere")
+SOURCE = RangeSource(Range("s", 0, 0, 500), "ab" * 16, "/nowhere")
 
 
 def unready(reason: str = "vhost starts") -> RefusedError:

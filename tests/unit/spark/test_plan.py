@@ -11,7 +11,7 @@ from penstock.spark.offsets import Heads, PartitionHead, Positions, all_heads, i
 from penstock.spark.options import EARLIEST, LATEST
 from penstock.spark.plan import (
     PageSpan,
-    PageTable,
+    PartitionPages,
     Range,
     backlog,
     behind,
@@ -31,12 +31,12 @@ HEADS: Heads = {
 }
 IDS = ids_of(HEADS)
 TABLES = {
-    ("s", 0): PageTable([PageSpan(100, 500, 50_000), PageSpan(600, 500, 50_000)]),
-    ("s", 1): PageTable([PageSpan(0, 500, 50_000)]),
+    ("s", 0): PartitionPages([PageSpan(100, 500, 50_000), PageSpan(600, 500, 50_000)]),
+    ("s", 1): PartitionPages([PageSpan(0, 500, 50_000)]),
 }
 
 
-def pages(stream: str, partition: int) -> PageTable:
+def pages(stream: str, partition: int) -> PartitionPages:
     return TABLES[stream, partition]
 
 
@@ -48,7 +48,7 @@ def at(first: int, second: int, ids: dict[str, str] | None = None) -> Positions:
 
 
 def test_bytes_and_offsets_of_pages() -> None:
-    table = PageTable([PageSpan(10, 10, 1000), PageSpan(20, 40, 1000)])
+    table = PartitionPages([PageSpan(10, 10, 1000), PageSpan(20, 40, 1000)])
     assert [table.bytes_before(n) for n in (0, 10, 15, 20, 40, 60, 99)] == [
         0, 0, 500, 1000, 1500, 2000, 2000,
     ]  # fmt: skip
@@ -164,7 +164,7 @@ def test_a_limit_below_one_record_reads_one() -> None:
 
 
 def test_pages_are_not_asked_for_when_little_is_there() -> None:
-    def never(stream: str, partition: int) -> PageTable:
+    def never(stream: str, partition: int) -> PartitionPages:
         raise AssertionError((stream, partition))
 
     there = backlog(at(1090, 490), all_heads(HEADS), HEADS)
@@ -198,7 +198,7 @@ def test_one_task_for_each_range_that_is_small() -> None:
 def test_large_ranges_are_cut_at_borders_of_pages_where_one_is_near() -> None:
     cut = tasks(WHOLE, HEADS, pages, max_bytes=60_000)
     assert cut == [Range("s", 0, 100, 600), Range("s", 0, 600, 1100), Range("s", 1, 0, 500)]
-    uneven = {("s", 0): PageTable([PageSpan(100, 560, 56_000), PageSpan(660, 440, 44_000)])}
+    uneven = {("s", 0): PartitionPages([PageSpan(100, 560, 56_000), PageSpan(660, 440, 44_000)])}
     cut = tasks(WHOLE[:1], HEADS, lambda s, p: uneven[s, p], max_bytes=60_000)
     assert cut == [Range("s", 0, 100, 660), Range("s", 0, 660, 1100)]
 
@@ -247,7 +247,7 @@ def test_tasks_are_the_range_again(
         return
     one = Range("t", 0, low, high)
     cut = tasks(
-        [one], {"t": {0: head}}, lambda s, p: PageTable(spans), max_bytes=max_bytes,
+        [one], {"t": {0: head}}, lambda s, p: PartitionPages(spans), max_bytes=max_bytes,
         max_rows=max_rows, min_count=min_count,
     )  # fmt: skip
     assert joined(cut) == [one]
@@ -272,7 +272,7 @@ def test_limits_make_progress_and_keep_to_what_is_there(
     start = Positions({("t", n): 5 for n in heads["t"]}, ids_of(heads))
     there = backlog(start, all_heads(heads), heads)
 
-    def table(stream: str, partition: int) -> PageTable:
+    def table(stream: str, partition: int) -> PartitionPages:
         head = heads[stream][partition]
         return table_of_average(head.first, head.head, head.bytes)
 
@@ -409,12 +409,12 @@ def test_any_packing_reads_each_offset_once_and_in_order(
     max_rows: int | None,
 ) -> None:  # fmt: skip
     heads: Heads = {}
-    there: dict[tuple[str, int], PageTable] = {}
+    there: dict[tuple[str, int], PartitionPages] = {}
     found = []
     for stream, partition, rows, size in sorted(parts):
         name = f"s{stream}"
         heads.setdefault(name, {})[partition] = PartitionHead(0, rows, 0, rows * size, "x")
-        there[name, partition] = PageTable([PageSpan(0, rows, rows * size)])
+        there[name, partition] = PartitionPages([PageSpan(0, rows, rows * size)])
         found.append(Range(name, partition, rows // 3, rows))
     cut = tasks(
         found, heads, lambda s, p: there[s, p], max_bytes=max_bytes, max_rows=max_rows,

@@ -9,7 +9,7 @@ from penstock.spark.catalog import Catalog
 from penstock.spark.http_link import LinkError
 from penstock.spark.offsets import Heads, PartitionHead
 from penstock.spark.options import Place, SourceOptions, parse_source_options
-from penstock.spark.plan import PageTable, table_of_average
+from penstock.spark.plan import PartitionPages, table_of_average
 from penstock.spark.progress import DataLossError, ReaderHold, StreamProgress
 
 
@@ -35,7 +35,7 @@ class ToyCatalog(Catalog):
         head = self.there[stream][partition]
         return min(max(-(-time_us // 1000), head.first), head.head)
 
-    def pages(self, stream: str, partition: int) -> PageTable:
+    def pages(self, stream: str, partition: int) -> PartitionPages:
         head = self.there[stream][partition]
         return table_of_average(head.first, head.head, head.bytes)
 

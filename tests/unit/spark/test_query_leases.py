@@ -10,7 +10,7 @@ from penstock.errors import OptionError
 from penstock.spark.catalog import Catalog
 from penstock.spark.offsets import Heads, PartitionHead
 from penstock.spark.options import SourceOptions, parse_source_options
-from penstock.spark.plan import PageTable, table_of_average
+from penstock.spark.plan import PartitionPages, table_of_average
 from penstock.spark.progress import DataLossError, StreamProgress
 
 BODY_BYTES = 100
@@ -54,7 +54,7 @@ class ToyBroker(Catalog):
     def find(self, stream: str, partition: int, time_us: int) -> int:
         return 0
 
-    def pages(self, stream: str, partition: int) -> PageTable:
+    def pages(self, stream: str, partition: int) -> PartitionPages:
         head = self._found()[stream][partition]
         return table_of_average(head.first, head.head, head.bytes)
 

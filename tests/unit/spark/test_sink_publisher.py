@@ -1,4 +1,4 @@
-"""Publisher: all confirmed or an error, and what is sent again on a new connection."""
+"""RowPublisher: all confirmed or an error, and what is sent again on a new connection."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +12,7 @@ from penstock.errors import AMQPConnectionError
 from penstock.protocol.events import PublishRun
 from penstock.spark import sink
 from penstock.spark.options import SinkOptions
-from penstock.spark.sink import Publisher, PublishError
+from penstock.spark.sink import PublishError, RowPublisher
 from tests.helpers.live_broker import wait_until
 from tests.helpers.scripted_broker import ScriptedBroker
 
@@ -49,17 +49,17 @@ def broker() -> Iterator[ScriptedBroker]:
     broker.close()
 
 
-def publisher(broker: ScriptedBroker, **given: str) -> Publisher:
+def publisher(broker: ScriptedBroker, **given: str) -> RowPublisher:
     options = SinkOptions.of({**AMQP, "queue": "q", "url": broker.url, "timeout": "60", **given})
-    return Publisher(options, sleep=lambda seconds: None)
+    return RowPublisher(options, sleep=lambda seconds: None)
 
 
-def give_up_soon(target: Publisher) -> None:
+def give_up_soon(target: RowPublisher) -> None:
     """From now on: so far nothing that is slow was to be taken for silence."""
     target._options = replace(target._options, timeout_s=0.2)
 
 
-def publish(target: Publisher, *bodies: bytes) -> None:
+def publish(target: RowPublisher, *bodies: bytes) -> None:
     for body in bodies:
         target.publish("", "q", body, PLAIN)
     target.flush()
@@ -117,7 +117,7 @@ def test_a_broker_that_goes_away_for_good_is_an_error(broker: ScriptedBroker) ->
     times = iter([0.0, 10.0, 70.0, 150.0])
     Confirming(broker, upto=1)
     options = SinkOptions.of({**AMQP, "queue": "q", "url": broker.url, "timeout": "60"})
-    target = Publisher(options, sleep=lambda seconds: None, monotonic=lambda: next(times))
+    target = RowPublisher(options, sleep=lambda seconds: None, monotonic=lambda: next(times))
     publish(target, b"a", b"b")
     broker.wait(PublishRun)
     broker.refusals = 100
@@ -149,7 +149,7 @@ def test_many_rows_share_a_write(broker: ScriptedBroker) -> None:
 def test_a_write_has_the_rows_of_one_exchange_in_their_order(broker: ScriptedBroker) -> None:
     confirming = Confirming(broker)
     options = {**AMQP, "url": broker.url, "exchange": "x"}
-    target = Publisher(SinkOptions.of(options))
+    target = RowPublisher(SinkOptions.of(options))
     for index, exchange in enumerate("xxyxyy"):
         target.publish(exchange, "q", b"%d" % index, PLAIN)
     target.finish()
@@ -200,7 +200,7 @@ def test_a_returned_row_is_an_error(
         return [spec.BasicAck(delivery_tag=1)]
 
     broker.on(PublishRun, returned)
-    made = Publisher(SinkOptions.of({**AMQP, **target, "url": broker.url}))
+    made = RowPublisher(SinkOptions.of({**AMQP, **target, "url": broker.url}))
     publish(made, b"a")
     with pytest.raises(PublishError, match=told):
         made.finish()

@@ -66,9 +66,9 @@ from penstock.broker.publish import (
     HAS_HEADERS,
     HAS_REPLY_TO,
     HAS_USER_ID,
-    Facts,
     Planned,
     Publisher,
+    PublishFacts,
     delay_of,
     expiration_of,
     fan_out,
@@ -225,9 +225,9 @@ class BatchRoute:
 
     __slots__ = ("durable", "facts", "header", "others", "streams")
 
-    def __init__(self, header: bytes, facts: Facts) -> None:
+    def __init__(self, header: bytes, facts: PublishFacts) -> None:
         self.header: bytes = header
-        self.facts: Facts = facts
+        self.facts: PublishFacts = facts
         self.durable: list[BrokerQueue] = []
         self.others: list[BrokerQueue] = []
         self.streams: list[BrokerStream] = []
@@ -472,7 +472,7 @@ class BatchRouter:
         except (AMQPError, HeaderError, IndexError):
             header = bytes((FORMAT, 0, len(key))) + key + NO_PROPERTIES
             header = headers.with_death(header, death)
-        facts = Facts()
+        facts = PublishFacts()
         facts.is_persistent = True
         facts.priority = headers.priority(header)
         way = BatchRoute(header, facts)
@@ -480,9 +480,9 @@ class BatchRouter:
         return way
 
 
-def facts_alone(props: bytes, info: int) -> Facts:
+def facts_alone(props: bytes, info: int) -> PublishFacts:
     """Return what a queue must know of a message. ChannelError 406."""
-    facts = Facts()
+    facts = PublishFacts()
     facts.set_plain(info)
     flags = info >> 16
     if flags & HAS_EXPIRATION:

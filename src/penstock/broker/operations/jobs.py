@@ -27,7 +27,7 @@ SLICE_S: Final = 0.002
 PAUSE_S: Final = 0.005  # while the disk is at it
 
 
-class Job(ABC):
+class SteppedJob(ABC):
     """Work in steps. result, or error, is set when it is done."""
 
     def __init__(self, vhost: VHost) -> None:
@@ -71,7 +71,7 @@ class Job(ABC):
             self.error = AMQPError(541, f"{type(error).__name__}: {error}")
 
 
-class CheckpointJob(Job):
+class CheckpointJob(SteppedJob):
     """A whole checkpoint whose cut is after this moment."""
 
     def __init__(self, vhost: VHost) -> None:
@@ -98,7 +98,7 @@ class CheckpointJob(Job):
         return None
 
 
-class BackupJob(Job):
+class BackupJob(SteppedJob):
     """A backup of the vhost into a free directory, verified before the job is done."""
 
     def __init__(self, vhost: VHost, path: str) -> None:
@@ -135,12 +135,12 @@ def _backup(call: Call) -> None:
     _begin(call, job)
 
 
-def _begin(call: Call, job: Job) -> None:
+def _begin(call: Call, job: SteppedJob) -> None:
     vhost = call.vhost
     known = operators(vhost)
     known.last_job += 1
     known.jobs[known.last_job] = job
-    ended = [n for n, one in known.jobs.items() if isinstance(one, Job) and one.is_done]
+    ended = [n for n, one in known.jobs.items() if isinstance(one, SteppedJob) and one.is_done]
     for number in ended[:-JOBS_KEPT]:
         del known.jobs[number]
     vhost.timers.call_at(vhost.clock.monotonic(), job.run)
@@ -151,7 +151,7 @@ def _wait_for_job(call: Call) -> None:
     vhost, reply = call.vhost, call.reply
     number, wait_ms = call.args.whole("job"), call.args.whole("wait_ms")
     job = operators(vhost).jobs.get(number)
-    if not isinstance(job, Job):
+    if not isinstance(job, SteppedJob):
         raise ChannelError(NOT_FOUND, f"no job {number}")
     found = job
     has_replied = False

@@ -31,7 +31,7 @@ from penstock.broker.operations.arguments import (
 from penstock.broker.operations.call import OPERATORS, Call, Operation, Slices
 from penstock.broker.output import Output
 from penstock.broker.permissions import READ
-from penstock.broker.publish import Facts, Publisher, Targets, fan_out
+from penstock.broker.publish import Publisher, PublishFacts, Targets, fan_out
 from penstock.broker.refusals import called, not_found, precondition_failed
 from penstock.broker.turn_budget import STEP_BYTES
 from penstock.broker.vhost import VHost
@@ -132,7 +132,7 @@ def _publish_all(call: Call) -> Iterator[None]:
         yield
 
 
-def _route(call: Call, publisher: Publisher, props: bytes) -> tuple[bytes, Facts, Targets]:
+def _route(call: Call, publisher: Publisher, props: bytes) -> tuple[bytes, PublishFacts, Targets]:
     """Return the header as stored, what a queue must know, and where the messages go."""
     exchange, key = call.args.text("exchange"), call.args.text("routing_key")
     route = publisher.resolve(_short(exchange) + _short(key) + bytes((MANDATORY,)))

@@ -1,24 +1,26 @@
 """Writes what the documentation lists from the tables of options.
 
     python tools/configuration.py            prints docs/reference/configuration.md
-    python tools/configuration.py --repair   writes it, and the table of x-arguments in
-                                             docs/reference/ttl-and-limits.md
+    python tools/configuration.py --repair   writes it, and the tables in the pages of TABLES
 
 tests/unit/test_tables.py compares the pages with the tables.
 """
 
 import argparse
 import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
 from penstock.broker.arguments import ARGUMENTS
 from penstock.cli.serve import FLAGS
 from penstock.config import LIMITS, QUEUES, STORAGE, settings
+from penstock.options import Option
+from penstock.spark.options import SINK_OPTIONS, SOURCE_OPTIONS, SinkOptions, SourceOptions
 
-REFERENCE: Final = Path(__file__).parent.parent / "docs" / "reference"
-PAGE: Final = REFERENCE / "configuration.md"
-ARGUMENTS_PAGE: Final = REFERENCE / "ttl-and-limits.md"
+DOCS: Final = Path(__file__).parent.parent / "docs"
+PAGE: Final = DOCS / "reference" / "configuration.md"
 HEAD: Final = """\
 # Configuration of a broker
 
@@ -48,8 +50,6 @@ NAMES: Final = """\
 | --- | --- | --- | --- | --- |
 """
 
-ARGUMENT_NAMES: Final = "| argument | types | values | meaning |\n|---|---|---|---|\n"
-
 
 def page() -> str:
     """Return the page."""
@@ -71,15 +71,54 @@ def page() -> str:
     return "".join(parts)
 
 
-def with_arguments(text: str) -> str:
-    """Return the page of arguments with the rows of its last table made anew."""
-    head, names, _ = text.partition(ARGUMENT_NAMES)
-    assert names, f"{ARGUMENTS_PAGE.name} has no table that begins with {ARGUMENT_NAMES!r}"
-    rows = [
+def table(options: Iterable[Option], program: type) -> list[str]:
+    """Return rows. program: the class whose fields have the defaults."""
+    defaults = {one.name: one.default for one in fields(program)}
+    rows = []
+    for one in options:
+        default = one.default
+        if default is None:
+            value = defaults.get(one.target)
+            default = "" if value in (None, ()) else f"`{one.kind.shown(value)}`"
+        rows.append(f"| `{one.name}` | {one.kind.words} | {default} | {one.meaning} |\n")
+    return rows
+
+
+def arguments() -> list[str]:
+    """Return the rows of x-arguments."""
+    return [
         f"| `{one.name}` | {', '.join(one.applies)} | {one.kind.words} | {one.meaning} |\n"
         for one in ARGUMENTS.values()
     ]
-    return head + names + "".join(rows)
+
+
+# Page -> the names of a table in it, and what makes its rows.
+TABLES: Final[dict[Path, dict[str, Callable[[], list[str]]]]] = {
+    DOCS / "reference" / "ttl-and-limits.md": {
+        "| argument | types | values | meaning |": arguments
+    },
+    DOCS / "guides" / "spark-source.md": {
+        "| option | values | default | |": lambda: table(SOURCE_OPTIONS, SourceOptions)
+    },
+    DOCS / "guides" / "sinks.md": {
+        "| option | values | default | |": lambda: table(SINK_OPTIONS, SinkOptions)
+    },
+}
+
+
+def with_tables(path: Path) -> str:
+    """Return a page of TABLES with the rows of its tables made anew."""
+    lines = iter([*path.read_text(encoding="utf-8").splitlines(keepends=True), "\n"])
+    made: list[str] = []
+    left = dict(TABLES[path])
+    for line in lines:
+        made.append(line)
+        rows = left.pop(line.strip(), None)
+        if rows is not None:
+            made += [next(lines), *rows()]
+            made.append(next(itertools.dropwhile(lambda one: one.startswith("|"), lines)))
+    assert not left, f"{path.name} has no table {[*left]}"
+    return "".join(made[:-1])
 
 
 def main() -> None:
@@ -88,8 +127,8 @@ def main() -> None:
     parser.add_argument("--repair", action="store_true", help="write the pages")
     if parser.parse_args().repair:
         PAGE.write_text(page(), encoding="utf-8")
-        text = ARGUMENTS_PAGE.read_text(encoding="utf-8")
-        ARGUMENTS_PAGE.write_text(with_arguments(text), encoding="utf-8")
+        for path in TABLES:
+            path.write_text(with_tables(path), encoding="utf-8")
     else:
         print(page(), end="")
 

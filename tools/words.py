@@ -342,11 +342,11 @@ def status_fields() -> list[Word]:
 
 
 def spark_source_options() -> list[Word]:
-    return plain(of("spark/", "SOURCE_NAMES"))
+    return plain(one.name for one in of("spark/", "SOURCE_OPTIONS"))
 
 
 def spark_sink_options() -> list[Word]:
-    return plain(of("spark/", "SINK_NAMES"))
+    return plain(one.name for one in of("spark/", "SINK_OPTIONS"))
 
 
 def pipeline_keys() -> list[Word]:

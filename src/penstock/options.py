@@ -11,6 +11,8 @@ and returns it as the program uses it. `parse` makes that value from a text, as 
 flag or a URL gives it, and leaves a text that is none to `check`. What is wrong is a
 WrongValueError, which knows what was expected; the door makes its own error of it.
 
+Times as text: numbers with units, as "500ms", "90 s", "1h30m", "7d"; also min, w and whole words.
+
 Sizes as text: a whole number is bytes; B, kB, MB, GB, TB count by 1000 and KiB, MiB, GiB, TiB by
 1024, in letters of either case. A number with a point and no unit is a fraction of a whole, from
 0.0 to 1.0; "max" is all of it.
@@ -19,6 +21,7 @@ Sizes as text: a whole number is bytes; B, kB, MB, GB, TB count by 1000 and KiB,
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
 from penstock.errors import OptionError
@@ -39,8 +42,18 @@ UNITS: Final[dict[str, int]] = {
     "tib": 1 << 40,
 }
 LARGE_UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
+# Of times as text.
+UNITS_MS: Final[dict[str, int]] = {
+    "ms": 1, "millisecond": 1, "milliseconds": 1,
+    "s": 1000, "second": 1000, "seconds": 1000,
+    "m": 60_000, "min": 60_000, "minute": 60_000, "minutes": 60_000,
+    "h": 3_600_000, "hour": 3_600_000, "hours": 3_600_000,
+    "d": 86_400_000,
+    "w": 604_800_000,
+}  # fmt: skip
 SECONDS_MAX: Final = 10 * 366 * 86400.0
 FIRST_RELEASE: Final = "0.1"
+_PART: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*")
 _LINK: Final = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _TRUTHS: Final[dict[str, object]] = {"true": True, "1": True, "false": False, "0": False}
 
@@ -93,8 +106,10 @@ class Option:
 
     @property
     def target(self) -> str:
-        """Return the name of the program's field."""
-        return self.field or self.name
+        """Return the name of the program's field: that of maxBytes is max_bytes."""
+        if self.field or self.name.islower():
+            return self.field or self.name
+        return "".join("_" + c.lower() if c.isupper() else c for c in self.name)
 
 
 def value_of(kind: Kind, place: str, given: object) -> Any:
@@ -103,6 +118,15 @@ def value_of(kind: Kind, place: str, given: object) -> Any:
     place: what an error calls the value: the option, or where it was given. Raises OptionError.
     """
     return _checked(kind, place, given, kind.parse(given) if isinstance(given, str) else given)
+
+
+def values_of(options: Mapping[str, Option], given: Mapping[str, object]) -> dict[str, Any]:
+    """Return given values, checked, by the names of the program's fields. A door for programs: each
+    name is a row's. Raises OptionError."""
+    return {
+        options[name].target: value_of(options[name].kind, name, value)
+        for name, value in given.items()
+    }
 
 
 def checked(kind: Kind, place: str, given: object) -> Any:
@@ -215,13 +239,13 @@ def text(expected: str) -> Kind:
     return Kind("text", check)
 
 
-def choice(*choices: str) -> Kind:
-    """One of these texts."""
-    expected = listed(choices)
+def choice(*choices: str, expected: str = "") -> Kind:
+    """One of these texts. expected: what errors say instead of a list."""
+    wanted = expected or listed(choices)
 
     def check(value: object) -> str:
         if not isinstance(value, str) or value not in choices:
-            raise WrongValueError(expected)
+            raise WrongValueError(wanted)
         return value
 
     return Kind(", ".join(f"`{one}`" for one in choices), check)
@@ -232,15 +256,14 @@ def listed(choices: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
 
 
-def names() -> Kind:
-    """Names as a tuple of texts, from a list, or a text with commas between them."""
-    expected = 'names with commas between them, as "a.net, b.net"'
+def names(expected: str = 'names with commas between them, as "a.net, b.net"') -> Kind:
+    """Different names as a tuple of texts, from a list, or a text with commas between them."""
 
     def check(value: object) -> tuple[str, ...]:
         found = value.split(",") if isinstance(value, str) else value
         if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
             raise WrongValueError(expected)
-        return tuple(name.strip() for name in found if name.strip())
+        return tuple(dict.fromkeys(name.strip() for name in found if name.strip()))
 
     return Kind("names with commas between them", check, shown=", ".join)
 
@@ -282,7 +305,29 @@ def or_word(kind: Kind, word: str) -> Kind:
     return Kind(f"{kind.words}, or `{word}`", check, parse, shown)
 
 
-# ---- numbers and sizes as text -------------------------------------------------------------------
+# ---- numbers, times and sizes as text ------------------------------------------------------------
+
+
+def ms_in(given: object) -> float:
+    """Return the milliseconds of a time: seconds, a timedelta, or a text as the head of this module
+    has it, in which a number alone is seconds; -1 if it is none."""
+    if isinstance(given, timedelta):
+        return given.total_seconds() * 1000
+    if isinstance(given, str):
+        return _text_ms(given)
+    return given * 1000 if isinstance(given, int | float) and not isinstance(given, bool) else -1
+
+
+def _text_ms(text: str) -> float:
+    total, at = 0.0, 0
+    while at < len(text):
+        part = _PART.match(text, at)
+        unit = part and (part[2] or ("s" if part.end() == len(text) and not at else ""))
+        if part is None or unit not in UNITS_MS:
+            return -1
+        total += float(part[1]) * UNITS_MS[unit]
+        at = part.end()
+    return total if text.strip() else -1
 
 
 def number_in(text: str) -> object:

@@ -9,6 +9,8 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
 from penstock.broker.arguments import ARGUMENTS
 from penstock.broker.operations import OPERATIONS
 from penstock.broker.operations.call import OPERATORS
@@ -18,7 +20,7 @@ from penstock.options import value_of
 from penstock.queues.queue_options import QUEUE_ARGUMENTS, QueueOptions
 from penstock.routing.exchange_types import TYPES
 from penstock.server.node_operations import OPERATORS_ONLY
-from tools.configuration import ARGUMENTS_PAGE, PAGE, page, with_arguments
+from tools.configuration import PAGE, TABLES, page, with_tables
 
 ROOT = Path(__file__).parent.parent.parent
 COMPOSED = {
@@ -52,9 +54,10 @@ def test_each_option_of_a_queue_is_a_row_with_a_field() -> None:
     assert {option.target for option in QUEUE_ARGUMENTS} == names
 
 
-def test_the_page_of_arguments_lists_the_table() -> None:
-    text = ARGUMENTS_PAGE.read_text(encoding="utf-8")
-    assert text == with_arguments(text), "python tools/configuration.py --repair"
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.name)
+def test_the_tables_of_a_page_are_those_of_the_code(path: Path) -> None:
+    told = "python tools/configuration.py --repair"
+    assert path.read_text(encoding="utf-8") == with_tables(path), told
 
 
 def test_the_page_of_the_configuration_is_that_of_the_tables() -> None:

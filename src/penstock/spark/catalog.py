@@ -427,7 +427,7 @@ class BrokerCatalog(Catalog):
         self._classic: set[str] = set()  # names that turned out to be classic queues
         self._queues = ClassicQueues(self._ask_lease_once, self._retried)
         self._owner = ReaderOwner(
-            self._ask_lease, options.reader_timeout_s, ask_once=self._ask_lease_once
+            self._ask_lease, int(options.reader_timeout_s), ask_once=self._ask_lease_once
         )
 
     def heads(self, *, is_fresh: bool = False) -> Heads:

@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import OptionError
+from penstock.options import check_known, names
 from penstock.spark.error_text import reason_first
-from penstock.spark.options import lowered, parse_source_options
+from penstock.spark.options import SOURCE_OPTIONS, parse_source_options, spelled
 from penstock.spark.spark_version import (
     LIMIT_OPTIONS,
     LIMITS,
@@ -121,13 +122,12 @@ class PenstockDataSource(DataSource):
 
 def given_columns(options: Mapping[str, str]) -> Sequence[str]:
     """Return the columns that the options ask for. Raises OptionError."""
-    options = lowered(options)
-    named = [name.strip() for name in options.get("columns", "").split(",") if name.strip()]
+    options = spelled(options, SOURCE_OPTIONS)
+    named = names().check(options.get("columns", ""))
     for name in named:
-        if name not in SQL_TYPES:
-            raise OptionError(name, name, list(SQL_TYPES))
-    columns = list(dict.fromkeys(named)) or list(DEFAULT_COLUMNS)
-    for option, name in (("includeheaders", "headers"), ("includeproperties", "properties")):
+        check_known(name, name, SQL_TYPES)
+    columns = list(named or DEFAULT_COLUMNS)
+    for option, name in (("includeHeaders", "headers"), ("includeProperties", "properties")):
         if options.get(option, "").lower() == "true" and name not in columns:
             columns.append(name)
     return columns
@@ -137,9 +137,8 @@ def columns_of(schema: StructType) -> list[str]:
     """Return the columns of a requested schema. Raises OptionError for an unknown column or a wrong
     type."""
     for field in schema.fields:
-        expected = SQL_TYPES.get(field.name)
-        if expected is None:
-            raise OptionError(field.name, field.name, list(SQL_TYPES))
+        check_known(field.name, field.name, SQL_TYPES)
+        expected = SQL_TYPES[field.name]
         given = field.dataType.simpleString()
         if given != expected:
             raise OptionError(f"schema: {field.name}", given, expected)
@@ -148,9 +147,9 @@ def columns_of(schema: StructType) -> list[str]:
 
 def refuse_limits(options: Mapping[str, str]) -> None:
     """Raise SparkVersionError for the first option that limits a batch."""
-    given = lowered(options)
+    given = spelled(options, SOURCE_OPTIONS)
     for name in LIMIT_OPTIONS:
-        if name.lower() in given:
+        if name in given:
             raise SparkVersionError(f"option {name}", LIMITS)
 
 

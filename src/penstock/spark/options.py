@@ -1,52 +1,13 @@
 """Options of the source and of the sink: what a Spark job may say, checked at once and frozen.
 
-**Source.** The names are those of Spark's Kafka integration guide where it has one, with the same
-meaning and `stream` for topic. An option of Kafka's that has no equivalent is refused with the
-option to use instead, an unknown name with the nearest known one.
+SOURCE_OPTIONS and SINK_OPTIONS list them; the tables of docs/guides are made from the rows. Names
+of the source are those of Spark's Kafka integration guide where it has one, with the same meaning
+and `stream` for topic. An option of Kafka's that has no equivalent is refused with the option to
+use instead, an unknown name with the nearest known one.
 
-    url, httpUrl | path     the broker: http://user:password@host:15672/vhost, or amqp://..., whose
-                            host's port 15672 is used then (httpUrl names another one); or the
-                            directory of a store, a vhost or a stream, read beside its owner
-    vhost                   the vhost, for `path` of a whole store                            "/"
-
-    subscribe | subscribePattern | assign                        streams; by name also classic
-                                                                 queues, which are leased
-    startingTimestamp | startingOffsetsByTimestamp | startingOffsets   where to begin
-    endingTimestamp | endingOffsetsByTimestamp | endingOffsets         where to end, batch only
-
-Of three, the first that is given counts. docs/guides/spark-source.md lists all options with their
-defaults. A timestamp is a whole number of milliseconds since 1970, as Kafka's, or an ISO 8601 time,
-in UTC without a zone.
-
-**Sink.**
-
-    url             amqp://user:password@host:port/vhost,     PENSTOCK_URL, AMQP_URL, this host
-                    or http://... as for the source
-    httpUrl         the broker's HTTP port                    port 15672 of that host
-    queue           name of a queue or stream                 one of these is required
-    exchange        name; or the column of that name
-    routing_key     of all rows                               the column, else "" or the queue
-    content_type    of all rows                               none
-    delivery        exactly-once, idempotent, at-least-once   exactly-once
-    persistent      true, false                               true
-    mandatory       true, false: a row that no queue gets     true
-                    fails the batch (at-least-once: the task)
-    deadLetterTo    a queue for rows whose target was         none: the batch waits
-                    deleted after the commit
-    queryId,        for foreachBatch: the query and the       a batch is a job of its own
-    batchId         number of the batch
-    failOnDataLoss  true, false: an error if batches of       true
-                    this query are missing at the broker
-    beginsLate      true, false: with queryId: the first      false
-                    batch may have any number
-    sameRows        true, false: an error if a repeated       true
-                    batch has other rows
-    timeout         seconds without the broker, after which   60
-                    a task or a commit fails
-    in_flight       at-least-once: unconfirmed rows of a      4096
-                    task
-
-A sink's name may be written as routing_key or routingKey. Spark ignores case in all names.
+Spark ignores case in all names, and here underscores count as little: routing_key is routingKey.
+Sizes are Spark's: "64m", "1 GiB", powers of 1024 with any unit. A timestamp is a whole number of
+milliseconds since 1970, as Kafka's, or an ISO 8601 time, in UTC without a zone.
 
 This module imports no pyspark.
 """
@@ -54,37 +15,44 @@ This module imports no pyspark.
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from penstock.amqp_url import DEFAULT, ESCAPED, VARIABLES, AmqpUrl, without_password
 from penstock.errors import OptionError
+from penstock.options import (
+    BYTES_MAX,
+    Kind,
+    Option,
+    WrongValueError,
+    by_name,
+    check_known,
+    choice,
+    flag,
+    ms_in,
+    names,
+    seconds,
+    unparsed,
+    values_of,
+    whole,
+)
 
 HTTP_PORT: Final = 15672
 ACCESS: Final = ("auto", "file", "network")
-STRATEGIES: Final = ("error", "latest")
 READER_TIMEOUT_S_MAX: Final = 3600
 EARLIEST: Final = -2  # as an offset, in Kafka's JSON and in ours
 LATEST: Final = -1
-# Words for an offset: where a stream may begin, where a batch may begin, where a batch may end. As
-# with Kafka's source, a batch has neither a start at the latest offset nor an end at the earliest.
-STREAM_STARTS: Final = {"earliest": EARLIEST, "latest": LATEST}
-STARTS: Final = {"earliest": EARLIEST}
-ENDS: Final = {"latest": LATEST}
-
-SOURCE_NAMES: Final = (
-    "url", "httpUrl", "path", "vhost", "subscribe", "subscribePattern", "assign",
-    "startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp",
-    "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp",
-    "endingOffsetsByTimestamp", "failOnDataLoss", "includeHeaders", "includeProperties", "columns",
-    "minPartitions", "maxRecordsPerPartition", "maxBytesPerPartition", "maxBytesPerTask",
-    "maxOffsetsPerTrigger",
-    "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "readerId", "readerTimeout",
-    "access", "pushdown", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "timeoutMs",
-)  # fmt: skip
+AT_LEAST_ONCE: Final = "at-least-once"
+EXACTLY_ONCE: Final = "exactly-once"
+IDEMPOTENT: Final = "idempotent"
+DELIVERIES: Final = (EXACTLY_ONCE, IDEMPOTENT, AT_LEAST_ONCE)
+IN_FLIGHT_MAX: Final = 1_000_000
+TIMEOUT_S_MAX: Final = 86_400.0
+BATCH_MAX: Final = (1 << 63) - 1
+QUERY_BYTES_MAX: Final = 200  # idempotent adds a partition to it, and a name has 255
 
 # Options of Kafka's source that this one does not have -> what to use instead. Lower case.
 KAFKAS: Final = {
@@ -98,8 +66,6 @@ KAFKAS: Final = {
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _BYTES: Final = re.compile(r"(\d+)\s*(|[kmgt])(|b|ib)", re.IGNORECASE)
-_TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)", re.IGNORECASE)
-_SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,19 +89,19 @@ class Place:
 def parse_place(given: Mapping[str, str]) -> Place:
     """Return the place that `url` with `httpUrl`, or `path` with `vhost` name. Raises
     OptionError."""
-    options = lowered(given)
+    options = spelled(given, SOURCE_OPTIONS)
     url, path = options.get("url"), options.get("path")
     if (url is None) == (path is None):
         both = None if url is None else f"{without_password(url)} and path {path}"
         raise OptionError("url", both, "either 'url' of a broker or 'path' of a store")
     if path is not None:
-        if "httpurl" in options:
-            raise OptionError("httpUrl", options["httpurl"], "'url', not 'path', with it")
+        if "httpUrl" in options:
+            raise OptionError("httpUrl", options["httpUrl"], "'url', not 'path', with it")
         return Place(path=path, vhost=options.get("vhost", "/"))
     assert url is not None
     if "vhost" in options:
         raise OptionError("vhost", options["vhost"], "the vhost at the end of 'url'")
-    return _url_place(url, options.get("httpurl"))
+    return _url_place(url, options.get("httpUrl"))
 
 
 def _url_place(url: str, http_url: str | None) -> Place:
@@ -174,7 +140,107 @@ def _http_base(name: str, text: str) -> str:
     return f"{parts.scheme}://{host}:{port or HTTP_PORT}"
 
 
-# ---- the source ----------------------------------------------------------------------------------
+# ---- kinds of values -----------------------------------------------------------------------------
+
+
+def _kind(words: str, check: Callable[[str], Any], shown: Callable[[Any], str] = str) -> Kind:
+    """What a text stands for. check: returns that, raises WrongValueError."""
+    return Kind(words, lambda value: check(str(value)), unparsed, shown)
+
+
+def _word(*words: str) -> Kind:
+    return replace(choice(*words, expected=" or ".join(words)), parse=str.lower)
+
+
+def _strategy() -> Kind:
+    kind = _word("error", "latest")
+    return replace(
+        kind,
+        check=lambda value: kind.check(value) == "error",
+        shown=lambda is_strict: "error" if is_strict else "latest",
+    )
+
+
+def _whole(low: int) -> Kind:
+    return whole(low, BYTES_MAX, f"a whole number, at least {low}")
+
+
+def _milliseconds(low: int) -> Kind:
+    kind = _whole(low)
+    return replace(
+        kind, check=lambda value: kind.check(value) / 1000, shown=lambda one: f"{one * 1000:g}"
+    )
+
+
+def _bytes(low: int) -> Kind:
+    def check(text: str) -> int:
+        found = _BYTES.fullmatch(text.strip())
+        count = (
+            -1 if found is None else int(found[1]) << 10 * " kmgt".index(found[2].lower() or " ")
+        )
+        if count < low:
+            raise WrongValueError(f"a number of bytes from {low} on, such as 64m or 1 GiB")
+        return count
+
+    return _kind("size", check, lambda count: f"{count >> 20}m")
+
+
+def _time(expected: str, low: float = 0, high: float = float("inf")) -> Kind:
+    def check(text: str) -> float:
+        found = ms_in(text.lower()) / 1000
+        if not text.strip()[-1:].isalpha() or not low <= found <= high:
+            raise WrongValueError(expected)
+        return found
+
+    return _kind("time, such as `30s`", check, lambda value: f"{value:g}s")
+
+
+def _name(most: int) -> Kind:
+    def check(text: str) -> str:
+        if not 0 < len(text.encode()) <= most:
+            raise WrongValueError(f"a name of 1 to {most} bytes")
+        return text
+
+    return _kind("name", check)
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise WrongValueError(f"a regular expression ({error})") from None
+    return text
+
+
+def _streams(text: str) -> tuple[str, ...]:
+    expected = "names of streams, with commas between"
+    found: tuple[str, ...] = names(expected).check(text)
+    if not found:
+        raise WrongValueError(expected)
+    return found
+
+
+def _json(text: str, expected: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise WrongValueError(f"{expected} ({error})") from None
+    if not isinstance(found, dict):
+        raise WrongValueError(expected)
+    return found
+
+
+def _assigned(text: str) -> dict[str, tuple[int, ...]]:
+    expected = 'JSON such as {"stream": [0, 1]}'
+    found = _json(text, expected)
+    for partitions in found.values():
+        if not isinstance(partitions, list) or not partitions:
+            raise WrongValueError(expected)
+        if not all(isinstance(one, int) and one >= 0 for one in partitions):
+            raise WrongValueError(expected)
+    if not found:
+        raise WrongValueError(expected)
+    return {name: tuple(sorted(set(partitions))) for name, partitions in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +255,212 @@ class Bound:
     times_us: dict[str, dict[int, int]] | None = None
     ids: dict[str, str] = field(default_factory=dict)
     is_default: bool = field(default=False, compare=False)
+
+
+def _offsets(words: Mapping[str, int], more: str = "") -> Kind:
+    """A word for an offset, or offsets by partition, in which only the numbers of the words are
+    negative. more: what errors say besides."""
+    numbers = " and ".join(f"{mark} for the {word}" for word, mark in words.items())
+    expected = f'{", ".join(words)} or JSON such as {{"stream": {{"0": 23}}}}, with {numbers}{more}'
+
+    def check(text: str) -> Bound:
+        if text.lower() in words:
+            return Bound(offset=words[text.lower()])
+        offsets: dict[str, dict[int, int]] = {}
+        ids: dict[str, str] = {}
+        for stream, partitions in _json(text, expected).items():
+            if not isinstance(partitions, dict):
+                raise WrongValueError(expected)
+            offsets[stream] = {}
+            for key, offset in partitions.items():
+                if key == "id" and isinstance(offset, str):
+                    ids[stream] = offset
+                elif key != "reader":  # of a classic queue, in an offset that a query reported
+                    is_whole = type(offset) is int and (offset >= 0 or offset in words.values())
+                    if not key.isdecimal() or not is_whole:
+                        raise WrongValueError(expected, ({stream: {key: offset}},))
+                    offsets[stream][int(key)] = offset
+        return Bound(offsets=offsets, ids=ids)
+
+    shown = ", ".join(f"`{word}`" for word in words)
+    return _kind(f'{shown}, `{{"stream": {{"0": 23}}}}`', check)
+
+
+def _time_us(text: str) -> int:
+    """Return microseconds since 1970 for milliseconds or an ISO time."""
+    text = text.strip()
+    if text.isdecimal():
+        return int(text) * 1000
+    try:
+        return microseconds(datetime.fromisoformat(text))
+    except ValueError:
+        expected = "milliseconds since 1970, or a time such as 2013-01-01T05:00:00Z"
+        raise WrongValueError(expected, (text,)) from None
+
+
+def microseconds(moment: datetime) -> int:
+    """Return microseconds since 1970 of a time, which is in UTC if it has no zone."""
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def _times(text: str) -> Bound:
+    expected = 'JSON such as {"stream": {"0": 1357016400000, "1": "2013-01-01T05:00:00Z"}}'
+    found = _json(text, expected)
+    for partitions in found.values():
+        if not isinstance(partitions, dict) or not all(key.isdecimal() for key in partitions):
+            raise WrongValueError(expected)
+    return Bound(
+        times_us={
+            stream: {int(key): _time_us(str(value)) for key, value in partitions.items()}
+            for stream, partitions in found.items()
+        }
+    )
+
+
+# ---- the source ----------------------------------------------------------------------------------
+
+_TEXT: Final = _kind("text", str)
+_TRUTH: Final = replace(flag(), parse=lambda text: {"true": True, "false": False}.get(text.lower()))
+_MOMENT: Final = _kind(
+    "milliseconds since 1970, or `2013-01-01T05:00:00Z`", lambda text: Bound(time_us=_time_us(text))
+)
+_MOMENTS: Final = _kind('`{"stream": {"0": 1357016400000}}`', _times)
+_BATCH: Final = ("batch",)
+SOURCE_OPTIONS: Final[tuple[Option, ...]] = (
+    Option(
+        "url", _TEXT,
+        "`http://user:password@host:15672/vhost`, or the `amqp://` URL; then port 15672 of its "
+        "host is used",
+    ),
+    Option("httpUrl", _TEXT, "the HTTP address, if it differs"),
+    Option(
+        "path", _TEXT,
+        "instead of `url`: a store, a vhost or box in it, or one stream, read beside its owner",
+    ),
+    Option("vhost", _TEXT, "with the `path` of a whole store", default="`/`"),
+    Option(
+        "subscribe", _kind("names with commas between them", _streams),
+        "one or more streams or [classic queues](classic-queue-sources.md): `a,b`. Optional with a "
+        "`path` that has only one stream",
+    ),
+    Option(
+        "subscribePattern", _kind("regular expression", _pattern),
+        "for whole names; new streams are read too. Streams only: a classic queue must be named",
+    ),
+    Option("assign", _kind('`{"stream": [0, 2]}`', _assigned), "these partitions"),
+    Option(
+        "startingTimestamp", _MOMENT,
+        "begin at the first record of that time or later; of the three options that say where to "
+        "begin, the first in this table counts",
+        field="starting", default="",
+    ),
+    Option(
+        "startingOffsetsByTimestamp", _MOMENTS, "the same by partition",
+        field="starting", default="",
+    ),
+    Option(
+        "startingOffsets", _offsets({"earliest": EARLIEST, "latest": LATEST}),
+        "-2 is the earliest, -1 the latest. A batch cannot begin at the latest. For new queries "
+        "only: a restart continues at the checkpoint. For a classic queue always `earliest`",
+        field="starting", default="`latest`, in batch `earliest`",
+    ),
+    Option(
+        "startingOffsetsByTimestampStrategy", _strategy(), "what to do if no record is as late",
+        field="is_strict_time",
+    ),
+    Option(
+        "endingTimestamp", _MOMENT, "the record of that time is not read, nor a later one",
+        field="ending", default="", applies=_BATCH,
+    ),
+    Option(
+        "endingOffsetsByTimestamp", _MOMENTS, "the same by partition",
+        field="ending", default="", applies=_BATCH,
+    ),
+    Option(
+        "endingOffsets", _offsets({"latest": LATEST}),
+        "the record of that offset is not read. Not `earliest`",
+        field="ending", default="`latest`", applies=_BATCH,
+    ),
+    Option(
+        "maxOffsetsPerTrigger", _whole(1),
+        "maximum number of records of a batch, divided among partitions in proportion to what each "
+        "has",
+    ),
+    Option(
+        "maxBytesPerTrigger", _bytes(1),
+        "maximum bytes of pages of a batch; for classic queues by default `256m` of bodies",
+    ),
+    Option("minOffsetsPerTrigger", _whole(1), "a batch waits for so many records"),
+    Option(
+        "maxTriggerDelay", _time("a time such as 500ms, 30s, 15m, 1h"), "but not longer",
+        field="max_trigger_delay_s",
+    ),
+    Option("minPartitions", _whole(1), "minimum number of tasks"),
+    Option(
+        "maxBytesPerPartition", _bytes(1),
+        "maximum bytes of a task; ranges end at a page boundary if one is near",
+    ),
+    Option(
+        "maxBytesPerTask", _bytes(0),
+        "small ranges share a task until it has about so many bytes; without it until it has 4,096 "
+        "records; `0`: each partition of each stream has tasks of its own",
+    ),
+    Option("maxRecordsPerPartition", _whole(1), "maximum number of records of a task"),
+    Option(
+        "failOnDataLoss", _TRUTH,
+        "`false`: missing records are a warning, and the query continues with the rest",
+    ),
+    Option("includeHeaders", _TRUTH, "with the column `headers`"),
+    Option("includeProperties", _TRUTH, "with the column `properties`"),
+    Option("columns", names(), "which columns, in which order", default="all but those two"),
+    Option(
+        "readerId", _name(255),
+        "the query's name at the broker, see below; for a classic queue, the reader to whom its "
+        "messages are leased",
+        default="a random one",
+    ),
+    Option(
+        "readerTimeout", _time("a time from 1s to 1h", 1, READER_TIMEOUT_S_MAX),
+        "for classic queues: how long a query that was killed keeps its `readerId`, from 1s to 1h",
+        field="reader_timeout_s",
+    ),
+    Option(
+        "access", _word(*ACCESS),
+        "`file`: map the pages or fail; `network`: always read over HTTP",
+    ),
+    Option(
+        "pushdown", _TRUTH,
+        "batch: filters on `offset` and `timestamp` limit what is read. Needs "
+        "`spark.sql.python.filterPushdown.enabled=true`, which `session()` sets",
+        field="has_pushdown",
+    ),
+    Option(
+        "fetchOffset.retryIntervalMs", _milliseconds(0),
+        "pause between attempts while the broker is [away](#a-broker-that-is-away)",
+        field="retry_interval_s",
+    ),
+    Option(
+        "fetchOffset.numRetries", _whole(0), "give up after so many more attempts instead",
+        field="retries", default="by `timeoutMs`",
+    ),
+    Option(
+        "timeoutMs", _milliseconds(1),
+        "how long to wait for the broker: for a byte of it, and while it is away",
+        field="timeout_s",
+    ),
+)  # fmt: skip
+_SOURCE: Final = by_name(SOURCE_OPTIONS)
+# As with Kafka's source, a batch neither begins at the latest offset nor ends at the earliest.
+_SOURCE_OF_BATCH: Final = {
+    **_SOURCE,
+    "startingOffsets": replace(
+        _SOURCE["startingOffsets"],
+        kind=_offsets({"earliest": EARLIEST}, "; a batch has no records from the latest offset on"),
+    ),
+}
+_OF_PLACE: Final = ("url", "httpUrl", "path", "vhost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +488,7 @@ class SourceOptions:
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_s: float = 900.0
     reader_id: str | None = None
-    reader_timeout_s: int = 15
+    reader_timeout_s: float = 15.0
     access: str = "auto"
     has_pushdown: bool = False
     retries: int | None = None
@@ -226,223 +498,122 @@ class SourceOptions:
 
 def parse_source_options(given: Mapping[str, str], *, is_streaming: bool) -> SourceOptions:
     """Parse the options of a reader. Raises OptionError, which names the wrong one."""
-    options = lowered(given)
-    _refuse_kafkas(options)
-    _refuse_unknown(options)
-    ending = [
-        name for name in SOURCE_NAMES if name.startswith("ending") and name.lower() in options
-    ]
-    if is_streaming and ending:
-        raise OptionError(ending[0], options[ending[0].lower()], "none: a stream has no end")
-    subscribe, pattern, assign = _streams(options)
-    place = parse_place(options)
-    if not place.path and (subscribe, pattern, assign) == ((), None, None):
-        raise OptionError("subscribe", None, "'subscribe', 'subscribePattern' or 'assign'")
-    retries = _whole(options, "fetchOffset.numRetries", 0)
-    interval_ms = _whole(options, "fetchOffset.retryIntervalMs", 0)
-    default = LATEST if is_streaming else EARLIEST
-    return SourceOptions(
-        place=place,
-        starting=_bound(options, "starting", default, STREAM_STARTS if is_streaming else STARTS),
-        ending=_bound(options, "ending", LATEST, ENDS),
-        subscribe=subscribe,
-        subscribe_pattern=pattern,
-        assign=assign,
-        is_strict_time=_one_of(options, "startingOffsetsByTimestampStrategy", STRATEGIES)
-        == "error",
-        fail_on_data_loss=_flag(options, "failOnDataLoss", True),
-        include_headers=_flag(options, "includeHeaders", False),
-        include_properties=_flag(options, "includeProperties", False),
-        columns=_names(options, "columns"),
-        min_partitions=_whole(options, "minPartitions"),
-        max_records_per_partition=_whole(options, "maxRecordsPerPartition"),
-        max_bytes_per_partition=_bytes(options, "maxBytesPerPartition", 256 << 20),
-        max_bytes_per_task=_bytes_if_given(options, "maxBytesPerTask"),
-        max_offsets_per_trigger=_whole(options, "maxOffsetsPerTrigger"),
-        max_bytes_per_trigger=_bytes(options, "maxBytesPerTrigger", 512 << 20),
-        lease_bytes_per_trigger=_bytes(options, "maxBytesPerTrigger", 256 << 20),
-        min_offsets_per_trigger=_whole(options, "minOffsetsPerTrigger"),
-        max_trigger_delay_s=_seconds(options, "maxTriggerDelay", 900.0),
-        reader_id=_reader_id(options),
-        reader_timeout_s=_reader_timeout(options),
-        access=_one_of(options, "access", ACCESS),
-        has_pushdown=_flag(options, "pushdown", False),
-        retries=retries,
-        retry_interval_s=(200 if interval_ms is None else interval_ms) / 1000,
-        timeout_s=(_whole(options, "timeoutMs") or 60_000) / 1000,
+    texts = spelled(given, SOURCE_OPTIONS)
+    for name, text in texts.items():
+        _refuse_kafkas(name, text)
+        check_known(name, text, _SOURCE)
+        if is_streaming and _SOURCE[name].applies:
+            raise OptionError(name, text, "none: a stream has no end")
+    streams = [name for name in ("subscribe", "subscribePattern", "assign") if name in texts]
+    if len(streams) > 1:
+        raise OptionError(streams[1], texts[streams[1]], f"none with {streams[0]!r}")
+    # Of the options for one bound the first row counts, which is therefore the last to be set.
+    rows = [option.name for option in reversed(SOURCE_OPTIONS) if option.name in texts]
+    values = values_of(
+        _SOURCE if is_streaming else _SOURCE_OF_BATCH,
+        {name: texts[name] for name in rows if name not in _OF_PLACE},
     )
+    place = parse_place(texts)
+    if not place.path and not streams:
+        raise OptionError("subscribe", None, "'subscribe', 'subscribePattern' or 'assign'")
+    values.setdefault("starting", Bound(LATEST if is_streaming else EARLIEST, is_default=True))
+    values.setdefault("ending", Bound(LATEST, is_default=True))
+    if "max_bytes_per_trigger" in values:
+        values["lease_bytes_per_trigger"] = values["max_bytes_per_trigger"]
+    return SourceOptions(place=place, **values)
 
 
-def _refuse_unknown(options: Mapping[str, str]) -> None:
-    """Raise OptionError for the first unknown name, with the nearest known one."""
-    known = {name.lower() for name in SOURCE_NAMES}
-    for name, value in options.items():
-        if name not in known:
-            raise OptionError(name, value, SOURCE_NAMES)
+def _refuse_kafkas(name: str, value: str) -> None:
+    if name in KAFKAS:
+        raise OptionError(name, value, f"{KAFKAS[name]}: '{name}' is an option of Kafka's")
+    if name.startswith("kafka."):
+        expected = "no option of Kafka's clients: see docs/guides/spark-source.md"
+        raise OptionError(name, value, expected)
 
 
-def _refuse_kafkas(options: Mapping[str, str]) -> None:
-    for name, value in options.items():
-        if name in KAFKAS:
-            raise OptionError(name, value, f"{KAFKAS[name]}: '{name}' is an option of Kafka's")
-        if name.startswith("kafka."):
-            expected = "no option of Kafka's clients: see docs/guides/spark-source.md"
-            raise OptionError(name, value, expected)
+def spelled(given: Mapping[str, str], options: Iterable[Option]) -> dict[str, str]:
+    """Return the given options under the names of their rows; unknown ones in lower case."""
+    known = {_folded(option.name): option.name for option in options}
+    return {known.get(_folded(name), name.lower()): value for name, value in given.items()}
 
 
-# ---- which streams, and from where to where ------------------------------------------------------
-
-
-def _streams(
-    options: Mapping[str, str],
-) -> tuple[tuple[str, ...], str | None, dict[str, tuple[int, ...]] | None]:
-    three = ("subscribe", "subscribePattern", "assign")
-    given = [name for name in three if name.lower() in options]
-    if len(given) > 1:
-        raise OptionError(given[1], options[given[1].lower()], f"none with {given[0]!r}")
-    pattern = options.get("subscribepattern")
-    if pattern is not None:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            expected = f"a regular expression ({error})"
-            raise OptionError("subscribePattern", pattern, expected) from None
-    subscribe = _names(options, "subscribe")
-    if "subscribe" in options and not subscribe:
-        raise OptionError(
-            "subscribe", options["subscribe"], "names of streams, with commas between"
-        )
-    return subscribe, pattern, _assigned(options)
-
-
-def _assigned(options: Mapping[str, str]) -> dict[str, tuple[int, ...]] | None:
-    text = options.get("assign")
-    if text is None:
-        return None
-    expected = 'JSON such as {"stream": [0, 1]}'
-    found = _json("assign", text, expected)
-    assign: dict[str, tuple[int, ...]] = {}
-    for name, partitions in found.items():
-        if not isinstance(partitions, list) or not partitions:
-            raise OptionError("assign", text, expected)
-        if not all(isinstance(one, int) and one >= 0 for one in partitions):
-            raise OptionError("assign", text, expected)
-        assign[name] = tuple(sorted(set(partitions)))
-    if not assign:
-        raise OptionError("assign", text, expected)
-    return assign
-
-
-def _bound(options: Mapping[str, str], which: str, default: int, words: Mapping[str, int]) -> Bound:
-    """Parse the three options for a start or an end: one time for all, else times, else offsets.
-    words: that may be given instead of an offset."""
-    name = f"{which}Timestamp"
-    if name.lower() in options:
-        return Bound(time_us=_time_us(name, options[name.lower()]))
-    name = f"{which}OffsetsByTimestamp"
-    if name.lower() in options:
-        return Bound(times_us=_times(name, options[name.lower()]))
-    name = f"{which}Offsets"
-    text = options.get(name.lower())
-    if text is None:
-        return Bound(offset=default, is_default=True)
-    offset = words.get(text.lower())
-    if offset is not None:
-        return Bound(offset=offset)
-    numbers = " and ".join([f"{mark} for the {word}" for word, mark in words.items()])
-    expected = f'{", ".join(words)} or JSON such as {{"stream": {{"0": 23}}}}, with {numbers}'
-    if words is STARTS:
-        expected += "; a batch has no records from the latest offset on"
-    return _offsets(name, text, expected, frozenset(words.values()))
-
-
-def _offsets(name: str, text: str, expected: str, marks: frozenset[int]) -> Bound:
-    """Parse offsets by partition. marks: the negative ones that may be given."""
-    found = _json(name, text, expected)
-    offsets: dict[str, dict[int, int]] = {}
-    ids: dict[str, str] = {}
-    for stream, partitions in found.items():
-        if not isinstance(partitions, dict):
-            raise OptionError(name, text, expected)
-        offsets[stream] = {}
-        for key, offset in partitions.items():
-            if key == "id" and isinstance(offset, str):
-                ids[stream] = offset
-                continue
-            if key == "reader":  # of a classic queue, in an offset that a query reported
-                continue
-            is_whole = isinstance(offset, int) and not isinstance(offset, bool)
-            if not key.isdecimal() or not is_whole or (offset < 0 and offset not in marks):
-                raise OptionError(name, {stream: {key: offset}}, expected)
-            offsets[stream][int(key)] = offset
-    return Bound(offsets=offsets, ids=ids)
-
-
-def _times(name: str, text: str) -> dict[str, dict[int, int]]:
-    expected = 'JSON such as {"stream": {"0": 1357016400000, "1": "2013-01-01T05:00:00Z"}}'
-    times: dict[str, dict[int, int]] = {}
-    for stream, partitions in _json(name, text, expected).items():
-        if not isinstance(partitions, dict):
-            raise OptionError(name, text, expected)
-        times[stream] = {}
-        for key, value in partitions.items():
-            if not key.isdecimal():
-                raise OptionError(name, text, expected)
-            times[stream][int(key)] = _time_us(name, str(value))
-    return times
-
-
-def _json(name: str, text: str, expected: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise OptionError(name, text, f"{expected} ({error})") from None
-    if not isinstance(found, dict):
-        raise OptionError(name, text, expected)
-    return found
-
-
-def _time_us(name: str, text: str) -> int:
-    """Return microseconds since 1970 for milliseconds or an ISO time."""
-    text = text.strip()
-    if text.isdecimal():
-        return int(text) * 1000
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        expected = "milliseconds since 1970, or a time such as 2013-01-01T05:00:00Z"
-        raise OptionError(name, text, expected) from None
-    return microseconds(moment)
-
-
-def microseconds(moment: datetime) -> int:
-    """Return microseconds since 1970 of a time, which is in UTC if it has no zone."""
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return (moment - _EPOCH) // timedelta(microseconds=1)
+def _folded(name: str) -> str:
+    return name.lower().replace("_", "")
 
 
 # ---- the sink ------------------------------------------------------------------------------------
 
-AT_LEAST_ONCE: Final = "at-least-once"
-EXACTLY_ONCE: Final = "exactly-once"
-IDEMPOTENT: Final = "idempotent"
-DELIVERIES: Final = (EXACTLY_ONCE, IDEMPOTENT, AT_LEAST_ONCE)
-SINK_NAMES: Final = (
-    "url", "httpUrl", "queue", "exchange", "routing_key", "content_type", "delivery", "persistent",
-    "mandatory", "deadLetterTo", "queryId", "batchId", "failOnDataLoss", "beginsLate", "sameRows",
-    "timeout", "in_flight",
+_STAGED: Final = (EXACTLY_ONCE, IDEMPOTENT)
+SINK_OPTIONS: Final[tuple[Option, ...]] = (
+    Option(
+        "url", _TEXT,
+        "`amqp://user:password@host:port/vhost`, or `http://...` as for the source",
+        default="`PENSTOCK_URL`, `AMQP_URL`, this host",
+    ),
+    Option(
+        "httpUrl", _TEXT, "the broker's HTTP address, if it differs",
+        default="port 15672 of that host", applies=_STAGED,
+    ),
+    Option("queue", _TEXT, "the target, a queue or a stream"),
+    Option("exchange", _TEXT, "or this one", default="the column `exchange`"),
+    Option(
+        "routing_key", _TEXT, "for all rows", default='the column, else `""`, or the queue\'s name'
+    ),
+    Option("content_type", _TEXT, "for all rows"),
+    Option("delivery", _word(*DELIVERIES), "see below"),
+    Option(
+        "persistent", _TRUTH,
+        "whether classic queues keep the messages over a restart; a `delivery_mode` among the "
+        "properties overrides it",
+        field="is_persistent",
+    ),
+    Option(
+        "mandatory", _TRUTH,
+        "a row that no queue takes fails the batch, and nothing of it is published; at least once: "
+        "it fails the task",
+        field="is_mandatory",
+    ),
+    Option(
+        "deadLetterTo", _TEXT, "the queue for rows whose target is deleted while they are moved",
+        default="none: the batch waits", applies=_STAGED,
+    ),
+    Option(
+        "queryId", _name(QUERY_BYTES_MAX), "for `df.write` in `foreachBatch`: the query",
+        default="a job of its own", applies=_STAGED,
+    ),
+    Option("batchId", whole(0, BATCH_MAX), "and the batch", applies=_STAGED),
+    Option(
+        "failOnDataLoss", _TRUTH,
+        "fail if batches of this query [are missing]"
+        "(../how-it-works/exactly-once.md#another-batch-with-that-number) at the broker; `false` "
+        "in `foreachBatch` if not every batch is written",
+        field="fails_on_loss", applies=_STAGED,
+    ),
+    Option(
+        "beginsLate", _TRUTH,
+        "with `queryId`: the query's first batch at this broker may have any number",
+        applies=_STAGED,
+    ),
+    Option(
+        "sameRows", _TRUTH,
+        "a repeated batch must have the same rows; `false`: the first decision counts",
+        field="has_same_rows", applies=_STAGED,
+    ),
+    Option(
+        "timeout", seconds(TIMEOUT_S_MAX),
+        "how many seconds to wait for a broker that does not answer",
+        field="timeout_s",
+    ),
+    Option(
+        "in_flight", whole(1, IN_FLIGHT_MAX),
+        "at least once: how many rows of a task may wait for their confirms",
+        field="in_flight_max",
+    ),
 )  # fmt: skip
+_SINK: Final = by_name(SINK_OPTIONS)
 # Options that Spark itself adds.
-OF_SPARK: Final = frozenset(("checkpointlocation", "path", "queryname", "outputmode"))
-# Options without a meaning for rows that are published one by one.
-OF_STAGING: Final = (
-    "httpUrl", "deadLetterTo", "queryId", "batchId", "failOnDataLoss", "beginsLate", "sameRows",
-)  # fmt: skip
-IN_FLIGHT_MAX: Final = 1_000_000
-TIMEOUT_S_MAX: Final = 86_400.0
-BATCH_MAX: Final = (1 << 63) - 1
-QUERY_BYTES_MAX: Final = 200  # idempotent adds a partition to it, and a name has 255
+_CHECKPOINT: Final = "checkpointlocation"
+OF_SPARK: Final = frozenset((_CHECKPOINT, "path", "queryname", "outputmode"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,72 +623,58 @@ class SinkOptions:
     query_id, batch_id: both or neither. fails_on_loss: whether missing batches are an error.
     begins_late: the query may begin with any batch."""
 
-    url: str | None
-    place: Place | None
-    queue: str | None
-    exchange: str | None
-    routing_key: str | None
-    content_type: str | None
-    delivery: str
-    is_persistent: bool
-    is_mandatory: bool
-    dead_letter_to: str | None
-    query_id: str | None
-    batch_id: int | None
-    fails_on_loss: bool
-    begins_late: bool
-    has_same_rows: bool
-    timeout_s: float
-    in_flight_max: int
-    checkpoint: str | None  # the directory of a stream's checkpoint, if given as an option
+    url: str | None = None
+    place: Place | None = None
+    queue: str | None = None
+    exchange: str | None = None
+    routing_key: str | None = None
+    content_type: str | None = None
+    delivery: str = EXACTLY_ONCE
+    is_persistent: bool = True
+    is_mandatory: bool = True
+    dead_letter_to: str | None = None
+    query_id: str | None = None
+    batch_id: int | None = None
+    fails_on_loss: bool = True
+    begins_late: bool = False
+    has_same_rows: bool = True
+    timeout_s: float = 60.0
+    in_flight_max: int = 4096
+    checkpoint: str | None = None  # the directory of a stream's checkpoint, if given as an option
 
     @classmethod
     def of(cls, given: Mapping[str, str], environment: Mapping[str, str] | None = None) -> (
         "SinkOptions"
     ):  # fmt: skip
         """Parse what Spark passes. environment: None for the process's. Raises OptionError."""
-        values, checkpoint = _values(given)
+        texts = spelled(given, SINK_OPTIONS)
+        of_spark = {name: texts.pop(name) for name in OF_SPARK & texts.keys()}
+        for name, text in texts.items():
+            check_known(name, text, _SINK)
+        values = values_of(_SINK, texts)
         delivery = values.get("delivery", EXACTLY_ONCE)
-        if delivery not in DELIVERIES:
-            raise OptionError("delivery", delivery, " or ".join(DELIVERIES))
-        is_staged = delivery != AT_LEAST_ONCE
-        queue, exchange = values.get("queue"), values.get("exchange")
-        if queue is not None and exchange is not None:
-            both = f"queue={queue!r} and exchange={exchange!r}"
+        if "queue" in values and "exchange" in values:
+            both = f"queue={values['queue']!r} and exchange={values['exchange']!r}"
             raise OptionError("queue", both, "either queue or exchange, for a sink")
-        if is_staged:
-            place = _sink_place(values, os.environ if environment is None else environment)
+        for name, text in texts.items():
+            if _SINK[name].applies and delivery not in _SINK[name].applies:
+                raise OptionError(name, text, f"none with delivery={delivery}")
+        http_url = values.pop("http_url", None)
+        if "queue" in values:
+            values["exchange"] = ""
+        if delivery == AT_LEAST_ONCE:
+            _refuse_of_staging(texts)
+            if "queue" in values:
+                values["routing_key"] = values["queue"]
         else:
-            place = None
-            _refuse_of_staging(values)
-            if queue is not None and "routing_key" in values:
-                expected = "none with queue, whose name it is"
-                raise OptionError("routing_key", values["routing_key"], expected)
-        query_id, batch_id = _batch(values)
-        if query_id is None and "beginsLate" in values:
-            raise OptionError("beginsLate", values["beginsLate"], "none without queryId")
-        return cls(
-            url=values.get("url"),
-            place=place,
-            queue=queue,
-            exchange=exchange if queue is None else "",
-            routing_key=values.get("routing_key", None if is_staged else queue),
-            content_type=values.get("content_type"),
-            delivery=delivery,
-            is_persistent=_is_true("persistent", values.get("persistent", "true")),
-            is_mandatory=_is_true("mandatory", values.get("mandatory", "true")),
-            dead_letter_to=values.get("deadLetterTo"),
-            query_id=query_id,
-            batch_id=batch_id,
-            fails_on_loss=_is_true("failOnDataLoss", values.get("failOnDataLoss", "true")),
-            begins_late=_is_true("beginsLate", values.get("beginsLate", "false")),
-            has_same_rows=_is_true("sameRows", values.get("sameRows", "true")),
-            timeout_s=_timeout_s(values.get("timeout", "60")),
-            in_flight_max=_whole_between(
-                "in_flight", values.get("in_flight", "4096"), 1, IN_FLIGHT_MAX
-            ),
-            checkpoint=checkpoint,
-        )
+            of_process = os.environ if environment is None else environment
+            values["place"] = _sink_place(values.get("url"), http_url, of_process)
+        if ("query_id" in values) != ("batch_id" in values):
+            name = "batchId" if "query_id" in values else "queryId"
+            raise OptionError(name, None, "queryId and batchId, both or neither")
+        if "query_id" not in values and "beginsLate" in texts:
+            raise OptionError("beginsLate", texts["beginsLate"], "none without queryId")
+        return cls(**values, checkpoint=of_spark.get(_CHECKPOINT))
 
     @property
     def is_staged(self) -> bool:
@@ -532,148 +689,16 @@ class SinkOptions:
         return "the exchanges" if self.exchange is None else f"exchange {self.exchange!r}"
 
 
-def _values(given: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
-    """Return the sink's options by their names in SINK_NAMES, and the checkpoint's directory."""
-    known = {name.lower().replace("_", ""): name for name in SINK_NAMES}
-    values: dict[str, str] = {}
-    checkpoint = None
-    for name, value in given.items():
-        plain = name.lower().replace("_", "")
-        if plain in known:
-            values[known[plain]] = value
-        elif plain == "checkpointlocation":
-            checkpoint = value
-        elif plain not in OF_SPARK:
-            raise OptionError(name, value, SINK_NAMES)
-    return values, checkpoint
-
-
-def _sink_place(values: Mapping[str, str], environment: Mapping[str, str]) -> Place:
+def _sink_place(url: str | None, http_url: str | None, environment: Mapping[str, str]) -> Place:
     """Return where to stage: as for the source, and without a url as for a client."""
-    url = values.get("url")
     if url is None:
         url = next((environment[name] for name in VARIABLES if environment.get(name)), DEFAULT)
-    named = {"url": url}
-    if "httpUrl" in values:
-        named["httpUrl"] = values["httpUrl"]
-    return parse_place(named)
+    return parse_place({"url": url} if http_url is None else {"url": url, "httpUrl": http_url})
 
 
-def _refuse_of_staging(values: Mapping[str, str]) -> None:
-    for name in OF_STAGING:
-        if name in values:
-            expected = f"none with delivery={AT_LEAST_ONCE}"
-            raise OptionError(name, values[name], expected)
-    if values.get("url", "").startswith("http"):
-        url = values["url"].partition("://")[0] + "://..."
+def _refuse_of_staging(texts: Mapping[str, str]) -> None:
+    if "queue" in texts and "routing_key" in texts:
+        raise OptionError("routing_key", texts["routing_key"], "none with queue, whose name it is")
+    if texts.get("url", "").startswith("http"):
+        url = texts["url"].partition("://")[0] + "://..."
         raise OptionError("url", url, f"amqp://..., with delivery={AT_LEAST_ONCE}")
-
-
-def _batch(values: Mapping[str, str]) -> tuple[str | None, int | None]:
-    query, batch = values.get("queryId"), values.get("batchId")
-    if query is None and batch is None:
-        return None, None
-    if query is None or batch is None:
-        name = "queryId" if query is None else "batchId"
-        raise OptionError(name, None, "queryId and batchId, both or neither")
-    if not 0 < len(query.encode()) <= QUERY_BYTES_MAX:
-        raise OptionError("queryId", query, f"a name of 1 to {QUERY_BYTES_MAX} bytes")
-    return query, _whole_between("batchId", batch, 0, BATCH_MAX)
-
-
-# ---- values --------------------------------------------------------------------------------------
-
-
-def lowered(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options with their names in lower case, as Spark may pass them."""
-    return {name.lower(): value for name, value in given.items()}
-
-
-def _names(options: Mapping[str, str], name: str) -> tuple[str, ...]:
-    text = options.get(name.lower(), "")
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:
-    text = options.get(name.lower())
-    return default if text is None else _is_true(name, text)
-
-
-def _whole(options: Mapping[str, str], name: str, least: int = 1) -> int | None:
-    text = options.get(name.lower())
-    if text is None:
-        return None
-    if not text.strip().isdecimal() or int(text) < least:
-        raise OptionError(name, text, f"a whole number, at least {least}")
-    return int(text)
-
-
-def _bytes_if_given(options: Mapping[str, str], name: str) -> int | None:
-    return _bytes(options, name, 0, least=0) if name.lower() in options else None
-
-
-def _bytes(options: Mapping[str, str], name: str, default: int, least: int = 1) -> int:
-    text = options.get(name.lower())
-    if text is None:
-        return default
-    found = _BYTES.fullmatch(text.strip())
-    count = -1
-    if found is not None:
-        count = int(found[1]) << (10 * " kmgt".index(found[2].lower() or " "))
-    if count < least:
-        raise OptionError(name, text, f"a number of bytes from {least} on, such as 64m or 1 GiB")
-    return count
-
-
-def _seconds(options: Mapping[str, str], name: str, default: float) -> float:
-    text = options.get(name.lower())
-    if text is None:
-        return default
-    found = _TIME.fullmatch(text.strip())
-    if found is None:
-        raise OptionError(name, text, "a time such as 500ms, 30s, 15m, 1h")
-    return float(found[1]) * _SECONDS[found[2].lower()]
-
-
-def _reader_timeout(options: Mapping[str, str]) -> int:
-    seconds = _seconds(options, "readerTimeout", 15.0)
-    if not 1 <= seconds <= READER_TIMEOUT_S_MAX:
-        raise OptionError("readerTimeout", options["readertimeout"], "a time from 1s to 1h")
-    return int(seconds)
-
-
-def _one_of(options: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
-    text = options.get(name.lower(), words[0])
-    if text.lower() not in words:
-        raise OptionError(name, text, " or ".join(words))
-    return text.lower()
-
-
-def _reader_id(options: Mapping[str, str]) -> str | None:
-    text = options.get("readerid")
-    if text is not None and not 0 < len(text.encode()) <= 255:
-        raise OptionError("readerId", text, "a name of 1 to 255 bytes")
-    return text
-
-
-def _is_true(name: str, given: str) -> bool:
-    value = {"true": True, "false": False}.get(given.lower())
-    if value is None:
-        raise OptionError(name, given, "true or false")
-    return value
-
-
-def _timeout_s(given: str) -> float:
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds <= TIMEOUT_S_MAX:
-        raise OptionError("timeout", given, "seconds, above 0 and up to a day")
-    return seconds
-
-
-def _whole_between(name: str, given: str, least: int, most: int) -> int:
-    if not given.isascii() or not given.isdecimal() or not least <= int(given) <= most:
-        raise OptionError(name, given, f"a whole number from {least} to {most}")
-    return int(given)

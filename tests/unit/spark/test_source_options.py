@@ -8,15 +8,15 @@ from penstock.errors import OptionError
 from penstock.spark.options import (
     EARLIEST,
     LATEST,
+    SOURCE_OPTIONS,
     Bound,
     Place,
     SourceOptions,
     parse_place,
     parse_source_options,
 )
-from penstock.spark.options import (
-    SOURCE_NAMES as OPTIONS,
-)
+
+OPTIONS = [option.name for option in SOURCE_OPTIONS]
 
 URL = {"url": "http://u:p%40ss@example.org:1234/my%2Fvhost"}
 
@@ -269,7 +269,7 @@ def test_each_option_stands_in_the_guide() -> None:
 def test_the_defaults_in_the_guide_are_true() -> None:
     guide = (Path(__file__).parents[3] / "docs" / "guides" / "spark-source.md").read_text()
     rows = {
-        row.split("|")[1].strip(): row.split("|")[2].strip()
+        row.split("|")[1].strip(): row.split("|")[3].strip()
         for row in guide.splitlines()
         if row.startswith("| `")
     }

@@ -1,7 +1,8 @@
 """Writes what the documentation lists from the tables of options.
 
     python tools/configuration.py            prints docs/reference/configuration.md
-    python tools/configuration.py --repair   writes it, and the tables in the pages of TABLES
+    python tools/configuration.py --repair   writes it, docs/reference/operations.md, and the tables
+                                             in the pages of TABLES
 
 tests/unit/test_tables.py compares the pages with the tables.
 """
@@ -16,11 +17,13 @@ from typing import Final
 from penstock.broker.arguments import ARGUMENTS
 from penstock.cli.serve import FLAGS
 from penstock.config import LIMITS, QUEUES, STORAGE, settings
+from penstock.operation_table import OPERATIONS, Operation
 from penstock.options import Option
 from penstock.spark.options import SINK_OPTIONS, SOURCE_OPTIONS, SinkOptions, SourceOptions
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
 PAGE: Final = DOCS / "reference" / "configuration.md"
+OPERATIONS_PAGE: Final = DOCS / "reference" / "operations.md"
 HEAD: Final = """\
 # Configuration of a broker
 
@@ -121,12 +124,51 @@ def with_tables(path: Path) -> str:
     return "".join(made[:-1])
 
 
+OPERATIONS_HEAD: Final = """\
+# Operations
+
+What can be asked of a broker by name. The commands of [`penstock`](cli.md) call them over the
+control socket, which only the user that runs the broker can open; that user may call all. An AMQP
+client calls those of its vhost by the method `penstock.call` (class 9000) with the name, and the
+arguments as a JSON object, and gets JSON; it needs the permission in the last column. The [HTTP
+API](http.md) calls them for its users.
+
+Bytes are `{"b64": "..."}`, times ISO 8601. An unknown name is a 404 and a wrong argument a 406;
+both suggest the right one.
+
+This page is made from the source: `python tools/configuration.py --repair`.
+"""
+
+
+def operations_page() -> str:
+    """Return the page of operations."""
+    parts = [OPERATIONS_HEAD]
+    for of, rows in itertools.groupby(sorted(OPERATIONS.values(), key=_part), _part):
+        parts.append(f"\n## {of}\n\n| Name | Arguments | Answer | | Who |\n{'| --- ' * 5}|\n")
+        for row in rows:
+            arguments = "<br>".join(
+                f"`{one.name}`: {one.kind.words}"
+                f"{f' [{one.default}]' if one.default not in (None, 'null') else ''}: {one.meaning}"
+                for one in row.arguments
+            )
+            answer = ", ".join(f"`{name}`" for name in row.answer)
+            text = f"{row.help} {row.more}".strip()
+            cells = (f"`{row.name}`", arguments, answer, text, row.permission)
+            parts.append("| " + " | ".join(cells) + " |\n")
+    return "".join(parts)
+
+
+def _part(row: Operation) -> str:
+    return "Of a vhost's clients" if row.name.startswith("box.") else f"Of {row.of.split(',')[0]}"
+
+
 def main() -> None:
     """Print the page, or write it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repair", action="store_true", help="write the pages")
     if parser.parse_args().repair:
         PAGE.write_text(page(), encoding="utf-8")
+        OPERATIONS_PAGE.write_text(operations_page(), encoding="utf-8")
         for path in TABLES:
             path.write_text(with_tables(path), encoding="utf-8")
     else:

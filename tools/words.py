@@ -319,26 +319,21 @@ def http_routes() -> list[Word]:
 
 
 def operations() -> list[Word]:
-    from penstock.broker.operations import OPERATIONS
+    from penstock.broker.operations import FUNCTIONS
 
-    return [Word(name, (f'"{name}"',), place(one.function)) for name, one in OPERATIONS.items()]
+    return [Word(name, (f'"{name}"',), place(one)) for name, one in FUNCTIONS.items()]
 
 
 def columns() -> list[Word]:
     return [
         Word(f"{command} {name}", (f'"{name}"', f"{name}=", f" {name}"))
-        for command, (first, others) in of("cli/", "COLUMNS").items()
-        for name in (*first, *others)
+        for command, row in of("operation_table", "OPERATIONS").items()
+        for name in (row.answer if row.shown else ())
     ]
 
 
 def status_fields() -> list[Word]:
-    return plain((
-        "product", "version", "build", "uptime_s", "data", "host", "port", "durability",
-        "memory_bytes", "counted_bytes", "log_directory", "spill_directory", "disk_free_bytes",
-        "disk_free_limit_bytes", "is_ready", "is_healthy", "problems", "connections", "half_open",
-        "accepted", "vhosts", "http",
-    ))  # fmt: skip
+    return plain(of("operation_table", "OPERATIONS")["status"].answer)
 
 
 def spark_source_options() -> list[Word]:

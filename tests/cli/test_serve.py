@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from penstock.cli.node import COLUMNS
+from tests.helpers.columns import COLUMNS
 from tests.helpers.live_broker import LiveBroker
 
 pytestmark = pytest.mark.real

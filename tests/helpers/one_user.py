@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from penstock.broker.operations import OPERATIONS
+from penstock.broker.operations import FUNCTIONS
 from penstock.codec.frames import content_frames, method_frame
 from penstock.codec.method import Method
 from penstock.codec.properties import BasicProperties
@@ -81,7 +81,7 @@ TABLES: tuple[dict[str, object], ...] = (
     {f"{n:x}": n for n in range(8000)}, {"s": "y" * 100_000},
 )  # fmt: skip
 TYPES = ("direct", "fanout", "topic", "headers", "x-delayed-message", "none")
-OPS = (*OPERATIONS, "no.operation")
+OPS = (*FUNCTIONS, "no.operation")
 SAID = (*METHODS.values(),)
 
 

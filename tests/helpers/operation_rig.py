@@ -7,6 +7,7 @@ from penstock.broker import operations
 from penstock.broker.channel import Channel
 from penstock.errors import AMQPError
 from penstock.operation_json import EncodedList, from_json
+from penstock.operation_table import OPERATIONS, Operation
 from tests.helpers.broker_rig import BrokerRig
 
 
@@ -32,6 +33,13 @@ class Asked:
         return self.replies[0]
 
 
+def check_answer(row: Operation, found: object) -> None:
+    """Assert that the answer, or the rows of a list, have the members of the row of the table."""
+    for one in found if isinstance(found, list) else [found]:
+        if row.answer and isinstance(one, dict):
+            assert set(one) <= set(row.answer), row.name
+
+
 class OperationRig(BrokerRig):
     """`ask` and `result` of an operation; `refusal` of one that is refused."""
 
@@ -45,6 +53,7 @@ class OperationRig(BrokerRig):
         """The answer, after as many turns as it takes."""
         asked = self.ask(op, channel, **args)
         self.turn()
+        check_answer(OPERATIONS[op], asked.result)
         return asked.result
 
     def refusal(self, op: str, channel: Channel | None = None, /, **args: object) -> AMQPError:

@@ -20,12 +20,12 @@ from penstock.storage.files.filesystem import OsFileSystem
 
 PROGRAM = """
 import dataclasses, os, signal, sys, threading
-from penstock.broker.operations import OPERATIONS
+from penstock.broker.operations import FUNCTIONS
 from penstock.server import vhost_process
 from penstock.server.linked_process import main, polling_loop
 
 def replace(op, function):
-    OPERATIONS[op] = dataclasses.replace(OPERATIONS[op], function=function)
+    FUNCTIONS[op] = function
 
 replace("purge_queue", lambda _: os.kill(os.getpid(), signal.SIGSEGV))
 replace("delete_queue", lambda _: threading.Event().wait())

@@ -12,7 +12,7 @@ import struct
 import pytest
 from pamqp import commands
 
-from penstock.broker.operations import OPERATIONS
+from penstock.broker.operations import FUNCTIONS
 from penstock.server.control import ControlError
 from tests.helpers.live_broker import LiveBroker
 from tests.helpers.wire import Ended, Wire, open_channel, raw_method
@@ -86,7 +86,7 @@ def restarts(broker: LiveBroker) -> int:
 def test_names_that_are_no_utf8_in_operations(small_broker: LiveBroker, healthy: Healthy) -> None:
     with open_channel(small_broker) as wire:
         asked = 0
-        for op in sorted(OPERATIONS.keys() - {"backup", "checkpoint", "box.sync"}):
+        for op in sorted(FUNCTIONS.keys() - {"backup", "checkpoint", "box.sync"}):
             said = b""
             for name in NAMES:
                 for arguments in every_name(name):
@@ -105,7 +105,7 @@ def test_names_that_are_no_utf8_in_operations(small_broker: LiveBroker, healthy:
 def test_names_that_are_no_utf8_over_the_control_socket(
     small_broker: LiveBroker, healthy: Healthy
 ) -> None:
-    for op in sorted(OPERATIONS.keys() - {"backup", "checkpoint"}):
+    for op in sorted(FUNCTIONS.keys() - {"backup", "checkpoint"}):
         for arguments in every_name("\ud800")[:6]:
             with contextlib.suppress(ControlError):
                 small_broker.control(op, "/", **arguments)

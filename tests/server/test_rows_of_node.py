@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.cli.node import COLUMNS
+from tests.helpers.columns import COLUMNS
 from tests.helpers.live_broker import LiveBroker
 
 

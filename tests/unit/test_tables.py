@@ -1,8 +1,8 @@
 """What a new row of one table needs elsewhere: CONTRIBUTING.md walks through each.
 
 A queue argument stands in QueueOptions, in the broker's table and among the library's options; each
-argument, exchange type, option and command has its place in the documentation; and an operation for
-operators alone is refused over HTTP.
+argument, exchange type, option and command has its place in the documentation, and each operation
+its row in a page.
 """
 
 import re
@@ -12,15 +12,12 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.arguments import ARGUMENTS
-from penstock.broker.operations import OPERATIONS
-from penstock.broker.operations.call import OPERATORS
 from penstock.config import QUEUES, Config, settings
 from penstock.embedded.option_parsing import QueueGiven, StreamGiven
 from penstock.options import value_of
 from penstock.queues.queue_options import QUEUE_ARGUMENTS, QueueOptions
 from penstock.routing.exchange_types import TYPES
-from penstock.server.node_operations import OPERATORS_ONLY
-from tools.configuration import PAGE, TABLES, page, with_tables
+from tools.configuration import OPERATIONS_PAGE, PAGE, TABLES, operations_page, page, with_tables
 
 ROOT = Path(__file__).parent.parent.parent
 COMPOSED = {
@@ -83,7 +80,6 @@ def test_the_documentation_has_each_word() -> None:
     assert not names - words
 
 
-def test_an_operation_for_operators_alone_is_not_available_over_http() -> None:
-    """The HTTP process calls for its users; its list is that of the table."""
-    found = {one.name for one in OPERATIONS.values() if one.audience == OPERATORS}
-    assert found == OPERATORS_ONLY
+def test_the_page_of_operations_is_that_of_the_table() -> None:
+    text = OPERATIONS_PAGE.read_text(encoding="utf-8")
+    assert text == operations_page(), "python tools/configuration.py --repair"

@@ -10,6 +10,7 @@ a callable from data directory to Client. How requests travel: penstock.server.c
 """
 
 import errno
+import json
 import os  # noqa: TID251 - the environment, which says where the configuration is
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,6 +65,23 @@ VHOST = click.option(
     show_default=True,
     help="The vhost.",
 )
+ARGUMENTS = click.option(
+    "-a", "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="May be repeated."
+)
+
+
+def arguments_of(given: tuple[str, ...]) -> dict[str, object]:
+    """Return the arguments as a table. Raises click.UsageError for what is not NAME=VALUE."""
+    found: dict[str, object] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"argument {text!r}: expected NAME=VALUE")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 class Client(Protocol):

@@ -1,8 +1,8 @@
 """The command `penstock`: the table of its commands, and how errors become exit codes.
 
 A command's module is imported when the command is used, so that frequent starts (completion,
-`--version`, a health check in a loop) import only click. Commands import `rich` only when they draw
-on a terminal.
+`--version`, a health check in a loop) import only click and the table of operations. Commands
+import `rich` only when they draw on a terminal.
 
 An error is one line on stderr that begins with `penstock:`, and an exit code after sysexits.h:
 
@@ -54,6 +54,7 @@ from penstock.errors import (
     VersionError,
 )
 from penstock.native import VERSION, build_kind
+from penstock.operation_table import OPERATIONS
 
 EX_OK: Final = 0
 EX_USAGE: Final = 64
@@ -142,75 +143,35 @@ REPLY_EXIT_CODES: Final[Mapping[int, int]] = {
 
 
 class Verb(NamedTuple):
-    """A command: the module of this package that defines it by its name, and its line of help."""
+    """A command: the module of this package that defines it by its name, and its line of help.
+    "rows": it is made from its row of the table of operations."""
 
     module: str
     help: str
 
 
-# Every command of `penstock`, grouped by module. A command's own help begins with the same line.
+# Commands that call operations in a way of their own, by the module that defines them. Their lines
+# of help are those of the operations.
+OWN: Final[Mapping[str, tuple[str, ...]]] = {
+    "node": (
+        "add_user", "await_startup", "backup", "change_password", "checkpoint", "status", "stop",
+    ),
+    "queues": ("declare_exchange", "declare_queue", "get", "peek", "publish", "release_query"),
+}  # fmt: skip
+
+# Every command of `penstock`. A command's own help begins with the same line.
 VERBS: Final[Mapping[str, Verb]] = {
-    # the broker
+    **{row.name: Verb("rows", row.help) for row in OPERATIONS.values() if row.is_command},
+    **{
+        name: Verb(module, OPERATIONS[name].help) for module, names in OWN.items() for name in names
+    },
     "config_explain": Verb("serve", "Explain an option of the broker; without KEY, list all."),
     "serve": Verb("serve", "Run the broker."),
-    # the running broker and its vhosts
-    "add_vhost": Verb("node", "Add a vhost."),
-    "await_startup": Verb("node", "Wait until the broker is ready."),
-    "backup": Verb("node", "Copy a vhost in use into a new data directory."),
-    "checkpoint": Verb("node", "Make a checkpoint of a vhost now."),
-    "delete_vhost": Verb("node", "Delete a vhost and everything in it."),
     "health_check": Verb("node", "Check that the broker serves; exit code 69 if not."),
-    "restart_vhost": Verb("node", "Start a vhost that is down, or restart one."),
-    "start_vhost": Verb("node", "Start a vhost that is stopped or down."),
-    "status": Verb("node", "Show the broker's state, memory and disk use."),
-    "stop": Verb("node", "Stop the broker in order."),
-    "stop_vhost": Verb("node", "Stop one vhost until start_vhost."),
-    # queues, exchanges and bindings
-    "bind_queue": Verb("queues", "Bind a queue to an exchange."),
-    "declare_exchange": Verb("queues", "Declare an exchange."),
-    "declare_queue": Verb("queues", "Declare a queue."),
-    "delete_exchange": Verb("queues", "Delete an exchange."),
-    "delete_queue": Verb("queues", "Delete a queue and its messages."),
-    "purge_queue": Verb("queues", "Delete all ready messages of a queue."),
-    "release_lease": Verb("queues", "Return a reader's leased messages to their queue."),
-    "release_query": Verb("queues", "Forget a query that writes exactly once."),
-    "unbind_queue": Verb("queues", "Remove a binding."),
-    # messages
     "consume": Verb("queues", "Print messages as they arrive, and acknowledge them."),
-    "get": Verb("queues", "Print the next messages, and acknowledge them."),
-    "peek": Verb("queues", "Print the next messages of a queue without taking them."),
-    "publish": Verb("queues", "Publish messages, and wait until they are confirmed."),
     "tail": Verb("queues", "Print the records of a stream."),
-    # lists
-    "list_alerts": Verb("node", "List the alerts of a vhost."),
-    "list_batches": Verb("node", "List the last batch of each query that writes exactly once."),
-    "list_bindings": Verb("node", "List the bindings of a vhost."),
-    "list_channels": Verb("node", "List the channels of a vhost's connections."),
-    "list_connections": Verb("node", "List the connections of all vhosts."),
-    "list_consumers": Verb("node", "List the consumers of a vhost."),
-    "list_exchanges": Verb("node", "List the exchanges of a vhost."),
-    "list_leases": Verb("node", "List the messages that readers have leased of queues."),
-    "list_permissions": Verb("node", "List users' permissions."),
-    "list_queues": Verb("node", "List the queues of a vhost."),
-    "list_user_limits": Verb("node", "List the limits of users; -1 is none."),
-    "list_users": Verb("node", "List users and their tags."),
-    "list_vhost_limits": Verb("node", "List the limits of vhosts; -1 is none."),
-    "list_vhosts": Verb("node", "List vhosts and their state."),
-    # users, permissions and limits
-    "add_user": Verb("node", "Add a user."),
-    "change_password": Verb("node", "Change a user's password."),
-    "clear_permissions": Verb("node", "Remove a user's permissions on a vhost."),
-    "clear_user_limits": Verb("node", "Restore the server's default limits of a user."),
-    "clear_vhost_limits": Verb("node", "Restore the server's default limits of a vhost."),
-    "delete_user": Verb("node", "Delete a user."),
-    "set_permissions": Verb("node", "Set what a user may configure, write and read in a vhost."),
-    "set_user_limits": Verb("node", "Set limits of a user."),
-    "set_user_tags": Verb("node", "Set a user's tags."),
-    "set_vhost_limits": Verb("node", "Set limits of a vhost."),
-    # Spark
     "pipeline": Verb("pipelines", "Run, check, list and show pipelines from streams to tables."),
     "spark": Verb("pipelines", "Prepare Spark clusters: the package as a zip for --py-files."),
-    # stores on disk
     "store": Verb("store", "Check, dump, salvage, measure and copy a store that is not in use."),
 }
 
@@ -228,7 +189,7 @@ class LazyGroup(click.Group):
         if verb is None:
             return None
         module = import_module(f"penstock.cli.{verb.module}")
-        command = getattr(module, cmd_name)
+        command = module.command(cmd_name) if verb.module == "rows" else getattr(module, cmd_name)
         assert isinstance(command, click.Command), f"{cmd_name} in {verb.module} is not a command"
         return command
 

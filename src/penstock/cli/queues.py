@@ -48,7 +48,7 @@ import click
 
 from penstock import escaping
 from penstock.cli import output
-from penstock.cli.ask import DATA, VHOST, Client, ask, asked, named
+from penstock.cli.ask import ARGUMENTS, DATA, VHOST, Client, arguments_of, ask, asked, named
 from penstock.cli.main import CommandRefusedError, UnavailableError
 from penstock.cli.output import FORMAT
 from penstock.clock import SystemClock
@@ -57,26 +57,8 @@ from penstock.errors import OptionError, QueueEmptyError
 if TYPE_CHECKING:
     from penstock.client.stream_tail import Start, StreamTail, TailRecord
 
-ARGUMENTS = click.option(
-    "-a", "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="May be repeated."
-)
 TRANSIENT = click.option("--transient", is_flag=True, help="Not kept after a restart.")
 AUTO_DELETE = click.option("--auto-delete", is_flag=True, help="Delete after its last use.")
-IF_UNUSED = click.option("--if-unused", is_flag=True, help="Only if it is not in use.")
-
-
-def arguments_of(given: tuple[str, ...]) -> dict[str, object]:
-    """Return the arguments as a table. Raises click.UsageError for what is not NAME=VALUE."""
-    found: dict[str, object] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise click.UsageError(f"argument {text!r}: expected NAME=VALUE")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found
 
 
 @click.command("declare_queue")
@@ -108,37 +90,6 @@ def declare_queue(
     )  # fmt: skip
 
 
-@click.command("delete_queue")
-@click.argument("queue", callback=named)
-@IF_UNUSED
-@click.option("--if-empty", is_flag=True, help="Only if it has no messages.")
-@click.option("--force", is_flag=True, help="Even if readers have leased messages of it.")
-@VHOST
-@DATA
-def delete_queue(
-    queue: str, if_unused: bool, if_empty: bool, force: bool, vhost: str, data: str
-) -> None:
-    """Delete a queue and its messages."""
-    found = ask(
-        data, "delete_queue", vhost, queue=queue, if_unused=if_unused, if_empty=if_empty,
-        force=force,
-    )  # fmt: skip
-    click.echo(f"queue {queue!r} deleted, with {found['messages']} messages")
-
-
-@click.command("purge_queue")
-@click.argument("queue", callback=named)
-@VHOST
-@DATA
-def purge_queue(queue: str, vhost: str, data: str) -> None:
-    """Delete all ready messages of a queue.
-
-    Messages that are delivered and not acknowledged stay.
-    """
-    found = ask(data, "purge_queue", vhost, queue=queue)
-    click.echo(f"{found['messages']} messages purged from queue {queue!r}")
-
-
 @click.command("declare_exchange")
 @click.argument("exchange", callback=named)
 @click.option(
@@ -163,75 +114,6 @@ def declare_exchange(
         data, "declare_exchange", vhost, exchange=exchange, type=kind, durable=not transient,
         auto_delete=auto_delete, internal=internal, arguments=arguments_of(arguments),
     )  # fmt: skip
-
-
-@click.command("delete_exchange")
-@click.argument("exchange", callback=named)
-@IF_UNUSED
-@VHOST
-@DATA
-def delete_exchange(exchange: str, if_unused: bool, vhost: str, data: str) -> None:
-    """Delete an exchange.
-
-    Its bindings are deleted too.
-    """
-    ask(data, "delete_exchange", vhost, exchange=exchange, if_unused=if_unused)
-
-
-@click.command("bind_queue")
-@click.argument("queue", callback=named)
-@click.argument("exchange", callback=named)
-@click.argument("routing_key", callback=named, default="")
-@ARGUMENTS
-@VHOST
-@DATA
-def bind_queue(
-    queue: str, exchange: str, routing_key: str, arguments: tuple[str, ...], vhost: str, data: str
-) -> None:
-    """Bind a queue to an exchange.
-
-    ROUTING_KEY is what the exchange's type compares: a key, a pattern, or nothing.
-    """
-    ask(
-        data, "bind_queue", vhost, queue=queue, exchange=exchange, routing_key=routing_key,
-        arguments=arguments_of(arguments),
-    )  # fmt: skip
-
-
-@click.command("unbind_queue")
-@click.argument("queue", callback=named)
-@click.argument("exchange", callback=named)
-@click.argument("routing_key", callback=named, default="")
-@ARGUMENTS
-@VHOST
-@DATA
-def unbind_queue(
-    queue: str, exchange: str, routing_key: str, arguments: tuple[str, ...], vhost: str, data: str
-) -> None:
-    """Remove a binding.
-
-    The arguments are those of bind_queue.
-    """
-    ask(
-        data, "unbind_queue", vhost, queue=queue, exchange=exchange, routing_key=routing_key,
-        arguments=arguments_of(arguments),
-    )  # fmt: skip
-
-
-@click.command("release_lease")
-@click.argument("queue", callback=named)
-@click.argument("reader", callback=named)
-@VHOST
-@DATA
-def release_lease(queue: str, reader: str, vhost: str, data: str) -> None:
-    """Return a reader's leased messages to their queue.
-
-    They return to their old places, and READER is forgotten.
-    """
-    found = ask(data, "release_lease", vhost, queue=queue, reader=reader)
-    click.echo(
-        f"{found['messages']} messages of queue {queue!r} released, reader {reader!r} forgotten"
-    )
 
 
 @click.command("release_query")

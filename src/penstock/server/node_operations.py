@@ -1,23 +1,16 @@
 """NodeOperations: operations of the whole broker; all others are passed on to a vhost.
 
-    of the node     status, list_vhosts, add_vhost, delete_vhost, restart_vhost, stop_vhost,
-                    start_vhost, list_users, add_user, delete_user, change_password, set_user_tags,
-                    list_permissions, set_permissions, clear_permissions, list_user_limits,
-                    set_user_limits, clear_user_limits, list_vhost_limits, set_vhost_limits,
-                    clear_vhost_limits, list_connections, await_startup, stop
-    of a vhost      every other name: its process answers (broker.operations)
+penstock.operation_table lists both. An operation `x` of the node is the method `_x` here.
 
-Everybody who can connect to the control socket may do all of it. When a change of users or
-permissions is answered, it is on disk and was sent to the vhosts that run: it applies to open
-connections from the next turn of their vhost's loop. The connections of a deleted user are closed.
-
-A missing, unknown or wrongly typed argument is a 406 that says what was expected.
+When a change of users or permissions is answered, it is on disk and was sent to the vhosts that
+run: it applies to open connections from the next turn of their vhost's loop. The connections of a
+deleted user are closed.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from penstock.access.limits import OF_USERS, OF_VHOSTS, LimitTable
 from penstock.access.users import Users
@@ -32,6 +25,15 @@ from penstock.errors import (
 )
 from penstock.native import VERSION, build_kind
 from penstock.operation_json import JsonText, to_json
+from penstock.operation_table import (
+    ALL,
+    DEFAULT_VHOST,
+    NODE_VHOSTS,
+    OPERATIONS,
+    VHOST,
+    Arguments,
+    find,
+)
 from penstock.server import vhost_directories
 from penstock.server.control import ControlError
 from penstock.server.listener import Listener
@@ -43,17 +45,11 @@ from penstock.storage.files.data_directory import LOG, SPILL, DataDirectory
 from penstock.storage.files.durability import MODE_NAMES
 from penstock.storage.files.user_store import READY
 
-DEFAULT_VHOST: Final = "/"
-# Operations of a vhost that only the control socket may call.
-OPERATORS_ONLY: Final = frozenset(
-    {"backup", "checkpoint", "get", "settle", "session_closed", "job"}
-)
 ASK_S: Final = 5.0  # for the answer of each vhost to a list
 
 logger = logging.getLogger(__name__)
 
-Args = dict[str, object]
-Operation = Callable[[Args, str], Awaitable[object]]
+Given = dict[str, object]
 
 
 class Node(Protocol):
@@ -89,59 +85,27 @@ class NodeOperations:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        # op -> (its function, names and types of its args; "?" after a name: optional)
-        self._table: dict[str, tuple[Operation, dict[str, type]]] = {
-            "status": (self._status, {}),
-            "list_vhosts": (self._list_vhosts, {}),
-            "add_vhost": (self._add_vhost, {"name": str}),
-            "delete_vhost": (self._delete_vhost, {"name": str}),
-            "restart_vhost": (self._restart_vhost, {"name": str}),
-            "stop_vhost": (self._stop_vhost, {"name": str}),
-            "start_vhost": (self._start_vhost, {"name": str}),
-            "list_users": (self._list_users, {}),
-            "add_user": (self._add_user, {"name": str, "password": str, "tags?": list}),
-            "delete_user": (self._delete_user, {"name": str}),
-            "change_password": (self._change_password, {"name": str, "password": str}),
-            "set_user_tags": (self._set_user_tags, {"name": str, "tags": list}),
-            "list_permissions": (self._list_permissions, {"user?": str}),
-            "set_permissions": (
-                self._set_permissions,
-                {"user": str, "configure": str, "write": str, "read": str},
-            ),
-            "clear_permissions": (self._clear_permissions, {"user": str}),
-            "list_user_limits": (self._list_user_limits, {"user?": str}),
-            "set_user_limits": (self._set_user_limits, {"user": str, "limits": dict}),
-            "clear_user_limits": (self._clear_user_limits, {"user": str, "limit?": str}),
-            "list_vhost_limits": (self._list_vhost_limits, {}),
-            "set_vhost_limits": (self._set_vhost_limits, {"limits": dict}),
-            "clear_vhost_limits": (self._clear_vhost_limits, {"limit?": str}),
-            "list_connections": (self._list_connections, {}),
-            "await_startup": (self._await_startup, {"timeout_s?": float}),
-            "stop": (self._stop, {}),
-        }
 
-    async def call_for_http(self, op: str, vhost: str | None, args: Args) -> object:
+    async def call_for_http(self, op: str, vhost: str | None, args: Given) -> object:
         """Call an operation for the HTTP process, which checks the permissions of its callers.
-        Refuses operations that stop the broker, change users or vhosts, write files or take
-        messages."""
-        if op in OPERATORS_ONLY or (op in self._table and op != "status"):
+        Refuses operations that are for operators or channels alone."""
+        if find(op, OPERATIONS).audience != ALL:
             raise ControlError(ACCESS_REFUSED, f"ACCESS_REFUSED - {op} is not available over HTTP")
         result = await self.call(op, vhost, args)
         return result.value() if isinstance(result, JsonText) else result
 
-    async def call(self, op: str, vhost: str | None, args: Args) -> object:
+    async def call(self, op: str, vhost: str | None, given: Given) -> object:
         """Return the result as a value of JSON, or as JsonText. Raises PenstockError if the
         operation is refused."""
-        known = self._table.get(op)
-        name = vhost if vhost is not None else DEFAULT_VHOST
+        row = find(op, OPERATIONS)
+        name = "" if row.of == NODE_VHOSTS else DEFAULT_VHOST
+        name = name if vhost is None else vhost
         try:
-            if known is None:
-                return await self._vhost(name).call(op, args)
-            operation, types = known
-            checked(op, args, types)
-            if op in ("list_permissions", "list_vhost_limits") and vhost is None:
-                name = ""
-            return to_json(await operation(args, name), is_exact=True)
+            if row.of == VHOST:
+                return await self._vhost(name).call(op, given)
+            function: Callable[[Arguments, str], Awaitable[object]] = getattr(self, f"_{op}")
+            found = await function(Arguments(op, row.arguments, given), name)
+            return to_json(found, is_exact=True)
         except OptionError as error:
             raise ControlError(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {error}") from error
         except ProcessDown as error:
@@ -167,7 +131,7 @@ class NodeOperations:
 
     # ---- the node ------------------------------------------------------------------------------
 
-    async def _status(self, _args: Args, _vhost: str) -> object:
+    async def _status(self, _args: Arguments, _vhost: str) -> object:
         node = self._node
         host, port = node.listener.socks[0].getsockname()[:2]
         disks, limit_bytes = self._disks()
@@ -194,7 +158,7 @@ class NodeOperations:
             "connections": sum(v.connections for v in node.vhosts.values()),
             "half_open": node.listener.half_open,
             "accepted": node.listener.accepted,
-            "vhosts": await self._list_vhosts({}, ""),
+            "vhosts": self._vhost_rows(),
             "http": None if node.http is None else node.http.facts(),
         }
 
@@ -234,11 +198,10 @@ class NodeOperations:
             found.append(str(node.http.down()))
         return found
 
-    async def _await_startup(self, args: Args, _vhost: str) -> object:
+    async def _await_startup(self, args: Arguments, _vhost: str) -> object:
         """Return when the node listens, and HTTP and all vhosts that were started serve, except
         those that an operator has stopped. Raises ProcessDown if one is down."""
-        seconds = args.get("timeout_s", 60.0)
-        assert isinstance(seconds, int | float)
+        seconds = args.number("timeout_s")
         try:
             async with asyncio.timeout(seconds):
                 await self._node.is_ready.wait()
@@ -252,11 +215,11 @@ class NodeOperations:
             raise ControlError(INTERNAL_ERROR, text) from None
         return {}
 
-    async def _stop(self, _args: Args, _vhost: str) -> object:
+    async def _stop(self, _args: Arguments, _vhost: str) -> object:
         asyncio.get_running_loop().call_later(0.05, self._node.stop)  # the answer goes first
         return {}
 
-    async def _list_connections(self, _args: Args, _vhost: str) -> object:
+    async def _list_connections(self, _args: Arguments, _vhost: str) -> object:
         """Return the connections of all vhosts that answer."""
         asked = [v.call("list_connections", {}, ASK_S) for v in self._running()]
         found: list[object] = []
@@ -269,7 +232,10 @@ class NodeOperations:
 
     # ---- vhosts --------------------------------------------------------------------------------
 
-    async def _list_vhosts(self, _args: Args, _vhost: str) -> list[object]:
+    async def _list_vhosts(self, _args: Arguments, _vhost: str) -> object:
+        return self._vhost_rows()
+
+    def _vhost_rows(self) -> list[object]:
         rows: list[object] = []
         for name, state in sorted(self._node.users.vhosts().items()):
             watched = self._node.vhosts.get(name)
@@ -304,14 +270,14 @@ class NodeOperations:
             rows.append(row)
         return rows
 
-    async def _add_vhost(self, args: Args, _vhost: str) -> object:
-        name = str(args["name"])
+    async def _add_vhost(self, args: Arguments, _vhost: str) -> object:
+        name = args.text("name")
         self._node.users.add_vhost(name)
         vhost_directories.make(self._node.data, self._node.users, name)
         return {}
 
-    async def _delete_vhost(self, args: Args, _vhost: str) -> object:
-        name = str(args["name"])
+    async def _delete_vhost(self, args: Arguments, _vhost: str) -> object:
+        name = args.text("name")
         node = self._node
         node.users.delete_vhost(name)
         watched = node.vhosts.get(name)
@@ -322,26 +288,26 @@ class NodeOperations:
         node.users.vhost_gone(name)
         return {}
 
-    async def _restart_vhost(self, args: Args, _vhost: str) -> object:
+    async def _restart_vhost(self, args: Arguments, _vhost: str) -> object:
         """Restart a vhost: one that is down at once, one that runs after an orderly stop."""
-        vhost = self._vhost(str(args["name"]))
+        vhost = self._vhost(args.text("name"))
         if vhost.is_held:
             text = f"vhost '{vhost.name}' was stopped by an operator, use start_vhost"
             raise _wrong(text)
         await vhost.restart()
         return {}
 
-    async def _stop_vhost(self, args: Args, _vhost: str) -> object:
+    async def _stop_vhost(self, args: Arguments, _vhost: str) -> object:
         """Stop a vhost. Notes on disk that it is stopped, then stops it."""
-        vhost = self._vhost(str(args["name"]))
+        vhost = self._vhost(args.text("name"))
         self._node.users.stop_vhost(vhost.name, self._node.clock.wall_ms())
         logger.info("%s is stopped by an operator", vhost.who)
         await vhost.hold()
         return {}
 
-    async def _start_vhost(self, args: Args, _vhost: str) -> object:
+    async def _start_vhost(self, args: Arguments, _vhost: str) -> object:
         """Start a vhost that was stopped, is down, or was never opened."""
-        vhost = self._vhost(str(args["name"]))
+        vhost = self._vhost(args.text("name"))
         if not self._node.users.start_vhost(vhost.name) and vhost.state == RUNNING:
             raise _wrong(f"vhost '{vhost.name}' runs already")
         logger.info("%s is started by an operator", vhost.who)
@@ -351,49 +317,47 @@ class NodeOperations:
 
     # ---- users ---------------------------------------------------------------------------------
 
-    async def _list_users(self, _args: Args, _vhost: str) -> object:
+    async def _list_users(self, _args: Arguments, _vhost: str) -> object:
         return [
             {"name": user["user"], "tags": user["tags"]} for user in self._node.users.list_users()
         ]
 
-    async def _add_user(self, args: Args, _vhost: str) -> object:
-        self._node.users.add_user(str(args["name"]), _password(args), _texts(args.get("tags", [])))
+    async def _add_user(self, args: Arguments, _vhost: str) -> object:
+        self._node.users.add_user(args.text("name"), _password(args), args.texts("tags"))
         return {}
 
-    async def _delete_user(self, args: Args, _vhost: str) -> object:
-        name = str(args["name"])
+    async def _delete_user(self, args: Arguments, _vhost: str) -> object:
+        name = args.text("name")
         self._node.users.delete_user(name)
         for vhost in self._running():
             vhost.notify("close_user", user=name, why=f"user '{name}' was deleted")
         return {}
 
-    async def _change_password(self, args: Args, _vhost: str) -> object:
-        self._node.users.change_password(str(args["name"]), _password(args))
+    async def _change_password(self, args: Arguments, _vhost: str) -> object:
+        self._node.users.change_password(args.text("name"), _password(args))
         return {}
 
-    async def _set_user_tags(self, args: Args, _vhost: str) -> object:
-        name = str(args["name"])
-        self._node.users.set_user_tags(name, _texts(args["tags"]))
+    async def _set_user_tags(self, args: Arguments, _vhost: str) -> object:
+        name = args.text("name")
+        self._node.users.set_user_tags(name, args.texts("tags"))
         for vhost in self._running():
             self._push(name, vhost.name)
         return {}
 
-    async def _list_permissions(self, args: Args, vhost: str) -> object:
-        user = args.get("user")
-        return self._node.users.list_permissions(
-            vhost=vhost or None, user=None if user is None else str(user)
-        )
+    async def _list_permissions(self, args: Arguments, vhost: str) -> object:
+        user = args.text_or_none("user")
+        return self._node.users.list_permissions(vhost=vhost or None, user=user)
 
-    async def _set_permissions(self, args: Args, vhost: str) -> object:
-        user = str(args["user"])
+    async def _set_permissions(self, args: Arguments, vhost: str) -> object:
+        user = args.text("user")
         self._node.users.set_permissions(
-            user, vhost, str(args["configure"]), str(args["write"]), str(args["read"])
+            user, vhost, args.text("configure"), args.text("write"), args.text("read")
         )
         self._push(user, vhost)
         return {}
 
-    async def _clear_permissions(self, args: Args, vhost: str) -> object:
-        user = str(args["user"])
+    async def _clear_permissions(self, args: Arguments, vhost: str) -> object:
+        user = args.text("user")
         self._node.users.clear_permissions(user, vhost)
         watched = self._node.vhosts.get(vhost)
         if watched is not None:
@@ -402,32 +366,30 @@ class NodeOperations:
 
     # ---- limits --------------------------------------------------------------------------------
 
-    async def _list_user_limits(self, args: Args, _vhost: str) -> object:
+    async def _list_user_limits(self, args: Arguments, _vhost: str) -> object:
         """Each user's limits, those that are the server's defaults too; or of one user."""
-        asked = args.get("user")
+        asked = args.text_or_none("user")
         table = self._node.limits
         names = [str(user["user"]) for user in self._node.users.list_users()]
         if asked is not None:
-            self._node.users.tags(str(asked))  # AMQPError 404
-            names = [str(asked)]
+            self._node.users.tags(asked)  # AMQPError 404
+            names = [asked]
         return [
             {"user": name, **{limit: table.of_user(name, limit) for limit in OF_USERS}}
             for name in names
         ]
 
-    async def _set_user_limits(self, args: Args, _vhost: str) -> object:
-        limits = args["limits"]
-        assert isinstance(limits, dict)
-        self._node.users.set_limits("user", str(args["user"]), limits)
+    async def _set_user_limits(self, args: Arguments, _vhost: str) -> object:
+        self._node.users.set_limits("user", args.text("user"), args.table("limits"))
         self._node.limits_changed()
         return {}
 
-    async def _clear_user_limits(self, args: Args, _vhost: str) -> object:
-        self._node.users.clear_limits("user", str(args["user"]), str(args.get("limit", "all")))
+    async def _clear_user_limits(self, args: Arguments, _vhost: str) -> object:
+        self._node.users.clear_limits("user", args.text("user"), args.text("limit"))
         self._node.limits_changed()
         return {}
 
-    async def _list_vhost_limits(self, _args: Args, vhost: str) -> object:
+    async def _list_vhost_limits(self, _args: Arguments, vhost: str) -> object:
         """Return the limits of each vhost, or of the one that is named."""
         table = self._node.limits
         if vhost and vhost not in self._node.users.vhosts():
@@ -438,15 +400,13 @@ class NodeOperations:
             for name in names
         ]
 
-    async def _set_vhost_limits(self, args: Args, vhost: str) -> object:
-        limits = args["limits"]
-        assert isinstance(limits, dict)
-        self._node.users.set_limits("vhost", vhost, limits)
+    async def _set_vhost_limits(self, args: Arguments, vhost: str) -> object:
+        self._node.users.set_limits("vhost", vhost, args.table("limits"))
         self._node.limits_changed()
         return {}
 
-    async def _clear_vhost_limits(self, args: Args, vhost: str) -> object:
-        self._node.users.clear_limits("vhost", vhost, str(args.get("limit", "all")))
+    async def _clear_vhost_limits(self, args: Arguments, vhost: str) -> object:
+        self._node.users.clear_limits("vhost", vhost, args.text("limit"))
         self._node.limits_changed()
         return {}
 
@@ -458,33 +418,12 @@ class NodeOperations:
             watched.notify("identity", identity=identity.facts())
 
 
-def checked(op: str, args: Args, types: dict[str, type]) -> None:
-    """Raise ControlError 406 unless the args have these names and types."""
-    known = {name.rstrip("?"): kind for name, kind in types.items()}
-    for name, value in args.items():
-        kind = known.get(name)
-        if kind is None:
-            expected = ", ".join(known) or "none"
-            raise _wrong(f"{op}: unknown argument {name!r}, expected {expected}")
-        right: Any = (int, float) if kind is float else kind
-        if not isinstance(value, right) or isinstance(value, bool):
-            raise _wrong(f"{op}: argument {name!r}: given {value!r}, expected {kind.__name__}")
-    for name in types:
-        if not name.endswith("?") and name not in args:
-            raise _wrong(f"{op}: argument {name!r} is missing")
-
-
 def _wrong(text: str) -> ControlError:
     return ControlError(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {text}")
 
 
-def _password(args: Args) -> bytes:
-    return str(args["password"]).encode("utf-8", "surrogateescape")
-
-
-def _texts(values: object) -> list[str]:
-    assert isinstance(values, list)
-    return [str(value) for value in values]
+def _password(args: Arguments) -> bytes:
+    return args.text("password").encode("utf-8", "surrogateescape")
 
 
 def _log_failure(task: "asyncio.Future[object]") -> None:

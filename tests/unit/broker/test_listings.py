@@ -10,7 +10,7 @@ from penstock.broker.operations import listings
 from penstock.broker.publish import PublishFacts, fan_out
 from penstock.broker.topology import SYSTEM
 from penstock.cli.main import cli
-from penstock.cli.node import COLUMNS
+from tests.helpers.columns import COLUMNS
 from tests.helpers.vhost_rig import TakingChannel, VHostRig
 
 

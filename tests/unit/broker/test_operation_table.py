@@ -4,14 +4,20 @@ expected."""
 import pytest
 
 from penstock.access.permissions import Identity
-from penstock.broker.operations import OPERATIONS
-from penstock.broker.operations.arguments import (
+from penstock.broker.operations import FUNCTIONS
+from penstock.errors import ChannelError
+from penstock.operation_table import (
+    CLIENTS,
+    OPERATIONS,
+    OPERATORS,
+    VHOST,
     Argument,
     Arguments,
     bodies,
     field_table,
     flag,
     matching_text,
+    number,
     numbers,
     objects,
     pairs,
@@ -19,11 +25,11 @@ from penstock.broker.operations.arguments import (
     short_text_or_null,
     table,
     text,
+    texts,
     whole,
     whole_or_null,
 )
-from penstock.broker.operations.call import CLIENTS, OPERATORS
-from penstock.errors import ChannelError
+from penstock.server.node_operations import NodeOperations
 from tests.helpers.operation_rig import OperationRig
 
 VERBS = {"configure", "write", "read"}
@@ -38,15 +44,18 @@ def refusal(argument: Argument, value: object) -> str:
 
 def test_values_and_defaults() -> None:
     expected = (
-        text("t"), short_text("missing", "default"), whole("n", 0, 5), whole("other", 0, 5, 3),
+        text("t"), short_text("missing", default="default"), whole("n", 0, 5),
+        whole("other", 0, 5, default=3),
         flag("f"), flag("off"), table("d"), table("none"), field_table("fields"),
         field_table("nofields"), bodies("b"), numbers("l"), whole_or_null("o"),
         whole_or_null("p", 1, 9), pairs("pairs"), pairs("nopairs"), objects("objects"),
         short_text_or_null("owner"), short_text_or_null("nobody"),
+        texts("names"), texts("nonames", default=[]), number("seconds", 0, "", default=0.5),
     )  # fmt: skip
     given = Arguments("op", expected, {
         "t": "x", "n": 5, "f": True, "d": {"a": 1}, "fields": {"a": 1}, "b": ["x", b"\xff"],
         "l": [1, 2], "o": None, "p": 5, "pairs": [["a", "b"]], "objects": [{}], "owner": "me",
+        "names": ["a"],
     })  # fmt: skip
     assert given.text("t") == "x"
     assert given.text("missing") == "default"
@@ -66,6 +75,8 @@ def test_values_and_defaults() -> None:
     packed = Arguments("op", (objects("o"), pairs("p")), {"o": b"many", "p": b"more"})
     assert (packed.packed("o"), packed.packed("p")) == (b"many", b"more")
     assert packed.objects("o") == packed.pairs("p") == []
+    assert (given.texts("names"), given.texts("nonames")) == (["a"], [])
+    assert given.number("seconds") == 0.5
     assert given.text_or_none("owner") == "me"
     assert given.text_or_none("nobody") is None
 
@@ -90,6 +101,8 @@ def test_values_and_defaults() -> None:
         (bodies("x"), "x", "a list of texts or bytes"),
         (bodies("x"), [1], "given 1, expected a list of texts or bytes"),
         (numbers("x"), [1, "x"], "a list of whole numbers"),
+        (texts("x"), ["a", 1], "a list of texts"),
+        (number("x", 0, "", default=1.0), True, "given True, expected a number"),
         (objects("x"), [1], "a list of objects"),
         (pairs("x"), [["a"]], "a list of pairs of texts"),
     ],
@@ -111,7 +124,9 @@ def test_a_long_value_is_shown_in_part() -> None:
 
 def test_an_unknown_argument_is_refused() -> None:
     with pytest.raises(ChannelError, match="unknown argument 'cuont', did you mean 'count'"):
-        Arguments("op", (text("queue"), whole("count", 0, 9, 1)), {"queue": "q", "cuont": 5})
+        Arguments(
+            "op", (text("queue"), whole("count", 0, 9, default=1)), {"queue": "q", "cuont": 5}
+        )
 
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -127,11 +142,20 @@ def test_no_cell_of_the_table_is_empty() -> None:
         assert len(set(names)) == len(names)
         for argument in operation.arguments:
             assert argument.kind.words
+            assert argument.meaning, f"{name}: {argument.name}"
         for verb, kind, argument_name in operation.needs:
             assert verb in VERBS
             assert kind in ("queue", "exchange")
             assert not argument_name or argument_name in names
         assert (operation.audience == CLIENTS) == name.startswith("box.")
+
+
+def test_each_row_has_its_function() -> None:
+    """`loop` is answered by the process of the vhost."""
+    of_vhost = {name for name, row in OPERATIONS.items() if row.of == VHOST}
+    assert of_vhost - {"loop"} == set(FUNCTIONS)
+    for name in OPERATIONS.keys() - of_vhost:
+        assert hasattr(NodeOperations, f"_{name}"), name
 
 
 def test_permissions_in_words() -> None:
@@ -149,7 +173,7 @@ def test_a_user_without_permissions_may_call_nothing_that_needs_one() -> None:
     client = rig.client(identity=Identity("ann", frozenset(), "^$", "^$", "^$")).open()
     channel = client.handler.channels[1]
     values = {"name": "q", "object": {}, "text": "x", "true or false": False}
-    for operation in OPERATIONS.values():
+    for operation in (OPERATIONS[name] for name in FUNCTIONS):
         if not (operation.needs or operation.tags or operation.audience == OPERATORS):
             continue
         args = {}

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from penstock.access.permissions import Identity
-from penstock.broker.operations import OPERATIONS
+from penstock.broker.operations import FUNCTIONS
 from penstock.errors import AMQPError
 from penstock.operation_json import dumps
+from penstock.operation_table import OPERATIONS
 from penstock.storage.files.durability import DISK
 from tests.helpers.operation_rig import OperationRig
 
@@ -152,7 +153,7 @@ def test_listings_need_a_tag_and_the_rest_is_for_the_control_socket(rig: Operati
     nobody = channel_of(rig, Identity("ann", frozenset(), ".*", ".*", ".*"))
     monitor = channel_of(rig, Identity("bob", frozenset({"monitoring"}), "", "", ""))
     root = channel_of(rig, Identity("eve", frozenset({"administrator"}), "", "", ""))
-    listings = [op for op in OPERATIONS if op.startswith("list_") or op == "vhost_status"]
+    listings = [op for op in FUNCTIONS if op.startswith("list_") or op == "vhost_status"]
     for op in ("list_streams", "list_leases"):  # give each what it may read
         listings.remove(op)
     assert len(listings) == 8
@@ -203,7 +204,7 @@ def test_whatever_is_asked_is_answered_once_and_breaks_nothing(rig: OperationRig
         "target": {"queue": "q"}, "pages": [],
     }  # fmt: skip
     for _ in range(2000):
-        op = rng.choice(sorted(OPERATIONS))
+        op = rng.choice(sorted(FUNCTIONS))
         if op == "backup" or op.startswith("box."):
             continue
         args = {name: value for name, value in right.items() if name in _words(op)}

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.access.permissions import Identity
 from penstock.broker.channel import Channel
-from penstock.broker.operations.box import OPERATIONS
+from penstock.broker.operations.box import FUNCTIONS
 from penstock.codec.spec import (
     BasicAck,
     BasicGet,
@@ -24,6 +24,7 @@ from penstock.codec.spec import (
     TxSelect,
     TxSelectOk,
 )
+from penstock.operation_table import OPERATIONS
 from tests.helpers.broker_rig import RigClient
 from tests.helpers.operation_rig import OperationRig
 from tests.helpers.vhost_rig import classic
@@ -281,7 +282,7 @@ def test_mistakes_are_told(
 
 
 def test_no_operator_is_a_box(rig: OperationRig) -> None:
-    for operation in OPERATIONS:
+    for operation in (OPERATIONS[name] for name in FUNCTIONS):
         assert rig.refusal(operation.name).code == 406
 
 

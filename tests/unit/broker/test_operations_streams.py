@@ -7,8 +7,8 @@ import pytest
 
 from penstock.access.permissions import Identity
 from penstock.broker.channel import Channel
-from penstock.broker.operations import OPERATIONS
 from penstock.codec.spec import TxCommit, TxCommitOk, TxSelect, TxSelectOk
+from penstock.operation_table import OPERATIONS
 from penstock.storage.files.durability import DISK
 from tests.helpers.broker_rig import RigClient
 from tests.helpers.builds import pure_only

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.background_tasks import BackgroundTask
-from penstock.broker.operations import OPERATIONS
+from penstock.broker.operations import FUNCTIONS
 from penstock.codec.method import Method
 from penstock.codec.spec import (
     BasicCancel,
@@ -37,6 +37,7 @@ from penstock.codec.spec import (
 )
 from penstock.errors import AMQPError, ChannelError, valid_text
 from penstock.operation_json import loads
+from penstock.operation_table import OPERATIONS
 from tests.helpers.builds import pure_only
 from tests.helpers.operation_rig import OperationRig
 
@@ -109,7 +110,7 @@ def arguments_of(op: str, name: str) -> dict[str, object]:
     return {key: value for key, value in arguments(name).items() if key in known}
 
 
-EVERY_OPERATION = sorted(OPERATIONS.keys() - {"backup"})
+EVERY_OPERATION = sorted(FUNCTIONS.keys() - {"backup"})
 
 
 @pytest.mark.parametrize("op", EVERY_OPERATION)

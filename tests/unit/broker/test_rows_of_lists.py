@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from penstock.access.permissions import everything
-from penstock.cli.node import COLUMNS
 from penstock.codec.spec import (
     BasicConsume,
     BasicConsumeOk,
@@ -20,6 +19,7 @@ from penstock.codec.spec import (
     TxSelect,
     TxSelectOk,
 )
+from tests.helpers.columns import COLUMNS
 from tests.helpers.operation_rig import OperationRig
 from tests.helpers.staged_rig import QUERY, StagedRig, plain
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from penstock.cli import output
-from penstock.cli.node import COLUMNS
+from tests.helpers.columns import COLUMNS
 from tests.helpers.fake_control import FakeControl
 
 QUEUES = [

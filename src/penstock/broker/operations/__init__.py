@@ -1,7 +1,7 @@
 """Operations: what can be asked of a vhost by name, with arguments and results as JSON has them.
 
-    OPERATIONS                               name -> Operation: arguments, permissions, help,
-                                             function
+    FUNCTIONS                                name -> function of each operation of a vhost that
+                                             penstock.operation_table lists
     call(vhost, channel, op, args, reply)    calls one; reply(result), or reply(AMQPError), now or
                                              later: a change is answered when it is as safe as the
                                              vhost's durability says
@@ -17,10 +17,10 @@ the engine is raised: it ends the vhost.
 
 Bytes are bytes here; operation_json.py turns them into {"b64": ...} for JSON.
 
-A new operation is one entry in the table of a module of this package, and its function.
+A new operation is one row of penstock.operation_table, and its function here.
 """
 
-import difflib
+from collections.abc import Callable
 from typing import Final
 
 from penstock.access.permissions import Identity
@@ -36,11 +36,10 @@ from penstock.broker.operations import (
     streams,
     topology,
 )
-from penstock.broker.operations.arguments import Arguments
 from penstock.broker.operations.call import (
     OVERHEAD_BYTES,
     Call,
-    Operation,
+    check_caller,
     error_of,
     too_large,
 )
@@ -50,20 +49,19 @@ from penstock.broker.vhost import VHost
 from penstock.codec.spec import PenstockCall, PenstockCallError, PenstockCallOk
 from penstock.errors import (
     INTERNAL_ERROR,
-    NOT_FOUND,
     AMQPError,
-    ChannelError,
     PenstockError,
 )
 from penstock.operation_json import dumps, loads
+from penstock.operation_table import Arguments, find
 
 AS_USER: Final = "as_user"
 TEXT_BYTES_MAX: Final = 4000  # of an error's text: the smallest frame has 4096 bytes
 
-OPERATIONS: Final[dict[str, Operation]] = {
-    one.name: one
+FUNCTIONS: Final[dict[str, Callable[[Call], None]]] = {
+    name: function
     for module in (topology, messages, streams, leases, batches, jobs, listings, box)
-    for one in module.OPERATIONS
+    for name, function in module.FUNCTIONS.items()
 }
 
 
@@ -72,18 +70,16 @@ def call(
 ) -> None:
     """Call an operation; `reply` is called once, from here or later."""
     try:
-        operation = OPERATIONS.get(op)
-        if operation is None:
-            near = difflib.get_close_matches(op, OPERATIONS, n=1)
-            hint = f", did you mean {near[0]!r}?" if near else ""
-            raise ChannelError(NOT_FOUND, f"no operation {op!r}{hint}")
+        row = find(op, FUNCTIONS)
         user = None
         if channel is None and AS_USER in args:
             args = dict(args)
             user = _user(op, args.pop(AS_USER))
-        operation.check_caller(channel, user)
-        checked = Arguments(op, operation.arguments, args)
-        operation.run(Call(vhost, channel, user, checked, reply))
+        check_caller(row, channel, user)
+        one = Call(vhost, channel, user, Arguments(op, row.arguments, args), reply)
+        for verb, kind, argument in row.needs:
+            one.check(verb, kind, one.args.text(argument) if argument else "")
+        FUNCTIONS[op](one)
     except Exception as error:
         answer = error_of(error)
         if answer is None or vhost.engine.failed is not None:

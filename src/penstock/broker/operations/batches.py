@@ -34,37 +34,14 @@ from penstock.broker.exactly_once.batches import (
     batch_manager,
     check_owner,
 )
-from penstock.broker.operations.arguments import (
-    U63_MAX,
-    Argument,
-    flag,
-    matching_text,
-    objects,
-    pairs,
-    table,
-    whole,
-    whole_or_null,
-)
-from penstock.broker.operations.call import WATCHERS, Call, Operation
+from penstock.broker.operations.call import Call, Functions
 from penstock.broker.permissions import WRITE
 from penstock.errors import RESOURCE_ERROR, ChannelError
 from penstock.storage.pages.batches import QueryOwner, StagedPage
 from penstock.storage.pages.staging import CHECKSUM_MASK
 
-QUERY_BYTES_MAX: Final = 255
 U32_MAX: Final = (1 << 32) - 1
 HEX_DIGITS: Final = frozenset("0123456789abcdef")
-
-
-def _is_query(text: str) -> bool:
-    try:
-        return 0 < len(text.encode()) <= QUERY_BYTES_MAX and "\0" not in text
-    except UnicodeEncodeError:
-        return False
-
-
-QUERY: Final = matching_text("query", f"1 to {QUERY_BYTES_MAX} bytes of UTF-8", _is_query)
-BATCH: Final[Argument] = whole("batch", 0, U63_MAX)
 
 
 def _claim_query(call: Call) -> None:
@@ -216,37 +193,11 @@ def _list_batches(call: Call) -> None:
     call.reply(batch_manager(call.vhost).all())
 
 
-OPERATIONS: Final = (
-    Operation(
-        "claim_query", _claim_query,
-        "Make the caller the owner of a query that nobody has staged for: {owner, partitions}, "
-        "durably. target: {} if it is not known yet. partitions: of a stream; 1 for other targets.",
-        (QUERY, table("target")), needs_text="write on the target; the query's owner",
-    ),
-    Operation(
-        "check_target", _check_batch_target,
-        "Check a target before anything is staged for it: {target}, or a 403, 404 or 406 as a "
-        "commit would have.",
-        (table("target"),), needs_text="write on the target and on dead_letter_to",
-    ),
-    Operation(
-        "commit_batch", _commit_batch, "Commit the staged pages of a batch: {status, batch}.",
-        (
-            QUERY, BATCH, objects("pages"), table("target"),
-            pairs("mandatory_keys"),
-            whole_or_null("previous"), flag("keep_first"), flag("begins_late"),
-        ),
-        needs_text="write on the target and on dead_letter_to; the query's owner",
-    ),
-    Operation(
-        "abort_batch", _abort_batch,
-        "Delete the staged pages of a batch: {aborted}, false if it was decided.",
-        (QUERY, BATCH), needs_text="the query's owner",
-    ),
-    Operation(
-        "release_query", _release_query,
-        "Forget a query: {batch}, its last batch or null. force: also if that is not done.",
-        (QUERY, flag("force")), needs_text="the query's owner",
-    ),
-    Operation("list_batches", _list_batches, "List the last batch of every query.", tags=WATCHERS),
-)  # fmt: skip
+FUNCTIONS: Final[Functions] = {
+    "claim_query": _claim_query,
+    "check_target": _check_batch_target,
+    "commit_batch": _commit_batch,
+    "abort_batch": _abort_batch,
+    "release_query": _release_query,
+    "list_batches": _list_batches,
+}

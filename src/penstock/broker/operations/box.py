@@ -17,32 +17,19 @@ from penstock.broker.arguments import decode_arguments, encode_arguments
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import Channel, Delivered
-from penstock.broker.operations.arguments import (
-    NAME_BYTES_MAX,
-    U63_MAX,
-    flag,
-    numbers,
-    short_text,
-    table,
-    text,
-    whole,
-    whole_or_null,
-)
-from penstock.broker.operations.call import CLIENTS, Call, Operation, Slices, first_names
-from penstock.broker.permissions import CONFIGURE, READ, WRITE, one_line, queue_to_declare
+from penstock.broker.operations.call import Call, Functions, Slices, first_names
+from penstock.broker.permissions import READ, one_line, queue_to_declare
 from penstock.broker.turn_budget import STEP_BYTES
 from penstock.codec.fields import ARGUMENTS_BYTES_MAX
 from penstock.errors import NOT_FOUND, AMQPError, ChannelError, QueueFullError
+from penstock.operation_table import NAME_BYTES_MAX
 from penstock.queues.backing_queue import Delivery
 from penstock.storage.files.durability import DISK, MODE_NAMES, OS
 
-NAMES_MAX: Final = 1000
-BROWSE_MAX: Final = 1000
 BROWSE_SLICE: Final = 8
 ADOPT_STEPS: Final = 4
 MESSAGE_BYTES: Final = 200  # of an answer, for each message besides its properties and body
 FRAME_MAX: Final = 131_072  # where the connection has no limit
-DELAY_MS_MAX: Final = 1 << 53
 
 
 def _find(call: Call) -> BrokerQueue:
@@ -348,69 +335,19 @@ def _sync(call: Call) -> None:
     call.vhost.dispatch.when_settled(lsn, DISK, lambda: call.reply(None))
 
 
-NAME: Final = short_text("name")
-AFTER: Final = whole_or_null("after", 0)
-READ_QUEUE: Final = ((READ, "queue", "name"),)
-ANY_PERMISSION: Final = "any permission on the queue `name`"
-
-OPERATIONS: Final = (
-    Operation(
-        "box.queue", _queue,
-        "Return exists, arguments, and whole_bytes, the memory of which percentages are meant.",
-        (NAME,), needs_text=ANY_PERMISSION, audience=CLIENTS,
-    ),
-    Operation(
-        "box.declare", _declare, "Declare a durable queue, as AMQP's queue.declare does.",
-        (NAME, table("arguments")), needs_text="configure on the queue `name`", audience=CLIENTS,
-    ),
-    Operation(
-        "box.queues", _queues,
-        "List up to n names after `after`, sorted, of the queues on which the user has any "
-        "permission.",
-        (text("after", ""), whole("n", 1, NAMES_MAX)), audience=CLIENTS,
-    ),
-    Operation(
-        "box.queue_info", _queue_info, "Return ready, unacked, delayed and info (counters).",
-        (NAME,), needs_text=ANY_PERMISSION, audience=CLIENTS,
-    ),
-    Operation(
-        "box.room", _room,
-        "Return null if the queue has room for `count` messages; else limit, given and allowed.",
-        (NAME, whole("bytes", 0, U63_MAX), whole("count", 0, U63_MAX)),
-        ((WRITE, "exchange", ""),), audience=CLIENTS,
-    ),
-    Operation(
-        "box.browse", _browse, "Return up to n ready messages after the tag `after`.",
-        (NAME, AFTER, whole("n", 1, BROWSE_MAX)), READ_QUEUE, audience=CLIENTS,
-    ),
-    Operation(
-        "box.read", _read,
-        "Return n bytes, from `at` on, of a message that is too large for box.browse.",
-        (NAME, AFTER, whole("tag", 0, U63_MAX), whole("at", 0, U63_MAX), whole("n", 1, U63_MAX)),
-        READ_QUEUE, audience=CLIENTS,
-    ),
-    Operation(
-        "box.purge", _purge, "Delete ready messages, and delayed ones if asked; return how many.",
-        (NAME, flag("with_delayed")), READ_QUEUE, audience=CLIENTS,
-    ),
-    Operation(
-        "box.delete", _delete, "Delete a queue or stream.",
-        (NAME,), ((CONFIGURE, "queue", "name"),), audience=CLIENTS,
-    ),
-    Operation(
-        "box.nack", _nack, "Requeue an unacked delivery of this channel, after a delay if given.",
-        (whole("tag", 1, U63_MAX), whole_or_null("delay_ms", 0, DELAY_MS_MAX)), audience=CLIENTS,
-    ),
-    Operation(
-        "box.release", _release,
-        "Put an unacked delivery of this channel back at once; no attempt is counted.",
-        (whole("tag", 1, U63_MAX),), audience=CLIENTS,
-    ),
-    Operation(
-        "box.adopt", _adopt,
-        "Move unacked deliveries of another channel of the connection to this one; return tags.",
-        (whole("channel", 1, 65535), numbers("tags")), audience=CLIENTS,
-    ),
-    Operation("box.info", _info, "Return counters of the vhost.", audience=CLIENTS),
-    Operation("box.sync", _sync, "Wait until everything so far is on disk.", audience=CLIENTS),
-)  # fmt: skip
+FUNCTIONS: Final[Functions] = {
+    "box.queue": _queue,
+    "box.declare": _declare,
+    "box.queues": _queues,
+    "box.queue_info": _queue_info,
+    "box.room": _room,
+    "box.browse": _browse,
+    "box.read": _read,
+    "box.purge": _purge,
+    "box.delete": _delete,
+    "box.nack": _nack,
+    "box.release": _release,
+    "box.adopt": _adopt,
+    "box.info": _info,
+    "box.sync": _sync,
+}

@@ -1,17 +1,4 @@
-"""Operation, an entry of the table of operations, and Call, one call of one of them.
-
-An entry says everything about an operation but what it does: its name, its arguments with types and
-ranges, who may call it, and one line of help. `penstock.broker.operations` checks a call against
-the entry before the operation's function begins, so a function only reads checked values.
-
-    needs      permissions on what the arguments name: (verb, kind, argument), "" for the default
-               exchange; a user without one
-               gets a 403. An operation whose permissions depend on more than names checks them
-               itself, and `needs_text` says which they are
-    tags       the caller needs one of these tags of RabbitMQ
-    audience   ALL, OPERATORS (over the control socket alone: what writes files or takes messages
-               without a consumer; no tag is enough, because a user with an administrator's password
-               need not have an account on this machine), or CLIENTS (over a channel alone)
+"""Call: one call of an operation, with its arguments checked (penstock.operation_table).
 
 An error that an operation raises is its answer, if there is an AMQP error for it. A failure of the
 engine is raised: it ends the vhost.
@@ -21,8 +8,7 @@ interrupted and returns the answer (`Call.in_slices`). One whose answer may be l
 `check_room` before it makes more of it, because an answer on a channel has to fit into a frame.
 """
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping
 from typing import Final
 
 from penstock.access.permissions import Identity, everything
@@ -30,7 +16,6 @@ from penstock.broker import permissions
 from penstock.broker.background_tasks import AGAIN, DONE, BackgroundTask
 from penstock.broker.channel import Channel
 from penstock.broker.dispatch import Reply
-from penstock.broker.operations.arguments import Argument, Arguments
 from penstock.broker.refusals import access_refused, precondition_failed
 from penstock.broker.turn_budget import SlicedWork, TurnBudget
 from penstock.broker.vhost import VHost
@@ -42,12 +27,9 @@ from penstock.errors import (
     DiskFullError,
     QueueFullError,
 )
+from penstock.operation_table import CLIENTS, OPERATORS, Arguments, Operation
 
 OPERATOR: Final = everything("operator")
-WATCHERS: Final = ("monitoring", "administrator")
-ALL: Final = "all"
-OPERATORS: Final = "operators"
-CLIENTS: Final = "clients"
 OVERHEAD_BYTES: Final = 32  # of a frame with an answer, more than enough
 
 Slices = Generator[None, None, object]  # of an operation; it returns the answer
@@ -197,53 +179,25 @@ class _AnsweringLater(BackgroundTask):
         raise error
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One entry of the table, see the head of this module."""
+Functions = Mapping[str, Callable[[Call], None]]  # of a module, by the names of operations
 
-    name: str
-    function: Callable[[Call], None]
-    help: str
-    arguments: tuple[Argument, ...] = ()
-    needs: tuple[tuple[str, str, str], ...] = ()
-    needs_text: str = ""
-    tags: tuple[str, ...] = ()
-    audience: str = ALL
 
-    @property
-    def permission(self) -> str:
-        """Return in words who may call the operation, "anybody" if there is no condition."""
-        found = [f"{verb} on the {kind} `{name}`" for verb, kind, name in self.needs]
-        if self.needs_text:
-            found.append(self.needs_text)
-        if self.tags:
-            found.append("the tag " + " or ".join(self.tags))
-        if self.audience != ALL:
-            found.append(f"for {self.audience} only")
-        return "; ".join(found) or "anybody"
-
-    def check_caller(self, channel: Channel | None, user: Identity | None) -> None:
-        """Raise ChannelError 403 or 406 if a caller of this kind may not call it at all."""
-        is_operator = channel is None and user is None
-        if self.audience == CLIENTS and channel is None:
-            raise precondition_failed(f"{self.name}: is for channels of AMQP connections")
-        if is_operator or (self.audience != OPERATORS and not self.tags):
-            return
-        identity = user or channel.identity if channel is not None else user
-        assert identity is not None
-        start = f"operation '{self.name}' refused for user '{identity.name}': it "
-        if self.audience == OPERATORS:
-            raise access_refused(
-                start + "is done over the broker's control socket alone, by the command penstock"
-            )
-        if not identity.tags.intersection(self.tags):
-            raise access_refused(start + "needs the tag " + " or ".join(self.tags))
-
-    def run(self, call: Call) -> None:
-        """Check the permissions that the entry names, then call the function. ChannelError 403."""
-        for verb, kind, argument in self.needs:
-            call.check(verb, kind, call.args.text(argument) if argument else "")
-        self.function(call)
+def check_caller(row: Operation, channel: Channel | None, user: Identity | None) -> None:
+    """Raise ChannelError 403 or 406 if a caller of this kind may not call the operation at all."""
+    is_operator = channel is None and user is None
+    if row.audience == CLIENTS and channel is None:
+        raise precondition_failed(f"{row.name}: is for channels of AMQP connections")
+    if is_operator or (row.audience != OPERATORS and not row.tags):
+        return
+    identity = user or channel.identity if channel is not None else user
+    assert identity is not None
+    start = f"operation '{row.name}' refused for user '{identity.name}': it "
+    if row.audience == OPERATORS:
+        raise access_refused(
+            start + "is done over the broker's control socket alone, by the command penstock"
+        )
+    if not identity.tags.intersection(row.tags):
+        raise access_refused(start + "needs the tag " + " or ".join(row.tags))
 
 
 def too_large(size: str, frame_max: int) -> AMQPError:

@@ -12,9 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.operations.arguments import matching_text, whole
-from penstock.broker.operations.call import OPERATORS, Call, Operation
-from penstock.broker.operations.messages import WAIT_MS_MAX, operators
+from penstock.broker.operations.call import Call, Functions
+from penstock.broker.operations.messages import operators
 from penstock.broker.refusals import precondition_failed
 from penstock.broker.vhost import VHost
 from penstock.errors import NOT_FOUND, RESOURCE_ERROR, AMQPError, ChannelError, PenstockError
@@ -170,22 +169,8 @@ def _wait_for_job(call: Call) -> None:
     vhost.timers.call_at(vhost.clock.monotonic() + wait_ms / 1000, answer)
 
 
-def _is_path(text: str) -> bool:
-    return text.startswith("/") and "\0" not in text
-
-
-OPERATIONS: Final = (
-    Operation(
-        "checkpoint", _checkpoint, "Begin a checkpoint: {job}, its number.", audience=OPERATORS
-    ),
-    Operation(
-        "backup", _backup,
-        "Begin a backup into a directory that does not exist or is empty: {job}, its number.",
-        (matching_text("path", "an absolute path", _is_path),), audience=OPERATORS,
-    ),
-    Operation(
-        "job", _wait_for_job,
-        "Wait for a job for at most wait_ms: {is_done, result}. A job's error is the answer.",
-        (whole("job", 1, 1 << 62), whole("wait_ms", 0, WAIT_MS_MAX, 0)), audience=OPERATORS,
-    ),
-)  # fmt: skip
+FUNCTIONS: Final[Functions] = {
+    "checkpoint": _checkpoint,
+    "backup": _backup,
+    "job": _wait_for_job,
+}

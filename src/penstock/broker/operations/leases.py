@@ -15,7 +15,6 @@ Who may read the queue may lease of it, commit and release.
 from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue
-from penstock.broker.broker_stream import READER_BYTES_MAX, is_reader
 from penstock.broker.exactly_once.leases import (
     CommitLease,
     DescribeLease,
@@ -23,27 +22,11 @@ from penstock.broker.exactly_once.leases import (
     ReleaseLease,
     lease_manager,
 )
-from penstock.broker.operations.arguments import (
-    U63_MAX,
-    flag,
-    matching_text,
-    short_text,
-    short_text_or_null,
-    whole,
-    whole_or_null,
-)
-from penstock.broker.operations.call import Call, Operation, Slices
-from penstock.broker.permissions import READ
+from penstock.broker.operations.call import Call, Functions, Slices
+from penstock.operation_table import U63_MAX
 
-OWNER_S_MAX: Final = 3600
 LEASE_STEPS: Final = 8  # to describe one
 LEASE_BYTES: Final = 150  # of a description, at least
-
-QUEUE: Final = short_text("queue")
-READER: Final = matching_text("reader", f"1 to {READER_BYTES_MAX} bytes", is_reader)
-OWNER: Final = short_text_or_null("owner")
-OWNER_TOKEN: Final = matching_text("owner", "1 to 255 bytes", lambda text: 0 < len(text) <= 255)
-READ_QUEUE: Final = ((READ, "queue", "queue"),)
 
 
 def _lease_queue(call: Call) -> None:
@@ -133,45 +116,13 @@ def _describe_queue(call: Call) -> None:
     call.reply(found)
 
 
-OPERATIONS: Final = (
-    Operation(
-        "lease_queue", _lease_queue,
-        "Lease up to so many messages and bytes more, and describe the lease; null: no limit. "
-        "Messages that become ready after the call began are not leased.",
-        (QUEUE, READER, whole_or_null("messages", 1), whole_or_null("bytes", 1), OWNER), READ_QUEUE,
-    ),
-    Operation(
-        "describe_lease", _describe_lease, "Describe a reader's lease.", (QUEUE, READER), READ_QUEUE
-    ),
-    Operation(
-        "commit_lease", _commit_lease,
-        "Acknowledge all messages below an offset: {first}, the first that is not committed.",
-        (QUEUE, READER, whole("offset", 0, U63_MAX), OWNER), READ_QUEUE,
-    ),
-    Operation(
-        "release_lease", _release_lease,
-        "Make leased messages ready again and forget the reader: {messages}, how many.",
-        (QUEUE, READER, OWNER), READ_QUEUE,
-    ),
-    Operation(
-        "own_lease", _own_lease,
-        "Own a reader for so many seconds, or renew that: {is_owner, renewals, expires_s}. "
-        "is_held: this program owned it before the vhost started.",
-        (QUEUE, READER, OWNER_TOKEN, whole("seconds", 1, OWNER_S_MAX), flag("is_held")), READ_QUEUE,
-    ),
-    Operation(
-        "disown_lease", _disown_lease,
-        "Give up a reader: {disowned}, whether this program owned it.",
-        (QUEUE, READER, OWNER_TOKEN), READ_QUEUE,
-    ),
-    Operation(
-        "list_leases", _list_leases,
-        "List the leases of the queues that the caller may read, by queue and reader.",
-    ),
-    Operation(
-        "describe_queue", _describe_queue,
-        "Describe a queue or stream: {name, type, durable, ready, unacknowledged, bytes (of what "
-        "is ready), leases}.",
-        (QUEUE,), READ_QUEUE,
-    ),
-)  # fmt: skip
+FUNCTIONS: Final[Functions] = {
+    "lease_queue": _lease_queue,
+    "describe_lease": _describe_lease,
+    "commit_lease": _commit_lease,
+    "release_lease": _release_lease,
+    "own_lease": _own_lease,
+    "disown_lease": _disown_lease,
+    "list_leases": _list_leases,
+    "describe_queue": _describe_queue,
+}

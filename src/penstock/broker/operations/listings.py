@@ -19,7 +19,7 @@ from typing import Final
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import Channel, ChannelOwner
-from penstock.broker.operations.call import WATCHERS, Call, Operation, Slices
+from penstock.broker.operations.call import Call, Functions, Slices
 from penstock.broker.queue_table import indexes_of
 from penstock.broker.topology import QUEUE, Exchange
 from penstock.broker.turn_budget import STEP_BYTES
@@ -376,24 +376,16 @@ def _in_slices(call: Call, rows: Iterator[Info | None]) -> Slices:
     return found
 
 
-def _listing(
-    name: str, rows: Callable[[VHost], Iterator[Info | None]], help_text: str
-) -> Operation:
-    return Operation(
-        name, lambda call: call.in_slices(_in_slices(call, rows(call.vhost))), help_text,
-        tags=WATCHERS,
-    )  # fmt: skip
+def _listing(rows: Callable[[VHost], Iterator[Info | None]]) -> Callable[[Call], None]:
+    return lambda call: call.in_slices(_in_slices(call, rows(call.vhost)))
 
 
-OPERATIONS: Final = (
-    Operation(
-        "vhost_status", lambda call: call.reply(status(call.vhost)),
-        "Return counts, sizes, the log and the alarms of a vhost.", tags=WATCHERS,
-    ),
-    _listing("list_queues", list_queues, "List the queues and streams, by name."),
-    _listing("list_exchanges", list_exchanges, "List the exchanges, by name."),
-    _listing("list_bindings", list_bindings, "List the bindings; those of the default first."),
-    _listing("list_consumers", list_consumers, "List the consumers, by queue."),
-    _listing("list_channels", list_channels, "List the channels, by connection and number."),
-    _listing("list_alerts", list_alerts, "List the alerts that are on and past, oldest first."),
-)  # fmt: skip
+FUNCTIONS: Final[Functions] = {
+    "vhost_status": lambda call: call.reply(status(call.vhost)),
+    "list_queues": _listing(list_queues),
+    "list_exchanges": _listing(list_exchanges),
+    "list_bindings": _listing(list_bindings),
+    "list_consumers": _listing(list_consumers),
+    "list_channels": _listing(list_channels),
+    "list_alerts": _listing(list_alerts),
+}

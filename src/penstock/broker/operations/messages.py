@@ -18,19 +18,8 @@ from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.dispatch import Reply
-from penstock.broker.operations.arguments import (
-    bodies,
-    flag,
-    numbers,
-    short_text,
-    table,
-    text,
-    whole,
-    whole_or_null,
-)
-from penstock.broker.operations.call import OPERATORS, Call, Operation, Slices
+from penstock.broker.operations.call import Call, Functions, Slices
 from penstock.broker.output import Output
-from penstock.broker.permissions import READ
 from penstock.broker.publish import Publisher, PublishFacts, Targets, fan_out
 from penstock.broker.refusals import called, not_found, precondition_failed
 from penstock.broker.turn_budget import STEP_BYTES
@@ -40,13 +29,11 @@ from penstock.errors import NO_ROUTE, RESOURCE_ERROR, ChannelError, DiskFullErro
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import Delivery
 
-GET_MAX: Final = 1000
 PEEK_SLICE: Final = 16
 MESSAGE_BYTES: Final = 250  # of a peek's answer, for each message besides its header and body
 SMALL_BYTES: Final = 256 << 10
 BODY_BYTES_MAX: Final = 128 << 20  # as for messages that come by AMQP
 REPLY_BYTES: Final = 8 << 20  # of bodies: a reply ends after the one that passes this
-WAIT_MS_MAX: Final = 60_000
 HELD_MS: Final = 10_000
 MANDATORY: Final = 1
 FRAME_MAX: Final = 131_072  # of an output that nothing is written to
@@ -384,42 +371,10 @@ def _peeked(call: Call, queue: BrokerQueue) -> Slices:
     return {"messages": found, "after": after}
 
 
-QUEUE: Final = short_text("queue")
-SESSION: Final = text("session")
-
-OPERATIONS: Final = (
-    Operation(
-        "publish", _publish,
-        "Publish messages by one route: {published}, once they are as safe as the vhost's "
-        "durability says. No route for them is an error.",
-        (
-            short_text("exchange", ""), short_text("routing_key", ""), table("properties"),
-            bodies("bodies"),
-        ),
-        needs_text="write on the exchange",
-    ),
-    Operation(
-        "peek", _peek,
-        "Return ready messages after the tag `after`, as many as fit into an answer, and the last "
-        "one's tag: {messages, after}.",
-        (QUEUE, whole("count", 1, GET_MAX, 1), whole_or_null("after")),
-        ((READ, "queue", "queue"),),
-    ),
-    Operation(
-        "get", _get,
-        "Take up to `count` messages, which the session holds: {messages}; none if none comes "
-        "within wait_ms.",
-        (QUEUE, whole("count", 1, GET_MAX, 1), SESSION, whole("wait_ms", 0, WAIT_MS_MAX, 0)),
-        audience=OPERATORS,
-    ),
-    Operation(
-        "settle", _settle_messages,
-        "Acknowledge messages that the session holds, or put them back: {settled}, how many.",
-        (QUEUE, SESSION, numbers("tags"), flag("requeue")), audience=OPERATORS,
-    ),
-    Operation(
-        "session_closed", _session_closed,
-        "Put back what a session holds: {released}, how many; an unknown session holds nothing.",
-        (SESSION,), audience=OPERATORS,
-    ),
-)  # fmt: skip
+FUNCTIONS: Final[Functions] = {
+    "publish": _publish,
+    "peek": _peek,
+    "get": _get,
+    "settle": _settle_messages,
+    "session_closed": _session_closed,
+}

@@ -15,36 +15,23 @@ The operations that begin with "box." serve the library's box on a broker (box.p
 
 from typing import Final
 
-from penstock.broker.broker_stream import READER_BYTES_MAX, BrokerStream, is_reader
-from penstock.broker.operations.arguments import (
-    U63_MAX,
-    flag,
-    matching_text,
-    short_text,
-    short_text_or_null,
-    table,
-    text,
-    whole,
-)
-from penstock.broker.operations.call import CLIENTS, Call, Operation, Slices, first_names
-from penstock.broker.permissions import CONFIGURE, READ, WRITE
+from penstock.broker.broker_stream import BrokerStream
+from penstock.broker.operations.call import Call, Functions, Slices, first_names
+from penstock.broker.permissions import WRITE
 from penstock.broker.publish import APPENDED_MAX
 from penstock.broker.refusals import precondition_failed
 from penstock.errors import CorruptionError
-from penstock.queues.stream_options import PARTITIONS_MAX
+from penstock.operation_table import NAMES_MAX, U63_MAX
 from penstock.storage.files.durability import DISK, OS
 from penstock.storage.pages.streams import ReaderOffset, Stream
 
 Info = dict[str, object]
 
-NAMES_MAX: Final = 1000
 LAG_STEPS: Final = 2  # to look up the time of a record
 READERS_PER_STEP: Final = 16  # that are gathered
 READER_BYTES: Final = 85  # of a description, at least, for each reader
 PLACE_BYTES: Final = 5  # [0,0] is the shortest
 PARTITION_BYTES: Final = 120  # and for each partition
-QUEUE: Final = short_text("queue")
-READ_QUEUE: Final = ((READ, "queue", "queue"),)
 
 
 # ---- descriptions --------------------------------------------------------------------------------
@@ -309,59 +296,15 @@ def _is_any(_name: str) -> bool:
     return True
 
 
-OPERATIONS: Final = (
-    Operation(
-        "list_streams", _list_streams, "Describe the streams that the caller may read, by name."
-    ),
-    Operation(
-        "describe_stream", _describe_stream,
-        "Describe a stream: its partitions, readers and arguments.", (QUEUE,), READ_QUEUE,
-    ),
-    Operation(
-        "find_stream_offset", _find_stream_offset,
-        "Find the first offset whose record is not older than time_us (since 1970); the head if "
-        "there is none.",
-        (QUEUE, whole("partition", 0, PARTITIONS_MAX - 1, 0), whole("time_us", 0, U63_MAX)),
-        READ_QUEUE,
-    ),
-    Operation(
-        "set_stream_reader", _set_stream_reader, "Set the position of a named reader.",
-        (
-            QUEUE,
-            matching_text("reader", f"1 to {READER_BYTES_MAX} bytes", is_reader),
-            table("offsets"), table("kept_from"), flag("wait"),
-        ),
-        READ_QUEUE,
-    ),
-    Operation(
-        "delete_stream_reader", _delete_stream_reader,
-        "Delete a named reader; one that does not exist is no error.",
-        (QUEUE, text("reader")), READ_QUEUE,
-    ),
-    Operation(
-        "retain_stream", _retain_stream,
-        "Delete the pages that no limit keeps, of those that are in a checkpoint: {pages}.",
-        (QUEUE,), ((CONFIGURE, "queue", "queue"),),
-    ),
-    Operation(
-        "box.append_to", _append_to,
-        "Send all publishes of the channel to a stream; null: where they are published to.",
-        (short_text_or_null("name"),), needs_text="write on the queue `name`", audience=CLIENTS,
-    ),
-    Operation(
-        "box.appended", _appended,
-        "Return [[partition, offset]] of the last n publishes to the stream, and forget all.",
-        (whole("n", 0, U63_MAX),), audience=CLIENTS,
-    ),
-    Operation(
-        "box.streams", _streams,
-        "List up to n names of streams after `after`, sorted, that the caller may read.",
-        (text("after", ""), whole("n", 1, NAMES_MAX)), audience=CLIENTS,
-    ),
-    Operation(
-        "box.stream_info", _stream_info,
-        "Return partitions: [[first, head, last_time_us, bytes]], readers: [names], and the "
-        "offsets by partition of `reader`, {} if it is not known.",
-        (short_text("name"), text("reader", "")), ((READ, "queue", "name"),), audience=CLIENTS,
-    ),
-)  # fmt: skip
+FUNCTIONS: Final[Functions] = {
+    "list_streams": _list_streams,
+    "describe_stream": _describe_stream,
+    "find_stream_offset": _find_stream_offset,
+    "set_stream_reader": _set_stream_reader,
+    "delete_stream_reader": _delete_stream_reader,
+    "retain_stream": _retain_stream,
+    "box.append_to": _append_to,
+    "box.appended": _appended,
+    "box.streams": _streams,
+    "box.stream_info": _stream_info,
+}

@@ -6,20 +6,12 @@ from the beginning, because much may have changed by then.
 
 from typing import Final
 
-from penstock.broker.operations.arguments import Argument, field_table, flag, short_text
-from penstock.broker.operations.call import Call, Operation
+from penstock.broker.operations.call import Call, Functions
 from penstock.broker.permissions import (
-    CONFIGURE,
-    READ,
-    WRITE,
     check_exchange_to_declare,
     one_line,
     queue_to_declare,
 )
-
-QUEUE: Final = short_text("queue")
-ARGUMENTS: Final = field_table("arguments")
-
 
 # ---- queues --------------------------------------------------------------------------------------
 
@@ -122,57 +114,14 @@ def _between_exchanges(call: Call) -> tuple[str, str, str, dict[str, object]]:
     )  # fmt: skip
 
 
-KEY: Final = short_text("routing_key", "")
-TO_QUEUE: Final[tuple[Argument, ...]] = (QUEUE, short_text("exchange"), KEY, ARGUMENTS)
-TO_EXCHANGE: Final[tuple[Argument, ...]] = (
-    short_text("destination"), short_text("source"), KEY, ARGUMENTS,
-)  # fmt: skip
-BIND_QUEUE: Final = ((WRITE, "queue", "queue"), (READ, "exchange", "exchange"))
-BIND_EXCHANGE: Final = ((WRITE, "exchange", "destination"), (READ, "exchange", "source"))
-
-OPERATIONS: Final = (
-    Operation(
-        "declare_queue", _declare_queue,
-        'Declare a queue or stream; "" lets the server name it: {queue, messages, consumers}.',
-        (QUEUE, flag("durable", True), flag("auto_delete"), ARGUMENTS),
-        needs_text="configure on the queue; read on it and write on its dead letter exchange, if "
-        "it names one",
-    ),
-    Operation(
-        "delete_queue", _delete_queue,
-        "Delete a queue or stream: {messages}, how many were ready. force: also while readers "
-        "have messages of it leased.",
-        (QUEUE, flag("if_unused"), flag("if_empty"), flag("force")),
-        ((CONFIGURE, "queue", "queue"),),
-    ),
-    Operation(
-        "purge_queue", _purge_queue, "Delete all ready messages of a queue: {messages}, how many.",
-        (QUEUE,), ((READ, "queue", "queue"),),
-    ),
-    Operation(
-        "declare_exchange", _declare_exchange, "Declare an exchange: {exchange}.",
-        (
-            short_text("exchange"), short_text("type", "direct"), flag("durable", True),
-            flag("auto_delete"), flag("internal"), ARGUMENTS,
-        ),
-        needs_text="configure on the exchange; read on it and write on its alternate exchange, if "
-        "it names one",
-    ),
-    Operation(
-        "delete_exchange", _delete_exchange, "Delete an exchange with its bindings.",
-        (short_text("exchange"), flag("if_unused")), ((CONFIGURE, "exchange", "exchange"),),
-    ),
-    Operation("bind_queue", _bind_queue, "Bind a queue to an exchange.", TO_QUEUE, BIND_QUEUE),
-    Operation(
-        "unbind_queue", _unbind_queue, "Delete a binding of a queue, if it exists.",
-        TO_QUEUE, BIND_QUEUE,
-    ),
-    Operation(
-        "bind_exchange", _bind_exchange, "Bind an exchange to the exchange `source`.",
-        TO_EXCHANGE, BIND_EXCHANGE,
-    ),
-    Operation(
-        "unbind_exchange", _unbind_exchange, "Delete a binding between exchanges, if it exists.",
-        TO_EXCHANGE, BIND_EXCHANGE,
-    ),
-)  # fmt: skip
+FUNCTIONS: Final[Functions] = {
+    "declare_queue": _declare_queue,
+    "delete_queue": _delete_queue,
+    "purge_queue": _purge_queue,
+    "declare_exchange": _declare_exchange,
+    "delete_exchange": _delete_exchange,
+    "bind_queue": _bind_queue,
+    "unbind_queue": _unbind_queue,
+    "bind_exchange": _bind_exchange,
+    "unbind_exchange": _unbind_exchange,
+}

@@ -1,0 +1,124 @@
+"""Commands that are made from the table of operations: a row with `is_command` is one.
+
+A required argument of the operation, or one with a text as its default, is an argument of the
+command; a flag is an option; a table of AMQP is `-a NAME=VALUE`; what else may be left out is not
+for the command line. A list of names is the rest of the command line, another table is JSON. `-p`
+names the vhost where the operation is about one.
+
+**Lists.** `penstock list_queues name messages consumers` prints these columns in this order;
+without columns a few, with `--format json` all. An unknown column is an error that suggests the
+nearest one. Columns of a broker of another version are printed when they are asked for and a row
+has them.
+"""
+
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import click
+
+from penstock.cli import output
+from penstock.cli.ask import ARGUMENTS, DATA, VHOST, arguments_of, ask, named
+from penstock.cli.output import FORMAT
+from penstock.errors import OptionError
+from penstock.operation_table import (
+    FIELD_TABLE,
+    NODE,
+    NODE_VHOSTS,
+    OPERATIONS,
+    Argument,
+    Operation,
+)
+
+EXAMPLE: Final = '{"max-connections": 10}'
+ONE_VHOST: Final = click.option(
+    "-p", "--vhost", metavar="NAME", callback=named, help="One vhost [all]."
+)
+
+
+def command(name: str) -> click.Command:
+    """Return the click command of a row."""
+    row = OPERATIONS[name]
+    text = f"{row.help}\n\n{row.more}"
+    if row.shown:
+        first, columns = ", ".join(row.shown), ", ".join(row.answer)
+        text = f"{row.help}\n\nColumns: {columns}. By default: {first}."
+    function = _list_of(row) if row.shown else _change_of(row)
+    if row.of != NODE:
+        function = (ONE_VHOST if row.of == NODE_VHOSTS else VHOST)(function)
+    made: click.Command = click.command(name, help=text)(DATA(function))
+    return made
+
+
+def _list_of(row: Operation) -> Any:
+    """Return the function of a list, with its own options."""
+
+    def run(data: str, form: str, columns: tuple[str, ...], vhost: str | None = None) -> None:
+        found = ask(data, row.name, vhost)
+        if form == "json":
+            output.document([{name: one.get(name) for name in columns or one} for one in found])
+        else:
+            rows_of(row, found, columns)
+
+    return FORMAT(click.argument("columns", nargs=-1, metavar="[COLUMN]...")(run))
+
+
+def _change_of(row: Operation) -> Any:
+    """Return the function of an operation that is not a list, with its own arguments."""
+
+    def run(data: str, vhost: str | None = None, **given: Any) -> None:
+        args = {name: list(one) if type(one) is tuple else one for name, one in given.items()}
+        if "arguments" in args:
+            args["arguments"] = arguments_of(given["arguments"])
+        found = ask(data, row.name, vhost, **args)
+        if row.said:
+            click.echo(row.said.format(**{**args, **found}))
+
+    function: Any = run
+    for argument in reversed(row.arguments):
+        decorate = _decorator(argument)
+        if decorate is not None:
+            function = decorate(function)
+    return function
+
+
+def _decorator(argument: Argument) -> Callable[[Any], Any] | None:
+    """Return how click takes an argument, None if the command line has no place for it."""
+    name, value, words = argument.name, argument.value, argument.kind.words
+    if isinstance(value, bool):
+        text = argument.meaning[0].upper() + argument.meaning[1:] + "."
+        return click.option("--" + name.replace("_", "-"), is_flag=True, help=text)
+    if words == FIELD_TABLE:
+        return ARGUMENTS
+    if words == "object":
+        return click.argument(name, metavar="JSON", callback=lambda _c, _p, text: _table(text))
+    if words == "list of texts":
+        return click.argument(name, nargs=-1, metavar=f"[{name.removesuffix('s').upper()}]...")
+    if argument.is_required:
+        return click.argument(name, callback=named)
+    return click.argument(name, callback=named, default=value) if isinstance(value, str) else None
+
+
+def _table(text: str) -> dict[str, object]:
+    """Parse limits as rabbitmqctl takes them: a JSON object."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise click.UsageError(f"given {text!r}, expected a JSON object: '{EXAMPLE}'")
+    return found
+
+
+def rows_of(row: Operation, found: Sequence[Mapping[str, object]], asked: Sequence[str]) -> None:
+    """Print these columns of the rows. Raises OptionError for an unknown column."""
+    names = list(asked or row.shown)
+    known = {*row.answer}.union(*found)
+    for name in names:
+        if name not in known:
+            columns = [*row.shown, *sorted(known.difference(row.shown))]
+            near = difflib.get_close_matches(name, columns, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise OptionError("column", name, f"{hint}one of {', '.join(columns)}")
+    output.table(names, [[one.get(name) for name in names] for one in found])

@@ -10,7 +10,7 @@ tests/unit/test_tables.py compares the pages with the tables.
 import argparse
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,8 @@ from penstock.cli.serve import FLAGS
 from penstock.config import LIMITS, QUEUES, STORAGE, settings
 from penstock.operation_table import OPERATIONS, Operation
 from penstock.options import Option
+from penstock.spark import pipeline_file
+from penstock.spark.built_in_pipelines import ARCHIVE_OPTIONS, DEAD_LETTERS_OPTIONS, REPLAY_OPTIONS
 from penstock.spark.options import SINK_OPTIONS, SOURCE_OPTIONS, SinkOptions, SourceOptions
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
@@ -74,15 +76,15 @@ def page() -> str:
     return "".join(parts)
 
 
-def table(options: Iterable[Option], program: type) -> list[str]:
-    """Return rows. program: the class whose fields have the defaults."""
-    defaults = {one.name: one.default for one in fields(program)}
+def table(options: Iterable[Option], program: type | None = None) -> list[str]:
+    """Return rows. program: the class whose fields have the defaults that the rows do not have."""
+    defaults = {one.name: one.default for one in fields(program)} if program else {}
     rows = []
     for one in options:
         default = one.default
         if default is None:
-            value = defaults.get(one.target)
-            default = "" if value in (None, ()) else f"`{one.kind.shown(value)}`"
+            value = defaults.get(one.target, MISSING)
+            default = "" if value in (None, (), MISSING) else f"`{one.kind.shown(value)}`"
         rows.append(f"| `{one.name}` | {one.kind.words} | {default} | {one.meaning} |\n")
     return rows
 
@@ -105,6 +107,23 @@ TABLES: Final[dict[Path, dict[str, Callable[[], list[str]]]]] = {
     },
     DOCS / "guides" / "sinks.md": {
         "| option | values | default | |": lambda: table(SINK_OPTIONS, SinkOptions)
+    },
+    DOCS / "guides" / "pipelines.md": {
+        "| `[pipeline]` | values | default | |": lambda: table(
+            pipeline_file.PIPELINE_KEYS, pipeline_file.PipelineSpec
+        ),
+        "| `[source]` | values | default | |": lambda: table(
+            pipeline_file.SOURCE_KEYS, pipeline_file.SourceSpec
+        ),
+        "| `[transform]` | values | default | |": lambda: table(
+            pipeline_file.TRANSFORM_KEYS, pipeline_file.TransformSpec
+        ),
+        "| `[[sink]]`, one or more | values | default | |": lambda: table(
+            pipeline_file.SINK_KEYS, pipeline_file.SinkSpec
+        ),
+        "| option of `archive` | values | default | |": lambda: table(ARCHIVE_OPTIONS),
+        "| option of `replay` | values | default | |": lambda: table(REPLAY_OPTIONS),
+        "| option of `dead-letters` | values | default | |": lambda: table(DEAD_LETTERS_OPTIONS),
     },
 }
 

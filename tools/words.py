@@ -345,24 +345,16 @@ def spark_sink_options() -> list[Word]:
 
 
 def pipeline_keys() -> list[Word]:
-    """The keys of a pipeline's file: what the functions that read a table pass to `known`."""
+    """The keys of a pipeline's file."""
     found = []
-    file, _, _ = place(of("spark/", "parse_pipeline")).partition(":")
-    for function in ast.parse((SRC / file).read_text(encoding="utf-8")).body:
-        names = dict(vars(sys.modules[of("spark/", "parse_pipeline").__module__]))
-        for node in ast.walk(function):
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
-                target = ast.unparse(node.targets[0])
-                if all(isinstance(one, ast.Constant | ast.Starred) for one in node.value.elts):
-                    names[target] = eval(ast.unparse(node.value), names)
-        for node in ast.walk(function):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".known"):
-                table = ast.unparse(node.func).partition(".")[0]
-                title = {"root": "", "head": "[pipeline] "}.get(table, f"[{function.name[1:]}] ")
-                for key in eval(ast.unparse(node.args[0]), names):
-                    text = f"{title}{key}" if title else f"[{key}]"
-                    code = f"{file}:{function.name}"
-                    found.append(Word(text, (f"{key} =", f"{key}=", f"[{key}]", f'"{key}"'), code))
+    whole = place(of("spark/", "parse_pipeline"))
+    for table, keys in of("spark/", "TABLES").items():
+        own = f"{whole.partition(':')[0]}:_{table}"
+        code = whole if code_mistake(own) else own
+        found.append(Word(f"[{table}]", (f"[{table}]", f'"{table}"'), whole))
+        for key in (one.name for one in keys):
+            forms = (f"{key} =", f"{key}=", f'"{key}"')
+            found.append(Word(f"[{table}] {key}", forms, code))
     return found
 
 

@@ -251,6 +251,11 @@ def choice(*choices: str, expected: str = "") -> Kind:
     return Kind(", ".join(f"`{one}`" for one in choices), check)
 
 
+def one_of(*choices: str) -> Kind:
+    """One of these texts, of which errors say so."""
+    return choice(*choices, expected=f"one of {', '.join(choices)}")
+
+
 def listed(choices: Sequence[str]) -> str:
     """Return "a, b or c"."""
     return " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))

@@ -2,8 +2,6 @@
 
     penstock pipeline run audit -o data=penstock-data
 
-    data     a data directory, or that of one vhost; every executor must see it       required
-
 There are two kinds of work units:
 
     a page     of a stream: all checksums below the head, in one pass; also while its owner runs
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import CorruptionError, LockedError, NotAStoreError, PenstockError
+from penstock.options import Option, text
 from penstock.spark.built_in_pipelines import options_of
 from penstock.spark.catalog import stream_paths
 from penstock.spark.file_sink import absolute
@@ -30,7 +29,12 @@ from penstock.storage.tools.verify import verify
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-OPTIONS: Final[Mapping[str, str | None]] = {"data": None}
+OPTIONS: Final = (
+    Option(
+        "data", text("a directory"),
+        "a data directory, or that of one vhost; every executor must see it; required",
+    ),
+)  # fmt: skip
 TASKS_MAX: Final = 10_000
 
 

@@ -8,7 +8,7 @@
     audit          verifies every checksum of a store. A job of its own, in audit.py
 
 `penstock pipeline check` explains the text as it does that of any other file. Each pipeline has a
-table of its options, name -> default (None: no default), and a docstring that lists them.
+table of its options, from which those of the guide are made.
 
 The standard library has no writer for TOML. What is needed here is text, and a JSON string is also
 a TOML basic string. This module imports pyspark only where Spark calls `dead_letter_rows`.
@@ -16,9 +16,19 @@ a TOML basic string. This module imports pyspark only where Spark calls `dead_le
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import OptionError
+from penstock.options import (
+    BYTES_MAX,
+    Option,
+    by_name,
+    check_known,
+    one_of,
+    text,
+    value_of,
+    whole,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -46,30 +56,34 @@ def built_in(name: str, given: Mapping[str, str]) -> str:
 
 # ---- archive -------------------------------------------------------------------------------------
 
-ARCHIVE_OPTIONS: Final[Mapping[str, str | None]] = {
-    "stream": None, "into": None, "by": "day", "format": "parquet", "start": "first",
-    "trigger": "available-now", "records_max": None, "bytes_max": None, "state": None,
-    "warehouse": None,
-}  # fmt: skip
 ARCHIVE_COLUMNS: Final = {"none": (), "day": ("day",), "hour": ("day", "hour")}
 ARCHIVE_SQL: Final = {
     "day": "date_format(timestamp, 'yyyy-MM-dd')",
     "hour": "date_format(timestamp, 'HH')",
 }
+_TEXT: Final = text("a text")
+_WHOLE: Final = whole(1, BYTES_MAX, "a whole number, 1 or more")
+_INTO: Final = Option("into", _TEXT, "the directory; for Iceberg `namespace.table`; required")
+_FORMAT: Final = Option("format", one_of(*FORMATS), "what is written", default="parquet")
+_OF_ALL: Final = (
+    Option("warehouse", _TEXT, "Iceberg's directory"),
+    Option("trigger", _TEXT, "as in the file", default="available-now"),
+    Option("records_max", _WHOLE, "records of a batch"),
+    Option("bytes_max", _TEXT, "bytes of a batch, as in the file"),
+    Option("state", _TEXT, "the state directory"),
+)
+ARCHIVE_OPTIONS: Final = (
+    Option("stream", _TEXT, "the stream; required"),
+    _INTO,
+    Option("by", one_of(*ARCHIVE_COLUMNS), "the columns to partition by", default="day"),
+    _FORMAT,
+    Option("start", _TEXT, "of the first run, as in the file", default="first"),
+    *_OF_ALL,
+)
 
 
 def archive(given: Mapping[str, str]) -> str:
     """Return the pipeline file of `archive`: a stream becomes files or a table, exactly once.
-
-    stream      the stream                                    required
-    into        the directory; for Iceberg namespace.table    required
-    by          day, hour, none: the columns to partition by  day
-    format      parquet, orc, json, delta, iceberg            parquet
-    warehouse   Iceberg's directory                           warehouse
-    start       first, next, or a time, for the first run     first
-    trigger     available-now, or "10 seconds" ...            available-now
-    records_max, bytes_max     limits of a batch
-    state       the state directory                           state/archive-<stream>
 
     A row has all columns of a message, the value as bytes, and `day` as "2026-01-31" and `hour` as
     "08", both in UTC. Each run takes what arrived since the last one. `replay` is the way back.
@@ -77,16 +91,15 @@ def archive(given: Mapping[str, str]) -> str:
     Raises OptionError.
     """
     options = options_of(given, ARCHIVE_OPTIONS, ("stream", "into"))
-    columns = ARCHIVE_COLUMNS[_choice("by", options["by"], tuple(ARCHIVE_COLUMNS))]
-    kind = _choice("format", options["format"], FORMATS)
-    name = f"archive-{_plain(str(options['stream']))}"
+    columns, kind = ARCHIVE_COLUMNS[options["by"]], options["format"]
+    name = f"archive-{_plain(options['stream'])}"
     selected = ", ".join(("*", *(f"{ARCHIVE_SQL[column]} AS {column}" for column in columns)))
     sql = " ".join(("SELECT", selected, "FROM source"))
     head = {"name": name, "trigger": options["trigger"], "state": options["state"]}
     source = {
         "queue": options["stream"],
         "start": options["start"],
-        "records_max": _whole(options["records_max"]),
+        "records_max": options["records_max"],
         "bytes_max": options["bytes_max"],
     }
     return "\n".join(
@@ -101,11 +114,17 @@ def archive(given: Mapping[str, str]) -> str:
 
 # ---- dead-letters --------------------------------------------------------------------------------
 
-DEAD_LETTERS_OPTIONS: Final[Mapping[str, str | None]] = {
-    "queue": None, "into": None, "by": "day", "format": "parquet", "trigger": "available-now",
-    "records_max": None, "bytes_max": None, "state": None, "warehouse": None,
-}  # fmt: skip
 DEAD_LETTERS_COLUMNS: Final = {"none": (), "day": ("day",)}
+DEAD_LETTERS_OPTIONS: Final = (
+    Option("queue", _TEXT, "a queue of dead letters, which this empties, or a stream; required"),
+    _INTO,
+    Option(
+        "by", one_of(*DEAD_LETTERS_COLUMNS),
+        "the column to partition by, of the last death", default="day",
+    ),
+    _FORMAT,
+    *_OF_ALL,
+)  # fmt: skip
 DEATHS: Final = (
     "ARRAY<STRUCT<reason: STRING, count: BIGINT, queue: STRING, exchange: STRING, "
     "`routing-keys`: ARRAY<STRING>, time: TIMESTAMP>>"
@@ -115,26 +134,16 @@ DEATHS: Final = (
 def dead_letters(given: Mapping[str, str]) -> str:
     """Return the pipeline file of `dead-letters`: a row for each dead letter, once.
 
-    queue       a queue of dead letters, which this empties, or a stream    required
-    into        the directory; for Iceberg namespace.table                  required
-    by          day, none: the column to partition by, of the last death    day
-    format      parquet, orc, json, delta, iceberg                          parquet
-    warehouse   Iceberg's directory                                         warehouse
-    trigger     available-now, or "10 seconds" ...                          available-now
-    records_max, bytes_max     limits of a batch
-    state       the state directory                            state/dead-letters-<queue>
-
     Raises OptionError.
     """
     options = options_of(given, DEAD_LETTERS_OPTIONS, ("queue", "into"))
-    columns = DEAD_LETTERS_COLUMNS[_choice("by", options["by"], tuple(DEAD_LETTERS_COLUMNS))]
-    kind = _choice("format", options["format"], FORMATS)
-    name = f"dead-letters-{_plain(str(options['queue']))}"
+    columns, kind = DEAD_LETTERS_COLUMNS[options["by"]], options["format"]
+    name = f"dead-letters-{_plain(options['queue'])}"
     head = {"name": name, "trigger": options["trigger"], "state": options["state"]}
     source = {
         "queue": options["queue"],
         "columns": ["headers", "properties"],
-        "records_max": _whole(options["records_max"]),
+        "records_max": options["records_max"],
         "bytes_max": options["bytes_max"],
     }
     return "\n".join(
@@ -213,37 +222,36 @@ def dead_letter_rows(messages: "DataFrame") -> "DataFrame":
 
 # ---- replay --------------------------------------------------------------------------------------
 
-REPLAY_OPTIONS: Final[Mapping[str, str | None]] = {
-    "from": None, "queue": None, "exchange": None, "back": None, "where": None, "sql": None,
-    "value": None, "routing_key": None, "format": "parquet", "trigger": "available-now",
-    "files_max": None, "state": None,
-}  # fmt: skip
 # back -> (exchange, routing key), as SQL
 ADDRESSES: Final = {
     "origin": ("original_exchange", "original_routing_key"), "queue": ("''", "first_queue"),
 }  # fmt: skip
+REPLAY_OPTIONS: Final = (
+    Option("from", _TEXT, "a directory of files; required"),
+    Option("queue", _TEXT, "the queue, made if it is missing; one of these three is required"),
+    Option("exchange", _TEXT, "an exchange"),
+    Option(
+        "back", one_of(*ADDRESSES),
+        "for tables of `dead-letters`: with `origin` each row goes to the exchange and with the "
+        "routing key of its first publish, with `queue` into the queue where it first died",
+    ),
+    Option("where", _TEXT, "SQL: which rows"),
+    Option("sql", _TEXT, "SQL on the table `source`: repairs rows"),
+    Option(
+        "value", _TEXT,
+        "SQL: the body. Without it the column value if it has bytes, as `archive` writes them, "
+        "else the row as JSON",
+    ),
+    Option("routing_key", _TEXT, 'SQL, with exchange; without it the column routing_key, or `""`'),
+    Option("format", one_of("parquet", "json"), "of the files", default="parquet"),
+    Option("trigger", _TEXT, "as in the file", default="available-now"),
+    Option("files_max", _WHOLE, "files of a batch"),
+    Option("state", _TEXT, "the state directory"),
+)  # fmt: skip
 
 
 def replay(given: Mapping[str, str]) -> str:
     """Return the pipeline file of `replay`: rows become messages, or go back, exactly once.
-
-    from           a directory of files                          required
-    queue          the queue, declared if it is missing          one of these three is required
-    exchange       an exchange
-    back           origin: send each row to the exchange and
-                   with the routing key of its first publish;
-                   queue: send it straight into the queue where
-                   it first died. For tables of `dead-letters`
-    where          SQL: which rows                               all
-    sql            SQL on the table `source`: repairs rows       all as they are
-    value          SQL: the body                                 the column value if it has bytes,
-                                                                 as `archive` writes them; else the
-                                                                 row as JSON
-    routing_key    SQL; with exchange                            the column routing_key, or ""
-    format         parquet, json                                 parquet
-    trigger        available-now, or "10 seconds" ...            available-now
-    files_max      files of a batch
-    state          the state directory    state/replay-<queue or exchange>; state/replay-back-<from>
 
     Each file is read once, including files that arrive later; to send everything again, remove the
     state directory. Several tasks send the rows of a batch at once, so their order is not kept.
@@ -259,14 +267,13 @@ def replay(given: Mapping[str, str]) -> str:
     if len(targets) != 1:
         given_targets = ", ".join(targets) or None
         raise OptionError("queue", given_targets, "one of queue, exchange and back: -o queue=...")
-    kind = _choice("format", options["format"], ("parquet", "json"))
-    back = options["back"]
+    kind, back = options["format"], options["back"]
     (target,) = targets.values()
-    name = f"replay-{_plain(str(target))}"
+    name = f"replay-{_plain(target)}"
     if back is not None:
-        name = f"replay-back-{_plain(str(options['from']))}"
+        name = f"replay-back-{_plain(options['from'])}"
     head = {"name": name, "trigger": options["trigger"], "state": options["state"]}
-    source = {kind: options["from"], "records_max": _whole(options["files_max"])}
+    source = {kind: options["from"], "records_max": options["files_max"]}
     parts = [_table("[pipeline]", head), _table("[source]", source)]
     sink = {
         "queue": options["queue"],
@@ -290,7 +297,7 @@ def replay(given: Mapping[str, str]) -> str:
 
 def _back(back: str, repair: str | None, where: str | None) -> str:
     """Return the SQL that turns rows of dead letters into messages for `back`."""
-    exchange, key = ADDRESSES[_choice("back", back, tuple(ADDRESSES))]
+    exchange, key = ADDRESSES[back]
     broker, pipelines = (
         ", ".join(f"'{name}'" for name in names) for names in (OF_DEATHS, OF_PIPELINES)
     )
@@ -314,28 +321,18 @@ def _back(back: str, repair: str | None, where: str | None) -> str:
 
 
 def options_of(
-    given: Mapping[str, str], known: Mapping[str, str | None], needed: Sequence[str]
-) -> dict[str, str | None]:
-    """Return the options with their defaults. Raises OptionError if one is unknown or missing."""
+    given: Mapping[str, str], options: Sequence[Option], needed: Sequence[str]
+) -> dict[str, Any]:
+    """Return the options with their defaults. Raises OptionError if one is unknown, wrong or
+    missing."""
+    rows = by_name(options)
     for name, value in given.items():
-        if name not in known:
-            raise OptionError(name, value, list(known))
+        check_known(name, value, rows)
     for name in needed:
         if not given.get(name):
             raise OptionError(name, None, f"a value: -o {name}=...")
-    return {**known, **given}
-
-
-def _choice(name: str, given: str | None, choices: Sequence[str]) -> str:
-    """Return `given`. Raises OptionError if it is not one of `choices`."""
-    if given is None or given not in choices:
-        raise OptionError(name, given, f"one of {', '.join(choices)}")
-    return given
-
-
-def _whole(given: str | None) -> int | str | None:
-    """Return a number as an int. Other text stays as it is: the file's own check reports it."""
-    return int(given) if given and given.isdecimal() else given
+    values = {name: value_of(rows[name].kind, name, value) for name, value in given.items()}
+    return {option.name: option.default for option in options} | values
 
 
 def _lake_sink(

@@ -1,46 +1,7 @@
 """The pipeline file: TOML that says where rows come from, how they are transformed, where they go.
 
-    [pipeline]
-    name = "flights"                       # default: the file's name
-    trigger = "available-now"              # or "10 seconds", "500 ms", "1 minute"
-    state = "state/flights"                # the state directory, default state/<name>
-    delivery = "exactly-once"              # into queues; or "idempotent", "at-least-once"
-    [source]
-    queue = "flights.events"               # a stream or a classic queue; or files, each read once:
-                                           # parquet = DIR, json = DIR
-    url = "amqp://..."                     # the broker; default: PENSTOCK_URL, AMQP_URL, this host
-    http_url = "http://..."                # default: port 15672 of the host of url
-    path = "penstock-data"                 # or the store's directory, read beside the broker
-    start = "first"                        # of the first run; or "next", "2026-01-31T08:00:00Z"
-    records_max = 1_000_000                # records of a batch; with files, files of a batch
-    bytes_max = "256MiB"                   # bytes of a batch
-    columns = ["headers", "properties"]    # of messages, beside those that are always there
-    [transform]
-    schema = "month INT, carrier STRING"   # the value's JSON; without it: the message's columns
-    keep = ["timestamp"]                   # columns of the message beside those of the schema
-    expect = ["carrier IS NOT NULL"]       # conditions that each row must meet
-    sql = "SELECT * FROM source"           # or python = "module:function", DataFrame to DataFrame
-    on_error = "dead-letter"               # or "fail", "drop": for rows that fail
-    dead_letter = "flights.dead"           # default: <queue>.dead
-    [[sink]]
-    parquet = "lake/flights"               # or orc, json
-    partition_by = ["month"]
-    where = "month > 1"
-    gather = true                          # a partition's rows in one task: few, large files
-    [[sink]]
-    delta = "lake/late"                    # or iceberg = "flights.late": a table, in one commit
-    partition_by = ["month"]               # Iceberg: "day(timestamp)", "bucket(16, carrier)" too
-    [[sink]]
-    queue = "flights.late"                 # or exchange; "*": the column `exchange` names it
-    value = "to_json(struct(*))"           # SQL: the body; this is the default
-    routing_key = "carrier"                # SQL: with exchange
-    delivery = "at-least-once"             # default: that of [pipeline]; url, http_url: its broker
-    [catalog]
-    warehouse = "warehouse"                # of Iceberg; type, uri ...: any catalog of pyiceberg
-    [storage]
-    AWS_REGION = "eu-central-1"            # of Delta in object storage: options of deltalake
-    [spark]
-    "spark.sql.shuffle.partitions" = 4     # any setting of Spark
+docs/guides/pipelines.md has an example. TABLES lists the keys of each table of a file; the guide's
+tables are made from it.
 
 Everything that can be checked without Spark is checked here. An unknown key is an error that names
 the file, the table and the key that was probably meant; so is a value of the wrong kind. Only Spark
@@ -52,7 +13,7 @@ This module imports no pyspark.
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -60,7 +21,20 @@ from typing import Any, Final
 
 from penstock.amqp_url import DEFAULT, VARIABLES
 from penstock.errors import OptionError
-from penstock.options import parse_bytes
+from penstock.options import (
+    BYTES_MAX,
+    Kind,
+    Option,
+    WrongValueError,
+    by_name,
+    checked,
+    flag,
+    format_bytes,
+    ms_in,
+    one_of,
+    parse_bytes,
+    whole,
+)
 from penstock.spark.options import DELIVERIES, EXACTLY_ONCE
 
 AVAILABLE_NOW: Final = "available-now"
@@ -76,8 +50,6 @@ MESSAGE_COLUMNS: Final = (
 )  # fmt: skip
 MORE_COLUMNS: Final = ("headers", "properties")
 ANY_EXCHANGE: Final = "*"
-TRIGGER: Final = re.compile(r"(\d+) ?(ms|milliseconds?|s|seconds?|min|minutes?|h|hours?)", re.ASCII)
-UNITS_MS: Final = {"ms": 1, "mi": 1, "s": 1000, "h": 3_600_000}
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 FUNCTION: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 BYTES_MAX_DEFAULT: Final = 256 << 20
@@ -170,11 +142,11 @@ class PipelineSpec:
 
     place: str
     name: str
-    interval_ms: int | None
     state: str
     source: SourceSpec
     transform: TransformSpec
     sinks: tuple[SinkSpec, ...]
+    interval_ms: int | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
     catalog: Mapping[str, str] = field(default_factory=dict)
     storage: Mapping[str, str] = field(default_factory=dict)
@@ -199,6 +171,237 @@ class PipelineSpec:
         return f"{self.interval_ms / 1000:g} seconds"
 
 
+# ---- the keys ------------------------------------------------------------------------------------
+
+
+def _text_that(is_right: Callable[[str], bool], words: str, expected: str) -> Kind:
+    """A text that is not blank, and for which `is_right`."""
+
+    def check(value: object) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise WrongValueError("a text")
+        if not is_right(value):
+            raise WrongValueError(expected)
+        return value
+
+    return Kind(words, check)
+
+
+def _texts(known: tuple[str, ...] = (), expected: str = "") -> Kind:
+    """A list of texts; a single text counts as a list. known: those that there are, () for any."""
+
+    def check(value: object) -> tuple[str, ...]:
+        values = [value] if isinstance(value, str) else value
+        if not isinstance(values, list) or not all(isinstance(x, str) and x for x in values):
+            raise WrongValueError("a list of texts")
+        for one in values:
+            if known and one not in known:
+                raise WrongValueError(f"{expected} {', '.join(known)}", (one,))
+        return tuple(values)
+
+    words = "list of " + (", ".join(f"`{one}`" for one in known) or "texts")
+    return Kind(words, check, shown=", ".join)
+
+
+def _trigger() -> Kind:
+    """Milliseconds; None for available-now."""
+
+    def check(value: object) -> int | None:
+        ms = ms_in(value) if isinstance(value, str) else -1
+        if value != AVAILABLE_NOW and (ms < 1 or str(value).strip()[-1:].isdecimal()):
+            raise WrongValueError('"available-now", or a time such as "10 seconds"')
+        return None if value == AVAILABLE_NOW else round(ms)
+
+    return Kind('`"available-now"`, `"10 seconds"`, `"500 ms"`', check)
+
+
+def _start() -> Kind:
+    expected = f'"{FIRST}", "{NEXT}" or a time such as "2026-01-31T08:00:00Z"'
+
+    def check(value: object) -> str | datetime:
+        if value in (FIRST, NEXT):
+            return str(value)
+        try:
+            when = datetime.fromisoformat(value) if isinstance(value, str) else value
+        except ValueError:
+            when = None
+        if not isinstance(when, datetime):
+            raise WrongValueError(expected)
+        return when.replace(tzinfo=UTC) if when.tzinfo is None else when
+
+    return Kind(f'`"{FIRST}"`, `"{NEXT}"`, a time', check)
+
+
+def _bytes() -> Kind:
+    def check(value: object) -> int:
+        if not isinstance(value, str | int) or isinstance(value, bool):
+            raise WrongValueError('bytes, as a number or as "256MiB"')
+        try:
+            return parse_bytes("bytes_max", value, 0)
+        except OptionError as error:
+            raise WrongValueError(str(error.expected)) from None
+
+    return Kind("size", check, shown=lambda count: format_bytes(count).replace(" ", ""))
+
+
+_TEXT: Final = _text_that(lambda text: True, "text", "a text")
+_SQL: Final = replace(_TEXT, words="SQL")
+_COUNT: Final = whole(1, BYTES_MAX, "a whole number, 1 or more")
+_FOR_QUEUE: Final = ("queue",)
+_DELIVERY: Final = one_of(*DELIVERIES)
+PIPELINE_KEYS: Final[tuple[Option, ...]] = (
+    Option(
+        "name",
+        _text_that(
+            lambda text: NAME.fullmatch(text) is not None,
+            "letters, digits, `.`, `_`, `-`", "letters, digits, '.', '_' and '-'",
+        ),
+        "also the name of the reader at the broker", default="the file's name",
+    ),
+    Option(
+        "trigger", _trigger(),
+        "`available-now`: process what is there when it starts, then end. Or a time between "
+        "batches, with units in full or as `ms`, `s`, `min`, `h`",
+        field="interval_ms", default="`available-now`",
+    ),
+    Option(
+        "state", _TEXT, "directory of the checkpoint; a URL of HDFS or S3 on a cluster",
+        default="`state/<name>`",
+    ),
+    Option(
+        "delivery", _DELIVERY,
+        "how queues and dead letters get their rows ([sinks](sinks.md)); a sink may override it",
+    ),
+)  # fmt: skip
+SOURCE_KEYS: Final[tuple[Option, ...]] = (
+    Option(
+        "queue", _TEXT,
+        "a [stream](streams.md), or a [classic queue](classic-queue-sources.md), whose messages "
+        "are leased, and acknowledged when they are processed",
+        field="name", default="one of these three",
+    ),
+    Option("parquet", _TEXT, "a directory of files, each read once, also new ones", field="name"),
+    Option("json", _TEXT, "the same with a JSON object in each line", field="name"),
+    Option(
+        "url", _TEXT, "the broker; sinks and dead letters use it too",
+        default="`PENSTOCK_URL`, `AMQP_URL`, this host",
+    ),
+    Option(
+        "http_url", _TEXT, "its HTTP address, from which rows are read",
+        default="port 15672 of that host",
+    ),
+    Option(
+        "records_max", _COUNT, "records of a batch; with a directory, files of a batch"
+    ),
+    Option(
+        "path", _TEXT,
+        "the data directory of a broker on this machine, read directly, without HTTP",
+        applies=_FOR_QUEUE,
+    ),
+    Option(
+        "start", _start(), "where the first run begins; `next`: with new records only",
+        applies=_FOR_QUEUE,
+    ),
+    Option("bytes_max", _bytes(), "bytes of a batch", applies=_FOR_QUEUE),
+    Option(
+        "columns", _texts(MORE_COLUMNS, "of"),
+        "additional columns of messages, both `MAP<STRING, STRING>`",
+        applies=_FOR_QUEUE,
+    ),
+)  # fmt: skip
+TRANSFORM_KEYS: Final[tuple[Option, ...]] = (
+    Option(
+        "schema", _TEXT,
+        "the columns of the JSON in each message's body, in Spark's syntax: "
+        '`"a INT, b STRING, c STRUCT<d: DOUBLE>"`',
+        default="the message's own columns",
+    ),
+    Option(
+        "keep", _texts(MESSAGE_COLUMNS, "columns of a message:"),
+        "columns of the message to keep beside those",
+    ),
+    Option("expect", _texts(), "SQL conditions that each row must satisfy"),
+    Option("sql", _SQL, "a query on the table `source`", default="all rows unchanged"),
+    Option(
+        "python",
+        _text_that(
+            lambda text: FUNCTION.fullmatch(text) is not None,
+            '`"module:function"`', '"module:function"',
+        ),
+        "gets a DataFrame, returns one. The module may be beside the file",
+    ),
+    Option(
+        "on_error", one_of(*ON_ERROR),
+        "what happens to rows that do not parse, or do not satisfy `expect`",
+    ),
+    Option("dead_letter", _TEXT, "the queue for them", default="`<queue>.dead`"),
+)  # fmt: skip
+SINK_KEYS: Final[tuple[Option, ...]] = (
+    Option("parquet", _TEXT, "a directory", field="target", default="one of these seven"),
+    Option("orc", _TEXT, "a directory", field="target"),
+    Option("json", _TEXT, "a directory", field="target"),
+    Option(
+        "delta", _TEXT, "a directory, or a URL of object storage: [a Delta table](lakehouse.md)",
+        field="target",
+    ),
+    Option(
+        "iceberg", _TEXT, "`namespace.table`: [an Iceberg table](lakehouse.md)", field="target"
+    ),
+    Option("queue", _TEXT, "created durable if it does not exist", field="target"),
+    Option(
+        "exchange", _TEXT,
+        'must exist; with `"*"` the column `exchange` chooses it for each row',
+        field="target",
+    ),
+    Option("where", _SQL, "which rows", default="all"),
+    Option(
+        "partition_by", _texts(),
+        "columns that become directories, `month=1/carrier=UA/`; for Iceberg also `day(timestamp)` "
+        "and others",
+        applies=(*FILE_KINDS, *TABLE_KINDS),
+    ),
+    Option(
+        "gather", flag(),
+        "first bring the rows of a partition to one task: few large files. Set `false` if a batch "
+        "has few partitions",
+        field="is_gathered", applies=(*FILE_KINDS, *TABLE_KINDS),
+    ),
+    Option(
+        "value", _SQL,
+        "the body. Without it the column `value` if that is binary, else the row as JSON. A "
+        "variant becomes its JSON",
+        applies=QUEUE_KINDS,
+    ),
+    Option(
+        "routing_key", _SQL,
+        "with `exchange`. Without it the column of that name, if messages are passed on",
+        default='`""`', applies=("exchange",),
+    ),
+    Option("url", _TEXT, "another broker", default="that of the source", applies=QUEUE_KINDS),
+    Option(
+        "http_url", _TEXT, "and its HTTP address", default="that of the source",
+        applies=QUEUE_KINDS,
+    ),
+    Option(
+        "delivery", _DELIVERY, "of a queue or exchange", default="that of `[pipeline]`",
+        applies=QUEUE_KINDS,
+    ),
+)  # fmt: skip
+# Table -> its keys; () for any.
+TABLES: Final[Mapping[str, tuple[Option, ...]]] = {
+    "pipeline": PIPELINE_KEYS,
+    "source": SOURCE_KEYS,
+    "transform": TRANSFORM_KEYS,
+    "sink": SINK_KEYS,
+    "catalog": (),
+    "storage": (),
+    "spark": (),
+}
+
+
+# ---- the file ------------------------------------------------------------------------------------
+
+
 def parse_pipeline(
     place: str, text: str, stem: str, given: Mapping[str, str] = MappingProxyType({})
 ) -> PipelineSpec:
@@ -214,13 +417,11 @@ def parse_pipeline(
     for name, value in given.items():
         _put(table, place, name, value)
     root = TomlTable(place, "", table)
-    root.known(("pipeline", "source", "transform", "sink", "catalog", "storage", "spark"))
-    head = root.table("pipeline")
-    head.known(("name", "trigger", "state", "delivery"))
-    delivery = _delivery(head, EXACTLY_ONCE)
-    name = head.text("name") or stem
-    if NAME.fullmatch(name) is None:
-        raise head.wrong("name", name, "letters, digits, '.', '_' and '-'")
+    root.known(tuple(TABLES))
+    values = root.table("pipeline").read(PIPELINE_KEYS)
+    delivery = values.setdefault("delivery", EXACTLY_ONCE)
+    name = values.setdefault("name", stem)
+    values.setdefault("state", f"state/{name}")
     source = _source(root.table("source", is_needed=True))
     sinks = tuple(_sink(one, delivery) for one in root.tables("sink"))
     if not sinks:
@@ -234,15 +435,12 @@ def parse_pipeline(
                 f"{one.kind}: another sink writes to {one.target}",
             )
     return PipelineSpec(
+        **values,
         place=place,
-        name=name,
-        interval_ms=_trigger(head),
-        state=head.text("state") or f"state/{name}",
         source=source,
         transform=_transform(root.table("transform"), source),
         sinks=sinks,
         conf=_conf(root.table("spark")),
-        delivery=delivery,
         catalog={name: _text(value) for name, value in root.table("catalog").flat()},
         storage={name: _text(value) for name, value in root.table("storage").flat()},
     )
@@ -269,16 +467,6 @@ class TomlTable:
         self._place = place
         self._name = name
         self._values = values
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
-
-    def get(self, key: str, default: object = None) -> Any:
-        """Return the value as it is."""
-        return self._values.get(key, default)
 
     @property
     def where(self) -> str:
@@ -318,44 +506,31 @@ class TomlTable:
             for number, one in enumerate(values, start=1)
         ]
 
-    def one_of(self, kinds: tuple[str, ...]) -> tuple[str, str]:
-        """Return the one key of `kinds` that is given, and its text."""
+    def read(self, keys: Iterable[Option]) -> dict[str, Any]:
+        """Return the values by the names of the program's fields, checked by these rows."""
+        rows = by_name(keys)
+        self.known(tuple(rows))
+        values = {}
+        for name, given in self._values.items():
+            try:
+                values[rows[name].target] = checked(rows[name].kind, name, given)
+            except OptionError as error:
+                raise self.wrong(name, error.given, str(error.expected)) from None
+        return values
+
+    def read_of_kind(self, keys: Iterable[Option], kinds: tuple[str, ...]) -> dict[str, Any]:
+        """As `read`, for a table of which one of the keys `kinds` says what it is; it is `kind`."""
         found = [kind for kind in kinds if kind in self._values]
+        values = self.read(keys)
         if len(found) != 1:
             given = f"has {' and '.join(found)}" if found else "has none"
             raise PipelineFileError(self.where, f"{given} of {', '.join(kinds)}: expected one")
-        text = self.text(found[0])
-        assert text is not None
-        return found[0], text
-
-    def text(self, key: str) -> str | None:
-        """Return a text that is not blank, or None."""
-        value = self._values.get(key)
-        if value is not None and (not isinstance(value, str) or not value.strip()):
-            raise self.wrong(key, value, "a text")
-        return value
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        """Return a list of texts; a single text counts as a list."""
-        value = self._values.get(key, [])
-        values = [value] if isinstance(value, str) else value
-        if not isinstance(values, list) or not all(isinstance(x, str) and x for x in values):
-            raise self.wrong(key, value, "a list of texts")
-        return tuple(values)
-
-    def number(self, key: str) -> int | None:
-        """Return a whole number from 1 on, or None."""
-        value = self._values.get(key)
-        if value is not None and (type(value) is not int or value < 1):
-            raise self.wrong(key, value, "a whole number, 1 or more")
-        return value
-
-    def flag(self, key: str, *, default: bool) -> bool:
-        """Return true or false."""
-        value = self._values.get(key, default)
-        if not isinstance(value, bool):
-            raise self.wrong(key, value, "true or false")
-        return value
+        for option in keys:
+            applies = option.applies
+            if option.name in self._values and applies and found[0] not in applies:
+                expected = f"none: it is for {' or '.join(applies)}"
+                raise self.wrong(option.name, self._values[option.name], expected)
+        return {**values, "kind": found[0]}
 
     def flat(self) -> list[tuple[str, object]]:
         """Return (name, value) pairs with dotted names, whether written as tables or in quotes."""
@@ -389,138 +564,30 @@ def _put(table: dict[str, Any], place: str, name: str, value: str) -> None:
         inner[key] = value
 
 
-def _trigger(head: TomlTable) -> int | None:
-    given = head.text("trigger") or AVAILABLE_NOW
-    if given == AVAILABLE_NOW:
-        return None
-    found = TRIGGER.fullmatch(given)
-    if found is None or int(found[1]) == 0:
-        raise head.wrong("trigger", given, '"available-now", or a time such as "10 seconds"')
-    unit = found[2]
-    is_minutes = unit.startswith("min")
-    scale = 60_000 if is_minutes else UNITS_MS[unit[:2] if unit[:2] in UNITS_MS else unit[0]]
-    return int(found[1]) * scale
-
-
 def _source(table: TomlTable) -> SourceSpec:
-    of_queues = ("path", "start", "bytes_max", "columns")
-    table.known((*SOURCE_KINDS, "url", "http_url", "records_max", *of_queues))
-    kind, name = table.one_of(SOURCE_KINDS)
-    columns = table.texts("columns")
-    for column in columns:
-        if column not in MORE_COLUMNS:
-            raise table.wrong("columns", column, f"of {', '.join(MORE_COLUMNS)}")
-    if kind != "queue":
-        for key in of_queues:
-            if key in table:
-                raise table.wrong(key, table[key], f"none: it is for queue, not for {kind}")
-    return SourceSpec(
-        kind=kind,
-        name=name,
-        url=table.text("url"),
-        http_url=table.text("http_url"),
-        path=table.text("path"),
-        start=_start(table),
-        records_max=table.number("records_max"),
-        bytes_max=_bytes(table),
-        columns=columns,
-    )
-
-
-def _start(table: TomlTable) -> str | datetime:
-    given = table.get("start", FIRST)
-    expected = f'"{FIRST}", "{NEXT}" or a time such as "2026-01-31T08:00:00Z"'
-    if given in (FIRST, NEXT):
-        return str(given)
-    when = given if isinstance(given, datetime) else None
-    if isinstance(given, str):
-        try:
-            when = datetime.fromisoformat(given)
-        except ValueError:
-            pass
-    if when is None:
-        raise table.wrong("start", given, expected)
-    return when.replace(tzinfo=UTC) if when.tzinfo is None else when
-
-
-def _bytes(table: TomlTable) -> int | None:
-    given = table.get("bytes_max")
-    if given is None:
-        return BYTES_MAX_DEFAULT
-    if not isinstance(given, str | int) or isinstance(given, bool):
-        raise table.wrong("bytes_max", given, 'bytes, as a number or as "256MiB"')
-    try:
-        return parse_bytes("bytes_max", given, 0)
-    except OptionError as error:
-        raise table.wrong("bytes_max", given, str(error.expected)) from None
+    return SourceSpec(**table.read_of_kind(SOURCE_KEYS, SOURCE_KINDS))
 
 
 def _transform(table: TomlTable, source: SourceSpec) -> TransformSpec:
-    table.known(("schema", "keep", "expect", "sql", "python", "on_error", "dead_letter"))
-    schema, sql, python = table.text("schema"), table.text("sql"), table.text("python")
-    if sql is not None and python is not None:
-        raise table.wrong("python", python, "either sql or python")
-    if python is not None and FUNCTION.fullmatch(python) is None:
-        raise table.wrong("python", python, '"module:function"')
-    on_error = table.text("on_error") or "fail"
-    if on_error not in ON_ERROR:
-        raise table.wrong("on_error", on_error, f"one of {', '.join(ON_ERROR)}")
-    if on_error == "dead-letter" and not source.is_queue:
-        raise table.wrong("on_error", on_error, f'"fail" or "drop": the source is {source.kind}')
-    dead_letter = table.text("dead_letter")
-    if dead_letter is not None and on_error != "dead-letter":
-        raise table.wrong("dead_letter", dead_letter, 'on_error = "dead-letter"')
-    keep = table.texts("keep")
-    if schema is not None and not source.is_queue:
-        raise table.wrong("schema", schema, f"none: {source.kind} files have their own")
-    if keep and schema is None:
-        raise table.wrong("keep", keep, "a schema with it: without one all columns are kept")
-    for name in keep:
-        if name not in MESSAGE_COLUMNS:
-            raise table.wrong("keep", name, f"columns of a message: {', '.join(MESSAGE_COLUMNS)}")
-    return TransformSpec(
-        schema=schema,
-        keep=keep,
-        expect=table.texts("expect"),
-        sql=sql,
-        python=python,
-        on_error=on_error,
-        dead_letter=dead_letter,
-    )
-
-
-def _delivery(table: TomlTable, default: str) -> str:
-    given = table.text("delivery") or default
-    if given not in DELIVERIES:
-        raise table.wrong("delivery", given, f"one of {', '.join(DELIVERIES)}")
-    return given
+    found = TransformSpec(**table.read(TRANSFORM_KEYS))
+    if found.sql is not None and found.python is not None:
+        raise table.wrong("python", found.python, "either sql or python")
+    if found.on_error == "dead-letter" and not source.is_queue:
+        expected = f'"fail" or "drop": the source is {source.kind}'
+        raise table.wrong("on_error", found.on_error, expected)
+    if found.dead_letter is not None and found.on_error != "dead-letter":
+        raise table.wrong("dead_letter", found.dead_letter, 'on_error = "dead-letter"')
+    if found.schema is not None and not source.is_queue:
+        raise table.wrong("schema", found.schema, f"none: {source.kind} files have their own")
+    if found.keep and found.schema is None:
+        expected = "a schema with it: without one all columns are kept"
+        raise table.wrong("keep", found.keep, expected)
+    return found
 
 
 def _sink(table: TomlTable, delivery: str) -> SinkSpec:
-    of_files = ("partition_by", "gather")
-    of_queues = ("value", "routing_key", "url", "http_url", "delivery")
-    kinds_all = (*FILE_KINDS, *TABLE_KINDS, *QUEUE_KINDS)
-    table.known((*kinds_all, "where", *of_files, *of_queues))
-    kind, target = table.one_of(kinds_all)
-    is_queue = kind in QUEUE_KINDS
-    for key in of_files if is_queue else of_queues:
-        if key in table:
-            kinds = (*FILE_KINDS, *TABLE_KINDS) if is_queue else QUEUE_KINDS
-            raise table.wrong(key, table[key], f"none: it is for {' or '.join(kinds)}")
-    if kind == "queue" and "routing_key" in table:
-        raise table.wrong("routing_key", table["routing_key"], "none: it is for exchange")
-    return SinkSpec(
-        kind=kind,
-        target=target,
-        where=table.text("where"),
-        partition_by=table.texts("partition_by"),
-        is_gathered=table.flag("gather", default=True),
-        value=table.text("value"),
-        routing_key=table.text("routing_key"),
-        url=table.text("url"),
-        http_url=table.text("http_url"),
-        delivery=_delivery(table, delivery),
-    )
+    values = table.read_of_kind(SINK_KEYS, (*FILE_KINDS, *TABLE_KINDS, *QUEUE_KINDS))
+    return SinkSpec(**{"delivery": delivery, **values})
 
 
 def _conf(table: TomlTable) -> dict[str, str]:

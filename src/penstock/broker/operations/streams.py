@@ -28,7 +28,6 @@ from penstock.broker.operations.arguments import (
 )
 from penstock.broker.operations.call import CLIENTS, Call, Operation, Slices, first_names
 from penstock.broker.permissions import CONFIGURE, READ, WRITE
-from penstock.broker.publish import APPENDED_MAX
 from penstock.broker.refusals import precondition_failed
 from penstock.errors import CorruptionError
 from penstock.queues.stream_options import PARTITIONS_MAX
@@ -41,7 +40,6 @@ NAMES_MAX: Final = 1000
 LAG_STEPS: Final = 2  # to look up the time of a record
 READERS_PER_STEP: Final = 16  # that are gathered
 READER_BYTES: Final = 85  # of a description, at least, for each reader
-PLACE_BYTES: Final = 5  # [0,0] is the shortest
 PARTITION_BYTES: Final = 120  # and for each partition
 QUEUE: Final = short_text("queue")
 READ_QUEUE: Final = ((READ, "queue", "queue"),)
@@ -262,15 +260,19 @@ def _append_to(call: Call) -> None:
 
 
 def _appended(call: Call) -> None:
-    n = call.args.whole("n")
-    call.check_room(PLACE_BYTES * min(n, APPENDED_MAX))
+    n = left = call.args.whole("n")
     noted = call.channel.publisher.appended
-    places = [] if noted is None else list(noted)
-    if noted is not None:
+    runs: list[list[int]] = []
+    while noted and left:
+        partition, first, count = noted.pop()
+        taken = min(count, left)
+        runs.append([partition, first + count - taken, taken])
+        left -= taken
+    if noted:
         noted.clear()
-    if len(places) < n:
-        raise precondition_failed(f"box.appended: {len(places)} are remembered, asked for {n}")
-    call.reply([list(place) for place in places[len(places) - n :]])
+    if left:
+        raise precondition_failed(f"box.appended: {n - left} are remembered, asked for {n}")
+    call.reply(runs[::-1])
 
 
 def _streams(call: Call) -> None:
@@ -350,7 +352,7 @@ OPERATIONS: Final = (
     ),
     Operation(
         "box.appended", _appended,
-        "Return [[partition, offset]] of the last n publishes to the stream, and forget all.",
+        "Return where the last n publishes to the stream are, as runs, and forget all.",
         (whole("n", 0, U63_MAX),), audience=CLIENTS,
     ),
     Operation(

@@ -985,9 +985,9 @@ _ROWS: Final = (
         needs_text="write on the queue `name`", audience=CLIENTS,
     ),
     Operation(
-        "box.appended", "Return the places of the last publishes to the stream, and forget all.",
+        "box.appended", "Return where the last publishes to the stream are, and forget all.",
         (whole("n", 0, U63_MAX, "of how many"),), audience=CLIENTS,
-        more="[partition, offset] of each.",
+        more="As runs: [partition, first offset, count] of each.",
     ),
     Operation(
         "box.streams", "List the first names, sorted, of the streams that the caller may read.",

@@ -92,7 +92,7 @@ from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK, OS
 from penstock.storage.pages.streams import STREAM_FLAG, ReaderOffset, Stream
 from penstock.storage.parts.stream_engine import StreamCreation
-from penstock.storage.parts.transaction import Appended, Transaction
+from penstock.storage.parts.transaction import Transaction
 
 OFFSET: Final = "x-stream-offset"
 READER: Final = "x-stream-reader"
@@ -327,7 +327,7 @@ class BrokerStream(QueueOrStream):
         self.on_reader: Callable[[str, int], None] = not_counted
         self._engine: StorageEngine = engine
         self._on_failure: Callable[[str, Exception], None] = on_failure
-        self.last_partition: int = 0
+        self.last_partition: int = 0  # where `append` has put the last record
         self.last_offset: int = -1
         self.dead_letter_target: StreamTarget = DeadLetterStream(self)
         self._page_bases: list[int] = [-1] * len(parts)
@@ -362,18 +362,10 @@ class BrokerStream(QueueOrStream):
         self.published += 1
         return engine.last_lsn
 
-    def begin_append(self, transaction: Transaction, header: bytes, body: bytes) -> "StreamAppend":
-        """Append a record when the transaction commits; the caller calls `done` of the result
-        afterwards."""
+    def begin_append(self, transaction: Transaction, header: bytes, body: bytes) -> None:
+        """Append a record when the transaction commits; the caller counts it as published then."""
         number = self.partition_for(header)
-        return StreamAppend(
-            self, number, transaction.append_stream(self.parts[number], header, body)
-        )
-
-    @property
-    def last_place(self) -> tuple[int, int]:
-        """Return (partition, offset) of the last record appended here."""
-        return self.last_partition, self.last_offset
+        transaction.append_stream(self.parts[number], header, body)
 
     # ---- reading -------------------------------------------------------------------------------
 
@@ -582,25 +574,6 @@ class BrokerStream(QueueOrStream):
                 hold_age_s=self.hold_age_s, hold_bytes=self.hold_bytes,
             )  # fmt: skip
         return n
-
-
-class StreamAppend:
-    """One record for a stream in a transaction."""
-
-    __slots__ = ("_appended", "_partition", "_stream")
-
-    def __init__(self, stream: BrokerStream, partition: int, appended: Appended) -> None:
-        self._stream: BrokerStream = stream
-        self._partition: int = partition
-        self._appended: Appended = appended
-
-    def done(self) -> tuple[int, int]:
-        """Count the record after the commit; return (partition, offset)."""
-        stream = self._stream
-        stream.published += 1
-        stream.last_partition = self._partition
-        stream.last_offset = self._appended.offset
-        return self._partition, self._appended.offset
 
 
 class DeadLetterStream(StreamTarget):

@@ -63,7 +63,7 @@ from penstock.broker.broker_queue import (
     ConsumerChannel,
     QueueOrStream,
 )
-from penstock.broker.broker_stream import StreamAppend
+from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.dispatch import DISCARD, GIVE_BACK, RELEASE, REQUEUE, Peer, Source
 from penstock.broker.output import LargeContent, Output, write_delivery
 from penstock.broker.publish import (
@@ -310,10 +310,9 @@ class DeferredPublish:
 
 
 class ChannelTransaction(PublishCollector):
-    """The transaction of one channel, from one commit or rollback to the next. `places`:
-    (partition, offset) of what it appended to streams, after the commit. `lsn`: what settles all
-    of it in the vhost's mode, after `finish`; 0 if nothing durable was in it. end(error): closes
-    its channel with this error; called when it holds too much."""
+    """The transaction of one channel, from one commit or rollback to the next. `lsn`:
+    what settles all of it in the vhost's mode, after `finish`; 0 if nothing durable was in it.
+    end(error): closes its channel with this error; called when it holds too much."""
 
     def __init__(self, vhost: VHost, end: Callable[[ChannelError], None]) -> None:
         self.vhost: VHost = vhost
@@ -322,10 +321,9 @@ class ChannelTransaction(PublishCollector):
         self.taken: list[tuple[int, Delivered]] = []  # (delivery tag, what was acknowledged)
         self.rejected: list[tuple[int, Delivered, bool]] = []  # (delivery tag, it, is_requeue)
         self._transaction = vhost.engine.begin()
-        self.places: list[tuple[int, int]] = []
         self._mandatory: list[tuple[Route, Targets, bytes, bytes]] = []
         self._puts: list[Planned] = []
-        self._appends: list[StreamAppend] = []
+        self._appends: list[BrokerStream] = []
         self._first_plans: dict[int, tuple[BrokerQueue, Plan]] = {}  # by the number of the index
         self._kept: list[DeferredPublish] = []
         self._acks: dict[Source, list[int]] = {}
@@ -360,7 +358,8 @@ class ChannelTransaction(PublishCollector):
             with engine.share(shared, completes=False):
                 self._plan(durable, header, body, facts)
         for stream in targets.streams:
-            self._appends.append(stream.begin_append(self._transaction, header, body))
+            stream.begin_append(self._transaction, header, body)
+            self._appends.append(stream)
 
     def _plan(
         self, queues: list[BrokerQueue], header: bytes, body: bytes, facts: PublishFacts
@@ -486,7 +485,7 @@ class ChannelTransaction(PublishCollector):
             if budget.left <= 0 and budget.is_over():
                 return False
         while self._appends_done < len(self._appends):
-            self.places.append(self._appends[self._appends_done].done())
+            self._appends[self._appends_done].published += 1
             self._appends_done += 1
             budget.left -= 1
             if budget.left <= 0 and budget.is_over():

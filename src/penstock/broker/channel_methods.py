@@ -506,12 +506,9 @@ class RestOfCommit(SlicedWork):
                 return False
             self._settling.pop()
         channel = self._channel
-        publisher = channel.publisher
-        if publisher.appended is not None:
-            publisher.appended.extend(transaction.places)
         if not channel.is_closed:
             for route, props, body in transaction.returned:
-                publisher.return_message(route, props, body)
+                channel.publisher.return_message(route, props, body)
         channel.update()
         return True
 

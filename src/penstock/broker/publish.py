@@ -72,7 +72,7 @@ order; a publisher must accept both.
 A publish that a queue refused is a basic.nack, which splits the run.
 
 A channel of the library's box may send all it publishes to one stream (`send_to`), by key alone,
-and ask for the offsets.
+and ask for the offsets, which are kept as runs.
 """
 
 from abc import ABC, abstractmethod
@@ -349,11 +349,11 @@ class Publisher(Unconfirmed):
         self._routing: Routing | None = None
         self._facts: PublishFacts = PublishFacts()
         self._stream: BrokerStream | None = None  # where all publishes go
-        self.appended: deque[tuple[int, int]] | None = None  # (partition, offset) of the last ones
+        self.appended: deque[list[int]] | None = None  # [partition, first offset, count] of runs
 
     def send_to(self, stream: BrokerStream | None) -> None:
         """Send all publishes to this stream from now on, whatever they are published to; None:
-        where they are published to. Their places are noted in `appended`."""
+        where they are published to. The last APPENDED_MAX runs are noted in `appended`."""
         self._stream = stream
         self.appended = None if stream is None else deque(maxlen=APPENDED_MAX)
         self.forget_routes()
@@ -662,10 +662,22 @@ class Publisher(Unconfirmed):
         """Publish a message to one stream alone."""
         lsn = stream.append(header, body, self._mode)
         self._dispatch.schedule()
-        if self.appended is not None:
-            self.appended.append(stream.last_place)
+        self._note_place()
         if self.confirms is not None:
             self.confirms.published(lsn)
+
+    def _note_place(self) -> None:
+        """Note where the record is that was just appended, if all go to one stream."""
+        runs, stream = self.appended, self._stream
+        if runs is None or stream is None:
+            return
+        partition, offset = stream.last_partition, stream.last_offset
+        if runs:
+            last = runs[-1]
+            if last[0] == partition and last[1] + last[2] == offset:
+                last[2] += 1
+                return
+        runs.append([partition, offset, 1])
 
     def facts_of(
         self, route: Route, props: bytes, info: int
@@ -790,9 +802,7 @@ class Publisher(Unconfirmed):
             )  # fmt: skip
             return
         lsn, is_refused = fan_out(self.vhost, queues, streams, header, body, facts, spooled)
-        if self.appended is not None:
-            for stream in streams:
-                self.appended.append(stream.last_place)
+        self._note_place()
         if self.confirms is not None:
             if is_refused:
                 self.confirms.refused()
@@ -1112,7 +1122,8 @@ def _append_all(
     planned: list[Planned] = []
     try:
         plan_all(transaction, queues, header, body, facts, planned)
-        entering = [stream.begin_append(transaction, header, body) for stream in streams]
+        for stream in streams:
+            stream.begin_append(transaction, header, body)
         lsn = transaction.commit(vhost.mode)
     except BaseException:
         if transaction.is_open:
@@ -1125,8 +1136,8 @@ def _append_all(
             queue.amq.planned(plan, entry.seq, len(body))
             queue.published += 1
             vhost.dispatch.mark(queue)
-    for append in entering:
-        append.done()
+    for stream in streams:
+        stream.published += 1
     return lsn
 
 

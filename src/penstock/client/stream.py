@@ -173,8 +173,8 @@ class RemoteStream(StreamSource):
         yield from answer(published.future)
         if published.refused:
             raise PenstockError(f"stream {self.name!r}: the broker refused a record")
-        places: Any = yield from answer(noted)
-        return [offset for _, offset in places]
+        runs: Any = yield from answer(noted)
+        return [offset for _, first, count in runs for offset in range(first, first + count)]
 
     def _in_transaction(self, channel: ClientChannel, news: list[NewRecord]) -> Call[None]:
         try:

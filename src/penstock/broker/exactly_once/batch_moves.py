@@ -59,7 +59,7 @@ from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.background_tasks import AGAIN, ASLEEP, DONE, BackgroundTask, Pace, SliceSize
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
-from penstock.broker.broker_stream import BrokerStream, StreamAppend
+from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.output import HEADERS, Output
 from penstock.broker.publish import (
     HAS_EXPIRATION,
@@ -248,7 +248,7 @@ class BatchSlice:
         self._vhost = slices.vhost
         self.transaction: Transaction = transaction
         self._planned: list[Planned] = []
-        self._appends: list[StreamAppend] = []
+        self._appends: list[BrokerStream] = []
         self._later: list[tuple[BatchRoute, bytes, SharedBody | None]] = []
         self.bytes: int = 0
         self.dropped: int = 0
@@ -285,7 +285,8 @@ class BatchSlice:
         with engine.share(shared, completes=False):
             self._put_durable(way, body)
         for stream in way.streams:
-            self._appends.append(stream.begin_append(self.transaction, way.header, body))
+            stream.begin_append(self.transaction, way.header, body)
+            self._appends.append(stream)
         if way.others:
             self._later.append((way, body, shared))
 
@@ -333,8 +334,8 @@ class BatchSlice:
                 queue.published += 1
                 held.add(plan.index.number)
                 touched[queue] = None
-        for append in self._appends:
-            append.done()
+        for stream in self._appends:
+            stream.published += 1
         for way, body, shared in self._later:
             others = [queue for queue in way.others if not queue.is_deleted]
             fan_out(vhost, others, [], way.header, body, way.facts, None, shared)

@@ -18,7 +18,6 @@ from typing import Final
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.operations.call import Call, Functions, Slices, first_names
 from penstock.broker.permissions import WRITE
-from penstock.broker.publish import APPENDED_MAX
 from penstock.broker.refusals import precondition_failed
 from penstock.errors import CorruptionError
 from penstock.operation_table import NAMES_MAX, U63_MAX
@@ -30,7 +29,6 @@ Info = dict[str, object]
 LAG_STEPS: Final = 2  # to look up the time of a record
 READERS_PER_STEP: Final = 16  # that are gathered
 READER_BYTES: Final = 85  # of a description, at least, for each reader
-PLACE_BYTES: Final = 5  # [0,0] is the shortest
 PARTITION_BYTES: Final = 120  # and for each partition
 
 
@@ -249,15 +247,19 @@ def _append_to(call: Call) -> None:
 
 
 def _appended(call: Call) -> None:
-    n = call.args.whole("n")
-    call.check_room(PLACE_BYTES * min(n, APPENDED_MAX))
+    n = left = call.args.whole("n")
     noted = call.channel.publisher.appended
-    places = [] if noted is None else list(noted)
-    if noted is not None:
+    runs: list[list[int]] = []
+    while noted and left:
+        partition, first, count = noted.pop()
+        taken = min(count, left)
+        runs.append([partition, first + count - taken, taken])
+        left -= taken
+    if noted:
         noted.clear()
-    if len(places) < n:
-        raise precondition_failed(f"box.appended: {len(places)} are remembered, asked for {n}")
-    call.reply([list(place) for place in places[len(places) - n :]])
+    if left:
+        raise precondition_failed(f"box.appended: {n - left} are remembered, asked for {n}")
+    call.reply(runs[::-1])
 
 
 def _streams(call: Call) -> None:

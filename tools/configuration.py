@@ -17,8 +17,11 @@ from typing import Final
 from penstock.broker.arguments import ARGUMENTS
 from penstock.cli.serve import FLAGS
 from penstock.config import LIMITS, QUEUES, STORAGE, settings
+from penstock.embedded.option_parsing import QUEUE_KEYWORDS, STREAM_KEYWORDS
 from penstock.operation_table import OPERATIONS, Operation
 from penstock.options import Option
+from penstock.queues.queue_options import QueueOptions
+from penstock.queues.stream_options import StreamOptions
 from penstock.spark import pipeline_file
 from penstock.spark.built_in_pipelines import ARCHIVE_OPTIONS, DEAD_LETTERS_OPTIONS, REPLAY_OPTIONS
 from penstock.spark.options import SINK_OPTIONS, SOURCE_OPTIONS, SinkOptions, SourceOptions
@@ -101,6 +104,12 @@ def arguments() -> list[str]:
 TABLES: Final[dict[Path, dict[str, Callable[[], list[str]]]]] = {
     DOCS / "reference" / "ttl-and-limits.md": {
         "| argument | types | values | meaning |": arguments
+    },
+    DOCS / "start" / "library.md": {
+        "| option of a queue | values | default | |": lambda: table(QUEUE_KEYWORDS, QueueOptions)
+    },
+    DOCS / "guides" / "streams.md": {
+        "| option of a stream | values | default | |": lambda: table(STREAM_KEYWORDS, StreamOptions)
     },
     DOCS / "guides" / "spark-source.md": {
         "| option | values | default | |": lambda: table(SOURCE_OPTIONS, SourceOptions)

@@ -13,7 +13,12 @@ import pytest
 
 from penstock.broker.arguments import ARGUMENTS
 from penstock.config import QUEUES, Config, settings
-from penstock.embedded.option_parsing import QueueGiven, StreamGiven
+from penstock.embedded.option_parsing import (
+    QUEUE_KEYWORDS,
+    STREAM_KEYWORDS,
+    QueueGiven,
+    StreamGiven,
+)
 from penstock.options import value_of
 from penstock.queues.queue_options import QUEUE_ARGUMENTS, QueueOptions
 from penstock.routing.exchange_types import TYPES
@@ -39,6 +44,11 @@ def test_each_option_of_a_queue_is_one_of_the_library() -> None:
     options = {field.name for field in fields(QueueOptions)} - {"extra"}
     missing = {name for name in options if library_name(name) not in QueueGiven.__annotations__}
     assert not missing, "add them to QueueGiven in embedded/option_parsing.py"
+
+
+def test_each_option_of_the_library_is_a_row() -> None:
+    assert {option.name for option in QUEUE_KEYWORDS} == set(QueueGiven.__annotations__)
+    assert {option.name for option in STREAM_KEYWORDS} == set(StreamGiven.__annotations__)
 
 
 def test_each_argument_of_a_queue_is_in_the_table_of_the_broker() -> None:

@@ -37,7 +37,6 @@ Reading changes nothing. tail speaks AMQP to the broker of --url, so it works fr
 
 import json
 import random
-import re
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -53,6 +52,7 @@ from penstock.cli.main import CommandRefusedError, UnavailableError
 from penstock.cli.output import FORMAT
 from penstock.clock import SystemClock
 from penstock.errors import OptionError, QueueEmptyError
+from penstock.options import ms_in
 
 if TYPE_CHECKING:
     from penstock.client.stream_tail import Start, StreamTail, TailRecord
@@ -145,8 +145,6 @@ PROPERTIES: Final = (
 )  # fmt: skip
 NUMBERS: Final = ("delivery_mode", "priority", "timestamp")
 DEFAULT_COUNT: Final = 10
-AGO: Final = re.compile(r"(\d+)(s|min|m|h|d|w)", re.ASCII)
-SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 REQUEUE = click.option(
     "--requeue", is_flag=True, help="Put the messages back instead of acknowledging them."
 )
@@ -435,10 +433,9 @@ def tail(
 def since_us(given: str, now_ms: int) -> int:
     """Return the time that --since means, in microseconds since 1970. A time without a zone is
     local. Raises OptionError."""
-    ago = AGO.fullmatch(given)
-    if ago is not None:
-        span = timedelta(seconds=int(ago[1]) * SECONDS[ago[2]])
-        return max(0, now_ms * 1000 - span // timedelta(microseconds=1))
+    ago_ms = ms_in(given) if given[-1:].isalpha() else -1  # digits alone are a date
+    if ago_ms >= 0:
+        return max(0, now_ms * 1000 - round(ago_ms * 1000))
     try:
         when = datetime.fromisoformat(given).astimezone(UTC)
     except (ValueError, OverflowError, OSError):

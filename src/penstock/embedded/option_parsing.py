@@ -1,38 +1,38 @@
 """Option parsing: options as users write them, checked and turned into the exact ones of the core.
 
-    max_memory="16 MiB"      sizes: text with a unit, or bytes
-    ttl="1h", ttl=90         times: seconds, text with units ("500ms", "1h30m", "7d"), a timedelta
-    retry_delay=(1, 3600)    first and longest delay; one time alone: always that; 0: at once
-    maxsize=1000             max_length=1000, overflow="reject-publish"
-    alerts={"count": 10_000, "depth": ("64 MiB", "32 MiB"), "age": "1h", "repeat_gap": 60}
-    durability="os"          of the puts of this queue, when the box's is not right for it
-
-    max_age="7d"             of a stream: retention; at least a second
-    max_bytes="1 GiB"        of its pages
-    partitions=4             what a key chooses from
-    page_bytes="64 MiB"      retention removes whole pages
-
-A wrong value raises an OptionError under the name that was given; for an unknown name it suggests
-the right one. The exact options, their ranges and their rules are in
-`penstock.queues.queue_options` and `stream_options`.
+QUEUE_KEYWORDS and STREAM_KEYWORDS list them; tables of the documentation are made from the rows. A
+wrong value raises an OptionError under the name that was given; for an unknown name it suggests the
+right one. The exact options, their ranges and their rules are in `penstock.queues.queue_options`
+and `stream_options`.
 
 The options of a stream are given when it is made. Later calls give none, or the same: a different
 value is an OptionError, for two programs that disagree about a stream should learn of it, and
 partitions and pages cannot change.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Final, TypeAlias, TypedDict
 
 from penstock.errors import OptionError
-from penstock.options import checked, parse_bytes, whole
-from penstock.queues.queue_options import REJECT_PUBLISH, QueueOptions
+from penstock.options import (
+    BYTES_MAX,
+    Kind,
+    Option,
+    WrongValueError,
+    by_name,
+    bytes_in,
+    check_known,
+    checked,
+    format_bytes,
+    ms_in,
+    parse_bytes,
+    whole,
+)
+from penstock.queues.queue_options import QUEUE_ARGUMENTS, REJECT_PUBLISH, QueueOptions
 from penstock.queues.stream_options import (
     COUNT_MAX,
-    PAGE_BYTES_DEFAULT,
     PAGE_BYTES_MAX,
     PAGE_BYTES_MIN,
     PARTITIONS_MAX,
@@ -40,17 +40,13 @@ from penstock.queues.stream_options import (
 )
 from penstock.storage.files.durability import DISK, INTERVAL, Durability
 
-UNITS_MS: Final[dict[str, float]] = {
-    "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000,
-    "w": 604_800_000,
-}  # fmt: skip
 EXPECTED_TIME: Final = 'seconds, a text as "90s", "1h30m" or "7d", or a timedelta, not negative'
 MS_MAX: Final = 1 << 53
 DURABILITY: Final = "x-durability"
 NAME_BYTES_MAX: Final = 255
 URLS: Final = ("amqp://", "amqps://")  # where a directory is wanted: those of brokers
 
-Time: TypeAlias = float | str | timedelta  # seconds, or as UNITS_MS names them
+Time: TypeAlias = float | str | timedelta  # seconds, or as penstock.options has times
 Size: TypeAlias = int | float | str
 
 
@@ -86,43 +82,144 @@ class StreamGiven(TypedDict, total=False):
     page_bytes: Size
 
 
-_PART: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*")
-_QUEUE_NAMES: Final = tuple(QueueGiven.__annotations__)
-_STREAM_NAMES: Final = tuple(StreamGiven.__annotations__)
-_PLAIN: Final = (
-    "priorities", "max_length", "overflow", "dead_letter_to", "max_attempts", "lazy", "policy",
-    "backing_queue",
-)  # fmt: skip
-_COUNT: Final = whole(0, COUNT_MAX)
 _ALERTS: Final = ("count", "size", "depth", "age", "repeat_gap")
+
+
+# ---- kinds and tables ----------------------------------------------------------------------------
+
+
+def _or_none(kind: Kind) -> Kind:
+    return replace(kind, check=lambda value: None if value is None else kind.check(value))
+
+
+def _time(value: object) -> int:
+    """Return the milliseconds of a time as users write it."""
+    ms = ms_in(value)
+    if not 0 <= ms <= MS_MAX:
+        raise WrongValueError(EXPECTED_TIME)
+    return round(ms)
+
+
+def _age(value: object) -> int:
+    """Return seconds, rounded up."""
+    ms = _time(value)
+    if ms < 1000:
+        raise WrongValueError("a second or more")
+    return -(-ms // 1000)
+
+
+def _size(low: int, high: int) -> Kind:
+    """Bytes of a size that is no part of another."""
+    expected = f"a size from {format_bytes(low)} to {format_bytes(high)}"
+
+    def check(value: object) -> int:
+        number = bytes_in(value, -1) if isinstance(value, str) else value
+        is_share = isinstance(value, str) and "." in value and value.strip()[-1].isdigit()
+        if type(number) is not int or number < 0 or is_share:
+            raise WrongValueError('a size as "16 MiB" or 1048576 (bytes)')
+        if not low <= number <= high:
+            raise WrongValueError(expected)
+        return number
+
+    return Kind('bytes, `"16 MiB"`', check, shown=format_bytes)
+
+
+def _exact(target: str) -> Kind:
+    """What the exact option may be, which checks it itself."""
+    (kind,) = (option.kind for option in QUEUE_ARGUMENTS if option.target == target)
+    return replace(kind, check=lambda value: value)
+
+
+_TIME: Final = Kind('seconds, `"90s"`, `"1h30m"`, `"7d"`, a timedelta', _time)
+# Of sizes that may be a share of the box's memory, and of what stands for several exact options.
+_SHARE: Final = Kind('bytes, `"16 MiB"`, or a share of the box\'s memory, `"0.25"`', str)
+_COMPOSED: Final = Kind("", str)
+QUEUE_KEYWORDS: Final[tuple[Option, ...]] = (
+    Option(
+        "maxsize", _exact("max_length"),
+        "maximum number of messages; `put` waits for room, or raises `QueueFullError`",
+        default="",
+    ),
+    Option("max_length", _exact("max_length"), "the same limit with `overflow`"),
+    Option("max_length_bytes", _SHARE, "and one of their bytes"),
+    Option("overflow", _exact("overflow"), "what gives way at these limits"),
+    Option(
+        "max_memory", _SHARE, "RAM of the queue; the rest is on disk", field="max_memory_bytes"
+    ),
+    Option(
+        "min_memory", _SHARE, "RAM below which messages are read ahead; half of `max_memory`",
+        field="min_memory_bytes",
+    ),
+    Option(
+        "priorities", _exact("priorities"), "highest priority; the highest is delivered first"
+    ),
+    Option(
+        "ttl", _or_none(_TIME), "a message that nobody got for so long expires", field="ttl_ms"
+    ),
+    Option("delay", _TIME, "do not deliver before this time", field="delay_ms", default="`0`"),
+    Option(
+        "dead_letter_to", Kind("name of a queue", lambda value: value),
+        "the queue for expired, rejected and poison messages",
+    ),
+    Option(
+        "max_attempts", replace(_exact("max_attempts"), words="whole number from 1"),
+        "deliveries before a message counts as poison",
+    ),
+    Option(
+        "retry_delay", replace(_COMPOSED, words="`(1, 3600)`, or one time"),
+        "before the next attempt: the first time, doubled each time up to the second; `0`: at once",
+        default="`(1, 3600)`",
+    ),
+    Option(
+        "durability", replace(_COMPOSED, words="`disk`, `interval`, `os`, `none`"),
+        "overrides the box's durability for this queue",
+    ),
+    Option(
+        "alerts", replace(_COMPOSED, words="dict, `{\"count\": 10_000}`"),
+        "thresholds of [alerts](../how-it-works/memory.md#alerts): also `size`, `depth`, `age`; "
+        "pairs `(up, down)`; `repeat_gap`",
+    ),
+    Option(
+        "backing_queue", _exact("backing_queue"),
+        "[another class](../guides/backing-queues.md) that holds the messages",
+        default="",
+    ),
+    Option(
+        "lazy", replace(_exact("lazy"), words="True or False"),
+        "everything goes to disk at once: see [memory and paging](../how-it-works/memory.md)",
+    ),
+    Option("policy", _exact("policy"), "how it pages"),
+)  # fmt: skip
+STREAM_KEYWORDS: Final[tuple[Option, ...]] = (
+    Option(
+        "max_age", _or_none(replace(_TIME, check=_age)), "remove records that are older",
+        field="max_age_s", default="for ever",
+    ),
+    Option(
+        "max_bytes", _or_none(_size(0, BYTES_MAX)),
+        "remove the oldest pages while the stream is larger", default="no limit",
+    ),
+    Option(
+        "max_records", _or_none(whole(0, COUNT_MAX)),
+        "remove the oldest pages while it has more records", default="no limit",
+    ),
+    Option(
+        "partitions", whole(1, PARTITIONS_MAX), "number of partitions; `key` chooses one",
+        default="`1`",
+    ),
+    Option(
+        "page_bytes", _size(PAGE_BYTES_MIN, PAGE_BYTES_MAX),
+        "size of a page file, from 4 KiB to 1 GiB; retention removes whole pages",
+    ),
+)  # fmt: skip
+_QUEUE: Final = by_name(QUEUE_KEYWORDS)
+_STREAM: Final = by_name(STREAM_KEYWORDS)
 
 
 def time_ms(name: str, given: object) -> int:
     """Return the milliseconds of a time as users write it. OptionError under this name."""
-    if isinstance(given, timedelta):
-        ms = given.total_seconds() * 1000
-    elif isinstance(given, str):
-        ms = _text_ms(given)
-    elif isinstance(given, int | float) and not isinstance(given, bool):
-        ms = given * 1000
-    else:
-        ms = -1
-    if not 0 <= ms <= MS_MAX:
-        raise OptionError(name, given, EXPECTED_TIME)
-    return round(ms)
-
-
-def _text_ms(text: str) -> float:
-    """Return milliseconds, or -1 if the text is not a time."""
-    total, at = 0.0, 0
-    while at < len(text):
-        part = _PART.match(text, at)
-        unit = part and (part[2] or ("s" if part.end() == len(text) and not at else ""))
-        if part is None or unit not in UNITS_MS:
-            return -1
-        total += float(part[1]) * UNITS_MS[unit]
-        at = part.end()
-    return total if text.strip() else -1
+    ms: int = checked(_TIME, name, given)
+    return ms
 
 
 def size_bytes(name: str, given: object, whole_bytes: int) -> int:
@@ -160,16 +257,27 @@ def queue_options(
     values: dict[str, object] = {}
     extra = {} if current is None else dict(current.extra)
     for name, value in given.items():
-        if name not in _QUEUE_NAMES:
-            raise OptionError(name, value, _QUEUE_NAMES)
-        if name in _PLAIN:
-            values[name] = value
-        elif name in ("max_memory", "min_memory", "max_length_bytes"):
-            field = name if name == "max_length_bytes" else name + "_bytes"
-            values[field] = None if value is None else size_bytes(name, value, whole_bytes)
-        elif name in ("ttl", "delay"):
-            values[name + "_ms"] = None if value is None else time_ms(name, value)
-    _add_composed(values, extra, given, whole_bytes)
+        check_known(name, value, _QUEUE)
+        option = _QUEUE[name]
+        if option.kind is _SHARE:
+            size = None if value is None else size_bytes(name, value, whole_bytes)
+            values[option.target] = size
+        elif name == "delay" and value is None:
+            values["delay_ms"] = 0
+        elif name == "retry_delay":
+            values.update(_retry_delay(value))
+        elif name == "alerts":
+            values.update(_alerts(value, whole_bytes))
+        elif name == "durability":
+            extra.pop(DURABILITY, None)
+            if value is not None:
+                mode_of(name, value)
+                extra[DURABILITY] = value
+        elif name != "maxsize":
+            values[option.target] = checked(option.kind, name, value)
+    if given.get("maxsize") is not None:
+        values["max_length"] = given["maxsize"]
+        values.setdefault("overflow", REJECT_PUBLISH)
     values["extra"] = tuple(sorted(extra.items()))
     if current is None:
         return QueueOptions.of(values)
@@ -178,29 +286,6 @@ def queue_options(
         expected = f"{current.priorities}, for the queue was made with that and has messages by it"
         raise OptionError("priorities", options.priorities, expected)
     return options
-
-
-def _add_composed(
-    values: dict[str, object],
-    extra: dict[str, object],
-    given: Mapping[str, object],
-    whole_bytes: int,
-) -> None:
-    """Add the options that stand for several exact ones, or for none of QueueOptions."""
-    if given.get("maxsize") is not None:
-        values["max_length"] = given["maxsize"]
-        values.setdefault("overflow", REJECT_PUBLISH)
-    if given.get("delay", 0) is None:
-        values["delay_ms"] = 0
-    if "retry_delay" in given:
-        values.update(_retry_delay(given["retry_delay"]))
-    if "alerts" in given:
-        values.update(_alerts(given["alerts"], whole_bytes))
-    if "durability" in given:
-        extra.pop(DURABILITY, None)
-        if given["durability"] is not None:
-            mode_of("durability", given["durability"])
-            extra[DURABILITY] = given["durability"]
 
 
 def own_mode(options: QueueOptions) -> int | None:
@@ -237,8 +322,7 @@ def _alerts(given: object, whole_bytes: int) -> dict[str, object]:
         values[f"alert_{kind}_up"] = values[f"alert_{kind}_down"] = None
     for kind, value in given.items():
         name = f"alerts[{kind!r}]"
-        if kind not in _ALERTS:
-            raise OptionError(str(kind), value, _ALERTS)
+        check_known(str(kind), value, _ALERTS)
         if kind == "repeat_gap":
             values["alert_repeat_gap_s"] = round(time_ms(name, value) / 1000)
             continue
@@ -258,53 +342,23 @@ def _alerts(given: object, whole_bytes: int) -> dict[str, object]:
 def stream_options(given: Mapping[str, object]) -> StreamOptions:
     """Return the options of a new stream. OptionError."""
     for name, value in given.items():
-        if name not in _STREAM_NAMES:
-            raise OptionError(name, value, _STREAM_NAMES)
-    partitions = checked(whole(1, PARTITIONS_MAX), "partitions", given.get("partitions", 1))
-    page_bytes = _size("page_bytes", given.get("page_bytes", PAGE_BYTES_DEFAULT))
-    if not PAGE_BYTES_MIN <= page_bytes <= PAGE_BYTES_MAX:
-        expected = f"a size from {PAGE_BYTES_MIN >> 10} KiB to {PAGE_BYTES_MAX >> 20} MiB"
-        raise OptionError("page_bytes", given["page_bytes"], expected)
-    age, size, count = given.get("max_age"), given.get("max_bytes"), given.get("max_records")
-    return StreamOptions(
-        partitions=partitions if partitions > 1 else 0,
-        page_bytes=page_bytes,
-        max_age_s=None if age is None else _age_s(age),
-        max_bytes=None if size is None else _size("max_bytes", size),
-        max_records=None if count is None else checked(_COUNT, "max_records", count),
-    )
+        check_known(name, value, _STREAM)
+    values = {
+        _STREAM[name].target: checked(_STREAM[name].kind, name, given[name]) for name in given
+    }
+    if values.get("partitions") == 1:
+        del values["partitions"]  # a stream without partitions
+    return StreamOptions(**values)
 
 
 def check_same(given: Mapping[str, object], current: StreamOptions) -> None:
     """Raise OptionError if a given option is not as the stream has it."""
     wanted = stream_options(given)
     for name, value in given.items():
-        field = "max_age_s" if name == "max_age" else name
+        field = _STREAM[name].target
         new, old = getattr(wanted, field), getattr(current, field)
         if name == "partitions":
             new, old = max(new, 1), max(old, 1)
         if new != old:
             has = "none" if old is None else f"{old} s" if name == "max_age" else str(old)
             raise OptionError(name, value, f"{has}, as the stream was made with")
-
-
-def _age_s(given: object) -> int:
-    ms = time_ms("max_age", given)
-    if ms < 1000:
-        raise OptionError("max_age", given, "a second or more")
-    return -(-ms // 1000)
-
-
-def _size(name: str, given: object) -> int:
-    if isinstance(given, float) or (isinstance(given, str) and _is_share(given)):
-        raise OptionError(name, given, 'a size as "16 MiB" or 1048576 (bytes)')
-    return size_bytes(name, given, 0)
-
-
-def _is_share(text: str) -> bool:
-    """Return whether a text is a share such as "max" or "50%", which a stream cannot have."""
-    try:
-        float(text)
-    except ValueError:
-        return text.strip().lower() == "max" or text.strip().endswith("%")
-    return not text.strip().isdigit()

@@ -10,7 +10,7 @@ Damaged bytes are never returned:
 
 * a sealed page is checked by the CRCs of its MiB blocks, which are in its index; only the blocks of
   the range, each once as long as the page stays mapped;
-* an active page, and one whose index is lost or wrong, by the CRC of each frame;
+* an active page, and one whose index is lost or wrong, by the CRC of each frame of the range;
 * a chunk by its own CRC; its sender has checked the page.
 
 The index is trusted as far as its own CRC reaches. A missing or torn index, or one of another page,
@@ -42,6 +42,7 @@ penstock.storage.pages.stream_view knows which pages a stream has and where its 
 import mmap
 import struct
 from dataclasses import dataclass
+from io import SEEK_END
 from pathlib import Path
 from typing import Any, Final
 
@@ -119,24 +120,16 @@ class PageMap:
             self.page_id, self._time_us = _page_id(path, head, base)
             self._seed = page_seed(self.page_id)
             self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        index = _read_index(path, self.page_id, base)
-        limit = len(self.data) if page_bytes is None else page_bytes
-        if limit > len(self.data):
-            raise CorruptionError(path, len(self.data), f"the page ends, expected {limit} bytes")
-        self._blocks: Any = None  # CRCs of the blocks, if it is sealed
+        self._limit = len(self.data) if page_bytes is None else page_bytes
+        index = _sealed_index(path, self.page_id, base)
+        self._index = index if index is not None and index.count >= count else None
+        if self._index is not None and page_bytes is None:
+            self._limit = self._index.page_bytes
+        if self._limit > len(self.data):
+            reason = f"the page ends, expected {self._limit} bytes"
+            raise CorruptionError(path, len(self.data), reason)
         self._checked: set[int] = set()
-        if index is not None and index.is_sealed and index.count >= count:
-            self._blocks = index.blocks
-            self._sealed_bytes = index.page_bytes
-            if index.page_bytes > len(self.data):
-                reason = f"the page ends, expected {index.page_bytes} bytes"
-                raise CorruptionError(path, len(self.data), reason)
-            limit = index.page_bytes if page_bytes is None else page_bytes
-            whole = index.rows
-        else:
-            whole = self._found(index.rows if index is not None else np.empty(0, ROW), limit)
-        self.rows: Rows = whole[:count]
-        self.end = int(whole["start"][count]) if len(whole) > count else limit
+        self._walked: list[tuple[int, int, int]] = []  # the first rows, if the index lacks them
 
     @property
     def is_staged(self) -> bool:
@@ -149,14 +142,14 @@ class PageMap:
         if not 0 <= a <= b <= self.count:
             end = self.base + self.count
             raise ValueError(f"offsets {first} to {last}, expected within {self.base} to {end}")
-        rows = self.rows[a:b]
-        end = int(self.rows["start"][b]) if b < self.count else self.end
-        if b > a:
-            start = int(rows["start"][0])
-            if self._blocks is None:
-                self._check_frames(rows, end, a)
-            else:
-                self._check_blocks(start, end)
+        if a == b:
+            return Frames(np.empty(0, ROW), self.data, 0, HEADER_BYTES, first)
+        index = self._index
+        if index is None:
+            rows, end = self._found(a, b)
+        else:
+            rows, end = index.rows[a:b], self._start(index, b)
+            self._check_blocks(index, int(rows["start"][0]), end)
         return Frames(rows, self.data, 0, end, first)
 
     def close(self) -> None:
@@ -166,134 +159,155 @@ class PageMap:
         except BufferError:
             pass  # an array still looks at it, and unmaps it when it goes
 
-    def _check_blocks(self, start: int, end: int) -> None:
+    def _start(self, index: "_Index", at: int) -> int:
+        """Return where a record of a sealed page begins; of the one behind the last, where it
+        ends."""
+        return int(index.rows["start"][at]) if at < len(index.rows) else self._limit
+
+    def _check_blocks(self, index: "_Index", start: int, end: int) -> None:
         """Check each block of [start, end) that was not checked yet."""
         view = memoryview(self.data)
         for block in range(start // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1):
             if block in self._checked:
                 continue
             at = block * BLOCK_BYTES
-            piece = view[at : min(at + BLOCK_BYTES, self._sealed_bytes)]
-            if crc32(piece, self._seed ^ block) != int(self._blocks[block]):
-                self._blame(block)
+            piece = view[at : min(at + BLOCK_BYTES, index.page_bytes)]
+            if crc32(piece, self._seed ^ block) != int(index.blocks[block]):
+                self._blame(index, block)
             self._checked.add(block)
 
-    def _blame(self, block: int) -> None:
+    def _blame(self, index: "_Index", block: int) -> None:
         """Raise CorruptionError for this block: it names the wrong frame, or the block if there is
         none."""
-        starts = self.rows["start"]
+        starts = index.rows["start"]
         a = max(int(np.searchsorted(starts, block * BLOCK_BYTES, "right")) - 1, 0)
         b = int(np.searchsorted(starts, (block + 1) * BLOCK_BYTES))
-        end = int(starts[b]) if b < self.count else self.end
-        self._check_frames(self.rows[a:b], end, a)
+        good = self._right(index.rows[a:b], a)
+        if a + good < b:
+            reason = _WRONG.format(self.base + a + good)
+            raise CorruptionError(self.path, int(starts[a + good]), reason)
         reason = f"the CRC of MiB {block} of the page is wrong"
         raise CorruptionError(self.path, block * BLOCK_BYTES, reason)
 
-    def _check_frames(self, rows: Rows, end: int, index: int) -> None:
-        """Return the CRC of each of these frames; the first is record `index` of the page."""
-        if not len(rows):
-            return
-        view = memoryview(self.data)
-        starts = rows["start"].astype(np.int64)
-        ends = [*starts[1:].tolist(), end]
-        seeds = (np.arange(index, index + len(rows)) ^ self._seed).tolist()
-        froms = (starts + 4).tolist()
-        crc = crc32
-        found = [crc(view[a:b], c) for a, b, c in zip(froms, ends, seeds, strict=True)]
-        expected = _gather_u32(np.frombuffer(self.data, np.uint8), starts)
-        wrong = np.flatnonzero(np.array(found, np.uint32) != expected)
-        if len(wrong):
-            first = int(wrong[0])
-            reason = _WRONG.format(self.base + index + first)
-            raise CorruptionError(self.path, int(starts[first]), reason)
-
-    def _found(self, rows: Rows, limit: int) -> Rows:
-        """Return rows for all settled records: from an unsealed index as far as they agree with the
-        page, the rest from the frames."""
-        rows = rows[: self.count]
-        good = self._agreeing(rows, limit)
-        if good == self.count:
-            return rows
-        # The last good row is walked again: what follows it hangs on its lengths.
-        at = HEADER_BYTES
+    def _found(self, a: int, b: int) -> tuple[Rows, int]:
+        """Return the rows [a, b) of a page that is not sealed, and where the last of them ends.
+        They are from its index as far as it has them and they are right, then from the frames."""
+        rows, first = _unsealed_rows(self.path, a, b)
+        good = self._right(rows, first)
         if good:
-            good -= 1
-            at = int(rows["start"][good])
-        rows = rows[:good]
+            rows = rows[:good]
+            more, end = self._walk([], self._end(int(rows["start"][-1])), first + good, b)
+            if more:
+                rows = np.concatenate([rows, np.array(more, ROW)])
+            return rows[a - first :], end
+        # Where each frame is hangs on the lengths of those before it.
+        walked = self._walked
+        self._walk(walked, self._end(walked[-1][0]) if walked else HEADER_BYTES, len(walked), b)
+        rows = np.array(walked[a:b], ROW)
+        return rows, self._end(int(rows["start"][-1]))
+
+    def _walk(
+        self, walked: list[tuple[int, int, int]], at: int, index: int, last: int
+    ) -> tuple[list[tuple[int, int, int]], int]:
+        """Add the rows [index, last) to `walked`, from the frames at `at` on, and return it with
+        where the last of them ends. Each is checked at once: what follows hangs on its lengths."""
         view = memoryview(self.data)
-        walked: list[tuple[int, int, int]] = []
-        for offset in range(self.base + good, self.base + self.count):
-            if at + FRAME_BYTES > limit:
-                reason = f"the page ends at {limit}, before the record at offset {offset}"
+        for offset in range(self.base + index, self.base + last):
+            if at + FRAME_BYTES > self._limit:
+                reason = f"the page ends at {self._limit}, before the record at offset {offset}"
                 raise CorruptionError(self.path, at, reason)
             crc, payload, meta, _, time_us = FRAME.unpack_from(self.data, at)
             end = at + FRAME_BYTES + payload + meta
-            # Checked at once, for what follows it is found by its lengths.
-            if end > limit or crc32(view[at + 4 : end], self._seed ^ (offset - self.base)) != crc:
+            seed = self._seed ^ (offset - self.base)
+            if end > self._limit or crc32(view[at + 4 : end], seed) != crc:
                 raise CorruptionError(self.path, at, _WRONG.format(offset))
             walked.append((at, payload, time_us if self._time_us is None else self._time_us))
             at = end
-        return np.concatenate([rows, np.array(walked, ROW)])
+        return walked, at
 
-    def _agreeing(self, rows: Rows, limit: int) -> int:
-        """Return how many rows from the first on agree with the frames."""
-        if not len(rows):
+    def _end(self, start: int) -> int:
+        """Return where the frame at that position ends."""
+        _, payload, meta, _, _ = FRAME.unpack_from(self.data, start)
+        return int(start + FRAME_BYTES + payload + meta)
+
+    def _right(self, rows: Rows, index: int) -> int:
+        """Return how many of these rows from the first on agree with frames whose CRC is right; the
+        first is record `index` of the page. A frame's CRC says which record it is."""
+        last = self._limit - FRAME_BYTES
+        if not len(rows) or last < HEADER_BYTES:
             return 0
         starts = rows["start"].astype(np.int64)
-        fits = starts + FRAME_BYTES <= limit
-        data = np.frombuffer(self.data, np.uint8)
-        safe = np.where(fits, starts, HEADER_BYTES)
-        if limit < HEADER_BYTES + FRAME_BYTES:
-            return 0
-        payload = _gather_u32(data, safe + 4).astype(np.int64)
-        meta = _gather_u32(data, safe + 8).astype(np.int64)
-        ends = starts + FRAME_BYTES + payload + meta
-        expected = np.concatenate([[HEADER_BYTES], ends[:-1]])
-        is_good = fits & (starts == expected) & (payload == rows["size"]) & (ends <= limit)
-        if self._time_us is None:
-            is_good &= _gather_i64(data, safe + 16) == rows["time"]
-        else:
-            is_good &= rows["time"] == self._time_us
-        wrong = np.flatnonzero(~is_good)
-        return int(wrong[0]) if len(wrong) else len(rows)
+        at = np.minimum(starts, last)
+        payload = _numbers_at(self.data, at + 4, "<u4").astype(np.int64)
+        meta = _numbers_at(self.data, at + 8, "<u4").astype(np.int64)
+        ends = at + FRAME_BYTES + payload + meta
+        is_right = (starts == at) & (payload == rows["size"]) & (ends <= self._limit)
+        is_right[1:] &= starts[1:] == ends[:-1]
+        times = _numbers_at(self.data, at + 16, "<i8") if self._time_us is None else self._time_us
+        is_right &= times == rows["time"]
+        good = _true_from_first(is_right)
+        view = memoryview(self.data)
+        seeds = (np.arange(index, index + good) ^ self._seed).tolist()
+        froms = (starts[:good] + 4).tolist()
+        crc = crc32
+        found = [crc(view[a:b], c) for a, b, c in zip(froms, ends.tolist(), seeds, strict=False)]
+        expected = _numbers_at(self.data, at[:good], "<u4")
+        return _true_from_first(np.array(found, np.uint32) == expected)
 
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    is_sealed: bool
+    """The index of a sealed page. blocks: CRCs of its MiB."""
+
     count: int
     page_bytes: int
     rows: Rows
     blocks: Any
 
 
-def _read_index(page_path: str, page_id: int, base: int) -> _Index | None:
-    """Return the index of a page, None without one of that page. An unsealed index has the rows
-    that were written so far."""
+def _sealed_index(page_path: str, page_id: int, base: int) -> _Index | None:
+    """Return the index of a sealed page; None if it has none, or that of another page."""
     try:
-        raw = Path(page_path.removesuffix(".page") + ".idx").read_bytes()
+        with Path(_index_path(page_path)).open("rb") as file:
+            head = file.read(HEADER_BYTES)
+            if len(head) < HEADER_BYTES:
+                return None
+            magic, version, flags, count, its_id, its_base, page_bytes, rows_crc, _, _, crc = (
+                INDEX_HEADER.unpack(head)
+            )
+            if (magic, version) != (INDEX_MAGIC, VERSION) or crc != crc32(head[:60]):
+                return None
+            if (its_id, its_base) != (page_id, base) or not flags & SEALED:
+                return None
+            blocks = (page_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES
+            size = count * ROW_BYTES + blocks * 4
+            body = file.read(size)
     except FileNotFoundError:
         return None
-    if len(raw) < HEADER_BYTES:
-        return None
-    magic, version, flags, count, its_id, its_base, page_bytes, rows_crc, _, _, crc = (
-        INDEX_HEADER.unpack_from(raw)
-    )
-    if (magic, version) != (INDEX_MAGIC, VERSION) or crc != crc32(raw[:60]):
-        return None
-    if (its_id, its_base) != (page_id, base):
-        return None
-    body = memoryview(raw)[HEADER_BYTES:]
-    if not flags & SEALED:
-        return _Index(False, 0, 0, np.frombuffer(body, ROW, len(body) // ROW_BYTES), None)
-    blocks = (page_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES
-    size = count * ROW_BYTES + blocks * 4
-    if len(body) < size or crc32(body[:size], 0) != rows_crc:
+    if len(body) < size or crc32(body, 0) != rows_crc:
         return None
     rows = np.frombuffer(body, ROW, count)
-    return _Index(
-        True, count, page_bytes, rows, np.frombuffer(body, "<u4", blocks, count * ROW_BYTES)
-    )
+    return _Index(count, page_bytes, rows, np.frombuffer(body, "<u4", blocks, count * ROW_BYTES))
+
+
+def _unsealed_rows(page_path: str, a: int, b: int) -> tuple[Rows, int]:
+    """Return what the index of an unsealed page has of the rows [a, b), not checked, and the number
+    of the first. If it has none of them, that is its last row."""
+    try:
+        with Path(_index_path(page_path)).open("rb") as file:
+            there = (file.seek(0, SEEK_END) - HEADER_BYTES) // ROW_BYTES
+            first, last = min(a, there - 1), min(b, there)
+            if first < 0:
+                return np.empty(0, ROW), 0
+            file.seek(HEADER_BYTES + first * ROW_BYTES)
+            raw = file.read((last - first) * ROW_BYTES)
+    except FileNotFoundError:
+        return np.empty(0, ROW), 0
+    return np.frombuffer(raw, ROW, len(raw) // ROW_BYTES), first
+
+
+def _index_path(page_path: str) -> str:
+    return page_path.removesuffix(".page") + ".idx"
 
 
 def _page_id(path: str, head: bytes, base: int) -> tuple[int, int | None]:
@@ -312,17 +326,16 @@ def _page_id(path: str, head: bytes, base: int) -> tuple[int, int | None]:
     return int(page_id), int(time_us) if kind == KIND_STAGED else None
 
 
-def _gather_u32(data: Any, at: Any) -> Any:
-    """Return the u32 at each of these positions, which need not be aligned."""
-    return _gather(data, at, 4).view("<u4").reshape(-1)
+def _numbers_at(data: Any, at: Any, kind: str) -> Any:
+    """Return the number of that NumPy type at each of these positions, aligned or not."""
+    count = len(data) - np.dtype(kind).itemsize + 1
+    return np.ndarray((count,), kind, data, strides=(1,))[at]
 
 
-def _gather_i64(data: Any, at: Any) -> Any:
-    return _gather(data, at, 8).view("<i8").reshape(-1)
-
-
-def _gather(data: Any, at: Any, width: int) -> Any:
-    return data[np.asarray(at, np.int64)[:, None] + np.arange(width)]
+def _true_from_first(values: Any) -> int:
+    """Return how many of these are true before the first that is not."""
+    wrong = np.flatnonzero(~values)
+    return int(wrong[0]) if len(wrong) else len(values)
 
 
 # ---- from the network ----------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def test_only_settled_records_of_an_active_page_are_seen(tmp_path: Path) -> None
         file.write(b"half a frame that is being written")
     page = PageMap(str(path), 0, 30, tiny.position(30))
     assert records_of(page.frames(0, 30)) == expected(SMALL[:30])
-    assert page.end == tiny.position(30)
+    assert page.frames(0, 30).end == tiny.position(30)
     with pytest.raises(ValueError, match="offsets 0 to 31, expected within 0 to 30"):
         page.frames(0, 31)
 
@@ -80,6 +80,42 @@ def test_a_damaged_index_is_found_out(tmp_path: Path, at: int, is_sealed: bool) 
     raw[at] ^= 0x40
     index.write_bytes(raw)
     assert records_of(PageMap(str(path), 0, 50).frames(0, 50)) == expected(SMALL)
+
+
+@pytest.mark.parametrize("kept", [0, 64, 64 + 16 * 7 + 5, 64 + 16 * 31])
+@pytest.mark.parametrize("damaged", [None, 5, 30])
+def test_any_range_of_an_active_page_is_found(
+    tmp_path: Path, kept: int, damaged: int | None
+) -> None:
+    """With an index that has some of the rows, one of which may be wrong."""
+    path = page_of(SMALL, is_sealed=False).write(tmp_path)
+    index = path.with_suffix(".idx")
+    raw = bytearray(index.read_bytes())
+    if damaged is not None:
+        raw[64 + 16 * damaged] ^= 0x40
+    index.write_bytes(raw[:kept])
+    page = PageMap(str(path), 0, 50)
+    for first, last in [(0, 3), (4, 6), (5, 50), (6, 7), (29, 32), (31, 33), (49, 50), (0, 50)]:
+        found = page.frames(first, last)
+        assert (found.first_offset, records_of(found)) == (first, expected(SMALL[first:last]))
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_damage_in_an_active_page_leaves_what_is_readable(tmp_path: Path, has_index: bool) -> None:
+    """With an index all other records; without one those before it, for only their lengths say
+    where the next one is."""
+    tiny = page_of(SMALL, is_sealed=False)
+    path = tiny.write(tmp_path, has_index=has_index)
+    raw = bytearray(tiny.page)
+    raw[tiny.position(33) + 25] ^= 1
+    path.write_bytes(raw)
+    page = PageMap(str(path), 0, 50)
+    assert records_of(page.frames(0, 33)) == expected(SMALL[:33])
+    for first, last in [(30, 40), (33, 34), (33, 34)]:
+        with pytest.raises(CorruptionError, match="offset 33 is wrong"):
+            page.frames(first, last)
+    if has_index:
+        assert records_of(page.frames(34, 50)) == expected(SMALL[34:])
 
 
 def test_the_index_of_another_page_does_not_count(tmp_path: Path) -> None:

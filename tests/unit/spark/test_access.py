@@ -319,4 +319,4 @@ def test_pages_of_the_engine_are_what_the_columns_read(stream: Path) -> None:
         mapped = PageMap(str(page), base, end - base)
         assert mapped.frames(base, end).count == end - base
         if end != 500:
-            assert mapped._blocks is not None, f"{page.name} is not read as sealed"
+            assert mapped._index is not None, f"{page.name} is not read as sealed"

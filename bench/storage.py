@@ -20,7 +20,7 @@ from seams import LOG, QUEUE, STORE, CountingFileSystem
 
 from penstock import build_kind
 from penstock.clock import SystemClock
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.data_directory import DataDirectory
 from penstock.storage.files.durability import DISK, OS
@@ -195,7 +195,7 @@ def tail(data: str, kind: str, records: int, size: int, log_bytes: int) -> Resul
             store.publish(100, body, OS)
         else:
             for seq in live[done : done + 100]:
-                entry = Entry(seq, Message(1, b"", None, size, 0), on_slot=True)
+                entry = Entry(seq, QueuedMessage(1, b"", None, size, 0), on_slot=True)
                 engine.dequeue(queue, [entry], OS)
             engine.flush()
         done += 100
@@ -248,7 +248,7 @@ def ram(data: str, size: int, steps: list[int], own_file_from: int, is_hollow: b
     result = {"per_message": (held[1] - held[0]) / (steps[1] - steps[0]), "held": held}
     if not is_hollow:
         for seq in range(0, queue.next_seq, 2):
-            message = Message(1, b"", None, size, 0)
+            message = QueuedMessage(1, b"", None, size, 0)
             engine.dequeue(queue, [Entry(seq, message, on_slot=True)], OS)
             if seq % 1000 == 0:
                 engine.flush()

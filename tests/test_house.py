@@ -146,6 +146,16 @@ def test_a_module_opens_with_what_it_is() -> None:
     assert not short
 
 
+def test_no_class_name_stands_twice() -> None:
+    """The name alone says which class is meant. `penstock.aio` has twins with `Async` in front."""
+    places: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{name_of(path)}:{node.lineno}")
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
 def test_nothing_is_left_undone() -> None:
     assert not with_words(SOURCES, UNDONE)
 

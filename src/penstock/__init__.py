@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from penstock.embedded.library_errors import BoxClosedError as BoxClosedError
     from penstock.embedded.library_errors import ConnectionLostError as ConnectionLostError
     from penstock.embedded.library_errors import MissingCapabilityError as MissingCapabilityError
-    from penstock.embedded.library_errors import QueueEmptyError as QueueEmptyError
-    from penstock.embedded.library_errors import QueueFullError as QueueFullError
     from penstock.embedded.library_errors import TransactionError as TransactionError
     from penstock.embedded.library_errors import UnreachableError as UnreachableError
     from penstock.embedded.messages import Job as Job
@@ -50,6 +48,8 @@ if TYPE_CHECKING:
     from penstock.errors import OptionError as OptionError
     from penstock.errors import PathNotFreeError as PathNotFreeError
     from penstock.errors import PenstockError as PenstockError
+    from penstock.errors import QueueEmptyError as QueueEmptyError
+    from penstock.errors import QueueFullError as QueueFullError
     from penstock.errors import QueueLeasedError as QueueLeasedError
     from penstock.errors import ReaderTakenError as ReaderTakenError
     from penstock.errors import SettledError as SettledError
@@ -71,13 +71,13 @@ _ERRORS: Final = {
         "CorruptionError", "DescriptorsError", "DiskFullError",
         "ForkedError", "LockedError", "MissingPackageError", "NetworkFileSystemError",
         "NotAStoreError", "NotLeasableError", "OptionError", "PathNotFreeError", "PenstockError",
-        "QueueLeasedError",
-        "ReaderTakenError", "SettledError", "StoppedError", "StorageError", "StreamGapError",
+        "QueueEmptyError", "QueueFullError", "QueueLeasedError", "ReaderTakenError", "SettledError",
+        "StoppedError", "StorageError", "StreamGapError",
         "SyncFailedError", "TransactionTooLargeError", "UnknownLeaseError", "UnknownQueueError",
         "VersionError",
     ),
     "penstock.embedded.library_errors": (
-        "BoxClosedError", "QueueEmptyError", "QueueFullError", "TransactionError",
+        "BoxClosedError", "TransactionError",
         "ConnectionLostError", "MissingCapabilityError", "UnreachableError",
     ),
 }  # fmt: skip

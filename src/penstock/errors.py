@@ -7,6 +7,7 @@ what was found, and where. All keep their arguments as attributes.
 
 import difflib
 import errno
+import queue
 import re
 from collections.abc import Iterable
 from typing import Final
@@ -263,8 +264,9 @@ class MissingPackageError(PenstockError):
         self.reason = reason
 
 
-class QueueFullError(PenstockError):
-    """A queue has reached its limit and refuses more; nothing was published."""
+class QueueFullError(PenstockError, queue.Full):
+    """A queue has reached its limit and refuses more; nothing was put. limit: which one; given:
+    what it would be. A program that was written for `queue.Queue` catches `queue.Full`."""
 
     def __init__(self, queue: str, limit: str, given: int, allowed: int) -> None:
         super().__init__(
@@ -283,8 +285,8 @@ class QueueFullError(PenstockError):
         return None if found is None else (found[1], int(found[2]), int(found[3]))
 
 
-class QueueEmptyError(PenstockError):
-    """No message came in the time given."""
+class QueueEmptyError(PenstockError, queue.Empty):
+    """No message came in the time given. A program for `queue.Queue` catches `queue.Empty`."""
 
     def __init__(self, queue: str, timeout_s: float) -> None:
         super().__init__(f"queue {queue!r} is empty (waited {timeout_s:g} s)")

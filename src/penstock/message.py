@@ -1,10 +1,10 @@
-"""Message and MessageFactory: what travels through queues, and the ids of messages.
+"""QueuedMessage and MessageFactory: what travels through queues, and the ids of messages.
 
-A `Message` is shared by all queues that it was routed to; the queue keeps what differs from queue
-to queue (the seq, whether it is on a slot yet). A *header* is the opaque content header; the empty
-header means the default, so most messages need no bytes for it on disk. `size` stays when the body
-leaves RAM: no limit, count or expiry ever reads the body (in Qpid's Flow to Disk Design counting
-read the bodies, which undid the effort).
+A `QueuedMessage` is shared by all queues that it was routed to; the queue keeps what differs from
+queue to queue (the seq, whether it is on a slot yet). A *header* is the opaque content header; the
+empty header means the default, so most messages need no bytes for it on disk. `size` stays when the
+body leaves RAM: no limit, count or expiry ever reads the body (in Qpid's Flow to Disk Design
+counting read the bodies, which undid the effort).
 
 Placement is decided once, when a message is published: `store_file` is 0 for a body in the queue's
 own segment, else the file of the MessageStore that holds it (with the id, that is its address).
@@ -25,12 +25,12 @@ START_SHIFT: Final = 40
 START_MAX: Final = (1 << 24) - 1
 
 
-# Message and Entry are never part of a cycle, so they are not tracked by the garbage collector,
-# which would otherwise walk over a million of them again and again.
+# QueuedMessage and Entry are never part of a cycle, so they are not tracked by the garbage
+# collector, which would otherwise walk over a million of them again and again.
 
 
 @mypyc_attr(acyclic=True)
-class Message:
+class QueuedMessage:
     """One message: opaque header, and body, or None when the body is not in RAM.
 
     size: bytes of the body. time: seconds since 1970 at publish. expiry_ms: milliseconds since 1970
@@ -59,15 +59,15 @@ class Message:
         self.store_file: int = store_file
         self.persistent: bool = persistent
 
-    def copy(self) -> "Message":
+    def copy(self) -> "QueuedMessage":
         """Return a copy, for loading a body that does not stay in RAM."""
-        return Message(
+        return QueuedMessage(
             self.id, self.header, self.body, self.size, self.time, self.expiry_ms, self.store_file,
             self.persistent,
         )  # fmt: skip
 
 
-def is_large(message: Message) -> bool:
+def is_large(message: QueuedMessage) -> bool:
     """Return whether the body is in the store, and so large that it is sent from there in
     pieces."""
     return message.store_file != 0 and message.size >= LARGE_FROM
@@ -80,9 +80,9 @@ class Entry:
 
     __slots__ = ("message", "on_slot", "seq")
 
-    def __init__(self, seq: int, message: Message, on_slot: bool = False) -> None:
+    def __init__(self, seq: int, message: QueuedMessage, on_slot: bool = False) -> None:
         self.seq: int = seq
-        self.message: Message = message
+        self.message: QueuedMessage = message
         self.on_slot: bool = on_slot
 
 

@@ -30,7 +30,7 @@ each queue.
 
 from typing import Final
 
-from penstock.message import Message
+from penstock.message import QueuedMessage
 from penstock.native import mypyc_attr
 
 
@@ -169,8 +169,8 @@ class SharedBody:
 
 
 @mypyc_attr(acyclic=True)
-class SharedMessage(Message):
-    """A Message whose body is that of `shared`, in RAM; other messages may have the same."""
+class SharedMessage(QueuedMessage):
+    """A QueuedMessage whose body is that of `shared`, in RAM; other messages may have the same."""
 
     __slots__ = ("shared",)
 

@@ -21,7 +21,7 @@ from penstock.clock import ManualClock
 from penstock.errors import CorruptionError, VersionError
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK
-from penstock.storage.pages.streams import Stream
+from penstock.storage.pages.streams import StoredStream
 from penstock.storage.tools.salvage import salvage
 from penstock.storage.tools.verify import verify
 from tests.crash import failing_calls
@@ -70,7 +70,7 @@ def check_stopped(run: Run) -> None:
     assert after == heads, "a head moved after a failed sync"
 
 
-def _calls(run: Run, stream: Stream) -> list[Callable[[], object]]:
+def _calls(run: Run, stream: StoredStream) -> list[Callable[[], object]]:
     engine = run.driver.engine
     return [
         lambda: engine.append_stream(stream, b"", b"x", DISK),
@@ -246,7 +246,7 @@ def _names(fs: FaultyFileSystem) -> dict[bytes, int]:
     return {stream.name: number for number, stream in engine.streams.items()}
 
 
-def taken_of(stream: Stream) -> list[tuple[bytes, bytes]]:
+def taken_of(stream: StoredStream) -> list[tuple[bytes, bytes]]:
     """All records of a stream: (payload, meta)."""
     found = stream.queue.read(0, 10_000, 1 << 30)
     assert len(found) == stream.head_offset

@@ -16,7 +16,7 @@ from penstock.storage.files.durability import DISK
 from penstock.storage.files.options import StorageOptions
 from penstock.storage.index.queue_index import QueueIndex
 from penstock.storage.pages.batches import BatchFacts, QueryOwner, StagedPage
-from penstock.storage.pages.streams import Stream
+from penstock.storage.pages.streams import StoredStream
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Change, Ledger, ModelBatch, ModelPage, Violation, body_of
 from tests.helpers.stream_driver import StreamDriver
@@ -45,7 +45,7 @@ class BatchDriver(StreamDriver):
         """A query's last batch as the ledger has it now."""
         return self.ledger.fold(self.engine.last_lsn).batches.get(query)
 
-    def _on_head(self, stream: Stream) -> None:
+    def _on_head(self, stream: StoredStream) -> None:
         """Readers see all of a batch or nothing of it."""
         super()._on_head(stream)
         head = stream.head_offset
@@ -190,7 +190,7 @@ class BatchDriver(StreamDriver):
             raise Violation(f"a batch of query {query} is rolled forward, and was not decided")
         return batch.pages[page][1]
 
-    def _adopt_page(self, query: str, stream: Stream, rows: int) -> None:
+    def _adopt_page(self, query: str, stream: StoredStream, rows: int) -> None:
         batch = self.engine.batches.batch(query)
         assert batch is not None
         contents, base = self._contents(query, batch.page), stream.next_offset
@@ -206,7 +206,7 @@ class BatchDriver(StreamDriver):
             raise Violation(f"adopted at {found}, should be {base}")
         self._note_end(query)
 
-    def _move(self, query: str, stream: Stream | None, queue: QueueIndex | None) -> None:
+    def _move(self, query: str, stream: StoredStream | None, queue: QueueIndex | None) -> None:
         batch = self.engine.batches.batch(query)
         assert batch is not None
         page, frame = batch.page, batch.frame

@@ -2,7 +2,7 @@
 
 from penstock.storage.files.durability import DISK
 from penstock.storage.pages.batches import StagedPage
-from penstock.storage.pages.streams import Stream
+from penstock.storage.pages.streams import StoredStream
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.tiny_batches import TARGET, Row, read_all, stage
 from tests.helpers.tiny_engine import PATH
@@ -18,7 +18,7 @@ class BatchRig(EngineRig):
         self.engine.declare_streams([(name, b"", 0) for name in names], page_bytes=400)
         self.engine.sync()
 
-    def stream(self, name: bytes = b"s") -> Stream:
+    def stream(self, name: bytes = b"s") -> StoredStream:
         return self.engine.stream(name)
 
     def stage(self, rows: list[Row], batch: int = 0, query: str = "q", partition: int = 0) -> (

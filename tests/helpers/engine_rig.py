@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.clock import ManualClock
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.data_directory import vhost_number
 from penstock.storage.files.durability import DISK, OS
@@ -103,7 +103,7 @@ class EngineRig:
             self.declare(name)
         return self.engine.queue(name)
 
-    def put(self, queue: QueueIndex, *bodies: bytes, header: bytes = b"") -> list[Message]:
+    def put(self, queue: QueueIndex, *bodies: bytes, header: bytes = b"") -> list[QueuedMessage]:
         """Publish, and wait until it is durable."""
         made = [self.engine.publish([queue], header, body, DISK) for body in bodies]
         self.engine.sync()

@@ -171,7 +171,7 @@ class Alone(Life):
             reader = rng.choice("abc")
             if rng.random() < 0.7:
                 place = ReaderOffset(rng.randint(0, queue.next_offset), None)
-                queue.set_reader(reader, *place)
+                queue.set_reader(reader, place.offset, place.kept_from)
                 self.readers[reader] = {place}
             else:
                 queue.delete_reader(reader)

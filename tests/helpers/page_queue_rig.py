@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.clock import ManualClock
 from penstock.storage.files.filesystem import FileSystem
-from penstock.storage.pages.page import StreamRecord
+from penstock.storage.pages.page import PageRecord
 from penstock.storage.pages.persistent_queue import PersistentQueue
 
 PATH = "/q"
@@ -41,7 +41,7 @@ def content(offset: int, size: int = 20) -> tuple[bytes, bytes]:
     return b"%d-" % offset + b"x" * size, b"m%d" % offset
 
 
-def offsets(records: list[StreamRecord]) -> list[int]:
+def offsets(records: list[PageRecord]) -> list[int]:
     return [record.offset for record in records]
 
 

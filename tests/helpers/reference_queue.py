@@ -15,7 +15,7 @@ import bisect
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.queues.backing_queue import BackingQueue, Delivery, NewMessage, ReadyHead
 from penstock.queues.rows import Row
 from penstock.storage.engine import StorageEngine
@@ -455,7 +455,7 @@ class ReferenceQueue(BackingQueue):
         return lsn
 
 
-def _size(message: Message) -> int:
+def _size(message: QueuedMessage) -> int:
     return 200 + message.size + len(message.header)
 
 

@@ -8,7 +8,7 @@ queues and of streams. Beside it all sits a reader who has the pages mapped (`Ma
 
 from penstock.storage.files.durability import DISK
 from penstock.storage.files.options import StorageOptions
-from penstock.storage.pages.streams import Stream
+from penstock.storage.pages.streams import StoredStream
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.ledger import Change, Ledger, Violation, body_of
 from tests.helpers.stream_judge import Mapped, check_records
@@ -35,7 +35,7 @@ class StreamDriver(Driver):
         super().__init__(fs, seed, options=options, ledger=ledger, first_uid=first_uid)
         self.engine.on_head = self._on_head
 
-    def _on_head(self, stream: Stream) -> None:
+    def _on_head(self, stream: StoredStream) -> None:
         """Every record below the head is settled in its own mode, and stays there."""
         before, head = self.heads.get(stream.number, 0), stream.head_offset
         if head < before:
@@ -49,7 +49,7 @@ class StreamDriver(Driver):
 
     # ---- streams -------------------------------------------------------------------------------
 
-    def some_stream(self) -> Stream | None:
+    def some_stream(self) -> StoredStream | None:
         streams = [s for _, s in sorted(self.engine.streams.items())]
         return self.rng.choice(streams) if streams else None
 
@@ -90,7 +90,7 @@ class StreamDriver(Driver):
         for _ in range(self.rng.choice((1, 1, 3))):
             self._append(stream, size)
 
-    def _append(self, stream: Stream, size: int | None) -> None:
+    def _append(self, stream: StoredStream, size: int | None) -> None:
         uid, header, mode = self.uid, self._header(), self.rng.choice(MODES)
         self.uid += 1
         if size is None:
@@ -185,7 +185,7 @@ class StreamDriver(Driver):
         self.clock.advance(2)
         self._retain(stream, max_age_s=1)
 
-    def _retain(self, stream: Stream, **limits: int) -> None:
+    def _retain(self, stream: StoredStream, **limits: int) -> None:
         kept, before = stream.kept_from(), stream.first_offset
         self.engine.retain(stream, **limits)
         if kept is not None and stream.first_offset > max(kept, before):

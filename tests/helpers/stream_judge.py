@@ -15,7 +15,7 @@ from penstock.errors import CorruptionError
 from penstock.storage.engine import StorageEngine
 from penstock.storage.pages.stream_meta import WRITE_META, decode_head
 from penstock.storage.pages.stream_view import StreamView
-from penstock.storage.pages.streams import Stream
+from penstock.storage.pages.streams import StoredStream
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.simulated_disk import Change
 from tests.helpers.uids import Content, Violation, body_of
@@ -55,7 +55,7 @@ def check_streams(
             raise Violation(f"streams/{name} belongs to no stream")
 
 
-def check_records(stream: Stream, records: list[Content]) -> None:
+def check_records(stream: StoredStream, records: list[Content]) -> None:
     """What a reader gets from the first offset to the head are these records; Violation."""
     wanted = stream.first_offset
     last_time = 0
@@ -76,7 +76,7 @@ def check_records(stream: Stream, records: list[Content]) -> None:
             wanted += 1
 
 
-def _check_files(engine: StorageEngine, stream: Stream) -> None:
+def _check_files(engine: StorageEngine, stream: StoredStream) -> None:
     """Pages follow one another from the first one on, and there is nothing else."""
     fs = engine.fs
     bases = []

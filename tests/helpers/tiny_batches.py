@@ -12,7 +12,7 @@ from penstock.storage.pages.adoption import Adoption
 from penstock.storage.pages.batches import StagedPage
 from penstock.storage.pages.page import (
     PAGE_HEADER_BYTES,
-    StreamRecord,
+    PageRecord,
     encode_frame,
     pack_row,
     page_seed,
@@ -25,7 +25,7 @@ from penstock.storage.pages.staging import (
     query_path,
     staging_path,
 )
-from penstock.storage.pages.streams import Stream
+from penstock.storage.pages.streams import StoredStream
 
 TARGET = '{"queue": "s"}'
 STAGED_US = 5_000_000
@@ -78,7 +78,7 @@ def stage(
 
 def read_batch(
     engine: StorageEngine, query: str, max_records: int, max_bytes: int
-) -> list[StreamRecord]:
+) -> list[PageRecord]:
     """What comes next of a query's batch, verified, of one page: up to so many, one at least.
     CorruptionError."""
     batch = engine.batches.batch(query)
@@ -89,8 +89,8 @@ def read_batch(
 
 
 def step_into_stream(
-    engine: StorageEngine, query: str, streams: list[Stream],
-    pick: Callable[[StreamRecord], Stream] | None = None,
+    engine: StorageEngine, query: str, streams: list[StoredStream],
+    pick: Callable[[PageRecord], StoredStream] | None = None,
 ) -> bool:  # fmt: skip
     """Go on with a batch for a stream, or for its partitions, which `pick` chooses: adopt a page,
     or append a slice. False: it is done."""

@@ -15,7 +15,7 @@ from penstock.storage.files.durability import DISK
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.files.options import StorageOptions
 from penstock.storage.index.queue_index import QueueIndex
-from penstock.storage.index.routing_table import Binding, Exchange, set_parameter
+from penstock.storage.index.routing_table import DurableBinding, DurableExchange, set_parameter
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 DATA = "/data"
@@ -74,8 +74,8 @@ def entries(engine: StorageEngine, queue: QueueIndex, *seqs: int) -> list[Entry]
 def fill(engine: StorageEngine) -> None:
     """Everything once; half of it before a checkpoint."""
     big, small, pair = (engine.declare_queue(name) for name in (b"big", b"small", b"pair"))
-    engine.apply_topology(Exchange(b"logs", b"topic").record())
-    engine.apply_topology(Binding(b"logs", b"q", b"big", b"a.#").record())
+    engine.apply_topology(DurableExchange(b"logs", b"topic").record())
+    engine.apply_topology(DurableBinding(b"logs", b"q", b"big", b"a.#").record())
     engine.apply_topology(set_parameter(b"policy", b"limit", b"{}"))
     for i in range(9):
         header = b"" if i % 3 else b"header %d" % i

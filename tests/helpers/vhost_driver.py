@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from penstock.clock import ManualClock
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.storage.files.durability import DISK, INTERVAL, OS
 from penstock.storage.files.holder import DictHolder
 from penstock.storage.files.options import StorageOptions
@@ -183,7 +183,7 @@ class Driver:
         self.uid += 1
         places = tuple((queue.number, queue.next_seq) for queue in targets)
         expiry = self.rng.choice((0, 0, 0, 1_800_000_000_000 + uid))
-        made: list[Message] = []
+        made: list[QueuedMessage] = []
         self._do(
             lambda: made.append(
                 self.engine.publish(targets, header, body_of(uid, size), mode, expiry)

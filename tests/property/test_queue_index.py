@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.storage.index.queue_index import QueueIndex, Section, Ticks
 from penstock.storage.journal import checkpoint
 from tests.helpers.faulty_filesystem import FaultyFileSystem
@@ -28,7 +28,7 @@ class Life:
 
     def entries(self, seqs: list[int]) -> list[Entry]:
         return [
-            Entry(seq, Message(seq, b"", None, self.model[seq][0], 0, 0, self.model[seq][1]))
+            Entry(seq, QueuedMessage(seq, b"", None, self.model[seq][0], 0, 0, self.model[seq][1]))
             for seq in seqs
         ]
 

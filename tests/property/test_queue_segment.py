@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptionError
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.storage.index.queue_segment import Handles, SegmentFiles
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
@@ -18,10 +18,10 @@ _headers = st.one_of(
 
 
 @st.composite
-def messages(draw: st.DrawFn) -> Message:
+def messages(draw: st.DrawFn) -> QueuedMessage:
     body = draw(st.binary(max_size=40))
     store = draw(st.one_of(st.just(0), st.integers(1, (1 << 32) - 1)))
-    return Message(
+    return QueuedMessage(
         draw(st.integers(0, (1 << 64) - 1)), draw(_headers), None if store else body, len(body),
         draw(st.integers(0, (1 << 32) - 1)), draw(st.integers(0, (1 << 48) - 1)), store,
     )  # fmt: skip
@@ -34,7 +34,7 @@ def files(fs: FaultyFileSystem) -> SegmentFiles:
     return SegmentFiles(fs, "/2", 99, 7, 2, SLOTS, Handles())
 
 
-def write(found: dict[int, Message], calls: int = 1) -> FaultyFileSystem:
+def write(found: dict[int, QueuedMessage], calls: int = 1) -> FaultyFileSystem:
     """All entries, in so many calls of write."""
     fs = FaultyFileSystem()
     entries = [Entry(2 * SLOTS + rel, found[rel]) for rel in sorted(found)]
@@ -45,13 +45,13 @@ def write(found: dict[int, Message], calls: int = 1) -> FaultyFileSystem:
     return fs
 
 
-def is_same(found: Message, wanted: Message) -> bool:
+def is_same(found: QueuedMessage, wanted: QueuedMessage) -> bool:
     return all(getattr(found, name) == getattr(wanted, name) for name in FIELDS)
 
 
 @given(segments, st.integers(1, 3), st.data())
 def test_what_was_written_comes_back(
-    wanted: dict[int, Message], calls: int, data: st.DataObject
+    wanted: dict[int, QueuedMessage], calls: int, data: st.DataObject
 ) -> None:
     fs = write(wanted, calls)
     some = data.draw(st.lists(st.sampled_from(sorted(wanted)), min_size=1, unique=True))
@@ -62,7 +62,7 @@ def test_what_was_written_comes_back(
 
 @given(segments, st.data())
 def test_a_seq_that_was_not_written_is_an_error(
-    wanted: dict[int, Message], data: st.DataObject
+    wanted: dict[int, QueuedMessage], data: st.DataObject
 ) -> None:
     missing = sorted(set(range(SLOTS)) - set(wanted))
     if missing:
@@ -74,7 +74,7 @@ def test_a_seq_that_was_not_written_is_an_error(
 
 @given(segments, st.sampled_from([".qi", ".qs"]), st.data())
 def test_of_any_damage_comes_an_error_or_the_right_message(
-    wanted: dict[int, Message], ending: str, data: st.DataObject
+    wanted: dict[int, QueuedMessage], ending: str, data: st.DataObject
 ) -> None:
     fs = write(wanted)
     path = "/2" + ending
@@ -104,7 +104,9 @@ def test_of_any_damage_comes_an_error_or_the_right_message(
 
 
 @given(segments, segments)
-def test_a_later_write_of_a_seq_wins(first: dict[int, Message], second: dict[int, Message]) -> None:
+def test_a_later_write_of_a_seq_wins(
+    first: dict[int, QueuedMessage], second: dict[int, QueuedMessage]
+) -> None:
     fs = write(first)
     entries = [Entry(2 * SLOTS + rel, second[rel]) for rel in sorted(second)]
     files(fs).write(entries)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from penstock.storage.index.queue_index import Ticks
 from penstock.storage.index.routing_table import (
     UNBIND,
-    Binding,
+    DurableBinding,
+    DurableExchange,
     DurableQueue,
-    Exchange,
     RoutingTable,
     clear_parameter,
     delete_exchange,
@@ -19,10 +19,10 @@ from penstock.storage.index.routing_table import (
 
 names = st.sampled_from([b"", b"a", b"b", "ü€".encode(), b"n" * 300])
 blobs = st.binary(max_size=12)
-bindings = st.builds(Binding, names, st.sampled_from([b"q", b"e"]), names, names, blobs)
+bindings = st.builds(DurableBinding, names, st.sampled_from([b"q", b"e"]), names, names, blobs)
 
 records = st.one_of(
-    st.builds(Exchange, names, names, st.integers(0, 255), blobs).map(lambda e: e.record()),
+    st.builds(DurableExchange, names, names, st.integers(0, 255), blobs).map(lambda e: e.record()),
     st.builds(DurableQueue, names, st.integers(0, 9), st.integers(0, 255), blobs).map(
         lambda q: q.record()
     ),

@@ -1,26 +1,26 @@
-"""Message and MessageFactory: ids begin anew with each start, and never before recovery ended."""
+"""MessageFactory: ids begin anew with each start, and never before recovery ended."""
 
 import pytest
 
 from penstock.errors import StorageError
-from penstock.message import START_MAX, START_SHIFT, Entry, Message, MessageFactory
+from penstock.message import START_MAX, START_SHIFT, Entry, MessageFactory, QueuedMessage
 
 
 def test_a_message_is_persistent_without_expiry_and_in_no_store_unless_said() -> None:
-    message = Message(7, b"h", b"body", 4, 99)
+    message = QueuedMessage(7, b"h", b"body", 4, 99)
     assert (message.id, message.header, message.body, message.size) == (7, b"h", b"body", 4)
     assert (message.time, message.expiry_ms, message.store_file) == (99, 0, 0)
     assert message.persistent
 
 
 def test_the_size_stays_when_the_body_leaves_ram() -> None:
-    message = Message(7, b"", b"body", 4, 99)
+    message = QueuedMessage(7, b"", b"body", 4, 99)
     message.body = None
     assert message.size == 4
 
 
 def test_an_entry_is_on_no_slot_at_first() -> None:
-    message = Message(7, b"", b"", 0, 0)
+    message = QueuedMessage(7, b"", b"", 0, 0)
     entry = Entry(3, message)
     assert (entry.seq, entry.message, entry.on_slot) == (3, message, False)
 

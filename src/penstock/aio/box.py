@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from penstock import errors
 from penstock.aio.loop import Opening
 from penstock.aio.stream import AsyncStream
 from penstock.embedded.box import BoxBase, ScopeBase
@@ -20,7 +19,7 @@ from penstock.embedded.new_body import Body, Headers, NewBody, bodies_of
 from penstock.embedded.option_parsing import QueueGiven, StreamGiven, Time, time_ms
 from penstock.embedded.queue import Bodies, QueueBase
 from penstock.embedded.sources import AsyncRunner, BoxSource, QueueSource, SlowCase
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, QueueEmptyError
 
 
 class AsyncJob(JobBase):
@@ -144,7 +143,7 @@ class AsyncQueue(QueueBase):
         while True:
             try:
                 job = await self._get(timeout, True)
-            except errors.QueueEmptyError:
+            except QueueEmptyError:
                 return
             try:
                 yield job

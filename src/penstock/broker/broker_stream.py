@@ -72,7 +72,7 @@ from penstock.errors import (
     DiskFullError,
     OptionError,
 )
-from penstock.message import Message
+from penstock.message import QueuedMessage
 from penstock.queues import stream_options
 from penstock.queues.amqp_headers import FORMAT, AmqpHeaders, split_address
 from penstock.queues.backing_queue import Delivery
@@ -90,7 +90,8 @@ from penstock.queues.stream_options import (
 from penstock.routing.exchange_types import not_counted
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK, OS
-from penstock.storage.pages.streams import STREAM_FLAG, ReaderOffset, Stream
+from penstock.storage.pages.stream_meta import ReaderOffset
+from penstock.storage.pages.streams import STREAM_FLAG, StoredStream
 from penstock.storage.parts.stream_engine import StreamCreation
 from penstock.storage.parts.transaction import Transaction
 
@@ -120,7 +121,7 @@ class Start:
         self.offset: int = offset
         self.time_us: int = time_us
 
-    def offset_in(self, stream: Stream) -> int:
+    def offset_in(self, stream: StoredStream) -> int:
         """Return the offset to begin at in this partition; it may be below the first or above the
         head. CorruptionError, OSError: the index cannot be read."""
         if self.offset >= 0:
@@ -242,7 +243,7 @@ class StreamReading(Source):
             partition = cursor.partition
             header = placer.header(record.meta, offset, partition, record.time_us, cursor.gap)
             body = record.payload
-            message = Message(offset, header, body, len(body), record.time_us // US_PER_S)
+            message = QueuedMessage(offset, header, body, len(body), record.time_us // US_PER_S)
             tag = cursor.tag(offset, partition)
             channel.deliver(consumer, Delivery(tag, message, False, 0))
         if n:
@@ -303,7 +304,7 @@ class BrokerStream(QueueOrStream):
     allow its readers may ask to keep, None for no bound."""
 
     def __init__(
-        self, engine: StorageEngine, vhost: str, name: str, parts: list[Stream],
+        self, engine: StorageEngine, vhost: str, name: str, parts: list[StoredStream],
         arguments: dict[str, object], options: StreamOptions, *,
         add_other: Callable[[int], None], on_failure: Callable[[str, Exception], None],
     ) -> None:  # fmt: skip
@@ -314,7 +315,7 @@ class BrokerStream(QueueOrStream):
             name, is_durable=True, is_exclusive=False, is_auto_delete=False, arguments=arguments,
             owner=None,
         )  # fmt: skip
-        self.parts: list[Stream] = parts
+        self.parts: list[StoredStream] = parts
         self.parts_bytes = PARTITION_BYTES * (len(parts) - 1)
         self.options: StreamOptions = options
         self.what: str = called("queue", name, vhost)
@@ -398,7 +399,7 @@ class BrokerStream(QueueOrStream):
         consumer.source = reading
         super().attach(consumer)
 
-    def _begin(self, part: Stream, start: Start | None, reader: str) -> int:
+    def _begin(self, part: StoredStream, start: Start | None, reader: str) -> int:
         if start is not None:
             try:
                 return start.offset_in(part)
@@ -513,7 +514,7 @@ class BrokerStream(QueueOrStream):
     def _reader_bytes(self, reader: str) -> int:
         return (KNOWN_READER_BYTES + len(reader)) * len(self.parts)
 
-    def set_reader(self, part: Stream, reader: str, offset: int) -> bool:
+    def set_reader(self, part: StoredStream, reader: str, offset: int) -> bool:
         """Set the reader's position: all below the offset is done. What it asked to keep stays
         kept. Returns False if the disk is full and nothing happened."""
         known = part.readers.get(reader)
@@ -726,7 +727,7 @@ class BrokerStreamTable:
         names = partition_names(name, options.partitions)
         declared = [(part, b"", 0) for part in names]
         declared[0] = (names[0], encode_arguments(arguments), 0)
-        made: list[Stream] | None = None
+        made: list[StoredStream] | None = None
         ready = self._ready
         if ready is not None and ready.steps and self._is_ready(names, options.page_bytes):
             made = ready.steps.made or None
@@ -737,7 +738,7 @@ class BrokerStreamTable:
         return self._added(name, parts, arguments, options)
 
     def _added(
-        self, name: bytes, parts: list[Stream], arguments: dict[str, object],
+        self, name: bytes, parts: list[StoredStream], arguments: dict[str, object],
         options: StreamOptions,
     ) -> BrokerStream:  # fmt: skip
         stream = BrokerStream(
@@ -764,7 +765,7 @@ class BrokerStreamTable:
 
     # ---- what happens to them ------------------------------------------------------------------
 
-    def head_moved(self, part: Stream) -> None:
+    def head_moved(self, part: StoredStream) -> None:
         """Mark the readings that wait for records of this partition, which were settled."""
         stream = self.by_number.get(part.number)
         if stream is not None:

@@ -109,7 +109,7 @@ from penstock.errors import (
     DiskFullError,
     QueueFullError,
 )
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.native import mypyc_attr
 from penstock.queues import raw_fields
 from penstock.queues.amq_queue import Plan
@@ -775,7 +775,7 @@ class Publisher(Unconfirmed):
 
     def publish_with(
         self, route: Route, targets: Targets, props: bytes, body: bytes, facts: PublishFacts,
-        spooled: Message | None = None,
+        spooled: QueuedMessage | None = None,
     ) -> None:  # fmt: skip
         """Publish any message: to a transaction, to several queues, to none. spooled: its body is
         in the store, and `body` is empty."""
@@ -813,7 +813,7 @@ class Publisher(Unconfirmed):
         """Return a mandatory message that no queue gets."""
         self._return(route, props, len(body), body)
 
-    def return_stored(self, route: Route, props: bytes, message: Message) -> None:
+    def return_stored(self, route: Route, props: bytes, message: QueuedMessage) -> None:
         """Return a mandatory message whose body is in the store. CorruptionError, OSError."""
         body = self.vhost.engine.open_body(message)
         self._return(route, props, message.size, None)
@@ -960,7 +960,7 @@ class Planned:
 
 def fan_out(
     vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
-    body: bytes, facts: PublishFacts, spooled: Message | None = None,
+    body: bytes, facts: PublishFacts, spooled: QueuedMessage | None = None,
     copies: SharedBody | None = None, *, may_refuse: bool = True,
 ) -> tuple[int, bool]:  # fmt: skip
     """Publish to all these. spooled: the body is in the store, and `body` is empty. copies: the
@@ -982,7 +982,7 @@ def share_blame(vhost: VHost, header: bytes, places: int) -> None:
 
 def _fan_out(
     vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
-    body: bytes, facts: PublishFacts, spooled: Message | None, may_refuse: bool,
+    body: bytes, facts: PublishFacts, spooled: QueuedMessage | None, may_refuse: bool,
 ) -> tuple[int, bool]:  # fmt: skip
     size = len(body) if spooled is None else spooled.size
     dead: list[tuple[BrokerQueue, bool]] = []
@@ -1002,7 +1002,7 @@ def _fan_out(
 
 def _send(
     vhost: VHost, shared: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
-    body: bytes, facts: PublishFacts, spooled: Message | None, whole: bytes,
+    body: bytes, facts: PublishFacts, spooled: QueuedMessage | None, whole: bytes,
     dead: list[tuple[BrokerQueue, bool]],
 ) -> tuple[int, bool]:  # fmt: skip
     """Publish to queues that take the message and to streams, then to those that make a dead letter
@@ -1057,7 +1057,7 @@ def _has_dead_letters(dead: list[tuple[BrokerQueue, bool]]) -> bool:
 
 def _publish_shared(
     vhost: VHost, queues: list[BrokerQueue], header: bytes, body: bytes, size: int,
-    facts: PublishFacts, spooled: Message | None,
+    facts: PublishFacts, spooled: QueuedMessage | None,
 ) -> int:  # fmt: skip
     """Publish with one record for all queues to which the message is the same. Returns the LSN, 0
     if none is durable."""
@@ -1181,7 +1181,7 @@ def by_durability(
     return durable, others
 
 
-def whole_body(vhost: VHost, spooled: Message) -> bytes:
+def whole_body(vhost: VHost, spooled: QueuedMessage) -> bytes:
     """Return a spooled body, read back, for a queue that cannot share it."""
     return vhost.engine.read_stored(spooled)
 

@@ -151,7 +151,7 @@ class Topology:
             except (AMQPError, ValueError) as error:
                 text = f"{self.called(_text(stored.name))} is left out: {error}"
                 self._on_event("warning", text)
-        stale: list[routing_table.Binding] = []
+        stale: list[routing_table.DurableBinding] = []
         for bound in table.bindings:
             source, destination = _text(bound.source), _text(bound.destination)
             kind = bound.kind.decode()
@@ -174,7 +174,7 @@ class Topology:
                 self._on_event("warning", text)
         self._unbind_stale(stale)
 
-    def _unbind_stale(self, stale: list[routing_table.Binding]) -> None:
+    def _unbind_stale(self, stale: list[routing_table.DurableBinding]) -> None:
         """Delete bindings of queues that do not exist: the library deletes queues and knows of no
         bindings. A queue of that name that is declared later begins without them."""
         with self._engine.one_record(OS):
@@ -418,7 +418,7 @@ def store_creator(engine: StorageEngine, key: bytes, user: str) -> int:
         return 0
 
 
-def _exchange_of(stored: routing_table.Exchange, creator: str) -> Exchange:
+def _exchange_of(stored: routing_table.DurableExchange, creator: str) -> Exchange:
     flags = stored.flags
     return Exchange(
         _text(stored.name), _text(stored.type), durable=True,
@@ -430,13 +430,13 @@ def _exchange_of(stored: routing_table.Exchange, creator: str) -> Exchange:
 def _exchange_record(exchange: Exchange) -> bytes:
     flags = AUTO_DELETE_FLAG if exchange.auto_delete else 0
     flags |= INTERNAL_FLAG if exchange.internal else 0
-    return routing_table.Exchange(
+    return routing_table.DurableExchange(
         _bytes(exchange.name), exchange.type.encode(), flags, _encoded(exchange.arguments)
     ).record()
 
 
-def _stored_binding(binding: Binding) -> routing_table.Binding:
-    return routing_table.Binding(
+def _stored_binding(binding: Binding) -> routing_table.DurableBinding:
+    return routing_table.DurableBinding(
         _bytes(binding.source), binding.kind.encode(), _bytes(binding.destination),
         _bytes(binding.key), binding.encoded,
     )  # fmt: skip

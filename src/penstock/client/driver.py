@@ -62,12 +62,18 @@ from penstock.embedded.library_errors import (
     BoxClosedError,
     ConnectionLostError,
     MissingCapabilityError,
-    QueueFullError,
 )
 from penstock.embedded.new_body import NewBody
 from penstock.embedded.sources import Call
 from penstock.embedded.waiting import run_call
-from penstock.errors import NOT_FOUND, AMQPError, ChannelError, ForkedError, UnknownQueueError
+from penstock.errors import (
+    NOT_FOUND,
+    AMQPError,
+    ChannelError,
+    ForkedError,
+    QueueFullError,
+    UnknownQueueError,
+)
 from penstock.queues.queue_options import DROP_HEAD, QueueOptions
 
 CAPABILITY: Final = "penstock.box"

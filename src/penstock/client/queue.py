@@ -23,11 +23,17 @@ from penstock.client.driver import BoxLink, Full, RemoteDriver, RemoteState, Wai
 from penstock.client.message import RemoteDelivery, messages_of
 from penstock.client.publish_window import Window, batches
 from penstock.codec.spec import BasicCancel
-from penstock.embedded.library_errors import QueueEmptyError, QueueFullError
 from penstock.embedded.new_body import NewBody
 from penstock.embedded.option_parsing import mode_of
 from penstock.embedded.sources import SLOW, Call, QueueCounts, QueueSource, SlowCase
-from penstock.errors import ChannelError, PenstockError, SettledError, UnknownQueueError
+from penstock.errors import (
+    ChannelError,
+    PenstockError,
+    QueueEmptyError,
+    QueueFullError,
+    SettledError,
+    UnknownQueueError,
+)
 from penstock.queues.queue_options import DROP_HEAD, REJECT_PUBLISH
 
 BROWSE_MESSAGES: Final = 64

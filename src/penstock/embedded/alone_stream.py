@@ -80,7 +80,7 @@ from penstock.errors import (
 from penstock.queues.stream_options import StreamOptions
 from penstock.storage.files.filesystem import FileSystem, OsFileSystem
 from penstock.storage.pages.persistent_queue import PersistentQueue
-from penstock.storage.pages.stream_meta import Head
+from penstock.storage.pages.stream_meta import StreamHead
 
 FORCE_S: Final = 1.0  # what is appended is on disk after this, whatever force_every says
 UNFORCED_BYTES_MAX: Final = 8 << 20
@@ -336,7 +336,7 @@ class AloneCore:
             with self.lock:
                 self._is_blocked_by(error)
 
-    def _forced(self, head: Head | None, upto: int, now: float) -> None:
+    def _forced(self, head: StreamHead | None, upto: int, now: float) -> None:
         queue = self.queue
         if head is not None:
             queue.finish_force(head)

@@ -59,7 +59,7 @@ from penstock.storage.files.data_directory import DataDirectory
 from penstock.storage.files.durability import DISK, MODE_NAMES, OS
 from penstock.storage.files.filesystem import Lock, OsFileSystem
 from penstock.storage.files.options import StorageOptions
-from penstock.storage.pages.streams import Stream
+from penstock.storage.pages.streams import StoredStream
 from penstock.storage.parts.transaction import Published
 
 VHOST: Final = b"/"
@@ -165,10 +165,10 @@ class StreamState:
 
     __slots__ = ("followers", "is_deleted", "name", "options", "parts")
 
-    def __init__(self, name: str, options: StreamOptions, parts: list[Stream]) -> None:
+    def __init__(self, name: str, options: StreamOptions, parts: list[StoredStream]) -> None:
         self.name: str = name
         self.options: StreamOptions = options
-        self.parts: list[Stream] = parts
+        self.parts: list[StoredStream] = parts
         self.followers: deque[Waiter] = deque()
         self.is_deleted: bool = False
 
@@ -274,7 +274,7 @@ class CoreStreams:
 
     # ---- heads and retention -------------------------------------------------------------------
 
-    def _head_moved(self, part: Stream) -> None:
+    def _head_moved(self, part: StoredStream) -> None:
         state = self._by_number.get(part.number)
         if state is not None and state.followers:
             state.wake_all()
@@ -646,7 +646,7 @@ class BoxTransaction:
         self._puts.append((state, plan, published))
         self._put_counts[state] = n, size
 
-    def append(self, stream: Stream, header: bytes, body: bytes) -> None:
+    def append(self, stream: StoredStream, header: bytes, body: bytes) -> None:
         """Append a record to a stream; its offset is known when it is committed. DiskFullError."""
         self._transaction.append_stream(stream, header, body)
 

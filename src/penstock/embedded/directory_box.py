@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from penstock.embedded.box import Box
 from penstock.embedded.core import BoxTransaction, Core, QueueState, Settings, settings_of
-from penstock.embedded.directory_queue import DirectoryQueue, full
+from penstock.embedded.directory_queue import DirectoryQueue
 from penstock.embedded.directory_stream import DirectoryStream
 from penstock.embedded.driver import Driver, OpenCore
 from penstock.embedded.events import OnAlert, OnEvent, alert_reporter, reporter
@@ -25,7 +25,7 @@ from penstock.embedded.library_errors import TransactionError
 from penstock.embedded.option_parsing import Size, mode_of
 from penstock.embedded.sources import BoxSource, Call
 from penstock.embedded.waiting import ThreadWaiter, Waiter
-from penstock.errors import QueueFullError, StorageError
+from penstock.errors import StorageError
 from penstock.queues.alerts import Alert
 from penstock.storage.files.data_directory import FreshDirectory
 from penstock.storage.files.durability import DISK
@@ -124,9 +124,6 @@ class DirectoryBox(BoxSource):
             transaction.check(driver.core)
             try:
                 states = transaction.commit()
-            except QueueFullError as error:
-                self._roll_back(transaction)
-                raise full(error) from None
             except Exception:
                 self._roll_back(transaction)
                 raise

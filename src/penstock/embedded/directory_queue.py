@@ -17,15 +17,19 @@ died.
 
 from typing import Final
 
-from penstock import errors
 from penstock.embedded.core import QueueState
 from penstock.embedded.driver import Driver
-from penstock.embedded.library_errors import QueueEmptyError, QueueFullError
 from penstock.embedded.new_body import NewBody
 from penstock.embedded.option_parsing import mode_of
 from penstock.embedded.sources import SLOW, Call, QueueCounts, QueueSource, SlowCase
 from penstock.embedded.waiting import Waiter
-from penstock.errors import PenstockError, SettledError, UnknownQueueError
+from penstock.errors import (
+    PenstockError,
+    QueueEmptyError,
+    QueueFullError,
+    SettledError,
+    UnknownQueueError,
+)
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import Delivery, NewMessage
 from penstock.queues.queue_options import REJECT_PUBLISH
@@ -56,9 +60,9 @@ class DirectoryQueue(QueueSource):
                 if state.is_crowded or not state.is_touched or driver.is_idle:
                     driver.changed(state)
                 return driver.settle(lsn, mode) if lsn else None
-            except errors.QueueFullError as error:
+            except QueueFullError:
                 if state.amq.options.overflow != REJECT_PUBLISH:
-                    raise full(error) from None  # it is dead-lettered already
+                    raise  # it is dead-lettered already
                 return SLOW
             except Exception:
                 raise
@@ -152,7 +156,7 @@ class DirectoryQueue(QueueSource):
                     if error is not None:
                         is_last = not block or driver.is_over(deadline)
                         if is_last or not self._can_fit(new, error):
-                            raise full(error)
+                            raise error
                         waiter = driver.new_waiter(deadline=deadline)
                         state.enqueue(state.putters, waiter)
                 if waiter is None:
@@ -164,9 +168,7 @@ class DirectoryQueue(QueueSource):
             self._leave(waiter)
             raise
 
-    def _try_put(
-        self, new: NewBody, mode: int
-    ) -> tuple[Waiter | None, errors.QueueFullError | None]:
+    def _try_put(self, new: NewBody, mode: int) -> tuple[Waiter | None, QueueFullError | None]:
         """Put a message if there is room. Returns what to wait for, and why there is no room."""
         driver, state = self._driver, self._state
         try:
@@ -178,14 +180,14 @@ class DirectoryQueue(QueueSource):
                 new.header, new.body, mode, priority=new.priority, ttl_ms=new.ttl_ms,
                 delay_ms=new.delay_ms,
             )  # fmt: skip
-        except errors.QueueFullError as error:
+        except QueueFullError as error:
             return None, error
         driver.changed(state)
         if new.ttl_ms is not None or new.delay_ms is not None:
             driver.note_due(state)
         return driver.settle(lsn, mode) if lsn else None, None
 
-    def _can_fit(self, new: NewBody, error: errors.QueueFullError) -> bool:
+    def _can_fit(self, new: NewBody, error: QueueFullError) -> bool:
         """Return whether there may be room later, without this call itself doing something."""
         is_waiting_useful = self._state.amq.options.overflow == REJECT_PUBLISH
         if self._driver.transaction() is not None or not is_waiting_useful:
@@ -211,9 +213,9 @@ class DirectoryQueue(QueueSource):
                         transaction.put(state, _whole(new))
                 elif lsn := self._publish_many(news, mode):
                     confirm = driver.settle(lsn, mode)
-            except errors.QueueFullError as error:
+            except QueueFullError:
                 if transaction is not None or not block:
-                    raise full(error) from None
+                    raise
                 is_full = True
         if confirm is not None:
             yield confirm
@@ -387,7 +389,7 @@ class DirectoryQueue(QueueSource):
         with self._driver.gate, self._driver.guard:
             try:
                 self._amq().before_publish(0, 1)
-            except errors.QueueFullError:
+            except QueueFullError:
                 return False
             return True
 
@@ -440,11 +442,6 @@ class DirectoryQueue(QueueSource):
         except BaseException:
             self._leave(waiter)
             raise
-
-
-def full(error: errors.QueueFullError) -> QueueFullError:
-    """Return the same error as one that is also a `queue.Full`."""
-    return QueueFullError(error.queue, error.limit, error.given, error.allowed)
 
 
 def _whole(new: NewBody | bytes) -> NewBody:

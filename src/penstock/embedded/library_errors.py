@@ -1,9 +1,5 @@
 """The errors that the library alone raises; all others are in `penstock.errors`.
 
-A program that was written for `queue.Queue` catches `queue.Empty` and `queue.Full`, and keeps doing
-so. One that was written for Penstock catches `penstock.QueueEmptyError` and
-`penstock.QueueFullError`, or the root of all, `penstock.PenstockError`.
-
 What a broker says is an AMQPError with its reply code: a ChannelError, after which the channel is
 closed, or an AMQPConnectionError, after which the connection is. What goes wrong on the way to the
 broker is here. Both errors of connections are also a `ConnectionError`, which programs that talk to
@@ -11,24 +7,10 @@ networks catch anyway. After a lost connection the calls that were under way may
 taken effect: a message may have been put, and what was acknowledged may be delivered again.
 """
 
-import queue
-
-from penstock import errors
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, StoppedError
 
 
-class QueueEmptyError(errors.QueueEmptyError, queue.Empty):
-    """No message came in the time given: queue, timeout_s."""
-
-
-class QueueFullError(errors.QueueFullError, queue.Full):
-    """The queue is at its limit and had no room in the time given. Nothing was put.
-
-    queue, limit (which one), given (what it would be), allowed.
-    """
-
-
-class BoxClosedError(errors.StoppedError):
+class BoxClosedError(StoppedError):
     """The box, or the stream without a box, was closed: path. Open it again to use it."""
 
     def __init__(self, path: str, what: str = "box") -> None:
@@ -36,7 +18,7 @@ class BoxClosedError(errors.StoppedError):
         self.path = path
 
 
-class TransactionError(errors.PenstockError):
+class TransactionError(PenstockError):
     """A transaction was begun inside another one, or entered a second time."""
 
 

@@ -11,11 +11,11 @@ run the full call only if that refuses.
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from penstock import errors
 from penstock.embedded.messages import Job, JobBase, Message, new_job
 from penstock.embedded.new_body import Body, Headers, NewBody, bodies_of
 from penstock.embedded.option_parsing import Time
 from penstock.embedded.sources import QueueSource, Runner, SlowCase
+from penstock.errors import QueueEmptyError
 
 Bodies: TypeAlias = Body | tuple[Body, Mapping[str, object]]  # one of put_many
 
@@ -183,7 +183,7 @@ class Queue(QueueBase):
         while True:
             try:
                 job = self.get(timeout)
-            except errors.QueueEmptyError:
+            except QueueEmptyError:
                 return
             try:
                 yield job

@@ -68,7 +68,7 @@ from penstock.http.pages import MEDIA_TYPE, ByteCache, Span, encode_chunk, open_
 from penstock.http.requests import USER, HttpError, JsonAnswer, given, time_us, whole
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.pages.page_reading import list_bases
-from penstock.storage.pages.stream_meta import Head
+from penstock.storage.pages.stream_meta import StreamHead
 from penstock.storage.pages.stream_view import StreamView
 
 OFFSET_MAX: Final = (1 << 63) - 1
@@ -220,7 +220,7 @@ class PageRange:
 
     path: str
     stream_id: bytes
-    head: Head
+    head: StreamHead
     first: int
     last: int
 
@@ -301,7 +301,7 @@ class StreamPages:
             raise FileNotFoundError(errno.ENOENT, reason, wanted.path)
 
 
-def _missing(what: str, first: int, head: Head) -> HttpError:
+def _missing(what: str, first: int, head: StreamHead) -> HttpError:
     text = f"{what} were asked for, there are {first} to {head.next_offset}"
     return HttpError(416, text, first=first, head=head.next_offset)
 

@@ -85,7 +85,7 @@ from penstock.errors import (
     UnknownLeaseError,
     deleted_error,
 )
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.native import mypyc_attr
 from penstock.queues.alerts import Alert, Alerts, thresholds_of
 from penstock.queues.backing_queue import (
@@ -517,7 +517,7 @@ class Leasing:
                 size += len(body)
         pages.publish()
 
-    def _body(self, part: QueueIndex, seq: int, message: Message) -> bytes:
+    def _body(self, part: QueueIndex, seq: int, message: QueuedMessage) -> bytes:
         if message.body is not None:
             return message.body
         return self._engine.load_body(part, seq, message)
@@ -908,7 +908,12 @@ class AMQQueue(QueueTarget):
     # ---- for owners that publish themselves ----------------------------------------------------
 
     def planned_run(
-        self, plan: Plan, first_seq: int, messages: list[Message], lsn: int = 0, mode: int = OS
+        self,
+        plan: Plan,
+        first_seq: int,
+        messages: list[QueuedMessage],
+        lsn: int = 0,
+        mode: int = OS,
     ) -> None:
         """Report several messages of one plan as `planned` does, from first_seq on."""
         self.planned(plan, first_seq, messages[0].size, lsn, mode)

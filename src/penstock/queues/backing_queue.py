@@ -37,7 +37,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.native import mypyc_attr
 from penstock.queues.rows import Row
 from penstock.storage.index.queue_index import QueueIndex
@@ -56,9 +56,11 @@ class Delivery:
 
     __slots__ = ("attempts", "is_redelivered", "message", "tag")
 
-    def __init__(self, tag: int, message: Message, is_redelivered: bool, attempts: int) -> None:
+    def __init__(
+        self, tag: int, message: QueuedMessage, is_redelivered: bool, attempts: int
+    ) -> None:
         self.tag: int = tag
-        self.message: Message = message
+        self.message: QueuedMessage = message
         self.is_redelivered: bool = is_redelivered
         self.attempts: int = attempts
 

@@ -35,7 +35,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
-from penstock.message import Message, is_large
+from penstock.message import QueuedMessage, is_large
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery
 from penstock.queues.headers import REASONS, REJECTED, Death, HeaderCodec
@@ -399,7 +399,7 @@ class DeadLetterMove:
 
     def _share_copies(self, engine: StorageEngine, *, durable: bool) -> None:
         """Publish copies of a large message that share one body, in the transient store."""
-        stored: Message | None = None
+        stored: QueuedMessage | None = None
         for each in self.destinations:
             index = _index(each)
             if durable or not index.is_durable:

@@ -79,7 +79,7 @@ from heapq import heapify, heappop
 from typing import Final
 
 from penstock.errors import CorruptionError, SyncFailedError
-from penstock.message import LARGE_FROM, Entry, Message, is_large, seq_of
+from penstock.message import LARGE_FROM, Entry, QueuedMessage, is_large, seq_of
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.queue_ram import (
     ALPHA_BYTES,
@@ -827,7 +827,7 @@ def _row_of_slot(slot: Slot, *, is_persistent: bool) -> Row:
     )
 
 
-def _row_of_message(seq: int, message: Message) -> Row:
+def _row_of_message(seq: int, message: QueuedMessage) -> Row:
     """Return the row of a message in a section of the checkpoint; its body is in the store."""
     flags = PERSISTENT | ON_SLOT
     if message.store_file:
@@ -912,7 +912,9 @@ def deltas_to_alphas(state: QueueRam, run_bytes: int, messages_max: int) -> None
             state.q3.extend(state.q2)
 
 
-def _mark_transients(state: QueueRam, seqs: list[int], messages: list[Message], stop: int) -> None:
+def _mark_transients(
+    state: QueueRam, seqs: list[int], messages: list[QueuedMessage], stop: int
+) -> None:
     """Mark the transient ones of the messages, which the seqs begin with, and remove all seqs below
     `stop` from delta."""
     transients = set(state.transients_between(seqs[0], stop))
@@ -922,7 +924,7 @@ def _mark_transients(state: QueueRam, seqs: list[int], messages: list[Message], 
     state.clear_transients(state.delta.start, stop)
 
 
-def _plain_messages(state: QueueRam, seqs: list[int], run_bytes: int) -> list[Message]:
+def _plain_messages(state: QueueRam, seqs: list[int], run_bytes: int) -> list[QueuedMessage]:
     """Return the first of these messages, with bodies, up to so many bytes."""
     index = state.index
     files = index.files(seqs[0] // index.slots)
@@ -998,7 +1000,7 @@ def load(
     return entries
 
 
-def _load_run(state: QueueRam, rows: list[Row]) -> list[Message]:
+def _load_run(state: QueueRam, rows: list[Row]) -> list[QueuedMessage]:
     index = state.index
     files = index.files(rows[0].seq // index.slots)
     unknown = [row.seq for row in rows if not row.flags & AT_ENTRY and row.flags & ON_SLOT]
@@ -1016,7 +1018,7 @@ def _load_run(state: QueueRam, rows: list[Row]) -> list[Message]:
     return files.entries_of(slots)
 
 
-def _load_one_by_one(state: QueueRam, rows: list[Row]) -> list[Message]:
+def _load_one_by_one(state: QueueRam, rows: list[Row]) -> list[QueuedMessage]:
     """Load rows of which some are in a section of the checkpoint."""
     return [
         _in_section(state, row.seq) if row.seq in state.index.section
@@ -1025,7 +1027,7 @@ def _load_one_by_one(state: QueueRam, rows: list[Row]) -> list[Message]:
     ]  # fmt: skip
 
 
-def _in_section(state: QueueRam, seq: int) -> Message:
+def _in_section(state: QueueRam, seq: int) -> QueuedMessage:
     """Return a message in a section of the checkpoint, without its body. The section may still have
     the object that other queues hold and count; what is read back is an object of its own."""
     message = state.index.section[seq].message.copy()
@@ -1064,7 +1066,7 @@ def entry_of(state: QueueRam, row: Row) -> Entry:
     except CorruptionError as error:
         state.set_aside_events.append(f"the body of seq {row.seq} stays in the store: {error}")
         store_file = 0
-    message = Message(
+    message = QueuedMessage(
         row.id, b"", None, row.size, row.time, row.expiry_ms, store_file, is_persistent
     )
     return Entry(row.seq, message, row.flags & ON_SLOT != 0 and row.seq not in state.index.section)
@@ -1073,7 +1075,7 @@ def entry_of(state: QueueRam, row: Row) -> Entry:
 def as_entry(row: Row) -> Entry:
     """Return a paged message from its row alone."""
     is_persistent = row.flags & PERSISTENT != 0
-    message = Message(row.id, b"", None, row.size, row.time, row.expiry_ms, 0, is_persistent)
+    message = QueuedMessage(row.id, b"", None, row.size, row.time, row.expiry_ms, 0, is_persistent)
     return Entry(row.seq, message, row.flags & ON_SLOT != 0)
 
 
@@ -1135,7 +1137,7 @@ class ReadRun:
     def __init__(self, inhaler: "Inhaler", path: str, fs: FileSystem) -> None:
         self.rows: list[Row] = []
         self.slots: list[Slot] = []
-        self.messages: list[Message | None] = []
+        self.messages: list[QueuedMessage | None] = []
         self.records: list[StoreRecord] = []
         self.at: list[int] = []
         self.bytes: int = 0
@@ -1149,7 +1151,7 @@ class ReadRun:
         self._bodies: list[bytes | None] = []
 
     def add(
-        self, row: Row, slot: Slot, message: Message | None, record: StoreRecord | None
+        self, row: Row, slot: Slot, message: QueuedMessage | None, record: StoreRecord | None
     ) -> None:
         """Add a row."""
         self.rows.append(row)
@@ -1181,7 +1183,7 @@ class ReadRun:
         self.is_over = True  # last: the owner's thread may look at any time
         return None
 
-    def message(self, n: int, files: SegmentFiles) -> Message | None:
+    def message(self, n: int, files: SegmentFiles) -> QueuedMessage | None:
         """Return a message that was read; None if its body is to be read by a fetch. Raises
         CorruptionError."""
         message = self.messages[n]
@@ -1329,14 +1331,14 @@ class Inhaler:
                 slots.append(slot_of(row))
         return slots
 
-    def _found(self, rows: list[Row], slots: list[Slot]) -> list[Message | None]:
+    def _found(self, rows: list[Row], slots: list[Slot]) -> list[QueuedMessage | None]:
         """Return the messages without bodies; None where the body is in .qs. Of the first slots
         alone if the entry of one is damaged. Raises OSError."""
         index = self._state.index
         section = index.section
         files = index.files(rows[0].seq // index.slots)
         special = [slot for slot in slots if slot.seq not in section and not _is_embedded(slot)]
-        messages: list[Message] = []
+        messages: list[QueuedMessage] = []
         bad_seq = -1
         try:
             messages = files.entries_of(special)
@@ -1348,7 +1350,7 @@ class Inhaler:
                 except CorruptionError:
                     self._bad_seq = bad_seq = slot.seq
                     break
-        found: list[Message | None] = []
+        found: list[QueuedMessage | None] = []
         at = 0
         for n, slot in enumerate(slots):
             if slot.seq == bad_seq:
@@ -1363,7 +1365,7 @@ class Inhaler:
                 at += 1
         return found
 
-    def _record_of(self, row: Row, message: Message) -> StoreRecord | None:
+    def _record_of(self, row: Row, message: QueuedMessage) -> StoreRecord | None:
         """Return where the body of a message is in the store, None if a fetch must find out."""
         state = self._state
         record: StoreRecord | None = None
@@ -1404,7 +1406,7 @@ class Inhaler:
                 continue  # fetched meanwhile
             if first != row.seq or (q3.count == 1 and state.delta.count):
                 break  # q3 was emptied, or something was requeued before it
-            message: Message | None = None
+            message: QueuedMessage | None = None
             try:
                 message = run.message(n, files)
             except CorruptionError:

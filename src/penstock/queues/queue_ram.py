@@ -72,7 +72,7 @@ from collections import Counter, deque
 from heapq import heappop, heappush
 from typing import Final
 
-from penstock.message import Entry, Message, seq_of
+from penstock.message import Entry, QueuedMessage, seq_of
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.rows import ON_SLOT, ROW_BYTES, PagedPending, Row, Rows
 from penstock.shared_body import SharedBodies, SharedMessage
@@ -153,7 +153,7 @@ def _weight(dt_s: float) -> float:
     return weight
 
 
-# An Entry, a Message, their place in a deque or dict, and the head of a bytes object: measured.
+# An Entry, a QueuedMessage, their place in a deque or dict, and the head of bytes: measured.
 ALPHA_BYTES: Final = 256
 STEP_MESSAGES: Final = 4  # paged out by one publish
 CHECKED_EACH: Final = 128
@@ -206,7 +206,7 @@ class Delta:
         self.start = self.end = self.count = 0
 
 
-def alpha_bytes(message: Message) -> int:
+def alpha_bytes(message: QueuedMessage) -> int:
     """Return the bytes that a message in RAM counts."""
     body = message.body
     return ALPHA_BYTES + len(message.header) + (0 if body is None else len(body))

@@ -46,7 +46,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from penstock.errors import CorruptionError, SyncFailedError
-from penstock.message import Entry, Message, is_large, seq_of
+from penstock.message import Entry, QueuedMessage, is_large, seq_of
 from penstock.queues.backing_queue import UNLIMITED, BackingQueue, Delivery, NewMessage, ReadyHead
 from penstock.queues.queue_options import QUEUE_MODES
 from penstock.queues.queue_ram import alpha_bytes
@@ -354,7 +354,7 @@ class SqliteQueue(BackingQueue):
         self._len += sign * len(some)
         self._bytes += sign * sum([one.size for one in some])
 
-    def _message(self, one: "_Stored", *, in_pieces: bool = False) -> Message:
+    def _message(self, one: "_Stored", *, in_pieces: bool = False) -> QueuedMessage:
         """Return the message with its body, or without if it is large and in_pieces. Raises
         CorruptionError, OSError."""
         message = one.message()
@@ -370,7 +370,7 @@ class SqliteQueue(BackingQueue):
             message = self._read(one.seq)
         return message
 
-    def _read(self, seq: int) -> Message:
+    def _read(self, seq: int) -> QueuedMessage:
         """Return a message from its slot or section, with the body unless it has a place of its own
         in the store. Raises CorruptionError, OSError."""
         (message,) = self._engine.read(self._index, [seq])
@@ -782,7 +782,7 @@ class _Stored:
         self.crc: int = crc
 
     @classmethod
-    def of(cls, seq: int, message: Message) -> "_Stored":
+    def of(cls, seq: int, message: QueuedMessage) -> "_Stored":
         """Return the row of a ready message."""
         body = None if message.store_file else message.body or b""
         return cls(
@@ -802,9 +802,9 @@ class _Stored:
         """Return whether header and body are as they were."""
         return _crc(self.header, self.body) == self.crc
 
-    def message(self) -> Message:
+    def message(self) -> QueuedMessage:
         """Return the message; its body is None if it is in the store."""
-        return Message(
+        return QueuedMessage(
             self.id, self.header, self.body, self.size, self.time, self.expiry_ms, self.store_file,
             self.is_persistent,
         )  # fmt: skip

@@ -41,8 +41,8 @@ from typing import Final
 from penstock.queues import raw_fields
 from penstock.queues.amqp_headers import FORMAT_BYTE, AmqpHeaders
 from penstock.queues.raw_fields import HEADERS, PropertiesError, RawProperties
-from penstock.storage.pages.page import StreamRecord
-from penstock.storage.pages.streams import Stream
+from penstock.storage.pages.page import PageRecord
+from penstock.storage.pages.streams import StoredStream
 
 CHUNK_BYTES: Final = 256 << 10
 CHUNK_RECORDS_MAX: Final = 1024
@@ -55,8 +55,8 @@ class CursorPlace:
     """A cursor's place in one partition. offset: the next to be delivered. saved: the position that
     was saved."""
 
-    def __init__(self, stream: Stream, partition: int, offset: int) -> None:
-        self.stream: Stream = stream
+    def __init__(self, stream: StoredStream, partition: int, offset: int) -> None:
+        self.stream: StoredStream = stream
         self.partition: int = partition
         self.offset: int = offset
         self.saved: int = NOWHERE
@@ -110,11 +110,11 @@ class StreamCursor:
         self.partition: int = 0  # of the record that `fetch` gave last
         self._by_partition: dict[int, CursorPlace] = {place.partition: place for place in places}
         self._chunk_records: int = min(max(chunk_records, 1), CHUNK_RECORDS_MAX)
-        self._chunk: list[StreamRecord] = []
+        self._chunk: list[PageRecord] = []
         self._at: int = 0
         self._turn: int = 0  # which of the places the chunk is from
 
-    def fetch(self) -> StreamRecord | None:
+    def fetch(self) -> PageRecord | None:
         """Return the next record, which is unacked from then on; None if there is none below the
         heads. CorruptionError (file and position), OSError: it cannot be read."""
         if self._at >= len(self._chunk) and not self._read():

@@ -68,7 +68,7 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from penstock.errors import CorruptionError, DiskFullError, SyncFailedError, is_shortage
-from penstock.message import Entry, Message, is_large, seq_of
+from penstock.message import Entry, QueuedMessage, is_large, seq_of
 from penstock.queues import paging
 from penstock.queues.backing_queue import BackingQueue, Delivery, NewMessage, ReadyHead
 from penstock.queues.paging import Paging
@@ -237,7 +237,7 @@ def _lift(state: QueueRam, below: int) -> None:
 
 RUN_ROWS: Final = 64  # whose bodies are read at once
 
-Found = tuple[int, Message, bool]  # seq, message with body, is pending
+Found = tuple[int, QueuedMessage, bool]  # seq, message with body, is pending
 
 
 def everything(state: QueueRam) -> Iterator[Found]:
@@ -310,7 +310,7 @@ def _pending_in_ram(state: QueueRam, seq: int) -> Iterator[Found]:
         yield seq, message, True
 
 
-def _whole(state: QueueRam, seq: int, message: Message) -> Message | None:
+def _whole(state: QueueRam, seq: int, message: QueuedMessage) -> QueuedMessage | None:
     """Return the message with a body that does not stay in RAM; None if it is damaged."""
     if message.body is not None:
         return message
@@ -653,7 +653,7 @@ class VariableQueue(BackingQueue):
             self._fetched_bytes = 0
             self.paging.inhale()
 
-    def _for_delivery(self, entry: Entry, *, in_pieces: bool) -> Message:
+    def _for_delivery(self, entry: Entry, *, in_pieces: bool) -> QueuedMessage:
         """Return the message of an entry whose body is not in RAM: with the body, or without if
         that is large and may stay in the store. Raises CorruptionError, OSError."""
         message = entry.message
@@ -1067,7 +1067,7 @@ class VariableQueue(BackingQueue):
         self._after()
         return lsn
 
-    def _moving(self, tag: int, message: Message) -> Entry:
+    def _moving(self, tag: int, message: QueuedMessage) -> Entry:
         entry = self.state.ram_pending.get(tag)
         return Entry(tag, message, True if entry is None else entry.on_slot)
 
@@ -1134,7 +1134,7 @@ class VariableQueue(BackingQueue):
                     break
         return found
 
-    def _seen(self, seq: int, message: Message) -> Delivery:
+    def _seen(self, seq: int, message: QueuedMessage) -> Delivery:
         attempts = self._attempts(seq, message.persistent)
         return Delivery(seq, message, seq < self.mark.delivered or attempts > 0, attempts)
 
@@ -1161,7 +1161,7 @@ class VariableQueue(BackingQueue):
             if in_files:
                 self._index.keep_transients(seq // self._index.slots, -1)
             if file:
-                self.engine.release(Message(id, b"", None, 0, 0, 0, file, False))
+                self.engine.release(QueuedMessage(id, b"", None, 0, 0, 0, file, False))
             state.transient_attempts.pop(seq, None)
         if state.has_transients:
             self._release([*state.q4, *state.q1, *state.back.values()])
@@ -1200,7 +1200,7 @@ class VariableQueue(BackingQueue):
 
     # ---- helpers -------------------------------------------------------------------------------
 
-    def _with_body(self, entry: Entry) -> Message:
+    def _with_body(self, entry: Entry) -> QueuedMessage:
         """Return the message with a body that does not stay in RAM."""
         copy = entry.message.copy()
         self.engine.load_body(self._index, entry.seq, copy)

@@ -50,7 +50,7 @@ from penstock.errors import (
     has_no_descriptor,
     is_shortage,
 )
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.shared_body import SharedBody
 from penstock.storage.files.data_directory import placed, sync_dir, vhost_number
 from penstock.storage.files.durability import DISK, NONE, OS
@@ -65,23 +65,23 @@ from penstock.storage.journal import recovery
 from penstock.storage.journal.checkpoint import Checkpointer
 from penstock.storage.journal.journal import Journal, OneRecord, fullest_disk
 from penstock.storage.journal.record_types import (
+    Append,
     Delete,
     Dequeue,
+    LogOperation,
     Mark,
     Move,
-    Operation,
     Publish,
     Purge,
-    ReaderOffset,
+    ReaderOffsetChange,
     Requeue,
-    StreamRecord,
-    Topology,
+    TopologyChange,
 )
 from penstock.storage.journal.state import StorageState
 from penstock.storage.log import record
 from penstock.storage.log.record import LeaseRun
 from penstock.storage.log.transaction_log import TransactionLog
-from penstock.storage.pages.streams import STREAM_FLAG, Stream
+from penstock.storage.pages.streams import STREAM_FLAG, StoredStream
 from penstock.storage.parts.batch_engine import BatchEngine
 from penstock.storage.parts.lease_engine import LeaseEngine, Taken
 from penstock.storage.parts.stream_engine import StreamCreation, StreamLimits, StreamWriter
@@ -299,7 +299,7 @@ class StorageEngine:
         ]
         for data in records:
             state.check_topology(data)
-        self.journal.commit([Topology(data) for data in records], DISK)
+        self.journal.commit([TopologyChange(data) for data in records], DISK)
         return [state.queues[first + i] for i in range(len(records))]
 
     @property
@@ -324,7 +324,7 @@ class StorageEngine:
         ValueError (not a record, a queue's name or number is taken): nothing happened."""
         self.check()
         self.state.check_topology(data)
-        return self.journal.commit([Topology(data)], mode)
+        return self.journal.commit([TopologyChange(data)], mode)
 
     def delete_queue(self, queue: QueueIndex, mode: int = DISK) -> int:
         """Delete a queue with all that it holds; return the LSN."""
@@ -337,8 +337,8 @@ class StorageEngine:
         for queue in queues:
             if queue.is_deleted:
                 raise deleted_error(queue.name)
-        durable: list[Operation] = []
-        others: list[Operation] = []
+        durable: list[LogOperation] = []
+        others: list[LogOperation] = []
         for queue in queues:
             (durable if queue.is_durable else others).append(Delete(queue.number))
         lsn = self.journal.commit(durable, mode) if durable else 0
@@ -359,7 +359,7 @@ class StorageEngine:
 
     def new_message(
         self, header: bytes, body: bytes, expiry_ms: int = 0, copies: int = 1
-    ) -> Message:
+    ) -> QueuedMessage:
         """Make a message with a new id and its body in RAM, for `copies` queues."""
         return self.placement.new_message(header, body, expiry_ms, copies)
 
@@ -378,14 +378,18 @@ class StorageEngine:
         return self.state.factory.start
 
     def share_of(
-        self, body: bytes, copies: int, message: Message | None = None
+        self, body: bytes, copies: int, message: QueuedMessage | None = None
     ) -> SharedBody | None:
         """Return how queues share this body; None if it is empty or for one queue. See
         Placement."""
         return self.placement.share_of(body, copies, message)
 
     def share(
-        self, shared: SharedBody | None, *, completes: bool = True, owned: Message | None = None
+        self,
+        shared: SharedBody | None,
+        *,
+        completes: bool = True,
+        owned: QueuedMessage | None = None,
     ) -> Sharing:
         """Return a `with` inside of which every message published with this body object shares it,
         in RAM and in the store. owned: a message that has the body in the store already, and keeps
@@ -394,7 +398,7 @@ class StorageEngine:
 
     def publish(
         self, queues: list[QueueIndex], header: bytes, body: bytes, mode: int, expiry_ms: int = 0
-    ) -> Message:
+    ) -> QueuedMessage:
         """Publish a persistent message to durable queues. It gets the next seq of each, and its
         record the LSN `last_lsn`. DiskFullError, UnknownQueueError (a queue was deleted),
         ValueError (no queue, one twice, a transient one): nothing happened."""
@@ -411,7 +415,7 @@ class StorageEngine:
         self._append_publish(message, queues, mode)
         return message
 
-    def _place_in_store(self, message: Message, body: bytes, refs: int) -> None:
+    def _place_in_store(self, message: QueuedMessage, body: bytes, refs: int) -> None:
         """Write the body of a new message to its store, or let it have the body of another that
         shares it. DiskFullError: nothing happened."""
         placement = self.placement
@@ -430,7 +434,7 @@ class StorageEngine:
         placement.note_stored(message, body)
 
     def publish_spooled(
-        self, queues: list[QueueIndex], header: bytes, message: Message, mode: int
+        self, queues: list[QueueIndex], header: bytes, message: QueuedMessage, mode: int
     ) -> None:
         """Publish a message whose body was spooled to the persistent store (see `spool`). For the
         transient store there is `publish_stored`."""
@@ -442,7 +446,7 @@ class StorageEngine:
         self.state.store.ref(message.store_file, message.id, len(queues))
         self._append_publish(message, queues, mode)
 
-    def _append_publish(self, message: Message, queues: list[QueueIndex], mode: int) -> None:
+    def _append_publish(self, message: QueuedMessage, queues: list[QueueIndex], mode: int) -> None:
         file = message.store_file
         size = message.size
         expiry_ms = message.expiry_ms
@@ -475,7 +479,7 @@ class StorageEngine:
 
     def publish_transient(
         self, queues: list[QueueIndex], header: bytes, body: bytes, expiry_ms: int = 0
-    ) -> Message:
+    ) -> QueuedMessage:
         """Publish a transient message (`none`), which has an id and seqs and is not logged. The
         queues' holders keep it. A body for many queues, or a very large one, is in the transient
         store until every queue has called `release`; any other is written by its queue, if it must
@@ -497,11 +501,11 @@ class StorageEngine:
         return message
 
     def publish_stored(
-        self, queues: list[QueueIndex], header: bytes, message: Message, expiry_ms: int = 0
+        self, queues: list[QueueIndex], header: bytes, message: QueuedMessage, expiry_ms: int = 0
     ) -> None:
         """As `publish_transient`, for a message whose body is in the transient store already."""
         self.check()
-        new = Message(
+        new = QueuedMessage(
             message.id, header, None, message.size, message.time, expiry_ms, message.store_file,
             persistent=False,
         )  # fmt: skip
@@ -509,26 +513,26 @@ class StorageEngine:
         for queue in queues:
             queue.holder.add(Entry(queue.take_seq(), new))
 
-    def store_of(self, message: Message) -> MessageStore:
+    def store_of(self, message: QueuedMessage) -> MessageStore:
         """Return the store for the body of a message, if it is in one."""
         return self.state.store if message.persistent else self.transient
 
-    def open_body(self, message: Message) -> StoredBody:
+    def open_body(self, message: QueuedMessage) -> StoredBody:
         """Open a body in the store, to be read in pieces even if the message is deleted meanwhile.
         The caller closes it. CorruptionError, OSError."""
         return self.store_of(message).open_body(message.store_file, message.id)
 
-    def in_transient(self, message: Message) -> Message:
+    def in_transient(self, message: QueuedMessage) -> QueuedMessage:
         """Return the message, if its body is in the transient store; else a copy whose body was
         copied there in pieces. The caller publishes it in the same step. DiskFullError,
         CorruptionError: there is no copy."""
         return self._in_store(message, is_persistent=False)
 
-    def in_persistent(self, message: Message) -> Message:
+    def in_persistent(self, message: QueuedMessage) -> QueuedMessage:
         """As `in_transient`, with the persistent store."""
         return self._in_store(message, is_persistent=True)
 
-    def _in_store(self, message: Message, *, is_persistent: bool) -> Message:
+    def _in_store(self, message: QueuedMessage, *, is_persistent: bool) -> QueuedMessage:
         if message.persistent == is_persistent:
             return message
         copy = message.copy()
@@ -549,34 +553,34 @@ class StorageEngine:
             body.close()
         return copy
 
-    def release(self, message: Message) -> None:
+    def release(self, message: QueuedMessage) -> None:
         """Release one queue's reference to a transient message."""
         if message.store_file:
             self.transient.unref(message.store_file, message.id)
 
-    def spool(self, message: Message) -> Spool:
+    def spool(self, message: QueuedMessage) -> Spool:
         """Begin to write the body of a new message to the store, piece by piece."""
         return self.store_of(message).spool(message.id)
 
-    def store_body(self, message: Message, body: bytes) -> None:
+    def store_body(self, message: QueuedMessage, body: bytes) -> None:
         """Write a body to the store, without a reference, for a message that `publish_spooled`
         publishes next. OSError."""
         message.store_file = self.store_of(message).write(message.id, body, 0)
 
-    def own_body(self, message: Message) -> None:
+    def own_body(self, message: QueuedMessage) -> None:
         """Keep the spooled body of a message although it has no reference yet. `disown_body` must
         follow."""
         self.store_of(message).own(message.store_file, message.id)
 
-    def disown_body(self, message: Message) -> None:
+    def disown_body(self, message: QueuedMessage) -> None:
         """End `own_body`: a body without a reference is deleted."""
         self.store_of(message).disown(message.store_file, message.id)
 
-    def read_stored(self, message: Message) -> bytes:
+    def read_stored(self, message: QueuedMessage) -> bytes:
         """Read the body of a message that is in the store. CorruptionError."""
         return self.store_of(message).read(message.store_file, message.id)
 
-    def record_of(self, queue: QueueIndex, seq: int, message: Message) -> StoreRecord | None:
+    def record_of(self, queue: QueueIndex, seq: int, message: QueuedMessage) -> StoreRecord | None:
         """Return where `read_records` finds the body of a message that `read` returned; None if it
         has a file of its own, or its place in the store does not fit the message: `load_body` finds
         out. CorruptionError, OSError."""
@@ -619,7 +623,7 @@ class StorageEngine:
         header: bytes,
         mode: int,
         expiry_ms: int = 0,
-    ) -> tuple[int, Message]:
+    ) -> tuple[int, QueuedMessage]:
         """Move an entry to the end of other queues, with a new header, in one record:
         dead-lettering cannot lose or double it. Returns the LSN and the new message."""
         journal = self.journal
@@ -646,7 +650,7 @@ class StorageEngine:
     ) -> tuple[int, int]:
         """Purge durable queues, each but for its `kept`; a crash leaves all purged or none."""
         self.check()
-        operations: list[Operation] = []
+        operations: list[LogOperation] = []
         died = 0
         for queue, entries in purged:
             kept = queue.runs(entries)
@@ -668,7 +672,7 @@ class StorageEngine:
         self.check()
         return self.journal.commit([Mark(queue.number, mark)], mode)
 
-    def read(self, queue: QueueIndex, seqs: list[int]) -> list[Message]:
+    def read(self, queue: QueueIndex, seqs: list[int]) -> list[QueuedMessage]:
         """Read live persistent messages, ascending, of one segment, that left RAM; without bodies
         that are in the store (see `load_body`). CorruptionError names file and position."""
         return queue.read(seqs)
@@ -685,7 +689,7 @@ class StorageEngine:
         self.state.load_body(queue, seq, held.message)
         return held
 
-    def load_body(self, queue: QueueIndex, seq: int, message: Message) -> bytes:
+    def load_body(self, queue: QueueIndex, seq: int, message: QueuedMessage) -> bytes:
         """Return the body of a message that `read` returned. CorruptionError."""
         if not message.persistent and message.body is None:
             message.body = self.transient.read(message.store_file, message.id)
@@ -694,20 +698,20 @@ class StorageEngine:
     # ---- streams -------------------------------------------------------------------------------
 
     @property
-    def streams(self) -> dict[int, Stream]:
+    def streams(self) -> dict[int, StoredStream]:
         """The streams, by number."""
         return self.state.streams.by_number
 
     @property
-    def on_head(self) -> Callable[[Stream], None] | None:
+    def on_head(self) -> Callable[[StoredStream], None] | None:
         """The callback for a stream whose head has moved, or None."""
         return self.turns.on_head
 
     @on_head.setter
-    def on_head(self, call: Callable[[Stream], None] | None) -> None:
+    def on_head(self, call: Callable[[StoredStream], None] | None) -> None:
         self.turns.on_head = call
 
-    def find_stream(self, name: bytes) -> Stream | None:
+    def find_stream(self, name: bytes) -> StoredStream | None:
         """Return the stream of this name (of a partition: `name NUL p<i>`), or None."""
         return self.state.streams.by_name.get(name)
 
@@ -719,7 +723,7 @@ class StorageEngine:
         its `start` begins."""
         return StreamCreation(self.journal, self.rng, names, page_bytes, done, failed)
 
-    def stream(self, name: bytes) -> Stream:
+    def stream(self, name: bytes) -> StoredStream:
         """Return the stream of this name (of a partition: `name NUL p<i>`). UnknownQueueError."""
         stream = self.state.streams.by_name.get(name)
         if stream is None:
@@ -728,8 +732,8 @@ class StorageEngine:
 
     def declare_streams(
         self, declared: list[tuple[bytes, bytes, int]], *, page_bytes: int,
-        made: list[Stream] | None = None,
-    ) -> list[Stream]:  # fmt: skip
+        made: list[StoredStream] | None = None,
+    ) -> list[StoredStream]:  # fmt: skip
         """Declare streams (name, arguments, flags): a crash leaves all of them or none.
 
         All exist for good once `last_lsn` is settled. page_bytes: of a page, 4 KiB to 1 GiB as a
@@ -748,7 +752,7 @@ class StorageEngine:
             DurableQueue(name, first + i, flags | STREAM_FLAG, arguments).record()
             for i, (name, arguments, flags) in enumerate(declared)
         ]
-        streams: list[Stream] = [] if made is None else made
+        streams: list[StoredStream] = [] if made is None else made
         for data in records:
             state.check_topology(data, is_stream=True)
         try:
@@ -757,7 +761,7 @@ class StorageEngine:
                     streams.append(table.make(name, first + i, page_bytes, self.clock, self.rng))
                     table.keep_made(streams[i])
                 sync_dir(self.fs, table.path)
-            operations: list[Operation] = [Topology(data) for data in records]
+            operations: list[LogOperation] = [TopologyChange(data) for data in records]
             lsn = self.journal.append(operations, DISK)
         except BaseException as error:
             table.forget_made(streams)
@@ -770,7 +774,7 @@ class StorageEngine:
         return [table.by_number[first + i] for i in range(len(records))]
 
     def append_stream(
-        self, stream: Stream, header: bytes, body: bytes, mode: int, time_us: int = 0
+        self, stream: StoredStream, header: bytes, body: bytes, mode: int, time_us: int = 0
     ) -> int:
         """Append a record to a stream; return its offset. Its record in the log has the LSN
         `last_lsn`; readers see it once the head has passed it. Mode NONE counts as OS. time_us:
@@ -793,7 +797,7 @@ class StorageEngine:
         offset = queue.next_offset
         if journal.gathering is not None:
             found = record.StreamData(stream.number, offset, time_us, header, body)
-            journal.commit([StreamRecord(found)], mode)
+            journal.commit([Append(found)], mode)
             return offset
         try:
             lsn = self.log.append_stream(stream.number, offset, time_us, header, body, mode)
@@ -809,7 +813,12 @@ class StorageEngine:
         return offset
 
     def set_reader(
-        self, stream: Stream, reader: str, offset: int, mode: int, kept_from: int | None = None
+        self,
+        stream: StoredStream,
+        reader: str,
+        offset: int,
+        mode: int,
+        kept_from: int | None = None,
     ) -> int:
         """Log that a named reader has read all below `offset`; retention keeps all from `kept_from`
         on, if that is given. Returns the LSN. UnknownQueueError, ValueError: nothing happened."""
@@ -817,14 +826,14 @@ class StorageEngine:
         kept = record.NOT_KEPT if kept_from is None else kept_from
         return self._log_reader(stream, reader, (offset, kept, time_ms), 0, mode)
 
-    def delete_reader(self, stream: Stream, reader: str, mode: int) -> int:
+    def delete_reader(self, stream: StoredStream, reader: str, mode: int) -> int:
         """Forget a named reader, if there is one of that name; return the LSN."""
         if reader not in stream.readers:
             return self.log.last_lsn
         return self._log_reader(stream, reader, (0, 0, 0), record.READER_DELETED, mode)
 
     def _log_reader(
-        self, stream: Stream, reader: str, values: tuple[int, int, int], flags: int, mode: int
+        self, stream: StoredStream, reader: str, values: tuple[int, int, int], flags: int, mode: int
     ) -> int:
         self.check()
         if stream.is_deleted:
@@ -835,9 +844,9 @@ class StorageEngine:
         if min(values[:2]) < 0 or max(values[:2]) > record.NOT_KEPT:
             raise ValueError(f"a reader's offset is 0 or more, not {min(values[:2])}")
         found = record.ReaderData(stream.number, *values, name)
-        return self.journal.commit([ReaderOffset(found, flags)], mode)
+        return self.journal.commit([ReaderOffsetChange(found, flags)], mode)
 
-    def delete_streams(self, streams: list[Stream], mode: int = DISK) -> int:
+    def delete_streams(self, streams: list[StoredStream], mode: int = DISK) -> int:
         """Delete streams with all that they hold; a crash leaves all of them or none. Returns the
         LSN. UnknownQueueError (one is deleted already): nothing happened."""
         self.check()
@@ -847,7 +856,7 @@ class StorageEngine:
         return self.journal.commit([Delete(stream.number) for stream in streams], mode)
 
     def retain(
-        self, stream: Stream, *, max_age_s: float | None = None, max_bytes: int | None = None,
+        self, stream: StoredStream, *, max_age_s: float | None = None, max_bytes: int | None = None,
         max_records: int | None = None, since_ms: int = 0, hold_age_s: float | None = None,
         hold_bytes: int | None = None,
     ) -> int:  # fmt: skip

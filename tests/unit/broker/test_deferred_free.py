@@ -5,12 +5,12 @@ from collections import deque
 import pytest
 
 from penstock.broker.background_tasks import SLICE, DeferredFree
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from tests.helpers.vhost_rig import VHostRig, classic
 
 
 def entries(n: int) -> deque[Entry]:
-    message = Message(1, b"", b"x", 1, 0)
+    message = QueuedMessage(1, b"", b"x", 1, 0)
     return deque(Entry(seq, message) for seq in range(n))
 
 

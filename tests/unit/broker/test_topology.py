@@ -10,7 +10,7 @@ from penstock.broker.topology import SYSTEM
 from penstock.errors import AMQPConnectionError, AMQPError, ChannelError
 from penstock.routing import exchange_types
 from penstock.storage.files.durability import DISK
-from penstock.storage.index.routing_table import Exchange as StoredExchange
+from penstock.storage.index.routing_table import DurableExchange as StoredExchange
 from tests.helpers.builds import pure_only
 from tests.helpers.vhost_rig import VHostRig
 

@@ -21,9 +21,8 @@ from penstock.client.publish_window import (
     batches,
 )
 from penstock.codec import spec
-from penstock.embedded.library_errors import QueueFullError
 from penstock.embedded.new_body import NewBody
-from penstock.errors import PenstockError, UnknownQueueError
+from penstock.errors import PenstockError, QueueFullError, UnknownQueueError
 from penstock.protocol.events import PublishRun
 from penstock.storage.files.durability import DISK, NONE
 from tests.contracts.box import until

@@ -7,7 +7,7 @@ import pytest
 from penstock.queues.stream_cursor import CHUNK_RECORDS_MAX, CursorPlace, StreamCursor
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK
-from penstock.storage.pages.streams import Stream
+from penstock.storage.pages.streams import StoredStream
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.tiny_engine import OPTIONS, make_vhost, open_engine
 
@@ -23,7 +23,7 @@ class Logs:
         self.engine: StorageEngine = open_engine(fs, 1, OPTIONS)
         self.count = 0
 
-    def log(self, n: int, first: int = 0) -> Stream:
+    def log(self, n: int, first: int = 0) -> StoredStream:
         """One with n records, of which those below `first`, at least, are reclaimed."""
         self.count += 1
         declared = [(b"s%d" % self.count, b"", 0)]
@@ -35,7 +35,7 @@ class Logs:
                 self.engine.poll(wait=True)
         return stream
 
-    def append(self, stream: Stream, n: int) -> None:
+    def append(self, stream: StoredStream, n: int) -> None:
         for _ in range(n):
             body = b"%d" % stream.next_offset
             self.engine.append_stream(stream, b"", body, DISK)
@@ -50,7 +50,7 @@ def logs() -> Iterator[Logs]:
 
 
 def cursor_of(
-    *logs: Stream, start: int = 0, is_named: bool = True, records: int = 4
+    *logs: StoredStream, start: int = 0, is_named: bool = True, records: int = 4
 ) -> StreamCursor:
     places = [CursorPlace(log, number, start) for number, log in enumerate(logs)]
     return StreamCursor(places, is_named=is_named, chunk_records=records)

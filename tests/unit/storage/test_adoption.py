@@ -10,7 +10,7 @@ from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.pages.adoption import Adoption, is_adopted, make_index
 from penstock.storage.pages.batches import StagedPage
 from penstock.storage.pages.page import (
-    StreamRecord,
+    PageRecord,
     check_index,
     decode_blocks,
     decode_header,
@@ -61,7 +61,7 @@ class World:
 
     def read(self, fs: FileSystem | None = None) -> list[tuple[int, int, bytes, bytes]]:
         reader = PageReader(fs or self.fs, DIRECTORY, b"\0" * 16, BASE)
-        out: list[StreamRecord] = []
+        out: list[PageRecord] = []
         reader.read(0, self.page.rows, reader.size(), 64, 1 << 30, out)
         reader.close()
         return [(r.offset, r.time_us, r.payload, r.meta) for r in out]

@@ -16,7 +16,7 @@ from penstock.storage.engine import StorageEngine
 from penstock.storage.files.data_directory import DataDirectory, FreshDirectory
 from penstock.storage.files.durability import DISK
 from penstock.storage.index.queue_index import QueueIndex
-from penstock.storage.index.routing_table import Binding
+from penstock.storage.index.routing_table import DurableBinding
 from penstock.storage.journal.checkpoint import IDLE
 from penstock.storage.parts.lease_engine import Taken
 from penstock.storage.tools.backup import Backup, backup
@@ -179,7 +179,7 @@ def change_queue(engine: StorageEngine, i: int) -> None:
         engine.requeue(queue, [(seqs[-1], 3 + i)], DISK)
         engine.mark(queue, queue.next_seq, DISK)
     engine.declare_queue(b"new %d" % i)
-    engine.apply_topology(Binding(b"logs", b"q", b"small", b"k%d" % i).record())
+    engine.apply_topology(DurableBinding(b"logs", b"q", b"small", b"k%d" % i).record())
 
 
 def append(engine: StorageEngine, i: int) -> None:

@@ -4,10 +4,10 @@ import pytest
 
 from penstock.errors import DiskFullError, UnknownQueueError
 from penstock.storage.files.durability import DISK
-from penstock.storage.pages.page import StreamRecord
+from penstock.storage.pages.page import PageRecord
 from penstock.storage.pages.staging import StagingError, query_path
 from penstock.storage.pages.stream_view import StreamView
-from penstock.storage.pages.streams import Stream
+from penstock.storage.pages.streams import StoredStream
 from penstock.storage.parts import batch_engine
 from tests.helpers.batch_rig import LARGE, BatchRig, payloads
 from tests.helpers.tiny_batches import TARGET, Row, read_all, roll, rows_of, step_into_stream
@@ -214,7 +214,7 @@ def test_partitions_are_chosen_record_by_record() -> None:
     rows = rows_of(0, 30)
     rig.decide(rows)
 
-    def pick(record: StreamRecord) -> Stream:
+    def pick(record: PageRecord) -> StoredStream:
         return streams[int(record.meta[1:]) % 2]
 
     while step_into_stream(rig.engine, "q", streams, pick):

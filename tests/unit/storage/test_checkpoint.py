@@ -7,19 +7,26 @@ from zlib import crc32
 import pytest
 
 from penstock.errors import CorruptionError, SyncFailedError, VersionError
-from penstock.message import Message
-from penstock.storage.index.queue_index import IndexSegment, Row, Section
+from penstock.message import QueuedMessage
+from penstock.storage.index.queue_index import IndexSegment, Section, SectionRow
 from penstock.storage.journal import checkpoint
-from penstock.storage.journal.checkpoint import HEAD, QUEUE, REAPING, STORE, TOPOLOGY, Head
-from penstock.storage.pages.stream_meta import Position
-from penstock.storage.pages.streams import ReaderOffset, StreamSection
+from penstock.storage.journal.checkpoint import (
+    HEAD,
+    QUEUE,
+    REAPING,
+    STORE,
+    TOPOLOGY,
+    CheckpointHead,
+)
+from penstock.storage.pages.stream_meta import Position, ReaderOffset
+from penstock.storage.pages.streams import StreamSection
 from tests.helpers.faulty_filesystem import CrashNow, FaultyFileSystem
 from tests.helpers.golden import golden, hexdump
 
 VHOST = 0x1122334455667788
 SLOTS = 8
 REAPED = {(7, 1): bytearray(b"\x0f"), (8, 0): bytearray(b"\1")}
-HEAD_OF = Head(100, 3, 4096, 5, 17, SLOTS, 9, 2)
+HEAD_OF = CheckpointHead(100, 3, 4096, 5, 17, SLOTS, 9, 2)
 
 
 def segment(number: int, lo: int, hi: int, count: int, bits: bytes | None = None) -> IndexSegment:
@@ -30,13 +37,13 @@ def segment(number: int, lo: int, hi: int, count: int, bits: bytes | None = None
 
 
 def section() -> Section:
-    message = Message(5 << 40 | 1, b"header", None, 20, 1_700_000_000, 1_800_000_000_000)
-    stored = Message(5 << 40 | 2, b"", None, 30, 1_700_000_000, 0, 7)
-    empty = Message(5 << 40 | 3, b"h", None, 0, 1_700_000_000)
+    message = QueuedMessage(5 << 40 | 1, b"header", None, 20, 1_700_000_000, 1_800_000_000_000)
+    stored = QueuedMessage(5 << 40 | 2, b"", None, 30, 1_700_000_000, 0, 7)
+    empty = QueuedMessage(5 << 40 | 3, b"h", None, 0, 1_700_000_000)
     return Section(
         30, 64, 8, 150,
         {0: segment(0, 2, 8, 6), 2: segment(2, 16, 24, 2, b"\x81"), 3: segment(3, 24, 25, 0)},
-        {25: Row(message, 9), 26: Row(stored, 0), 27: Row(empty, 0)},
+        {25: SectionRow(message, 9), 26: SectionRow(stored, 0), 27: SectionRow(empty, 0)},
         {25: 3, 26: 1},
     )  # fmt: skip
 

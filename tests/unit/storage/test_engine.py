@@ -20,9 +20,9 @@ from penstock.storage.files.durability import DISK, INTERVAL, OS
 from penstock.storage.files.filesystem import OsFileSystem
 from penstock.storage.files.holder import DictHolder
 from penstock.storage.index.routing_table import (
-    Binding,
+    DurableBinding,
+    DurableExchange,
     DurableQueue,
-    Exchange,
     clear_parameter,
     set_parameter,
 )
@@ -215,7 +215,10 @@ def test_ids_never_repeat_over_restarts_of_any_kind() -> None:
 def test_topology_survives(how: str) -> None:
     rig = EngineRig()
     rig.queue(b"orders")
-    exchange, binding = Exchange(b"logs", b"topic", 1), Binding(b"logs", b"q", b"orders", b"#")
+    exchange, binding = (
+        DurableExchange(b"logs", b"topic", 1),
+        DurableBinding(b"logs", b"q", b"orders", b"#"),
+    )
     for record in (
         exchange.record(), binding.record(), set_parameter(b"policy", b"a", b"1"),
         set_parameter(b"policy", b"b", b"2"), clear_parameter(b"policy", b"a"),

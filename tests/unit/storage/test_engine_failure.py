@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.errors import StoppedError, SyncFailedError
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.storage.files.durability import DISK, INTERVAL, OS
 from penstock.storage.index.routing_table import set_parameter
 from tests.helpers.engine_rig import PATH, STORED, EngineRig
@@ -17,7 +17,7 @@ BIG = b"B" * STORED
 def calls(rig: EngineRig, queue_name: bytes = b"q") -> list[Callable[[], object]]:
     engine = rig.engine
     queue = engine.state.queues[engine.state.routing.queues[queue_name].number]
-    entry = Entry(0, Message(1, b"", b"x", 1, 0))
+    entry = Entry(0, QueuedMessage(1, b"", b"x", 1, 0))
     return [
         lambda: engine.publish([queue], b"", b"x", DISK),
         lambda: engine.publish([queue], b"", BIG, DISK),

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from penstock.errors import CorruptionError, DiskFullError
-from penstock.message import Message
+from penstock.message import QueuedMessage
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK, OS
 from penstock.storage.store.store_file import OWN_FILE
@@ -157,7 +157,7 @@ def test_the_placement_is_of_size_and_copies(size: int, copies: int, in_store: b
     assert EngineRig().engine.placement.is_in_store(size, copies) == in_store
 
 
-def spooled(rig: EngineRig, *pieces: bytes) -> Message:
+def spooled(rig: EngineRig, *pieces: bytes) -> QueuedMessage:
     message = rig.engine.new_message(b"", b"")
     spool = rig.engine.state.store.spool(message.id)
     for piece in pieces:

@@ -1,13 +1,13 @@
 """DictHolder: what is in RAM of one queue, and what a checkpoint still has to write."""
 
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.storage.files.holder import DictHolder, unwritten
 
 
 def filled(*seqs: int, keeps: bool = False) -> DictHolder:
     holder = DictHolder(keeps=keeps)
     for seq in seqs:
-        holder.add(Entry(seq, Message(seq, b"", b"x", 1, 0)))
+        holder.add(Entry(seq, QueuedMessage(seq, b"", b"x", 1, 0)))
     return holder
 
 
@@ -55,8 +55,8 @@ def test_materialised_entries_leave_ram_unless_they_are_kept() -> None:
 
 
 def test_a_slot_is_for_what_is_persistent_comes_before_the_cut_and_has_none() -> None:
-    message = Message(1, b"", b"x", 1, 0)
-    transient = Message(1, b"", b"x", 1, 0, persistent=False)
+    message = QueuedMessage(1, b"", b"x", 1, 0)
+    transient = QueuedMessage(1, b"", b"x", 1, 0, persistent=False)
     entries = [Entry(5, message), Entry(4, message), Entry(3, transient), Entry(2, message, True)]
     assert seqs(unwritten(entries, 5)) == [4]
 

@@ -6,17 +6,17 @@ from collections.abc import Callable
 import pytest
 
 from penstock.errors import DiskFullError, StoppedError
-from penstock.message import Message
+from penstock.message import QueuedMessage
 from penstock.storage.files.durability import DISK, OS
 from penstock.storage.journal.record_types import (
+    Append,
     BatchChange,
     Dequeue,
+    LogOperation,
     Mark,
-    Operation,
     Publish,
     Purge,
     Requeue,
-    StreamRecord,
 )
 from penstock.storage.log import record
 from penstock.storage.log.record import StreamData
@@ -32,7 +32,7 @@ def test_several_operations_are_one_record_and_all_are_applied() -> None:
     a, b = rig.declare(b"a", b"b")
     rig.put(a, b"0", b"1")
     before = rig.engine.last_lsn
-    operations: list[Operation] = [
+    operations: list[LogOperation] = [
         Requeue(a.number, [(1, 3)]), Mark(a.number, 2), Purge(b.number, 5, []),
     ]  # fmt: skip
     lsn = rig.engine.journal.commit(operations, DISK)
@@ -49,11 +49,11 @@ def test_nothing_to_commit_writes_nothing() -> None:
     assert rig.engine.journal.commit([], DISK) == before == rig.engine.last_lsn
 
 
-def broken(rig: EngineRig) -> list[Operation]:
+def broken(rig: EngineRig) -> list[LogOperation]:
     """Operations that the log takes, and that cannot follow what is there."""
     (stream,) = rig.engine.declare_streams([(b"s", b"", 0)], page_bytes=PAGE)
     return [
-        StreamRecord(StreamData(stream.number, 7, 1, b"", b"x")),
+        Append(StreamData(stream.number, 7, 1, b"", b"x")),
         BatchChange(BatchRecord("a query", 3, page=1), batches.PROGRESS),
     ]
 
@@ -120,10 +120,10 @@ def test_parts_come_to_what_one_record_comes_to() -> None:
         rig.put(queue, b"old", b"gone")
         (gone,) = rig.entries(queue, 1)
         first = 0 if is_large else queue.next_seq
-        operations: list[Operation] = []
+        operations: list[LogOperation] = []
         for n in range(3):
             id = rig.engine.new_message(b"", b"").id
-            message = Message(id, b"h", b"%d" % n, 1, 0)
+            message = QueuedMessage(id, b"h", b"%d" % n, 1, 0)
             operations.append(Publish(message, [(queue.number, first + n)]))
         operations.append(Dequeue(queue.number, queue.runs([gone]), [], [gone]))
         journal, before = rig.engine.journal, rig.engine.last_lsn

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from penstock.message import Message
+from penstock.message import QueuedMessage
 from penstock.storage.index.leases import Lease, LeasedSlice
 from penstock.storage.pages.stream_view import StreamView
 from penstock.storage.parts.lease_engine import LeasePages, pages_path
@@ -22,8 +22,8 @@ def lease(committed: int = 0, floor_s: int = 0) -> Lease:
     return found
 
 
-def message(i: int, time: int) -> Message:
-    return Message(i, b"h%d" % i, None, 3, time)
+def message(i: int, time: int) -> QueuedMessage:
+    return QueuedMessage(i, b"h%d" % i, None, 3, time)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from penstock.errors import CorruptionError
 from penstock.storage.pages.page import (
     FRAME_BYTES,
     PAGE_HEADER_BYTES,
-    StreamRecord,
+    PageRecord,
     block_crc,
     check_header,
     decode_frames,
@@ -119,7 +119,7 @@ def test_every_flipped_bit_of_a_frame_is_noticed() -> None:
         scan = scan_frames(bytes(spoilt), 64, SEED, 0, 0, 64 + len(data))
         assert scan.fault
         assert scan.end <= 64 + position
-        out: list[StreamRecord] = []
+        out: list[PageRecord] = []
         end, need, fault = decode_frames(bytes(spoilt), 0, SEED, 0, 0, 3, 1000, out)
         assert fault or need
         assert end <= position
@@ -142,7 +142,7 @@ def test_flags_of_a_later_version_are_refused() -> None:
     ("count", "budget", "expected"), [(9, 1000, 3), (2, 1000, 2), (3, 1, 1), (3, 7, 1), (3, 8, 2)]
 )
 def test_decoding_stops_at_count_and_budget(count: int, budget: int, expected: int) -> None:
-    out: list[StreamRecord] = []
+    out: list[PageRecord] = []
     end, _, fault = decode_frames(frames(), 0, SEED, 100, 0, count, budget, out)
     assert not fault
     assert [(r.payload, r.meta, r.time_us) for r in out] == RECORDS[:expected]
@@ -151,10 +151,10 @@ def test_decoding_stops_at_count_and_budget(count: int, budget: int, expected: i
 
 
 def test_a_record_larger_than_the_budget_is_given_alone() -> None:
-    out: list[StreamRecord] = []
+    out: list[PageRecord] = []
     decode_frames(frames()[31 + 24 :], 0, SEED, 0, 2, 5, 10, out)
     assert [len(r.payload) for r in out] == [50]
-    assert repr(out[0]).startswith("StreamRecord(2, 12, b'xxx")
+    assert repr(out[0]).startswith("PageRecord(2, 12, b'xxx")
     decode_frames(frames()[31 + 24 :], 0, SEED, 0, 2, 5, 10, out)
     assert len(out) == 1  # not behind others
 

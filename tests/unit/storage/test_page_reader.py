@@ -5,7 +5,7 @@ import random
 import pytest
 
 from penstock.errors import CorruptionError
-from penstock.storage.pages.page import StreamRecord
+from penstock.storage.pages.page import PageRecord
 from penstock.storage.pages.page_reading import PageReader
 from penstock.storage.pages.page_writer import PageWriter
 from tests.helpers.faulty_filesystem import FaultyFileSystem
@@ -36,8 +36,8 @@ def reader(fs: FaultyFileSystem) -> PageReader:
     return PageReader(fs, "/d", ID, 5)
 
 
-def one(page: PageReader, rel: int, hint: int = 0) -> StreamRecord:
-    out: list[StreamRecord] = []
+def one(page: PageReader, rel: int, hint: int = 0) -> PageRecord:
+    out: list[PageRecord] = []
     page.read(rel, 1, SIZE, hint, 1, out)
     assert len(out) == 1
     return out[0]
@@ -91,7 +91,7 @@ def test_a_bad_frame_is_named_and_those_around_it_are_read() -> None:
                     one(page, rel)
                 assert (caught.value.path, caught.value.position) == (PAGE, starts[rel])
                 assert f"offset {5 + rel}:" in caught.value.reason
-                out: list[StreamRecord] = []
+                out: list[PageRecord] = []
                 page.read(max(rel - 3, 0), 9, SIZE, 0, 1 << 20, out) if rel else None
                 assert [r.offset - 5 for r in out] == list(range(max(rel - 3, 0), rel))
                 if is_index_there and rel + 1 < COUNT:

@@ -3,10 +3,10 @@
 import pytest
 
 from penstock.errors import CorruptionError
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.storage.files.durability import DISK
 from penstock.storage.files.holder import DictHolder
-from penstock.storage.index.queue_index import QueueIndex, Row, Ticks
+from penstock.storage.index.queue_index import QueueIndex, SectionRow, Ticks
 from penstock.storage.journal.checkpoint import DELETING, SLICES
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
@@ -32,7 +32,7 @@ def filled(n: int, *, stores: bool = False) -> QueueIndex:
 
 def entry(seq: int, body: bytes = b"0123456789", store: int = 0) -> Entry:
     in_ram = None if store else body
-    return Entry(seq, Message(100 + seq, b"", in_ram, len(body), 5, 0, store))
+    return Entry(seq, QueuedMessage(100 + seq, b"", in_ram, len(body), 5, 0, store))
 
 
 def take(queue: QueueIndex, *seqs: int, store: int = 0) -> None:
@@ -344,7 +344,7 @@ def test_a_name_that_was_cut_off_by_a_full_disk_is_written_again() -> None:
 def test_read_prefers_the_section_where_no_slot_is() -> None:
     queue = filled(3)
     queue.write([entry(1)])
-    queue.section = {0: Row(entry(0).message, 9), 2: Row(entry(2).message, 9)}
+    queue.section = {0: SectionRow(entry(0).message, 9), 2: SectionRow(entry(2).message, 9)}
     assert [m.id for m in queue.read([0, 1, 2])] == [100, 101, 102]
 
 
@@ -387,7 +387,7 @@ def test_transient_messages_keep_the_files_of_their_segment() -> None:
     rig = EngineRig()
     queue = rig.queue()
     rig.put(queue, b"a")
-    transient = Message(99, b"", b"t", 1, 0, persistent=False)
+    transient = QueuedMessage(99, b"", b"t", 1, 0, persistent=False)
     queue.write([*rig.entries(queue, 0), Entry(queue.take_seq(), transient)])
     queue.keep_transients(0, 1)
     rig.ack(queue, 0)
@@ -407,7 +407,7 @@ def test_transient_messages_keep_the_files_of_their_segment() -> None:
 def test_files_of_a_queue_that_is_not_durable_go_without_a_checkpoint() -> None:
     rig = EngineRig()
     queue = rig.engine.declare_queue(b"t", is_durable=False)
-    transient = Message(99, b"", b"t", 1, 0, persistent=False)
+    transient = QueuedMessage(99, b"", b"t", 1, 0, persistent=False)
     queue.write([Entry(queue.take_seq(), transient)])
     queue.keep_transients(0, 1)
     assert not rig.engine.state.ticks.dirty, "never synced"
@@ -430,7 +430,7 @@ def test_files_of_a_queue_that_is_not_durable_go_without_a_checkpoint() -> None:
 def test_the_tail_is_not_deleted_under_a_message_that_comes_meanwhile() -> None:
     rig = EngineRig()
     queue = rig.queue()
-    transient = Message(99, b"", b"t", 1, 0, persistent=False)
+    transient = QueuedMessage(99, b"", b"t", 1, 0, persistent=False)
     queue.write_bodies([Entry(queue.take_seq(), transient)])
     queue.keep_transients(0, 1)
     queue.keep_transients(0, -1)  # dead, and its segment is the tail

@@ -6,7 +6,7 @@ import pytest
 from librt.strings import BytesWriter
 
 from penstock.errors import CorruptionError, SyncFailedError
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.storage.files.filesystem import OsFileSystem
 from penstock.storage.index.queue_segment import (
     HAS_ENTRY,
@@ -33,9 +33,9 @@ SEED = queue_seed(VHOST, QUEUE)
 
 def message(
     body: bytes = b"", header: bytes = b"", *, id: int = 1, store: int = 0, expiry: int = 0
-) -> Message:
+) -> QueuedMessage:
     in_ram = None if store else body
-    return Message(id, header, in_ram, len(body), 1_700_000_000, expiry, store)
+    return QueuedMessage(id, header, in_ram, len(body), 1_700_000_000, expiry, store)
 
 
 def files(fs: FaultyFileSystem, segment: int = 3, queue: int = QUEUE) -> SegmentFiles:
@@ -50,14 +50,14 @@ def written(*entries: Entry, segment: int = 3) -> tuple[FaultyFileSystem, Segmen
     return fs, segments
 
 
-def slot_of(one: Message) -> bytes:
+def slot_of(one: QueuedMessage) -> bytes:
     """The slot of seq 24, whose entry is at 64."""
     out = BytesWriter()
     put_slot(out, BytesWriter(), SEED, 24, one, 0, 64, len(one.header))
     return out.getvalue()
 
 
-def same(found: Message, wanted: Message) -> None:
+def same(found: QueuedMessage, wanted: QueuedMessage) -> None:
     for name in ("id", "header", "body", "size", "time", "expiry_ms", "store_file"):
         assert getattr(found, name) == getattr(wanted, name), name
 
@@ -346,7 +346,7 @@ def test_bodies_are_written_alone_and_slots_later() -> None:
     fs = FaultyFileSystem(seed=1)
     fs.mkdir("/q")
     files = SegmentFiles(fs, "/q/0", 1, 2, 0, 16, Handles())
-    entries = [Entry(seq, Message(seq, b"h" * seq, b"b" * seq, seq, 5)) for seq in range(4)]
+    entries = [Entry(seq, QueuedMessage(seq, b"h" * seq, b"b" * seq, seq, 5)) for seq in range(4)]
     places = files.write_bodies(entries)
     assert places[0] == 0, "neither header nor body: no entry"
     assert not fs.exists("/q/0.qi")

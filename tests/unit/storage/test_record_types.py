@@ -3,15 +3,15 @@
 import pytest
 
 from penstock.errors import StorageError
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.storage.journal import record_types
 from penstock.storage.journal.record_types import (
     RECORD_TYPES,
+    Append,
     AppliedRecord,
+    LogOperation,
     LogState,
-    Operation,
     Publish,
-    StreamRecord,
 )
 from penstock.storage.journal.state import StorageState
 from penstock.storage.log import record
@@ -47,7 +47,11 @@ class Calls(LogState):
         self.born: list[Entry] | None = None
 
     def apply_publish(
-        self, message: Message, places: list[record.Place], born: list[Entry] | None, is_held: bool
+        self,
+        message: QueuedMessage,
+        places: list[record.Place],
+        born: list[Entry] | None,
+        is_held: bool,
     ) -> None:
         self.names.append("apply_publish")
         self.places += places
@@ -116,7 +120,7 @@ def test_no_cell_is_empty() -> None:
     assert len({row.operation for row in RECORD_TYPES}) == len(RECORD_TYPES)
     assert len({row.decode for row in RECORD_TYPES}) == len(RECORD_TYPES)
     for row in RECORD_TYPES:
-        assert issubclass(row.operation, Operation), row.name
+        assert issubclass(row.operation, LogOperation), row.name
         assert [name for name in CALLS if name not in vars(row.operation)] == [], row.name
         assert callable(row.stored), row.name
 
@@ -173,7 +177,7 @@ def test_messages_and_stream_records_are_found_wherever_they_stand() -> None:
         name: [type(x) for x in record_types.decode(op).contents()] for name, op in OPS.items()
     }
     assert kinds["publish"] == kinds["publish_in_store"] == [Publish]
-    assert kinds["stream"] == [StreamRecord]
+    assert kinds["stream"] == [Append]
     of_tx = record.decode_ops(OPS["tx"].data, OPS["tx"].count)
     assert Publish in kinds["tx"]
     assert kinds["tx"] == [type(x) for op in of_tx for x in record_types.decode(op).contents()]
@@ -211,7 +215,7 @@ def test_an_operation_is_of_its_own_class_and_no_other_whoever_asks() -> None:
         operation = record_types.decode(op)
         found = [row.number for row in RECORD_TYPES if isinstance(operation, row.operation)]
         assert found == [op.type], name
-        assert isinstance(operation, Operation)
+        assert isinstance(operation, LogOperation)
 
 
 def test_what_means_nothing_is_refused() -> None:

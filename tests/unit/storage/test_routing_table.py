@@ -5,9 +5,9 @@ import pytest
 from penstock.storage.index.queue_index import Ticks
 from penstock.storage.index.routing_table import (
     UNBIND,
-    Binding,
+    DurableBinding,
+    DurableExchange,
     DurableQueue,
-    Exchange,
     RoutingTable,
     clear_parameter,
     delete_exchange,
@@ -15,9 +15,9 @@ from penstock.storage.index.routing_table import (
 )
 from tests.helpers.golden import golden, hexdump
 
-LOGS = Exchange(b"logs", b"topic", 3, b"args")
+LOGS = DurableExchange(b"logs", b"topic", 3, b"args")
 QUEUE = DurableQueue(b"orders", 7, 1, b"max-length")
-BINDING = Binding(b"logs", b"q", b"orders", b"a.*", b"x")
+BINDING = DurableBinding(b"logs", b"q", b"orders", b"a.*", b"x")
 
 
 def table(*records: bytes) -> RoutingTable:
@@ -44,25 +44,25 @@ def test_what_is_declared_is_there() -> None:
 
 
 def test_a_second_declaration_replaces_the_first() -> None:
-    other = Exchange(b"logs", b"direct")
+    other = DurableExchange(b"logs", b"direct")
     assert table(LOGS.record(), other.record()).exchanges == {b"logs": other}
 
 
 def test_binding_twice_is_binding_once_and_other_arguments_are_another_binding() -> None:
-    other = Binding(b"logs", b"q", b"orders", b"a.*", b"y")
+    other = DurableBinding(b"logs", b"q", b"orders", b"a.*", b"y")
     made = table(BINDING.record(), BINDING.record(), other.record())
     assert list(made.bindings) == [BINDING, other]
 
 
 def test_unbind_takes_that_binding_alone_and_may_find_none() -> None:
-    other = Binding(b"logs", b"q", b"orders", b"b")
+    other = DurableBinding(b"logs", b"q", b"orders", b"b")
     made = table(BINDING.record(), other.record(), BINDING.record(UNBIND), BINDING.record(UNBIND))
     assert list(made.bindings) == [other]
 
 
 def test_deleting_an_exchange_takes_the_bindings_from_and_to_it() -> None:
-    into = Binding(b"all", b"e", b"logs")
-    same_name = Binding(b"all", b"q", b"logs")
+    into = DurableBinding(b"all", b"e", b"logs")
+    same_name = DurableBinding(b"all", b"q", b"logs")
     made = table(
         LOGS.record(), BINDING.record(), into.record(), same_name.record(),
         delete_exchange(b"logs"), delete_exchange(b"logs"),
@@ -72,7 +72,7 @@ def test_deleting_an_exchange_takes_the_bindings_from_and_to_it() -> None:
 
 
 def test_deleting_a_queue_takes_its_bindings_and_not_those_of_its_name() -> None:
-    same_name = Binding(b"logs", b"e", b"orders")
+    same_name = DurableBinding(b"logs", b"e", b"orders")
     made = table(QUEUE.record(), BINDING.record(), same_name.record())
     made.delete_queue(8)
     assert made.queues

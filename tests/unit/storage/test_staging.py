@@ -17,7 +17,7 @@ from penstock.storage.pages.batches import (
 from penstock.storage.pages.page import (
     BLOCK_BYTES,
     PAGE_HEADER_BYTES,
-    StreamRecord,
+    PageRecord,
     block_crc,
     check_index,
     decode_blocks,
@@ -66,7 +66,7 @@ def test_a_staged_page_is_whole_and_its_index_is_sealed(fs: FaultyFileSystem, ch
     header = decode_header("p", data)
     assert header.is_staged
     assert (header.id, header.number, header.base, header.base_time_us) == (page.page_id, 0, 0, 0)
-    found: list[StreamRecord] = []
+    found: list[PageRecord] = []
     decode_frames(data, PAGE_HEADER_BYTES, page_seed(page.page_id), 0, 0, 99, 1 << 30, found)
     assert [(r.payload, r.meta, r.time_us) for r in found] == [(*row, 0) for row in rows]
     index = fs.read(at(page)[:-4] + "idx")

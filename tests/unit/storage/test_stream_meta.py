@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import CorruptionError
 from penstock.storage.pages import stream_meta
-from penstock.storage.pages.stream_meta import AllMeta, Head, ReaderOffset
+from penstock.storage.pages.stream_meta import AllMeta, ReaderOffset, StreamHead
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 
@@ -17,7 +17,7 @@ def closed(data: bytes) -> bytes:
 
 
 ALL = AllMeta(5, bytes(range(16)), 1000)
-HEAD = Head(9, 4, 300, 77)
+HEAD = StreamHead(9, 4, 300, 77)
 FILES = {
     "all": stream_meta.encode_all(ALL),
     "head": stream_meta.encode_head(HEAD),

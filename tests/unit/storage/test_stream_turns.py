@@ -9,33 +9,33 @@ from penstock.storage.files.durability import DISK, INTERVAL, OS
 from penstock.storage.journal import checkpoint
 from penstock.storage.pages.stream_meta import WRITE_META, decode_head, read_tail
 from penstock.storage.pages.stream_view import StreamView
-from penstock.storage.pages.streams import Stream
+from penstock.storage.pages.streams import StoredStream
 from tests.helpers.engine_rig import NUMBER, EngineRig
 from tests.helpers.tiny_engine import PATH
 
 BODY = b"x" * 60
 
 
-def rig_with_stream(page_bytes: int = 256) -> tuple[EngineRig, Stream]:
+def rig_with_stream(page_bytes: int = 256) -> tuple[EngineRig, StoredStream]:
     rig = EngineRig()
     (stream,) = rig.engine.declare_streams([(b"s", b"", 0)], page_bytes=page_bytes)
     rig.engine.sync()
     return rig, stream
 
 
-def fill(rig: EngineRig, stream: Stream, n: int, mode: int = DISK) -> None:
+def fill(rig: EngineRig, stream: StoredStream, n: int, mode: int = DISK) -> None:
     for _ in range(n):
         rig.engine.append_stream(stream, b"", BODY, mode)
     rig.engine.sync()
 
 
-def published(rig: EngineRig, stream: Stream) -> int:
+def published(rig: EngineRig, stream: StoredStream) -> int:
     """What a reader by path finds."""
     path = f"{stream.path}/{WRITE_META}"
     return decode_head(path, rig.fs.read(path)).next_offset
 
 
-def page_names(rig: EngineRig, stream: Stream) -> list[int]:
+def page_names(rig: EngineRig, stream: StoredStream) -> list[int]:
     return [int(n[:-5]) for n in rig.fs.list(stream.path) if n.endswith(".page")]
 
 
@@ -232,7 +232,7 @@ def test_a_head_that_cannot_be_written_is_written_later() -> None:
     assert (stream.head_offset, published(rig, stream)) == (2, 2)
 
 
-def _work(rig: EngineRig, stream: Stream) -> None:
+def _work(rig: EngineRig, stream: StoredStream) -> None:
     fill(rig, stream, 2)
     rig.engine.checkpoint()
 
@@ -285,7 +285,7 @@ def test_whole_pages_go_by_count_bytes_and_age() -> None:
 # ---- the last page -------------------------------------------------------------------------------
 
 
-def idle(rig: EngineRig, stream: Stream, count: int = 3) -> None:
+def idle(rig: EngineRig, stream: StoredStream, count: int = 3) -> None:
     """So many records, all of them older than a minute and on disk."""
     fill(rig, stream, count)
     rig.clock.advance(61)

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import CorruptionError, NotAStoreError
 from penstock.storage.files.filesystem import File
-from penstock.storage.pages.stream_meta import Head
+from penstock.storage.pages.stream_meta import StreamHead
 from penstock.storage.pages.stream_view import StreamView
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.page_queue_rig import PATH, alone, content, files, fill, logged, offsets
@@ -40,7 +40,7 @@ def test_a_view_sees_what_the_owner_published() -> None:
     queue = logged(fs, 300)
     view = StreamView(fs, PATH)
     assert (view.stream_id, view.number, view.page_bytes) == (queue.stream_id, 7, 300)
-    assert view.head() == Head(0, 0, 0, 0)
+    assert view.head() == StreamHead(0, 0, 0, 0)
     assert (view.first_offset(), view.pages(), view.read(0, 9, 99)) == (0, [], [])
     assert view.find(5) == 0
     for offset in range(30):

@@ -16,26 +16,27 @@ from penstock.storage.files.durability import DISK, NONE, OS
 from penstock.storage.index.routing_table import DurableQueue
 from penstock.storage.log import record
 from penstock.storage.pages.page import INDEX_ROW_BYTES
-from penstock.storage.pages.streams import STREAM_FLAG, ReaderOffset, Stream
+from penstock.storage.pages.stream_meta import ReaderOffset
+from penstock.storage.pages.streams import STREAM_FLAG, StoredStream
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.tiny_engine import PATH
 
 PAGE_BYTES = 256
 
 
-def declare(rig: EngineRig, *names: bytes, page_bytes: int = PAGE_BYTES) -> list[Stream]:
+def declare(rig: EngineRig, *names: bytes, page_bytes: int = PAGE_BYTES) -> list[StoredStream]:
     made = rig.engine.declare_streams([(name, b"args", 0) for name in names], page_bytes=page_bytes)
     rig.engine.sync()
     return made
 
 
-def append(rig: EngineRig, stream: Stream, *bodies: bytes, mode: int = DISK) -> list[int]:
+def append(rig: EngineRig, stream: StoredStream, *bodies: bytes, mode: int = DISK) -> list[int]:
     found = [rig.engine.append_stream(stream, b"h " + body, body, mode) for body in bodies]
     rig.engine.sync()
     return found
 
 
-def bodies(stream: Stream, offset: int = 0) -> list[bytes]:
+def bodies(stream: StoredStream, offset: int = 0) -> list[bytes]:
     """All records from an offset to the head."""
     found = stream.queue.read(offset, 1000, 1 << 20)
     assert [one.offset for one in found] == list(

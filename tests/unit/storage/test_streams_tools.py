@@ -8,8 +8,13 @@ from penstock.clock import ManualClock
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.data_directory import FreshDirectory
 from penstock.storage.files.durability import DISK
-from penstock.storage.pages.stream_meta import READ_META, WRITE_META, decode_head, read_tail
-from penstock.storage.pages.streams import ReaderOffset
+from penstock.storage.pages.stream_meta import (
+    READ_META,
+    WRITE_META,
+    ReaderOffset,
+    decode_head,
+    read_tail,
+)
 from penstock.storage.tools.backup import Backup, backup
 from penstock.storage.tools.dump import dump, dump_tree
 from penstock.storage.tools.salvage import salvage

@@ -85,9 +85,9 @@ from penstock.queues.headers import REJECTED, Death, HeaderError
 from penstock.queues.queue_options import DROP_HEAD
 from penstock.shared_body import SharedBody
 from penstock.storage.pages.batches import Batch, partition_of_rows
-from penstock.storage.pages.page import StreamRecord
+from penstock.storage.pages.page import PageRecord
 from penstock.storage.pages.staging import StagedReader, query_path
-from penstock.storage.pages.streams import Stream
+from penstock.storage.pages.streams import StoredStream
 from penstock.storage.parts.transaction import PublishedRun, Transaction
 
 EXPECTED = (
@@ -511,11 +511,11 @@ class PageReading:
         path = f"{query_path(self._engine.path, batch.query)}/{self._page.name}"
         self._reader = StagedReader(self._engine.fs, path, self._page)
         self._next: int = batch.frame  # to be read
-        self._ahead: list[StreamRecord] = []
+        self._ahead: list[PageRecord] = []
         self._error: BaseException | None = None
         self._is_reading: bool = False
         self._is_over: bool = False
-        self.records: list[StreamRecord] = []
+        self.records: list[PageRecord] = []
         self.at: int = 0  # of records, those below are moved
 
     def has_some(self) -> bool:
@@ -609,7 +609,7 @@ class BatchMove(BackgroundTask):
         self._slices: BatchRouter | None = None
         self._number: int = -1
         self._reading: PageReading | None = None
-        self.ends: dict[Stream, int] = {}
+        self.ends: dict[StoredStream, int] = {}
         self._dropped: int = 0
         self._told: str = ""
         self._told_s: float = 0.0

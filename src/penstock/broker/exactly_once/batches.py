@@ -71,7 +71,7 @@ from penstock.storage.pages.batches import (
     unpack_keys,
     unpack_pages,
 )
-from penstock.storage.pages.streams import Stream
+from penstock.storage.pages.streams import StoredStream
 
 JUMP_MAX: Final = 1 << 20
 FIRST_NUMBER_MAX: Final = 1 << 40
@@ -492,7 +492,9 @@ class BatchManager:
         self._lines: dict[str, deque[CommitRequest]] = {}
         self._moves: dict[str, BatchMove] = {}
         self._decided: dict[str, int] = {}  # LSNs of decisions of this life
-        self._ends: dict[str, dict[Stream, int]] = {}  # by query: ends that heads have not reached
+        self._ends: dict[
+            str, dict[StoredStream, int]
+        ] = {}  # by query: ends that heads have not reached
         self._swept_s: float = float("-inf")
         self._stream_claims = StreamClaims()
         rolling = vhost.engine.batches.rolling()
@@ -679,7 +681,7 @@ def batch_manager(vhost: VHost) -> BatchManager:
     return manager
 
 
-def _has_reached(part: Stream, end: int) -> bool:
+def _has_reached(part: StoredStream, end: int) -> bool:
     return part.is_deleted or part.head_offset >= end
 
 

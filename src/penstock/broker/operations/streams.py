@@ -22,7 +22,8 @@ from penstock.broker.refusals import precondition_failed
 from penstock.errors import CorruptionError
 from penstock.operation_table import NAMES_MAX, U63_MAX
 from penstock.storage.files.durability import DISK, OS
-from penstock.storage.pages.streams import ReaderOffset, Stream
+from penstock.storage.pages.stream_meta import ReaderOffset
+from penstock.storage.pages.streams import StoredStream
 
 Info = dict[str, object]
 
@@ -67,7 +68,7 @@ def _least_bytes(stream: BrokerStream) -> int:
     return PARTITION_BYTES * len(stream.parts) + READER_BYTES * readers
 
 
-def _partition(number: int, part: Stream) -> Info:
+def _partition(number: int, part: StoredStream) -> Info:
     return {
         "partition": number,
         "number": part.number,

@@ -4,7 +4,7 @@ A small body for one queue goes into that queue's own segment, in queue order. A
 that several queues share, goes to the MessageStore, once. The limits are options of the storage.
 
 **Sharing.** One message for several queues may become several Messages: queues with a ttl of their
-own, and transient queues, get a record and a Message of their own. In RAM
+own, and transient queues, get a record and a QueuedMessage of their own. In RAM
 the body is still one object and counts once (shared_body.py). So a caller that publishes a body
 in several calls does that inside
 
@@ -18,7 +18,7 @@ may push out another message, which moves to other queues.
 
 from types import TracebackType
 
-from penstock.message import Message, MessageFactory
+from penstock.message import MessageFactory, QueuedMessage
 from penstock.shared_body import SharedBody, SharedMessage
 from penstock.storage.files.options import StorageOptions
 
@@ -34,8 +34,8 @@ class Placement:
     def __init__(self, factory: MessageFactory, options: StorageOptions, time_s: int) -> None:
         self.time_s: int = time_s
         self.sharing: SharedBody | None = None
-        self.owned: Message | None = None
-        self.stored: Message | None = None  # the last one with this body that was written
+        self.owned: QueuedMessage | None = None
+        self.stored: QueuedMessage | None = None  # the last one with this body that was written
         self._factory: MessageFactory = factory
         # The options that each publish needs.
         self._embed_below: int = options.queue_index_embed_msgs_below
@@ -49,32 +49,32 @@ class Placement:
 
     def new_message(
         self, header: bytes, body: bytes, expiry_ms: int = 0, copies: int = 1
-    ) -> Message:
+    ) -> QueuedMessage:
         """Make a message with a new id and its body in RAM. copies: number of queues."""
         id = self._factory.create()
         if copies > 1 or self.sharing is not None:
             shared = self.share_of(body, copies)
             if shared is not None:
                 return SharedMessage(shared, id, header, self.time_s, expiry_ms)
-        return Message(id, header, body, len(body), self.time_s, expiry_ms)
+        return QueuedMessage(id, header, body, len(body), self.time_s, expiry_ms)
 
-    def message_on_disk(self, header: bytes, size: int, expiry_ms: int = 0) -> Message:
+    def message_on_disk(self, header: bytes, size: int, expiry_ms: int = 0) -> QueuedMessage:
         """Make a message with a new id whose body, of `size` bytes, is not in RAM."""
-        return Message(self._factory.create(), header, None, size, self.time_s, expiry_ms)
+        return QueuedMessage(self._factory.create(), header, None, size, self.time_s, expiry_ms)
 
     def moved_message(
-        self, old: Message, header: bytes, body: bytes | None, expiry_ms: int, copies: int
-    ) -> Message:
+        self, old: QueuedMessage, header: bytes, body: bytes | None, expiry_ms: int, copies: int
+    ) -> QueuedMessage:
         """Make the same message with another header and expiry. body: of `old`, None if it is in
         the store. copies: number of queues."""
         if body is not None:
             shared = self.share_of(body, copies, old)
             if shared is not None:
                 return SharedMessage(shared, old.id, header, old.time, expiry_ms, old.store_file)
-        return Message(old.id, header, body, old.size, old.time, expiry_ms, old.store_file)
+        return QueuedMessage(old.id, header, body, old.size, old.time, expiry_ms, old.store_file)
 
     def share_of(
-        self, body: bytes, copies: int, message: Message | None = None
+        self, body: bytes, copies: int, message: QueuedMessage | None = None
     ) -> SharedBody | None:
         """Return the SharedBody of this body: that of `message` if it has this very body, else
         `sharing` if it is of this body, else a new one. None for a single queue or an empty
@@ -86,7 +86,7 @@ class Placement:
             return sharing
         return SharedBody(body, copies) if copies > 1 and body else None
 
-    def stored_like(self, message: Message, body: bytes) -> Message | None:
+    def stored_like(self, message: QueuedMessage, body: bytes) -> QueuedMessage | None:
         """Return a message that shares this body and had it in the store of `message` when it was
         published, or None."""
         sharing = self.sharing
@@ -97,13 +97,13 @@ class Placement:
                 return known
         return None
 
-    def note_stored(self, message: Message, body: bytes) -> None:
+    def note_stored(self, message: QueuedMessage, body: bytes) -> None:
         """Note that the body of a new message was written to its store."""
         sharing = self.sharing
         if sharing is not None and sharing.body is body:
             self.stored = message
 
-    def complete(self, message: Message) -> None:
+    def complete(self, message: QueuedMessage) -> None:
         """Note that all queues of a message have it. While `sharing` is set, messages with the same
         body follow."""
         if isinstance(message, SharedMessage) and message.shared is not self.sharing:
@@ -117,14 +117,14 @@ class Sharing:
 
     def __init__(
         self, placement: Placement, shared: SharedBody | None, *, completes: bool = True,
-        owned: Message | None = None,
+        owned: QueuedMessage | None = None,
     ) -> None:  # fmt: skip
         self._placement: Placement = placement
         self._shared: SharedBody | None = shared
         self._outer: SharedBody | None = None
         self._completes: bool = completes
-        self._owned: Message | None = owned
-        self._stored: Message | None = None  # both of the outer one, inside
+        self._owned: QueuedMessage | None = owned
+        self._stored: QueuedMessage | None = None  # both of the outer one, inside
 
     def __enter__(self) -> None:
         shared = self._shared

@@ -10,7 +10,8 @@ message lives is in bitmaps here, which the checkpoint keeps and the log updates
     IndexSegment  has a bitmap only if it is partly dead: while its live entries are exactly
                   [lo, hi), two numbers are enough, and a queue that is consumed in order never
                   needs more. A backlog of ten million messages takes 2,442 of these objects
-    Section       the part of a manifest about one queue, with a Row for each entry of a small queue
+    Section       the part of a manifest about one queue, with a SectionRow for each entry of a
+                  small queue
     Departed         an entry that left RAM before the checkpoint has written the queue's slice
     Ticks         what all parts of one engine share about checkpoints
 
@@ -26,7 +27,7 @@ A live entry is in one of these places:
   * RAM and log only, with the `Holder`, which returns it when a checkpoint asks for it.
 """
 
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.storage.files.data_directory import QUEUE_NAME, text_of
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.files.holder import DictHolder, Holder
@@ -49,7 +50,7 @@ class Ticks:
         self.handles: Handles = Handles()
 
 
-class Row:
+class SectionRow:
     """An entry in a checkpoint's section of a small queue: the message without its body.
 
     body_file: the store file to which the checkpoint wrote the body; 0 if there is none, or if the
@@ -57,8 +58,8 @@ class Row:
 
     __slots__ = ("body_file", "message")
 
-    def __init__(self, message: Message, body_file: int) -> None:
-        self.message: Message = message
+    def __init__(self, message: QueuedMessage, body_file: int) -> None:
+        self.message: QueuedMessage = message
         self.body_file: int = body_file
 
 
@@ -142,7 +143,7 @@ class Section:
         count: int,
         body_bytes: int,
         segments: dict[int, IndexSegment],
-        rows: dict[int, Row],
+        rows: dict[int, SectionRow],
         attempts: dict[int, int],
     ) -> None:
         self.next_seq: int = next_seq
@@ -150,7 +151,7 @@ class Section:
         self.count: int = count
         self.bytes: int = body_bytes
         self.segments: dict[int, IndexSegment] = segments
-        self.rows: dict[int, Row] = rows
+        self.rows: dict[int, SectionRow] = rows
         self.attempts: dict[int, int] = attempts
 
 
@@ -177,7 +178,7 @@ class QueueIndex:
         self.count: int = 0
         self.bytes: int = 0
         self.segments: dict[int, IndexSegment] = {}
-        self.section: dict[int, Row] = {}
+        self.section: dict[int, SectionRow] = {}
         self.attempts: dict[int, int] = {}
         self.leased: LeasedSeqs = LeasedSeqs(slots)  # live entries that are leased, not ready
         self.epoch: int = ticks.epoch
@@ -209,7 +210,7 @@ class QueueIndex:
         self.enqueue(seq, size, in_store, expiry_ms)
         return seq
 
-    def add(self, seq: int, message: Message, is_held: bool = True) -> Entry | None:
+    def add(self, seq: int, message: QueuedMessage, is_held: bool = True) -> Entry | None:
         """Add a persistent message. The caller counts references. Return its entry, or None if the
         seq is below the next one: it was applied already. is_held: keep the message in RAM, with
         the holder; False if it is on its slot alone."""
@@ -489,7 +490,7 @@ class QueueIndex:
         """Return all live persistent seqs, ascending."""
         return [q for n in sorted(self.segments) for q in self.segments[n].seqs(self.slots)]
 
-    def read(self, seqs: list[int]) -> list[Message]:
+    def read(self, seqs: list[int]) -> list[QueuedMessage]:
         """Return the messages of live entries in the section or on slots, ascending, of one
         segment. The body is None if it is in the store. Raises CorruptionError."""
         if self.section:
@@ -503,14 +504,14 @@ class QueueIndex:
 
     def forget_body(self, seq: int) -> None:
         """Keep the message of an entry in the section without its body: it leaves RAM. Others may
-        hold the same Message, so the section gets one of its own."""
+        hold the same QueuedMessage, so the section gets one of its own."""
         row = self.section[seq]
         if row.message.size and row.message.body is not None:
             message = row.message.copy()
             message.body = None
             row.message = message
 
-    def _read_slots(self, seqs: list[int]) -> list[Message]:
+    def _read_slots(self, seqs: list[int]) -> list[QueuedMessage]:
         return self.files(seqs[0] // self.slots).messages(seqs) if seqs else []
 
     def live_between(self, start: int, stop: int) -> list[int]:

@@ -31,7 +31,7 @@ from librt.strings import BytesWriter, write_i32_be
 
 from penstock.errors import CorruptionError, SyncFailedError
 from penstock.fast_crc import crc32
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.native import mypyc_attr
 from penstock.storage.files.filesystem import File, FileSystem, sync_closed
 
@@ -103,7 +103,7 @@ def _i32(n: int) -> int:
 
 
 def put_slot(
-    out: BytesWriter, fields: BytesWriter, seed: int, seq: int, message: Message, flags: int,
+    out: BytesWriter, fields: BytesWriter, seed: int, seq: int, message: QueuedMessage, flags: int,
     where: int, header_len: int,
 ) -> None:  # fmt: skip
     """Write the 32 bytes of a slot to `out`. flags: without USED and HAS_EXPIRY, which are added
@@ -146,13 +146,13 @@ def decode_slot(seed: int, seq: int, data: bytes, at: int) -> Slot | None:
     return Slot(seq, flags, length, size, id, high << 32 | low, where, time)
 
 
-def _body_of(message: Message) -> bytes:
+def _body_of(message: QueuedMessage) -> bytes:
     body = message.body
     assert body is not None, "a body must be in RAM to be written to .qs"
     return body
 
 
-def _in_store(message: Message) -> bytes:
+def _in_store(message: QueuedMessage) -> bytes:
     """Return what the checksum covers in an entry whose body is in the store."""
     header = message.header
     return b"%b%b%b" % (_pack_u32(len(header)), _pack_u32(message.store_file), header)
@@ -266,7 +266,7 @@ class SegmentFiles:
                 written += self._write_slots(qi, first, run)
                 first = slot.seq
             following = slot.seq + 1
-            message = Message(slot.id, b"", None, slot.size, slot.time, slot.expiry_ms)
+            message = QueuedMessage(slot.id, b"", None, slot.size, slot.time, slot.expiry_ms)
             put_slot(
                 run, fields, self._seed, slot.seq, message, slot.flags & HAS_ENTRY, slot.where,
                 slot.header_len,
@@ -398,7 +398,7 @@ class SegmentFiles:
             found.append(slot)
         return found
 
-    def messages(self, seqs: list[int]) -> list[Message]:
+    def messages(self, seqs: list[int]) -> list[QueuedMessage]:
         """Return the messages of these seqs, ascending; the body is None if it is in the
         MessageStore.
 
@@ -406,9 +406,9 @@ class SegmentFiles:
         """
         return self.entries_of(self.slots(seqs))
 
-    def entries_of(self, slots: list[Slot]) -> list[Message]:
+    def entries_of(self, slots: list[Slot]) -> list[QueuedMessage]:
         """Return the messages of these slots, like `messages`."""
-        result: list[Message] = []
+        result: list[QueuedMessage] = []
         run = b""
         run_at = 0
         for i, slot in enumerate(slots):
@@ -416,7 +416,7 @@ class SegmentFiles:
                 store = slot.where if slot.flags & IN_STORE else 0
                 body = None if store else b""
                 result.append(
-                    Message(slot.id, b"", body, slot.size, slot.time, slot.expiry_ms, store)
+                    QueuedMessage(slot.id, b"", body, slot.size, slot.time, slot.expiry_ms, store)
                 )
                 continue
             need = self._need(slot)
@@ -440,7 +440,7 @@ class SegmentFiles:
         need = PREFIX_BYTES + slot.header_len
         return need + (4 if slot.flags & IN_STORE else slot.size)
 
-    def parse(self, slot: Slot, run: bytes, at: int) -> Message:
+    def parse(self, slot: Slot, run: bytes, at: int) -> QueuedMessage:
         """Return the message of a slot whose entry begins at `at` in `run`. Raises
         CorruptionError."""
         start = at + PREFIX_BYTES
@@ -458,8 +458,10 @@ class SegmentFiles:
         data = checked[4:]
         if slot.flags & IN_STORE:
             store: int = _U32.unpack_from(data)[0]
-            return Message(slot.id, data[4:], None, slot.size, slot.time, slot.expiry_ms, store)
-        return Message(
+            return QueuedMessage(
+                slot.id, data[4:], None, slot.size, slot.time, slot.expiry_ms, store
+            )
+        return QueuedMessage(
             slot.id, data[:header_len], data[header_len:], slot.size, slot.time, slot.expiry_ms
         )
 

@@ -51,7 +51,7 @@ _U32: Final = struct.Struct(">I")
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class DurableExchange:
     """A durable exchange. flags and arguments are the broker's."""
 
     name: bytes
@@ -83,7 +83,7 @@ class DurableQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
+class DurableBinding:
     """A binding from a source exchange to a destination (kind b"q": queue, b"e": exchange) for a
     routing key."""
 
@@ -110,7 +110,7 @@ def queue_key(name: bytes) -> bytes:
     return b"q" + name
 
 
-def binding_key(binding: Binding) -> bytes:
+def binding_key(binding: DurableBinding) -> bytes:
     """Return the key in `creators` of a binding."""
     return b"b" + blake2b(binding.record(), digest_size=_DIGEST_BYTES).digest()
 
@@ -140,12 +140,14 @@ class RoutingTable:
     `exchange_key`, `queue_key` and `binding_key` make the keys."""
 
     def __init__(self, ticks: Ticks) -> None:
-        self.exchanges: dict[bytes, Exchange] = {}
+        self.exchanges: dict[bytes, DurableExchange] = {}
         self.queues: dict[bytes, DurableQueue] = {}
-        self.bindings: dict[Binding, None] = {}
+        self.bindings: dict[DurableBinding, None] = {}
         # For deletes without a search: names by number, bindings by both ends.
         self._names: dict[int, bytes] = {}
-        self._ends: dict[tuple[bytes, bytes], dict[Binding, None]] = {}  # (kind, name) of an end
+        self._ends: dict[
+            tuple[bytes, bytes], dict[DurableBinding, None]
+        ] = {}  # (kind, name) of an end
         self.parameters: dict[tuple[bytes, bytes], bytes] = {}
         self.creators: dict[bytes, bytes] = {}
         self._users: dict[bytes, bytes] = {}  # one object for each name
@@ -157,10 +159,10 @@ class RoutingTable:
         """Apply one record. ValueError: it is not a record, although its checksum is right, and
         nothing has changed."""
         self.capture()
-        r = _Reader(data)
+        r = _TopologyReader(data)
         op = r.byte()
         if op == DECLARE_EXCHANGE:
-            exchange = Exchange(r.short(), r.short(), r.byte(), r.long())
+            exchange = DurableExchange(r.short(), r.short(), r.byte(), r.long())
             r.end()
             self.exchanges[exchange.name] = exchange
         elif op == DELETE_EXCHANGE:
@@ -178,7 +180,7 @@ class RoutingTable:
             self.queues[queue.name] = queue
             self._names[queue.number] = queue.name
         elif op in (BIND, UNBIND):
-            binding = Binding(r.short(), r.take(1), r.short(), r.short(), r.long())
+            binding = DurableBinding(r.short(), r.take(1), r.short(), r.short(), r.long())
             r.end()
             if op == BIND:
                 self._bind(binding)
@@ -212,12 +214,12 @@ class RoutingTable:
         else:
             self.creators.pop(key, None)
 
-    def _bind(self, binding: Binding) -> None:
+    def _bind(self, binding: DurableBinding) -> None:
         self.bindings[binding] = None
         for end in ((b"e", binding.source), (binding.kind, binding.destination)):
             self._ends.setdefault(end, {})[binding] = None
 
-    def _unbind(self, binding: Binding) -> None:
+    def _unbind(self, binding: DurableBinding) -> None:
         if binding not in self.bindings:
             return
         del self.bindings[binding]
@@ -264,7 +266,7 @@ def _long(data: bytes) -> bytes:
     return _U32.pack(len(data)) + data
 
 
-class _Reader:
+class _TopologyReader:
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
 

@@ -66,17 +66,17 @@ from typing import Final
 
 from penstock.errors import CorruptionError, SyncFailedError, VersionError, is_shortage
 from penstock.fast_crc import crc32
-from penstock.message import Entry, Message, seq_of
+from penstock.message import Entry, QueuedMessage, seq_of
 from penstock.storage.files.data_directory import sync_dir, write_small
 from penstock.storage.files.filesystem import FileSystem, sync_closed
 from penstock.storage.files.holder import unwritten
-from penstock.storage.index.queue_index import IndexSegment, QueueIndex, Row, Section
+from penstock.storage.index.queue_index import IndexSegment, QueueIndex, Section, SectionRow
 from penstock.storage.journal.journal import Journal
 from penstock.storage.log.record import NOT_KEPT
 from penstock.storage.pages import streams
 from penstock.storage.pages.staging import staged_files
-from penstock.storage.pages.stream_meta import Position
-from penstock.storage.pages.streams import ReaderOffset, Stream, StreamSection
+from penstock.storage.pages.stream_meta import Position, ReaderOffset
+from penstock.storage.pages.streams import StoredStream, StreamSection
 from penstock.storage.store.message_store import MessageStore
 from penstock.storage.store.store_file import FileState
 
@@ -118,7 +118,7 @@ _U32: Final = struct.Struct(">I")
 
 
 @dataclass(slots=True)
-class Head:
+class CheckpointHead:
     """The scalars of a checkpoint. The log is read from (log_segment, log_position) on; its first
     record is cut_lsn + 1. segment_slots is fixed for the directory."""
 
@@ -145,7 +145,7 @@ class Manifest:
 
     number: int = 0
     is_clean: bool = True
-    head: Head = field(default_factory=Head)
+    head: CheckpointHead = field(default_factory=CheckpointHead)
     topology: list[bytes] = field(default_factory=list)
     queues: dict[int, Section] = field(default_factory=dict)
     store: list[bytes] = field(default_factory=list)
@@ -218,7 +218,7 @@ def encode_stream(number: int, section: StreamSection) -> bytes:
 
 
 def encode_sections(
-    head: Head, topology: list[bytes], queues: list[bytes], store: list[bytes],
+    head: CheckpointHead, topology: list[bytes], queues: list[bytes], store: list[bytes],
     reaping: dict[tuple[int, int], bytearray], streams: Iterable[tuple[int, StreamSection]],
     leases: list[bytes], batches: list[bytes],
 ) -> list[tuple[int, bytes]]:  # fmt: skip
@@ -329,7 +329,7 @@ def _read_section(
 
 def apply_section(manifest: Manifest, kind: int, data: bytes) -> None:
     if kind == HEAD:
-        manifest.head = Head(*_HEAD.unpack(data))
+        manifest.head = CheckpointHead(*_HEAD.unpack(data))
     elif kind == TOPOLOGY:
         at = 4
         for _ in range(_U32.unpack_from(data)[0]):
@@ -390,8 +390,8 @@ def _decode_queue(data: bytes, slots: int) -> tuple[int, Section]:
         seq, id, size_, time, expiry, store, body, length = _ROW.unpack_from(data, at)
         at += _ROW.size
         empty = b"" if not size_ and not store else None  # no file has a body of no bytes
-        message = Message(id, data[at : at + length], empty, size_, time, expiry, store)
-        section.rows[seq] = Row(message, body)
+        message = QueuedMessage(id, data[at : at + length], empty, size_, time, expiry, store)
+        section.rows[seq] = SectionRow(message, body)
         at += length
     for _ in range(attempts):
         seq, n = _ATTEMPTS.unpack_from(data, at)
@@ -470,10 +470,12 @@ class Small:
 
     __slots__ = ("fresh", "queue", "section")
 
-    def __init__(self, queue: QueueIndex, section: Section, fresh: list[tuple[int, Row]]) -> None:
+    def __init__(
+        self, queue: QueueIndex, section: Section, fresh: list[tuple[int, SectionRow]]
+    ) -> None:
         self.queue: QueueIndex = queue
         self.section: Section = section
-        self.fresh: list[tuple[int, Row]] = fresh
+        self.fresh: list[tuple[int, SectionRow]] = fresh
 
 
 class Checkpointer:
@@ -498,7 +500,7 @@ class Checkpointer:
         self._reset()
 
     def _reset(self) -> None:
-        self._head = Head()
+        self._head = CheckpointHead()
         self._queues: list[QueueIndex] = []
         self._small: list[Small] = []
         self._small_bytes = 0
@@ -516,7 +518,7 @@ class Checkpointer:
         self._leases: list[bytes] = []
         self._batches: list[bytes] = []
         self.dead_staged: list[tuple[str, str]] = []
-        self._deleted_streams: list[Stream] = []
+        self._deleted_streams: list[StoredStream] = []
         self._data_is_synced = False
 
     # ---- the cut -------------------------------------------------------------------------------
@@ -534,7 +536,7 @@ class Checkpointer:
         ticks = state.ticks
         ticks.epoch += 1
         store.cut(ticks.epoch)
-        self._head = Head(
+        self._head = CheckpointHead(
             lsn, segment, position, state.factory.start, state.next_queue, state.slots,
             store.next_file, store.next_own_file,
         )  # fmt: skip
@@ -606,7 +608,7 @@ class Checkpointer:
             for piece in listing.pieces:
                 others.update([(e.seq, e) for e in unwritten(piece, queue.cut_seq)])
             seqs = [seq for seq in sorted(others) if seq not in section.rows]
-            fresh = [(seq, Row(others[seq].message, 0)) for seq in seqs]
+            fresh = [(seq, SectionRow(others[seq].message, 0)) for seq in seqs]
             self._small.append(Small(queue, section, fresh))
             rows = [*section.rows.values(), *(row for _, row in fresh)]
             self._small_bytes += sum(ROW_BYTES + len(row.message.header) for row in rows)
@@ -675,7 +677,7 @@ class Checkpointer:
         if self._states is None:  # what may fail comes first: this may be called again
             self._states = self._store_states()
         bodies: dict[int, tuple[bytes, int]] = {}
-        with_body: list[tuple[Small, int, Row]] = []
+        with_body: list[tuple[Small, int, SectionRow]] = []
         for small in self._small:
             for seq, row in small.fresh:
                 m = row.message

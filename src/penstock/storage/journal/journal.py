@@ -49,9 +49,9 @@ from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.files.options import StorageOptions
 from penstock.storage.journal.record_types import (
     AppliedRecord,
-    Operation,
-    TxCommit,
+    LogOperation,
     TxPart,
+    TxPartsCommit,
     TxSlice,
 )
 from penstock.storage.journal.state import StorageState
@@ -108,7 +108,9 @@ class Journal:
 
     # ---- changes -------------------------------------------------------------------------------
 
-    def commit(self, operations: list[Operation], mode: int, *, names_store: bool = False) -> int:
+    def commit(
+        self, operations: list[LogOperation], mode: int, *, names_store: bool = False
+    ) -> int:
         """Log operations as one record and apply them. Returns its LSN, or that of the last record
         if there are no operations. names_store: one of several publishes a body that is in the
         store. ValueError, DiskFullError: nothing happened. An error of `apply` stops the engine."""
@@ -117,7 +119,7 @@ class Journal:
         return lsn
 
     def commit_transaction(
-        self, operations: list[Operation], mode: int, *, names_store: bool
+        self, operations: list[LogOperation], mode: int, *, names_store: bool
     ) -> int:
         """As `commit`, but always a TX, also of one operation or none: a transaction has an LSN of
         its own, which is settled in its own mode."""
@@ -127,7 +129,9 @@ class Journal:
         self.apply(operations, lsn, mode)
         return lsn
 
-    def append(self, operations: list[Operation], mode: int, *, names_store: bool = False) -> int:
+    def append(
+        self, operations: list[LogOperation], mode: int, *, names_store: bool = False
+    ) -> int:
         """Log operations as one record, for a caller that applies them itself: one operation as its
         own type, several as a TX. Inside `one_record` they become part of its record. Returns the
         LSN. ValueError, DiskFullError: nothing happened."""
@@ -157,7 +161,7 @@ class Journal:
             raise self.full(error) from error
 
     def apply(
-        self, operations: list[Operation], lsn: int, mode: int,
+        self, operations: list[LogOperation], lsn: int, mode: int,
         first_seqs: dict[int, int] | None = None,
     ) -> None:  # fmt: skip
         """Apply operations that are in the log. first_seqs: see AppliedRecord. Any error stops the
@@ -180,7 +184,7 @@ class Journal:
         return self.committing > 0
 
     def write_parts(
-        self, operations: list[Operation], mode: int, number: int, *, names_store: bool
+        self, operations: list[LogOperation], mode: int, number: int, *, names_store: bool
     ) -> int:
         """Log operations of a transaction that `decide` or `end_parts` will follow, as TX_PARTs.
         Their places are ordinals. number: of the transaction, 0 for a new one. Returns its number.
@@ -199,7 +203,7 @@ class Journal:
         return number
 
     def write_part(
-        self, operations: list[Operation], mode: int, number: int, *, names_store: bool
+        self, operations: list[LogOperation], mode: int, number: int, *, names_store: bool
     ) -> int:
         """Log operations of a transaction, whose parts take effect one by one, as one TX_PART.
         Their places are ordinals within it. number: of the transaction, 0 for a new one, whose
@@ -218,7 +222,7 @@ class Journal:
         return lsn
 
     def apply_part(
-        self, operations: list[Operation], mode: int, number: int, part_lsn: int,
+        self, operations: list[LogOperation], mode: int, number: int, part_lsn: int,
         first_seqs: dict[int, int],
     ) -> int:  # fmt: skip
         """Log a TX_SLICE for one part of a transaction, and apply the part. The first one decides:
@@ -230,12 +234,12 @@ class Journal:
         return lsn
 
     def decide(
-        self, operations: list[Operation], mode: int, number: int, first_seqs: dict[int, int]
+        self, operations: list[LogOperation], mode: int, number: int, first_seqs: dict[int, int]
     ) -> int:
         """Log the TX_COMMIT for all operations of a transaction, which are in the log, and apply
         them. first_seqs: queue or stream -> its first seq or offset. Returns the LSN.
         DiskFullError: nothing happened; `end_parts` must follow."""
-        lsn = self.append_ops([TxCommit(number, list(first_seqs.items())).encode()], mode)
+        lsn = self.append_ops([TxPartsCommit(number, list(first_seqs.items())).encode()], mode)
         self.committing -= 1
         self.apply(operations, lsn, mode, first_seqs)
         return lsn
@@ -246,7 +250,7 @@ class Journal:
         self.committing -= 1
 
     def commit_parts(
-        self, operations: list[Operation], mode: int, first_seqs: dict[int, int], *,
+        self, operations: list[LogOperation], mode: int, first_seqs: dict[int, int], *,
         names_store: bool,
     ) -> int:  # fmt: skip
         """As `commit`, for more than fits into one record: TX_PARTs, then a TX_COMMIT, which

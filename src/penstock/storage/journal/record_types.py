@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.native import mypyc_attr
 from penstock.storage.index.routing_table import topology_text
 from penstock.storage.journal.dump_text import batch_text, body_text
@@ -84,7 +84,7 @@ class LogState(ABC):
 
     @abstractmethod
     def apply_publish(
-        self, message: Message, places: list[Place], born: list[Entry] | None, is_held: bool
+        self, message: QueuedMessage, places: list[Place], born: list[Entry] | None, is_held: bool
     ) -> None:
         """Add a persistent message to queues. A place below the next seq of its queue was applied
         already. born: the new entries are appended to it, in the order of the places. is_held:
@@ -160,7 +160,7 @@ class LogState(ABC):
 # No ABC: compiled classes share the caches of their ABC, so uncompiled code that asks isinstance()
 # for one class may get the answer for another.
 @mypyc_attr(acyclic=True)
-class Operation:
+class LogOperation:
     """One operation, decoded. The head of this module says what the four calls do."""
 
     @abstractmethod
@@ -172,7 +172,7 @@ class Operation:
         """Change `state`. ValueError, KeyError: the operation cannot follow those before it."""
 
     @abstractmethod
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         """Return the messages and stream records that it brings, in their order."""
 
     @abstractmethod
@@ -181,7 +181,7 @@ class Operation:
 
 
 @mypyc_attr(acyclic=True)
-class Nop(Operation):
+class Nop(LogOperation):
     """NOP: nothing. It can hold any bytes."""
 
     def __init__(self, data: bytes = b"") -> None:
@@ -193,7 +193,7 @@ class Nop(Operation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         return
 
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         return []
 
     def text(self) -> str:
@@ -201,17 +201,17 @@ class Nop(Operation):
 
 
 @mypyc_attr(acyclic=True)
-class Publish(Operation):
+class Publish(LogOperation):
     """PUBLISH: a persistent message for queues. places: (queue, seq), or ordinals in a TX_PART.
 
     born, is_held: see `LogState.apply_publish`.
     """
 
     def __init__(
-        self, message: Message, places: list[Place], born: list[Entry] | None = None,
+        self, message: QueuedMessage, places: list[Place], born: list[Entry] | None = None,
         is_held: bool = True,
     ) -> None:  # fmt: skip
-        self.message: Message = message
+        self.message: QueuedMessage = message
         self.places: list[Place] = places
         self.born: list[Entry] | None = born
         self.is_held: bool = is_held
@@ -235,7 +235,7 @@ class Publish(Operation):
             places = [(number, first_seqs[number] + ordinal) for number, ordinal in places]
         state.apply_publish(self.message, places, self.born, self.is_held)
 
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         return [self]
 
     def text(self) -> str:
@@ -249,7 +249,7 @@ class Publish(Operation):
 
 
 @mypyc_attr(acyclic=True)
-class Dequeue(Operation):
+class Dequeue(LogOperation):
     """DEQUEUE: messages of one queue are acknowledged. entries: see `LogState.apply_dequeue`."""
 
     def __init__(
@@ -268,7 +268,7 @@ class Dequeue(Operation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_dequeue(at.lsn, self.queue, self.runs, self.stores, self.entries)
 
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         return []
 
     def text(self) -> str:
@@ -278,7 +278,7 @@ class Dequeue(Operation):
 
 
 @mypyc_attr(acyclic=True)
-class Move(Operation):
+class Move(LogOperation):
     """MOVE: a message moves from one queue to others and gets another header. Its body, or the
     reference to it, stays the same. size: bytes of the body. entry: the old one, or None if the
     caller does not have it."""
@@ -306,7 +306,7 @@ class Move(Operation):
         entry = self.entry
         state.apply_dequeue(at.lsn, self.queue, [run], stores, [] if entry is None else [entry])
 
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         return []  # an earlier PUBLISH, or the checkpoint, names the body
 
     def text(self) -> str:
@@ -314,7 +314,7 @@ class Move(Operation):
 
 
 @mypyc_attr(acyclic=True)
-class Requeue(Operation):
+class Requeue(LogOperation):
     """REQUEUE: how often messages (seq, attempts) of a queue were delivered."""
 
     def __init__(self, queue: int, attempts: list[tuple[int, int]]) -> None:
@@ -328,7 +328,7 @@ class Requeue(Operation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_requeue(self.queue, self.attempts)
 
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         return []
 
     def text(self) -> str:
@@ -336,7 +336,7 @@ class Requeue(Operation):
 
 
 @mypyc_attr(acyclic=True)
-class Mark(Operation):
+class Mark(LogOperation):
     """MARK: messages of a queue part below `mark` may have been delivered."""
 
     def __init__(self, queue: int, mark: int) -> None:
@@ -349,7 +349,7 @@ class Mark(Operation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_mark(self.queue, self.mark)
 
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         return []
 
     def text(self) -> str:
@@ -357,7 +357,7 @@ class Mark(Operation):
 
 
 @mypyc_attr(acyclic=True)
-class Purge(Operation):
+class Purge(LogOperation):
     """PURGE: removes all messages of a queue below `upper` but the runs kept and leased ones."""
 
     def __init__(self, queue: int, upper: int, kept: list[Run]) -> None:
@@ -372,7 +372,7 @@ class Purge(Operation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_purge(at.lsn, self.queue, self.upper, self.kept)
 
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         return []
 
     def text(self) -> str:
@@ -380,7 +380,7 @@ class Purge(Operation):
 
 
 @mypyc_attr(acyclic=True)
-class Delete(Operation):
+class Delete(LogOperation):
     """DELETE_QUEUE: a queue or a stream, and all that it holds."""
 
     def __init__(self, queue: int) -> None:
@@ -392,7 +392,7 @@ class Delete(Operation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_delete(at.lsn, self.queue)
 
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         return []
 
     def text(self) -> str:
@@ -400,7 +400,7 @@ class Delete(Operation):
 
 
 @mypyc_attr(acyclic=True)
-class Topology(Operation):
+class TopologyChange(LogOperation):
     """TOPOLOGY: a record of the RoutingTable (routing_table.py has its bytes)."""
 
     def __init__(self, data: bytes) -> None:
@@ -412,7 +412,7 @@ class Topology(Operation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_topology(self.data)
 
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         return []
 
     def text(self) -> str:
@@ -420,7 +420,7 @@ class Topology(Operation):
 
 
 @mypyc_attr(acyclic=True)
-class Release(Operation):
+class Release(LogOperation):
     """RELEASE: the store references of what was purged in a queue segment are released. refs: if
     the caller has read them, else None; the record does not contain them (record.release_data)."""
 
@@ -435,7 +435,7 @@ class Release(Operation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_release(self.queue, self.segment, self.refs)
 
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         return []
 
     def text(self) -> str:
@@ -443,7 +443,7 @@ class Release(Operation):
 
 
 @mypyc_attr(acyclic=True)
-class StreamRecord(Operation):
+class Append(LogOperation):
     """STREAM: one record of a stream, at its offset; in a TX_PART the offset is an ordinal."""
 
     def __init__(self, found: StreamData) -> None:
@@ -461,7 +461,7 @@ class StreamRecord(Operation):
             found = found._replace(offset=first_seqs[found.stream] + found.offset)
         state.apply_stream(at.lsn, at.mode, found)
 
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         return [self]
 
     def text(self) -> str:
@@ -473,7 +473,7 @@ class StreamRecord(Operation):
 
 
 @mypyc_attr(acyclic=True)
-class ReaderOffset(Operation):
+class ReaderOffsetChange(LogOperation):
     """READER_OFFSET: the offset of a named reader of a stream, or that it is forgotten."""
 
     def __init__(self, found: ReaderData, flags: int) -> None:
@@ -488,7 +488,7 @@ class ReaderOffset(Operation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_reader(self.found, self.flags)
 
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         return []
 
     def text(self) -> str:
@@ -500,7 +500,7 @@ class ReaderOffset(Operation):
 
 
 @mypyc_attr(acyclic=True)
-class LeaseChange(Operation):
+class LeaseChange(LogOperation):
     """LEASE: a reader leases messages of a queue, commits some or releases some."""
 
     def __init__(self, found: LeaseData, flags: int) -> None:
@@ -515,7 +515,7 @@ class LeaseChange(Operation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_lease(at.lsn, self.found, self.flags)
 
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         return []
 
     def text(self) -> str:
@@ -529,7 +529,7 @@ class LeaseChange(Operation):
 
 
 @mypyc_attr(acyclic=True)
-class BatchChange(Operation):
+class BatchChange(LogOperation):
     """BATCH: a batch of a query is decided, continues, adopts a page, or is forgotten."""
 
     def __init__(self, found: BatchRecord, flags: int) -> None:
@@ -547,7 +547,7 @@ class BatchChange(Operation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_batch(at.lsn, self.flags, self.found)
 
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         return []
 
     def text(self) -> str:
@@ -555,7 +555,7 @@ class BatchChange(Operation):
 
 
 @mypyc_attr(acyclic=True)
-class Tx(Operation):
+class Tx(LogOperation):
     """TX: a transaction, a list of operations. They are decoded one at a time."""
 
     def __init__(self, ops: list[Op]) -> None:
@@ -567,7 +567,7 @@ class Tx(Operation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         apply_all(self.ops, state, at)
 
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         return contents_of(self.ops)
 
     def text(self) -> str:
@@ -575,7 +575,7 @@ class Tx(Operation):
 
 
 @mypyc_attr(acyclic=True)
-class TxPart(Operation):
+class TxPart(LogOperation):
     """TX_PART: some operations of a transaction that a TX_COMMIT decides."""
 
     def __init__(self, transaction: int, ops: list[Op]) -> None:
@@ -589,7 +589,7 @@ class TxPart(Operation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_part(at, self.transaction, self.ops)
 
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         return contents_of(self.ops)
 
     def text(self) -> str:
@@ -597,7 +597,7 @@ class TxPart(Operation):
 
 
 @mypyc_attr(acyclic=True)
-class TxCommit(Operation):
+class TxPartsCommit(LogOperation):
     """TX_COMMIT: the parts of a transaction take effect. first_seqs: (queue or stream, the seq or
     offset of its first message)."""
 
@@ -612,7 +612,7 @@ class TxCommit(Operation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_commit(at, self.transaction, dict(self.first_seqs))
 
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         return []  # its parts bring them
 
     def text(self) -> str:
@@ -620,7 +620,7 @@ class TxCommit(Operation):
 
 
 @mypyc_attr(acyclic=True)
-class TxSlice(Operation):
+class TxSlice(LogOperation):
     """TX_SLICE: one part of a transaction takes effect. The first one decides: so do the others,
     each by its TX_SLICE, or in recovery if that is not in the log. part_lsn: the LSN of the part.
     first_seqs: of the part."""
@@ -637,7 +637,7 @@ class TxSlice(Operation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_slice(at, self.transaction, self.part_lsn, dict(self.first_seqs))
 
-    def contents(self) -> "list[Publish | StreamRecord]":
+    def contents(self) -> "list[Publish | Append]":
         return []  # its part brings them
 
     def text(self) -> str:
@@ -650,82 +650,82 @@ class TxSlice(Operation):
 def _publish(data: record.PublishData) -> Publish:
     if data.in_store and not data.store_file:
         raise RecordError("PUBLISH: the body is in store file 0, expected 1 or more")
-    message = Message(
+    message = QueuedMessage(
         data.id, data.header, None if data.in_store else data.body, data.body_size, data.time,
         data.expiry_ms, data.store_file,
     )  # fmt: skip
     return Publish(message, data.places)
 
 
-def _decode_publish(op: Op) -> Operation:
+def _decode_publish(op: Op) -> LogOperation:
     return _publish(record.decode_publish(op.data, op.flags, op.count))
 
 
-def _decode_dequeue(op: Op) -> Operation:
+def _decode_dequeue(op: Op) -> LogOperation:
     queue, runs, stores = record.decode_dequeue(op.data, op.count)
     return Dequeue(queue, runs, stores)
 
 
-def _decode_move(op: Op) -> Operation:
+def _decode_move(op: Op) -> LogOperation:
     found = record.decode_move(op.data, op.flags, op.count)
     return Move(found.queue, found.seq, found.size, _publish(found.publish))
 
 
-def _decode_requeue(op: Op) -> Operation:
+def _decode_requeue(op: Op) -> LogOperation:
     found = record.decode_requeue(op.data, op.count)
     return Requeue(found.queue, found.attempts)
 
 
-def _decode_mark(op: Op) -> Operation:
+def _decode_mark(op: Op) -> LogOperation:
     found = record.decode_mark(op.data)
     return Mark(found.queue, found.mark)
 
 
-def _decode_purge(op: Op) -> Operation:
+def _decode_purge(op: Op) -> LogOperation:
     found = record.decode_purge(op.data, op.count)
     return Purge(found.queue, found.upper, found.kept)
 
 
-def _decode_delete(op: Op) -> Operation:
+def _decode_delete(op: Op) -> LogOperation:
     return Delete(record.decode_delete_queue(op.data))
 
 
-def _decode_release(op: Op) -> Operation:
+def _decode_release(op: Op) -> LogOperation:
     found = record.decode_release(op.data)
     return Release(found.queue, found.segment)
 
 
-def _decode_lease(op: Op) -> Operation:
+def _decode_lease(op: Op) -> LogOperation:
     return LeaseChange(record.decode_lease(op.data, op.count), op.flags)
 
 
-def _decode_reader(op: Op) -> Operation:
-    return ReaderOffset(record.decode_reader(op.data), op.flags)
+def _decode_reader(op: Op) -> LogOperation:
+    return ReaderOffsetChange(record.decode_reader(op.data), op.flags)
 
 
-def _decode_stream(op: Op) -> Operation:
-    return StreamRecord(record.decode_stream(op.data))
+def _decode_stream(op: Op) -> LogOperation:
+    return Append(record.decode_stream(op.data))
 
 
-def _decode_batch(op: Op) -> Operation:
+def _decode_batch(op: Op) -> LogOperation:
     return BatchChange(batches.decode_batch(op.data, op.flags, op.count), op.flags)
 
 
-def _decode_tx(op: Op) -> Operation:
+def _decode_tx(op: Op) -> LogOperation:
     return Tx(record.decode_ops(op.data, op.count))
 
 
-def _decode_tx_part(op: Op) -> Operation:
+def _decode_tx_part(op: Op) -> LogOperation:
     found = record.decode_tx_part(op.data, op.count)
     return TxPart(found.transaction, found.ops)
 
 
-def _decode_tx_commit(op: Op) -> Operation:
+def _decode_tx_commit(op: Op) -> LogOperation:
     found = record.decode_tx_commit(op.data, op.count)
-    return TxCommit(found.transaction, found.first_seqs)
+    return TxPartsCommit(found.transaction, found.first_seqs)
 
 
-def _decode_tx_slice(op: Op) -> Operation:
+def _decode_tx_slice(op: Op) -> LogOperation:
     found = record.decode_tx_slice(op.data, op.count)
     return TxSlice(found.transaction, found.part_lsn, found.first_seqs)
 
@@ -752,13 +752,13 @@ class RecordType:
     """One row of the table. decode, stored: RecordError for data without a meaning."""
 
     def __init__(
-        self, number: int, operation: type[Operation], decode: Callable[[Op], Operation],
+        self, number: int, operation: type[LogOperation], decode: Callable[[Op], LogOperation],
         stored: Callable[[Op], list[StoredBody]],
     ) -> None:  # fmt: skip
         self.number: int = number
         self.name: str = record.type_name(number)
-        self.operation: type[Operation] = operation
-        self.decode: Callable[[Op], Operation] = decode
+        self.operation: type[LogOperation] = operation
+        self.decode: Callable[[Op], LogOperation] = decode
         self.stored: Callable[[Op], list[StoredBody]] = stored
 
 
@@ -772,27 +772,29 @@ RECORD_TYPES: Final[list[RecordType]] = [
     RecordType(record.MARK, Mark, _decode_mark, _stored_by_none),
     RecordType(record.PURGE, Purge, _decode_purge, _stored_by_none),
     RecordType(record.DELETE_QUEUE, Delete, _decode_delete, _stored_by_none),
-    RecordType(record.TOPOLOGY, Topology, lambda op: Topology(op.data), _stored_by_none),
+    RecordType(
+        record.TOPOLOGY, TopologyChange, lambda op: TopologyChange(op.data), _stored_by_none
+    ),
     RecordType(record.TX, Tx, _decode_tx, _stored_by_list),
     RecordType(record.TX_PART, TxPart, _decode_tx_part, _stored_by_list),
-    RecordType(record.TX_COMMIT, TxCommit, _decode_tx_commit, _stored_by_none),
+    RecordType(record.TX_COMMIT, TxPartsCommit, _decode_tx_commit, _stored_by_none),
     RecordType(record.RELEASE, Release, _decode_release, _stored_by_none),
     RecordType(record.LEASE, LeaseChange, _decode_lease, _stored_by_none),
-    RecordType(record.READER_OFFSET, ReaderOffset, _decode_reader, _stored_by_none),
-    RecordType(record.STREAM, StreamRecord, _decode_stream, _stored_by_none),
+    RecordType(record.READER_OFFSET, ReaderOffsetChange, _decode_reader, _stored_by_none),
+    RecordType(record.STREAM, Append, _decode_stream, _stored_by_none),
     RecordType(record.BATCH, BatchChange, _decode_batch, _stored_by_none),
     RecordType(record.TX_SLICE, TxSlice, _decode_tx_slice, _stored_by_none),
 ]
 
 
-def decode(op: Op) -> Operation:
+def decode(op: Op) -> LogOperation:
     """Decode an operation. RecordError."""
     if not 0 <= op.type < len(RECORD_TYPES):
         raise RecordError(record.refusal(op.type))
     return RECORD_TYPES[op.type].decode(op)
 
 
-def operation_of(found: Record) -> Operation:
+def operation_of(found: Record) -> LogOperation:
     """Decode a record of the log. RecordError."""
     # As `decode`, but most records are one of these two: it saves 10 % of a replay.
     if found.type == record.PUBLISH:
@@ -816,9 +818,9 @@ def apply_all(ops: list[Op], state: LogState, at: AppliedRecord) -> None:
         decode(op).apply(state, at)
 
 
-def contents_of(ops: list[Op]) -> list[Publish | StreamRecord]:
+def contents_of(ops: list[Op]) -> list[Publish | Append]:
     """Return the messages and stream records that operations bring. RecordError."""
-    found: list[Publish | StreamRecord] = []
+    found: list[Publish | Append] = []
     for op in ops:
         found += decode(op).contents()
     return found

@@ -19,7 +19,7 @@ then [6].
 from typing import Final
 
 from penstock.errors import CorruptionError, is_shortage
-from penstock.message import Entry, Message, MessageFactory
+from penstock.message import Entry, MessageFactory, QueuedMessage
 from penstock.storage.files.data_directory import hash_name
 from penstock.storage.files.durability import DISK, NONE
 from penstock.storage.files.filesystem import FileSystem
@@ -283,7 +283,7 @@ class StorageState(LogState):
     # ---- messages ------------------------------------------------------------------------------
 
     def apply_publish(
-        self, message: Message, places: list[Place], born: list[Entry] | None, is_held: bool
+        self, message: QueuedMessage, places: list[Place], born: list[Entry] | None, is_held: bool
     ) -> None:
         replay = self.replay
         if replay is not None:
@@ -446,7 +446,7 @@ class StorageState(LogState):
         is_alive = queue is not None and (segment in queue.segments or segment in queue.transients)
         return is_alive or (number, segment) in self.reaping
 
-    def load_body(self, queue: QueueIndex, seq: int, message: Message) -> bytes:
+    def load_body(self, queue: QueueIndex, seq: int, message: QueuedMessage) -> bytes:
         """Return the body of a message that was read from section or slot. CorruptionError."""
         if message.body is None:
             file = message.store_file

@@ -74,7 +74,7 @@ _unpack_frame: Final = _FRAME.unpack_from
 
 
 @mypyc_attr(acyclic=True)
-class StreamRecord:
+class PageRecord:
     """A record that was read. time_us: microseconds since 1970."""
 
     __slots__ = ("meta", "offset", "payload", "time_us")
@@ -86,7 +86,7 @@ class StreamRecord:
         self.meta: bytes = meta
 
     def __repr__(self) -> str:
-        return f"StreamRecord({self.offset}, {self.time_us}, {self.payload!r}, {self.meta!r})"
+        return f"PageRecord({self.offset}, {self.time_us}, {self.payload!r}, {self.meta!r})"
 
 
 def page_name(base: int) -> str:
@@ -220,7 +220,7 @@ def scan_frames(
 
 def decode_frames(
     data: bytes, at: int, seed: int, base: int, rel: int, count: int, budget: int,
-    out: list[StreamRecord],
+    out: list[PageRecord],
 ) -> tuple[int, int, str]:  # fmt: skip
     """Append the records of up to `count` frames to `out`; the frame at data[at] is `rel`.
 
@@ -245,7 +245,7 @@ def decode_frames(
         if body > budget and out:
             return at, 0, ""
         out.append(
-            StreamRecord(base + rel, time_us, data[at + FRAME_BYTES : middle], data[middle:end])
+            PageRecord(base + rel, time_us, data[at + FRAME_BYTES : middle], data[middle:end])
         )
         budget -= body
         at = end

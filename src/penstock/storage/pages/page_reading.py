@@ -36,7 +36,7 @@ from penstock.storage.pages.page import (
     INDEX_ROW_BYTES,
     PAGE_HEADER_BYTES,
     IndexHeader,
-    StreamRecord,
+    PageRecord,
     check_header,
     decode_frames,
     decode_index_header,
@@ -46,7 +46,7 @@ from penstock.storage.pages.page import (
     page_seed,
     scan_frames,
 )
-from penstock.storage.pages.stream_meta import Head
+from penstock.storage.pages.stream_meta import StreamHead
 
 if TYPE_CHECKING:
     from penstock.storage.pages.page_writer import PageWriter
@@ -139,7 +139,7 @@ class PageReader:
     # ---- records -------------------------------------------------------------------------------
 
     def read(
-        self, rel: int, count: int, limit: int, hint: int, max_bytes: int, out: list[StreamRecord]
+        self, rel: int, count: int, limit: int, hint: int, max_bytes: int, out: list[PageRecord]
     ) -> int:
         """Append up to `count` records from record `rel` on to `out`; return the position after the
         last.
@@ -156,7 +156,7 @@ class PageReader:
                     record.time_us = self.base_time_us
 
     def _read(
-        self, rel: int, count: int, limit: int, hint: int, max_bytes: int, out: list[StreamRecord]
+        self, rel: int, count: int, limit: int, hint: int, max_bytes: int, out: list[PageRecord]
     ) -> int:
         file = self.open()
         at = hint
@@ -236,13 +236,13 @@ class PageReader:
             step *= 4
         return PAGE_HEADER_BYTES, 0
 
-    def frame_at(self, start: int, rel: int, limit: int) -> StreamRecord | None:
+    def frame_at(self, start: int, rel: int, limit: int) -> PageRecord | None:
         """Return record `rel` if it begins at byte `start` and verifies, otherwise None."""
         if start < PAGE_HEADER_BYTES or start + FRAME_BYTES > limit:
             return None
         file = self.open()
         data = file.pread(min(SMALL_READ_BYTES, limit - start), start)
-        out: list[StreamRecord] = []
+        out: list[PageRecord] = []
         _, wants, _ = decode_frames(data, 0, self.seed, self.base, rel, 1, 0, out)
         if wants and start + wants <= limit:
             decode_frames(
@@ -571,10 +571,10 @@ class PagedReading:
 
     def read(
         self, offset: int, end: int, max_records: int, max_bytes: int
-    ) -> list[StreamRecord]:  # fmt: skip
+    ) -> list[PageRecord]:  # fmt: skip
         """Return records of [offset, end), which the pages must have; see
         `PersistentQueue.read`."""
-        out: list[StreamRecord] = []
+        out: list[PageRecord] = []
         pages = self._pages
         while offset < end and max_records > 0 and (max_bytes > 0 or not out):
             had = len(out)
@@ -599,7 +599,7 @@ class PagedReading:
         return out
 
     def _read_page(
-        self, base: int, offset: int, count: int, max_bytes: int, out: list[StreamRecord]
+        self, base: int, offset: int, count: int, max_bytes: int, out: list[PageRecord]
     ) -> int:
         reader = self._pages.reader(base)
         hint = PAGE_HEADER_BYTES if offset == base else self._places.get(offset, 0)
@@ -621,7 +621,7 @@ class PagedReading:
             raise CorruptionError(reader.path, size, text)
         return self.last_bytes
 
-    def head_at(self, offset: int) -> Head:
+    def head_at(self, offset: int) -> StreamHead:
         """Return the head directly before the record `offset`, which must exist."""
         pages = self._pages
         base = pages.base_of(offset)
@@ -633,8 +633,8 @@ class PagedReading:
             else:
                 start = reader.search(offset - base, self.limit(reader))
         if offset == pages.bases[0]:
-            return Head(offset, base, start, 0)
-        return Head(offset, base, start, self._time(offset - 1))
+            return StreamHead(offset, base, start, 0)
+        return StreamHead(offset, base, start, self._time(offset - 1))
 
     def _time(self, offset: int) -> int:
         """Return the time of a record, from an exact row or a frame."""

@@ -91,7 +91,7 @@ from penstock.storage.pages.page import (
     FRAME_BYTES,
     PAGE_BYTES_MAX,
     PAGE_HEADER_BYTES,
-    StreamRecord,
+    PageRecord,
     page_name,
 )
 from penstock.storage.pages.page_reading import PagedReading, PageTable, list_bases
@@ -103,9 +103,9 @@ from penstock.storage.pages.stream_meta import (
     READERS,
     WRITE_META,
     AllMeta,
-    Head,
     Position,
     ReaderOffset,
+    StreamHead,
 )
 
 PAGE_BYTES: Final = 64 << 20
@@ -117,7 +117,7 @@ Event = Callable[[str, str], None]
 Bytes = bytes  # named because inside a PersistentQueue "bytes" is how many it has
 
 
-class Limits(NamedTuple):
+class RetentionLimits(NamedTuple):
     """How much of a stream retention keeps; None: no limit."""
 
     max_age_s: float | None = None
@@ -215,7 +215,7 @@ class PersistentQueue:
         self._forcing: PageWriter | None = None  # of the page that is being synced
         self._page_end: int = meta.page_bytes  # where the last page is full
         self._full: list[PageWriter] = []  # full pages that are not written and sealed yet
-        self._published: Head = Head(0, 0, 0, 0)
+        self._published: StreamHead = StreamHead(0, 0, 0, 0)
         self._head_file: File | None = None
         self.dirty: dict[str, None] = {}  # files and directories for the next checkpoint
         self.dirty_directories: dict[str, None] = {}
@@ -225,7 +225,7 @@ class PersistentQueue:
         if self.forces:
             self._start_alone()
         elif self.is_new:
-            self.publish(Head(0, 0, 0, 0), False)
+            self.publish(StreamHead(0, 0, 0, 0), False)
 
     # ---- what there is -------------------------------------------------------------------------
 
@@ -393,7 +393,7 @@ class PersistentQueue:
             self.sync_force()
             self.finish_force(head)
 
-    def begin_force(self) -> Head | None:
+    def begin_force(self) -> StreamHead | None:
         """Alone: begin `force`, in three steps for an owner whose threads append under a lock. Call
         this and `finish_force` under the lock, `sync_force` between them without it: meanwhile
         records may be appended and read, nothing else. Return the head to be, None if it is there
@@ -405,7 +405,7 @@ class PersistentQueue:
         writer = self.writer
         assert writer is not None
         self._forcing = writer  # the next record may begin another page
-        return Head(self.next_offset, writer.base, writer.written, self.last_time_us)
+        return StreamHead(self.next_offset, writer.base, writer.written, self.last_time_us)
 
     def sync_force(self) -> None:
         """Sync what `begin_force` wrote. SyncFailedError stops the queue."""
@@ -413,7 +413,7 @@ class PersistentQueue:
         assert writer is not None, "begin_force comes first"
         self._sync(writer)
 
-    def finish_force(self, head: Head) -> None:
+    def finish_force(self, head: StreamHead) -> None:
         """Move the head to what `sync_force` synced. SyncFailedError, OSError."""
         before = self._published
         self._forcing = None
@@ -429,9 +429,9 @@ class PersistentQueue:
             self.write()
         writer = self.writer
         if writer is None:
-            self.publish(Head(offset, offset, 0, self.last_time_us), False)
+            self.publish(StreamHead(offset, offset, 0, self.last_time_us), False)
         elif offset == self.next_offset:
-            self.publish(Head(offset, writer.base, writer.position, self.last_time_us), False)
+            self.publish(StreamHead(offset, writer.base, writer.position, self.last_time_us), False)
         else:
             self._publish_at(offset)
 
@@ -439,7 +439,7 @@ class PersistentQueue:
         """Put the head before a record that is in a page already. CorruptionError, OSError."""
         self.publish(self._reading.head_at(offset), False)
 
-    def publish(self, head: Head, is_synced: bool) -> None:
+    def publish(self, head: StreamHead, is_synced: bool) -> None:
         """Write writeMeta and move the head."""
         file = self._head_file
         if file is None:
@@ -470,7 +470,7 @@ class PersistentQueue:
 
     # ---- reading -------------------------------------------------------------------------------
 
-    def read(self, offset: int, max_records: int, max_bytes: int) -> list[StreamRecord]:
+    def read(self, offset: int, max_records: int, max_bytes: int) -> list[PageRecord]:
         """Return up to max_records records from `offset` on and below the head, at least one if
         there is one. max_bytes: limit of payloads and meta. Starts with the first record if
         `offset` is below it. Raises CorruptionError, OSError, StoppedError."""
@@ -551,7 +551,7 @@ class PersistentQueue:
         kept = [keep_from, *[r.kept_from for r in self.readers.values()]]
         limit = min([offset for offset in kept if offset is not None], default=self.next_offset)
         active = self.writer.position if self.writer is not None else 0
-        limits = Limits(max_age_s, max_bytes, max_records)
+        limits = RetentionLimits(max_age_s, max_bytes, max_records)
         limit_before = min(limit, self._published.page_base)
         count = choose(self.pages, limits, now_us, limit_before, self.next_offset, active, hold)
         if count == len(self.pages) - 1 and limit == self.next_offset == self.head_offset:
@@ -571,7 +571,7 @@ class PersistentQueue:
         """Publish a head without a page, so that the last page can be deleted; the next record
         begins a page. OSError: nothing has changed."""
         end = self.next_offset
-        self.publish(Head(end, end, 0, self.last_time_us), False)
+        self.publish(StreamHead(end, end, 0, self.last_time_us), False)
         self.pages.complete(writer)
         self.pages.writer = self.writer = None
         writer.close()
@@ -608,7 +608,9 @@ class PersistentQueue:
             self._replace_tail()
         first = self.pages.first_base
         if known is not None and known.page_base < first and known.next_offset <= first:
-            known = Head(first, first, 0, known.last_time_us)  # retention went beyond this head
+            known = StreamHead(
+                first, first, 0, known.last_time_us
+            )  # retention went beyond this head
         for base in bases:
             if base < first:
                 unlink_page(fs, path, base)
@@ -619,7 +621,7 @@ class PersistentQueue:
         if bases and bases[0] != first:
             bases.insert(0, first)  # missing: reading it raises
         if known is not None and not known.page_bytes:
-            known = Head(first, first, 0, known.last_time_us)  # the pages were never forced
+            known = StreamHead(first, first, 0, known.last_time_us)  # the pages were never forced
             self.last_time_us = known.last_time_us
         self._take_pages(bases, known)
         if not self.is_new and was_lost:
@@ -627,17 +629,19 @@ class PersistentQueue:
         self.pages.heal_all()
         writer = self.writer
         if writer is None:
-            self.publish(Head(self.next_offset, first, 0, self.last_time_us), True)
+            self.publish(StreamHead(self.next_offset, first, 0, self.last_time_us), True)
             sync_dir(fs, path)
             return
-        self.publish(Head(self.next_offset, writer.base, writer.written, self.last_time_us), True)
+        self.publish(
+            StreamHead(self.next_offset, writer.base, writer.written, self.last_time_us), True
+        )
 
     def _replace_tail(self) -> None:
         """Write the base of the first page to readMeta, durably. SyncFailedError, OSError."""
         tail = stream_meta.encode_tail(self.pages.first_base)
         stream_meta.replace_small(self.fs, self.path, READ_META, tail)
 
-    def _known_head(self) -> Head | None:
+    def _known_head(self) -> StreamHead | None:
         """Return the head in writeMeta, None if it cannot be read."""
         path = f"{self.path}/{WRITE_META}"
         with contextlib.suppress(FileNotFoundError, CorruptionError):
@@ -645,7 +649,7 @@ class PersistentQueue:
             return stream_meta.decode_head(path, self.fs.read(path))
         return None
 
-    def _take_pages(self, bases: list[int], known: Head | None) -> None:
+    def _take_pages(self, bases: list[int], known: StreamHead | None) -> None:
         """Find the page that was written last and its last good frame; delete what follows.
 
         A page is synced to its end before the next one is written. So pages before one with a good
@@ -785,9 +789,9 @@ class PersistentQueue:
             )
             self.next_offset = first
         if writer is None:
-            head = Head(self.next_offset, self.next_offset, 0, self.last_time_us)
+            head = StreamHead(self.next_offset, self.next_offset, 0, self.last_time_us)
         else:
-            head = Head(self.next_offset, writer.base, writer.written, self.last_time_us)
+            head = StreamHead(self.next_offset, writer.base, writer.written, self.last_time_us)
         if self.pages.bases and first <= held_at < self.next_offset:
             self._publish_at(held_at)
         else:
@@ -954,7 +958,7 @@ def unlink_page(fs: FileSystem, path: str, base: int) -> None:
 
 
 def choose(
-    pages: PageTable, limits: Limits, now_us: int, keep_from: int, next_offset: int,
+    pages: PageTable, limits: RetentionLimits, now_us: int, keep_from: int, next_offset: int,
     active_bytes: int, hold: Hold | None = None,
 ) -> int:  # fmt: skip
     """Return how many of the first pages to delete. OSError."""
@@ -979,7 +983,7 @@ def choose(
     return first
 
 
-def takes_last(writer: PageWriter, limits: Limits, now_us: int, hold: Hold | None) -> bool:
+def takes_last(writer: PageWriter, limits: RetentionLimits, now_us: int, hold: Hold | None) -> bool:
     """Return whether the last page is deleted too, if all others are and all of it is settled."""
     age_s = limits.max_age_s
     if age_s is None or not writer.count or writer.written_count < writer.count:
@@ -995,7 +999,7 @@ def takes_last(writer: PageWriter, limits: Limits, now_us: int, hold: Hold | Non
 
 
 def _beyond(
-    pages: PageTable, limits: Limits, now_us: int, keep_from: int, next_offset: int,
+    pages: PageTable, limits: RetentionLimits, now_us: int, keep_from: int, next_offset: int,
     active_bytes: int,
 ) -> int:  # fmt: skip
     """Return how many of the first pages the limits do not keep."""

@@ -57,7 +57,7 @@ from penstock.storage.pages.page import (
     KIND_STAGED,
     PAGE_HEADER_BYTES,
     IndexHeader,
-    StreamRecord,
+    PageRecord,
     blocks,
     decode_header,
     decode_index_header,
@@ -429,14 +429,14 @@ class StagedReader:
         self._reader: PageReader = PageReader.staged(fs, path, page.page_id)
         self._next: tuple[int, int] = (0, PAGE_HEADER_BYTES)  # frame, and where it begins
 
-    def read(self, frame: int, max_records: int, max_bytes: int) -> list[StreamRecord]:
+    def read(self, frame: int, max_records: int, max_bytes: int) -> list[PageRecord]:
         """Return up to max_records records from `frame` on, at least one; max_bytes: limit of
         payloads and meta. Their offset is the frame. CorruptionError (also for a missing page),
         OSError."""
         page = self._page
         count = min(max_records, page.rows - frame)
         hint = self._next[1] if self._next[0] == frame else 0
-        out: list[StreamRecord] = []
+        out: list[PageRecord] = []
         try:
             place = self._reader.read(frame, count, page.bytes, hint, max_bytes, out)
         except FileNotFoundError:

@@ -58,7 +58,7 @@ class AllMeta(NamedTuple):
     page_bytes: int
 
 
-class Head(NamedTuple):
+class StreamHead(NamedTuple):
     """Where a stream ends for readers: the offset of the next record, the page that it ends in and
     the byte there, and the time of the last record."""
 
@@ -81,11 +81,13 @@ class Position(NamedTuple):
 
 
 class ReaderOffset(NamedTuple):
-    """The position of a named reader. kept_from: retention keeps the records from there on; None:
-    none."""
+    """The position of a named reader: it has read all below `offset`. kept_from: retention keeps
+    the records from there on, None: it asks for none. time_ms: when it reported that (since 1970),
+    0 for a stream that stands alone, which does not store it."""
 
     offset: int
     kept_from: int | None
+    time_ms: int = 0
 
 
 def _closed(data: bytes, more: bytes = b"") -> bytes:
@@ -117,7 +119,7 @@ def decode_all(path: str, data: bytes) -> AllMeta:
     return AllMeta(number, id, page_bytes)
 
 
-def encode_head(head: Head) -> bytes:
+def encode_head(head: StreamHead) -> bytes:
     """Return the bytes of writeMeta."""
     return _closed(
         _HEAD.pack(
@@ -132,11 +134,11 @@ def encode_head(head: Head) -> bytes:
     )
 
 
-def decode_head(path: str, data: bytes) -> Head:
+def decode_head(path: str, data: bytes) -> StreamHead:
     """Return the content of writeMeta. CorruptionError."""
     _check(path, data[:META_BYTES], b"PNSTHEAD")
     _, _, _, page_bytes, base, next_offset, last_time = _HEAD.unpack_from(data)
-    return Head(next_offset, base, page_bytes, last_time)
+    return StreamHead(next_offset, base, page_bytes, last_time)
 
 
 def encode_tail(first: int) -> bytes:

@@ -23,15 +23,15 @@ from typing import Final
 from penstock.errors import CorruptionError, NotAStoreError
 from penstock.storage.files.filesystem import File, FileSystem
 from penstock.storage.pages import stream_meta
-from penstock.storage.pages.page import StreamRecord, page_name
+from penstock.storage.pages.page import PageRecord, page_name
 from penstock.storage.pages.page_reading import PagedReading, PageTable, list_bases
-from penstock.storage.pages.stream_meta import ALL_META, META_BYTES, WRITE_META, Head
+from penstock.storage.pages.stream_meta import ALL_META, META_BYTES, WRITE_META, StreamHead
 
 TRIES: Final = 100  # of a writeMeta that does not verify
 RELISTS: Final = 10  # how often pages may be deleted during one call
 NOTHING: Final = (-1, -1, False)
 
-__all__ = ["Head", "PageFiles", "StreamView"]
+__all__ = ["StreamHead", "PageFiles", "StreamView"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class StreamView:
 
     # ---- what there is -------------------------------------------------------------------------
 
-    def head(self) -> Head:
+    def head(self) -> StreamHead:
         """Return where the stream ends for readers now. CorruptionError, OSError."""
         path = f"{self.path}/{WRITE_META}"
         error: CorruptionError | None = None
@@ -83,7 +83,7 @@ class StreamView:
                 return stream_meta.decode_head(path, self._head_file.pread(META_BYTES, 0))
             except FileNotFoundError:
                 if not list_bases(self._fs, self.path):
-                    return Head(0, 0, 0, 0)  # it is being made
+                    return StreamHead(0, 0, 0, 0)  # it is being made
                 error = CorruptionError(path, 0, "it is missing, and there are pages")
             except CorruptionError as found:
                 error = found
@@ -97,7 +97,7 @@ class StreamView:
         bases = self._pages.bases
         return bases[0] if bases else head.next_offset
 
-    def _look(self) -> Head:
+    def _look(self) -> StreamHead:
         """Read the head, and list the pages up to it if they may have changed."""
         for _ in range(RELISTS):
             first = stream_meta.read_tail(self._fs, self.path)
@@ -116,7 +116,7 @@ class StreamView:
             return head
         raise self._gave_up()
 
-    def _list(self, first: int, head: Head) -> int:
+    def _list(self, first: int, head: StreamHead) -> int:
         """List the pages from the first to that of the head; return the base of a missing one,
         otherwise -1."""
         if not head.page_bytes:
@@ -150,7 +150,7 @@ class StreamView:
                 self._seen = NOTHING
         raise self._gave_up()
 
-    def _page(self, base: int, head: Head) -> PageFiles:
+    def _page(self, base: int, head: StreamHead) -> PageFiles:
         pages = self._pages
         count = pages.end_of(base, head.next_offset) - base
         reader = pages.reader(base)
@@ -170,7 +170,7 @@ class StreamView:
 
     # ---- records -------------------------------------------------------------------------------
 
-    def read(self, offset: int, max_records: int, max_bytes: int) -> list[StreamRecord]:
+    def read(self, offset: int, max_records: int, max_bytes: int) -> list[PageRecord]:
         """Return records as `PersistentQueue.read` does. CorruptionError, OSError."""
         for _ in range(RELISTS):
             head = self._look()

@@ -1,4 +1,4 @@
-"""Stream and StreamTable: the streams of a vhost, as its log and its checkpoints have them.
+"""StoredStream and StreamTable: the streams of a vhost, as its log and its checkpoints have them.
 
 A stream is a log that is read, not consumed: records with offsets from 0, in pages, deleted from
 the oldest end only. Its files are a PersistentQueue. RabbitMQ's streams are the model for offsets,
@@ -49,7 +49,7 @@ from penstock.storage.log import record
 from penstock.storage.pages.adoption import Adoption
 from penstock.storage.pages.batches import Batch, StagedPage
 from penstock.storage.pages.persistent_queue import PersistentQueue
-from penstock.storage.pages.stream_meta import Position
+from penstock.storage.pages.stream_meta import Position, ReaderOffset
 
 STREAM_FLAG: Final = 128  # in DurableQueue.flags
 PAGE_BYTES: Final = 64 << 20
@@ -59,16 +59,6 @@ START: Final = Position(0, 0, 0, 0, 0)
 # Never used: in a vhost every record has its time, and an existing stream has its id.
 _CLOCK: Final = ManualClock()
 _RNG: Final = random.Random(0)
-
-
-class ReaderOffset(NamedTuple):
-    """The position of a named reader: it has read all below `offset`. kept_from: retention keeps
-    the records from there on, None: it asks for none. time_ms: when it reported that (since
-    1970)."""
-
-    offset: int
-    kept_from: int | None
-    time_ms: int
 
 
 class StreamSection:
@@ -95,7 +85,7 @@ class Turn(NamedTuple):
     position: Position
 
 
-class Stream:
+class StoredStream:
     """One stream of a vhost. queue: its pages. base_kept: the records below it, with their pages,
     are in the checkpoint that is CURRENT."""
 
@@ -156,16 +146,18 @@ class StreamTable:
         self.fs = fs
         self.path: str = path + "/streams"
         self.vhost_name: bytes = b""  # for .queue_name
-        self.by_number: dict[int, Stream] = {}
-        self.by_name: dict[bytes, Stream] = {}
-        self.deleted: list[Stream] = []  # their directories are deleted after the next checkpoint
-        self.dirty: list[Stream] = []  # appended to, and not yet written
+        self.by_number: dict[int, StoredStream] = {}
+        self.by_name: dict[bytes, StoredStream] = {}
+        self.deleted: list[
+            StoredStream
+        ] = []  # their directories are deleted after the next checkpoint
+        self.dirty: list[StoredStream] = []  # appended to, and not yet written
         self.dirty_names: list[str] = []  # of files to be synced at the next checkpoint
         self.dirty_directories: dict[str, None] = {}
-        self.adopting: list[tuple[Stream, Adoption]] = []  # whose files are not placed yet
-        self._made: dict[int, Stream] = {}  # created, not declared yet
-        self._open: dict[int, Stream] = {}  # with open files, the latest used last
-        self._touched: dict[int, Stream] = {}  # written, deleted or not, since the last sync
+        self.adopting: list[tuple[StoredStream, Adoption]] = []  # whose files are not placed yet
+        self._made: dict[int, StoredStream] = {}  # created, not declared yet
+        self._open: dict[int, StoredStream] = {}  # with open files, the latest used last
+        self._touched: dict[int, StoredStream] = {}  # written, deleted or not, since the last sync
         self._turn: int = 0  # where `release_some` continues
 
     # ---- creating and deleting -----------------------------------------------------------------
@@ -176,7 +168,7 @@ class StreamTable:
 
     def make(
         self, name: bytes, number: int, page_bytes: int, clock: Clock, rng: random.Random
-    ) -> Stream:
+    ) -> StoredStream:
         """Create the directory of a stream that is about to be declared, with its name and allMeta,
         all of it synced but the directory's own name. May run in a worker: it does not change the
         table, call `keep_made` afterwards. OSError, SyncFailedError."""
@@ -189,9 +181,9 @@ class StreamTable:
             fs, path, page_bytes=page_bytes, forces=False, number=number, clock=clock, rng=rng
         )
         queue.release_handles()
-        return Stream(name, number, path, queue)
+        return StoredStream(name, number, path, queue)
 
-    def keep_made(self, stream: Stream) -> None:
+    def keep_made(self, stream: StoredStream) -> None:
         """Keep a stream that was made until its TOPOLOGY record, or `forget_made`."""
         self._made[stream.number] = stream
 
@@ -199,13 +191,13 @@ class StreamTable:
         """Return whether a stream of this number was made and is not declared yet."""
         return number in self._made
 
-    def forget_made(self, streams: list[Stream]) -> None:
+    def forget_made(self, streams: list[StoredStream]) -> None:
         """Forget streams that will not be declared; their directories are orphans."""
         for stream in streams:
             close(stream)
             self._made.pop(stream.number, None)
 
-    def add(self, name: bytes, number: int) -> Stream:
+    def add(self, name: bytes, number: int) -> StoredStream:
         """Add the stream that a TOPOLOGY record declares: one that was made just now or, in
         recovery, one on the disk. CorruptionError if it is missing."""
         stream = self._made.pop(number, None)
@@ -214,7 +206,7 @@ class StreamTable:
             queue = PersistentQueue(
                 self.fs, path, forces=False, number=number, create=False, clock=_CLOCK, rng=_RNG
             )
-            stream = Stream(name, number, path, queue)
+            stream = StoredStream(name, number, path, queue)
         self.by_number[number] = stream
         self.by_name[name] = stream
         return stream
@@ -250,7 +242,7 @@ class StreamTable:
             stream.lsn = stream.mode = 0  # no turn is in progress
         self.dirty = []
 
-    def delete(self, stream: Stream) -> None:
+    def delete(self, stream: StoredStream) -> None:
         """Apply a DELETE_QUEUE record; the directory is deleted after the next checkpoint."""
         stream.is_deleted = True
         stream.turns.clear()
@@ -262,7 +254,7 @@ class StreamTable:
     # ---- records -------------------------------------------------------------------------------
 
     def append(
-        self, stream: Stream, lsn: int, mode: int, time_us: int, meta: bytes, payload: bytes
+        self, stream: StoredStream, lsn: int, mode: int, time_us: int, meta: bytes, payload: bytes
     ) -> int:
         """Append the frame of a logged STREAM record in RAM; return its offset."""
         stream.lsn = stream.last_lsn = lsn
@@ -307,7 +299,7 @@ class StreamTable:
     # ---- batches -------------------------------------------------------------------------------
 
     def adopt(
-        self, stream: Stream, lsn: int, mode: int, staged: str, page: StagedPage, time_us: int
+        self, stream: StoredStream, lsn: int, mode: int, staged: str, page: StagedPage, time_us: int
     ) -> Adoption:
         """Make a staged page the next page of a stream, as a BATCH record says. staged: the path of
         the page; time_us: of its records. Return the work on its files that remains."""
@@ -323,7 +315,7 @@ class StreamTable:
             self.adopting.append((stream, adoption))
         return adoption
 
-    def placed(self, stream: Stream, adoption: Adoption) -> None:
+    def placed(self, stream: StoredStream, adoption: Adoption) -> None:
         """Note that the files of an adopted page are in place."""
         adoption.writer.placed()
         adoption.writer.close()  # it may have the old files open
@@ -332,7 +324,7 @@ class StreamTable:
             stream.is_dirty = True  # pages before it wait to be sealed
             self.dirty.append(stream)
 
-    def touch(self, batch: Batch, stream: Stream) -> None:
+    def touch(self, batch: Batch, stream: StoredStream) -> None:
         """Note that an unfinished batch is about to append to a stream. The first time, the batch
         holds the stream's head."""
         if batch.is_done or stream.number in batch.holds:
@@ -410,7 +402,7 @@ class StreamTable:
 
     # ---- files ---------------------------------------------------------------------------------
 
-    def used(self, stream: Stream) -> None:
+    def used(self, stream: StoredStream) -> None:
         """Note that a stream was written to and has open files. If too many have, or descriptors
         are short, close those of the least recently used."""
         used = self._open
@@ -441,7 +433,7 @@ class StreamTable:
             close(stream)
 
 
-def _merge_turns(stream: Stream, offset: int, lsn: int) -> None:
+def _merge_turns(stream: StoredStream, offset: int, lsn: int) -> None:
     """Join the turns of a batch, which appended from `offset` on, into one turn that is settled by
     the batch's last record: the turn in progress if there is one, otherwise the last."""
     turns = stream.turns
@@ -455,7 +447,7 @@ def _merge_turns(stream: Stream, offset: int, lsn: int) -> None:
         turns.append(Turn(max(last.lsn, lsn), DISK, last.position))
 
 
-def close(stream: Stream) -> None:
+def close(stream: StoredStream) -> None:
     """Close a stream's files and write nothing: the log has what is not written."""
     queue = stream.queue
     queue.failed = queue.failed or StoppedError(f"{stream.path}: the stream is closed")

@@ -26,7 +26,7 @@ from penstock.storage.journal.record_types import BatchChange
 from penstock.storage.pages import batches, staging
 from penstock.storage.pages.adoption import Adoption
 from penstock.storage.pages.batches import Batch, BatchFacts, BatchRecord, StagedPage
-from penstock.storage.pages.streams import Stream
+from penstock.storage.pages.streams import StoredStream
 from penstock.storage.parts.stream_engine import StreamWriter
 
 ADOPT_BYTES_MIN: Final = 4 << 20
@@ -163,7 +163,7 @@ class BatchEngine:
         batch = self._rolling(query)
         return batch.frame == 0 and batch.current.bytes >= ADOPT_BYTES_MIN
 
-    def adopt(self, query: str, stream: Stream) -> int:
+    def adopt(self, query: str, stream: StoredStream) -> int:
         """Make the next page of the batch the next page of the stream; return its base offset. The
         record has the LSN `last_lsn`; a worker places the files. UnknownQueueError (the stream was
         deleted), DiskFullError, ValueError: nothing happened."""
@@ -196,7 +196,7 @@ class BatchEngine:
         if waiting and self._running is None and journal.failed is None:
             self._start(*waiting[0])
 
-    def _start(self, stream: Stream, adoption: Adoption) -> None:
+    def _start(self, stream: StoredStream, adoption: Adoption) -> None:
         journal = self._journal
 
         def done(_: object) -> None:

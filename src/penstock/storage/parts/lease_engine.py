@@ -40,7 +40,7 @@ from typing import Final
 
 from penstock.clock import ManualClock
 from penstock.errors import CorruptionError, UnknownLeaseError, deleted_error
-from penstock.message import Entry, Message, seq_of
+from penstock.message import Entry, QueuedMessage, seq_of
 from penstock.native import mypyc_attr
 from penstock.storage.files.data_directory import hash_name
 from penstock.storage.files.filesystem import FileSystem
@@ -49,7 +49,7 @@ from penstock.storage.index.leases import DIRECTORY, Lease
 from penstock.storage.index.queue_index import QueueIndex
 from penstock.storage.index.queue_segment import IN_STORE, Slot
 from penstock.storage.journal.journal import Journal
-from penstock.storage.journal.record_types import Dequeue, LeaseChange, Mark, Operation, Publish
+from penstock.storage.journal.record_types import Dequeue, LeaseChange, LogOperation, Mark, Publish
 from penstock.storage.log import record
 from penstock.storage.log.record import LeaseRun, Run, StoreRef
 from penstock.storage.pages import stream_meta
@@ -162,7 +162,7 @@ class LeaseEngine:
                     for m in stored(journal, part, run[1], run[2])
                     if m.store_file
                 ]
-        operations: list[Operation] = []
+        operations: list[LogOperation] = []
         for number, (mine, refs) in dequeues.items():
             operations.append(Dequeue(number, mine, refs))
         operations.append(self._change(lease, until, parted, record.COMMITTED))
@@ -263,7 +263,7 @@ class _Leasing:
         self._placement = placement
         self._taken = taken
         self._born: list[tuple[QueueIndex, Entry]] = []  # persistent, in place of transient ones
-        self.operations: list[Operation] = []
+        self.operations: list[LogOperation] = []
         self.runs: list[LeaseRun] = []
         self.names_store: bool = False
 
@@ -359,7 +359,7 @@ def add_runs(runs: list[LeaseRun], part: QueueIndex, entries: list[Entry]) -> No
         runs.append((number, first, n, size, stores, latest_s))
 
 
-def looked_at(journal: Journal, part: QueueIndex, first: int, n: int) -> list[Message]:
+def looked_at(journal: Journal, part: QueueIndex, first: int, n: int) -> list[QueuedMessage]:
     """Return the live entries of a run from section or slots, without headers and bodies.
     store_file is 1 for a body in the store, whichever file it is in. Damaged ones are reported and
     left out."""
@@ -378,18 +378,20 @@ def looked_at(journal: Journal, part: QueueIndex, first: int, n: int) -> list[Me
                 journal.event("corruption", f"queue {part.number}: {error}")
     for slot in slots:
         in_store = 1 if slot.flags & IN_STORE else 0
-        found.append(Message(slot.id, b"", None, slot.size, slot.time, slot.expiry_ms, in_store))
+        found.append(
+            QueuedMessage(slot.id, b"", None, slot.size, slot.time, slot.expiry_ms, in_store)
+        )
     return found
 
 
-def stored(journal: Journal, part: QueueIndex, first: int, n: int) -> list[Message]:
+def stored(journal: Journal, part: QueueIndex, first: int, n: int) -> list[QueuedMessage]:
     """Return the entries of a run with their store files. Those whose slot is damaged are reported
     and left out; their bodies stay in the store."""
     seqs = list(range(first, first + n))
     try:
         return part.read(seqs)
     except CorruptionError:
-        found: list[Message] = []
+        found: list[QueuedMessage] = []
         for seq in seqs:
             try:
                 found += part.read([seq])
@@ -453,7 +455,7 @@ class LeasePages:
         """The time of the last record, microseconds since 1970."""
         return self._queue.last_time_us
 
-    def append(self, message: Message, body: bytes) -> None:
+    def append(self, message: QueuedMessage, body: bytes) -> None:
         """Append the next record; it is in RAM until `publish`. ValueError: no page can hold it."""
         self._queue.append(body, message.header, message.time * 1_000_000)
 

@@ -38,8 +38,8 @@ from penstock.errors import SyncFailedError, is_shortage
 from penstock.storage.files.data_directory import sync_dir
 from penstock.storage.journal.journal import Journal, Pins
 from penstock.storage.pages.persistent_queue import Hold
-from penstock.storage.pages.stream_meta import Head
-from penstock.storage.pages.streams import Stream, StreamTable, Turn, remove_tree
+from penstock.storage.pages.stream_meta import StreamHead
+from penstock.storage.pages.streams import StoredStream, StreamTable, Turn, remove_tree
 
 
 class StreamLimits(NamedTuple):
@@ -63,8 +63,8 @@ class StreamWriter:
         self._journal = journal
         self._pins = pins
         self._table: StreamTable = journal.state.streams
-        self.on_head: Callable[[Stream], None] | None = None
-        self._waiting: dict[int, Stream] = {}  # with turns that are not settled
+        self.on_head: Callable[[StoredStream], None] | None = None
+        self._waiting: dict[int, StoredStream] = {}  # with turns that are not settled
 
     def turn(self) -> None:
         """End a turn: write what was appended, move the heads of what is settled. Cheap if there is
@@ -90,7 +90,7 @@ class StreamWriter:
         if self._waiting:
             self.settle()
 
-    def _report_write(self, stream: Stream, error: OSError) -> None:
+    def _report_write(self, stream: StoredStream, error: OSError) -> None:
         if not stream.is_failing:
             stream.is_failing = True
             journal = self._journal
@@ -113,7 +113,7 @@ class StreamWriter:
                 if not stream.is_deleted:
                     on_head(stream)
 
-    def _move_head(self, stream: Stream) -> bool:
+    def _move_head(self, stream: StoredStream) -> bool:
         """Move the head to the newest turn that is settled and written. Return whether there was
         one, or the stream is deleted."""
         log = self._journal.log
@@ -131,7 +131,7 @@ class StreamWriter:
             return stream.is_deleted
         p = newest.position
         try:
-            head = Head(p.next_offset, p.page_base, p.page_bytes, p.last_time_us)
+            head = StreamHead(p.next_offset, p.page_base, p.page_bytes, p.last_time_us)
             stream.queue.publish(head, False)
         except OSError as error:
             turns.appendleft(newest)
@@ -141,7 +141,7 @@ class StreamWriter:
 
     # ---- retention -----------------------------------------------------------------------------
 
-    def retain(self, stream: Stream, limits: StreamLimits) -> int:
+    def retain(self, stream: StoredStream, limits: StreamLimits) -> int:
         """Begin to delete the oldest pages that neither limits, readers nor durability require;
         return how many. Readers no longer see them when this returns."""
         journal = self._journal
@@ -180,7 +180,7 @@ class StreamWriter:
         journal.submit(lambda: plan.run(unlink=not is_pinned), done, failed)
         return plan.pages
 
-    def _report_kept(self, stream: Stream, error: BaseException) -> None:
+    def _report_kept(self, stream: StoredStream, error: BaseException) -> None:
         text = f"pages of {stream.path} could not be deleted: {error}"
         self._journal.event("stream_write", text)
 
@@ -195,7 +195,7 @@ class StreamCreation:
         done: Callable[[], None], failed: Callable[[Exception], None],
     ) -> None:  # fmt: skip
         journal.check()
-        self.made: list[Stream] = []
+        self.made: list[StoredStream] = []
         self._journal = journal
         self._names = names
         self._page_bytes = page_bytes
@@ -237,7 +237,7 @@ class StreamCreation:
 
     # ---- in the worker -------------------------------------------------------------------------
 
-    def _make_next(self) -> Stream:
+    def _make_next(self) -> StoredStream:
         i = len(self.made)
         journal = self._journal
         return journal.state.streams.make(
@@ -250,12 +250,12 @@ class StreamCreation:
     # ---- at the engine -------------------------------------------------------------------------
 
     def _step_done(self, result: object) -> None:
-        if isinstance(result, Stream):
+        if isinstance(result, StoredStream):
             self._journal.state.streams.keep_made(result)
             self.made.append(result)
         if self._is_cancelled:
             return
-        if isinstance(result, Stream):
+        if isinstance(result, StoredStream):
             self.start()
         else:
             self._done()

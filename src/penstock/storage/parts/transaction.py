@@ -35,30 +35,30 @@ from typing import Final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
 from penstock.errors import DiskFullError, StorageError, TransactionTooLargeError, deleted_error
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.storage.files.placement import Placement
 from penstock.storage.index.queue_index import QueueIndex
 from penstock.storage.journal.journal import Journal
 from penstock.storage.journal.record_types import (
+    Append,
     AppliedRecord,
     BatchChange,
     Dequeue,
+    LogOperation,
     LogState,
-    Operation,
     Publish,
-    StreamRecord,
 )
 from penstock.storage.log import record
 from penstock.storage.log.record import HAS_EXPIRY, PLACE_BYTES, PUBLISH, PUBLISH_FIXED_BYTES
 from penstock.storage.pages import batches
 from penstock.storage.pages.batches import BatchRecord
-from penstock.storage.pages.streams import Stream
+from penstock.storage.pages.streams import StoredStream
 
 PART_PLACES: Final = 512  # of messages in queues and streams, in a part of `write_part`: some ms
 RUNS_MAX: Final = 1 << 15  # of one acknowledged operation in a part
 
 
-def run_of_publishes(queue: int, first_seq: int, messages: list[Message]) -> bytes:
+def run_of_publishes(queue: int, first_seq: int, messages: list[QueuedMessage]) -> bytes:
     """Encode the PUBLISH operations of a TX for messages of one header, time and expiry, to one
     queue, from first_seq on. Their bodies are in RAM and belong into the record. The result is that
     of record.py, but one loop writes it into one buffer, which is faster."""
@@ -95,8 +95,8 @@ class Published:
 
     __slots__ = ("born", "is_applied", "message", "queues")
 
-    def __init__(self, message: Message, queues: list[QueueIndex]) -> None:
-        self.message: Message = message
+    def __init__(self, message: QueuedMessage, queues: list[QueueIndex]) -> None:
+        self.message: QueuedMessage = message
         self.queues: list[QueueIndex] = queues
         self.born: list[Entry] = []  # in the order of the queues
         self.is_applied: bool = False
@@ -108,20 +108,20 @@ class PublishedRun(Published):
 
     __slots__ = ("first_seq", "messages")
 
-    def __init__(self, messages: list[Message], queue: QueueIndex) -> None:
+    def __init__(self, messages: list[QueuedMessage], queue: QueueIndex) -> None:
         super().__init__(messages[0], [queue])
-        self.messages: list[Message] = messages
+        self.messages: list[QueuedMessage] = messages
         self.first_seq: int = -1
 
 
-class _Run(Operation):
+class _Run(LogOperation):
     """All PUBLISH operations of a PublishedRun, encoded and applied in loops of their own. In the
     log they are single publishes, so nothing is ever decoded to a run."""
 
-    def __init__(self, queue: QueueIndex, first_seq: int, messages: list[Message]) -> None:
+    def __init__(self, queue: QueueIndex, first_seq: int, messages: list[QueuedMessage]) -> None:
         self.queue: QueueIndex = queue
         self.first_seq: int = first_seq
-        self.messages: list[Message] = messages
+        self.messages: list[QueuedMessage] = messages
 
     def encode(self) -> record.Op:
         data = run_of_publishes(self.queue.number, self.first_seq, self.messages)
@@ -133,9 +133,9 @@ class _Run(Operation):
             queue.add(seq, m)
             seq += 1
 
-    def contents(self) -> list[Publish | StreamRecord]:
+    def contents(self) -> list[Publish | Append]:
         number, first = self.queue.number, self.first_seq
-        found: list[Publish | StreamRecord] = []
+        found: list[Publish | Append] = []
         for i, m in enumerate(self.messages):
             found.append(Publish(m, [(number, first + i)]))
         return found
@@ -149,8 +149,8 @@ class Appended:
 
     __slots__ = ("body", "header", "offset", "stream", "time_us")
 
-    def __init__(self, stream: Stream, header: bytes, body: bytes) -> None:
-        self.stream: Stream = stream
+    def __init__(self, stream: StoredStream, header: bytes, body: bytes) -> None:
+        self.stream: StoredStream = stream
         self.header: bytes = header
         self.body: bytes = body
         self.offset: int = -1
@@ -163,12 +163,12 @@ class _Part:
 
     def __init__(self) -> None:
         self.lsn: int = 0
-        self.operations: list[Operation] = []
+        self.operations: list[LogOperation] = []
         self.publishes: list[Published] = []
         self.appends: list[Appended] = []
         self.counts: dict[int, int] = {}  # ordinals given out, by queue or stream
         self.queues: dict[int, QueueIndex] = {}
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, StoredStream] = {}
 
     @property
     def places(self) -> int:
@@ -251,7 +251,7 @@ class Transaction:
         self.publishes.append(published)
         return published
 
-    def append_stream(self, stream: Stream, header: bytes, body: bytes) -> Appended:
+    def append_stream(self, stream: StoredStream, header: bytes, body: bytes) -> Appended:
         """Append a record to a stream when the transaction commits. UnknownQueueError, ValueError
         (too long): nothing has changed."""
         self._check()
@@ -264,7 +264,7 @@ class Transaction:
         self.log_bytes += 64 + len(header) + len(body)
         return appended
 
-    def _spool(self, message: Message, body: bytes) -> None:
+    def _spool(self, message: QueuedMessage, body: bytes) -> None:
         """Write the body to the store, owned by the transaction and without a reference."""
         journal = self._journal
         if journal.blocked:
@@ -493,11 +493,11 @@ class Transaction:
         self.publishes = [p for p in self.publishes if p.queues]
         self.appends = [a for a in self.appends if not a.stream.is_deleted]
 
-    def _all_operations(self, first_seqs: dict[int, int], *, is_large: bool) -> list[Operation]:
+    def _all_operations(self, first_seqs: dict[int, int], *, is_large: bool) -> list[LogOperation]:
         """Return the operations. is_large: places are ordinals within (transaction, queue or
         stream), and a run is single publishes; else places are seqs. first_seqs: is filled with the
         first seq or offset of each queue and stream."""
-        operations: list[Operation] = []
+        operations: list[LogOperation] = []
         batch = self.batch
         if batch is not None:  # first, so that `apply` knows whose slice it is
             operations.append(BatchChange(batch, batches.PROGRESS))
@@ -509,7 +509,7 @@ class Transaction:
         return operations
 
     def _add_appends(
-        self, appends: list[Appended], operations: list[Operation], first_seqs: dict[int, int],
+        self, appends: list[Appended], operations: list[LogOperation], first_seqs: dict[int, int],
         counts: dict[int, int], *, is_large: bool,
     ) -> None:  # fmt: skip
         batch = self.batch
@@ -523,9 +523,9 @@ class Transaction:
             a.time_us = max(now_us, stream.queue.last_time_us)
             at = ordinal if is_large else a.offset
             found = record.StreamData(stream.number, at, a.time_us, a.header, a.body)
-            operations.append(StreamRecord(found))
+            operations.append(Append(found))
 
-    def _add_dequeues(self, operations: list[Operation], size: int) -> None:
+    def _add_dequeues(self, operations: list[LogOperation], size: int) -> None:
         """Add the acknowledgements, at most `size` of them in one operation."""
         for queue, entries in self.dequeues:
             for i in range(0, len(entries), size):
@@ -534,7 +534,7 @@ class Transaction:
                 operations.append(Dequeue(queue.number, runs, stores, some))
 
     def _publish(
-        self, published: Published, operations: list[Operation], first_seqs: dict[int, int],
+        self, published: Published, operations: list[LogOperation], first_seqs: dict[int, int],
         counts: dict[int, int], *, is_large: bool,
     ) -> None:  # fmt: skip
         """Add the operations of one publish, or of a run."""

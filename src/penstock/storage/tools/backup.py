@@ -49,7 +49,7 @@ from penstock.storage.pages.stream_meta import (
     ALL_META,
     READ_META,
     WRITE_META,
-    Head,
+    StreamHead,
     encode_head,
     encode_tail,
 )
@@ -208,7 +208,7 @@ class Backup:
                     length = position.page_bytes
                     yield from self._copy(f"{source}/{name}", f"{inner}/{name}", length)
             p = position
-            head = Head(p.next_offset, p.page_base, p.page_bytes, p.last_time_us)
+            head = StreamHead(p.next_offset, p.page_base, p.page_bytes, p.last_time_us)
             write_small(fs, f"{inner}/{WRITE_META}", encode_head(head))
             write_small(fs, f"{inner}/{READ_META}", encode_tail(p.first_offset))
 

@@ -79,7 +79,7 @@ from penstock.storage.pages.page import (
     decode_row,
     page_seed,
 )
-from penstock.storage.pages.page import StreamRecord as StreamRecord
+from penstock.storage.pages.page import PageRecord as PageRecord
 from penstock.storage.store import store_file
 from penstock.storage.store.file_queue_backing import HEADER as OWN_HEADER
 from penstock.storage.store.file_queue_backing import HEADER_BYTES as OWN_HEADER_BYTES
@@ -662,7 +662,7 @@ def _dump_page(path: str, data: bytes) -> Iterator[str]:
     seed = page_seed(header.id)
     position, rel = PAGE_HEADER_BYTES, 0
     while position < len(data):
-        out: list[StreamRecord] = []
+        out: list[PageRecord] = []
         end, need, fault = decode_frames(data, position, seed, header.base, rel, 1, 0, out)
         if not out:
             text = fault or f"a frame of {need} bytes is cut off"

@@ -59,7 +59,7 @@ from typing import Final
 
 from penstock.clock import Clock
 from penstock.errors import CorruptionError, NotAStoreError
-from penstock.message import Entry, Message
+from penstock.message import Entry, QueuedMessage
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.data_directory import (
     FreshDirectory,
@@ -73,7 +73,7 @@ from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.files.offline import Offline, ReadOnlyFileSystem, Vhost
 from penstock.storage.files.options import StorageOptions
 from penstock.storage.index.leases import LeaseTable
-from penstock.storage.index.queue_index import QueueIndex, Row, Ticks
+from penstock.storage.index.queue_index import QueueIndex, SectionRow, Ticks
 from penstock.storage.index.queue_segment import (
     HEADER_BYTES,
     MAGIC_QI,
@@ -115,7 +115,7 @@ from penstock.storage.pages.page import (
     INDEX_HEADER_BYTES,
     INDEX_ROW_BYTES,
     PAGE_HEADER_BYTES,
-    StreamRecord,
+    PageRecord,
     decode_frames,
     decode_header,
     decode_row,
@@ -123,7 +123,8 @@ from penstock.storage.pages.page import (
     page_seed,
 )
 from penstock.storage.pages.staging import query_directory, query_path, staging_path
-from penstock.storage.pages.streams import PAGE_BYTES, STREAM_FLAG, ReaderOffset, Stream
+from penstock.storage.pages.stream_meta import ReaderOffset
+from penstock.storage.pages.streams import PAGE_BYTES, STREAM_FLAG, StoredStream
 from penstock.storage.tools.salvage_files import (
     BodyFinder,
     FoundCheckpoint,
@@ -236,7 +237,7 @@ class SalvagedStream:
     end: int = 0
     page_bytes: int = PAGE_BYTES
     stream_id: bytes = b""  # b"": unknown
-    logged: dict[int, StreamRecord] = field(default_factory=dict)
+    logged: dict[int, PageRecord] = field(default_factory=dict)
     adopted: dict[int, AdoptedPage] = field(default_factory=dict)  # by base
     readers: dict[str, ReaderOffset] = field(default_factory=dict)
 
@@ -324,7 +325,7 @@ class SalvagedStreams:
         self.add(found.stream, b"")
         stream = self.streams[found.stream]
         offset = found.offset
-        stream.logged[offset] = StreamRecord(offset, found.time_us, found.payload, found.meta)
+        stream.logged[offset] = PageRecord(offset, found.time_us, found.payload, found.meta)
         stream.end = max(stream.end, offset + 1)
 
     def adopt(self, page: AdoptedPage) -> None:
@@ -350,7 +351,7 @@ class SalvagedStreams:
 
     # ---- records -------------------------------------------------------------------------------
 
-    def records(self, stream: SalvagedStream) -> Iterator[StreamRecord | Problem]:
+    def records(self, stream: SalvagedStream) -> Iterator[PageRecord | Problem]:
         """Return all records that can be read, by offset, and a Problem for each gap."""
         wanted = stream.first
         end = stream.end or (1 << 63)
@@ -358,7 +359,7 @@ class SalvagedStreams:
         for i, base in enumerate(bases):
             page_end = min(bases[i + 1], end) if i + 1 < len(bases) else end
             for found in self._page(stream, base, page_end):
-                if isinstance(found, StreamRecord) and found.offset >= wanted:
+                if isinstance(found, PageRecord) and found.offset >= wanted:
                     yield from self._logged(stream, wanted, found.offset)
                     yield found
                     wanted = found.offset + 1
@@ -376,7 +377,7 @@ class SalvagedStreams:
 
     def _logged(
         self, stream: SalvagedStream, wanted: int, end: int
-    ) -> Iterator[StreamRecord | Problem]:
+    ) -> Iterator[PageRecord | Problem]:
         """Return the log's records from `wanted` to `end`, which no page has, and the gaps."""
         for offset in sorted(o for o in stream.logged if wanted <= o < end):
             if offset > wanted:
@@ -392,9 +393,7 @@ class SalvagedStreams:
             f"records {first} to {end - 1} of stream {stream.name!r} are lost",
         )  # fmt: skip
 
-    def _page(
-        self, stream: SalvagedStream, base: int, end: int
-    ) -> Iterator[StreamRecord | Problem]:
+    def _page(self, stream: SalvagedStream, base: int, end: int) -> Iterator[PageRecord | Problem]:
         """Return what verifies in the page that begins at `base`, below offset `end`."""
         path = f"{stream.path}/{base:020}.page"
         adopted = stream.adopted.get(base)
@@ -422,7 +421,7 @@ class SalvagedStreams:
         rows = self._rows(path[:-4] + "idx")
         at, rel = PAGE_HEADER_BYTES, 0
         while base + rel < end and at < len(data):
-            out: list[StreamRecord] = []
+            out: list[PageRecord] = []
             stop, _, fault = decode_frames(
                 data, at, seed, base, rel, end - base - rel, len(data), out
             )
@@ -464,7 +463,7 @@ def _verifies(data: bytes, at: int, seed: int, base: int, rel: int) -> bool:
     )
     if at + FRAME_BYTES + size > len(data):
         return False
-    out: list[StreamRecord] = []
+    out: list[PageRecord] = []
     decode_frames(data, at, seed, base, rel, 1, len(data), out)
     return bool(out)
 
@@ -485,9 +484,9 @@ class SalvagedQueue:
         self.next_seq = 0
         self.mark = 0
         self.live: dict[int, bytearray] = {}  # segment -> bitmap
-        self.held: dict[int, Message] = {}
-        self.older: dict[int, Message] = {}
-        self.rows: dict[int, Row] = {}
+        self.held: dict[int, QueuedMessage] = {}
+        self.older: dict[int, QueuedMessage] = {}
+        self.rows: dict[int, SectionRow] = {}
         self.attempts: dict[int, int] = {}
         self.has_section = False
 
@@ -619,7 +618,7 @@ class SalvagedVhost(LogState):
     # ---- what records do -----------------------------------------------------------------------
 
     def apply_publish(
-        self, message: Message, places: list[Place], born: list[Entry] | None, is_held: bool
+        self, message: QueuedMessage, places: list[Place], born: list[Entry] | None, is_held: bool
     ) -> None:
         for number, seq in places:
             if number in self._deleted:
@@ -757,7 +756,7 @@ class SalvagedVhost(LogState):
     def message(
         self, queue: SalvagedQueue, files: SegmentFiles | None, seq: int,
         read_body: Callable[[int, int], bytes],
-    ) -> Message:  # fmt: skip
+    ) -> QueuedMessage:  # fmt: skip
         """Return a live message with its body, from wherever it can be read. files: of its segment.
         Raises CorruptionError if it is lost."""
         fault: CorruptionError | None = None
@@ -774,9 +773,9 @@ class SalvagedVhost(LogState):
     def _look(
         self, queue: SalvagedQueue, files: SegmentFiles | None, seq: int, place: str,
         read_body: Callable[[int, int], bytes],
-    ) -> Message | None:  # fmt: skip
+    ) -> QueuedMessage | None:  # fmt: skip
         file = 0
-        found: Message | None = None
+        found: QueuedMessage | None = None
         if place == "held":
             found = queue.held.get(seq)
         elif place == "rows":
@@ -801,7 +800,7 @@ class SalvagedVhost(LogState):
         if len(body) != found.size:
             text = f"the body of seq {seq} has {len(body)} bytes, expected {found.size}"
             raise CorruptionError(queue.path, 0, text)
-        return Message(
+        return QueuedMessage(
             found.id, found.header, body, found.size, found.time, found.expiry_ms, found.store_file
         )
 
@@ -1067,7 +1066,7 @@ class _VhostSalvage:
         for start in range(0, len(attempts), FLUSH_ENTRIES):
             self._new.requeue(target, attempts[start : start + FLUSH_ENTRIES], OS)
 
-    def _publish(self, found: Message, target: QueueIndex) -> None:
+    def _publish(self, found: QueuedMessage, target: QueueIndex) -> None:
         """Publish a message. A body that was in the old MessageStore is stored once."""
         new = self._new
         assert found.body is not None, "a salvaged message has its body"
@@ -1098,7 +1097,7 @@ class _VhostSalvage:
             new.checkpoint()
 
 
-def _moved(offset: int, below: list[tuple[int, int]], target: Stream) -> int:
+def _moved(offset: int, below: list[tuple[int, int]], target: StoredStream) -> int:
     """Return the offset in the new stream of the record with `offset` in the old one."""
     moved = 0
     for old, new in below:

@@ -48,7 +48,7 @@ from penstock.errors import (
     VersionError,
 )
 from penstock.fast_crc import crc32
-from penstock.message import Message
+from penstock.message import QueuedMessage
 from penstock.storage.files.data_directory import QUEUE_NAME, old_text_of, queue_name, text_of
 from penstock.storage.files.filesystem import File, FileSystem
 from penstock.storage.files.holder import DictHolder
@@ -78,7 +78,7 @@ from penstock.storage.pages.page import (
 )
 from penstock.storage.pages.page_reading import list_bases
 from penstock.storage.pages.staging import StagedReader, query_path
-from penstock.storage.pages.stream_meta import ALL_META, WRITE_META, Head, Position
+from penstock.storage.pages.stream_meta import ALL_META, WRITE_META, Position, StreamHead
 from penstock.storage.store.message_store import MessageStore, read_table
 from penstock.storage.store.store_file import ENTRY_BYTES, OWN_FILE, StoreFile
 
@@ -364,11 +364,11 @@ class _VhostCheck:
             self._wrong(f"seq {seqs[-1]} of queue {queue.number} is alive, the next is lower")
         return len(seqs)
 
-    def _read(self, queue: QueueIndex, seqs: list[int]) -> list[tuple[int, Message | None]]:
+    def _read(self, queue: QueueIndex, seqs: list[int]) -> list[tuple[int, QueuedMessage | None]]:
         """Return the messages of these seqs, from RAM (the log has them), section or slots."""
         holder = queue.holder
         held = holder.entries if isinstance(holder, DictHolder) else {}
-        found: list[tuple[int, Message | None]] = [
+        found: list[tuple[int, QueuedMessage | None]] = [
             (seq, held[seq].message) for seq in seqs if seq in held
         ]
         rest = [seq for seq in seqs if seq not in held]
@@ -383,7 +383,7 @@ class _VhostCheck:
                     found.append((seq, None))
         return found
 
-    def _check_entry(self, queue: QueueIndex, seq: int, message: Message) -> bool:
+    def _check_entry(self, queue: QueueIndex, seq: int, message: QueuedMessage) -> bool:
         """Check the body of a live entry, or note its address in the store. False if it is lost."""
         row = queue.section.get(seq)
         if message.store_file:
@@ -633,14 +633,14 @@ def check_stream(
     except CorruptionError as error:
         found.problems.append(error)
     _head(fs, path, found)
-    head = Head(
+    head = StreamHead(
         position.next_offset, position.page_base, position.page_bytes, position.last_time_us
     )
     _check(fs, path, stream_id, first_base, head, found)
     return found
 
 
-def _head(fs: FileSystem, path: str, found: Findings) -> Head | None:
+def _head(fs: FileSystem, path: str, found: Findings) -> StreamHead | None:
     """Return the content of writeMeta; None, and a note, if it cannot be read."""
     file = f"{path}/{WRITE_META}"
     try:
@@ -666,7 +666,7 @@ def _check_all(
 
 
 def _check(
-    fs: FileSystem, path: str, stream_id: bytes, first: int, head: Head, found: Findings
+    fs: FileSystem, path: str, stream_id: bytes, first: int, head: StreamHead, found: Findings
 ) -> None:
     """Check every page from the first one to that of the head."""
     _check_names(fs, path, first, found)

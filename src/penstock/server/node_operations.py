@@ -31,7 +31,7 @@ from penstock.errors import (
     OptionError,
 )
 from penstock.native import VERSION, build_kind
-from penstock.operation_json import JsonText, to_json
+from penstock.operation_json import to_json
 from penstock.server import vhost_directories
 from penstock.server.control import ControlError
 from penstock.server.listener import Listener
@@ -126,8 +126,7 @@ class NodeOperations:
         messages."""
         if op in OPERATORS_ONLY or (op in self._table and op != "status"):
             raise ControlError(ACCESS_REFUSED, f"ACCESS_REFUSED - {op} is not available over HTTP")
-        result = await self.call(op, vhost, args)
-        return result.value() if isinstance(result, JsonText) else result
+        return await self.call(op, vhost, args)
 
     async def call(self, op: str, vhost: str | None, args: Args) -> object:
         """Return the result as a value of JSON, or as JsonText. Raises PenstockError if the

@@ -9,7 +9,7 @@ byte, and arguments with a lone surrogate are refused. Between Penstock's own pr
 socket, the links of processes) such text stays as it is (`is_exact`).
 
 An operation's values are converted where they begin and where they end: by the caller and by the
-process that answers. Programs between them pass the JSON on. A long list is an EncodedList: each
+process that answers. Programs between them pass the JSON on. A long answer is a JsonParts: each
 row is text as soon as it is made, in slices, and the text is a JsonText for the programs between.
 """
 
@@ -36,48 +36,65 @@ class JsonText:
         return json.loads(self.text)
 
 
-class EncodedList:
-    """A list of values as compact JSON, a row after the other. is_exact: as of to_json. bytes: of
-    the text so far."""
+class JsonParts:
+    """A long answer, written as compact JSON from its beginning to its end: what was written is
+    text. is_exact: as of to_json. bytes: of the text so far.
+
+        parts.begin(b"[")                parts.begin(b"{")
+        parts.add(row)                   parts.add(value, "key")
+        parts.end(b"]")                  parts.end(b"}")
+    """
 
     def __init__(self, *, is_exact: bool) -> None:
-        self.bytes: int = 2  # []
+        self.bytes: int = 0
         self._is_exact = is_exact
         self._parts: list[bytes] = []  # joined to some PART_BYTES each, so that none is moved often
-        self._rows: list[bytes] = []
-        self._row_bytes: int = 0
+        self._pieces: list[bytes] = []
+        self._pieces_bytes: int = 0
+        self._comma = b""
 
-    def add(self, row: object) -> int:
-        """Add a row. Returns the bytes of its text."""
-        data = _encoded(to_json(row, is_exact=self._is_exact))
-        self.bytes += len(data) + 1
-        self._rows.append(data)
-        self._row_bytes += len(data)
-        if self._row_bytes >= PART_BYTES:
-            self._join()
-        return len(data)
+    def begin(self, bracket: bytes, key: str | None = None) -> None:
+        """Begin a list or an object. key: of it in the object around it."""
+        self._write(bracket, key)
+        self._comma = b""
+
+    def add(self, value: object, key: str | None = None) -> int:
+        """Add a value, with its key in an object. Returns the bytes of its text."""
+        before = self.bytes
+        self._write(_encoded(to_json(value, is_exact=self._is_exact)), key)
+        return self.bytes - before
+
+    def end(self, bracket: bytes) -> None:
+        """End what was begun last."""
+        self._comma = b""
+        self._write(bracket, None)
 
     def take(self) -> list[bytes]:
         """Return the text in parts that follow one another, at least one, and forget it."""
         self._join()
         parts, self._parts = self._parts, []
-        if not parts:
-            return [b"[]"]
-        parts[0] = b"[" + parts[0]
-        parts[-1] += b"]"
         return parts
 
+    def _write(self, data: bytes, key: str | None) -> None:
+        name = b"" if key is None else _encoded(valid_text(key)) + b":"
+        piece = self._comma + name + data
+        self._comma = b","
+        self.bytes += len(piece)
+        self._pieces.append(piece)
+        self._pieces_bytes += len(piece)
+        if self._pieces_bytes >= PART_BYTES:
+            self._join()
+
     def _join(self) -> None:
-        if self._rows:
-            start = b"," if self._parts else b""
-            self._parts.append(start + b",".join(self._rows))
-            self._rows.clear()
-            self._row_bytes = 0
+        if self._pieces:
+            self._parts.append(b"".join(self._pieces))
+            self._pieces.clear()
+            self._pieces_bytes = 0
 
 
 def dumps(result: object) -> bytes:
     """Return a result as compact JSON in UTF-8."""
-    if isinstance(result, EncodedList):
+    if isinstance(result, JsonParts):
         return b"".join(result.take())
     return _encoded(to_json(result))
 

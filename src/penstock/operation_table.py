@@ -730,7 +730,8 @@ _ROWS: Final = (
         answer=_STREAM,
     ),
     Operation(
-        "describe_stream", "Describe a stream: its partitions, readers and arguments.", (_QUEUE,),
+        "describe_stream", "Describe a stream: its partitions, readers and arguments.",
+        (_QUEUE, flag("without_readers", "leave out the readers, of which there may be many")),
         _READ_QUEUE, answer=_STREAM,
     ),
     Operation(
@@ -1000,8 +1001,8 @@ _ROWS: Final = (
         "box.stream_info", "Return the partitions and readers of a stream.",
         (short_text("name", "the stream"), text("reader", "whose offsets are meant", default="")),
         _READ_NAME, audience=CLIENTS, answer=("partitions", "readers", "offsets"),
-        more="A partition is [first, head, last_time_us, bytes]; offsets are by partition, {} if "
-        "the reader is not known.",
+        more="A partition is [first, head, last_time_us, bytes]; readers are the first names that "
+        "fit into an answer; offsets are by partition, {} if the reader is not known.",
     ),
 )  # fmt: skip
 

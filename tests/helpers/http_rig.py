@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from penstock.access.permissions import Identity
 from penstock.access.users import KnownUsers, hash_password
 from penstock.clock import ManualClock
 from penstock.errors import AMQPError
@@ -78,11 +79,13 @@ class HttpRig:
         self.user_requests_max = 10
         self.streams: dict[str, list[PersistentQueue]] = {}
         self.node.answers["describe_stream"] = self.described
-        self.node.answers["list_streams"] = lambda _vhost: [
-            self.described("/", name) for name in self.streams
+        self.node.answers["list_streams"] = lambda _vhost, as_user: [
+            self.described("/", name)
+            for name in self.streams
+            if Identity.from_facts(as_user).may_read(name)
         ]
 
-    def described(self, _vhost: str | None, queue: str) -> Any:
+    def described(self, _vhost: str | None, queue: str, **_: object) -> Any:
         if queue not in self.streams:
             return ControlError(404, AMQPError(404, f"no queue '{queue}'").text)
         rows = [

@@ -6,7 +6,7 @@ from typing import Any
 from penstock.broker import operations
 from penstock.broker.channel import Channel
 from penstock.errors import AMQPError
-from penstock.operation_json import EncodedList, from_json
+from penstock.operation_json import JsonParts, from_json
 from penstock.operation_table import OPERATIONS, Operation
 from tests.helpers.broker_rig import BrokerRig
 
@@ -28,7 +28,7 @@ class Asked:
         (reply,) = self.replies
         if isinstance(reply, BaseException):
             raise reply
-        if isinstance(reply, EncodedList):
+        if isinstance(reply, JsonParts):
             self.replies[0] = from_json(json.loads(b"".join(reply.take())), is_exact=True)
         return self.replies[0]
 

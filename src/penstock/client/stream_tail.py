@@ -82,7 +82,7 @@ class StreamTail:
         self._stream = stream
         self._is_following = is_following
         self._found: queue.SimpleQueue[Received | Exception] = queue.SimpleQueue()
-        described: Any = self._call("describe_stream", queue=stream)
+        described: Any = self._call("describe_stream", queue=stream, without_readers=True)
         self.parts: list[TailPart] = [self._part(one, start) for one in described["partitions"]]
 
     def records(self) -> Iterator[TailRecord]:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from penstock.access.users import KnownUsers
 from penstock.errors import INTERNAL_ERROR, PRECONDITION_FAILED
 from penstock.http.requests import HttpError
-from penstock.operation_json import from_json, to_json
+from penstock.operation_json import JsonText, from_json, to_json
 from penstock.server.control import ControlError
 from penstock.server.process_link import Facts
 
@@ -41,9 +41,9 @@ class NodeLink:
         self._calls_n = 0
 
     async def call(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
-        """Return the result of an operation that may be repeated: if its vhost ends meanwhile, the
-        operation is called once more. Raises ControlError if it is refused, HttpError 503 if there
-        is no answer."""
+        """Return the result of an operation that may be repeated, a JsonText if it is long: if its
+        vhost ends meanwhile, the operation is called once more. Raises ControlError if it is
+        refused, HttpError 503 if there is no answer."""
         try:
             return await self._call(op, vhost, args)
         except ControlError as error:
@@ -86,6 +86,12 @@ class NodeLink:
             answer.set_exception(ControlError(fault["code"], fault["text"]))
         else:
             answer.set_result(from_json(facts.get("result"), is_exact=True))
+
+    def text(self, facts: dict[str, Any], data: bytes) -> None:
+        """Take a result that is JSON."""
+        answer = self._calls.get(facts["id"])
+        if answer is not None and not answer.done():
+            answer.set_result(JsonText(data))
 
     def gone(self) -> None:
         """Fail all calls: the link has ended."""

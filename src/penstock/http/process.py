@@ -104,6 +104,8 @@ class HttpProcess(LinkedProcess):
             self._link.send(self._pong(facts))
         elif do == "result":
             self._node.result(facts)
+        elif do == "text":
+            self._node.text(facts, data)
         elif do == "users":
             self._node.users.take(facts)
         elif do == "socket":

@@ -152,7 +152,9 @@ class PartitionDirectory(PageDirectory):
         return (self.vhost, self.queue)
 
     async def ask(self, node: NodeLink) -> dict[int, str]:
-        answer = await ask_stream(node, "describe_stream", self.vhost, self.queue)
+        answer = await ask_stream(
+            node, "describe_stream", self.vhost, self.queue, without_readers=True
+        )  # fmt: skip
         return {int(row["partition"]): str(row["path"]) for row in answer["partitions"]}
 
     def missing(self, count: int) -> str:

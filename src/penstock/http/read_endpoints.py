@@ -102,12 +102,15 @@ class StreamEndpoints:
 
     async def _list(self, request: Request) -> Response:
         vhost, identity = identity_in(request, self._auth)
-        found = await self._node.call("list_streams", vhost)
-        return JsonAnswer([row for row in found if identity.may_read(row["name"])])
+        return JsonAnswer(await self._node.call("list_streams", vhost, as_user=identity.facts()))
 
     async def _describe(self, request: Request) -> Response:
         vhost, stream = self._readable(request)
-        return JsonAnswer(await ask_stream(self._node, "describe_stream", vhost, stream))
+        _, identity = identity_in(request, self._auth)
+        facts = identity.facts()
+        return JsonAnswer(
+            await ask_stream(self._node, "describe_stream", vhost, stream, as_user=facts)
+        )
 
     async def _set_reader(self, request: Request) -> Response:
         vhost, stream = self._readable(request)
@@ -217,8 +220,7 @@ class LeaseEndpoints:
 
     async def _list(self, request: Request) -> Response:
         vhost, identity = identity_in(request, self._auth)
-        found = await self._node.call("list_leases", vhost)
-        return JsonAnswer([row for row in found if identity.may_read(row["name"])])
+        return JsonAnswer(await self._node.call("list_leases", vhost, as_user=identity.facts()))
 
     async def _describe_queue(self, request: Request) -> Response:
         vhost, queue = readable(request, self._auth, "queue")

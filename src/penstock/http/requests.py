@@ -35,7 +35,7 @@ from starlette.responses import Response
 from penstock.access.permissions import Identity
 from penstock.access.users import KnownUsers
 from penstock.errors import CONFLICT, NO_ROUTE, PenstockError
-from penstock.operation_json import to_json
+from penstock.operation_json import JsonText, to_json
 from penstock.server.authenticator import Authenticator
 from penstock.server.control import ControlError
 from penstock.server.log_lines import client_line
@@ -124,11 +124,13 @@ def refused(error: ControlError) -> HttpError:
 
 
 class JsonAnswer(Response):
-    """The result of an operation, as JSON."""
+    """The result of an operation, as JSON. A JsonText, which may be long, is sent as it is."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
+        if isinstance(content, JsonText):
+            return content.text
         return json.dumps(to_json(content), separators=(",", ":")).encode()
 
 

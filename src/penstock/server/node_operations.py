@@ -24,7 +24,7 @@ from penstock.errors import (
     OptionError,
 )
 from penstock.native import VERSION, build_kind
-from penstock.operation_json import JsonText, to_json
+from penstock.operation_json import to_json
 from penstock.operation_table import (
     ALL,
     DEFAULT_VHOST,
@@ -91,8 +91,7 @@ class NodeOperations:
         Refuses operations that are for operators or channels alone."""
         if find(op, OPERATIONS).audience != ALL:
             raise ControlError(ACCESS_REFUSED, f"ACCESS_REFUSED - {op} is not available over HTTP")
-        result = await self.call(op, vhost, args)
-        return result.value() if isinstance(result, JsonText) else result
+        return await self.call(op, vhost, args)
 
     async def call(self, op: str, vhost: str | None, given: Given) -> object:
         """Return the result as a value of JSON, or as JsonText. Raises PenstockError if the

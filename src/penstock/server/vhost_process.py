@@ -45,7 +45,7 @@ from penstock.errors import (
     PenstockError,
     VersionError,
 )
-from penstock.operation_json import EncodedList, from_json, to_json
+from penstock.operation_json import JsonParts, from_json, to_json
 from penstock.protocol.connection import Connection
 from penstock.queues.backing_choice import BackingChoice
 from penstock.server.control_server import error_reply
@@ -343,8 +343,8 @@ class VhostProcess(LinkedProcess):
     # ---- operations ----------------------------------------------------------------------------
 
     def _reply(self, number: object, op: object, result: object) -> None:
-        """Send the result of a call: a value, an error, or a list that is JSON already."""
-        if isinstance(result, EncodedList):
+        """Send the result of a call: a value, an error, or an answer that is JSON already."""
+        if isinstance(result, JsonParts):
             parts = result.take()[::-1]
             while parts:
                 part = parts.pop()  # it is copied to the link

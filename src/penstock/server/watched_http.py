@@ -10,7 +10,8 @@ Messages beyond those of all processes:
     to it     socket (with a listening socket) · users (KnownUsers.facts)
               start (log_level, data: the directory, staging_bytes_max, guest, hosts, limits:
               connections_max, address_connections_max, user_requests_max)
-              result (id, result or error) of a call of its own
+              result (id, result or error) of a call of its own · text (id, with a result that is
+              JSON)
     from it   call (n, op, vhost, args): any operation that the control socket has
               pong, with rss_bytes, returned_bytes and requests
 
@@ -28,6 +29,7 @@ from typing import Any, Final
 from penstock.clock import Clock
 from penstock.config import Config
 from penstock.errors import PenstockError
+from penstock.operation_json import JsonText
 from penstock.server.control_server import error_reply
 from penstock.server.descriptors import http_connections_max
 from penstock.server.listener import bind
@@ -133,7 +135,11 @@ class WatchedHttp(WatchedProcess):
         assert isinstance(vhost, str | None)
         assert isinstance(args, dict)
         try:
-            reply = {"id": number, "result": await self._answer(op, vhost, args)}
+            result = await self._answer(op, vhost, args)
+            if isinstance(result, JsonText):  # it is long, and goes as it is
+                link.send({"do": "text", "id": number}, result.text)
+                return
+            reply = {"id": number, "result": result}
         except (PenstockError, OSError) as error:
             reply = error_reply(number, error)
         except Exception as error:

@@ -277,7 +277,9 @@ def heads_of(connection: ClientConnection, stream: str) -> Heads:
     visible."""
     channel = connection.channel()
     try:
-        found: Any = channel.call("describe_stream", {"queue": stream}).result(ANSWER_S)
+        found: Any = channel.call(
+            "describe_stream", {"queue": stream, "without_readers": True}
+        ).result(ANSWER_S)
     finally:
         channel.close()
     return {int(one["partition"]): int(one["head"]) for one in found["partitions"]}

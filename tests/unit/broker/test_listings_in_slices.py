@@ -14,7 +14,7 @@ from penstock.codec.spec import (
     QueueDelete,
     QueueDeleteOk,
 )
-from penstock.operation_json import PART_BYTES, EncodedList, dumps, from_json
+from penstock.operation_json import PART_BYTES, JsonParts, dumps, from_json
 from tests.helpers.operation_rig import Asked, OperationRig
 
 BINDINGS = 400
@@ -57,7 +57,7 @@ def test_a_listing_goes_in_slices_between_turns(rig: OperationRig) -> None:
     rig.vhost.background._clock = Passing()
     assert turns_until(rig, asked) > 4
     (reply,) = asked.replies
-    assert isinstance(reply, EncodedList)
+    assert isinstance(reply, JsonParts)
     assert reply.bytes > 2 * PART_BYTES
     rows = asked.result
     assert [row["routing_key"] for row in rows] == ["q", *[f"{n:03}" for n in range(BINDINGS)]]
@@ -88,12 +88,23 @@ def test_one_that_does_not_fit_into_a_frame_is_not_built(rig: OperationRig) -> N
 def test_the_text_is_that_of_the_whole() -> None:
     rows = [{"n": n, "text": "x" * 1000, "bytes": b"\xff", "name": "\udcff"} for n in range(1000)]
     for is_exact in (True, False):
-        found = EncodedList(is_exact=is_exact)
-        assert sum(found.add(row) for row in rows) + len(rows) + 2 == found.bytes
+        found = JsonParts(is_exact=is_exact)
+        found.begin(b"[")
+        assert sum(found.add(row) for row in rows) + 1 == found.bytes
+        found.end(b"]")
         parts = found.take()
         assert len(parts) > 3
         text = b"".join(parts)
         assert from_json(json.loads(text), is_exact=True) == [
             row if is_exact else {**row, "name": "\ufffd"} for row in rows
         ]
-    assert dumps(EncodedList(is_exact=True)) == b"[]"
+    nested = JsonParts(is_exact=False)
+    nested.begin(b"{")
+    nested.add(1, "a")
+    nested.begin(b"{", "none")
+    nested.end(b"}")
+    nested.begin(b"[", "b")
+    nested.end(b"]")
+    nested.add(None, "\udcff")
+    nested.end(b"}")
+    assert json.loads(dumps(nested)) == {"a": 1, "none": {}, "b": [], "\ufffd": None}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.access.permissions import Identity
 from penstock.http.requests import HttpError
 from penstock.server.control import ControlError
 from tests.helpers.asgi_client import Reply
@@ -50,12 +51,15 @@ def rig(tmp_path: Path) -> Iterator[HttpRig]:
 
     described = rig.node.answers["describe_stream"]
 
-    def describe_stream(vhost: str | None, queue: str) -> Any:
+    def describe_stream(vhost: str | None, queue: str, **_: object) -> Any:
         return NO_STREAM if queue == "q/1" else described(vhost, queue)
+
+    def list_leases(_vhost: str | None, as_user: dict[str, Any]) -> Any:
+        return [lease] if Identity.from_facts(as_user).may_read("q/1") else []
 
     rig.node.answers |= {
         "describe_queue": describe_queue, "describe_lease": of_lease, "lease_queue": of_lease,
-        "commit_lease": {"first": 7}, "release_lease": {"messages": 3}, "list_leases": [lease],
+        "commit_lease": {"first": 7}, "release_lease": {"messages": 3}, "list_leases": list_leases,
         "describe_stream": describe_stream, "set_stream_reader": NO_STREAM,
         "delete_stream_reader": NO_STREAM,
     }  # fmt: skip

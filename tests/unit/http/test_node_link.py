@@ -7,7 +7,7 @@ import pytest
 from penstock.access.users import KnownUsers
 from penstock.http import node_link
 from penstock.http.node_link import NodeLink
-from penstock.http.requests import HttpError
+from penstock.http.requests import HttpError, JsonAnswer
 from penstock.server.control import ControlError
 from penstock.server.process_link import Facts
 
@@ -35,6 +35,20 @@ def test_answers_may_come_in_another_order() -> None:
         assert await one == {"body": b"\xff"}
         with pytest.raises(ControlError, match="no"):
             await two
+
+    with_link(scenario)
+
+
+def test_a_long_answer_is_passed_on_unread() -> None:
+    """To read 10 MB of JSON takes half a second, in which nobody else is answered."""
+
+    async def scenario(link: NodeLink, sent: list[Facts]) -> None:
+        asked = asyncio.ensure_future(link.call("list_streams", "/"))
+        await asyncio.sleep(0)
+        data = b'[{"name": not looked at'
+        link.text({"id": 1}, data)
+        link.text({"id": 1}, b"again")
+        assert JsonAnswer(await asked).body == data
 
     with_link(scenario)
 

@@ -44,6 +44,7 @@ The pages of a lease are read by whoever may open the files (penstock.http).
 
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Iterator
 from typing import Final
 
 from penstock.broker import refusals
@@ -175,15 +176,16 @@ class LeaseManager:
         """Return the names of the queues with leases, sorted."""
         return sorted(self.table.leased_names())
 
-    def of(self, name: str) -> list[Info]:
+    def of(self, name: str) -> Iterator[Info]:
         """Describe the leases of the queue of this name, by reader. Opens it if it is not open."""
         queue = self.table.usable(name)
-        return self.of_queue(queue) if isinstance(queue, BrokerQueue) else []
+        if isinstance(queue, BrokerQueue):
+            yield from self.of_queue(queue)
 
-    def of_queue(self, queue: BrokerQueue) -> list[Info]:
+    def of_queue(self, queue: BrokerQueue) -> Iterator[Info]:
         """Describe the leases of one queue, by reader."""
-        known = sorted(queue.amq.leases(), key=_reader_of)
-        return [self._description(queue, one.reader, one) for one in known]
+        for one in sorted(queue.amq.leases(), key=_reader_of):
+            yield self._description(queue, one.reader, one)
 
     def describe(self, queue: BrokerQueue, reader: str) -> Info:
         """Describe a reader's lease; numbers are 0 if the reader is not known."""

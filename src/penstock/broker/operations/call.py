@@ -70,11 +70,6 @@ class Call:
         return self.is_operator or self.identity.may_read(name)
 
     @property
-    def is_exact(self) -> bool:
-        """Return whether the answer goes to a program of Penstock (to_json)."""
-        return self._channel is None
-
-    @property
     def room_bytes(self) -> int:
         """Return how many bytes of JSON the answer may have; 0: as many as there are."""
         frame_max = 0 if self._channel is None else self._channel.output.frame_max

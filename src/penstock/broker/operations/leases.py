@@ -23,10 +23,11 @@ from penstock.broker.exactly_once.leases import (
     lease_manager,
 )
 from penstock.broker.operations.call import Call, Functions, Slices
+from penstock.broker.turn_budget import STEP_BYTES
+from penstock.operation_json import JsonParts
 from penstock.operation_table import U63_MAX
 
 LEASE_STEPS: Final = 8  # to describe one
-LEASE_BYTES: Final = 150  # of a description, at least
 
 
 def _lease_queue(call: Call) -> None:
@@ -89,14 +90,18 @@ def _list_leases(call: Call) -> None:
 
 def _listed(call: Call) -> Slices:
     leases = lease_manager(call.vhost)
-    found: list[dict[str, object]] = []
+    found = JsonParts(is_exact=call.is_operator)
+    found.begin(b"[")
     for name in leases.queues():
-        before = len(found)
         if call.may_read(name):
-            found += leases.of(name)
-            call.check_room(LEASE_BYTES * len(found))
-        call.vhost.budget.left -= LEASE_STEPS * (1 + len(found) - before)
+            for row in leases.of(name):
+                call.vhost.budget.left -= LEASE_STEPS + found.add(row) // STEP_BYTES
+                call.check_room(found.bytes)
+                if call.vhost.budget.left <= 0:
+                    yield
+        call.vhost.budget.left -= LEASE_STEPS
         yield
+    found.end(b"]")
     return found
 
 
@@ -112,7 +117,7 @@ def _describe_queue(call: Call) -> None:
         found["unacknowledged"] = queue.amq.depth() - queue.len()
         found["bytes"] = queue.amq.body_bytes()
         if queue.is_durable:
-            found["leases"] = lease_manager(call.vhost).of_queue(queue)
+            found["leases"] = list(lease_manager(call.vhost).of_queue(queue))
     call.reply(found)
 
 

@@ -25,7 +25,7 @@ from penstock.broker.topology import QUEUE, Exchange
 from penstock.broker.turn_budget import STEP_BYTES
 from penstock.broker.vhost import VHost
 from penstock.clock import date
-from penstock.operation_json import EncodedList
+from penstock.operation_json import JsonParts
 from penstock.queues import priority_queue
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.delays import MARK
@@ -365,7 +365,8 @@ def consumer_info(vhost: VHost, queue: QueueOrStream, consumer: Consumer) -> Inf
 def _in_slices(call: Call, rows: Iterator[Info | None]) -> Slices:
     """Return the rows as JSON."""
     budget = call.vhost.budget
-    found = EncodedList(is_exact=call.is_exact)
+    found = JsonParts(is_exact=call.is_operator)
+    found.begin(b"[")
     for row in rows:
         if row is not None:
             budget.left -= found.add(row) // STEP_BYTES
@@ -373,6 +374,7 @@ def _in_slices(call: Call, rows: Iterator[Info | None]) -> Slices:
         budget.left -= ROW_STEPS
         if budget.left <= 0:
             yield
+    found.end(b"]")
     return found
 
 

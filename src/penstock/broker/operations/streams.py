@@ -13,13 +13,16 @@ replies when the position is on disk.
 The operations that begin with "box." serve the library's box on a broker (box.py).
 """
 
+from collections.abc import Generator
 from typing import Final
 
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.operations.call import Call, Functions, Slices, first_names
 from penstock.broker.permissions import WRITE
 from penstock.broker.refusals import precondition_failed
+from penstock.broker.turn_budget import STEP_BYTES
 from penstock.errors import CorruptionError
+from penstock.operation_json import JsonParts, dumps
 from penstock.operation_table import NAMES_MAX, U63_MAX
 from penstock.storage.files.durability import DISK, OS
 from penstock.storage.pages.stream_meta import ReaderOffset
@@ -27,17 +30,17 @@ from penstock.storage.pages.streams import StoredStream
 
 Info = dict[str, object]
 
+READER_STEPS: Final = 16  # to describe one
 LAG_STEPS: Final = 2  # to look up the time of a record
 READERS_PER_STEP: Final = 16  # that are gathered
-READER_BYTES: Final = 85  # of a description, at least, for each reader
-PARTITION_BYTES: Final = 120  # and for each partition
 
 
 # ---- descriptions --------------------------------------------------------------------------------
 
 
-def _description(call: Call, stream: BrokerStream) -> Slices:
-    """Describe a stream. bytes, records: what it holds; path: the directory of a partition."""
+def _describe(call: Call, stream: BrokerStream, found: JsonParts) -> Generator[None, None, None]:
+    """Describe a stream. bytes, records: what it holds; path: the directory of a partition.
+    ChannelError 311: the answer is too large."""
     budget = call.vhost.budget
     lags = Lags(stream, call.vhost.clock.wall_us())
     by_reader: dict[str, dict[int, ReaderOffset]] = {}
@@ -47,25 +50,28 @@ def _description(call: Call, stream: BrokerStream) -> Slices:
             budget.left -= 1
             if budget.left <= 0:
                 yield
-    readers: dict[str, Info] = {}
+    found.begin(b"{")
+    for key, value in _facts(stream).items():
+        budget.left -= found.add(value, key) // STEP_BYTES
+    found.begin(b"{", "readers")
     for reader, by_partition in sorted(by_reader.items()):
         looked_up = lags.looked_up
-        readers[reader] = _reader(by_partition, lags)
-        budget.left -= 1 + len(by_partition) + LAG_STEPS * (lags.looked_up - looked_up)
+        size = found.add(_reader(by_partition, lags), reader)
+        call.check_room(found.bytes)
+        steps = READER_STEPS + LAG_STEPS * (lags.looked_up - looked_up)
+        budget.left -= steps + size // STEP_BYTES
         if budget.left <= 0:
             yield
+    found.end(b"}")
+    found.end(b"}")
+
+
+def _facts(stream: BrokerStream) -> Info:
     return {
         "name": stream.name,
         "partitions": [_partition(number, part) for number, part in enumerate(stream.parts)],
-        "readers": readers,
         "arguments": stream.arguments,
     }
-
-
-def _least_bytes(stream: BrokerStream) -> int:
-    """Return how many bytes a description has at least."""
-    readers = max([len(part.readers) for part in stream.parts], default=0)
-    return PARTITION_BYTES * len(stream.parts) + READER_BYTES * readers
 
 
 def _partition(number: int, part: StoredStream) -> Info:
@@ -129,22 +135,30 @@ def _list_streams(call: Call) -> None:
 
 
 def _listed(call: Call) -> Slices:
-    found: list[object] = []
-    size = 0
+    found = JsonParts(is_exact=call.is_operator)
+    found.begin(b"[")
     for stream in call.vhost.streams.all():
         if not stream.is_deleted and call.may_read(stream.name):
-            size += _least_bytes(stream)
-            call.check_room(size)
-            found.append((yield from _description(call, stream)))
+            yield from _describe(call, stream, found)
+            call.check_room(found.bytes)
         call.vhost.budget.left -= 1 + len(stream.parts)
         yield
+    found.end(b"]")
     return found
 
 
 def _describe_stream(call: Call) -> None:
     stream = _stream(call)
-    call.check_room(_least_bytes(stream))
-    call.in_slices(_description(call, stream))
+    if call.args.flag("without_readers"):
+        call.reply(_facts(stream))
+    else:
+        call.in_slices(_described(call, stream))
+
+
+def _described(call: Call, stream: BrokerStream) -> Slices:
+    found = JsonParts(is_exact=call.is_operator)
+    yield from _describe(call, stream, found)
+    return found
 
 
 def _find_stream_offset(call: Call) -> None:
@@ -279,9 +293,10 @@ def _informed(call: Call, stream: BrokerStream) -> Slices:
         known.update(part.readers)
         call.vhost.budget.left -= len(part.readers) // READERS_PER_STEP
         yield
-    readers = yield from first_names(call, list(known), NAMES_MAX, "", _is_any)
+    names = yield from first_names(call, list(known), NAMES_MAX, "", _is_any)
     reader = call.args.text("reader")
-    return {
+    readers: list[str] = []
+    found: Info = {
         "partitions": [
             [part.first_offset, part.head_offset, part.queue.last_time_us, part.queue.bytes]
             for part in stream.parts
@@ -293,6 +308,13 @@ def _informed(call: Call, stream: BrokerStream) -> Slices:
             if reader in part.readers
         },
     }
+    left_bytes = call.room_bytes - len(dumps(found))
+    for name in names:
+        left_bytes -= len(dumps(name)) + 1
+        if left_bytes < 0:
+            break
+        readers.append(name)
+    return found
 
 
 def _is_any(_name: str) -> bool:

@@ -360,6 +360,18 @@ MUTANTS = (
         "        apply_all([op for op in ops if op.type == record.DEQUEUE], self, at)\n",
     ),
     Mutant(
+        "decided-is-not-rolled-forward", "transaction",
+        "    if not replay.decided:\n        return\n",
+        "    return\n",
+        "parts",
+    ),
+    Mutant(
+        "one-part-is-rolled-forward", "transaction",
+        "            for part_lsn in list(self.parts.get(transaction, {})):\n",
+        "            for part_lsn in list(self.parts.get(transaction, {}))[:1]:\n",
+        "parts",
+    ),
+    Mutant(
         "move-in-two-records", "format",
         "        lsn = journal.commit([moved], mode)\n",
         "        taken = Dequeue(queue.number, queue.runs([entry]), store_refs([entry]))\n"

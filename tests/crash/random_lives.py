@@ -102,6 +102,11 @@ PLANS = {
          "prepare_ahead": 2, "idle": 1, "finish_checkpoint": 2, "publish_transient": 1},
         faults=0.1, steps=60, variant=1,
     ),
+    "parts": Plan(
+        {"publish": 20, "ack_in_slices": 2, "declare_missing": 2, "sync": 4, "flush": 6, "poll": 6,
+         "begin_checkpoint": 2, "finish_checkpoint": 2, "page_out": 3},
+        faults=0.1, steps=40, modes=("kept", "lost"), aim="/wal/",
+    ),
     "tail": Plan(
         {"publish": 20, "ack": 10, "sync": 10, "move": 3, "tx": 3, "prepare_ahead": 3},
         faults=0.0, steps=25, follow=0.0,

@@ -391,6 +391,43 @@ class Driver:
         for queue, entries in tx.dequeues:
             self.unacked[queue.number].difference_update([entry.seq for entry in entries])
 
+    def ack_in_slices(self) -> None:
+        """Most messages of all queues are acknowledged by one commit in slices, others published in
+        between."""
+        tx = self.engine.begin()
+        changes: list[Change] = []
+        for queue in self.queues():
+            seqs = self._free(queue)[:20]
+            for seq in seqs:
+                tx.dequeue(queue, [self.entry(queue, seq)])
+            if seqs:
+                changes.append(("take", queue.number, tuple(seqs)))
+        mode = self.rng.choice(MODES)
+        self.transactions.append((tx, changes))
+        try:
+            while tx.write_part(mode):
+                self._between()
+            before = self.engine.last_lsn
+            try:
+                lsn = tx.commit(mode)
+            except BaseException:
+                if self.engine.last_lsn > before:
+                    self.ledger.doubt(self.engine.last_lsn, *changes)
+                raise
+            self.ledger.note(lsn, *changes)
+        finally:
+            self.transactions.remove((tx, changes))
+        for queue, entries in tx.dequeues:
+            self.unacked[queue.number].difference_update([entry.seq for entry in entries])
+        while tx.has_parts:
+            self._between()
+            tx.apply_part(mode)
+
+    def _between(self) -> None:
+        """What may happen between two slices."""
+        for name in self.rng.choices(("publish", "flush", "poll"), k=2):
+            getattr(self, name)()
+
     def rollback(self, which: tuple[Transaction, list[Change]] | None = None) -> None:
         """An open transaction is forgotten."""
         if which is None:

@@ -326,10 +326,13 @@ class ChannelTransaction(PublishCollector):
         self._appends: list[BrokerStream] = []
         self._first_plans: dict[int, tuple[BrokerQueue, Plan]] = {}  # by the number of the index
         self._kept: list[DeferredPublish] = []
-        self._acks: dict[Source, list[int]] = {}
+        self._acked: list[Delivered] = []  # what the engine's transaction has, in its order
+        self._acked_else: list[Delivered] = []  # transient messages, and records of streams
         self._counts: dict[BrokerQueue, tuple[int, int]] = {}  # messages, bytes of bodies
         self.lsn: int = 0
         # What of these is done, after the commit.
+        self._acked_done: int = 0
+        self._else_done: int = 0
         self._mandatory_done: int = 0
         self._reserves_ended: int = 0  # of `_puts`
         self._done: int = 0  # of `_puts`
@@ -397,7 +400,9 @@ class ChannelTransaction(PublishCollector):
         if isinstance(source, BrokerQueue):
             for index, entries in source.amq.backing.entries([delivered.tag]):
                 self._transaction.dequeue(index, entries)
-        self._acks.setdefault(source, []).append(delivered.tag)
+                self._acked.append(delivered)
+                return
+        self._acked_else.append(delivered)
 
     def reject(self, delivery_tag: int, delivered: Delivered, *, requeue: bool) -> None:
         """Reject or requeue an unacked delivery right after the commit."""
@@ -422,7 +427,7 @@ class ChannelTransaction(PublishCollector):
             self.lsn = transaction.commit(vhost.mode)
         elif transaction.is_open:
             transaction.rollback()
-        self._settle()
+        self._settle_dequeued()
         self._hold_parts()
         vhost.usage.release(self._hold)
         if transaction.has_parts:
@@ -443,10 +448,18 @@ class ChannelTransaction(PublishCollector):
         gives."""
         return self._transaction.write_part(self.vhost.mode)
 
-    def _settle(self) -> None:
-        """Remove what was acknowledged."""
+    def _settle_dequeued(self) -> None:
+        """Remove from the queues what the engine has removed."""
+        done = self._transaction.dequeued
+        self._settle(self._acked[self._acked_done : done])
+        self._acked_done = done
+
+    def _settle(self, acked: list[Delivered]) -> None:
         vhost = self.vhost
-        for source, tags in self._acks.items():
+        by_source: dict[Source, list[int]] = {}
+        for delivered in acked:
+            by_source.setdefault(delivered.source, []).append(delivered.tag)
+        for source, tags in by_source.items():
             if source.is_deleted:
                 continue
             if isinstance(source, BrokerQueue):
@@ -467,9 +480,9 @@ class ChannelTransaction(PublishCollector):
                 vhost.dispatch.mark(queue)
 
     def finish(self) -> bool:
-        """Do what is left after the commit, as far as the turn's budget goes: publish the rest of a
-        commit in slices, count what was published for limits and alerts, find what is to be
-        returned, and publish what waited. Return whether all is done. DiskFullError: call it again
+        """Do what is left after the commit, as far as the turn's budget goes: the rest of a commit
+        in slices, count what was published for limits and alerts, find what is to be returned, and
+        publish what waited. Return whether all is done. DiskFullError: call it again
         when the log has room."""
         budget = self.vhost.budget
         transaction = self._transaction
@@ -478,10 +491,18 @@ class ChannelTransaction(PublishCollector):
         while transaction.has_parts:
             budget.left -= transaction.apply_part(self.vhost.mode)
             self.lsn = self.vhost.engine.last_lsn
+            self._settle_dequeued()
             self._hold_parts()
             self._end_reserves()
             if not self._count_puts():
                 return False
+            if budget.left <= 0 and budget.is_over():
+                return False
+        while self._else_done < len(self._acked_else):
+            some = self._acked_else[self._else_done : self._else_done + SETTLE_SLICE]
+            self._settle(some)
+            self._else_done += len(some)
+            budget.left -= len(some)
             if budget.left <= 0 and budget.is_over():
                 return False
         while self._appends_done < len(self._appends):

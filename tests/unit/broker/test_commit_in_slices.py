@@ -158,6 +158,73 @@ def test_others_are_served_while_what_is_decided_takes_effect(rig: BrokerRig) ->
     assert numbers(rig, "a") == found
 
 
+def acked(rig: BrokerRig, **arguments: object) -> RigClient:
+    """A client whose transaction has acknowledged N messages of "a", some of them transient."""
+    c = rig.client().open()
+    declared(c, "a", **arguments)
+    for i in range(N):
+        c.publish(1, "", "a", b"%d" % i, delivery_mode=1 if i % 10 == 7 else 2)
+    consuming(c, "a")
+    rig.turn()
+    c.call(1, TxSelect(), TxSelectOk)
+    c.send(1, BasicAck(delivery_tag=0, multiple=True))
+    rig.turn()
+    assert depths(rig, "a") == [N]
+    return c
+
+
+@pytest.mark.parametrize("arguments", [{}, {"x_max_priority": 3}])
+@pytest.mark.parametrize("how", ["", "closed", "lost", "killed"])
+def test_acknowledgements_take_effect_in_slices(
+    rig: BrokerRig, how: str, arguments: dict[str, object]
+) -> None:
+    c = acked(rig, **arguments)
+    other = rig.client().open()
+    c.send(1, TxCommit())
+    half_applied(c, "a")
+    other.publish(1, "", "a", b"1000", delivery_mode=2)
+    rig.vhost.turn()
+    rig.vhost.completed()
+    assert 1 < depths(rig, "a")[0] < N
+    if how == "closed":
+        c.handler.close_channel(1, ChannelError(506, "it holds too much"))
+    elif how == "lost":
+        c.lose()
+    elif how == "killed":
+        killed(rig)
+    rig.turn()
+    if not how:
+        assert len(c.methods(TxCommitOk)) == 1
+        assert queue_of(rig, "a").acked == N
+        assert c.bodies()[N:] == [b"1000"]
+        c.lose()
+    assert numbers(rig, "a") == [1000]
+    assert at_rest(rig)
+    killed(rig)
+    assert numbers(rig, "a") == [1000]
+
+
+@pytest.mark.parametrize("is_decided", [False, True])
+def test_a_queue_that_is_deleted_while_its_acknowledgements_take_effect(
+    rig: BrokerRig, is_decided: bool
+) -> None:
+    c = acked(rig)
+    other = rig.client().open()
+    c.publish(1, "amq.topic", "nobody", b"x", mandatory=True)
+    c.send(1, TxCommit())
+    if is_decided:
+        half_applied(c, "a")
+    else:
+        rig.vhost.turn()
+        assert rig.vhost.engine.journal.is_committing
+    other.call(1, QueueDelete(queue="a"), QueueDeleteOk)
+    rig.turn()
+    assert len(c.methods(TxCommitOk)) == 1
+    assert at_rest(rig)
+    killed(rig)
+    assert rig.vhost.table.find("a") is None
+
+
 @pytest.mark.parametrize("how", ["closed", "lost", "killed"])
 def test_what_is_decided_happens_whatever_becomes_of_the_channel(rig: BrokerRig, how: str) -> None:
     c = filled(rig, "a", "b")

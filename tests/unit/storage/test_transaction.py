@@ -633,6 +633,84 @@ def test_a_queue_deleted_between_two_slices_leaves_the_rest(
 
 
 @pure_only
+@pytest.mark.parametrize("how", STOPS)
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_acknowledgements_take_effect_in_slices_and_all_of_them(
+    how: str, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few of them, or a part of them, before the stop; the rest by recovery."""
+    rig = three(monkeypatch)
+    a, b, c = rig.queue(b"a"), rig.queue(b"b"), rig.queue(b"c")
+    for i in range(12):
+        for queue in (a, b, c):
+            rig.put(queue, BIG + b"%d" % i)
+    tx = rig.engine.begin()
+    for seq in (*a.live_seqs()[6:], *a.live_seqs()[:6]):
+        tx.dequeue(a, rig.entries(a, seq))
+    for seq in c.live_seqs():
+        tx.dequeue(c, rig.entries(c, seq))
+    tx.dequeue(b, rig.entries(b, *b.live_seqs()))
+    tx.publish([b], b"", b"new")
+    while tx.write_part(DISK):
+        pass
+    before = a.count + b.count + c.count
+    tx.commit(DISK)
+    assert (a.count + b.count + c.count, tx.dequeued) == (before - 3, 3)
+    rig.engine.delete_queue(c)  # whose acknowledgements are parts of their own
+    for _ in range(parts - 1):
+        assert tx.apply_part(DISK) == 3
+    rig.engine.sync()
+    stop(rig, how)
+    assert texts(rig, b"a") == []
+    assert texts(rig, b"b") == [b"new"]
+    assert rig.engine.state.store.live_count == 0
+
+
+@pure_only
+def test_acknowledgements_of_a_queue_that_is_gone_are_a_part_without_effect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = three(monkeypatch)
+    a, c = rig.queue(b"a"), rig.queue(b"c")
+    for i in range(12):
+        rig.put(c, b"%d" % i)
+    tx = rig.engine.begin()
+    for seq in c.live_seqs():
+        tx.dequeue(c, rig.entries(c, seq))
+    tx.dequeue(a, rig.entries(a, *a.live_seqs()))
+    rig.engine.delete_queue(c)
+    while tx.write_part(DISK):
+        pass
+    tx.commit(DISK)
+    while tx.has_parts:
+        tx.apply_part(DISK)
+    assert tx.dequeued == 13
+    rig.engine.sync()
+    rig.crash("lost")
+    assert texts(rig, b"a") == []
+
+
+@pure_only
+def test_an_entry_that_is_gone_ends_a_commit_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = three(monkeypatch)
+    a = rig.queue(b"a")
+    for i in range(12):
+        rig.put(a, b"%d" % i)
+    tx = rig.engine.begin()
+    for seq in a.live_seqs():
+        tx.dequeue(a, rig.entries(a, seq))
+    rig.engine.dequeue(a, rig.entries(a, a.live_seqs()[-1]), DISK)
+    for _ in range(4):
+        assert tx.write_part(DISK) == 3
+    with pytest.raises(ValueError, match="is not alive"):
+        tx.write_part(DISK)
+    assert (tx.is_open, rig.engine.journal.is_committing) == (False, False)
+    rig.engine.sync()
+    rig.crash("kept")
+    assert rig.queue(b"a").count == 12
+
+
+@pure_only
 def test_a_full_log_between_two_slices_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = three(monkeypatch)
     bodies = [b"%d" % i for i in range(12)]

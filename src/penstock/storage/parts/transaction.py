@@ -19,9 +19,10 @@ TransactionTooLargeError.
 
 An owner that serves others meanwhile commits in slices:
 
-    write_part    again and again: some publishes and appends become one TX_PART
-    commit        the decision: a TX_SLICE lets the acknowledgements take effect, or the first part.
-                  From here on all of it happens, also after a crash
+    write_part    again and again: some acknowledgements, or publishes and appends, become one
+                  TX_PART
+    commit        the decision: a TX_SLICE lets the first part take effect. From here on all of it
+                  happens, also after a crash
     apply_part    again and again: one TX_SLICE, and its part takes effect. Its messages get their
                   seqs now, so what others publish in between stands between the parts
 
@@ -54,8 +55,8 @@ from penstock.storage.pages import batches
 from penstock.storage.pages.batches import BatchRecord
 from penstock.storage.pages.streams import StoredStream
 
+ENTRY_LOG_BYTES: Final = 40  # of one that is acknowledged, at most
 PART_PLACES: Final = 512  # of messages in queues and streams, in a part of `write_part`: some ms
-RUNS_MAX: Final = 1 << 15  # of one acknowledged operation in a part
 
 
 def run_of_publishes(queue: int, first_seq: int, messages: list[QueuedMessage]) -> bytes:
@@ -158,11 +159,14 @@ class Appended:
 
 
 class _Part:
-    """A TX_PART that `write_part` has written, until it is applied. lsn: its own. places: how many
-    messages it brings to queues and streams, from their first ordinal on."""
+    """A TX_PART that `write_part` has written, until it is applied. lsn: its own. dequeues: how
+    many of the transaction's `dequeue` are in it. places: how many messages it takes from queues,
+    or brings to queues and streams, from their first ordinal on."""
 
     def __init__(self) -> None:
         self.lsn: int = 0
+        self.dequeues: int = 0
+        self.taken: int = 0  # entries
         self.operations: list[LogOperation] = []
         self.publishes: list[Published] = []
         self.appends: list[Appended] = []
@@ -172,7 +176,7 @@ class _Part:
 
     @property
     def places(self) -> int:
-        return sum(self.counts.values())
+        return self.taken + sum(self.counts.values())
 
     def first_seqs(self) -> dict[int, int]:
         """Return the seq or offset that each queue or stream gives to its first message now."""
@@ -184,8 +188,10 @@ class _Part:
 
 class Transaction:
     """Made by `StorageEngine.begin`. After commit or rollback its calls raise StorageError.
-    place_count: places of the messages in queues, so far. first_seqs: queue or stream -> the seq or
-    offset of the first message that it got, after the commit, or after each slice of it."""
+    place_count: places of the messages in queues, so far, and entries that are acknowledged.
+    dequeued: of how many `dequeue` the entries are gone, in their order. first_seqs: queue or
+    stream -> the seq or offset of the first message that it got, after the commit, or after each
+    slice of it."""
 
     def __init__(self, journal: Journal, placement: Placement) -> None:
         self._journal = journal
@@ -200,7 +206,10 @@ class Transaction:
         self.place_count: int = 0
         self.first_seqs: dict[int, int] = {}
         self.is_open: bool = True
-        # What `write_part` has written: how many publishes and appends, in which parts.
+        self.dequeued: int = 0
+        self._dequeue_count: int = 0  # calls
+        # What `write_part` has written: how many of each, in which parts.
+        self._written_dequeues: int = 0
         self._written: int = 0
         self._written_appends: int = 0
         self._number: int = 0  # of the transaction in its parts; 0: none is written
@@ -299,28 +308,61 @@ class Transaction:
                 raise ValueError(f"seq {entry.seq} is in this transaction already")
         self._taken.update([(queue.number, entry.seq) for entry in entries])
         self.dequeues.append((queue, entries))
-        self.log_bytes += 32 + 40 * len(entries)
+        self._dequeue_count += 1
+        self.place_count += len(entries)
+        self.log_bytes += 32 + ENTRY_LOG_BYTES * len(entries)
 
     def write_part(self, mode: int) -> int:
-        """Log some more of its publishes and appends, at most PART_PLACES places or a record's
-        bytes: the commit is in slices then (see the head of this module). Nothing may be added to
-        the transaction any more. Returns the number of places; 0: `commit` may follow.
-        TransactionTooLargeError, DiskFullError: it is rolled back."""
+        """Log some more of its acknowledgements, publishes and appends, at most PART_PLACES places
+        or a record's bytes: the commit is in slices then (see the head of this module). Nothing may
+        be added to the transaction any more. Returns the number of places; 0: `commit` may follow.
+        TransactionTooLargeError, DiskFullError, ValueError (an entry is not alive): it is rolled
+        back."""
         self._check()
         assert self.batch is None, "slices of batches are committed at once"
         journal = self._journal
         journal.check()
         try:
-            if not self._written:
+            if not self._number:
                 self._check_size()
-                self._forget_deleted()
-            if journal.blocked:
+            if self._written_dequeues < len(self.dequeues):
+                return self._write_dequeues(mode)
+            if not self._written:
+                self._forget_deleted_publishes()
+            if journal.blocked and (self.publishes or self.appends):
                 journal.check_publish()
             return self._write_part(mode)
-        except (TransactionTooLargeError, DiskFullError):
+        except (TransactionTooLargeError, DiskFullError, ValueError):
             if self.is_open:
                 self.rollback()
             raise
+
+    def _write_dequeues(self, mode: int) -> int:
+        part = _Part()
+        known: dict[int, tuple[QueueIndex, list[Entry]]] = {}
+        places_max = min(PART_PLACES, self._journal.options.tx_part_bytes // ENTRY_LOG_BYTES)
+        at = self._written_dequeues
+        while at < len(self.dequeues) and part.taken < max(places_max, 1):
+            queue, entries = self.dequeues[at]
+            at += 1
+            part.taken += len(entries)
+            if not queue.is_deleted:
+                known.setdefault(queue.number, (queue, []))[1].extend(entries)
+        for queue, entries in known.values():
+            entries.sort(key=_seq_of)
+            self._check_alive(queue, entries)
+            part.operations.append(dequeue_of(queue, entries))
+        part.dequeues = at - self._written_dequeues
+        self._written_dequeues = at
+        self._log_part(part, mode, names_store=False)
+        self._parts.append(part)
+        return part.taken
+
+    def _check_alive(self, queue: QueueIndex, entries: list[Entry]) -> None:
+        """Raise ValueError, after a rollback, unless all these are in the queue."""
+        if not all(queue.is_live_run(run) for run in queue.runs(entries)):
+            self.rollback()
+            raise ValueError(f"an entry of queue {queue.number} is not alive")
 
     def _write_part(self, mode: int) -> int:
         part = _Part()
@@ -373,19 +415,15 @@ class Transaction:
         journal = self._journal
         journal.check()
         self._check_size()
-        if self._number:
-            self.dequeues = [(q, entries) for q, entries in self.dequeues if not q.is_deleted]
-        else:
-            self._forget_deleted()
-        self._merge_dequeues()
-        for queue, entries in self.dequeues:
-            if not all(queue.is_live_run(run) for run in queue.runs(entries)):
-                self.rollback()
-                raise ValueError(f"an entry of queue {queue.number} is not alive")
         if journal.blocked and (self.publishes or self.appends):
             journal.check_publish()
         if self._number:
             return self._decide(mode)
+        self._forget_deleted_publishes()
+        self.dequeues = [(q, entries) for q, entries in self.dequeues if not q.is_deleted]
+        self._merge_dequeues()
+        for queue, entries in self.dequeues:
+            self._check_alive(queue, entries)
         is_large = self.log_bytes > journal.options.tx_record_bytes
         first_seqs = self.first_seqs
         first_seqs.clear()
@@ -396,23 +434,20 @@ class Transaction:
         else:
             lsn = journal.commit_transaction(operations, mode, names_store=named)
         self._end_ownership(self.publishes)
+        self.dequeued = self._dequeue_count
         self.is_open = False
         return lsn
 
     def _decide(self, mode: int) -> int:
-        """Make all that `write_part` has written happen, and let the acknowledgements take effect,
-        or the first part. DiskFullError: it is rolled back."""
+        """Make all that `write_part` has written happen, and let the first part take effect.
+        DiskFullError: it is rolled back."""
         try:
-            while self._write_part(mode):
+            while self.write_part(mode):
                 pass
-            if self.dequeues:
-                part = _Part()
-                self._add_dequeues(part.operations, RUNS_MAX)
-                self._log_part(part, mode, names_store=False)
-                self._parts.appendleft(part)
             lsn = self._apply_part(mode)
         except DiskFullError:
-            self.rollback()
+            if self.is_open:
+                self.rollback()
             raise
         self.is_open = False
         return lsn
@@ -441,6 +476,7 @@ class Transaction:
                 published.queues = [q for q in published.queues if not q.is_deleted]
         lsn = journal.apply_part(part.operations, mode, self._number, part.lsn, first_seqs)
         self._parts.popleft()
+        self.dequeued += part.dequeues
         self._end_ownership(part.publishes)
         for published in part.publishes:
             published.is_applied = True
@@ -482,9 +518,8 @@ class Transaction:
                 store.disown(m.store_file, m.id)
             self._placement.complete(m)
 
-    def _forget_deleted(self) -> None:
-        """Drop what is for, or in, queues and streams that were deleted meanwhile."""
-        self.dequeues = [(q, entries) for q, entries in self.dequeues if not q.is_deleted]
+    def _forget_deleted_publishes(self) -> None:
+        """Drop what is for queues and streams that were deleted meanwhile."""
         for published in self.publishes:
             published.queues = [q for q in published.queues if not q.is_deleted]
             m = published.message
@@ -505,7 +540,7 @@ class Transaction:
         for published in self.publishes:
             self._publish(published, operations, first_seqs, counts, is_large=is_large)
         self._add_appends(self.appends, operations, first_seqs, counts, is_large=is_large)
-        self._add_dequeues(operations, 1 << 62)
+        operations += [dequeue_of(queue, entries) for queue, entries in self.dequeues]
         return operations
 
     def _add_appends(
@@ -524,14 +559,6 @@ class Transaction:
             at = ordinal if is_large else a.offset
             found = record.StreamData(stream.number, at, a.time_us, a.header, a.body)
             operations.append(Append(found))
-
-    def _add_dequeues(self, operations: list[LogOperation], size: int) -> None:
-        """Add the acknowledgements, at most `size` of them in one operation."""
-        for queue, entries in self.dequeues:
-            for i in range(0, len(entries), size):
-                some = entries[i : i + size]
-                runs, stores = queue.runs(some), store_refs(some)
-                operations.append(Dequeue(queue.number, runs, stores, some))
 
     def _publish(
         self, published: Published, operations: list[LogOperation], first_seqs: dict[int, int],
@@ -576,6 +603,11 @@ class Transaction:
 
 def _seq_of(entry: Entry) -> int:
     return entry.seq
+
+
+def dequeue_of(queue: QueueIndex, entries: list[Entry]) -> Dequeue:
+    """Return the acknowledgement of these entries, ascending."""
+    return Dequeue(queue.number, queue.runs(entries), store_refs(entries), entries)
 
 
 def store_refs(entries: list[Entry]) -> list[tuple[int, int, int]]:

@@ -64,6 +64,7 @@ from penstock.spark.staging import (
     check_sink,
     commit_batch,
 )
+from penstock.spark.task_worker import keep_imports
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -119,6 +120,7 @@ class RowSink:
     ) -> WriterCommitMessage:
         """Write all rows in a task; return when they are safe. Raises SinkError, PublishError and
         OptionError."""
+        keep_imports()
         options, columns = self.options, SinkColumns(self.options, self._schema)
         if not options.is_staged:
             return publish_rows(options, columns, batches)

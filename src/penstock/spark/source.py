@@ -42,6 +42,7 @@ from penstock.spark.error_text import reason_first, reasons_first
 from penstock.spark.offsets import Positions
 from penstock.spark.options import SourceOptions, microseconds
 from penstock.spark.progress import Losses, StreamProgress, sources
+from penstock.spark.task_worker import keep_imports
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,6 +89,7 @@ def batches(
     """
     from penstock.arrow_batches import BatchMaker
 
+    keep_imports()
     maker = BatchMaker(source.range.stream, source.range.partition, columns)
     while source.range.start < source.range.end:
         try:

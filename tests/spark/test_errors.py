@@ -1,7 +1,10 @@
 """Errors that a Spark user meets, with a real Spark: found at the start, with the reason first, and
 with option, given and expected. No case starts a task that writes."""
 
-from collections.abc import Callable, Mapping
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,12 +26,32 @@ Options = dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def urls(broker: LiveBroker) -> Mapping[str, str]:
-    """Right and wrong addresses of a broker with a stream "s", by name."""
+def another_server() -> Iterator[int]:
+    """The port of an HTTP server that is no Penstock."""
+    server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)  # it answers 501 to all
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def urls(broker: LiveBroker, another_server: int) -> Mapping[str, str]:
+    """Right and wrong addresses of a broker with a stream "s" and a user who may do nothing."""
     with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
         connection.channel().queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
+    broker.control("add_user", name="ann", password="ann", tags=[])
+    broker.control("set_permissions", "/", user="ann", configure="", write="^x$", read="^x$")
     http = f"127.0.0.1:{broker.http_port}"
     return {
+        "ann": f"http://ann:ann@{http}/",
+        "amqp ann": broker.url.replace("guest:guest@", "ann:ann@"),
+        "amqp vhost": broker.url.replace("%2F", "nowhere"),
+        "TLS of HTTP": f"https://guest:guest@{http}/",
+        "TLS of AMQP": broker.url.replace("amqp:", "amqps:").replace("guest:guest", "guest:wrong"),
+        "another server": f"http://guest:guest@127.0.0.1:{another_server}/",
         "good": f"http://guest:guest@{http}/",
         "password": f"http://guest:wrong@{http}/",
         "vhost": f"http://guest:guest@{http}/nowhere",
@@ -64,6 +87,8 @@ def write_stream(spark: "SparkSession", options: Options, state: Path) -> None:
 
 S = {"subscribe": "s"}
 Q = {"queue": "s"}
+AMQP = {"delivery": "at-least-once"}
+NOT_TLS = "a port with TLS and a trusted certificate, or http:// without TLS"
 CASES: list[tuple[Callable[..., None], str, Options, str]] = [
     (read, "good", {"subscribe": "nope"}, "option subscribe: given 'nope', expected what exists"),
     (read, "password", S, "option url: given \"user 'guest'\", expected name and password"),
@@ -75,6 +100,12 @@ CASES: list[tuple[Callable[..., None], str, Options, str]] = [
         S | {"httpUrl": "http://no-host.invalid:1"},
         "option httpUrl: given 'http://no-",
     ),
+    (read, "ann", S, "option subscribe: given 's', expected read permission for user 'ann'"),
+    (read, "amqp", S | {"httpUrl": "http://127.0.0.1:1"}, "option httpUrl: given 'http://127"),
+    (read, "amqp", S, "option httpUrl: given None, expected httpUrl=http://127.0.0.1:port"),
+    (read, "TLS of HTTP", S, f"option url: given 'https://127.0.0.1:{{}}', expected {NOT_TLS}"),
+    (read, "TLS of AMQP", S, "option url: given 'amqps://***@127.0.0.1:{}/%2F', expected http://"),
+    (read, "another server", S, "option url: given 'http://127.0.0.1:{}', expected the HTTP port"),
     (read, "good", {"subscribes": "s"}, "unknown option 'subscribes', did you mean 'subscribe'?"),
     (read, "good", S | {"startingOffsets": "latest"}, "option startingOffsets: given 'latest'"),
     (read, "good", S | {"endingOffsets": "earliest"}, "option endingOffsets: given 'earliest'"),
@@ -84,7 +115,30 @@ CASES: list[tuple[Callable[..., None], str, Options, str]] = [
     (write, "good", {"exchange": "nope"}, "option exchange: given 'nope', expected what exists"),
     (write, "password", Q, "option url: given \"user 'guest'\", expected name and password"),
     (write, "amqp port", Q, "option url: given 'http://127.0.0.1:"),
-    (write, "amqp password", Q | {"delivery": "at-least-once"}, "option url: given 'amqp://guest@"),
+    (write, "vhost", Q, "option url: given \"vhost 'nowhere'\", expected a vhost"),
+    (write, "ann", Q, "option queue: given 's', expected write permission for user 'ann'"),
+    (write, "amqp", Q, "option httpUrl: given None, expected httpUrl=http://127.0.0.1:port"),
+    (write, "TLS of HTTP", Q, f"option url: given 'https://127.0.0.1:{{}}', expected {NOT_TLS}"),
+    (write, "TLS of AMQP", Q, "option url: given 'amqps://***@127.0.0.1:{}/%2F', expected http://"),
+    (write, "another server", Q, "option url: given 'http://127.0.0.1:{}', expected the HTTP port"),
+    (
+        write,
+        "amqp password",
+        Q | AMQP,
+        "option url: given 'amqp://guest@127.0.0.1:{}/', expected a",
+    ),
+    (write, "amqp vhost", Q | AMQP, "option url: given 'amqp://guest@127.0.0.1:{}/nowhere', "),
+    (write, "amqp ann", Q | AMQP, "option queue: given 's', expected write permission"),
+    (write, "amqp ann", {"exchange": "amq.fanout"} | AMQP, "option exchange: given 'amq.fanout', "),
+    (write, "amqp", {"queue": "nope"} | AMQP, "option queue: given 'nope', expected what exists"),
+    (write, "amqp", {"exchange": "nope"} | AMQP, "option exchange: given 'nope', expected what "),
+    (
+        write,
+        "TLS of AMQP",
+        Q | AMQP,
+        "option url: given 'amqps://***@127.0.0.1:{}/%2F', expected amqp",
+    ),
+    (write_stream, "amqp", {"queue": "nope"} | AMQP, "option queue: given 'nope', expected what"),
     (write_stream, "good", {"queue": "nope"}, "option queue: given 'nope', expected what exists"),
 ]
 
@@ -100,5 +154,6 @@ def test_the_reason_stands_first(
     with pytest.raises(kind) as caught:
         act(spark, {"url": urls[url], **options}, tmp_path / "state")
     first = str(caught.value).splitlines()[0]
-    assert f"penstock.errors.OptionError: {reason}" in first
+    pattern = re.escape(f"penstock.errors.OptionError: {reason}").replace(r"\{\}", r"\d+")
+    assert re.search(pattern, first), first
     assert "wrong@" not in str(caught.value)

@@ -50,9 +50,17 @@ from pyspark.sql.types import StructType
 
 from penstock.amqp_url import AmqpUrl
 from penstock.client import ClientChannel, ClientConnection, Received, connect
+from penstock.client.driver import CAPABILITY
 from penstock.client.publish_window import BATCH_BYTES, BATCH_MESSAGES, ManyPublished
+from penstock.codec.spec import ExchangeDeclare, QueueDeclare
 from penstock.embedded.library_errors import ConnectionLostError, UnreachableError
-from penstock.errors import AMQPConnectionError, OptionError, PenstockError
+from penstock.errors import (
+    ACCESS_REFUSED,
+    AMQPConnectionError,
+    ChannelError,
+    OptionError,
+    PenstockError,
+)
 from penstock.spark.error_text import reason_first
 from penstock.spark.options import EXACTLY_ONCE, IDEMPOTENT, SinkOptions
 from penstock.spark.sink_columns import SinkColumns
@@ -108,12 +116,12 @@ class RowSink:
         SinkColumns(self.options, schema)  # raises for wrong columns
 
     def check(self) -> None:
-        """Check address, login and target at the driver, before tasks are started. At least once:
-        address and login only. Raises OptionError; RefusedError and SinkError."""
+        """Check address, login and target at the driver, before tasks are started. Raises
+        OptionError; RefusedError and SinkError."""
         if self.options.is_staged:
             check_sink(self.options)
         else:
-            check_login(self.options)
+            check_target(self.options)
 
     def write(
         self, batches: "Iterator[RecordBatch]", query: str, batch: int
@@ -459,21 +467,45 @@ def connection_to(url: AmqpUrl) -> ClientConnection:
     return connection
 
 
-_checked_logins: set[AmqpUrl] = set()
+_checked_targets: set[tuple[AmqpUrl, str]] = set()
 
 
-def check_login(options: SinkOptions) -> None:
-    """Check that the broker is there and knows the user; asks once in a process. Raises OptionError
-    for a wrong login or vhost."""
+def check_target(options: SinkOptions) -> None:
+    """Check at the driver that the broker knows the user, that the target exists and, if the broker
+    is Penstock, that the user may write to it; asks once in a process. A broker that does not
+    answer is no error: tasks wait for it. Raises OptionError."""
     url = AmqpUrl.of(options.url, os.environ)
-    if url in _checked_logins:
+    key = url, options.target
+    if key in _checked_targets:
         return
     try:
-        connect(url).close()
+        with connect(url) as connection:
+            if options.exchange is not None:
+                _check_target(connection.channel(), options, url)
     except AMQPConnectionError as error:
         if error.code in GOING_DOWN:
-            return  # tasks wait for it
+            return
         raise OptionError("url", str(url), f"a user and a vhost of that broker: {error}") from None
-    except (UnreachableError, ConnectionLostError):
+    except (UnreachableError, ConnectionLostError, TimeoutError):
         return
-    _checked_logins.add(url)
+    _checked_targets.add(key)
+
+
+def _check_target(channel: ClientChannel, options: SinkOptions, url: AmqpUrl) -> None:
+    """Ask for the right to publish, and whether the queue or exchange exists. OptionError."""
+    exchange, queue = options.exchange or "", options.queue
+    option, given = ("exchange", exchange) if queue is None else ("queue", queue)
+    try:
+        if channel.connection.capability(CAPABILITY):
+            asked: dict[str, object] = {"target": {"exchanges": [exchange]}}
+            channel.call("check_target", asked).result(options.timeout_s)
+        if queue is not None:
+            channel.ask(QueueDeclare(queue=queue, passive=True)).result(options.timeout_s)
+        elif exchange:
+            found = channel.ask(ExchangeDeclare(exchange=exchange, passive=True))
+            found.result(options.timeout_s)
+    except ChannelError as error:
+        expected = f"what exists at {url}"
+        if error.code == ACCESS_REFUSED:
+            expected = f"write permission for user {url.user!r} at {url}"
+        raise OptionError(option, given, f"{expected}: {error}") from None

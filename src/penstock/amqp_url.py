@@ -85,15 +85,18 @@ class AmqpUrl:
         """Return the given URL, or that of the environment, or that of the broker on this host."""
         if isinstance(given, AmqpUrl):
             return given
-        if given is None:
-            given = next((environment[name] for name in VARIABLES if environment.get(name)), None)
-        return cls.parse(DEFAULT if given is None else given)
+        return cls.parse(url_of(environment) if given is None else given)
 
     def __str__(self) -> str:
         """Return the URL without the password, for messages."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         vhost = "" if self.vhost == "/" else self.vhost
         return f"amqp://{self.user}@{host}:{self.port}/{vhost}"
+
+
+def url_of(environment: Mapping[str, str]) -> str:
+    """Return the URL in the environment, or that of the broker on this host."""
+    return next((environment[name] for name in VARIABLES if environment.get(name)), DEFAULT)
 
 
 def without_password(text: str) -> str:

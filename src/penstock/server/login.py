@@ -32,6 +32,7 @@ from typing import Final, TypeVar
 
 from penstock.broker.connection_facts import ConnectionFacts, capabilities
 from penstock.clock import Clock
+from penstock.codec.fields import check_table, raw_entry
 from penstock.codec.frames import FRAME_MAX_MIN, PROTOCOL_HEADER
 from penstock.codec.method import Method
 from penstock.codec.spec import (
@@ -43,9 +44,8 @@ from penstock.codec.spec import (
     ConnectionTune,
     ConnectionTuneOk,
 )
-from penstock.errors import ACCESS_REFUSED, AMQPConnectionError, AMQPError
+from penstock.errors import ACCESS_REFUSED, SYNTAX_ERROR, AMQPConnectionError, AMQPError
 from penstock.native import VERSION
-from penstock.protocol import sasl
 from penstock.protocol.connection import SERVER, Connection
 from penstock.protocol.events import MethodReceived
 from penstock.server.authenticator import Authenticator
@@ -265,9 +265,9 @@ class Login:
         """Return the user's name. Raises LoginRefused, or Silent if the client does not understand
         403."""
         if mechanism == "PLAIN":
-            read = sasl.plain
+            read = plain
         elif mechanism == "AMQPLAIN":
-            read = sasl.amqplain
+            read = amqplain
         else:
             raise Silent(f"unknown authentication mechanism {mechanism!r}")
         try:
@@ -307,3 +307,41 @@ def agree(tune_ok: ConnectionTuneOk) -> Tuned:
             f"({FRAME_MAX_MIN})"
         )
     return Tuned(channel_max or CHANNEL_MAX, frame_max or FRAME_MAX, tune_ok.heartbeat)
+
+
+# ---- SASL ----------------------------------------------------------------------------------------
+
+
+def plain(response: bytes) -> tuple[str, str]:
+    """Return (user, password) of PLAIN: authorization identity, NUL, user, NUL, password. The first
+    is ignored, as RabbitMQ does. Raises AMQPConnectionError with its codes and texts."""
+    parts = response.split(b"\0")
+    if len(parts) != 3:
+        text = (
+            "PLAIN authentication: the response is not of the form <id> NUL <user> NUL <password>"
+        )
+        raise AMQPConnectionError(
+            ACCESS_REFUSED, text, ConnectionStartOk.CLASS_ID, ConnectionStartOk.METHOD_ID
+        )
+    return _text(parts[1]), _text(parts[2])
+
+
+def amqplain(response: bytes) -> tuple[str, str]:
+    """Return (user, password) of AMQPLAIN: a field table without its length. Raises
+    AMQPConnectionError."""
+    table = len(response).to_bytes(4, "big") + response
+    check_table(table, 0, len(table))
+    values = []
+    for name in (b"LOGIN", b"PASSWORD"):
+        raw = raw_entry(table, name)
+        if raw is None or raw[:1] not in (b"S", b"x"):
+            text = "AMQPLAIN authentication: LOGIN or PASSWORD is missing, or is not a string"
+            raise AMQPConnectionError(
+                SYNTAX_ERROR, text, ConnectionStartOk.CLASS_ID, ConnectionStartOk.METHOD_ID
+            )
+        values.append(_text(raw[5:]))
+    return values[0], values[1]
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "surrogateescape")

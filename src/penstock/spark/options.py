@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from penstock.amqp_url import DEFAULT, ESCAPED, VARIABLES, AmqpUrl, without_password
+from penstock.amqp_url import ESCAPED, AmqpUrl, url_of, without_password
 from penstock.errors import OptionError
 from penstock.options import (
     BYTES_MAX,
@@ -691,8 +691,7 @@ class SinkOptions:
 
 def _sink_place(url: str | None, http_url: str | None, environment: Mapping[str, str]) -> Place:
     """Return where to stage: as for the source, and without a url as for a client."""
-    if url is None:
-        url = next((environment[name] for name in VARIABLES if environment.get(name)), DEFAULT)
+    url = url_of(environment) if url is None else url
     return parse_place({"url": url} if http_url is None else {"url": url, "httpUrl": http_url})
 
 

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from penstock.amqp_url import DEFAULT, VARIABLES
+from penstock.amqp_url import url_of
 from penstock.errors import OptionError
 from penstock.options import (
     BYTES_MAX,
@@ -451,8 +451,7 @@ def with_url(spec: PipelineSpec, environment: Mapping[str, str]) -> PipelineSpec
     host's."""
     if spec.source.url is not None:
         return spec
-    url = next((environment[name] for name in VARIABLES if environment.get(name)), DEFAULT)
-    return replace(spec, source=replace(spec.source, url=url))
+    return replace(spec, source=replace(spec.source, url=url_of(environment)))
 
 
 # ---- one table, with errors that say where it is -------------------------------------------------

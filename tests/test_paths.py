@@ -37,3 +37,4 @@ def test_a_path_is_no_longer_than_its_limit(name: str, traces: dict[str, Trace])
     limit = LIMITS[name]
     assert len(trace.modules) <= limit["modules"], " ".join(trace.modules)
     assert trace.moves <= limit["moves"], " ".join(trace.modules)
+    assert trace.json <= limit.get("json", 0), "a text of JSON is made or read once more"

@@ -8,27 +8,37 @@ Only functions of the package count, and only the uncompiled build can be traced
     modules   different modules that a function was called in
     calls     calls of functions (comprehensions and lambdas count as part of their function)
     moves     calls that lead from one module into another
+    json      texts of JSON that are made or read
 
 A path is run a few times before it is traced, so what is cached is cached. Limits stand in
 pyproject.toml, [tool.penstock.paths]; tests/test_paths.py compares.
 """
 
 import argparse
+import asyncio
+import io
+import json
 import random
+import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import penstock  # noqa: E402
-from penstock.clock import ManualClock  # noqa: E402
+from penstock.broker import operations  # noqa: E402
+from penstock.broker.in_flight import InFlight  # noqa: E402
+from penstock.cli.main import main as cli_main  # noqa: E402
+from penstock.clock import ManualClock, SystemClock  # noqa: E402
 from penstock.codec.frames import content_frames, method_frame  # noqa: E402
 from penstock.codec.properties import BasicProperties  # noqa: E402
 from penstock.codec.spec import (  # noqa: E402
@@ -43,8 +53,17 @@ from penstock.codec.spec import (  # noqa: E402
     QueueDeclare,
     QueueDeclareOk,
 )
+from penstock.config import Config  # noqa: E402
 from penstock.queues.priority_queue import open_backing  # noqa: E402
 from penstock.queues.queue_ram import CHECKS  # noqa: E402
+from penstock.server import control  # noqa: E402
+from penstock.server.control import NAME, ControlClient  # noqa: E402
+from penstock.server.control_server import ControlServer  # noqa: E402
+from penstock.server.node_operations import NodeOperations  # noqa: E402
+from penstock.server.process_link import ProcessLink  # noqa: E402
+from penstock.server.vhost_process import VhostProcess  # noqa: E402
+from penstock.server.watched_process import RUNNING  # noqa: E402
+from penstock.server.watched_vhost import WatchedVhost  # noqa: E402
 from penstock.storage.engine import StorageEngine  # noqa: E402
 from penstock.storage.files.options import StorageOptions  # noqa: E402
 from tests.helpers.broker_rig import BrokerRig, RigClient  # noqa: E402
@@ -63,6 +82,9 @@ OPTIONS = StorageOptions(
 )
 
 
+CODERS = {json.JSONEncoder.encode.__code__, json.JSONDecoder.decode.__code__}
+
+
 @dataclass
 class Trace:
     """What was seen of one path. modules: calls in each, by its name, in the order met."""
@@ -70,11 +92,13 @@ class Trace:
     modules: dict[str, int] = field(default_factory=dict)
     calls: int = 0
     moves: int = 0
+    json: int = 0
 
     def see(self, frame: FrameType, event: str, _arg: object) -> None:
         """A profile function for sys.setprofile."""
         if event != "call":
             return
+        self.json += frame.f_code in CODERS
         module = module_of(frame)
         if module is None or frame.f_code.co_name.startswith("<"):
             return
@@ -228,6 +252,71 @@ def keep_shortest(traces: dict[str, Trace], name: str, call: Callable[[], None])
         traces[name] = trace
 
 
+# ---- an operator -------------------------------------------------------------------------------
+
+
+class DrivenSocket:
+    """A blocking socket whose other end is on this thread's loop, which runs until there is
+    something to receive."""
+
+    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        self.sock = sock
+        self.loop = loop
+
+    def send(self, data: bytes) -> int:
+        return self.sock.send(data)
+
+    def recv(self, size: int) -> bytes:
+        arrived = asyncio.Event()
+        self.loop.add_reader(self.sock, arrived.set)
+        self.loop.run_until_complete(arrived.wait())
+        self.loop.remove_reader(self.sock)
+        return self.sock.recv(size)
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def trace_verb(traces: dict[str, Trace]) -> None:
+    """verb: `penstock purge_queue` from its arguments to the operation's function, through the
+    control socket, the supervisor and the vhost's process, and back to the line that it prints.
+    What the function does is not part of it."""
+    rig = BrokerRig(storage=OPTIONS)
+    loop = asyncio.new_event_loop()
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        patch.dict(operations.FUNCTIONS, {"purge_queue": lambda call: call.reply({"messages": 3})}),
+        patch.object(asyncio, "get_running_loop", lambda: loop),
+    ):
+        above, below = control.pair()
+        vhost = VhostProcess.__new__(VhostProcess)
+        vhost._vhost, vhost._loop, vhost._ended = rig.vhost, loop, loop.create_future()
+        vhost._hub, vhost._in_flight = SimpleNamespace(wake=int), InFlight(time.monotonic)
+        links = [ProcessLink(below, print, on_call=vhost._on_call), ProcessLink(above, print)]
+        watched = WatchedVhost("/", "", Config(), SystemClock(), print)
+        watched._state, watched._link = RUNNING, links[1]
+        node = SimpleNamespace(vhost=lambda _: watched, is_known=bool, vhosts={"/": watched})
+        server = ControlServer(f"{directory}/{NAME}", NodeOperations(node).call, print)
+        server.start()
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.connect(server.path)
+        with (
+            patch.object(ControlClient, "_connected", lambda _: DrivenSocket(sock, loop)),
+            patch.object(sys, "stdout", io.StringIO()) as printed,
+        ):
+            for _ in range(3):
+                trace = Trace()
+                with trace.running():
+                    cli_main(["purge_queue", "q", "--data", directory])
+            traces["verb"] = trace
+            assert printed.getvalue() == "3 messages purged from queue 'q'\n" * 3
+        sock.close()
+        loop.run_until_complete(server.stop())
+        for link in links:
+            link.close()
+        loop.close()
+
+
 PATHS: dict[str, Callable[[dict[str, Trace]], None]] = {
     "publish": trace_publish,
     "confirm": trace_publish,
@@ -238,6 +327,7 @@ PATHS: dict[str, Callable[[dict[str, Trace]], None]] = {
     "put": trace_library,
     "get": trace_library,
     "job_ack": trace_library,
+    "verb": trace_verb,
 }
 
 
@@ -267,6 +357,7 @@ def main() -> None:
             continue
         print(
             f"{name:10} {len(trace.modules):3} modules {trace.calls:5} calls {trace.moves:4} moves"
+            f"{trace.json:4} json"
         )
         if given.modules:
             for module, calls in trace.modules.items():

@@ -31,10 +31,6 @@ class JsonText:
 
     text: bytes
 
-    def value(self) -> Any:
-        """Return the value of JSON. It takes long if it is large."""
-        return json.loads(self.text)
-
 
 class JsonParts:
     """A long answer, written as compact JSON from its beginning to its end: what was written is
@@ -92,24 +88,37 @@ class JsonParts:
             self._pieces_bytes = 0
 
 
-def dumps(result: object) -> bytes:
-    """Return a result as compact JSON in UTF-8."""
+def dumps(value: object, *, is_exact: bool = False) -> bytes:
+    """Return arguments or a result as compact JSON in UTF-8. is_exact: as of to_json."""
+    return b"".join(parts_of(value, is_exact=is_exact))
+
+
+def parts_of(result: object, *, is_exact: bool = False) -> list[bytes]:
+    """Return a result as `dumps` does, in parts that follow one another, at least one."""
     if isinstance(result, JsonParts):
-        return b"".join(result.take())
-    return _encoded(to_json(result))
+        return result.take()
+    return [_encoded(to_json(result, is_exact=is_exact))]
+
+
+def read(data: bytes) -> Any:
+    """Return the value of exact JSON, as a program of Penstock made it."""
+    return from_json(json.loads(data), is_exact=True)
 
 
 def _encoded(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def loads(data: bytes) -> dict[str, object]:
-    """Return arguments; b"" is none. Raises ChannelError 502 for invalid JSON or Unicode, or if it
-    is not an object."""
+def loads(data: bytes, *, is_exact: bool = False) -> dict[str, object]:
+    """Return arguments; b"" is none. is_exact: as of from_json. Raises ChannelError 502 for invalid
+    JSON or Unicode, or if it is not an object."""
     if not data:
         return {}
     try:
-        found = from_json(json.loads(data))
+        value = json.loads(data)
+        if is_exact and b"\\u" in data:
+            check_names(value)
+        found = from_json(value, is_exact=is_exact)
     except (ValueError, RecursionError) as error:
         raise ChannelError(SYNTAX_ERROR, f"arguments of an operation: {error}") from error
     if not isinstance(found, dict):
@@ -122,9 +131,7 @@ def to_json(value: object, *, is_exact: bool = False) -> object:
     if isinstance(value, bytes | bytearray | memoryview):
         return {"b64": base64.b64encode(value).decode("ascii")}
     if isinstance(value, dict):
-        return {
-            valid_text(str(key)): to_json(inner, is_exact=is_exact) for key, inner in value.items()
-        }
+        return {_name_of(key): to_json(inner, is_exact=is_exact) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [to_json(inner, is_exact=is_exact) for inner in value]
     if isinstance(value, str):
@@ -134,6 +141,10 @@ def to_json(value: object, *, is_exact: bool = False) -> object:
     if value is None or isinstance(value, bool | int | float):
         return value
     return valid_text(str(value))
+
+
+def _name_of(key: object) -> str:
+    return key if isinstance(key, str) and key.isascii() else valid_text(str(key))
 
 
 def from_json(value: object, *, is_exact: bool = False) -> object:

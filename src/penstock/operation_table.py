@@ -214,6 +214,12 @@ class Arguments:
     def __init__(self, op: str, expected: Sequence[Argument], given: Mapping[str, object]) -> None:
         self.op: str = op
         self._values: dict[str, object] = {}
+        names = [argument.name for argument in expected]
+        for name in given:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, n=1)
+                hint = f", did you mean {near[0]!r}?" if near else ""
+                raise ChannelError(PRECONDITION_FAILED, f"{op}: unknown argument {name!r}{hint}")
         for argument in expected:
             value = given.get(argument.name, argument.value)
             if value is REQUIRED:
@@ -224,11 +230,6 @@ class Arguments:
                 part = error.given[0] if error.given else value
                 text = f"given {_shown(part)}, expected {error.expected}"
                 raise self.wrong(argument.name, text) from error
-        for name in given:
-            if name not in self._values:
-                near = difflib.get_close_matches(name, self._values, n=1)
-                hint = f", did you mean {near[0]!r}?" if near else ""
-                raise ChannelError(PRECONDITION_FAILED, f"{op}: unknown argument {name!r}{hint}")
 
     def wrong(self, name: str, text: str) -> ChannelError:
         """Return the error 406 for this argument. text: what was given and what was expected."""
@@ -474,7 +475,8 @@ _READ_QUEUE: Final = (("read", "queue", "queue"),)
 _BIND_QUEUE: Final = (("write", "queue", "queue"), ("read", "exchange", "exchange"))
 _BIND_EXCHANGE: Final = (("write", "exchange", "destination"), ("read", "exchange", "source"))
 
-_SESSION: Final = text("session", "the session, by a name that the caller chooses")
+SESSION: Final = "session"
+_SESSION: Final = text(SESSION, "the session, by a name that the caller chooses")
 _COUNT: Final = whole("count", 1, GET_MAX, "how many messages at most", default=1)
 _READER: Final = matching_text(
     "reader", f"1 to {READER_BYTES_MAX} bytes", _is_byte_name(READER_BYTES_MAX), "the reader"
@@ -1007,6 +1009,9 @@ _ROWS: Final = (
 )  # fmt: skip
 
 OPERATIONS: Final[Mapping[str, Operation]] = {row.name: row for row in _ROWS}
+
+# What a session holds is put back when the connection ends whose calls have named it.
+SESSION_OPERATIONS: Final = frozenset(row.name for row in _ROWS if _SESSION in row.arguments)
 
 
 def find(op: str, known: Collection[str]) -> Operation:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from penstock.server.process_link import Facts
+from penstock.operation_json import dumps, read
+from penstock.server import control
+from penstock.server.control import ANSWER, Facts, LinkMessage
 from tests.helpers.fake_vhost import Fake
 
 
@@ -25,7 +27,19 @@ class FakeHttp(Fake):
 
     def call(self, op: str, **args: object) -> None:
         self.calls += 1
-        self.send({"do": "call", "n": self.calls, "op": op, "vhost": None, "args": args})
+        self.write(control.a_call(self.calls, op, None, dumps(args)))
+
+    def answered(self, message: LinkMessage) -> None:
+        result = error = None
+        if message.kind == ANSWER:
+            result = read(message.data)
+        else:
+            refused = message.error()
+            error = {"code": refused.code, "text": refused.text}
+        if result == "die":
+            os._exit(3)
+        if message.number == 1:
+            self.call("told", result=result, error=error)
 
     def take(self, facts: Facts, data: bytes, descriptors: list[int]) -> int | None:
         do = facts["do"]
@@ -37,12 +51,6 @@ class FakeHttp(Fake):
             assert isinstance(rows, list)
             ports = [sock.getsockname()[1] for sock in self.socks]
             self.call("seen", users=[row[0] for row in rows], ports=ports)
-            return None
-        if do == "result":
-            if facts.get("result") == "die":
-                os._exit(3)
-            if facts["id"] == 1:
-                self.call("told", result=facts.get("result"), error=facts.get("error"))
             return None
         if do == "start":
             self.send({"do": "ready"})

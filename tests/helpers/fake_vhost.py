@@ -23,7 +23,9 @@ import threading
 import time
 
 from penstock.broker.in_flight import SIZE, InFlight
-from penstock.server.process_link import Facts, decode, encode
+from penstock.operation_json import dumps, read
+from penstock.server import control
+from penstock.server.control import ANSWER, CALL, NEWS, ControlError, Facts, LinkMessage, Pieces
 
 
 class Fake:
@@ -34,22 +36,57 @@ class Fake:
         self.in_flight = InFlight(time.monotonic)
 
     def send(self, facts: Facts) -> None:
-        for packet in encode(facts, b""):
+        self.write(control.news(facts))
+
+    def write(self, packets: list[bytes]) -> None:
+        for packet in packets:
             self.sock.sendall(packet)
 
+    def answer(self, message: LinkMessage, result: object) -> None:
+        self.write(control.packets(ANSWER, message.number, b"", (dumps(result),)))
+
     def run(self) -> int:
-        whole = b""
+        pieces = Pieces()
+        held: list[int] = []
         while True:
             packet, descriptors, _, _ = socket.recv_fds(self.sock, 1 << 17, 4)
             if not packet:
                 return 0
-            whole += packet[1:]
-            if packet[0] == 0:
-                facts, data = decode(whole)
-                whole = b""
-                status = self.take(facts, data, descriptors)
+            held += descriptors
+            message = pieces.add(packet)
+            if message is not None:
+                status: int | None = None
+                if message.kind == NEWS:
+                    status = self.take(message.facts(), message.data, held)
+                elif message.kind == CALL:
+                    self.called(message)
+                else:
+                    self.answered(message)
+                held = []
                 if status is not None:
                     return status
+
+    def answered(self, message: LinkMessage) -> None:
+        raise AssertionError(message)
+
+    def called(self, message: LinkMessage) -> None:
+        op, _ = message.called()
+        args = read(message.data)
+        if op == "die":
+            os._exit(3)
+        elif op == "crash":
+            self.in_flight.begin(args["user"], args["operation"])
+            if args.get("is_shared"):
+                self.in_flight.share(b"events")
+            if args["stays"]:
+                self.in_flight.blameless()
+            os.kill(os.getpid(), args["signal"])
+        elif op == "refused":
+            self.answer(message, self.refused)
+        elif op == "refuse":
+            self.write(control.refusal(message.number, ControlError(404, "NOT_FOUND - no")))
+        else:
+            self.answer(message, [op, args, os.getpid()])
 
     def take(self, facts: Facts, data: bytes, descriptors: list[int]) -> int | None:
         do = facts["do"]
@@ -84,25 +121,6 @@ class Fake:
                 handed.sendall(b"got " + data)
         elif do == "memory":
             self.send({"do": "memory_is", "bytes": facts["bytes"]})
-        elif do == "call" and facts["op"] == "die":
-            os._exit(3)
-        elif do == "call" and facts["op"] == "crash":
-            args = facts["args"]
-            assert isinstance(args, dict)
-            self.in_flight.begin(args["user"], args["operation"])
-            if args.get("is_shared"):
-                self.in_flight.share(b"events")
-            if args["stays"]:
-                self.in_flight.blameless()
-            os.kill(os.getpid(), args["signal"])
-        elif do == "call" and facts["op"] == "refused":
-            self.send({"do": "result", "id": facts["n"], "result": self.refused})
-        elif do == "call" and facts["op"] == "refuse":
-            error = {"code": 404, "text": "NOT_FOUND - no"}
-            self.send({"do": "result", "id": facts["n"], "error": error})
-        elif do == "call":
-            result = [facts["op"], facts["args"], os.getpid()]
-            self.send({"do": "result", "id": facts["n"], "result": result})
         elif do == "stop" and self.behaviour != "stubborn":
             self.send({"do": "stopped"})
             return 0

@@ -6,10 +6,12 @@ are there once, and none of any other.
 """
 
 import contextlib
+import http.client
 import json
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -357,9 +359,10 @@ def test_killed_between_staging_and_commit_and_behind_it(
             assert in_queue(broker, "out", 2 * count) == payloads(*parts)
 
 
-def test_commits_over_kills_of_the_vhost(broker: LiveBroker) -> None:
-    """The vhost is killed while batches are committed; every commit is said again until it is
-    answered, as a sink does."""
+@pytest.mark.parametrize("what", ["vhost", "http"])
+def test_commits_over_kills(broker: LiveBroker, what: str) -> None:
+    """The vhost, or the HTTP process, is killed while batches are committed over the link between
+    them; every commit is said again until it is answered, as a sink does."""
     broker.control("await_startup")
     declare(broker, "out")
     sent = []
@@ -368,14 +371,41 @@ def test_commits_over_kills_of_the_vhost(broker: LiveBroker) -> None:
         sent.append(part)
         with HttpCaller(broker) as caller:
             token = caller.stage("k", batch, [part])
-            body = {"target": {"queue": "out"}, "tokens": [token]}
-            pid = vhost_pid(broker)
-            if batch in (1, 3, 4):
-                os.kill(pid, signal.SIGKILL)
-            deadline = time.monotonic() + 60
-            while caller.ask("PUT", f"staging/%2F/k/{batch}", body)[0] != 200:
-                assert time.monotonic() < deadline
+        body = {"target": {"queue": "out"}, "tokens": [token]}
+        pid = vhost_pid(broker) if what == "vhost" else http_pid(broker)
+        killing = threading.Thread(target=os.kill, args=(pid, signal.SIGKILL))
+        if batch in (1, 3, 4):
+            killing.start()
+        deadline = time.monotonic() + 60
+        while committed(broker, f"staging/%2F/k/{batch}", body) != 200:
+            assert time.monotonic() < deadline
+        if batch in (1, 3, 4):
+            killing.join()
     assert in_queue(broker, "out", 3000) == payloads(*sent)
+
+
+def committed(broker: LiveBroker, address: str, body: dict[str, object]) -> int:
+    """The status of a commit on a connection of its own; 0 if the connection breaks."""
+    try:
+        with HttpCaller(broker) as caller:
+            return caller.ask("PUT", address, body)[0]
+    except (OSError, http.client.HTTPException):
+        return 0
+
+
+def test_a_commit_does_not_pass_the_supervisor(broker: LiveBroker) -> None:
+    """The HTTP process asks the vhost's: stopped, the supervisor keeps nobody waiting."""
+    broker.control("await_startup")
+    declare(broker, "out")
+    part = rows(10, "out")
+    with HttpCaller(broker) as caller:
+        token = caller.stage("k", 0, [part])
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            assert caller.commit("k", 0, {"queue": "out"}, [token])["status"] == "committed"
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+    assert in_queue(broker, "out", 10) == payloads(part)
 
 
 def test_staging_has_a_limit_and_takes_no_memory(tmp_path: Path) -> None:

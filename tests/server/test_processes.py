@@ -529,6 +529,6 @@ def test_the_control_socket_is_its_owners(shared: LiveBroker) -> None:
     status = control(shared, "status")
     assert status["port"] == shared.port
     assert json.dumps(status)
-    with pytest.raises(ControlError, match="unknown argument 'nmae', expected name") as wrong:
+    with pytest.raises(ControlError, match="unknown argument 'nmae', did you mean 'name'") as wrong:
         control(shared, "add_vhost", nmae="v")
     assert wrong.value.code == 406

@@ -53,7 +53,7 @@ DATA = click.option(
 
 def named(_ctx: click.Context, _param: click.Parameter, given: str | None) -> str | None:
     """Return a name in which `\\xNN` stands for a byte."""
-    return None if given is None else escaping.unescaped(given)
+    return given if given is None or "\\" not in given else escaping.unescaped(given)
 
 
 VHOST = click.option(

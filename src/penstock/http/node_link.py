@@ -1,9 +1,10 @@
 """NodeLink: the broker as the HTTP process sees it: its users, and calls of operations.
 
-Over the link to the supervisor come the users, again after each change, and the results of calls:
-of any operation that the control socket has (server.control). So this process opens no database and
-holds no lock. The supervisor waits for a vhost that is being started again. After the link has
-ended every call fails with 503.
+Over the link to the supervisor come the users, again after each change, and the results of calls of
+the node. Operations of a vhost are called on a link to its process, which the supervisor hands over
+when one is first called, and again after the process has ended; it waits for a vhost that is being
+started. So this process opens no database and holds no lock, and what it asks a vhost passes two
+processes. After the link to the supervisor has ended every call fails with 503.
 
 **Streams and queues.** A client may know only the name of a queue, not its type. A request for a
 stream under /api/streams that names another queue is answered 409 `not_a_stream`, and one under
@@ -13,91 +14,111 @@ requests that are right cost nothing more.
 """
 
 import asyncio
-from collections.abc import Callable
+import socket
 from typing import Any, Final
 
 from penstock.access.users import KnownUsers
 from penstock.errors import INTERNAL_ERROR, PRECONDITION_FAILED
 from penstock.http.requests import HttpError
-from penstock.operation_json import JsonText, from_json, to_json
-from penstock.server.control import ControlError
-from penstock.server.process_link import Facts
-
-CALL_S: Final = 60.0
-
+from penstock.operation_json import JsonText, dumps, read
+from penstock.server.control import OPEN, ControlError, Facts
+from penstock.server.process_link import CALL_S, LinkEndedError, ProcessLink
 
 STREAM: Final = "stream"
+AGAIN_S: Final = 0.05  # after a link that the vhost's process has not taken
 
 
 class NodeLink:
-    """Calls operations of the broker. users: as the broker has them. send(facts): sends one message
-    over the link."""
+    """Calls operations of the broker. users: as the broker has them. supervisor: the link to it."""
 
-    def __init__(self, users: KnownUsers, send: Callable[[Facts], None]) -> None:
+    def __init__(self, users: KnownUsers, supervisor: ProcessLink) -> None:
         self.users = users
-        self._send = send
+        self._supervisor = supervisor
         self._loop = asyncio.get_running_loop()
-        self._calls: dict[int, asyncio.Future[object]] = {}
-        self._calls_n = 0
+        self._is_gone = False
+        self._vhosts: dict[str, asyncio.Task[ProcessLink]] = {}
 
     async def call(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
         """Return the result of an operation that may be repeated, a JsonText if it is long: if its
         vhost ends meanwhile, the operation is called once more. Raises ControlError if it is
         refused, HttpError 503 if there is no answer."""
         try:
-            return await self._call(op, vhost, args)
+            return await self.call_once(op, vhost, **args)
         except ControlError as error:
             if error.code != INTERNAL_ERROR:
                 raise
-        return await self._call(op, vhost, args)
+        return await self.call_once(op, vhost, **args)
 
     async def call_once(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
         """Call an operation that must not be repeated. Otherwise as `call`."""
-        return await self._call(op, vhost, args)
-
-    async def _call(self, op: str, vhost: str | None, args: dict[str, object]) -> object:
-        self._calls_n += 1
-        number = self._calls_n
-        answer = self._calls[number] = self._loop.create_future()
-        self._send(
-            {
-                "do": "call",
-                "n": number,
-                "op": op,
-                "vhost": vhost,
-                "args": to_json(args, is_exact=True),
-            }
-        )
+        if self._is_gone:
+            raise HttpError(503, "the broker stops")
+        data = dumps(args, is_exact=True)
         try:
             async with asyncio.timeout(CALL_S):
-                return await answer
+                link = self._supervisor if vhost is None else await self._link_to(vhost)
+                found = await link.call(op, None, data)
+                return JsonText(found.data) if found.is_long else read(found.data)
         except TimeoutError:
             raise HttpError(503, "the broker has not answered") from None
-        finally:
-            self._calls.pop(number, None)
+        except LinkEndedError as error:
+            if self._supervisor.is_closed or vhost is None:
+                raise HttpError(503, "the broker stops") from error
+            text = f"INTERNAL_ERROR - vhost '{vhost}' is down: its process has ended"
+            raise ControlError(INTERNAL_ERROR, text) from error
 
-    def result(self, facts: dict[str, Any]) -> None:
-        """Take the result of a call."""
-        answer = self._calls.get(facts["id"])
-        if answer is None or answer.done():
-            return
-        fault = facts.get("error")
-        if fault is not None:
-            answer.set_exception(ControlError(fault["code"], fault["text"]))
-        else:
-            answer.set_result(from_json(facts.get("result"), is_exact=True))
+    async def _link_to(self, vhost: str) -> ProcessLink:
+        """Return the link to a vhost's process, a new one if there is none or it has ended."""
+        opening = self._vhosts.get(vhost)
+        if opening is None or (opening.done() and _is_of_no_use(opening)):
+            opening = self._vhosts[vhost] = self._loop.create_task(self._open(vhost))
+            opening.add_done_callback(_is_of_no_use)  # an error is seen, also if nobody waits now
+        return await asyncio.shield(opening)
 
-    def text(self, facts: dict[str, Any], data: bytes) -> None:
-        """Take a result that is JSON."""
-        answer = self._calls.get(facts["id"])
-        if answer is not None and not answer.done():
-            answer.set_result(JsonText(data))
+    async def _open(self, vhost: str) -> ProcessLink:
+        """Return a link on which the vhost's process has said that it is there: the supervisor may
+        learn later than this process that it has ended."""
+        while True:
+            descriptors = (await self._supervisor.call(OPEN, vhost, b"")).descriptors
+            if not descriptors:
+                raise HttpError(503, "no descriptor is left for a link to the vhost (ulimit -n)")
+            is_there: asyncio.Future[bool] = self._loop.create_future()
+            link = self._new(socket.socket(fileno=descriptors[0]), is_there)
+            if await is_there:
+                return link
+            await asyncio.sleep(AGAIN_S)
+
+    def _new(self, sock: socket.socket, is_there: "asyncio.Future[bool]") -> ProcessLink:
+        """Return a link. is_there: set to whether the other side has said anything."""
+
+        def said(_facts: Facts, _data: bytes, _descriptors: list[int]) -> None:
+            if not is_there.done():
+                is_there.set_result(True)
+
+        def closed(_why: str) -> None:
+            if not is_there.done():
+                is_there.set_result(False)
+
+        sock.setblocking(False)
+        return ProcessLink(sock, closed, said)
+
+    def links(self) -> list[ProcessLink]:
+        """Return the links to vhosts."""
+        return [
+            opening.result() for opening in self._vhosts.values()
+            if opening.done() and not _is_of_no_use(opening)
+        ]  # fmt: skip
 
     def gone(self) -> None:
-        """Fail all calls: the link has ended."""
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(HttpError(503, "the broker stops"))
+        """Fail all calls of vhosts: this process ends."""
+        self._is_gone = True
+        for link in self.links():
+            link.close()
+
+
+def _is_of_no_use(opening: "asyncio.Task[ProcessLink]") -> bool:
+    """Return whether a link that was opened has failed or ended."""
+    return opening.cancelled() or opening.exception() is not None or opening.result().is_closed
 
 
 async def ask_stream(node: NodeLink, op: str, vhost: str, queue: str, **args: object) -> Any:

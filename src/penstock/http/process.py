@@ -32,10 +32,11 @@ from penstock.http.read_endpoints import LeaseEndpoints, StreamEndpoints
 from penstock.http.requests import BasicAuth
 from penstock.http.staging_endpoints import StagingEndpoints
 from penstock.server.authenticator import HASHERS, Authenticator
+from penstock.server.control import Facts
 from penstock.server.heap import freeze_start
 from penstock.server.linked_process import LinkedProcess, main
 from penstock.server.log_lines import set_up
-from penstock.server.process_link import Facts
+from penstock.server.process_link import ProcessLink
 from penstock.server.vhost_directories import name_bytes
 from penstock.storage.files.data_directory import hash_name, placed
 from penstock.storage.files.filesystem import OsFileSystem
@@ -76,7 +77,7 @@ class HttpProcess(LinkedProcess):
         self._serving: asyncio.Task[None] | None = None
         self._api: Api | None = None
         users = KnownUsers(rng=random.SystemRandom())
-        self._node = NodeLink(users, self._link.send)
+        self._node = NodeLink(users, self._link)
         self._hashing = ThreadPoolExecutor(HASHERS, "penstock-hash")
         self._reading = ThreadPoolExecutor(READERS, "penstock-read")
         self._writing = ThreadPoolExecutor(WRITERS, "penstock-stage")
@@ -102,10 +103,6 @@ class HttpProcess(LinkedProcess):
         do = facts["do"]
         if do == "ping":
             self._link.send(self._pong(facts))
-        elif do == "result":
-            self._node.result(facts)
-        elif do == "text":
-            self._node.text(facts, data)
         elif do == "users":
             self._node.users.take(facts)
         elif do == "socket":
@@ -114,6 +111,9 @@ class HttpProcess(LinkedProcess):
             self._start(facts)
         elif do == "stop":
             self._end("")
+
+    def _links(self) -> list[ProcessLink]:
+        return [self._link, *self._node.links()]
 
     def _pong(self, facts: Facts) -> Facts:
         requests = self._api.requests if self._api is not None else 0

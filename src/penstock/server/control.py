@@ -1,45 +1,57 @@
-"""The control socket: its protocol, and the client that operators' commands use.
+"""Control: the messages between the broker's processes, and the client that commands use.
 
-A Unix stream socket, `control.sock` in the data directory. Only its owner can open it, so everybody
-who can connect may do everything. One JSON object per line, in both directions; replies may come in
-another order than the requests, and carry their number:
+A SOCK_SEQPACKET socket keeps the borders and the order of packets, sends a descriptor with its
+packet, and reports at once that the other side is gone. A message is sent as one or more packets,
+because a packet must fit the socket's buffer:
 
-    request   {"id": 1, "op": "list_queues", "vhost": "/", "args": {...}}
-    reply     {"id": 1, "result": ...}     {"id": 1, "error": {"code": 404, "text": "..."}}
+    packet    more(1): 1 when the message goes on in the next packet | piece
+    message   kind(1) | number(8) | head bytes(4) | head | data to the end
 
-Args and results are those of operation_json, exact. A line has at most LINE_BYTES_MAX.
+    NEWS      head: facts as JSON. data: raw bytes
+    CALL      head: an operation's name, and "\\0" and the vhost if it names one. data: arguments
+    ANSWER    of the call of this number. head: "" or LONG. data: the result
+    REFUSAL   of the call of this number. head: a reply code of AMQP in digits. data: why
 
-The path of a Unix socket may have 107 bytes at most, that of the data directory may be longer. Then
-the socket is opened through a descriptor of the directory, by its name in Linux's /proc.
+Arguments and results are exact JSON (operation_json). Who calls makes it and who answers reads it,
+and the other way round; a process in between passes the bytes on.
 
-The server side is control_server. This module does not import asyncio: commands must start fast.
+**The control socket**, `control.sock` in the data directory. Only its owner can open it, so
+everybody who can connect may do everything. The path of a Unix socket may have 107 bytes at most,
+that of the data directory may be longer. Then the socket is opened through a descriptor of the
+directory, by its name in Linux's /proc. The server side is control_server.
+
+process_link has these messages on asyncio's loop. This module does not import asyncio: commands
+must start fast.
 """
 
 import json
 import os
 import socket
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from penstock.errors import INTERNAL_ERROR, PenstockError
-from penstock.operation_json import from_json, to_json
+from penstock.errors import INTERNAL_ERROR, AMQPError, PenstockError
+from penstock.operation_json import dumps, read
 
+Facts: TypeAlias = dict[str, object]
+
+NEWS: Final = 0
+CALL: Final = 1
+ANSWER: Final = 2
+REFUSAL: Final = 3
+LONG: Final = b"long"  # an answer that need not be read to be passed on
+OPEN: Final = "open"  # called by the HTTP process: the answer comes with a link to the vhost
+PIECE_BYTES: Final = 60_000
+PACKET_BYTES: Final = PIECE_BYTES + 1
+MESSAGE_BYTES_MAX: Final = 256 << 20
 NAME: Final = "control.sock"
-LINE_BYTES_MAX: Final = 256 << 20
 PATH_BYTES_MAX: Final = 107
 TIMEOUT_S: Final = 60.0
-READ_BYTES: Final = 1 << 18
-
-
-class NoServerError(PenstockError):
-    """No broker answers at the control socket of this directory."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"no broker answers at {path}: {reason}")
-        self.path = path
-        self.reason = reason
+HEADER: Final = struct.Struct(">BQI")
 
 
 class ControlError(PenstockError):
@@ -51,9 +63,108 @@ class ControlError(PenstockError):
         self.text = text
 
 
-def line(value: dict[str, object]) -> bytes:
-    """Return one request or reply as a line. value: JSON."""
-    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+@dataclass(frozen=True, slots=True)
+class LinkMessage:
+    """One message, see above."""
+
+    kind: int
+    number: int
+    head: bytes
+    data: bytes
+
+    def facts(self) -> Facts:
+        """Return the facts of NEWS. Raises ValueError if they are none."""
+        found = json.loads(self.head)
+        if not isinstance(found, dict):
+            raise ValueError("the facts are not a JSON object")
+        return found
+
+    def called(self) -> tuple[str, str | None]:
+        """Return (operation, vhost or None) of CALL."""
+        op, is_given, vhost = self.head.partition(b"\0")
+        name = vhost.decode("utf-8", "surrogateescape") if is_given else None
+        return op.decode("utf-8", "surrogateescape"), name
+
+    def error(self) -> ControlError:
+        """Return the error of REFUSAL."""
+        return ControlError(int(self.head), self.data.decode("utf-8", "replace"))
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Return two ends, neither of which blocks."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setblocking(False)
+    return ends
+
+
+def packets(kind: int, number: int, head: bytes, parts: Sequence[bytes] = ()) -> list[bytes]:
+    """Return the packets of one message. parts: of its data."""
+    start = HEADER.pack(kind, number, len(head)) + head
+    whole = (start + parts[0], *parts[1:]) if parts else (start,)
+    found = [
+        b"\1" + part[at : at + PIECE_BYTES]
+        for part in whole
+        for at in range(0, len(part), PIECE_BYTES)
+    ]
+    found[-1] = b"\0" + found[-1][1:]
+    return found
+
+
+def news(facts: Facts, data: bytes = b"") -> list[bytes]:
+    """Return the packets of NEWS."""
+    return packets(NEWS, 0, json.dumps(facts).encode(), (data,))
+
+
+def a_call(number: int, op: str, vhost: str | None, args: bytes) -> list[bytes]:
+    """Return the packets of CALL."""
+    name = op if vhost is None else f"{op}\0{vhost}"
+    return packets(CALL, number, name.encode("utf-8", "surrogateescape"), (args,))
+
+
+def refusal(number: int, error: BaseException) -> list[bytes]:
+    """Return the packets of REFUSAL; 541 for an error without a code."""
+    code, text = INTERNAL_ERROR, f"{type(error).__name__}: {error}"
+    if isinstance(error, AMQPError | ControlError):
+        code, text = error.code, error.text
+    return packets(REFUSAL, number, str(code).encode(), (text.encode("utf-8", "replace"),))
+
+
+class Pieces:
+    """Puts packets together."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._bytes = 0
+
+    def add(self, packet: bytes) -> LinkMessage | None:
+        """Return the message that ends with this packet, None if it goes on. Raises ValueError."""
+        self._pieces.append(packet[1:])
+        self._bytes += len(packet)
+        if self._bytes > MESSAGE_BYTES_MAX:
+            raise ValueError(f"a message of more than {MESSAGE_BYTES_MAX} bytes")
+        if packet[0]:
+            return None
+        whole, self._pieces, self._bytes = b"".join(self._pieces), [], 0
+        if len(whole) < HEADER.size:
+            raise ValueError(f"a message of {len(whole)} bytes")
+        kind, number, head_bytes = HEADER.unpack_from(whole)
+        end = HEADER.size + head_bytes
+        if end > len(whole) or kind > REFUSAL:
+            raise ValueError(f"kind {kind}, a head of {head_bytes} bytes in {len(whole)}")
+        return LinkMessage(kind, number, whole[HEADER.size : end], whole[end:])
+
+
+# ---- the control socket --------------------------------------------------------------------------
+
+
+class NoServerError(PenstockError):
+    """No broker answers at the control socket of this directory."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"no broker answers at {path}: {reason}")
+        self.path = path
+        self.reason = reason
 
 
 @contextmanager
@@ -83,7 +194,6 @@ class ControlClient:
         self.path = str(place if place.name == NAME else place / NAME)
         self._timeout_s = timeout_s
         self._sock: socket.socket | None = None
-        self._rest = b""
         self._calls = 0
 
     def __enter__(self) -> "ControlClient":
@@ -95,40 +205,31 @@ class ControlClient:
     def call(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
         """Return the result of an operation. vhost: None for one of the node, or for "/"."""
         self._calls += 1
-        request: dict[str, object] = {
-            "id": self._calls,
-            "op": op,
-            "args": to_json(args, is_exact=True),
-        }
-        if vhost is not None:
-            request["vhost"] = vhost
+        args_json = dumps(args, is_exact=True)
         try:
-            self._connected().sendall(line(request))
-            while True:
-                reply = json.loads(self._line())
-                if reply.get("id") == self._calls:
-                    break
+            sock = self._connected()
+            for packet in a_call(self._calls, op, vhost, args_json):
+                sock.send(packet)
+            reply = _message(sock)
+            while reply.number != self._calls:
+                reply = _message(sock)
         except (OSError, ValueError) as error:
             self.close()
             reason = error.strerror if isinstance(error, OSError) else None
             raise NoServerError(self.path, reason or str(error)) from error
-        if "error" in reply:
-            fault = reply["error"]
-            raise ControlError(
-                int(fault.get("code", INTERNAL_ERROR)), str(fault.get("text", "unknown"))
-            )
-        return from_json(reply.get("result"), is_exact=True)
+        if reply.kind != ANSWER:
+            raise reply.error()
+        return read(reply.data)
 
     def close(self) -> None:
         """Disconnect. A later call connects again."""
         sock, self._sock = self._sock, None
-        self._rest = b""
         if sock is not None:
             sock.close()
 
     def _connected(self) -> socket.socket:
         if self._sock is None:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             sock.settimeout(self._timeout_s)
             try:
                 with reachable(self.path) as short:
@@ -139,13 +240,14 @@ class ControlClient:
             self._sock = sock
         return self._sock
 
-    def _line(self) -> bytes:
-        pieces = [self._rest]
-        while b"\n" not in pieces[-1]:
-            assert self._sock is not None
-            piece = self._sock.recv(READ_BYTES)
-            if not piece:
-                raise ConnectionResetError(0, "the broker closed the connection")
-            pieces.append(piece)
-        whole, _, self._rest = b"".join(pieces).partition(b"\n")
-        return whole
+
+def _message(sock: socket.socket) -> LinkMessage:
+    """Return the next message. Raises OSError, ValueError."""
+    pieces = Pieces()
+    while True:
+        packet = sock.recv(PACKET_BYTES)
+        if not packet:
+            raise ConnectionResetError(0, "the broker closed the connection")
+        found = pieces.add(packet)
+        if found is not None:
+            return found

@@ -1,13 +1,11 @@
 """ControlServer: the broker's side of the control socket.
 
-It reads lines, calls an operation for each request, and writes the replies as they are ready; a
-slow request does not delay others. A malformed request, or one with half of a surrogate pair in a
-text, is answered with 502, and the connection goes on; a line that is too long ends it. control.py
-has the protocol; arguments and results pass as JSON.
+Each connection is a ProcessLink; calls are answered as their results are ready, so a slow one does
+not delay others. A malformed message ends the connection.
 
-Commands may keep state at a vhost, such as messages that one has taken and not settled yet. Such a
-request has a "session" in its args. When a connection ends, `on_gone` is called for each session
-that it named, so that their messages are requeued.
+Commands may keep state at a vhost, such as messages that one has taken and not settled yet. The
+arguments of such operations name a session. When a connection ends, `on_gone` is called for each
+session that it named, so that their messages are requeued.
 
 The socket is made again at each start: the broker holds the lock of the data directory, so no other
 process can be listening there.
@@ -15,141 +13,123 @@ process can be listening there.
 
 import asyncio
 import contextlib
-import json
 import logging
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from penstock.errors import INTERNAL_ERROR, SYNTAX_ERROR, AMQPError, PenstockError
-from penstock.operation_json import JsonText, check_names
-from penstock.server.control import LINE_BYTES_MAX, ControlError, line, reachable
+from penstock.errors import PenstockError
+from penstock.operation_json import loads
+from penstock.operation_table import DEFAULT_VHOST, SESSION, SESSION_OPERATIONS
+from penstock.server.control import reachable
+from penstock.server.process_link import AskedCall, ProcessLink
 
-DEFAULT_VHOST: Final = "/"
+BACKLOG: Final = 100
+ACCEPT_AGAIN_S: Final = 1.0  # when no descriptor is left
+LAST_WORDS_S: Final = 1.0  # for answers when the broker stops
 
 logger = logging.getLogger(__name__)
 
-Call = Callable[[str, str | None, dict[str, object]], Awaitable[object]]
+Call = Callable[[str, str | None, bytes], Awaitable[list[bytes]]]
 Gone = Callable[[str, str], None]
 
 
-def error_reply(number: object, error: BaseException) -> dict[str, object]:
-    """Return the reply for an error."""
-    if isinstance(error, AMQPError | ControlError):
-        code, text = error.code, error.text
-    else:
-        code, text = INTERNAL_ERROR, f"{type(error).__name__}: {error}"
-    return {"id": number, "error": {"code": code, "text": text}}
+async def answer(asked: AskedCall, call: Call) -> None:
+    """Answer a call with what `call` returns or raises."""
+    try:
+        asked.answer(await call(asked.op, asked.vhost, asked.args))
+    except (PenstockError, OSError) as error:
+        asked.refuse(error)
+    except Exception as error:
+        logger.exception("operation %s failed", asked.op)
+        asked.refuse(error)
 
 
 class ControlServer:
     """Serves the control socket on the running loop. call(op, vhost or None, args): returns the
-    result or raises, both as JSON. on_gone(vhost, session): called when a connection that named the
-    session has ended."""
+    result in parts or raises; both are JSON. on_gone(vhost, session): called when a connection that
+    named the session has ended."""
 
     def __init__(self, path: str, call: Call, on_gone: Gone) -> None:
         self.path = path
         self._call = call
         self._on_gone = on_gone
-        self._server: asyncio.Server | None = None
-        self._serving: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._sock: socket.socket | None = None
+        self._links: dict[ProcessLink, set[tuple[str, str]]] = {}  # with the sessions of each
+        self._answering: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Make the socket and listen. Raises OSError."""
         place = Path(self.path)
         place.unlink(missing_ok=True)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
+            sock.setblocking(False)
             with reachable(self.path) as short:
                 sock.bind(short)
             place.chmod(0o600)
-            self._server = await asyncio.start_unix_server(
-                self._connected, sock=sock, limit=LINE_BYTES_MAX
-            )
+            sock.listen(BACKLOG)
         except BaseException:
             sock.close()
             raise
+        self._listen()
 
     async def stop(self) -> None:
-        """Stop listening. Ends the connections when their requests are answered."""
-        if self._server is not None:
-            self._server.close()
+        """Stop listening. Ends the connections when their calls are answered."""
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            self._loop.remove_reader(sock)
+            sock.close()
             Path(self.path).unlink(missing_ok=True)
-        for task in self._serving:
+        if self._answering:  # such as the one that asked for the stop
+            await asyncio.wait(self._answering, timeout=LAST_WORDS_S)
+        for task in self._answering:
             task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        await asyncio.gather(*self._answering, return_exceptions=True)
+        for link in list(self._links):
+            link.close()
+            self._ended(link)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving.add(task)
-        answering: set[asyncio.Task[None]] = set()
-        sessions: set[tuple[str, str]] = set()
+    def _listen(self) -> None:
+        if self._sock is not None:
+            self._loop.add_reader(self._sock, self._accept)
+
+    def _accept(self) -> None:
+        assert self._sock is not None
         try:
-            while data := await reader.readline():
-                answer = asyncio.create_task(self._answer(data, writer, sessions))
-                answering.add(answer)
-                answer.add_done_callback(answering.discard)
-        except (OSError, ValueError) as error:
-            logger.warning("control connection ended: %s", error)
-        except asyncio.CancelledError:
-            # The broker stops; the request that asked for it gets its answer.
-            if answering:
-                await asyncio.wait(answering, timeout=1.0)
-        finally:
-            for vhost, session in sessions:
-                self._on_gone(vhost, session)
-            writer.close()
-            self._serving.discard(task)
-            with contextlib.suppress(OSError, asyncio.CancelledError):
-                await writer.wait_closed()
+            sock, _ = self._sock.accept()
+        except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+            return
+        except OSError as error:
+            logger.error("control connections cannot be accepted: %s", error)
+            self._loop.remove_reader(self._sock)
+            self._loop.call_later(ACCEPT_AGAIN_S, self._listen)
+            return
+        sock.setblocking(False)
 
-    async def _answer(
-        self, data: bytes, writer: asyncio.StreamWriter, sessions: set[tuple[str, str]]
-    ) -> None:
-        number: object = None
-        try:
-            number, op, vhost, args = _request(data)
-            if b"\\u" in data:
-                _check_texts([op, vhost, args])
-            session = args.get("session")
-            if isinstance(session, str):
-                sessions.add((vhost or DEFAULT_VHOST, session))
-            result = await self._call(op, vhost, args)
-            if isinstance(result, JsonText):  # it is long, and goes as it is
-                writer.writelines((b'{"id":', json.dumps(number).encode(), b',"result":'))
-                writer.writelines((result.text, b"}\n"))
-                with contextlib.suppress(OSError):
-                    await writer.drain()
-                return
-            reply: dict[str, object] = {"id": number, "result": result}
-        except (PenstockError, OSError) as error:
-            reply = error_reply(number, error)
-        except Exception as error:
-            logger.exception("control request failed")
-            reply = error_reply(number, error)
-        writer.write(line(reply))
-        with contextlib.suppress(OSError):
-            await writer.drain()
+        def closed(why: str) -> None:
+            logger.debug("control connection ended: %s", why)
+            self._ended(link)
 
+        def called(asked: AskedCall) -> None:
+            self._note_session(asked, self._links[link])
+            task = self._loop.create_task(answer(asked, self._call))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
 
-def _request(data: bytes) -> tuple[object, str, str | None, dict[str, object]]:
-    """Return (id, op, vhost, args) of a line. Raises ControlError 502."""
-    try:
-        request = json.loads(data)
-        args = request.get("args") or {}
-        op, vhost = request["op"], request.get("vhost")
-        if isinstance(op, str) and isinstance(args, dict) and isinstance(vhost, str | None):
-            return request.get("id"), op, vhost, args
-    except (ValueError, KeyError, AttributeError, RecursionError):
-        pass
-    raise ControlError(SYNTAX_ERROR, 'expected one JSON object {"id", "op", "vhost", "args"}')
+        link = ProcessLink(sock, closed, on_call=called)
+        self._links[link] = set()
 
+    def _ended(self, link: ProcessLink) -> None:
+        for vhost, session in self._links.pop(link):
+            self._on_gone(vhost, session)
 
-def _check_texts(request: list[object]) -> None:
-    """Raise ControlError 502 for a text that no name, file or log line can have."""
-    try:
-        check_names(request)
-    except ValueError as error:
-        raise ControlError(SYNTAX_ERROR, f"SYNTAX_ERROR - {error}") from None
+    def _note_session(self, asked: AskedCall, sessions: set[tuple[str, str]]) -> None:
+        """Note the session of a call, now: the connection may end before the call is answered."""
+        if asked.op in SESSION_OPERATIONS:
+            with contextlib.suppress(PenstockError):  # whoever answers the call refuses it
+                session = loads(asked.args, is_exact=True).get(SESSION)
+                if isinstance(session, str):
+                    sessions.add((asked.vhost or DEFAULT_VHOST, session))

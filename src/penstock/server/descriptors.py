@@ -6,7 +6,7 @@ the descriptors of its process. Each process has the same limit, and divides it:
     a vhost         OWN | files: a quarter, FILES_MOST at most | its clients
     the supervisor  SUPERVISOR | clients: half that log in, a quarter that are refused, a quarter
                     that wait for their vhost
-    HTTP            OWN | half the rest are connections, and each may read a file
+    HTTP            OWN | half the rest are connections, and each may read a file; links to vhosts
 
 The supervisor counts the clients that it hands over, and refuses those beyond the share of clients
 at connection.open with 506. If a vhost has more files open than its share, fewer clients are
@@ -18,7 +18,7 @@ from typing import Final
 
 from penstock.access.limits import Limits
 
-OWN: Final = 48  # the loop, the link, the log on stderr, workers, and what Python opens
+OWN: Final = 48  # the loop, the links to the supervisor and to HTTP, the log, workers, Python's
 SUPERVISOR: Final = 128  # links, control connections, users, starting a process
 FILES_SHARE: Final = 4
 FILES_MOST: Final = 640  # what a vhost with many queues and streams keeps open

@@ -27,11 +27,12 @@ from typing import Any, Final
 
 from penstock.clock import SystemClock
 from penstock.queues.budget import rss_bytes
+from penstock.server.control import Facts
 from penstock.server.descriptors import raise_limit
 from penstock.server.heap import Heap, find_trim
 from penstock.server.log_lines import set_up
 from penstock.server.poller import Poller
-from penstock.server.process_link import Facts, ProcessLink
+from penstock.server.process_link import AskedCall, ProcessLink, no_calls
 from penstock.storage.files.filesystem import FileSystem
 
 LAST_WORDS_S: Final = 1.0
@@ -46,7 +47,7 @@ class LinkedProcess(ABC):
         self._fs = fs
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()  # why; "" if it was asked to
-        self._link = ProcessLink(sock, self._on_message, self._on_link_closed)
+        self._link = ProcessLink(sock, self._on_link_closed, self._on_message, self._on_call)
         self._clock = SystemClock()
         self._status = EX_OK
         self._heap = Heap(self._loop, find_trim(), counted=self._counted_bytes, rss=self._rss_bytes)
@@ -61,7 +62,11 @@ class LinkedProcess(ABC):
 
     @abstractmethod
     def _on_message(self, facts: Facts, data: bytes, descriptors: list[int]) -> None:
-        """Handle a message of the supervisor."""
+        """Handle news of the supervisor."""
+
+    def _on_call(self, asked: AskedCall) -> None:
+        """Answer a call of the supervisor."""
+        no_calls(asked)
 
     @abstractmethod
     async def _finish(self, why: str) -> None:
@@ -74,6 +79,10 @@ class LinkedProcess(ABC):
     def _rss_bytes(self) -> int:
         """Return the bytes of RAM that this process occupies, 0 if that is not known."""
         return rss_bytes(self._fs) or 0
+
+    def _links(self) -> list[ProcessLink]:
+        """Return its links, which are closed at the end."""
+        return [self._link]
 
     def _end(self, why: str) -> None:
         if not self._ended.done():
@@ -92,9 +101,10 @@ class LinkedProcess(ABC):
         """Send what still waits for the link, then close it."""
         until = self._loop.time() + LAST_WORDS_S
         self._heap.stop()
-        while self._link.waiting and self._loop.time() < until:
+        while any(one.waiting for one in self._links()) and self._loop.time() < until:
             await asyncio.sleep(0.01)
-        self._link.close()
+        for one in self._links():
+            one.close()
 
 
 def main(

@@ -9,6 +9,7 @@ deleted user are closed.
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
@@ -24,12 +25,13 @@ from penstock.errors import (
     OptionError,
 )
 from penstock.native import VERSION, build_kind
-from penstock.operation_json import to_json
+from penstock.operation_json import dumps, loads, parts_of, read
 from penstock.operation_table import (
     ALL,
     DEFAULT_VHOST,
     NODE_VHOSTS,
     OPERATIONS,
+    SESSION,
     VHOST,
     Arguments,
     find,
@@ -45,11 +47,14 @@ from penstock.storage.files.data_directory import LOG, SPILL, DataDirectory
 from penstock.storage.files.durability import MODE_NAMES
 from penstock.storage.files.user_store import READY
 
+# Of a vhost that was opened; 0 of another.
+COUNTS: Final = (
+    "restarts", "counted_bytes", "memory_bytes", "connections", "depth_bytes", "rss_bytes",
+    "returned_bytes",
+)  # fmt: skip
 ASK_S: Final = 5.0  # for the answer of each vhost to a list
 
 logger = logging.getLogger(__name__)
-
-Given = dict[str, object]
 
 
 class Node(Protocol):
@@ -86,25 +91,35 @@ class NodeOperations:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    async def call_for_http(self, op: str, vhost: str | None, args: Given) -> object:
-        """Call an operation for the HTTP process, which checks the permissions of its callers.
-        Refuses operations that are for operators or channels alone."""
-        if find(op, OPERATIONS).audience != ALL:
+    async def call_for_http(self, op: str, vhost: str | None, args: bytes) -> list[bytes]:
+        """Call an operation of the node for the HTTP process, which checks the permissions of its
+        callers. Refuses those that are for operators alone."""
+        row = find(op, OPERATIONS)
+        if row.of == VHOST or row.audience != ALL:
             raise ControlError(ACCESS_REFUSED, f"ACCESS_REFUSED - {op} is not available over HTTP")
         return await self.call(op, vhost, args)
 
-    async def call(self, op: str, vhost: str | None, given: Given) -> object:
-        """Return the result as a value of JSON, or as JsonText. Raises PenstockError if the
+    async def open_link(self, vhost: str) -> socket.socket:
+        """Return an end of a link to the vhost's process, for the HTTP process. Raises
+        ControlError."""
+        try:
+            return await self._vhost(vhost).http_link()
+        except ProcessDown as error:
+            raise ControlError(INTERNAL_ERROR, f"INTERNAL_ERROR - {error}") from error
+
+    async def call(self, op: str, vhost: str | None, given: bytes) -> list[bytes]:
+        """Return the result in parts. given, result: exact JSON. Raises PenstockError if the
         operation is refused."""
         row = find(op, OPERATIONS)
         name = "" if row.of == NODE_VHOSTS else DEFAULT_VHOST
         name = name if vhost is None else vhost
         try:
             if row.of == VHOST:
-                return await self._vhost(name).call(op, given)
+                return [await self._vhost(name).call(op, given)]
             function: Callable[[Arguments, str], Awaitable[object]] = getattr(self, f"_{op}")
-            found = await function(Arguments(op, row.arguments, given), name)
-            return to_json(found, is_exact=True)
+            args = Arguments(op, row.arguments, loads(given, is_exact=True))
+            found = await function(args, name)
+            return parts_of({} if found is None else found, is_exact=True)
         except OptionError as error:
             raise ControlError(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {error}") from error
         except ProcessDown as error:
@@ -117,7 +132,9 @@ class NodeOperations:
         """Release what this session of an operator holds at the vhost."""
         known = self._node.vhosts.get(vhost)
         if known is not None and known.state == RUNNING:
-            task = asyncio.ensure_future(known.call("session_closed", {"session": session}))
+            task = asyncio.ensure_future(
+                known.call("session_closed", dumps({SESSION: session}, is_exact=True))
+            )
             task.add_done_callback(_log_failure)
 
     def _vhost(self, name: str) -> WatchedVhost:
@@ -197,7 +214,7 @@ class NodeOperations:
             found.append(str(node.http.down()))
         return found
 
-    async def _await_startup(self, args: Arguments, _vhost: str) -> object:
+    async def _await_startup(self, args: Arguments, _vhost: str) -> None:
         """Return when the node listens, and HTTP and all vhosts that were started serve, except
         those that an operator has stopped. Raises ProcessDown if one is down."""
         seconds = args.number("timeout_s")
@@ -212,19 +229,17 @@ class NodeOperations:
         except TimeoutError:
             text = f"INTERNAL_ERROR - not ready after {seconds:g} s"
             raise ControlError(INTERNAL_ERROR, text) from None
-        return {}
 
-    async def _stop(self, _args: Arguments, _vhost: str) -> object:
+    async def _stop(self, _args: Arguments, _vhost: str) -> None:
         asyncio.get_running_loop().call_later(0.05, self._node.stop)  # the answer goes first
-        return {}
 
     async def _list_connections(self, _args: Arguments, _vhost: str) -> object:
         """Return the connections of all vhosts that answer."""
-        asked = [v.call("list_connections", {}, ASK_S) for v in self._running()]
+        asked = [v.call("list_connections", b"", ASK_S) for v in self._running()]
         found: list[object] = []
         for rows in await asyncio.gather(*asked, return_exceptions=True):
-            if isinstance(rows, list):
-                found += rows
+            if isinstance(rows, bytes):
+                found += read(rows)
             else:
                 logger.warning("list_connections: %s", rows)
         return found
@@ -247,14 +262,9 @@ class NodeOperations:
             row["unserved"] = watched.unserved() or None if watched is not None else None
             row["takes_clients"] = watched is None or not (watched.crowded() or watched.unserved())
             row["refused"] = watched.refused() if watched is not None else []
-            row["restarts"] = watched.restarts if watched is not None else 0
             row["blocked_reason"] = watched.blocked_reason or None if watched is not None else None
-            row["counted_bytes"] = watched.counted_bytes if watched is not None else 0
-            row["memory_bytes"] = watched.memory_bytes if watched is not None else 0
-            row["connections"] = watched.connections if watched is not None else 0
-            row["depth_bytes"] = watched.depth_bytes if watched is not None else 0
-            row["rss_bytes"] = watched.rss_bytes if watched is not None else 0
-            row["returned_bytes"] = watched.returned_bytes if watched is not None else 0
+            for count in COUNTS:
+                row[count] = getattr(watched, count, 0)
             since_ms = watched.since_ms if watched is not None else None
             row["why"] = watched.reason() if watched is not None else UNOPENED
             if state != READY:
@@ -269,13 +279,12 @@ class NodeOperations:
             rows.append(row)
         return rows
 
-    async def _add_vhost(self, args: Arguments, _vhost: str) -> object:
+    async def _add_vhost(self, args: Arguments, _vhost: str) -> None:
         name = args.text("name")
         self._node.users.add_vhost(name)
         vhost_directories.make(self._node.data, self._node.users, name)
-        return {}
 
-    async def _delete_vhost(self, args: Arguments, _vhost: str) -> object:
+    async def _delete_vhost(self, args: Arguments, _vhost: str) -> None:
         name = args.text("name")
         node = self._node
         node.users.delete_vhost(name)
@@ -285,26 +294,23 @@ class NodeOperations:
             node.vhosts.pop(name, None)
         await asyncio.to_thread(vhost_directories.remove, node.data, name)
         node.users.vhost_gone(name)
-        return {}
 
-    async def _restart_vhost(self, args: Arguments, _vhost: str) -> object:
+    async def _restart_vhost(self, args: Arguments, _vhost: str) -> None:
         """Restart a vhost: one that is down at once, one that runs after an orderly stop."""
         vhost = self._vhost(args.text("name"))
         if vhost.is_held:
             text = f"vhost '{vhost.name}' was stopped by an operator, use start_vhost"
             raise _wrong(text)
         await vhost.restart()
-        return {}
 
-    async def _stop_vhost(self, args: Arguments, _vhost: str) -> object:
+    async def _stop_vhost(self, args: Arguments, _vhost: str) -> None:
         """Stop a vhost. Notes on disk that it is stopped, then stops it."""
         vhost = self._vhost(args.text("name"))
         self._node.users.stop_vhost(vhost.name, self._node.clock.wall_ms())
         logger.info("%s is stopped by an operator", vhost.who)
         await vhost.hold()
-        return {}
 
-    async def _start_vhost(self, args: Arguments, _vhost: str) -> object:
+    async def _start_vhost(self, args: Arguments, _vhost: str) -> None:
         """Start a vhost that was stopped, is down, or was never opened."""
         vhost = self._vhost(args.text("name"))
         if not self._node.users.start_vhost(vhost.name) and vhost.state == RUNNING:
@@ -312,7 +318,6 @@ class NodeOperations:
         logger.info("%s is started by an operator", vhost.who)
         self._node.memory.make_room(vhost)
         await vhost.release()
-        return {}
 
     # ---- users ---------------------------------------------------------------------------------
 
@@ -321,47 +326,41 @@ class NodeOperations:
             {"name": user["user"], "tags": user["tags"]} for user in self._node.users.list_users()
         ]
 
-    async def _add_user(self, args: Arguments, _vhost: str) -> object:
+    async def _add_user(self, args: Arguments, _vhost: str) -> None:
         self._node.users.add_user(args.text("name"), _password(args), args.texts("tags"))
-        return {}
 
-    async def _delete_user(self, args: Arguments, _vhost: str) -> object:
+    async def _delete_user(self, args: Arguments, _vhost: str) -> None:
         name = args.text("name")
         self._node.users.delete_user(name)
         for vhost in self._running():
             vhost.notify("close_user", user=name, why=f"user '{name}' was deleted")
-        return {}
 
-    async def _change_password(self, args: Arguments, _vhost: str) -> object:
+    async def _change_password(self, args: Arguments, _vhost: str) -> None:
         self._node.users.change_password(args.text("name"), _password(args))
-        return {}
 
-    async def _set_user_tags(self, args: Arguments, _vhost: str) -> object:
+    async def _set_user_tags(self, args: Arguments, _vhost: str) -> None:
         name = args.text("name")
         self._node.users.set_user_tags(name, args.texts("tags"))
         for vhost in self._running():
             self._push(name, vhost.name)
-        return {}
 
     async def _list_permissions(self, args: Arguments, vhost: str) -> object:
         user = args.text_or_none("user")
         return self._node.users.list_permissions(vhost=vhost or None, user=user)
 
-    async def _set_permissions(self, args: Arguments, vhost: str) -> object:
+    async def _set_permissions(self, args: Arguments, vhost: str) -> None:
         user = args.text("user")
         self._node.users.set_permissions(
             user, vhost, args.text("configure"), args.text("write"), args.text("read")
         )
         self._push(user, vhost)
-        return {}
 
-    async def _clear_permissions(self, args: Arguments, vhost: str) -> object:
+    async def _clear_permissions(self, args: Arguments, vhost: str) -> None:
         user = args.text("user")
         self._node.users.clear_permissions(user, vhost)
         watched = self._node.vhosts.get(vhost)
         if watched is not None:
             watched.notify("close_user", user=user, why=f"access to vhost '{vhost}' was taken away")
-        return {}
 
     # ---- limits --------------------------------------------------------------------------------
 
@@ -378,15 +377,13 @@ class NodeOperations:
             for name in names
         ]
 
-    async def _set_user_limits(self, args: Arguments, _vhost: str) -> object:
+    async def _set_user_limits(self, args: Arguments, _vhost: str) -> None:
         self._node.users.set_limits("user", args.text("user"), args.table("limits"))
         self._node.limits_changed()
-        return {}
 
-    async def _clear_user_limits(self, args: Arguments, _vhost: str) -> object:
+    async def _clear_user_limits(self, args: Arguments, _vhost: str) -> None:
         self._node.users.clear_limits("user", args.text("user"), args.text("limit"))
         self._node.limits_changed()
-        return {}
 
     async def _list_vhost_limits(self, _args: Arguments, vhost: str) -> object:
         """Return the limits of each vhost, or of the one that is named."""
@@ -399,15 +396,13 @@ class NodeOperations:
             for name in names
         ]
 
-    async def _set_vhost_limits(self, args: Arguments, vhost: str) -> object:
+    async def _set_vhost_limits(self, args: Arguments, vhost: str) -> None:
         self._node.users.set_limits("vhost", vhost, args.table("limits"))
         self._node.limits_changed()
-        return {}
 
-    async def _clear_vhost_limits(self, args: Arguments, vhost: str) -> object:
+    async def _clear_vhost_limits(self, args: Arguments, vhost: str) -> None:
         self._node.users.clear_limits("vhost", vhost, args.text("limit"))
         self._node.limits_changed()
-        return {}
 
     def _push(self, user: str, vhost: str) -> None:
         """Send the user's new permissions to the vhost."""
@@ -425,7 +420,7 @@ def _password(args: Arguments) -> bytes:
     return args.text("password").encode("utf-8", "surrogateescape")
 
 
-def _log_failure(task: "asyncio.Future[object]") -> None:
+def _log_failure(task: "asyncio.Future[bytes]") -> None:
     """Log a failed release: the vhost has ended, and with it what the session held."""
     if not task.cancelled() and task.exception() is not None:
         logger.debug("session_closed: %s", task.exception())

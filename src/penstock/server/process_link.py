@@ -1,94 +1,122 @@
-"""ProcessLink: messages and descriptors between the supervisor and one process below it.
+"""ProcessLink: one end of a socket between processes of the broker, or a command and the broker.
 
-A SOCK_SEQPACKET pair keeps the borders and the order of packets, sends a descriptor with its
-packet, and reports at once that the other side is gone. A message is JSON facts and raw bytes; it
-is sent as one or more packets, because a packet must fit the socket's buffer:
-
-    packet    more(1): 1 when the message goes on in the next packet | piece
-    message   facts bytes(4) | facts, JSON in UTF-8 | raw bytes to the end
+control has the bytes. News are facts that nobody answers; either side may call operations of the
+other, and answers may come in another order than the calls.
 
 The socket never blocks. Packets that it does not take wait here, in order, so a process that hangs
 does not stop the other; senders look at `waiting`, the number of packets. The link owns a socket or
 file that is handed over, and closes it when it was sent, or when the link ends.
 
-The other side is one of our own processes, so a malformed message is a defect: it ends the link.
-The receiver of a message owns its descriptors, and closes them. watched_process, watched_vhost and
-watched_http list the messages.
+A malformed message ends the link. The receiver of a message owns its descriptors, and closes them.
+watched_process, watched_vhost and watched_http list the news.
 """
 
 import asyncio
 import errno
-import json
 import socket
-import struct
 from collections import deque
-from collections.abc import Callable
-from typing import BinaryIO, Final, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import BinaryIO, Final, NamedTuple
 
-Facts: TypeAlias = dict[str, object]
+from penstock.errors import NOT_FOUND, PenstockError
+from penstock.server import control
+from penstock.server.control import (
+    ANSWER,
+    CALL,
+    LONG,
+    NEWS,
+    PACKET_BYTES,
+    ControlError,
+    Facts,
+    LinkMessage,
+    Pieces,
+)
 
-PIECE_BYTES: Final = 60_000
-PACKET_BYTES: Final = PIECE_BYTES + 1
 PACKETS_PER_READ: Final = 16  # then other events are handled
 DESCRIPTORS_MAX: Final = 4
 RETRY_S: Final = 0.02
-LENGTH: Final = struct.Struct(">I")
+CALL_S: Final = 60.0
 # The kernel is short of something for the moment.
 SHORT: Final = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Return the two ends, neither of which blocks."""
-    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in ends:
-        end.setblocking(False)
-    return ends
+class LinkAnswer(NamedTuple):
+    """The answer to a call. data: the result, JSON. descriptors: that came with it. is_long: a
+    program that passes it on need not read it, it is made for whoever called (JsonParts)."""
+
+    data: bytes
+    descriptors: list[int]
+    is_long: bool
 
 
-def encode(facts: Facts, data: bytes) -> list[bytes]:
-    """Return the packets of one message."""
-    head = json.dumps(facts).encode()
-    whole = LENGTH.pack(len(head)) + head + data
-    pieces = [whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES)]
-    return [b"\1" + piece for piece in pieces[:-1]] + [b"\0" + pieces[-1]]
+class LinkEndedError(PenstockError):
+    """The link ended before a call was answered. why: the reason."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
 
 
-def decode(whole: bytes) -> tuple[Facts, bytes]:
-    """Return (facts, raw bytes) of a message. Raises ValueError if it is malformed."""
-    if len(whole) < LENGTH.size:
-        raise ValueError(f"a message of {len(whole)} bytes")
-    (length,) = LENGTH.unpack_from(whole)
-    end = LENGTH.size + length
-    if end > len(whole):
-        raise ValueError(f"facts of {length} bytes in a message of {len(whole)}")
-    facts = json.loads(whole[LENGTH.size : end])
-    if not isinstance(facts, dict):
-        raise ValueError("the facts are not a JSON object")
-    return facts, whole[end:]
+class AskedCall:
+    """A call of the other side. vhost: None if it names none. args: JSON. Answer it once."""
+
+    def __init__(self, link: "ProcessLink", message: LinkMessage) -> None:
+        self.op, self.vhost = message.called()
+        self.args: bytes = message.data
+        self._number = message.number
+        self._link = link
+
+    def answer(
+        self, parts: Sequence[bytes], handed: socket.socket | None = None, *, is_long: bool = False
+    ) -> None:
+        """Send the result, JSON in parts that follow one another. handed: as of `send`. is_long: as
+        of LinkAnswer."""
+        head = LONG if is_long else b""
+        self._link.write(control.packets(ANSWER, self._number, head, parts), handed)
+
+    def refuse(self, error: BaseException) -> None:
+        """Send an error."""
+        self._link.write(control.refusal(self._number, error))
+
+
+def no_calls(asked: AskedCall) -> None:
+    """Refuse a call."""
+    asked.refuse(ControlError(NOT_FOUND, f"NOT_FOUND - nothing to call here, given {asked.op!r}"))
+
+
+def _no_news(_facts: Facts, _data: bytes, descriptors: list[int]) -> None:
+    """Take no news."""
+    for descriptor in descriptors:
+        socket.close(descriptor)
 
 
 class ProcessLink:
     """One end, on the running loop. sock: must not block; the link owns it.
 
-    on_message(facts, data, descriptors): called for each message, in order. on_closed(why): called
-    once, when the other side has gone or sends a malformed message; not after `close`.
+    on_closed(why): called once, when the other side has gone or sends a malformed message; not
+    after `close`. on_news(facts, data, descriptors) and on_call(asked): called for each message, in
+    order.
     """
 
     def __init__(
         self,
         sock: socket.socket,
-        on_message: Callable[[Facts, bytes, list[int]], None],
         on_closed: Callable[[str], None],
+        on_news: Callable[[Facts, bytes, list[int]], None] = _no_news,
+        on_call: Callable[[AskedCall], None] = no_calls,
     ) -> None:
         self._sock = sock
         self._loop = asyncio.get_running_loop()
-        self._on_message = on_message
         self._on_closed = on_closed
+        self._on_news = on_news
+        self._on_call = on_call
         self._out: deque[tuple[bytes, socket.socket | BinaryIO | None]] = deque()
         self._is_waiting = False
-        self._pieces: list[bytes] = []
+        self._pieces = Pieces()
         self._descriptors: list[int] = []
         self._failure = ""  # of sending: the other side does not read any more
+        self._calls: dict[int, asyncio.Future[LinkAnswer]] = {}
+        self._calls_n = 0
         self.is_closed = False
         self._loop.add_reader(sock, self._readable)
 
@@ -100,13 +128,35 @@ class ProcessLink:
     def send(
         self, facts: Facts, data: bytes = b"", handed: socket.socket | BinaryIO | None = None
     ) -> None:
-        """Send one message. handed: a socket or file to send with it, which the link closes. After
-        the end of the link nothing is sent, and `handed` is closed all the same."""
+        """Send news. handed: a socket or file to send with it, which the link closes. After the end
+        of the link nothing is sent, and `handed` is closed all the same."""
+        self.write(control.news(facts, data), handed)
+
+    async def call(
+        self, op: str, vhost: str | None, args: bytes, seconds: float = CALL_S
+    ) -> LinkAnswer:
+        """Return the answer to a call; the caller owns its descriptors. Raises ControlError if it
+        is refused, LinkEndedError, and TimeoutError after `seconds`."""
+        if self.is_closed:
+            raise LinkEndedError("the link has ended")
+        self._calls_n += 1
+        number = self._calls_n
+        answer: asyncio.Future[LinkAnswer] = self._loop.create_future()
+        self._calls[number] = answer
+        self.write(control.a_call(number, op, vhost, args))
+        try:
+            async with asyncio.timeout(seconds):
+                return await answer
+        finally:
+            self._calls.pop(number, None)
+
+    def write(self, packets: list[bytes], handed: socket.socket | BinaryIO | None = None) -> None:
+        """Send the packets of a message. handed: as of `send`."""
         if self.is_closed or self._failure:
             if handed is not None:
                 handed.close()
             return
-        for packet in encode(facts, data):
+        for packet in packets:
             self._out.append((packet, handed))
             handed = None
         if not self._is_waiting:
@@ -122,7 +172,8 @@ class ProcessLink:
                 else:
                     socket.send_fds(self._sock, [packet], [handed.fileno()])
             except (BlockingIOError, InterruptedError):
-                self._wait()
+                self._is_waiting = True
+                self._loop.add_writer(self._sock, self._write)
                 return
             except OSError as error:
                 if error.errno in SHORT:
@@ -131,7 +182,10 @@ class ProcessLink:
                     self._loop.call_later(RETRY_S, self._again)
                     return
                 # It has gone. Its last messages are still to be read, then the end.
-                self._drop_output(error)
+                self._is_waiting = True  # do not try again
+                self._loop.remove_writer(self._sock)
+                self._drop_output()
+                self._failure = f"cannot send: {error.strerror}"
                 return
             out.popleft()
             if handed is not None:
@@ -140,18 +194,11 @@ class ProcessLink:
             self._is_waiting = False
             self._loop.remove_writer(self._sock)
 
-    def _drop_output(self, error: OSError) -> None:
-        self._is_waiting = True  # do not try again
-        self._loop.remove_writer(self._sock)
+    def _drop_output(self) -> None:
         for _, handed in self._out:
             if handed is not None:
                 handed.close()
         self._out.clear()
-        self._failure = f"cannot send: {error.strerror}"
-
-    def _wait(self) -> None:
-        self._is_waiting = True
-        self._loop.add_writer(self._sock, self._write)
 
     def _again(self) -> None:
         if not self.is_closed and not self._failure:
@@ -176,39 +223,47 @@ class ProcessLink:
             if not packet:
                 self._end(self._failure or "closed by the other side")
                 return
-            self._pieces.append(packet[1:])
-            if packet[0] == 0:
-                self._take()
+            try:
+                message = self._pieces.add(packet)
+                facts = message.facts() if message is not None and message.kind == NEWS else {}
+            except ValueError as error:
+                self._end(f"malformed message: {error}")
+                return
+            if message is not None:
+                self._take(message, facts)
 
-    def _take(self) -> None:
-        """Report a message that is whole now."""
-        whole, self._pieces = b"".join(self._pieces), []
+    def _take(self, message: LinkMessage, facts: Facts) -> None:
+        """Report a message."""
         descriptors, self._descriptors = self._descriptors, []
-        try:
-            facts, data = decode(whole)
-        except ValueError as error:
-            self._descriptors = descriptors
-            self._end(f"malformed message: {error}")
+        if message.kind == NEWS:
+            self._on_news(facts, message.data, descriptors)
             return
-        self._on_message(facts, data, descriptors)
+        waiter = self._calls.get(message.number)
+        if message.kind == ANSWER and waiter is not None and not waiter.done():
+            waiter.set_result(LinkAnswer(message.data, descriptors, message.head == LONG))
+            return
+        _no_news({}, b"", descriptors)
+        if message.kind == CALL:
+            self._on_call(AskedCall(self, message))
+        elif waiter is not None and not waiter.done():
+            waiter.set_exception(message.error())
 
-    def close(self) -> None:
-        """Close the link; waiting packets are lost. Does nothing the second time."""
+    def close(self, why: str = "the link was closed") -> None:
+        """Close the link; waiting packets are lost, calls fail. Does nothing the second time."""
         if self.is_closed:
             return
         self.is_closed = True
         self._loop.remove_reader(self._sock)
         self._loop.remove_writer(self._sock)
         self._sock.close()
-        for _, handed in self._out:
-            if handed is not None:
-                handed.close()
-        self._out.clear()
-        for descriptor in self._descriptors:
-            socket.close(descriptor)
+        self._drop_output()
+        _no_news({}, b"", self._descriptors)
         self._descriptors = []
+        for waiter in self._calls.values():
+            if not waiter.done():
+                waiter.set_exception(LinkEndedError(why))
 
     def _end(self, why: str) -> None:
         if not self.is_closed:
-            self.close()
+            self.close(why)
             self._on_closed(why)

@@ -188,7 +188,12 @@ class Supervisor:
         operations = NodeOperations(self)
         if http_socks:
             self.http = WatchedHttp(
-                http_socks, self.settings, self.clock, self.users.facts, operations.call_for_http
+                http_socks,
+                self.settings,
+                self.clock,
+                self.users.facts,
+                operations.call_for_http,
+                operations.open_link,
             )
             self.users.on_change = self.http.push_users
         control = ControlServer(
@@ -200,7 +205,7 @@ class Supervisor:
         try:
             if DEFAULT_VHOST in self.users.vhosts():
                 self.vhost(DEFAULT_VHOST).start()
-            await control.start()
+            control.start()
             await self._wait_for_first()
             freeze_start()
             if not self._stop.is_set():

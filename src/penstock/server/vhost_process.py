@@ -4,10 +4,10 @@ Its only argument is its end of the link to the supervisor, which sends everythi
 
     in    start (path, name, settings, refused requests; the shared memory of in_flight)
           connection (a socket, facts, identity, bytes already read) · ping · memory
-          identity, close_user (permissions changed) · limits (set by operators)
-          call (an operation) · stop
+          http (a socket: a link to the HTTP process, which calls operations, too)
+          identity, close_user (permissions changed) · limits (set by operators) · stop
     out   ready · failed (why; is_final: another start would fail the same way) · pong · memory_is
-          gone (a client's connection has ended) · result · stopped
+          gone (a client's connection has ended) · stopped
 
 When it ends (linked_process), it closes the connections and writes a checkpoint. When the storage
 has failed it ends at once and writes nothing [10]; operators see the reason that it has sent as
@@ -36,7 +36,10 @@ from penstock.broker.exactly_once.leases import lease_manager
 from penstock.broker.in_flight import SIZE, InFlight
 from penstock.broker.vhost import VHost, VHostSettings
 from penstock.errors import (
+    ACCESS_REFUSED,
     CONNECTION_FORCED,
+    INTERNAL_ERROR,
+    AMQPError,
     CorruptionError,
     DescriptorsError,
     DiskFullError,
@@ -45,10 +48,11 @@ from penstock.errors import (
     PenstockError,
     VersionError,
 )
-from penstock.operation_json import JsonParts, from_json, to_json
+from penstock.operation_json import JsonParts, loads, parts_of
+from penstock.operation_table import OPERATIONS, OPERATORS
 from penstock.protocol.connection import Connection
 from penstock.queues.backing_choice import BackingChoice
-from penstock.server.control_server import error_reply
+from penstock.server.control import ControlError, Facts
 from penstock.server.descriptors import RESERVE, clients_max
 from penstock.server.heap import freeze_start
 from penstock.server.hub import Hub, Session
@@ -61,7 +65,7 @@ from penstock.server.linked_process import (
     take_longest_s,
 )
 from penstock.server.log_lines import client_line, event_logger, set_up
-from penstock.server.process_link import Facts
+from penstock.server.process_link import AskedCall, ProcessLink
 from penstock.storage.files.data_directory import placed
 from penstock.storage.files.filesystem import OsFileSystem
 from penstock.storage.files.options import StorageOptions
@@ -99,6 +103,7 @@ class VhostProcess(LinkedProcess):
         self._vhost: VHost | None = None
         self._blocked_reason: str = ""  # what the start waits for
         self._hub: Hub | None = None
+        self._http: list[ProcessLink] = []
         self._limits: dict[str, Any] = {}  # set by operators: arguments of LimitTable.set
         self._in_flight = InFlight(self._clock.monotonic)
 
@@ -141,8 +146,8 @@ class VhostProcess(LinkedProcess):
             self._adopt(facts, data, descriptors)
         elif do == "ping":
             self._link.send(self._pong(facts))
-        elif do == "call":
-            self._call(facts)
+        elif do == "http":
+            self._add_http(descriptors)
         elif do == "start":
             self._start(facts, descriptors)
         elif do == "stop":
@@ -342,35 +347,52 @@ class VhostProcess(LinkedProcess):
 
     # ---- operations ----------------------------------------------------------------------------
 
-    def _reply(self, number: object, op: object, result: object) -> None:
-        """Send the result of a call: a value, an error, or an answer that is JSON already."""
-        if isinstance(result, JsonParts):
-            parts = result.take()[::-1]
-            while parts:
-                part = parts.pop()  # it is copied to the link
-                self._link.send({"do": "text", "id": number, "more": bool(parts)}, part)
-            return
-        try:
-            answer = _message(number, result)
-        except Exception as error:
-            logger.exception("operation %s: the answer", op)
-            answer = _message(number, error)
-        self._link.send(answer)
+    def _links(self) -> list[ProcessLink]:
+        return [self._link, *self._http]
 
-    def _call(self, facts: dict[str, Any]) -> None:
-        """Call an operation; its reply may follow later. An unexpected error, in the operation or
+    def _add_http(self, descriptors: list[int]) -> None:
+        """Take a link to the HTTP process, and say so: until then it may have been lost."""
+        for descriptor in descriptors:
+            sock = socket.socket(fileno=descriptor)
+            sock.setblocking(False)
+            self._http = [one for one in self._http if not one.is_closed]
+            self._http.append(ProcessLink(sock, lambda _why: None, on_call=self._on_http_call))
+            self._http[-1].send({"do": "ready"})
+
+    def _on_http_call(self, asked: AskedCall) -> None:
+        """Answer a call of the HTTP process, which checks the permissions of its callers."""
+        row = OPERATIONS.get(asked.op)
+        if row is not None and row.audience == OPERATORS:
+            text = f"ACCESS_REFUSED - {asked.op} is not available over HTTP"
+            asked.refuse(ControlError(ACCESS_REFUSED, text))
+        else:
+            self._on_call(asked)
+
+    def _on_call(self, asked: AskedCall) -> None:
+        """Call an operation; its answer may follow later. An unexpected error, in the operation or
         in its answer, is logged with its traceback and answered with 541."""
-        number, op = facts["n"], facts["op"]
+        op = asked.op
 
         def reply(result: object) -> None:
-            self._reply(number, op, result)
+            if isinstance(result, BaseException):
+                asked.refuse(result)
+                return
+            try:
+                parts = parts_of(result, is_exact=True)
+            except Exception as error:
+                logger.exception("operation %s: the answer", op)
+                asked.refuse(error)
+                return
+            asked.answer(parts, is_long=isinstance(result, JsonParts))
 
         if self._vhost is None or self._hub is None:
             reply(RuntimeError("the vhost has not started yet"))
             return
+        if self._ended.done():
+            reply(AMQPError(INTERNAL_ERROR, f"vhost '{self._vhost.name}' stops"))
+            return
         try:
-            args = from_json(facts["args"], is_exact=True)
-            assert isinstance(args, dict)
+            args = loads(asked.args, is_exact=True)
             if op == "list_connections":
                 reply([s.handler.info() for s in self._hub.sessions if s.handler is not None])
             elif op == "loop":
@@ -392,13 +414,6 @@ class VhostProcess(LinkedProcess):
             logger.exception("operation %s failed", op)
             reply(error)
         self._hub.wake()
-
-
-def _message(number: object, result: object) -> Facts:
-    """Return the message with the result of a call."""
-    if isinstance(result, BaseException):
-        return {"do": "result", **error_reply(number, result)}
-    return {"do": "result", "id": number, "result": to_json(result, is_exact=True)}
 
 
 def make_room_for_files(n: int) -> None:

@@ -5,15 +5,16 @@ here, and each process gets copies over the link. So the port is bound or refuse
 starts, and clients that connect while the process is being started again wait instead of being
 refused. While it is down the sockets are closed, and made again for the next attempt.
 
-Messages beyond those of all processes:
+News beyond those of all processes:
 
     to it     socket (with a listening socket) · users (KnownUsers.facts)
               start (log_level, data: the directory, staging_bytes_max, guest, hosts, limits:
               connections_max, address_connections_max, user_requests_max)
-              result (id, result or error) of a call of its own · text (id, with a result that is
-              JSON)
-    from it   call (n, op, vhost, args): any operation that the control socket has
-              pong, with rss_bytes, returned_bytes and requests
+    from it   pong, with rss_bytes, returned_bytes and requests
+
+It calls operations of the node, and OPEN: the answer comes with a socket, a link to the process of
+a vhost, where it calls the operations of that vhost. So their arguments and results do not pass
+through this process.
 
 Users are sent at each start and after each change, before the change is answered, so a password or
 permission that was removed is refused at once.
@@ -29,11 +30,12 @@ from typing import Any, Final
 from penstock.clock import Clock
 from penstock.config import Config
 from penstock.errors import PenstockError
-from penstock.operation_json import JsonText
-from penstock.server.control_server import error_reply
+from penstock.operation_table import DEFAULT_VHOST
+from penstock.server.control import OPEN, Facts
+from penstock.server.control_server import Call, answer
 from penstock.server.descriptors import http_connections_max
 from penstock.server.listener import bind
-from penstock.server.process_link import Facts, ProcessLink
+from penstock.server.process_link import AskedCall, ProcessLink
 from penstock.server.watched_process import PYTHON, WatchedProcess, whole
 
 PROGRAM: Final = (*PYTHON, "penstock.http.process")
@@ -48,12 +50,13 @@ ALLOCATOR: Final = {
 
 logger = logging.getLogger(__name__)
 
-Call = Callable[[str, str | None, dict[str, object]], Awaitable[object]]
+Open = Callable[[str], Awaitable[socket.socket]]
 
 
 class WatchedHttp(WatchedProcess):
     """The HTTP process. socks: its listening sockets, which the caller closes. users(): returns the
-    present tables of users. answer(op, vhost, args): calls an operation; args and result are JSON.
+    present tables of users. call: as of ControlServer. open_link(vhost): returns an end of a link
+    to its process.
 
     Of the last pong: rss_bytes, returned_bytes and requests (both since its start).
     """
@@ -64,7 +67,8 @@ class WatchedHttp(WatchedProcess):
         settings: Config,
         clock: Clock,
         users: Callable[[], dict[str, Any]],
-        answer: Call,
+        call: Call,
+        open_link: Open,
         program: Sequence[str] = PROGRAM,
     ) -> None:
         super().__init__("http", settings, clock, program)
@@ -74,7 +78,8 @@ class WatchedHttp(WatchedProcess):
         self.requests = 0
         self._socks = socks
         self._users = users
-        self._answer = answer
+        self._call = call
+        self._open_link = open_link
         self._answering: set[asyncio.Task[None]] = set()
 
     def push_users(self) -> None:
@@ -124,28 +129,18 @@ class WatchedHttp(WatchedProcess):
             self.rss_bytes = whole(facts["rss_bytes"])
             self.returned_bytes = whole(facts["returned_bytes"])
             self.requests = whole(facts["requests"])
-        elif do == "call" and self._link is not None:
-            task = self._loop.create_task(self._call(self._link, facts))
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
 
-    async def _call(self, link: ProcessLink, facts: Facts) -> None:
-        number, op, vhost, args = (facts[name] for name in ("n", "op", "vhost", "args"))
-        assert isinstance(op, str)
-        assert isinstance(vhost, str | None)
-        assert isinstance(args, dict)
+    def _on_call(self, asked: AskedCall) -> None:
+        work = self._open(asked) if asked.op == OPEN else answer(asked, self._call)
+        task = self._loop.create_task(work)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _open(self, asked: AskedCall) -> None:
         try:
-            result = await self._answer(op, vhost, args)
-            if isinstance(result, JsonText):  # it is long, and goes as it is
-                link.send({"do": "text", "id": number}, result.text)
-                return
-            reply = {"id": number, "result": result}
+            asked.answer((), await self._open_link(asked.vhost or DEFAULT_VHOST))
         except (PenstockError, OSError) as error:
-            reply = error_reply(number, error)
-        except Exception as error:
-            logger.exception("operation %s for http failed", op)
-            reply = error_reply(number, error)
-        link.send({"do": "result", **reply})
+            asked.refuse(error)
 
     def _environment(self) -> dict[str, str]:
         return ALLOCATOR

@@ -17,10 +17,10 @@ processes go on. The settings for vhosts apply to every process here.
 
 The next process is started only after the old one has ended and was waited for.
 
-Messages of the link that all processes have (process_link has their bytes):
+News of the link that all processes have (control has their bytes):
 
-    to it     ping (n) · call (n, op, args) · stop
-    from it   ready · failed (why; is_final) · pong (n) · result (id, result or error)
+    to it     ping (n) · stop
+    from it   ready · failed (why; is_final) · pong (n)
 
 watched_vhost and watched_http list their own.
 """
@@ -38,10 +38,9 @@ from typing import Final
 from penstock.clock import Clock
 from penstock.config import Config
 from penstock.errors import PenstockError
-from penstock.operation_json import JsonText
-from penstock.server import process_link
-from penstock.server.control import ControlError
-from penstock.server.process_link import Facts, ProcessLink
+from penstock.server import control
+from penstock.server.control import Facts
+from penstock.server.process_link import CALL_S, AskedCall, LinkEndedError, ProcessLink, no_calls
 
 STOPPED: Final = "stopped"
 STARTING: Final = "starting"
@@ -52,7 +51,6 @@ DOWN: Final = "down"
 # -P: modules in the current directory are not imported.
 PYTHON: Final = (sys.executable, "-P", "-m")
 WAITING_MAX: Final = 2000  # packets that the process has not taken
-CALL_S: Final = 60.0
 LINK_ENDED_S: Final = 2.0  # for a process to end once its link has
 RETRY_MAX_S: Final = 300.0  # the longest pause between two attempts to start one that is down
 BACK_OFF_S: Final = 0.1  # before the second start in a row, and twice as long before each more
@@ -98,9 +96,6 @@ class WatchedProcess(ABC):
         self._has_hung = False  # this process was killed because it did not answer, not by SIGSTOP
         self._ready_s: float | None = None  # when this process became ready
         self._is_final = False
-        self._calls: dict[int, asyncio.Future[object]] = {}
-        self._calls_n = 0
-        self._texts: dict[int, list[bytes]] = {}  # of results, by call: parts that have come
         # Seconds since its last message, without those in which this process did not run.
         self._silent_s = 0.0
         self._watched_s = 0.0  # when that was last counted
@@ -170,6 +165,11 @@ class WatchedProcess(ABC):
         return silent_s if silent_s > 2 * pause_s else 0.0
 
     @property
+    def _is_leaving(self) -> bool:
+        """Return whether its link has ended, and the process not yet: calls wait for the next."""
+        return self.state == RUNNING and self._link is not None and self._link.is_closed
+
+    @property
     def _pause_s(self) -> float:
         """Seconds between two pings."""
         return min(self._settings.ping_s, self._settings.vhost_hang_s / 4)
@@ -189,8 +189,10 @@ class WatchedProcess(ABC):
     async def ready(self) -> None:
         """Start it if need be, and wait until it runs. Raises ProcessDown, also if its start waits
         for something that may never come."""
+        if self.state == RUNNING and not self._is_leaving:
+            return
         self.start()
-        while self.state == STARTING:
+        while self.state == STARTING or self._is_leaving:
             why = self._waits_for()
             if why:
                 raise self._down(why)
@@ -216,20 +218,15 @@ class WatchedProcess(ABC):
         if self._link is not None and self.state == RUNNING:
             self._link.send({"do": do, **facts})
 
-    async def call(self, op: str, args: dict[str, object], seconds: float = CALL_S) -> object:
+    async def call(self, op: str, args: bytes, seconds: float = CALL_S) -> bytes:
         """Return the result of an operation. args, result: JSON. Raises ControlError, ProcessDown,
         and TimeoutError after `seconds`."""
         await self.ready()
         assert self._link is not None
-        self._calls_n += 1
-        number = self._calls_n
-        answer = self._calls[number] = self._loop.create_future()
-        self._link.send({"do": "call", "n": number, "op": op, "args": args})
         try:
-            async with asyncio.timeout(seconds):
-                return await answer
-        finally:
-            self._calls.pop(number, None)
+            return (await self._link.call(op, None, args, seconds)).data
+        except LinkEndedError as error:
+            raise self._down(self.why or "its process has ended") from error
 
     async def stop(self) -> None:
         """Stop it in order. Kills it after stop_s."""
@@ -353,7 +350,7 @@ class WatchedProcess(ABC):
 
     async def _live(self) -> int:
         """Start a process and wait for its end. Returns its exit status."""
-        ours, theirs = process_link.pair()
+        ours, theirs = control.pair()
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._program, str(theirs.fileno()),
@@ -366,7 +363,7 @@ class WatchedProcess(ABC):
         finally:
             theirs.close()
         self.pid = self._process.pid
-        self._link = ProcessLink(ours, self._on_message, self._on_link_closed)
+        self._link = ProcessLink(ours, self._on_link_closed, self._on_news, self._on_call)
         self._silent_s, self._watched_s = 0.0, self._clock.monotonic()
         watching = self._loop.create_task(self._watch())
         try:
@@ -384,11 +381,6 @@ class WatchedProcess(ABC):
             self._link.close()
         self._link = self._process = None
         self._life_ended()
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(self._down(self.why or "its process has ended"))
-        self._calls = {}
-        self._texts = {}
 
     async def _watch(self) -> None:
         """Ping the process, and kill it when it does not answer. A start may take longer. Time in
@@ -426,14 +418,10 @@ class WatchedProcess(ABC):
 
         self._loop.call_later(max(self._settings.ping_s, LINK_ENDED_S), look)
 
-    def _on_message(self, facts: Facts, data: bytes, descriptors: list[int]) -> None:
+    def _on_news(self, facts: Facts, _data: bytes, _descriptors: list[int]) -> None:
         self._silent_s = 0.0
         do = facts["do"]
-        if do == "result":
-            self._on_result(facts)
-        elif do == "text":
-            self._on_text(facts, data)
-        elif do == "pong":
+        if do == "pong":
             self.pongs += 1
             self._on_own_message("pong", facts)
         elif do == "ready" and self.state == STARTING:
@@ -447,27 +435,9 @@ class WatchedProcess(ABC):
         else:
             self._on_own_message(str(do), facts)
 
-    def _on_result(self, facts: Facts) -> None:
-        answer = self._calls.get(whole(facts["id"]))
-        if answer is None or answer.done():
-            return
-        fault = facts.get("error")
-        if isinstance(fault, dict):
-            answer.set_exception(ControlError(int(fault["code"]), str(fault["text"])))
-        else:
-            answer.set_result(facts.get("result"))
-
-    def _on_text(self, facts: Facts, data: bytes) -> None:
-        """Take a part of a result that comes as JSON."""
-        number = whole(facts["id"])
-        parts = self._texts.setdefault(number, [])
-        answer = self._calls.get(number)
-        if answer is not None and not answer.done():
-            parts.append(data)
-            if facts["more"]:
-                return
-            answer.set_result(JsonText(b"".join(parts)))
-        del self._texts[number]
+    def _on_call(self, asked: AskedCall) -> None:
+        """Answer a call of the process."""
+        no_calls(asked)
 
 
 def is_stopped(pid: int) -> bool:

@@ -14,9 +14,10 @@ SIGKILL from outside in the first LONG_S of the request, or a process stopped by
 vhost_refusal_s: an operation by the vhost's process, a user whose messages ended it by the
 supervisor at login. Nobody is blamed for what others have added to its cost (in_flight.SHARED).
 
-Messages beyond those of all processes:
+News beyond those of all processes:
 
     to it     start (name, path, settings, refused; with memory) · connection (with a socket)
+              http (with a socket: its link to the HTTP process)
               memory (bytes) · identity · close_user
     from it   memory_is
               gone (user): a client's connection has ended
@@ -42,8 +43,10 @@ from penstock.broker.connection_facts import ConnectionFacts
 from penstock.clock import Clock
 from penstock.config import Config
 from penstock.errors import INTERNAL_ERROR, NOT_ALLOWED, AMQPConnectionError
+from penstock.server import control
+from penstock.server.control import Facts
 from penstock.server.descriptors import clients_max
-from penstock.server.process_link import Facts, ProcessLink
+from penstock.server.process_link import ProcessLink
 from penstock.server.watched_process import (
     DOWN,
     PYTHON,
@@ -225,6 +228,15 @@ class WatchedVhost(WatchedProcess):
         }  # fmt: skip
         self._link.send(message, leftover, sock)
         self.clients[opened.user] += 1
+
+    async def http_link(self) -> socket.socket:
+        """Return an end of a new link to its process, for the HTTP process. Starts it if need be.
+        Raises ProcessDown."""
+        await self.ready()
+        ours, theirs = control.pair()
+        assert self._link is not None
+        self._link.send({"do": "http"}, b"", theirs)
+        return ours
 
     def check_refused(self, user: str) -> None:
         """Raise AMQPConnectionError 530 if messages of this user have ended the process twice."""

@@ -1,5 +1,5 @@
 import asyncio
-import json
+import socket
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -7,18 +7,11 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import AMQPError
-from penstock.server.control import (
-    NAME,
-    ControlClient,
-    ControlError,
-    NoServerError,
-    line,
-)
+from penstock.operation_json import dumps, loads, read
+from penstock.server import control
+from penstock.server.control import NAME, ControlClient, ControlError, NoServerError
 from penstock.server.control_server import ControlServer
-
-
-def test_a_line_escapes_what_is_not_ascii() -> None:
-    assert json.loads(line({"name": "a\udcff"})) == {"name": "a\udcff"}
+from penstock.server.process_link import ProcessLink
 
 
 class Node:
@@ -29,15 +22,16 @@ class Node:
         self.has_gone = asyncio.Event()
         self.gate = asyncio.Event()
 
-    async def call(self, op: str, vhost: str | None, args: dict[str, object]) -> object:
-        if op == "echo":
-            return {"vhost": vhost, **args}
+    async def call(self, op: str, vhost: str | None, data: bytes) -> list[bytes]:
+        args = loads(data, is_exact=True)
+        if op in ("echo", "get"):
+            return [dumps({"vhost": vhost, **args}, is_exact=True)]
         if op == "wait":
             await self.gate.wait()
-            return "waited"
+            return [b'"wai', b'ted"']
         if op == "open":
             self.gate.set()
-            return None
+            return [b"null"]
         if op == "bug":
             raise KeyError("mistake")
         raise AMQPError(404, f"no operation '{op}'")
@@ -53,7 +47,7 @@ def with_server(
     async def run() -> None:
         node = Node()
         server = ControlServer(str(directory / NAME), node.call, node.session_gone)
-        await server.start()
+        server.start()
         try:
             async with asyncio.timeout(240):
                 await scenario(node, server)
@@ -90,16 +84,35 @@ def test_refusals_carry_their_code_and_mistakes_are_told(tmp_path: Path) -> None
     with_server(tmp_path, scenario)
 
 
+async def connected(directory: Path, on_end: Callable[[str], None]) -> ProcessLink:
+    """A link to the control socket."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.setblocking(False)
+    sock.connect(str(directory / NAME))
+    return ProcessLink(sock, on_end)
+
+
 def test_a_slow_call_holds_no_other_up(tmp_path: Path) -> None:
     async def scenario(_node: Node, _server: ControlServer) -> None:
-        reader, writer = await asyncio.open_unix_connection(str(tmp_path / NAME))
-        writer.write(b'{"id": 1, "op": "wait"}\n{"id": 2, "op": "open"}\nno json\n[]\n')
-        replies = [json.loads(await reader.readline()) for _ in range(4)]
-        by_id = {reply["id"]: reply for reply in replies}
-        assert by_id[1] == {"id": 1, "result": "waited"}
-        assert by_id[2] == {"id": 2, "result": None}
-        assert [r["error"]["code"] for r in replies if r["id"] is None] == [502, 502]
-        writer.close()
+        link = await connected(tmp_path, lambda _: None)
+        waiting = asyncio.ensure_future(link.call("wait", None, b"{}"))
+        assert await link.call("open", None, b"") == (b"null", [], False)
+        assert await waiting == (b'"waited"', [], False)
+        with pytest.raises(ControlError, match="expected a JSON object") as refused:
+            await link.call("echo", None, b"[]")
+        assert refused.value.code == 502
+        link.close()
+
+    with_server(tmp_path, scenario)
+
+
+def test_what_cannot_be_understood_ends_the_connection(tmp_path: Path) -> None:
+    async def scenario(_node: Node, _server: ControlServer) -> None:
+        ended = asyncio.Event()
+        link = await connected(tmp_path, lambda _: ended.set())
+        link.write([b'\0{"id": 1, "op": "echo"}'])
+        await ended.wait()
+        assert await asyncio.to_thread(call, tmp_path, "echo") == {"vhost": None}
 
     with_server(tmp_path, scenario)
 
@@ -108,34 +121,26 @@ def test_a_text_with_half_of_a_surrogate_pair_is_refused(tmp_path: Path) -> None
     """Wherever it is; one that stands for a byte passes, and so does a whole pair."""
 
     async def scenario(_node: Node, _server: ControlServer) -> None:
-        reader, writer = await asyncio.open_unix_connection(str(tmp_path / NAME))
-
-        async def ask(op: str, vhost: str, args: object) -> dict[str, object]:
-            request = {"id": 5, "op": op, "vhost": vhost, "args": args}
-            writer.write(json.dumps(request).encode() + b"\n")
-            reply = json.loads(await reader.readline())
-            assert reply["id"] == 5
-            return dict(reply)
-
-        half = "a\ud800"
-        for request in (
-            (half, "/", {}), ("echo", half, {}), ("echo", "/", {half: 1}),
-            ("echo", "/", {"a": half}), ("echo", "/", {"a": [{"b": [half]}]}),
-        ):  # fmt: skip
-            error = (await ask(*request))["error"]
-            assert isinstance(error, dict)
-            assert error["code"] == 502
-            assert "half of a surrogate pair: 'a\\ud800'" in error["text"]
+        link = await connected(tmp_path, lambda _: None)
+        for args in (
+            rb'{"a\ud800": 1}',
+            rb'{"a": "a\ud800"}',
+            rb'{"a": [{"b": ["a\ud800"]}]}',
+        ):
+            with pytest.raises(ControlError, match=r"half of a surrogate pair: 'a.ud800'") as wrong:
+                await link.call("echo", "/", args)
+            assert wrong.value.code == 502
         for name in ("a\udcff", "a\U0001f600"):
-            assert "error" not in await ask("echo", "/", {"name": name})
-        writer.close()
+            found = await link.call("echo", "/", dumps({"name": name}, is_exact=True))
+            assert read(found.data) == {"vhost": "/", "name": name}
+        link.close()
 
     with_server(tmp_path, scenario)
 
 
 def test_sessions_end_with_their_connection(tmp_path: Path) -> None:
     async def scenario(node: Node, _server: ControlServer) -> None:
-        await asyncio.to_thread(call, tmp_path, "echo", None, session="s1")
+        await asyncio.to_thread(call, tmp_path, "get", None, session="s1")
         await node.has_gone.wait()
         assert node.gone == [("/", "s1")]
 
@@ -175,5 +180,19 @@ def test_one_that_goes_away_is_no_server(tmp_path: Path) -> None:
         await server.stop()
         await asking
         assert told == ["gone"]
+
+    with_server(tmp_path, scenario)
+
+
+def test_a_session_is_known_though_its_connection_ends_at_once(tmp_path: Path) -> None:
+    """The call is not answered yet, and what it takes must go back."""
+
+    async def scenario(node: Node, _server: ControlServer) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.connect(str(tmp_path / NAME))
+            for packet in control.a_call(1, "get", "/v", b'{"session": "s2"}'):
+                sock.send(packet)
+        await node.has_gone.wait()
+        assert node.gone == [("/v", "s2")]
 
     with_server(tmp_path, scenario)

@@ -4,8 +4,16 @@ import socket
 
 import pytest
 
-from penstock.server import process_link
-from penstock.server.process_link import PIECE_BYTES, Facts, ProcessLink, decode, encode
+from penstock.server import control
+from penstock.server.control import (
+    HEADER,
+    PIECE_BYTES,
+    ControlError,
+    Facts,
+    Pieces,
+)
+from penstock.server.process_link import AskedCall, LinkEndedError, ProcessLink
+from tests.helpers.builds import pure_only
 
 
 class End:
@@ -15,11 +23,23 @@ class End:
         self.messages: list[tuple[Facts, bytes, list[int]]] = []
         self.why: str | None = None
         self.changed = asyncio.Event()
-        self.link = ProcessLink(sock, self._message, self._closed)
+        self.link = ProcessLink(sock, self._closed, self._message, self._called)
+        self.asked: list[AskedCall] = []
 
     def _message(self, facts: Facts, data: bytes, descriptors: list[int]) -> None:
         self.messages.append((facts, data, descriptors))
         self.changed.set()
+
+    def _called(self, asked: AskedCall) -> None:
+        self.asked.append(asked)
+        self.changed.set()
+
+    async def called(self) -> AskedCall:
+        async with asyncio.timeout(240):
+            while not self.asked:
+                self.changed.clear()
+                await self.changed.wait()
+        return self.asked.pop(0)
 
     def _closed(self, why: str) -> None:
         self.why = why
@@ -39,23 +59,90 @@ class End:
 
 
 def ends() -> tuple[End, End]:
-    left, right = process_link.pair()
+    left, right = control.pair()
     return End(left), End(right)
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES - 20, PIECE_BYTES, 5 * PIECE_BYTES + 3])
 def test_a_message_comes_out_as_it_went_in(size: int) -> None:
     data = bytes(i & 255 for i in range(size))
-    packets = encode({"do": "x", "text": "é"}, data)
+    packets = control.news({"do": "x", "text": "é"}, data)
     assert all(len(packet) <= PIECE_BYTES + 1 for packet in packets)
     assert [packet[0] for packet in packets] == [1] * (len(packets) - 1) + [0]
-    assert decode(b"".join(packet[1:] for packet in packets)) == ({"do": "x", "text": "é"}, data)
+    pieces = Pieces()
+    *rest, message = [pieces.add(packet) for packet in packets]
+    assert not any(rest)
+    assert message is not None
+    assert (message.facts(), message.data) == ({"do": "x", "text": "é"}, data)
 
 
-@pytest.mark.parametrize("whole", [b"", b"\0\0\0\5{}", b"\0\0\0\2[]", b"\0\0\0\2{,"])
+@pytest.mark.parametrize(
+    "whole",
+    [b"", b"\0" * 12, HEADER.pack(0, 0, 9) + b"{}", HEADER.pack(9, 0, 0)],
+)
 def test_what_is_no_message_is_refused(whole: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - which of them does not matter
-        decode(whole)
+    with pytest.raises(ValueError, match="bytes"):
+        Pieces().add(b"\0" + whole)
+
+
+@pure_only
+def test_a_message_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = Pieces()
+    monkeypatch.setattr(control, "MESSAGE_BYTES_MAX", 2 * PIECE_BYTES)
+    assert pieces.add(b"\1" + bytes(PIECE_BYTES)) is None
+    with pytest.raises(ValueError, match="a message of more than 120000 bytes"):
+        pieces.add(b"\1" + bytes(PIECE_BYTES))
+
+
+@pytest.mark.parametrize("vhost", [None, "", "/", "a\0b", "\udcff"])
+def test_a_call_is_answered_in_parts_or_refused(vhost: str | None) -> None:
+    async def scenario() -> None:
+        left, right = ends()
+        one = asyncio.ensure_future(left.link.call("a", vhost, b"{}"))
+        two = asyncio.ensure_future(left.link.call("b", vhost, bytes(200_000)))
+        first, second = await right.called(), await right.called()
+        assert (first.op, first.vhost, first.args) == ("a", vhost, b"{}")
+        second.refuse(ControlError(404, "NOT_FOUND - é"))
+        client, server = socket.socketpair()
+        first.answer([b"[1,", bytes(100_000), b"]"], server, is_long=True)
+        data, (descriptor,), is_long = await one
+        assert is_long
+        assert data == b"[1," + bytes(100_000) + b"]"
+        socket.close(descriptor)
+        with pytest.raises(ControlError, match="NOT_FOUND - é") as refused:
+            await two
+        assert refused.value.code == 404
+        three = asyncio.ensure_future(right.link.call("c", None, b""))
+        (await left.called()).refuse(KeyError("x"))
+        with pytest.raises(ControlError, match="KeyError: 'x'"):
+            await three
+        late = asyncio.ensure_future(left.link.call("d", None, b""))
+        await right.called()
+        right.link.close()
+        with pytest.raises(LinkEndedError, match="closed by the other side"):
+            await late
+        with pytest.raises(LinkEndedError, match="has ended"):
+            await left.link.call("e", None, b"")
+        client.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
+    async def scenario() -> None:
+        left, right = ends()
+        with pytest.raises(TimeoutError):
+            await left.link.call("a", None, b"", 0.0)
+        client, server = socket.socketpair()
+        (await right.called()).answer([b"1"], server)
+        right.link.send({"do": "next"})
+        await left.until(1)
+        assert client.recv(1) == b""
+        left.link.close()
+        right.link.close()
+        client.close()
+
+    asyncio.run(scenario())
 
 
 def test_messages_keep_their_order_also_while_nobody_reads() -> None:
@@ -121,9 +208,9 @@ def test_the_other_side_learns_of_the_end_and_nothing_leaks() -> None:
 
 def test_what_cannot_be_understood_ends_the_link() -> None:
     async def scenario() -> None:
-        ours, theirs = process_link.pair()
+        ours, theirs = control.pair()
         end = End(ours)
-        theirs.send(b"\0\0\0\0\2[]")
+        theirs.send(b"\0" + HEADER.pack(0, 0, 2) + b"[]")
         await end.ended()
         assert end.why is not None
         assert "malformed message" in end.why

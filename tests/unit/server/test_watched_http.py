@@ -10,6 +10,8 @@ import pytest
 from penstock.clock import SystemClock
 from penstock.config import Config
 from penstock.errors import AMQPError
+from penstock.operation_json import dumps, read
+from penstock.server.control import ControlError
 from penstock.server.watched_http import WatchedHttp
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED, ProcessDown
 
@@ -27,14 +29,17 @@ class Rig:
         self.result: object = {"b": [1]}
         self.http = WatchedHttp(
             self.socks, settings, SystemClock(), lambda: {"users": self.users}, self.answer,
-            PROGRAM,
+            self.open_link, PROGRAM,
         )  # fmt: skip
 
-    async def answer(self, op: str, vhost: str | None, args: dict[str, object]) -> object:
-        self.asked.put_nowait((op, args))
+    async def answer(self, op: str, vhost: str | None, args: bytes) -> list[bytes]:
+        self.asked.put_nowait((op, read(args)))
         if isinstance(self.result, BaseException):
             raise self.result
-        return self.result
+        return [dumps(self.result)]
+
+    async def open_link(self, vhost: str) -> socket.socket:
+        raise ControlError(404, f"NOT_FOUND - no vhost '{vhost}'")
 
 
 def with_http(scenario: Callable[[Rig], Awaitable[None]], **settings: float) -> None:

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from penstock.broker.in_flight import MESSAGES, signature
 from penstock.clock import SystemClock
 from penstock.config import Config
 from penstock.errors import AMQPConnectionError
+from penstock.operation_json import dumps, read
 from penstock.server.control import ControlError
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED
 from penstock.server.watched_vhost import VhostDown, WatchedVhost
@@ -28,6 +30,11 @@ OPENED = ConnectionFacts(
     vhost="/", client_properties=b"\0\0\0\0", frame_max=131072, channel_max=2047, heartbeat_s=0,
     connected_at_ms=0,
 )  # fmt: skip
+
+
+async def ask(vhost: WatchedVhost, op: str, args: dict[str, object]) -> Any:
+    """The result of an operation."""
+    return read(await vhost.call(op, dumps(args)))
 
 
 class JumpingClock(SystemClock):
@@ -55,7 +62,7 @@ class Rig:
         self.vhost.memory_bytes = 1000
 
     async def pid(self) -> int:
-        answer = await self.vhost.call("pid", {})
+        answer = await ask(self.vhost, "pid", {})
         assert isinstance(answer, list)
         return int(answer[2])
 
@@ -79,10 +86,10 @@ def test_it_is_started_when_somebody_wants_it_and_stops_in_order() -> None:
     async def scenario(rig: Rig) -> None:
         vhost = rig.vhost
         assert vhost.state == STOPPED
-        assert await vhost.call("echo", {"body": "b"}) == ["echo", {"body": "b"}, vhost.pid]
+        assert await ask(vhost, "echo", {"body": "b"}) == ["echo", {"body": "b"}, vhost.pid]
         assert vhost.state == RUNNING
         with pytest.raises(ControlError, match="NOT_FOUND - no"):
-            await vhost.call("refuse", {})
+            await ask(vhost, "refuse", {})
         await vhost.stop()
         assert (vhost.state, vhost.pid, vhost.restarts) == (STOPPED, 0, 0)
         assert not rig.down.is_set()
@@ -125,7 +132,7 @@ def test_one_that_dies_is_started_again() -> None:
     async def scenario(rig: Rig) -> None:
         first = await rig.pid()
         with pytest.raises(VhostDown, match=r"status 3|has ended|link ended"):
-            await rig.vhost.call("die", {})
+            await ask(rig.vhost, "die", {})
         assert await rig.pid() != first
         assert rig.vhost.restarts == 1
         assert not rig.down.is_set()
@@ -178,7 +185,7 @@ def test_old_failures_are_forgotten() -> None:
     async def scenario(rig: Rig) -> None:
         for _ in range(3):
             with pytest.raises(VhostDown):
-                await rig.vhost.call("die", {})
+                await ask(rig.vhost, "die", {})
             await rig.vhost.ready()
         assert rig.vhost.state == RUNNING
 
@@ -252,7 +259,7 @@ def test_a_vhost_that_runs_for_a_window_begins_with_the_first_pause_again() -> N
         await rig.vhost.ready()
         rig.clock.offset_s += 1000.0
         with pytest.raises(VhostDown):
-            await rig.vhost.call("die", {})
+            await ask(rig.vhost, "die", {})
         await rig.vhost.ready()
         assert rig.vhost.starts == 2
 
@@ -353,7 +360,7 @@ async def crash(
         "is_shared": is_shared,
     }  # fmt: skip
     with pytest.raises(VhostDown):
-        await rig.vhost.call("crash", args)
+        await ask(rig.vhost, "crash", args)
     await rig.vhost.ready()
 
 
@@ -365,11 +372,11 @@ def test_a_request_that_ended_the_process_twice_is_refused_for_a_while(
     async def scenario(rig: Rig) -> None:
         vhost = rig.vhost
         await crash(rig, signal.SIGSEGV, "queue.declare")
-        assert await vhost.call("refused", {}) == []
+        assert await ask(vhost, "refused", {}) == []
         await crash(rig, signal.SIGSEGV, "queue.delete")
-        assert await vhost.call("refused", {}) == []
+        assert await ask(vhost, "refused", {}) == []
         await crash(rig, signal.SIGSEGV, "queue.declare")
-        told = await vhost.call("refused", {})
+        told = await ask(vhost, "refused", {})
         assert isinstance(told, list)
         assert [(one["user"], one["operation"]) for one in told] == [("ann", "queue.declare")]
         assert 0 < told[0]["seconds"] <= 600
@@ -452,9 +459,9 @@ def test_the_real_process_shares_what_it_handles_and_refuses_what_it_is_told(
         vhost.memory_bytes = 64 << 20
         vhost._refused["operator", "purge_queue"] = SystemClock().monotonic() + 60.0
         try:
-            await vhost.call("declare_queue", {"queue": "q"})
+            await ask(vhost, "declare_queue", {"queue": "q"})
             with pytest.raises(ControlError, match=r"purge_queue of user 'operator' is refused"):
-                await vhost.call("purge_queue", {"queue": "q"})
+                await ask(vhost, "purge_queue", {"queue": "q"})
             assert vhost._shared is not None
             assert signature("operator", "declare_queue") in vhost._shared[:]
         finally:
@@ -497,7 +504,7 @@ def test_one_that_waits_for_space_says_so_at_once_to_whoever_waits_for_it() -> N
                 await vhost.ready()
             assert vhost.unserved() == vhost.reason() == "starts once there is more disk"
         with pytest.raises(VhostDown, match="more disk"):
-            await vhost.call("echo", {})
+            await ask(vhost, "echo", {})
         os.kill(vhost.pid, signal.SIGUSR1)
         while vhost.state != RUNNING:
             await asyncio.sleep(0.01)

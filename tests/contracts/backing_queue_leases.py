@@ -21,7 +21,7 @@ def lease(world: World, n: int = MANY, *, size: int = BYTES, reader: str = "r") 
     if not taken:
         return []
     engine, first = world.rig.engine, world.q.index()
-    engine.lease(first, reader, taken, DISK)
+    engine.leases.lease(first, reader, taken, DISK)
     world.q.leased(taken, engine.last_lsn)
     return numbers(world, taken)
 
@@ -40,7 +40,7 @@ def numbers(world: World, taken: list[Taken]) -> list[int]:
 
 
 def commit(world: World, ordinal: int, reader: str = "r") -> None:
-    while world.rig.engine.commit_lease(world.q.index(), reader, ordinal, DISK):
+    while world.rig.engine.leases.commit(world.q.index(), reader, ordinal, DISK):
         pass
 
 
@@ -50,11 +50,11 @@ def release(world: World, reader: str = "r") -> None:
     has_more = True
     while has_more:
         back: dict[int, tuple[list[int], list[Row]]] = {}
-        for run in sorted(engine.next_release(q.index(), reader)):
+        for run in sorted(engine.leases.next_release(q.index(), reader)):
             seqs, rows = back.setdefault(run[0], ([], []))
             seqs += range(run[1], run[1] + run[2])
             rows += q.returning(engine.state.queues[run[0]], seqs[-run[2] :])
-        has_more = engine.release_lease(q.index(), reader, DISK)
+        has_more = engine.leases.release(q.index(), reader, DISK)
         for number, (seqs, rows) in back.items():
             q.readmit(engine.state.queues[number], seqs, rows)
 
@@ -184,7 +184,7 @@ class LeaseContract:
             world.restart()
         else:
             world.crash()
-        found = world.rig.engine.leases(world.q.index())["r"]
+        found = world.rig.engine.leases.of(world.q.index())["r"]
         assert (found.committed, found.next) == (5, 12)
         assert (world.q.len(), world.q.depth(), world.q.leased_count()) == (8, 15, 7)
         assert lease(world, 2) == [12, 13]
@@ -203,7 +203,7 @@ class LeaseContract:
         world.q.requeue(tags_of(got), OS)
         release(world, "other")
         assert world.q.leased_count() == 0
-        assert world.rig.engine.leases(world.q.index()) == {}
+        assert world.rig.engine.leases.of(world.q.index()) == {}
         assert world.drain() == list(range(12))
 
     def test_released_to_an_empty_queue(self, world: World) -> None:
@@ -248,7 +248,7 @@ class LeaseContract:
             world.q.publish(b"h%d" % i, b"x" * size, DISK if i % 2 else NONE)
         taken = world.q.take(MANY, BYTES, 0)
         engine = world.rig.engine
-        engine.lease(world.q.index(), "r", taken, DISK)
+        engine.leases.lease(world.q.index(), "r", taken, DISK)
         world.q.leased(taken, engine.last_lsn)
         assert [len(b) for one in taken for b in one.bodies] == [0, 1, 63, STORED, 5000]
         world.restart()

@@ -188,7 +188,7 @@ def judge_order(stream: str, found: list[Record]) -> list[str]:
 
 def judge_reader(story: Story, rig: BrokerRig, at: int) -> list[str]:
     """S5."""
-    reader = rig.vhost.engine.stream(b"log").readers.get("r")
+    reader = rig.vhost.engine.streams.get(b"log").readers.get("r")
     if reader is None:
         return ["S5: the reader is lost"]
     acked = {offset for when, offset in story.acked if when <= at}

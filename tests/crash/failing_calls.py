@@ -69,7 +69,7 @@ def with_streams(kind: type[S], seed: int) -> S:
     """A driver of a new store with a queue and two streams."""
     driver = kind(FaultyFileSystem(seed=seed), seed, options=OPTIONS)
     driver.declare(b"a")
-    while len(driver.engine.streams) < 2:
+    while len(driver.engine.streams.by_number) < 2:
         driver.declare_stream()
     return driver
 

@@ -65,7 +65,7 @@ class Unit(triple_unit.Unit):
         """Queues and two streams of several pages, named readers, some of it gone."""
         driver.declare(b"a")
         driver.declare(b"b")
-        while len(driver.engine.streams) < 2:
+        while len(driver.engine.streams.by_number) < 2:
             driver.step("declare_stream")
         for name in ("fill", "append", "publish", "set_reader", "mixed", "fill", "publish"):
             driver.step(name)

@@ -46,7 +46,7 @@ STREAM_MUTANTS = (
     ),
     Mutant(
         "declared-before-it-is-there", "[7]",
-        "                sync_dir(self.fs, table.path)\n",
+        "                sync_dir(journal.fs, table.path)\n",
         "                assert table.path\n",
         STREAMS,
     ),
@@ -76,7 +76,7 @@ STREAM_MUTANTS = (
     ),
     Mutant(
         "taken-away-from-a-reader", "retention",
-        "hold = None if kept is None else Hold(kept, limits.hold_age_s, limits.hold_bytes)\n",
+        "hold = None if kept is None else Hold(kept, hold_age_s, hold_bytes)\n",
         "hold = None\n",
         STREAMS,
     ),

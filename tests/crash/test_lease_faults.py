@@ -49,11 +49,11 @@ def check_stopped(run: Run) -> None:
     engine = run.driver.engine
     calls: list[Callable[[], object]] = [engine.flush]
     for queue in run.driver.queues():
-        calls.append(lambda queue=queue: engine.lease(queue, "late", [], DISK))  # type: ignore[misc]
-        for reader in engine.leases(queue):
+        calls.append(lambda queue=queue: engine.leases.lease(queue, "late", [], DISK))  # type: ignore[misc]
+        for reader in engine.leases.of(queue):
             calls += [
-                lambda queue=queue, reader=reader: engine.commit_lease(queue, reader, 1, DISK),  # type: ignore[misc]
-                lambda queue=queue, reader=reader: engine.release_lease(queue, reader, DISK),  # type: ignore[misc]
+                lambda queue=queue, reader=reader: engine.leases.commit(queue, reader, 1, DISK),  # type: ignore[misc]
+                lambda queue=queue, reader=reader: engine.leases.release(queue, reader, DISK),  # type: ignore[misc]
             ]
     check_refused(run, calls)
 

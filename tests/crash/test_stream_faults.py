@@ -61,22 +61,22 @@ def begin(effect: int | str, *, kinds: tuple[str, ...], nth: int, times: int | N
 def check_stopped(run: Run) -> None:
     """Nothing is confirmed any more, no head moves, and every call says so."""
     engine = run.driver.engine
-    heads = {number: stream.head_offset for number, stream in engine.streams.items()}
+    heads = {number: stream.head_offset for number, stream in engine.streams.by_number.items()}
     calls: list[Callable[[], object]] = [engine.flush, engine.sync, engine.tick, engine.begin]
-    for stream in engine.streams.values():
+    for stream in engine.streams.by_number.values():
         calls += _calls(run, stream)
     check_refused(run, calls)
-    after = {number: stream.head_offset for number, stream in engine.streams.items()}
+    after = {number: stream.head_offset for number, stream in engine.streams.by_number.items()}
     assert after == heads, "a head moved after a failed sync"
 
 
 def _calls(run: Run, stream: StoredStream) -> list[Callable[[], object]]:
     engine = run.driver.engine
     return [
-        lambda: engine.append_stream(stream, b"", b"x", DISK),
-        lambda: engine.set_reader(stream, "r", 0, DISK),
-        lambda: engine.retain(stream, max_records=0),
-        lambda: engine.delete_streams([stream]),
+        lambda: engine.streams.append(stream, b"", b"x", DISK),
+        lambda: engine.streams.set_reader(stream, "r", 0, DISK),
+        lambda: engine.streams.retain(stream, max_records=0),
+        lambda: engine.streams.delete([stream]),
     ]
 
 
@@ -103,8 +103,8 @@ def store(*, is_clean: bool) -> tuple[FaultyFileSystem, Wanted]:
     driver = with_streams(StreamDriver, DAMAGE_SEED)
     for name in ("fill", "fill", "append", "mixed", "sync"):
         driver.step(name)
-    one = next(iter(driver.engine.streams.values()))
-    assert driver.engine.retain(one, max_records=6) > 0
+    one = next(iter(driver.engine.streams.by_number.values()))
+    assert driver.engine.streams.retain(one, max_records=6) > 0
     driver.engine.poll()
     for name in ("checkpoint", "fill", "append", "fill"):
         driver.step(name)
@@ -114,7 +114,9 @@ def store(*, is_clean: bool) -> tuple[FaultyFileSystem, Wanted]:
         driver.idle()
         driver.idle()
     model = driver.ledger.fold(driver.engine.last_lsn)
-    firsts = {number: stream.first_offset for number, stream in driver.engine.streams.items()}
+    firsts = {
+        number: stream.first_offset for number, stream in driver.engine.streams.by_number.items()
+    }
     wanted = {number: (firsts[number], records) for number, records in model.streams.items()}
     return driver.fs.crash("kept"), wanted
 
@@ -164,7 +166,7 @@ def judge(fs: FaultyFileSystem, wanted: Wanted) -> str:
             raise Violation(f"refused without a file, or verify finds nothing: {error}") from error
         return "X"
     lost = 0
-    for number, stream in engine.streams.items():
+    for number, stream in engine.streams.by_number.items():
         first, records = wanted[number]
         assert stream.head_offset == len(records), "records are gone without a word"
         assert stream.first_offset == first
@@ -224,7 +226,7 @@ def test_salvage_takes_all_records_but_the_damaged_ones(
         lost = 0
         for number, (first, all_records) in wanted.items():
             records = all_records[first:]
-            taken = taken_of(engine.stream(names[number]))
+            taken = taken_of(engine.streams.get(names[number]))
             lost += len(records) - len(taken)
             left = iter(records)
             for one in taken:
@@ -243,7 +245,7 @@ def contents(fs: FaultyFileSystem) -> dict[str, bytes]:
 
 def _names(fs: FaultyFileSystem) -> dict[bytes, int]:
     engine = open_engine(fs.fork(), 1, OPTIONS)
-    return {stream.name: number for number, stream in engine.streams.items()}
+    return {stream.name: number for number, stream in engine.streams.by_number.items()}
 
 
 def taken_of(stream: StoredStream) -> list[tuple[bytes, bytes]]:

@@ -61,7 +61,7 @@ class BatchDriver(StreamDriver):
         if batch is None or not batch.is_done:
             return
         for number, first in batch.holds.items():
-            stream = self.engine.streams.get(number)
+            stream = self.engine.streams.by_number.get(number)
             if stream is not None:
                 self.spans.append((number, first, stream.next_offset))
 

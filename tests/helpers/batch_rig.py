@@ -15,11 +15,11 @@ class BatchRig(EngineRig):
 
     def __init__(self, names: tuple[bytes, ...] = (b"s",)) -> None:
         super().__init__()
-        self.engine.declare_streams([(name, b"", 0) for name in names], page_bytes=400)
+        self.engine.streams.declare([(name, b"", 0) for name in names], page_bytes=400)
         self.engine.sync()
 
     def stream(self, name: bytes = b"s") -> StoredStream:
-        return self.engine.stream(name)
+        return self.engine.streams.get(name)
 
     def stage(self, rows: list[Row], batch: int = 0, query: str = "q", partition: int = 0) -> (
         StagedPage
@@ -35,7 +35,7 @@ class BatchRig(EngineRig):
 
     def append(self, *bodies: bytes) -> None:
         for body in bodies:
-            self.engine.append_stream(self.stream(), b"", body, DISK)
+            self.engine.streams.append(self.stream(), b"", body, DISK)
         self.engine.sync()
 
     def payloads(self) -> list[bytes]:

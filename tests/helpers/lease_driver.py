@@ -40,7 +40,7 @@ class LeaseDriver(Driver):
         if queue is None:
             return
         reader = self.rng.choice(READERS)
-        known = self.engine.leases(queue).get(reader)
+        known = self.engine.leases.of(queue).get(reader)
         if known is not None and known.is_releasing:
             return
         seqs = [s for s in self._free(queue) if s not in self.unacked[queue.number]]
@@ -97,7 +97,7 @@ class LeaseDriver(Driver):
         changes.append(("lease", queue.number, reader, seqs))
         mode = self.rng.choice(MODES)
         taken = [Taken(queue, entries, bodies, mark)]
-        self._do(lambda: self.engine.lease(queue, reader, taken, mode), *changes)
+        self._do(lambda: self.engine.leases.lease(queue, reader, taken, mode), *changes)
         for seq, uid in places:
             if uid:
                 self.ledger.give_id(self.entry(queue, seq).message.id, uid)
@@ -110,7 +110,7 @@ class LeaseDriver(Driver):
         queue, reader = self._some_lease()
         if queue is None:
             return
-        lease = self.engine.leases(queue)[reader]
+        lease = self.engine.leases.of(queue)[reader]
         if lease.is_releasing or not lease.count:
             return
         ordinal = self.rng.randint(lease.committed + 1, lease.next)
@@ -121,7 +121,7 @@ class LeaseDriver(Driver):
             leases = LeaseEngine(self.engine.journal, self.engine.placement)
             until, _, _ = leases.choose(lease, ordinal)
             self._do(
-                lambda mode=mode: self.engine.commit_lease(queue, reader, ordinal, mode),  # type: ignore[misc]
+                lambda mode=mode: self.engine.leases.commit(queue, reader, ordinal, mode),  # type: ignore[misc]
                 ("commit_lease", queue.number, reader, until),
             )
             if self.rng.random() < 0.3:
@@ -132,17 +132,17 @@ class LeaseDriver(Driver):
         queue, reader = self._some_lease()
         if queue is None:
             return
-        lease = self.engine.leases(queue)[reader]
-        runs = self.engine.next_release(queue, reader)
+        lease = self.engine.leases.of(queue)[reader]
+        runs = self.engine.leases.next_release(queue, reader)
         until = lease.committed + sum(run[2] for run in runs)
         mode = self.rng.choice(MODES)
         self._do(
-            lambda: self.engine.release_lease(queue, reader, mode),
+            lambda: self.engine.leases.release(queue, reader, mode),
             ("release_lease", queue.number, reader, until),
         )
 
     def _some_lease(self) -> tuple[QueueIndex | None, str]:
-        found = [(q, reader) for q in self.queues() for reader in self.engine.leases(q)]
+        found = [(q, reader) for q in self.queues() for reader in self.engine.leases.of(q)]
         return self.rng.choice(found) if found else (None, "")
 
     # ---- beside it -----------------------------------------------------------------------------

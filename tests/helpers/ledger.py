@@ -307,10 +307,10 @@ class Ledger:
         wanted = {n: set(q) for n, q in model.queues.items()}
         params = dict(engine.state.routing.parameters)
         same_params = {name: value for (_, name), value in params.items()} == model.params
-        ends = {n: s.next_offset for n, s in engine.streams.items()}
+        ends = {n: s.next_offset for n, s in engine.streams.by_number.items()}
         same_ends = ends == {n: len(s) for n, s in model.streams.items()}
         readers = {n: {r: (at.offset, at.kept_from) for r, at in s.readers.items()}
-                   for n, s in engine.streams.items()}  # fmt: skip
+                   for n, s in engine.streams.by_number.items()}  # fmt: skip
         is_same = live == wanted and same_params and same_ends and readers == model.readers
         is_same = is_same and places_of(engine) == model_places(model)
         is_same = is_same and leases_of(engine) == told(model.leases)

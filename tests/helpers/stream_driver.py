@@ -33,7 +33,7 @@ class StreamDriver(Driver):
         self.heads: dict[int, int] = {}
         self.logged: dict[int, dict[int, tuple[int, int]]] = {}  # offset -> (LSN, mode)
         super().__init__(fs, seed, options=options, ledger=ledger, first_uid=first_uid)
-        self.engine.on_head = self._on_head
+        self.engine.streams.on_head = self._on_head
 
     def _on_head(self, stream: StoredStream) -> None:
         """Every record below the head is settled in its own mode, and stays there."""
@@ -50,7 +50,7 @@ class StreamDriver(Driver):
     # ---- streams -------------------------------------------------------------------------------
 
     def some_stream(self) -> StoredStream | None:
-        streams = [s for _, s in sorted(self.engine.streams.items())]
+        streams = [s for _, s in sorted(self.engine.streams.by_number.items())]
         return self.rng.choice(streams) if streams else None
 
     def declare_stream(self) -> None:
@@ -63,7 +63,7 @@ class StreamDriver(Driver):
         first = self.engine.state.next_queue
         self.ledger.numbers.update(range(first, first + len(names)))
         self._do(
-            lambda: self.engine.declare_streams(
+            lambda: self.engine.streams.declare(
                 [(name, b"", 0) for name in names], page_bytes=PAGE_BYTES
             ),
             *(("declare_stream", name, first + i) for i, name in enumerate(names)),
@@ -80,7 +80,7 @@ class StreamDriver(Driver):
             self.rollback(change)
         mode = self.rng.choice(MODES)
         number = stream.number
-        self._do(lambda: self.engine.delete_streams([stream], mode), ("delete", number))
+        self._do(lambda: self.engine.streams.delete([stream], mode), ("delete", number))
 
     def append(self, size: int | None = None) -> None:
         """One record, or a few in one turn."""
@@ -99,7 +99,7 @@ class StreamDriver(Driver):
         at = (stream.next_offset, self.engine.last_lsn + 1, mode)
         self.logged.setdefault(stream.number, {})[at[0]] = at[1:]
         self._do(
-            lambda: self.engine.append_stream(stream, header, body, mode),
+            lambda: self.engine.streams.append(stream, header, body, mode),
             ("append", stream.number, (uid, size, header)),
         )
 
@@ -139,9 +139,9 @@ class StreamDriver(Driver):
 
         def call() -> None:
             with self.engine.one_record(DISK):
-                self.engine.append_stream(stream, b"", body_of(uid, 20), DISK)
-                self.engine.set_reader(stream, name, at[0], DISK, at[1])
-                self.engine.append_stream(stream, b"h", body_of(uid + 1, 30), DISK)
+                self.engine.streams.append(stream, b"", body_of(uid, 20), DISK)
+                self.engine.streams.set_reader(stream, name, at[0], DISK, at[1])
+                self.engine.streams.append(stream, b"h", body_of(uid + 1, 30), DISK)
 
         changes: list[Change] = [
             ("append", stream.number, (uid, 20, b"")), ("reader", stream.number, name, at),
@@ -157,14 +157,14 @@ class StreamDriver(Driver):
         name, mode = self.rng.choice(READERS), self.rng.choice(MODES)
         if name in stream.readers and self.rng.random() < 0.2:
             self._do(
-                lambda: self.engine.delete_reader(stream, name, mode),
+                lambda: self.engine.streams.delete_reader(stream, name, mode),
                 ("reader", stream.number, name, None),
             )
             return
         offset = self.rng.randint(0, stream.next_offset)
         kept = offset if self.rng.random() < 0.3 else None
         self._do(
-            lambda: self.engine.set_reader(stream, name, offset, mode, kept),
+            lambda: self.engine.streams.set_reader(stream, name, offset, mode, kept),
             ("reader", stream.number, name, (offset, kept)),
         )
 
@@ -187,12 +187,12 @@ class StreamDriver(Driver):
 
     def _retain(self, stream: StoredStream, **limits: int) -> None:
         kept, before = stream.kept_from(), stream.first_offset
-        self.engine.retain(stream, **limits)
+        self.engine.streams.retain(stream, **limits)
         if kept is not None and stream.first_offset > max(kept, before):
             raise Violation(f"a reader asked to keep {kept}, {stream.first_offset} is the first")
 
     def read_streams(self) -> None:
         """What readers get now is what was appended."""
         model = self.ledger.fold(self.engine.last_lsn)
-        for number, stream in self.engine.streams.items():
+        for number, stream in self.engine.streams.by_number.items():
             check_records(stream, model.streams[number])

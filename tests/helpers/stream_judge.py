@@ -29,7 +29,7 @@ def check_streams(
 ) -> None:  # fmt: skip
     """Every stream of an engine that has just recovered is as the model says; Violation. held: the
     heads that batches hold."""
-    streams = engine.streams
+    streams = engine.streams.by_number
     if sorted(streams) != sorted(wanted):
         raise Violation(f"streams {sorted(streams)}, should be {sorted(wanted)}")
     for number, stream in streams.items():

@@ -112,7 +112,7 @@ def step_into_stream(
 
 def roll(engine: StorageEngine, query: str, stream: bytes = b"s") -> None:
     """Roll a query's batch forward into a stream to its end."""
-    while step_into_stream(engine, query, [engine.stream(stream)]):
+    while step_into_stream(engine, query, [engine.streams.get(stream)]):
         engine.flush()
     engine.batches.finish_adoptions()
     engine.sync()
@@ -120,7 +120,7 @@ def roll(engine: StorageEngine, query: str, stream: bytes = b"s") -> None:
 
 def read_all(engine: StorageEngine, stream: bytes = b"s") -> list[tuple[int, int, bytes, bytes]]:
     """(offset, time, payload, meta) of all below a stream's head."""
-    queue = engine.stream(stream).queue
+    queue = engine.streams.get(stream).queue
     found = []
     offset = queue.first_offset
     while offset < queue.head_offset:

@@ -358,7 +358,7 @@ class BrokerStream(QueueOrStream):
         """Append a record; return its LSN. DiskFullError: nothing happened."""
         engine = self._engine
         number = self.partition_for(header)
-        self.last_offset = engine.append_stream(self.parts[number], header, body, mode)
+        self.last_offset = engine.streams.append(self.parts[number], header, body, mode)
         self.last_partition = number
         self.published += 1
         return engine.last_lsn
@@ -522,7 +522,7 @@ class BrokerStream(QueueOrStream):
             kept = None if known is None else known.kept_from
             mode = DISK if known is None else OS  # a new one is to be known for good, and soon
             try:
-                self._engine.set_reader(part, reader, offset, mode, kept)
+                self._engine.streams.set_reader(part, reader, offset, mode, kept)
             except DiskFullError:
                 return False
         return True
@@ -569,7 +569,7 @@ class BrokerStream(QueueOrStream):
         since_ms = self._engine.clock.wall_ms() - KEPT_S * 1000
         n = 0
         for part in self.parts:
-            n += self._engine.retain(
+            n += self._engine.streams.retain(
                 part, max_age_s=options.max_age_s, max_bytes=options.max_bytes,
                 max_records=options.max_records, since_ms=since_ms,
                 hold_age_s=self.hold_age_s, hold_bytes=self.hold_bytes,
@@ -640,7 +640,7 @@ class BrokerStreamTable:
         self._makings: dict[bytes, PreparedStream] = {}  # by name; the first of them is being made
         self._ready: PreparedStream | None = None  # made, while its waiters are called
         self.on_head: Callable[[], None] | None = None  # after a head has moved
-        engine.on_head = self.head_moved
+        engine.streams.on_head = self.head_moved
 
     def stored(self) -> list[BrokerStream]:
         """Open and return the streams of the directory, at the start."""
@@ -666,7 +666,7 @@ class BrokerStreamTable:
         except (OptionError, ValueError) as error:
             text = name.decode("utf-8", "replace")
             self._on_event("warning", f"stream {text!r}: its arguments are left out: {error}")
-        parts = [engine.stream(part) for part in partition_names(name, count)]
+        parts = [engine.streams.get(part) for part in partition_names(name, count)]
         return self._added(name, parts, arguments, options)
 
     def prepare(self, name: bytes, options: StreamOptions) -> PreparedStream | None:
@@ -688,7 +688,7 @@ class BrokerStreamTable:
         return ready is not None and ready.names == names and ready.page_bytes == page_bytes
 
     def _begin(self, making: PreparedStream) -> None:
-        steps = self._engine.make_streams(
+        steps = self._engine.streams.create(
             making.names, making.page_bytes, self._made, self._not_made
         )
         making.steps = steps
@@ -731,7 +731,7 @@ class BrokerStreamTable:
         ready = self._ready
         if ready is not None and ready.steps and self._is_ready(names, options.page_bytes):
             made = ready.steps.made or None
-        parts = self._engine.declare_streams(declared, page_bytes=options.page_bytes, made=made)
+        parts = self._engine.streams.declare(declared, page_bytes=options.page_bytes, made=made)
         if made is not None:
             self._ready = None
             made.clear()  # declared, not to be discarded
@@ -757,7 +757,7 @@ class BrokerStreamTable:
         for part in stream.parts:
             del self.by_number[part.number]
         self._limited.pop(stream.name, None)
-        self._engine.delete_streams(stream.parts)
+        self._engine.streams.delete(stream.parts)
 
     def all(self) -> list[BrokerStream]:
         """Return all streams, by name."""

@@ -582,13 +582,13 @@ class QueueTable:
         queues = self.engine.queues
         return [
             text_of(queues[number].name.partition(priority_queue.SEPARATOR)[0])
-            for number in self.engine.lease_table.by_queue
+            for number in self.engine.leases.table.by_queue
         ]
 
     def leases(self, name: str) -> dict[str, Lease]:
         """Return the leases of the queue of this name, by reader; the caller must not change the
         dict."""
-        known = self.engine.lease_table
+        known = self.engine.leases.table
         if not known.by_queue:
             return {}
         at = bytes_of(name)

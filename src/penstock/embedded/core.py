@@ -195,7 +195,7 @@ class CoreStreams:
         self._by_number: dict[int, StreamState] = {}
         self._limited: dict[str, StreamState] = {}  # those that have limits
         self._retained_at: float = clock.monotonic()
-        engine.on_head = self._head_moved
+        engine.streams.on_head = self._head_moved
         for name in self.names():
             self.find(name)
 
@@ -203,7 +203,7 @@ class CoreStreams:
 
     def names(self) -> list[str]:
         """Return the names of all streams, sorted."""
-        names = {base_name(stream.name) for stream in self._engine.streams.values()}
+        names = {base_name(stream.name) for stream in self._engine.streams.by_number.values()}
         return sorted(name.decode("utf-8", "surrogateescape") for name in names)
 
     def has(self, name: str) -> bool:
@@ -222,14 +222,14 @@ class CoreStreams:
         names = partition_names(name.encode(), options.partitions)
         arguments = options.encode()
         declared = [(one, b"" if i else arguments, 0) for i, one in enumerate(names)]
-        parts = self._engine.declare_streams(declared, page_bytes=options.page_bytes)
+        parts = self._engine.streams.declare(declared, page_bytes=options.page_bytes)
         state = StreamState(name, options, parts)
         self._add(state)
         return state
 
     def delete(self, state: StreamState) -> int:
         """Delete a stream with all that it holds. Returns the LSN of the deletion."""
-        lsn = self._engine.delete_streams(state.parts, DISK)
+        lsn = self._engine.streams.delete(state.parts, DISK)
         for part in state.parts:
             self._by_number.pop(part.number, None)
         self._states.pop(state.name, None)
@@ -256,11 +256,11 @@ class CoreStreams:
 
     def _load(self, at: bytes, name: str) -> StreamState | None:
         engine = self._engine
-        first = engine.find_stream(at) or engine.find_stream(partition_names(at, 1)[0])
+        first = engine.streams.find(at) or engine.streams.find(partition_names(at, 1)[0])
         if first is None:
             return None
         options = StreamOptions.decode(engine.routing.queues[first.name].arguments)
-        parts = [engine.stream(one) for one in partition_names(at, options.partitions)]
+        parts = [engine.streams.get(one) for one in partition_names(at, options.partitions)]
         state = StreamState(name, options, parts)
         self._add(state)
         return state
@@ -293,7 +293,7 @@ class CoreStreams:
         options = state.options
         since_ms = self._clock.wall_ms() - KEPT_S * 1000
         return sum(
-            self._engine.retain(
+            self._engine.streams.retain(
                 part, max_age_s=options.max_age_s, max_bytes=options.max_bytes,
                 max_records=options.max_records, since_ms=since_ms,
             )

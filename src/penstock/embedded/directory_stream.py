@@ -1,6 +1,6 @@
 """DirectoryStream: the methods of a stream of a directory's box, in steps under the box's lock.
 
-    append    the engine's append_stream for each record, one wait for the last
+    append    StreamEngine.append for each record, one wait for the last
     commit    a READER_OFFSET record, written like an acknowledgement, or waited for
 
 In a transaction records are collected (`transaction`) and have no offsets yet. `local_stream` reads
@@ -84,7 +84,7 @@ class DirectoryStream(LocalStream):
                 return [-1] * len(news)
             engine = driver.core.engine
             offsets = [
-                engine.append_stream(parts[partition_of(new.key, count)], new.meta, new.body, mode)
+                engine.streams.append(parts[partition_of(new.key, count)], new.meta, new.body, mode)
                 for new in news
             ]
             if offsets:
@@ -111,8 +111,9 @@ class DirectoryStream(LocalStream):
         with driver.gate, driver.guard:
             state.check()
             engine = driver.core.engine
+            mode = DISK if is_safe else OS
             for partition, offset in offsets.items():
-                engine.set_reader(state.parts[partition], reader, offset, DISK if is_safe else OS)
+                engine.streams.set_reader(state.parts[partition], reader, offset, mode)
             if is_safe:
                 lsn = engine.last_lsn
                 if engine.settled(DISK) < lsn:
@@ -128,7 +129,7 @@ class DirectoryStream(LocalStream):
         with driver.gate, driver.guard:
             state.check()
             for part in state.parts:
-                driver.core.engine.delete_reader(part, reader, OS)
+                driver.core.engine.streams.delete_reader(part, reader, OS)
             driver.acked()
 
     def retain(self) -> Call[int]:

@@ -372,7 +372,7 @@ class Leasing:
             raise NotLeasableError(self._text_name, "it is not durable")
 
     def _all(self) -> dict[str, Lease]:
-        return self._engine.leases(self._main)
+        return self._engine.leases.of(self._main)
 
     # ---- leasing -------------------------------------------------------------------------------
 
@@ -395,7 +395,7 @@ class Leasing:
             next_ = 0 if lease is None else lease.next
             return LeaseSlice(next_, next_, 0, False)
         try:
-            first, next_ = engine.lease(self._main, reader, taken, mode)
+            first, next_ = engine.leases.lease(self._main, reader, taken, mode)
         except BaseException:
             if engine.failed is None:
                 backing.untake(taken)
@@ -418,7 +418,7 @@ class Leasing:
 
     def commit(self, reader: str, ordinal: int, mode: int) -> bool:
         """Acknowledge a slice of the messages below `ordinal`. Return True if there are more."""
-        has_more = self._engine.commit_lease(self._main, reader, ordinal, mode)
+        has_more = self._engine.leases.commit(self._main, reader, ordinal, mode)
         pages = self._pages.get(reader)
         if pages is not None:
             self._drop_pages(pages, self._all()[reader].committed)
@@ -430,13 +430,13 @@ class Leasing:
         """Make a slice of the reader's messages ready again. Return True if there are more."""
         engine = self._engine
         back: dict[int, tuple[QueueIndex, list[int], list[Row]]] = {}
-        for run in sorted(engine.next_release(self._main, reader)):
+        for run in sorted(engine.leases.next_release(self._main, reader)):
             part = self._part(run)
             _, seqs, rows = back.setdefault(part.number, (part, [], []))
             found = list(range(run[1], run[1] + run[2]))
             seqs += found
             rows += self._backing.returning(part, found)
-        has_more = engine.release_lease(self._main, reader, mode)
+        has_more = engine.leases.release(self._main, reader, mode)
         for part, seqs, rows in back.values():
             self._backing.readmit(part, seqs, rows)
         self._forget_pages(reader)
@@ -1005,7 +1005,7 @@ class AMQQueue(QueueTarget):
 
     def _has_leases(self) -> bool:
         """Return whether the queue has leases. Fast, because each tick of each queue asks."""
-        table = self._engine.lease_table
+        table = self._engine.leases.table
         return bool(table.by_queue) and bool(table.of(self.backing.index(0).number))
 
     def _go_on_releasing(self) -> bool:

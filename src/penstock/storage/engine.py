@@ -4,12 +4,12 @@ A change is confirmed when the write-ahead log has it; what outlives the log is 
 files at checkpoints. A log apart from the store is the TransactionLog of Qpid's Flow to Disk
 Design; the files are RabbitMQ's queue index and message store.
 
-The owners of the engine (queues, the broker, the library) call only the engine and none of its
-parts. The parts do not know the engine; `_compose` gives each what it needs:
+The owners of the engine (queues, the broker, the library) call the engine, and its parts `streams`,
+`leases` and `batches`. The parts do not know the engine; `_compose` gives each what it needs:
 
     Journal        append, apply, stop on failure; completions     journal.py
     StorageState   what the log's records have led to              state.py
-    StreamWriter   pages and heads of streams, retention           stream_engine.py
+    StreamEngine   streams: declare, append, heads, retention      stream_engine.py
     BatchEngine    batches of Spark's sink                         batch_engine.py
     LeaseEngine    leases of readers                               lease_engine.py
     Checkpointer   makes checkpoints                               checkpoint.py
@@ -24,9 +24,9 @@ Confirming: every change returns the LSN of its record. It may be confirmed once
 `settled(mode) >= lsn`: in `disk` mode after an fdatasync that covers it, in `interval` and `os`
 after the write. `wait(lsn, mode)` waits for that.
 
-A stream is a log of its own (streams.py): `append_stream` logs a record as `publish` does, and
+A stream is a log of its own (streams.py): `streams.append` logs a record as `publish` does, and
 gives it an offset. `flush` writes its page. Readers read up to the head, which follows what is
-settled. `on_head` is called when a head moves; it must not call the engine.
+settled.
 
 Failure. After a failed sync nothing is confirmed: every call raises StoppedError, and the directory
 must be opened again [10]. A full disk does not stop the engine: publishing is refused with
@@ -44,7 +44,6 @@ from penstock.clock import Clock
 from penstock.errors import (
     DescriptorsError,
     DiskFullError,
-    SyncFailedError,
     UnknownQueueError,
     deleted_error,
     has_no_descriptor,
@@ -52,20 +51,18 @@ from penstock.errors import (
 )
 from penstock.message import Entry, QueuedMessage
 from penstock.shared_body import SharedBody
-from penstock.storage.files.data_directory import placed, sync_dir, vhost_number
-from penstock.storage.files.durability import DISK, NONE, OS
+from penstock.storage.files.data_directory import placed, vhost_number
+from penstock.storage.files.durability import DISK, NONE
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.files.holder import DictHolder
 from penstock.storage.files.options import StorageOptions
 from penstock.storage.files.placement import Placement, Sharing
-from penstock.storage.index.leases import Lease, LeaseTable
 from penstock.storage.index.queue_index import QueueIndex
 from penstock.storage.index.routing_table import DurableQueue, RoutingTable
 from penstock.storage.journal import recovery
 from penstock.storage.journal.checkpoint import Checkpointer
 from penstock.storage.journal.journal import Journal, OneRecord, fullest_disk
 from penstock.storage.journal.record_types import (
-    Append,
     Delete,
     Dequeue,
     LogOperation,
@@ -73,18 +70,15 @@ from penstock.storage.journal.record_types import (
     Move,
     Publish,
     Purge,
-    ReaderOffsetChange,
     Requeue,
     TopologyChange,
 )
 from penstock.storage.journal.state import StorageState
 from penstock.storage.log import record
-from penstock.storage.log.record import LeaseRun
 from penstock.storage.log.transaction_log import TransactionLog
-from penstock.storage.pages.streams import STREAM_FLAG, StoredStream
 from penstock.storage.parts.batch_engine import BatchEngine
-from penstock.storage.parts.lease_engine import LeaseEngine, Taken
-from penstock.storage.parts.stream_engine import StreamCreation, StreamLimits, StreamWriter
+from penstock.storage.parts.lease_engine import LeaseEngine
+from penstock.storage.parts.stream_engine import StreamEngine
 from penstock.storage.parts.transaction import Transaction, check_targets, store_refs
 from penstock.storage.store.file_queue_backing import SPOOL_BYTES, Spool
 from penstock.storage.store.message_store import MessageStore
@@ -180,16 +174,16 @@ class StorageEngine:
         time_s = self.clock.wall_ms() // 1000
         self.journal: Journal = journal
         self.placement: Placement = Placement(state.factory, self.options, time_s)
-        self.turns: StreamWriter = StreamWriter(journal, journal.pins)
+        self.streams: StreamEngine = StreamEngine(journal, self.rng, journal.pins)
         number = found.manifest.number
         self.checkpoints: Checkpointer = Checkpointer(journal, transient, number)
         self.batches: BatchEngine = BatchEngine(
-            journal, self.checkpoints, self.turns, journal.reserve, journal.pins
+            journal, self.checkpoints, self.streams, journal.reserve, journal.pins
         )
-        self._leases: LeaseEngine = LeaseEngine(journal, self.placement)
+        self.leases: LeaseEngine = LeaseEngine(journal, self.placement)
         self.upkeep: Upkeep = Upkeep(journal, self.checkpoints, self.batches, transient)
         journal.call_back(
-            on_turn=self.turns.turn, on_settled=self.turns.settle,
+            on_turn=self.streams.turn, on_settled=self.streams.settle,
             on_progress=self.checkpoints.advance,
         )  # fmt: skip
 
@@ -694,210 +688,6 @@ class StorageEngine:
         if not message.persistent and message.body is None:
             message.body = self.transient.read(message.store_file, message.id)
         return self.state.load_body(queue, seq, message)
-
-    # ---- streams -------------------------------------------------------------------------------
-
-    @property
-    def streams(self) -> dict[int, StoredStream]:
-        """The streams, by number."""
-        return self.state.streams.by_number
-
-    @property
-    def on_head(self) -> Callable[[StoredStream], None] | None:
-        """The callback for a stream whose head has moved, or None."""
-        return self.turns.on_head
-
-    @on_head.setter
-    def on_head(self, call: Callable[[StoredStream], None] | None) -> None:
-        self.turns.on_head = call
-
-    def find_stream(self, name: bytes) -> StoredStream | None:
-        """Return the stream of this name (of a partition: `name NUL p<i>`), or None."""
-        return self.state.streams.by_name.get(name)
-
-    def make_streams(
-        self, names: list[bytes], page_bytes: int, done: Callable[[], None],
-        failed: Callable[[Exception], None],
-    ) -> StreamCreation:  # fmt: skip
-        """Return the work that makes the directories of streams for `declare_streams`, in a worker;
-        its `start` begins."""
-        return StreamCreation(self.journal, self.rng, names, page_bytes, done, failed)
-
-    def stream(self, name: bytes) -> StoredStream:
-        """Return the stream of this name (of a partition: `name NUL p<i>`). UnknownQueueError."""
-        stream = self.state.streams.by_name.get(name)
-        if stream is None:
-            raise UnknownQueueError(name.decode("utf-8", "replace"))
-        return stream
-
-    def declare_streams(
-        self, declared: list[tuple[bytes, bytes, int]], *, page_bytes: int,
-        made: list[StoredStream] | None = None,
-    ) -> list[StoredStream]:  # fmt: skip
-        """Declare streams (name, arguments, flags): a crash leaves all of them or none.
-
-        All exist for good once `last_lsn` is settled. page_bytes: of a page, 4 KiB to 1 GiB as a
-        rule. made: the streams of these names from a StreamCreation; without it this call makes and
-        syncs their directories, and waits for the disk. ValueError (a name is taken or comes
-        twice), DiskFullError: nothing happened. A failed sync stops the engine.
-        """
-        self.check()
-        state, table = self.state, self.state.streams
-        first = made[0].number if made else state.next_queue
-        if len({name for name, _, _ in declared}) != len(declared):
-            raise ValueError("a stream's name comes twice in one declare")
-        if made and [stream.name for stream in made] != [name for name, _, _ in declared]:
-            raise ValueError("the streams that were made are not those that are declared")
-        records = [
-            DurableQueue(name, first + i, flags | STREAM_FLAG, arguments).record()
-            for i, (name, arguments, flags) in enumerate(declared)
-        ]
-        streams: list[StoredStream] = [] if made is None else made
-        for data in records:
-            state.check_topology(data, is_stream=True)
-        try:
-            if made is None:
-                for i, (name, _, _) in enumerate(declared):
-                    streams.append(table.make(name, first + i, page_bytes, self.clock, self.rng))
-                    table.keep_made(streams[i])
-                sync_dir(self.fs, table.path)
-            operations: list[LogOperation] = [TopologyChange(data) for data in records]
-            lsn = self.journal.append(operations, DISK)
-        except BaseException as error:
-            table.forget_made(streams)
-            if isinstance(error, SyncFailedError):
-                self.stop(error)
-            elif isinstance(error, OSError):
-                raise self.journal.disk_full(error, page_bytes) from error
-            raise
-        self.journal.apply(operations, lsn, DISK)
-        return [table.by_number[first + i] for i in range(len(records))]
-
-    def append_stream(
-        self, stream: StoredStream, header: bytes, body: bytes, mode: int, time_us: int = 0
-    ) -> int:
-        """Append a record to a stream; return its offset. Its record in the log has the LSN
-        `last_lsn`; readers see it once the head has passed it. Mode NONE counts as OS. time_us:
-        microseconds since 1970, 0 for now; never less than that of the record before [12].
-        DiskFullError, UnknownQueueError (it was deleted), ValueError (too long): nothing
-        happened."""
-        journal = self.journal
-        if journal.failed is not None or journal.blocked or journal.is_closed:
-            journal.check_publish()
-        if stream.is_deleted:
-            raise deleted_error(stream.name)
-        if mode == NONE:
-            mode = OS
-        queue = stream.queue
-        queue.check(body, header)
-        if not time_us:
-            time_us = self.clock.wall_us()
-        if time_us < queue.last_time_us:
-            time_us = queue.last_time_us
-        offset = queue.next_offset
-        if journal.gathering is not None:
-            found = record.StreamData(stream.number, offset, time_us, header, body)
-            journal.commit([Append(found)], mode)
-            return offset
-        try:
-            lsn = self.log.append_stream(stream.number, offset, time_us, header, body, mode)
-        except DiskFullError as error:
-            raise journal.full(error) from None
-        try:
-            self.state.streams.append(stream, lsn, mode, time_us, header, body)
-        except BaseException as error:
-            journal.stop(error)  # the log is ahead of RAM: only recovery can continue
-            raise
-        if self.log.is_full:
-            journal.wait_for_room()
-        return offset
-
-    def set_reader(
-        self,
-        stream: StoredStream,
-        reader: str,
-        offset: int,
-        mode: int,
-        kept_from: int | None = None,
-    ) -> int:
-        """Log that a named reader has read all below `offset`; retention keeps all from `kept_from`
-        on, if that is given. Returns the LSN. UnknownQueueError, ValueError: nothing happened."""
-        time_ms = self.clock.wall_ms()
-        kept = record.NOT_KEPT if kept_from is None else kept_from
-        return self._log_reader(stream, reader, (offset, kept, time_ms), 0, mode)
-
-    def delete_reader(self, stream: StoredStream, reader: str, mode: int) -> int:
-        """Forget a named reader, if there is one of that name; return the LSN."""
-        if reader not in stream.readers:
-            return self.log.last_lsn
-        return self._log_reader(stream, reader, (0, 0, 0), record.READER_DELETED, mode)
-
-    def _log_reader(
-        self, stream: StoredStream, reader: str, values: tuple[int, int, int], flags: int, mode: int
-    ) -> int:
-        self.check()
-        if stream.is_deleted:
-            raise deleted_error(stream.name)
-        name = reader.encode()
-        if not 0 < len(name) <= 0xFFFF:
-            raise ValueError(f"a reader's name has 1 to 65535 bytes, not {len(name)}")
-        if min(values[:2]) < 0 or max(values[:2]) > record.NOT_KEPT:
-            raise ValueError(f"a reader's offset is 0 or more, not {min(values[:2])}")
-        found = record.ReaderData(stream.number, *values, name)
-        return self.journal.commit([ReaderOffsetChange(found, flags)], mode)
-
-    def delete_streams(self, streams: list[StoredStream], mode: int = DISK) -> int:
-        """Delete streams with all that they hold; a crash leaves all of them or none. Returns the
-        LSN. UnknownQueueError (one is deleted already): nothing happened."""
-        self.check()
-        for stream in streams:
-            if stream.is_deleted:
-                raise deleted_error(stream.name)
-        return self.journal.commit([Delete(stream.number) for stream in streams], mode)
-
-    def retain(
-        self, stream: StoredStream, *, max_age_s: float | None = None, max_bytes: int | None = None,
-        max_records: int | None = None, since_ms: int = 0, hold_age_s: float | None = None,
-        hold_bytes: int | None = None,
-    ) -> int:  # fmt: skip
-        """Delete the oldest whole pages beyond any of these limits; return how many.
-
-        The active page is deleted only if all of it is older than max_age_s. Pages stay that have
-        records which are not durable yet, or that a reader keeps which was heard of since
-        `since_ms` (ms since 1970), for at most hold_age_s and hold_bytes beyond the limits.
-        """
-        self.check()
-        limits = StreamLimits(max_age_s, max_bytes, max_records, since_ms, hold_age_s, hold_bytes)
-        return self.turns.retain(stream, limits)
-
-    # ---- leases --------------------------------------------------------------------------------
-
-    @property
-    def lease_table(self) -> LeaseTable:
-        """All leases. Read-only."""
-        return self.state.leases
-
-    def leases(self, queue: QueueIndex) -> dict[str, Lease]:
-        """Return what readers have leased of a queue (its first part), by reader. Read-only."""
-        return self.state.leases.of(queue.number)
-
-    def lease(
-        self, queue: QueueIndex, reader: str, taken: list[Taken], mode: int
-    ) -> tuple[int, int]:
-        """As LeaseEngine.lease; `last_lsn` is that of the record."""
-        return self._leases.lease(queue, reader, taken, mode)
-
-    def commit_lease(self, queue: QueueIndex, reader: str, ordinal: int, mode: int) -> bool:
-        """Acknowledge a slice of what is below `ordinal`. True if there is more."""
-        return self._leases.commit(queue, reader, ordinal, mode)
-
-    def next_release(self, queue: QueueIndex, reader: str) -> list[LeaseRun]:
-        """Return what the next `release_lease` releases. UnknownLeaseError."""
-        return self._leases.next_release(queue, reader)
-
-    def release_lease(self, queue: QueueIndex, reader: str, mode: int) -> bool:
-        """Make a slice of what a reader has leased ready again. True if there is more."""
-        return self._leases.release(queue, reader, mode)
 
     # ---- transactions --------------------------------------------------------------------------
 

@@ -258,7 +258,7 @@ def filled(rig: OperationRig, c: RigClient, **arguments: object) -> int:
 
 
 def pages(rig: OperationRig) -> int:
-    path = rig.vhost.engine.stream(b"t").path
+    path = rig.vhost.engine.streams.get(b"t").path
     return len([name for name in rig.fs.names() if name.startswith(path) and ".page" in name])
 
 

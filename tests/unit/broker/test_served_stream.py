@@ -101,7 +101,7 @@ def test_what_rabbitmq_refuses_is_refused_with_its_texts(
 def test_a_declare_that_was_refused_leaves_nothing(rig: BrokerRig, c: RigClient) -> None:
     closed(c, QueueDeclare(queue="x", durable=True, arguments={**STREAM, "x-max-age": "1X"}))
     assert not rig.vhost.table.has("x")
-    assert rig.vhost.engine.streams == {}
+    assert rig.vhost.engine.streams.by_number == {}
 
 
 def test_a_queue_and_a_stream_do_not_have_one_name(rig: BrokerRig, c: RigClient) -> None:
@@ -291,12 +291,12 @@ def test_acks_of_a_stream_in_a_transaction(rig: BrokerRig, c: RigClient) -> None
     (first,) = records(c)
     c.send(1, BasicAck(delivery_tag=first.tag))
     c.call(1, TxRollback(), TxRollbackOk)
-    assert rig.vhost.engine.stream(b"s").readers["r"].offset == 0
+    assert rig.vhost.engine.streams.get(b"s").readers["r"].offset == 0
     assert records(c) == []
     c.send(1, BasicAck(delivery_tag=first.tag))
     c.call(1, TxCommit(), TxCommitOk)
     assert bodies(c) == [b"2"]
-    assert rig.vhost.engine.stream(b"s").readers["r"].offset == 1
+    assert rig.vhost.engine.streams.get(b"s").readers["r"].offset == 1
 
 
 # ---- deleting ------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def test_a_deleted_stream_is_gone_with_its_bindings(rig: BrokerRig, partitions: 
     c.send(1, BasicAck(delivery_tag=0, multiple=True))
     rig.turn()
     assert not c.methods(ChannelClose)
-    assert rig.vhost.engine.streams == {}
+    assert rig.vhost.engine.streams.by_number == {}
     assert rig.vhost.engine.state.routing.bindings == {}
     assert rig.vhost.streams.by_number == {}
     rig.restart()

@@ -171,7 +171,7 @@ def test_streams_are_made_one_after_the_other(rig: BrokerRig) -> None:
         c.send(channel, declare(2, name=f"s{channel}"))
     rig.turn()
     assert [told.queue for told in c.methods(QueueDeclareOk)] == ["s1", "s2", "s3", "s4"]
-    numbers = [part.number for part in rig.vhost.engine.streams.values()]
+    numbers = [part.number for part in rig.vhost.engine.streams.by_number.values()]
     assert len(set(numbers)) == 8
 
 
@@ -225,7 +225,7 @@ def test_a_crash_at_every_operation_leaves_no_stream_or_the_whole() -> None:
         is_answered = bool(c.methods(QueueDeclareOk))
         for mode in ("lost", "kept"):
             found = BrokerRig(fs=rig.fs.crash(mode))
-            count = len(found.vhost.engine.streams)
+            count = len(found.vhost.engine.streams.by_number)
             assert count in (0, 3)
             assert count == len(directories(found))
             assert count == 3 or not is_answered

@@ -181,7 +181,7 @@ def test_a_page_that_cannot_be_read_ends_its_readers_alone(rig: BrokerRig, c: Ri
     rig.restart()
     (page,) = [
         name for name in rig.fs.names() if name.endswith(".page")
-        and rig.vhost.engine.stream(b"s").path in name
+        and rig.vhost.engine.streams.get(b"s").path in name
     ]  # fmt: skip
     file = rig.fs.open(page)
     file.pwrite(b"\xff" * 8, 1000)

@@ -29,7 +29,7 @@ from tests.helpers.stream_steps import (
 
 
 def offset_of(rig: BrokerRig, reader: str = "r", name: bytes = b"s") -> int | None:
-    found = rig.vhost.engine.stream(name).readers.get(reader)
+    found = rig.vhost.engine.streams.get(name).readers.get(reader)
     return None if found is None else found.offset
 
 

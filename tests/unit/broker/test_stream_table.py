@@ -50,7 +50,7 @@ def test_a_full_disk_blocks_publishers_and_loses_nothing(rig: BrokerRig, c: RigC
     rig.turn()
     confirmed = max([told.delivery_tag for told in c.methods(BasicAck)])
     # What is in the log is confirmed, also where its page finds no room yet.
-    assert confirmed <= rig.vhost.engine.stream(b"s").next_offset < sent
+    assert confirmed <= rig.vhost.engine.streams.get(b"s").next_offset < sent
     rig.fs.capacity = None
     for _ in range(10):
         rig.tick(1)
@@ -116,7 +116,7 @@ def test_a_look_at_a_damaged_page_is_refused_and_the_vhost_goes_on(
     publish(c, *[KIB] * 20)
     rig.restart()
     c = rig.client().open()
-    fault = rig.fs.fail(errno.EIO, kinds={"read"}, path=rig.vhost.engine.stream(b"s").path)
+    fault = rig.fs.fail(errno.EIO, kinds={"read"}, path=rig.vhost.engine.streams.get(b"s").path)
     fault.times = None
     qos(c)
     begin: dict[str, object] = {"x-stream-offset": "1h"}

@@ -222,7 +222,7 @@ def test_a_stream_with_many_readers_is_described_in_slices(rig: OperationRig) ->
     rig.result("declare_queue", queue="s", arguments={"x-queue-type": "stream"})
     (stream,) = rig.vhost.streams.all()
     for n in range(4000):
-        rig.vhost.engine.set_reader(stream.parts[0], f"r{n:05}", n, 0, None)
+        rig.vhost.engine.streams.set_reader(stream.parts[0], f"r{n:05}", n, 0, None)
     rig.turn()
     client = rig.client().open(1)
     data = called(1, "box.stream_info", name="s", reader="r00007") + called(1, "list_streams")
@@ -247,7 +247,7 @@ def test_a_stream_with_readers_of_long_names_is_refused_when_it_is_too_large(
     rig.result("declare_queue", queue="s", arguments={"x-queue-type": "stream"})
     (stream,) = rig.vhost.streams.all()
     for n in range(1000):
-        rig.vhost.engine.set_reader(stream.parts[0], f"{n:04}" + "r" * 250, 0, 0, None)
+        rig.vhost.engine.streams.set_reader(stream.parts[0], f"{n:04}" + "r" * 250, 0, 0, None)
     rig.turn()
     client = rig.client().open(1)
     rig.vhost.budget.clock = TickingClock()

@@ -150,10 +150,10 @@ def test_streams_have_tables_of_their_own(
         fs, directory.vhost_path(VHOST), VHOST, clock=ManualClock(), rng=random.Random(2),
         options=OPTIONS,
     )  # fmt: skip
-    (stream,) = engine.declare_streams([(b"events\0p3", b"", 0)], page_bytes=4096)
+    (stream,) = engine.streams.declare([(b"events\0p3", b"", 0)], page_bytes=4096)
     for i in range(5):
-        engine.append_stream(stream, b"", b"event %d" % i, DISK)
-    engine.set_reader(stream, "reader", 2, DISK)
+        engine.streams.append(stream, b"", b"event %d" % i, DISK)
+    engine.streams.set_reader(stream, "reader", 2, DISK)
     engine.close()
     directory.close()
     fs.close()

@@ -27,10 +27,10 @@ class Logs:
         """One with n records, of which those below `first`, at least, are reclaimed."""
         self.count += 1
         declared = [(b"s%d" % self.count, b"", 0)]
-        (stream,) = self.engine.declare_streams(declared, page_bytes=PAGE_BYTES)
+        (stream,) = self.engine.streams.declare(declared, page_bytes=PAGE_BYTES)
         self.append(stream, n)
         if first:
-            self.engine.retain(stream, max_records=n - first)
+            self.engine.streams.retain(stream, max_records=n - first)
             while self.engine.has_pending:
                 self.engine.poll(wait=True)
         return stream
@@ -38,7 +38,7 @@ class Logs:
     def append(self, stream: StoredStream, n: int) -> None:
         for _ in range(n):
             body = b"%d" % stream.next_offset
-            self.engine.append_stream(stream, b"", body, DISK)
+            self.engine.streams.append(stream, b"", body, DISK)
         self.engine.sync()
 
 

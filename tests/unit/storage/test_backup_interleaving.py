@@ -48,11 +48,11 @@ def started(*, is_small: bool) -> FaultyFileSystem:
         engine.publish([leased], b"", b"leased %d " % i * (1 + 9 * (i % 3)), DISK)
     engine.sync()
     lease(engine, 0)
-    stream, pages = engine.declare_streams([(b"s", b"", 0), (b"adopts", b"", 0)], page_bytes=400)
+    stream, pages = engine.streams.declare([(b"s", b"", 0), (b"adopts", b"", 0)], page_bytes=400)
     for i in range(12):
-        engine.append_stream(stream, b"m", b"record %d " % i * 6, DISK)
-    engine.set_reader(stream, "reader", 4, DISK)
-    engine.append_stream(pages, b"m", b"before", DISK)
+        engine.streams.append(stream, b"m", b"record %d " % i * 6, DISK)
+    engine.streams.set_reader(stream, "reader", 4, DISK)
+    engine.streams.append(pages, b"m", b"before", DISK)
     engine.batches.decide("done", 3, TARGET, [])
     for query in ("sliced", "adopted"):
         staged = [
@@ -81,13 +81,13 @@ def refill(engine: StorageEngine) -> None:
 def world(engine: StorageEngine) -> dict[str, object]:
     """Everything that a client could see of a store, now or later."""
     streams: dict[bytes, object] = {}
-    for one in engine.streams.values():
+    for one in engine.streams.by_number.values():
         frames = [r for r in read_all(engine, one.name) if r[0] < one.head_offset]
         streams[one.name] = (one.first_offset, one.next_offset, frames, dict(one.readers))
     leases = {
         (queue.name, reader): (lease.committed, lease.next, [s.runs() for s in lease.slices])
         for queue in engine.state.queues.values()
-        for reader, lease in engine.leases(queue).items()
+        for reader, lease in engine.leases.of(queue).items()
     }
     batches = [
         (b.query, b.number, b.target, b.page, b.frame, b.is_done) for b in engine.batches.all()
@@ -185,26 +185,26 @@ def change_queue(engine: StorageEngine, i: int) -> None:
 def append(engine: StorageEngine, i: int) -> None:
     if b"s" in engine.state.streams.by_name:
         for _ in range(4):
-            engine.append_stream(engine.stream(b"s"), b"m", b"appended %d " % i * 9, DISK)
+            engine.streams.append(engine.streams.get(b"s"), b"m", b"appended %d " % i * 9, DISK)
 
 
 def retain(engine: StorageEngine, i: int) -> None:
     if b"s" in engine.state.streams.by_name:
         append(engine, i)
         engine.sync()
-        engine.delete_reader(engine.stream(b"s"), "reader", DISK)
-        engine.retain(engine.stream(b"s"), max_records=1)
+        engine.streams.delete_reader(engine.streams.get(b"s"), "reader", DISK)
+        engine.streams.retain(engine.streams.get(b"s"), max_records=1)
 
 
 def read_stream(engine: StorageEngine, i: int) -> None:
     if b"s" in engine.state.streams.by_name:
-        engine.set_reader(engine.stream(b"s"), "reader", 5 + i, DISK, 5)
-        engine.set_reader(engine.stream(b"s"), f"new {i}", i, DISK)
+        engine.streams.set_reader(engine.streams.get(b"s"), "reader", 5 + i, DISK, 5)
+        engine.streams.set_reader(engine.streams.get(b"s"), f"new {i}", i, DISK)
 
 
 def delete_stream(engine: StorageEngine, i: int) -> None:
     if b"s" in engine.state.streams.by_name:
-        engine.delete_streams([engine.stream(b"s")])
+        engine.streams.delete([engine.streams.get(b"s")])
 
 
 def lease(engine: StorageEngine, i: int) -> None:
@@ -212,22 +212,22 @@ def lease(engine: StorageEngine, i: int) -> None:
     if found is not None:
         queue, seqs = found
         taken = [engine.entry(queue, seq) for seq in seqs[:3]]
-        engine.lease(queue, "r", [Taken(queue, taken, [b""] * len(taken), 0)], DISK)
+        engine.leases.lease(queue, "r", [Taken(queue, taken, [b""] * len(taken), 0)], DISK)
 
 
 def commit_lease(engine: StorageEngine, i: int) -> None:
     queue = engine.queue(b"leased")
     lease(engine, i)
-    found = engine.leases(queue).get("r")
+    found = engine.leases.of(queue).get("r")
     if found is not None:
-        engine.commit_lease(queue, "r", found.committed + (found.next - found.committed + 1) // 2,
+        engine.leases.commit(queue, "r", found.committed + (found.next - found.committed + 1) // 2,
                             DISK)  # fmt: skip
 
 
 def release_lease(engine: StorageEngine, i: int) -> None:
     queue = engine.queue(b"leased")
-    if "r" in engine.leases(queue):
-        engine.release_lease(queue, "r", DISK)
+    if "r" in engine.leases.of(queue):
+        engine.leases.release(queue, "r", DISK)
 
 
 def decide(engine: StorageEngine, i: int) -> None:
@@ -242,14 +242,14 @@ def decide(engine: StorageEngine, i: int) -> None:
 def roll_slices(engine: StorageEngine, i: int) -> None:
     batch = engine.batches.batch("sliced")
     if batch is not None and not batch.is_done:
-        stream = engine.stream(b"adopts")
+        stream = engine.streams.get(b"adopts")
         step_into_stream(engine, "sliced", [stream, stream], lambda _: stream)
 
 
 def adopt_page(engine: StorageEngine, i: int) -> None:
     batch = engine.batches.batch("adopted")
     if batch is not None and not batch.is_done:
-        engine.batches.adopt("adopted", engine.stream(b"adopts"))
+        engine.batches.adopt("adopted", engine.streams.get(b"adopts"))
 
 
 def upkeep(engine: StorageEngine, i: int) -> None:

@@ -174,11 +174,11 @@ def test_readers_see_all_of_a_batch_or_nothing(mode: str) -> None:
     rig = BatchRig()
     rig.append(b"before")
     heads: set[int] = set()
-    rig.engine.on_head = lambda stream: heads.add(stream.head_offset)
+    rig.engine.streams.on_head = lambda stream: heads.add(stream.head_offset)
     pages = [rows_of(0, 20), rows_of(20, 4), rows_of(24, 20)]
     rig.decide(*pages)
     assert step_into_stream(rig.engine, "q", [rig.stream()])
-    rig.engine.append_stream(rig.stream(), b"", b"between", DISK)
+    rig.engine.streams.append(rig.stream(), b"", b"between", DISK)
     assert step_into_stream(rig.engine, "q", [rig.stream()])
     rig.engine.sync()
     rig.settle()
@@ -186,7 +186,7 @@ def test_readers_see_all_of_a_batch_or_nothing(mode: str) -> None:
     rig.crash(mode)
     assert rig.stream().head_offset == 1
     assert StreamView(rig.fs, rig.stream().path).head().next_offset == 1
-    rig.engine.on_head = lambda stream: heads.add(stream.head_offset)
+    rig.engine.streams.on_head = lambda stream: heads.add(stream.head_offset)
     roll(rig.engine, "q")
     assert heads == {46}
     assert rig.payloads() == [
@@ -248,7 +248,7 @@ def test_nothing_is_adopted_by_a_stream_that_is_gone_or_in_the_middle_of_a_page(
     rig = BatchRig((b"s", b"t"))
     rig.decide(rows_of(0, 20))
     batches, gone = rig.engine.batches, rig.stream(b"t")
-    rig.engine.delete_streams([gone])
+    rig.engine.streams.delete([gone])
     with pytest.raises(UnknownQueueError):
         batches.adopt("q", gone)
     transaction = rig.engine.begin()
@@ -267,7 +267,7 @@ def test_retention_takes_adopted_pages_as_any_other() -> None:
     rig.decide(rows_of(0, 20), rows_of(20, 20))
     roll(rig.engine, "q")
     rig.append(*[b"%d" % i * 100 for i in range(6)])
-    assert rig.engine.retain(rig.stream(), max_records=6) == 2
+    assert rig.engine.streams.retain(rig.stream(), max_records=6) == 2
     rig.settle()
     assert rig.stream().first_offset == 40
     rig.crash("kept")
@@ -284,7 +284,7 @@ def test_an_adopted_page_that_is_the_last_goes_by_age(mode: str, more: int) -> N
     roll(rig.engine, "q")
     assert rig.stream().next_offset == 21
     rig.clock.advance(61)
-    assert rig.engine.retain(rig.stream(), max_age_s=60) == 2
+    assert rig.engine.streams.retain(rig.stream(), max_age_s=60) == 2
     rig.settle()
     assert (rig.stream().first_offset, rig.payloads()) == (21, [])
     rig.append(*[b"more"] * more)
@@ -301,7 +301,7 @@ def test_an_adopted_page_is_taken_away_before_the_checkpoint_knows_it() -> None:
     rig.decide(rows_of(0, 20))
     roll(rig.engine, "q")
     rig.append(*[b"%d" % i * 100 for i in range(6)])
-    assert rig.engine.retain(rig.stream(), max_records=0) >= 1
+    assert rig.engine.streams.retain(rig.stream(), max_records=0) >= 1
     rig.settle()
     first = rig.stream().first_offset
     assert first > 0

@@ -61,9 +61,9 @@ def test_a_record_behind_a_page_whose_files_are_under_way_waits() -> None:
     rig = BatchRig()
     adopting(rig)
     for n in range(9):
-        rig.engine.append_stream(rig.stream(), b"", b"%d" % n * 90, DISK)
+        rig.engine.streams.append(rig.stream(), b"", b"%d" % n * 90, DISK)
     rig.engine.log.flush()
-    rig.engine.turns.turn()
+    rig.engine.streams.turn()
     queue = rig.stream().queue
     assert queue.written_offset == 1
     assert queue.find(0) == 0
@@ -144,11 +144,11 @@ def test_a_stop_in_order_waits_for_adoptions() -> None:
 def test_a_stream_that_is_deleted_while_it_adopts() -> None:
     rig = BatchRig((b"s", b"t"))
     adopting(rig)
-    rig.engine.delete_streams([rig.stream()])
+    rig.engine.streams.delete([rig.stream()])
     rig.engine.sync()
     rig.settle()
     rig.crash("kept")
-    assert list(rig.engine.streams.values()) == [rig.stream(b"t")]
+    assert list(rig.engine.streams.by_number.values()) == [rig.stream(b"t")]
     rig.engine.checkpoint()
     assert rig.fs.list(staging_path(PATH))
 

@@ -33,8 +33,8 @@ FACTS = BatchFacts(QueryOwner("ann", TARGET), 60, 0xABC, True)
 def fill(engine: StorageEngine) -> None:
     """A batch that is done; one with a page adopted before a checkpoint, one after it, a page in
     the middle, and one that is not begun."""
-    (stream,) = engine.declare_streams([(b"s", b"", 0)], page_bytes=400)
-    engine.append_stream(stream, b"m", b"before", DISK)
+    (stream,) = engine.streams.declare([(b"s", b"", 0)], page_bytes=400)
+    engine.streams.append(stream, b"m", b"before", DISK)
     engine.batches.decide("done", 3, TARGET, [])
     path = engine.path
     claim(engine.fs, path, "q", FACTS.owner)
@@ -60,7 +60,7 @@ def fill(engine: StorageEngine) -> None:
 
 def finished(engine: StorageEngine) -> list[bytes]:
     """All records of the stream, once its batch is done."""
-    while step_into_stream(engine, "q", [engine.stream(b"s")]):
+    while step_into_stream(engine, "q", [engine.streams.get(b"s")]):
         engine.flush()
     engine.sync()
     return [payload for _, _, payload, _ in read_all(engine)]
@@ -156,7 +156,7 @@ def test_a_backup_goes_on_with_the_batch(mode: str) -> None:
     report = verify(copy, COPY)
     assert report.is_fine, report.problems
     again = open_vhost(copy, vhost_path(copy, COPY))
-    assert again.stream(b"s").head_offset == 1
+    assert again.streams.get(b"s").head_offset == 1
     assert finished(again) == WANTED
     assert not again.batches.decide("done", 3, TARGET, [])
     assert [batch.facts for batch in again.batches.all()] == [None, FACTS]

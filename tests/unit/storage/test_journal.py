@@ -51,7 +51,7 @@ def test_nothing_to_commit_writes_nothing() -> None:
 
 def broken(rig: EngineRig) -> list[LogOperation]:
     """Operations that the log takes, and that cannot follow what is there."""
-    (stream,) = rig.engine.declare_streams([(b"s", b"", 0)], page_bytes=PAGE)
+    (stream,) = rig.engine.streams.declare([(b"s", b"", 0)], page_bytes=PAGE)
     return [
         Append(StreamData(stream.number, 7, 1, b"", b"x")),
         BatchChange(BatchRecord("a query", 3, page=1), batches.PROGRESS),

@@ -32,7 +32,7 @@ def take(rig: EngineRig, queue: QueueIndex, *seqs: int) -> Taken:
 
 
 def lease(rig: EngineRig, queue: QueueIndex, *seqs: int, reader: str = "r") -> tuple[int, int]:
-    found = rig.engine.lease(queue, reader, [take(rig, queue, *seqs)], DISK)
+    found = rig.engine.leases.lease(queue, reader, [take(rig, queue, *seqs)], DISK)
     rig.engine.sync()
     return found
 
@@ -64,7 +64,7 @@ def test_a_lease_gives_ordinals_and_keeps_them(rig: EngineRig) -> None:
         assert queue.ready_between(0, 4) == []
         assert queue.ready_between(4, 8) == [6, 7]
         assert queue.first_ready() == 6
-        assert {r: (x.committed, x.next) for r, x in rig.engine.leases(queue).items()} == {
+        assert {r: (x.committed, x.next) for r, x in rig.engine.leases.of(queue).items()} == {
             "r": (0, 5), "other": (0, 1),
         }  # fmt: skip
     assert rig.bodies(queue)[5] == b"m5;".ljust(20, b".")
@@ -77,7 +77,7 @@ def test_everything_is_on_its_slot_or_in_the_section_when_the_record_is_made(
     rig.engine.checkpoint()
     rig.put(queue, b"late")
     taken = take(rig, queue, 0, 12)
-    rig.engine.lease(queue, "r", [taken], DISK)
+    rig.engine.leases.lease(queue, "r", [taken], DISK)
     assert all(entry.on_slot or entry.seq in queue.section for entry in taken.entries)
 
 
@@ -85,15 +85,15 @@ def test_a_commit_in_slices_and_in_the_middle_of_a_run(rig: EngineRig) -> None:
     queue = filled(rig)
     lease(rig, queue, *range(10))
     engine = rig.engine
-    assert engine.commit_lease(queue, "r", 0, DISK) is False
-    assert engine.commit_lease(queue, "r", 3, DISK) is False
+    assert engine.leases.commit(queue, "r", 0, DISK) is False
+    assert engine.leases.commit(queue, "r", 3, DISK) is False
     assert queue.live_seqs() == list(range(3, 12))
     engine.sync()
     rig.crash()
     queue = rig.queue()
     assert (queue.live_seqs(), leased(queue)) == (list(range(3, 12)), list(range(3, 10)))
     assert (queue.count, queue.bytes, queue.leased.bytes) == (9, 180, 140)
-    assert rig.engine.commit_lease(queue, "r", 10, DISK) is False
+    assert rig.engine.leases.commit(queue, "r", 10, DISK) is False
     assert (queue.live_seqs(), queue.leased.count) == ([10, 11], 0)
     rig.stop()
 
@@ -106,7 +106,7 @@ def test_many_slices_are_committed_in_several_calls(
     for seq in range(8):
         lease(rig, queue, seq)
     calls = 1
-    while rig.engine.commit_lease(queue, "r", 8, DISK):
+    while rig.engine.leases.commit(queue, "r", 8, DISK):
         calls += 1
     assert calls == 3
     assert queue.live_seqs() == [8, 9, 10, 11]
@@ -117,11 +117,11 @@ def test_ordinals_that_were_never_leased_are_not_committed(rig: EngineRig) -> No
     lease(rig, queue, 0, 1)
     before = rig.engine.last_lsn
     with pytest.raises(ValueError, match="up to ordinal 2, it cannot commit 3"):
-        rig.engine.commit_lease(queue, "r", 3, DISK)
+        rig.engine.leases.commit(queue, "r", 3, DISK)
     with pytest.raises(UnknownLeaseError, match="'other' has no lease"):
-        rig.engine.commit_lease(queue, "other", 1, DISK)
+        rig.engine.leases.commit(queue, "other", 1, DISK)
     with pytest.raises(UnknownLeaseError):
-        rig.engine.release_lease(queue, "other", DISK)
+        rig.engine.leases.release(queue, "other", DISK)
     assert rig.engine.last_lsn == before
 
 
@@ -136,15 +136,15 @@ def test_a_readers_name_has_1_to_255_bytes(rig: EngineRig, reader: str) -> None:
 def test_a_release_makes_all_ready_and_forgets_the_reader(rig: EngineRig) -> None:
     queue = filled(rig)
     lease(rig, queue, 0, 1, 2, 3, 4)
-    before = rig.engine.leases(queue)["r"].id
-    assert rig.engine.release_lease(queue, "r", DISK) is False
-    assert rig.engine.leases(queue) == {}
+    before = rig.engine.leases.of(queue)["r"].id
+    assert rig.engine.leases.release(queue, "r", DISK) is False
+    assert rig.engine.leases.of(queue) == {}
     rig.engine.sync()
     rig.crash()
     queue = rig.queue()
     assert (leased(queue), queue.count) == ([], 12)
     assert lease(rig, queue, 0) == (0, 1)
-    assert rig.engine.leases(queue)["r"].id != before
+    assert rig.engine.leases.of(queue)["r"].id != before
 
 
 def test_a_release_that_was_begun_goes_on_after_a_restart(
@@ -154,18 +154,18 @@ def test_a_release_that_was_begun_goes_on_after_a_restart(
     queue = filled(rig)
     lease(rig, queue, 0, 1)
     lease(rig, queue, 2, 3)
-    assert rig.engine.release_lease(queue, "r", DISK) is True
+    assert rig.engine.leases.release(queue, "r", DISK) is True
     with pytest.raises(UnknownLeaseError):
         lease(rig, queue, 4)
     with pytest.raises(UnknownLeaseError):
-        rig.engine.commit_lease(queue, "r", 4, DISK)
+        rig.engine.leases.commit(queue, "r", 4, DISK)
     for stop in (rig.restart, rig.crash):
         rig.engine.sync()
         stop()
         queue = rig.queue()
-        assert rig.engine.leases(queue)["r"].is_releasing
+        assert rig.engine.leases.of(queue)["r"].is_releasing
         assert leased(queue) == [2, 3]
-    assert rig.engine.release_lease(queue, "r", DISK) is False
+    assert rig.engine.leases.release(queue, "r", DISK) is False
     assert leased(queue) == []
 
 
@@ -190,13 +190,13 @@ def test_references_to_the_store_are_given_back(rig: EngineRig) -> None:
     rig.engine.checkpoint()
     store = rig.engine.state.store
     assert store.live_count == 9
-    rig.engine.commit_lease(queue, "r", 5, DISK)
+    rig.engine.leases.commit(queue, "r", 5, DISK)
     assert store.live_count == 4
     rig.engine.sync()
     rig.crash()
     queue, store = rig.queue(), rig.engine.state.store
     assert store.live_count == 4
-    rig.engine.commit_lease(queue, "r", 9, DISK)
+    rig.engine.leases.commit(queue, "r", 9, DISK)
     assert store.live_count == 0
     rig.stop()
 
@@ -207,11 +207,11 @@ def test_a_queue_is_deleted_with_its_leases(rig: EngineRig) -> None:
     rig.engine.delete_queue(queue)
     assert rig.engine.state.leases.by_queue == {}
     with pytest.raises(UnknownQueueError):
-        rig.engine.commit_lease(queue, "r", 1, DISK)
+        rig.engine.leases.commit(queue, "r", 1, DISK)
     with pytest.raises(UnknownQueueError):
-        rig.engine.release_lease(queue, "r", DISK)
+        rig.engine.leases.release(queue, "r", DISK)
     with pytest.raises(UnknownQueueError):
-        rig.engine.lease(queue, "r", [], DISK)
+        rig.engine.leases.lease(queue, "r", [], DISK)
     rig.engine.sync()
     rig.crash()
     assert rig.engine.state.leases.by_queue == {}
@@ -222,7 +222,7 @@ def test_records_of_a_queue_that_is_gone_mean_nothing(rig: EngineRig) -> None:
     queue = filled(rig)
     rig.engine.checkpoint()
     lease(rig, queue, 0, 1, 2)
-    rig.engine.commit_lease(queue, "r", 2, DISK)
+    rig.engine.leases.commit(queue, "r", 2, DISK)
     rig.engine.delete_queue(queue)
     rig.engine.sync()
     rig.crash("kept")
@@ -239,8 +239,8 @@ def test_slots_that_cannot_be_written_leave_all_as_it_was(rig: EngineRig) -> Non
     before = rig.engine.last_lsn
     rig.fs.fail(errno.ENOSPC, kinds={"pwrite"})
     with pytest.raises(DiskFullError):
-        rig.engine.lease(queue, "r", [take(rig, queue, 12)], DISK)
-    assert (leased(queue), rig.engine.last_lsn, rig.engine.leases(queue)) == ([], before, {})
+        rig.engine.leases.lease(queue, "r", [take(rig, queue, 12)], DISK)
+    assert (leased(queue), rig.engine.last_lsn, rig.engine.leases.of(queue)) == ([], before, {})
 
 
 def test_nothing_is_leased_on_a_full_disk_and_commits_go_on(rig: EngineRig) -> None:
@@ -248,9 +248,9 @@ def test_nothing_is_leased_on_a_full_disk_and_commits_go_on(rig: EngineRig) -> N
     lease(rig, queue, 0, 1, 2)
     rig.engine.journal.blocked = True
     with pytest.raises(DiskFullError):
-        rig.engine.lease(queue, "r", [take(rig, queue, 3)], DISK)
-    rig.engine.commit_lease(queue, "r", 1, DISK)
-    rig.engine.release_lease(queue, "r", DISK)
+        rig.engine.leases.lease(queue, "r", [take(rig, queue, 3)], DISK)
+    rig.engine.leases.commit(queue, "r", 1, DISK)
+    rig.engine.leases.release(queue, "r", DISK)
     assert queue.live_seqs() == list(range(1, 12))
 
 
@@ -260,9 +260,9 @@ def test_a_stopped_engine_leases_nothing(rig: EngineRig) -> None:
     taken = take(rig, queue, 3)
     rig.engine.stop(OSError("broken"))
     for call in (
-        lambda: rig.engine.lease(queue, "r", [taken], DISK),
-        lambda: rig.engine.commit_lease(queue, "r", 1, DISK),
-        lambda: rig.engine.release_lease(queue, "r", DISK),
+        lambda: rig.engine.leases.lease(queue, "r", [taken], DISK),
+        lambda: rig.engine.leases.commit(queue, "r", 1, DISK),
+        lambda: rig.engine.leases.release(queue, "r", DISK),
     ):
         with pytest.raises(StoppedError):
             call()
@@ -275,9 +275,9 @@ def test_a_damaged_slot_costs_its_reference_and_nothing_else() -> None:
     rig.restart()
     queue = rig.queue()
     rig.fs.damage_flip(f"{queue.path}/0.qi", 64 + 32 + 8, 3)
-    rig.engine.commit_lease(queue, "r", 3, DISK)
+    rig.engine.leases.commit(queue, "r", 3, DISK)
     assert queue.live_seqs() == [3, 4, 5, 6, 7]
-    rig.engine.commit_lease(queue, "r", 8, DISK)
+    rig.engine.leases.commit(queue, "r", 8, DISK)
     assert (queue.count, queue.bytes, queue.leased.count, queue.leased.bytes) == (0, 0, 0, 0)
     assert rig.told("corruption")
     assert rig.engine.state.store.live_count == 1
@@ -306,9 +306,9 @@ def test_leases_through_a_checkpoint_in_progress(rig: EngineRig) -> None:
     lease(rig, queue, 0, 1, 2, 3)
     rig.engine.checkpoints.begin()
     lease(rig, queue, 4, 5)
-    rig.engine.commit_lease(queue, "r", 2, DISK)
+    rig.engine.leases.commit(queue, "r", 2, DISK)
     lease(rig, queue, 6, reader="other")
-    rig.engine.release_lease(queue, "other", DISK)
+    rig.engine.leases.release(queue, "other", DISK)
     rig.engine.checkpoints.step(1e18)
     rig.engine.sync()
     rig.engine.poll(wait=True)
@@ -316,7 +316,7 @@ def test_leases_through_a_checkpoint_in_progress(rig: EngineRig) -> None:
     rig.crash()
     queue = rig.queue()
     assert (leased(queue), queue.count) == ([2, 3, 4, 5], 10)
-    found = rig.engine.leases(queue)
+    found = rig.engine.leases.of(queue)
     assert {r: (x.committed, x.next) for r, x in found.items()} == {"r": (2, 6)}
     rig.stop()
 
@@ -324,7 +324,7 @@ def test_leases_through_a_checkpoint_in_progress(rig: EngineRig) -> None:
 def test_a_backup_has_the_leases_as_of_its_cut(rig: EngineRig) -> None:
     queue = filled(rig)
     lease(rig, queue, 0, 1, 2)
-    rig.engine.commit_lease(queue, "r", 1, DISK)
+    rig.engine.leases.commit(queue, "r", 1, DISK)
     (done,) = backup([rig.engine], "/backup")
     assert done.checkpoint_number
     report = verify(rig.fs, "/backup")
@@ -349,9 +349,9 @@ def test_stats_and_dumps_tell_of_leases() -> None:
     rig = EngineRig()
     queue = filled(rig)
     lease(rig, queue, 0, 1, 2)
-    rig.engine.commit_lease(queue, "r", 1, DISK)
+    rig.engine.leases.commit(queue, "r", 1, DISK)
     lease(rig, queue, 3, reader="other")
-    rig.engine.release_lease(queue, "other", DISK)
+    rig.engine.leases.release(queue, "other", DISK)
     rig.engine.sync()
     rig.engine.checkpoint()
     rig.engine.log.flush()
@@ -374,7 +374,7 @@ def test_salvage_makes_what_was_leased_ready_and_tells() -> None:
     queue = filled(rig)
     lease(rig, queue, 0, 1, 2, 3)
     rig.engine.checkpoint()
-    rig.engine.commit_lease(queue, "r", 1, DISK)
+    rig.engine.leases.commit(queue, "r", 1, DISK)
     lease(rig, queue, 4)
     rig.engine.purge(queue, [], DISK)
     rig.engine.sync()

@@ -18,14 +18,14 @@ BODY = b"x" * 60
 
 def rig_with_stream(page_bytes: int = 256) -> tuple[EngineRig, StoredStream]:
     rig = EngineRig()
-    (stream,) = rig.engine.declare_streams([(b"s", b"", 0)], page_bytes=page_bytes)
+    (stream,) = rig.engine.streams.declare([(b"s", b"", 0)], page_bytes=page_bytes)
     rig.engine.sync()
     return rig, stream
 
 
 def fill(rig: EngineRig, stream: StoredStream, n: int, mode: int = DISK) -> None:
     for _ in range(n):
-        rig.engine.append_stream(stream, b"", BODY, mode)
+        rig.engine.streams.append(stream, b"", BODY, mode)
     rig.engine.sync()
 
 
@@ -45,7 +45,7 @@ def page_names(rig: EngineRig, stream: StoredStream) -> list[int]:
 @pytest.mark.parametrize(("mode", "head"), [(OS, 1), (INTERVAL, 1), (DISK, 0)])
 def test_the_head_follows_the_records_own_mode(mode: int, head: int) -> None:
     rig, stream = rig_with_stream()
-    rig.engine.append_stream(stream, b"", BODY, mode)
+    rig.engine.streams.append(stream, b"", BODY, mode)
     rig.engine.flush()
     assert (stream.head_offset, published(rig, stream)) == (head, head)
     rig.engine.sync()
@@ -54,9 +54,9 @@ def test_the_head_follows_the_records_own_mode(mode: int, head: int) -> None:
 
 def test_a_weak_record_behind_a_strong_one_waits_for_it() -> None:
     rig, stream = rig_with_stream()
-    rig.engine.append_stream(stream, b"", BODY, DISK)
+    rig.engine.streams.append(stream, b"", BODY, DISK)
     rig.engine.flush()
-    rig.engine.append_stream(stream, b"", BODY, OS)
+    rig.engine.streams.append(stream, b"", BODY, OS)
     rig.engine.flush()
     assert stream.head_offset == 0
     rig.engine.sync()
@@ -66,7 +66,7 @@ def test_a_weak_record_behind_a_strong_one_waits_for_it() -> None:
 def test_a_strong_record_in_a_turn_holds_the_weak_ones_of_the_turn() -> None:
     rig, stream = rig_with_stream()
     for mode in (OS, DISK, OS):
-        rig.engine.append_stream(stream, b"", BODY, mode)
+        rig.engine.streams.append(stream, b"", BODY, mode)
     rig.engine.flush()
     assert stream.head_offset == 0
     rig.engine.sync()
@@ -76,7 +76,7 @@ def test_a_strong_record_in_a_turn_holds_the_weak_ones_of_the_turn() -> None:
 def test_one_write_and_one_head_per_turn_and_stream() -> None:
     rig, stream = rig_with_stream(page_bytes=1 << 20)
     told: list[tuple[bytes, int]] = []
-    rig.engine.on_head = lambda s: told.append((s.name, s.head_offset))
+    rig.engine.streams.on_head = lambda s: told.append((s.name, s.head_offset))
     writes: list[str] = []
     rig.fs.before_operation = lambda number, kind, path: writes.append(path)
     fill(rig, stream, 50)
@@ -103,7 +103,7 @@ def test_a_full_disk_refuses_appends_as_it_does_publishes() -> None:
     rig.engine.journal.blocked = True
     before = rig.engine.last_lsn
     with pytest.raises(DiskFullError):
-        rig.engine.append_stream(stream, b"", BODY, DISK)
+        rig.engine.streams.append(stream, b"", BODY, DISK)
     tx = rig.engine.begin()
     tx.append_stream(stream, b"", BODY)
     with pytest.raises(DiskFullError):
@@ -124,7 +124,7 @@ def test_a_page_that_cannot_be_written_is_told_once_and_written_later(
 ) -> None:
     rig, stream = rig_with_stream()
     rig.fs.fail(effect, kinds=(kind,), path=".page", times=3)
-    rig.engine.append_stream(stream, b"", BODY, DISK)
+    rig.engine.streams.append(stream, b"", BODY, DISK)
     rig.engine.sync()
     if not rig.engine.blocked:
         fill(rig, stream, 1)
@@ -137,7 +137,7 @@ def test_a_page_that_cannot_be_written_is_told_once_and_written_later(
     fill(rig, stream, 3)
     assert stream.head_offset == stream.next_offset == (4 if effect != errno.EIO else 5)
     assert [one.payload for one in stream.queue.read(0, 10, 9999)] == [BODY] * stream.next_offset
-    again = rig.crash("lost").stream(b"s")
+    again = rig.crash("lost").streams.get(b"s")
     assert [one.payload for one in again.queue.read(0, 10, 9999)] == [BODY] * again.next_offset
 
 
@@ -147,34 +147,34 @@ def test_a_page_that_cannot_be_written_is_in_the_log_after_a_crash() -> None:
     fill(rig, stream, 9)
     assert stream.head_offset == 0
     rig.fs.clear_faults()
-    assert rig.crash("lost").stream(b"s").head_offset == 9
+    assert rig.crash("lost").streams.get(b"s").head_offset == 9
 
 
 def test_a_checkpoint_without_room_for_pages_is_given_up_and_made_later() -> None:
     rig, stream = rig_with_stream()
     fill(rig, stream, 3)
-    rig.engine.append_stream(stream, b"", BODY, DISK)
+    rig.engine.streams.append(stream, b"", BODY, DISK)
     rig.fs.fail(errno.ENOSPC, kinds=("pwrite", "create"), path="/streams/", times=None)
     number = rig.engine.checkpoints.number
     assert not rig.engine.checkpoint()
     rig.fs.clear_faults()
     assert rig.engine.checkpoint()
     assert rig.engine.checkpoints.number == number + 1
-    assert rig.crash("lost").stream(b"s").head_offset == 4
+    assert rig.crash("lost").streams.get(b"s").head_offset == 4
 
 
 def test_a_checkpoint_has_the_position_of_its_cut() -> None:
     rig, stream = rig_with_stream()
     fill(rig, stream, 3)
-    rig.engine.set_reader(stream, "r", 1, DISK)
+    rig.engine.streams.set_reader(stream, "r", 1, DISK)
     rig.engine.upkeep.begin_checkpoint()
     fill(rig, stream, 4)
-    rig.engine.set_reader(stream, "r", 2, DISK)
+    rig.engine.streams.set_reader(stream, "r", 2, DISK)
     rig.finish_checkpoint()
     number = rig.engine.checkpoints.number
     found = checkpoint.read(rig.fs, PATH, number, NUMBER).streams[stream.number]
     assert (found.position.next_offset, found.readers["r"].offset) == (3, 1)
-    again = rig.crash("lost").stream(b"s")
+    again = rig.crash("lost").streams.get(b"s")
     assert rig.engine.recovered.records == 5
     assert (again.head_offset, again.readers["r"].offset) == (7, 2)
 
@@ -183,9 +183,9 @@ def test_a_checkpoint_in_progress_writes_and_syncs_what_was_deleted_since() -> N
     """It names the stream's pages, and the record that deletes it may be lost."""
     rig, stream = rig_with_stream()
     fill(rig, stream, 3)
-    rig.engine.append_stream(stream, b"", BODY, OS)
+    rig.engine.streams.append(stream, b"", BODY, OS)
     rig.engine.upkeep.begin_checkpoint()
-    rig.engine.delete_streams([stream], OS)
+    rig.engine.streams.delete([stream], OS)
     synced: list[str] = []
 
     def before(number: int, kind: str, path: str) -> None:
@@ -216,7 +216,7 @@ def test_a_recovery_on_a_full_disk_uses_the_reserve() -> None:
     full.damage_delete(PATH + "/reserve")
     full.capacity = full.used_bytes() + 10
     rig.fs.capacity = rig.fs.used_bytes() + 10
-    assert rig._open().stream(b"s").head_offset == 20
+    assert rig._open().streams.get(b"s").head_offset == 20
     rig.fs = full
     with pytest.raises(DiskFullError):
         rig._open()
@@ -247,15 +247,15 @@ def test_a_failed_sync_stops_everything(path: str) -> None:
     head = stream.head_offset
     rig.fs.clear_faults()
     with pytest.raises(StoppedError):
-        rig.engine.append_stream(stream, b"", BODY, DISK)
+        rig.engine.streams.append(stream, b"", BODY, DISK)
     with pytest.raises(StoppedError):
-        rig.engine.retain(stream, max_records=0)
+        rig.engine.streams.retain(stream, max_records=0)
     with pytest.raises(StoppedError):
-        rig.engine.set_reader(stream, "r", 1, DISK)
+        rig.engine.streams.set_reader(stream, "r", 1, DISK)
     rig.engine.poll()
     assert stream.head_offset == head, "nothing is settled any more"
     rig.engine.close()
-    assert rig.crash("lost").stream(b"s").head_offset >= head
+    assert rig.crash("lost").streams.get(b"s").head_offset >= head
 
 
 # ---- retention ---------------------------------------------------------------------------------
@@ -267,18 +267,18 @@ def test_whole_pages_go_by_count_bytes_and_age() -> None:
         fill(rig, stream, 1)
         rig.clock.advance(10)
     assert page_names(rig, stream) == [0, 2, 4, 6]
-    assert rig.engine.retain(stream, max_records=5) == 1
+    assert rig.engine.streams.retain(stream, max_records=5) == 1
     rig.engine.poll()
     assert (stream.first_offset, page_names(rig, stream)) == (2, [2, 4, 6])
     assert read_tail(rig.fs, stream.path) == 2
-    assert rig.engine.retain(stream, max_bytes=500) == 1
+    assert rig.engine.streams.retain(stream, max_bytes=500) == 1
     rig.engine.poll()
-    assert rig.engine.retain(stream, max_age_s=35) == 0
-    assert rig.engine.retain(stream, max_age_s=15) == 1
+    assert rig.engine.streams.retain(stream, max_age_s=35) == 0
+    assert rig.engine.streams.retain(stream, max_age_s=15) == 1
     rig.engine.poll()
     assert (stream.first_offset, page_names(rig, stream)) == (6, [6])
-    assert rig.engine.retain(stream, max_records=0, max_age_s=10, max_bytes=0) == 0
-    again = rig.crash("lost").stream(b"s")
+    assert rig.engine.streams.retain(stream, max_records=0, max_age_s=10, max_bytes=0) == 0
+    again = rig.crash("lost").streams.get(b"s")
     assert (again.first_offset, again.head_offset) == (6, 8)
 
 
@@ -295,9 +295,9 @@ def test_the_last_page_of_an_idle_stream_goes_by_age() -> None:
     rig, stream = rig_with_stream()
     idle(rig, stream)
     last_us = stream.queue.last_time_us
-    assert rig.engine.retain(stream, max_age_s=62) == 0
-    assert rig.engine.retain(stream, max_age_s=60) == 2
-    assert rig.engine.retain(stream, max_age_s=60) == 0
+    assert rig.engine.streams.retain(stream, max_age_s=62) == 0
+    assert rig.engine.streams.retain(stream, max_age_s=60) == 2
+    assert rig.engine.streams.retain(stream, max_age_s=60) == 0
     rig.engine.poll()
     assert (stream.first_offset, stream.next_offset, stream.head_offset) == (3, 3, 3)
     assert (page_names(rig, stream), stream.queue.bytes) == ([], 0)
@@ -306,7 +306,7 @@ def test_the_last_page_of_an_idle_stream_goes_by_age() -> None:
     assert (published(rig, stream), read_tail(rig.fs, stream.path)) == (3, 3)
     fill(rig, stream, 3)
     assert (stream.first_offset, page_names(rig, stream)) == (3, [3, 5])
-    again = rig.restart().stream(b"s")
+    again = rig.restart().streams.get(b"s")
     assert (again.first_offset, again.head_offset, page_names(rig, again)) == (3, 6, [3, 5])
 
 
@@ -320,18 +320,18 @@ def test_a_crash_after_the_last_page_went(mode: str, checkpoint: str, more: int)
     if checkpoint in ("before", "both"):
         rig.engine.checkpoint()
     idle(rig, stream, 1)
-    assert rig.engine.retain(stream, max_age_s=60) == 2
+    assert rig.engine.streams.retain(stream, max_age_s=60) == 2
     rig.engine.poll()
     if checkpoint in ("after", "both"):
         rig.engine.checkpoint()
     fill(rig, stream, more)
     names = page_names(rig, stream)
-    again = rig.crash(mode).stream(b"s")
+    again = rig.crash(mode).streams.get(b"s")
     assert (again.first_offset, again.head_offset) == (3, 3 + more)
     assert page_names(rig, again) == names
     assert [r.offset for r in again.queue.read(0, 9, 9999)] == list(range(3, 3 + more))
     fill(rig, again, 3)
-    assert rig.restart().stream(b"s").head_offset == 6 + more
+    assert rig.restart().streams.get(b"s").head_offset == 6 + more
 
 
 def test_a_crash_before_readmeta_is_durable_brings_the_page_back() -> None:
@@ -342,7 +342,7 @@ def test_a_crash_before_readmeta_is_durable_brings_the_page_back() -> None:
     assert (plan.bases, plan.first_base) == ([0], 1)
     fill(rig, stream, 1)
     assert page_names(rig, stream) == [0, 1]
-    again = rig.crash("kept").stream(b"s")
+    again = rig.crash("kept").streams.get(b"s")
     assert (again.first_offset, again.head_offset, page_names(rig, again)) == (0, 2, [0])
 
 
@@ -353,7 +353,7 @@ def test_readmeta_follows_a_checkpoint_without_a_page() -> None:
     stream.section = None
     rig.engine.checkpoint()
     assert read_tail(rig.fs, stream.path) == 0
-    again = rig.crash("lost").stream(b"s")
+    again = rig.crash("lost").streams.get(b"s")
     assert (again.first_offset, again.head_offset, page_names(rig, again)) == (3, 3, [])
     assert read_tail(rig.fs, again.path) == 3
     fill(rig, again, 1)
@@ -363,26 +363,26 @@ def test_readmeta_follows_a_checkpoint_without_a_page() -> None:
 def test_a_page_that_is_not_settled_or_held_stays() -> None:
     rig, stream = rig_with_stream()
     fill(rig, stream, 1)
-    rig.engine.append_stream(stream, b"", BODY, OS)
+    rig.engine.streams.append(stream, b"", BODY, OS)
     rig.clock.advance(61)
-    assert rig.engine.retain(stream, max_age_s=60) == 0, "it is not written"
+    assert rig.engine.streams.retain(stream, max_age_s=60) == 0, "it is not written"
     rig.engine.flush()
-    assert rig.engine.retain(stream, max_age_s=60) == 0, "it is not durable"
+    assert rig.engine.streams.retain(stream, max_age_s=60) == 0, "it is not durable"
     rig.engine.sync()
-    rig.engine.set_reader(stream, "slow", 0, DISK, 1)
-    assert rig.engine.retain(stream, max_age_s=60) == 0, "a reader asks for it"
-    assert rig.engine.retain(stream, max_age_s=60, hold_age_s=5) == 0, "within bounds"
-    assert rig.engine.retain(stream, max_age_s=60, hold_age_s=0) == 1, "and not beyond"
+    rig.engine.streams.set_reader(stream, "slow", 0, DISK, 1)
+    assert rig.engine.streams.retain(stream, max_age_s=60) == 0, "a reader asks for it"
+    assert rig.engine.streams.retain(stream, max_age_s=60, hold_age_s=5) == 0, "within bounds"
+    assert rig.engine.streams.retain(stream, max_age_s=60, hold_age_s=0) == 1, "and not beyond"
 
 
 def test_an_owner_that_cannot_write_keeps_the_last_page() -> None:
     rig, stream = rig_with_stream()
     idle(rig, stream, 1)
     rig.fs.fail(errno.EIO, kinds=("pwrite",), path=WRITE_META)
-    assert rig.engine.retain(stream, max_age_s=60) == 0
+    assert rig.engine.streams.retain(stream, max_age_s=60) == 0
     assert rig.told("stream_write")
     assert (stream.first_offset, page_names(rig, stream)) == (0, [0])
-    assert rig.engine.retain(stream, max_age_s=60) == 1
+    assert rig.engine.streams.retain(stream, max_age_s=60) == 1
 
 
 @pytest.mark.parametrize("mode", ["lost", "kept", "killed"])
@@ -394,13 +394,13 @@ def test_what_was_taken_away_does_not_come_back(mode: str, has_checkpoint: bool)
     if has_checkpoint:
         rig.engine.checkpoint()
     fill(rig, stream, 9)
-    assert rig.engine.retain(stream, max_records=2) == 5
+    assert rig.engine.streams.retain(stream, max_records=2) == 5
     rig.engine.poll()
-    again = rig.crash(mode).stream(b"s")
+    again = rig.crash(mode).streams.get(b"s")
     assert (again.first_offset, again.head_offset) == (10, 12)
     assert page_names(rig, again) == [10]
     fill(rig, again, 3)
-    again = rig.restart().stream(b"s")
+    again = rig.restart().streams.get(b"s")
     assert (again.first_offset, again.head_offset) == (10, 15)
 
 
@@ -409,12 +409,12 @@ def test_pages_that_a_crash_left_below_the_first_are_deleted() -> None:
     fill(rig, stream, 8)
     rig.engine.checkpoint()
     rig.fs.fail(errno.EIO, kinds=("unlink",), times=None)
-    assert rig.engine.retain(stream, max_records=2) == 3
+    assert rig.engine.streams.retain(stream, max_records=2) == 3
     rig.engine.poll()
     assert rig.told("stream_write")
     rig.fs.clear_faults()
     assert page_names(rig, stream) == [0, 2, 4, 6]
-    again = rig.crash("kept").stream(b"s")
+    again = rig.crash("kept").streams.get(b"s")
     assert page_names(rig, again) == [6]
     assert again.first_offset == 6
 
@@ -422,15 +422,15 @@ def test_pages_that_a_crash_left_below_the_first_are_deleted() -> None:
 def test_a_reader_keeps_what_it_asks_for_while_it_is_heard_of() -> None:
     rig, stream = rig_with_stream()
     fill(rig, stream, 8)
-    rig.engine.set_reader(stream, "slow", 8, DISK, 3)
-    rig.engine.set_reader(stream, "fast", 8, DISK)
-    assert rig.engine.retain(stream, max_records=0) == 1
+    rig.engine.streams.set_reader(stream, "slow", 8, DISK, 3)
+    rig.engine.streams.set_reader(stream, "fast", 8, DISK)
+    assert rig.engine.streams.retain(stream, max_records=0) == 1
     rig.engine.poll()
     assert stream.first_offset == 2
     rig.clock.advance(60)
     now = rig.clock.wall_ms()
-    assert rig.engine.retain(stream, max_records=0, since_ms=now - 100_000) == 0
-    assert rig.engine.retain(stream, max_records=0, since_ms=now - 1000) == 2
+    assert rig.engine.streams.retain(stream, max_records=0, since_ms=now - 100_000) == 0
+    assert rig.engine.streams.retain(stream, max_records=0, since_ms=now - 1000) == 2
     rig.engine.poll()
     assert stream.first_offset == 6
 
@@ -439,27 +439,27 @@ def test_what_is_not_durable_stays() -> None:
     """Mode os: a power cut may lose the end of the log, and with it where offsets went on."""
     rig, stream = rig_with_stream()
     for _ in range(8):
-        rig.engine.append_stream(stream, b"", BODY, OS)
+        rig.engine.streams.append(stream, b"", BODY, OS)
     rig.engine.flush()
     assert stream.head_offset == 8
-    assert rig.engine.retain(stream, max_records=0) == 0
+    assert rig.engine.streams.retain(stream, max_records=0) == 0
     rig.engine.sync()
-    assert rig.engine.retain(stream, max_records=0) == 3
+    assert rig.engine.streams.retain(stream, max_records=0) == 3
     rig.engine.poll()
     for _ in range(8):
-        rig.engine.append_stream(stream, b"", BODY, OS)
+        rig.engine.streams.append(stream, b"", BODY, OS)
         rig.engine.flush()
-    assert rig.engine.retain(stream, max_records=0) == 0
-    assert rig.crash("lost").stream(b"s").first_offset == 6
+    assert rig.engine.streams.retain(stream, max_records=0) == 0
+    assert rig.crash("lost").streams.get(b"s").first_offset == 6
 
 
 def test_one_deletion_at_a_time() -> None:
     rig, stream = rig_with_stream()
     fill(rig, stream, 8)
-    assert rig.engine.retain(stream, max_records=4) == 2
-    assert rig.engine.retain(stream, max_records=2) == 0
+    assert rig.engine.streams.retain(stream, max_records=4) == 2
+    assert rig.engine.streams.retain(stream, max_records=2) == 0
     rig.engine.poll()
-    assert rig.engine.retain(stream, max_records=2) == 1
+    assert rig.engine.streams.retain(stream, max_records=2) == 1
     rig.engine.poll()
     assert page_names(rig, stream) == [6]
 
@@ -468,7 +468,7 @@ def test_a_pinned_store_keeps_its_pages_and_readers_do_not_see_them() -> None:
     rig, stream = rig_with_stream()
     fill(rig, stream, 8)
     rig.engine.journal.pins.count += 1
-    assert rig.engine.retain(stream, max_records=2) == 3
+    assert rig.engine.streams.retain(stream, max_records=2) == 3
     rig.engine.poll()
     assert (stream.first_offset, page_names(rig, stream)) == (6, [0, 2, 4, 6])
     assert [path for path in rig.engine.journal.pins.paths if path.endswith(".page")] == [
@@ -480,11 +480,11 @@ def test_a_failed_sync_of_a_deletion_stops_the_engine_and_nothing_is_lost() -> N
     rig, stream = rig_with_stream()
     fill(rig, stream, 8)
     rig.fs.fail(errno.EIO, kinds=("sync",), path="readMeta")
-    rig.engine.retain(stream, max_records=2)
+    rig.engine.streams.retain(stream, max_records=2)
     rig.engine.poll()
     with pytest.raises(StoppedError):
         rig.engine.flush()
-    again = rig.crash("lost").stream(b"s")
+    again = rig.crash("lost").streams.get(b"s")
     assert (again.first_offset, again.head_offset) == (0, 8)
 
 
@@ -492,11 +492,11 @@ def test_a_deletion_without_room_is_told_and_tried_again_later() -> None:
     rig, stream = rig_with_stream()
     fill(rig, stream, 8)
     rig.fs.fail(errno.ENOSPC, kinds=("pwrite",), path="readMeta")
-    assert rig.engine.retain(stream, max_records=2) == 3
+    assert rig.engine.streams.retain(stream, max_records=2) == 3
     rig.engine.poll()
     assert rig.told("stream_write")
     assert page_names(rig, stream) == [0, 2, 4, 6]
-    assert rig.crash("kept").stream(b"s").first_offset in (0, 6)
+    assert rig.crash("kept").streams.get(b"s").first_offset in (0, 6)
 
 
 def test_pages_whose_deletion_failed_are_synced_by_the_next_checkpoint() -> None:
@@ -504,10 +504,10 @@ def test_pages_whose_deletion_failed_are_synced_by_the_next_checkpoint() -> None
     rig, stream = rig_with_stream()
     fill(rig, stream, 8)
     rig.fs.fail(errno.ENOSPC, kinds=("pwrite",), path="readMeta")
-    assert rig.engine.retain(stream, max_records=2) == 3
+    assert rig.engine.streams.retain(stream, max_records=2) == 3
     rig.engine.poll()
     assert rig.engine.checkpoint()
-    again = rig.crash("lost").stream(b"s")
+    again = rig.crash("lost").streams.get(b"s")
     assert (again.first_offset, again.head_offset) == (0, 8)
     assert len(again.queue.read(0, 100, 9999)) == 8
 
@@ -519,5 +519,5 @@ def test_a_missing_page_is_corruption_and_named() -> None:
     rig.fs = rig.fs.crash("kept")
     rig.fs.damage_delete(f"{stream.path}/{0:020}.page")
     with pytest.raises(CorruptionError, match=r"0\.page"):
-        rig._open().stream(b"s").queue.read(0, 1, 1)
+        rig._open().streams.get(b"s").queue.read(0, 1, 1)
     assert PATH in stream.path

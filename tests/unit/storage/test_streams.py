@@ -25,13 +25,13 @@ PAGE_BYTES = 256
 
 
 def declare(rig: EngineRig, *names: bytes, page_bytes: int = PAGE_BYTES) -> list[StoredStream]:
-    made = rig.engine.declare_streams([(name, b"args", 0) for name in names], page_bytes=page_bytes)
+    made = rig.engine.streams.declare([(name, b"args", 0) for name in names], page_bytes=page_bytes)
     rig.engine.sync()
     return made
 
 
 def append(rig: EngineRig, stream: StoredStream, *bodies: bytes, mode: int = DISK) -> list[int]:
-    found = [rig.engine.append_stream(stream, b"h " + body, body, mode) for body in bodies]
+    found = [rig.engine.streams.append(stream, b"h " + body, body, mode) for body in bodies]
     rig.engine.sync()
     return found
 
@@ -58,12 +58,12 @@ def test_a_stream_is_in_the_routing_table_and_not_among_the_queues() -> None:
     (stream,) = declare(rig, b"s")
     known = rig.engine.state.routing.queues[b"s"]
     assert (known.number, known.flags, known.arguments) == (stream.number, STREAM_FLAG, b"args")
-    assert rig.engine.stream(b"s") is stream
+    assert rig.engine.streams.get(b"s") is stream
     assert stream.number not in rig.engine.state.queues
     with pytest.raises(UnknownQueueError):
         rig.engine.queue(b"s")
     with pytest.raises(UnknownQueueError):
-        rig.engine.stream(b"other")
+        rig.engine.streams.get(b"other")
 
 
 def test_partitions_are_declared_in_one_record() -> None:
@@ -83,7 +83,7 @@ def test_a_name_that_is_taken_is_refused_and_nothing_happens(names: list[bytes])
     declare(rig, b"taken")
     before = (rig.engine.last_lsn, rig.fs.list(PATH + "/streams"))
     with pytest.raises(ValueError, match=r"name comes twice|exists"):
-        rig.engine.declare_streams([(name, b"", 0) for name in names], page_bytes=PAGE_BYTES)
+        rig.engine.streams.declare([(name, b"", 0) for name in names], page_bytes=PAGE_BYTES)
     assert (rig.engine.last_lsn, rig.fs.list(PATH + "/streams")) == before
 
 
@@ -100,7 +100,7 @@ def test_streams_are_declared_by_declare_streams_alone() -> None:
     changed = DurableQueue(b"s", stream.number, STREAM_FLAG, b"other")
     rig.engine.apply_topology(changed.record())
     assert rig.engine.state.routing.queues[b"s"] == changed
-    assert rig.engine.stream(b"s") is stream
+    assert rig.engine.streams.get(b"s") is stream
 
 
 def test_a_full_disk_refuses_a_declare_and_the_next_one_goes_on() -> None:
@@ -111,7 +111,7 @@ def test_a_full_disk_refuses_a_declare_and_the_next_one_goes_on() -> None:
     rig.engine.upkeep.check_disk()
     (stream,) = declare(rig, b"s")
     append(rig, stream, b"one")
-    assert bodies(rig.crash().stream(b"s")) == [b"one"]
+    assert bodies(rig.crash().streams.get(b"s")) == [b"one"]
 
 
 def test_a_failed_sync_of_a_declare_stops_the_engine() -> None:
@@ -121,7 +121,7 @@ def test_a_failed_sync_of_a_declare_stops_the_engine() -> None:
         declare(rig, b"s")
     with pytest.raises(StoppedError):
         rig.engine.flush()
-    assert rig.crash("lost").streams == {}
+    assert rig.crash("lost").streams.by_number == {}
 
 
 @pytest.mark.parametrize("mode", ["lost", "kept", "killed"])
@@ -131,31 +131,31 @@ def test_a_deleted_stream_is_gone_and_its_directory_goes_at_the_checkpoint(mode:
     append(rig, gone, b"one")
     append(rig, stays, b"two")
     rig.engine.checkpoint()
-    lsn = rig.engine.delete_streams([gone])
+    lsn = rig.engine.streams.delete([gone])
     rig.engine.wait(lsn, DISK)
     assert gone.is_deleted
     assert rig.fs.exists(gone.path)
     with pytest.raises(UnknownQueueError, match="deleted"):
-        rig.engine.append_stream(gone, b"", b"x", DISK)
+        rig.engine.streams.append(gone, b"", b"x", DISK)
     with pytest.raises(UnknownQueueError, match="deleted"):
-        rig.engine.delete_streams([gone])
+        rig.engine.streams.delete([gone])
     with pytest.raises(UnknownQueueError, match="deleted"):
-        rig.engine.set_reader(gone, "r", 0, DISK)
+        rig.engine.streams.set_reader(gone, "r", 0, DISK)
     engine = rig.crash(mode)
     assert list(engine.state.streams.by_name) == [b"stays"]
     assert not rig.fs.exists(gone.path)
-    assert bodies(engine.stream(b"stays")) == [b"two"]
+    assert bodies(engine.streams.get(b"stays")) == [b"two"]
 
 
 def test_a_name_may_be_declared_again_and_is_another_stream() -> None:
     rig = EngineRig()
     (old,) = declare(rig, b"s")
     append(rig, old, b"old")
-    rig.engine.delete_streams([old])
+    rig.engine.streams.delete([old])
     (new,) = declare(rig, b"s")
     assert (new.next_offset, new.number > old.number) == (0, True)
     append(rig, new, b"new")
-    assert bodies(rig.restart().stream(b"s")) == [b"new"]
+    assert bodies(rig.restart().streams.get(b"s")) == [b"new"]
 
 
 # ---- append and read ---------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_a_name_may_be_declared_again_and_is_another_stream() -> None:
 def test_records_are_read_once_they_are_settled() -> None:
     rig = EngineRig()
     (stream,) = declare(rig, b"s")
-    assert rig.engine.append_stream(stream, b"h one", b"one", DISK) == 0
+    assert rig.engine.streams.append(stream, b"h one", b"one", DISK) == 0
     assert (stream.next_offset, stream.head_offset) == (1, 0)
     rig.engine.flush()
     assert stream.head_offset == 0
@@ -182,12 +182,12 @@ def test_times_come_from_the_clock_and_never_go_back() -> None:
     append(rig, stream, b"b")
     rig.clock._advanced = 1.0  # somebody sets the clock back
     append(rig, stream, b"c")
-    rig.engine.append_stream(stream, b"", b"d", DISK, start + 9_000_000)
-    rig.engine.append_stream(stream, b"", b"e", DISK, start)
+    rig.engine.streams.append(stream, b"", b"d", DISK, start + 9_000_000)
+    rig.engine.streams.append(stream, b"", b"e", DISK, start)
     rig.engine.sync()
     times = [one.time_us - start for one in stream.queue.read(0, 10, 1000)]
     assert times == [0, 2_500_000, 2_500_000, 9_000_000, 9_000_000]
-    after = rig.crash("lost").stream(b"s")
+    after = rig.crash("lost").streams.get(b"s")
     assert [one.time_us - start for one in after.queue.read(0, 10, 1000)] == times
     assert after.queue.last_time_us == start + 9_000_000
 
@@ -201,11 +201,11 @@ def test_everything_is_there_after_a_crash(mode: str, has_checkpoint: bool) -> N
     if has_checkpoint:
         rig.engine.checkpoint()
     append(rig, stream, *numbered(15, 20))
-    again = rig.crash(mode).stream(b"s")
+    again = rig.crash(mode).streams.get(b"s")
     assert bodies(again) == numbered(35)
     assert rig.engine.recovered.records == (15 if has_checkpoint else 36)
     append(rig, again, *numbered(5, 35))
-    assert bodies(rig.restart().stream(b"s")) == numbered(40)
+    assert bodies(rig.restart().streams.get(b"s")) == numbered(40)
     assert rig.engine.recovered.is_clean
 
 
@@ -228,7 +228,7 @@ def test_a_record_larger_than_a_page_and_an_empty_one() -> None:
     large = b"x" * 20_000  # larger than a log segment too
     append(rig, stream, b"a", large, b"", large, b"b")
     assert bodies(stream) == [b"a", large, b"", large, b"b"]
-    assert bodies(rig.crash("lost").stream(b"s")) == [b"a", large, b"", large, b"b"]
+    assert bodies(rig.crash("lost").streams.get(b"s")) == [b"a", large, b"", large, b"b"]
 
 
 def test_a_record_for_no_page_is_refused_before_it_is_logged() -> None:
@@ -238,7 +238,7 @@ def test_a_record_for_no_page_is_refused_before_it_is_logged() -> None:
     huge = bytes(1 << 31)  # of zeros that are never touched, so it costs no memory
     before = rig.engine.last_lsn
     with pytest.raises(ValueError, match="page"):
-        rig.engine.append_stream(stream, b"", huge, DISK)
+        rig.engine.streams.append(stream, b"", huge, DISK)
     with pytest.raises(ValueError, match="page"):
         rig.engine.begin().append_stream(stream, b"", huge)
     assert (rig.engine.last_lsn, stream.next_offset) == (before, 0)
@@ -248,7 +248,7 @@ def test_nothing_stays_in_ram_after_a_flush() -> None:
     rig = EngineRig()
     (stream,) = declare(rig, b"s", page_bytes=1 << 20)
     for body in numbered(1000):
-        rig.engine.append_stream(stream, b"", body, OS)
+        rig.engine.streams.append(stream, b"", body, OS)
     rig.engine.sync()
     writer = stream.queue.writer
     assert writer is not None
@@ -261,17 +261,17 @@ def test_a_caller_who_never_flushes_does_not_fill_the_ram() -> None:
     rig = EngineRig(group_bytes_max=8192)
     (stream,) = declare(rig, b"s", page_bytes=1 << 20)
     for body in numbered(2000):
-        rig.engine.append_stream(stream, b"", body, DISK)
+        rig.engine.streams.append(stream, b"", body, DISK)
     assert stream.queue.written_offset > 1000
 
 
 def test_mode_none_counts_as_os() -> None:
     rig = EngineRig()
     (stream,) = declare(rig, b"s")
-    rig.engine.append_stream(stream, b"h a", b"a", NONE)
+    rig.engine.streams.append(stream, b"h a", b"a", NONE)
     rig.engine.flush()
     assert bodies(stream) == [b"a"]
-    assert bodies(rig.crash("killed").stream(b"s")) == [b"a"]
+    assert bodies(rig.crash("killed").streams.get(b"s")) == [b"a"]
 
 
 # ---- transactions ------------------------------------------------------------------------------
@@ -300,8 +300,8 @@ def test_a_transaction_over_queue_and_streams(n: int, mode: str) -> None:
     rig.engine.wait(lsn, DISK)
     assert bodies(one) == [b"before", *numbered(n)]
     engine = rig.crash(mode)
-    assert bodies(engine.stream(b"one")) == [b"before", *numbered(n)]
-    assert bodies(engine.stream(b"two")) == numbered(n)
+    assert bodies(engine.streams.get(b"one")) == [b"before", *numbered(n)]
+    assert bodies(engine.streams.get(b"two")) == numbered(n)
     assert list(rig.bodies(engine.queue(b"q")).values()) == numbered(n)
 
 
@@ -321,7 +321,7 @@ def test_a_stream_that_is_deleted_before_the_commit_is_left_out() -> None:
     tx = rig.engine.begin()
     tx.append_stream(gone, b"", b"lost")
     tx.append_stream(stays, b"h kept", b"kept")
-    rig.engine.delete_streams([gone])
+    rig.engine.streams.delete([gone])
     rig.engine.wait(tx.commit(DISK), DISK)
     assert bodies(stays) == [b"kept"]
     with pytest.raises(UnknownQueueError):
@@ -334,12 +334,12 @@ def test_appends_gathered_in_one_record() -> None:
     before = rig.engine.last_lsn
     with rig.engine.one_record(DISK) as one:
         for body in numbered(3):
-            rig.engine.append_stream(stream, b"h " + body, body, DISK)
-        rig.engine.set_reader(stream, "r", 2, DISK)
+            rig.engine.streams.append(stream, b"h " + body, body, DISK)
+        rig.engine.streams.set_reader(stream, "r", 2, DISK)
     assert one.lsn == rig.engine.last_lsn == before + 1
     rig.engine.wait(one.lsn, DISK)
     assert bodies(stream) == numbered(3)
-    again = rig.crash("lost").stream(b"s")
+    again = rig.crash("lost").streams.get(b"s")
     assert bodies(again) == numbered(3)
     assert again.readers["r"].offset == 2
 
@@ -352,21 +352,21 @@ def test_named_readers_are_kept(has_checkpoint: bool) -> None:
     rig = EngineRig()
     (stream,) = declare(rig, b"s")
     append(rig, stream, *numbered(5))
-    rig.engine.set_reader(stream, "spark", 3, DISK, 1)
-    rig.engine.set_reader(stream, "gone", 5, DISK)
-    rig.engine.set_reader(stream, "größer", 1 << 40, OS)
+    rig.engine.streams.set_reader(stream, "spark", 3, DISK, 1)
+    rig.engine.streams.set_reader(stream, "gone", 5, DISK)
+    rig.engine.streams.set_reader(stream, "größer", 1 << 40, OS)
     if has_checkpoint:
         rig.engine.checkpoint()
     rig.clock.advance(1)
-    rig.engine.set_reader(stream, "spark", 4, DISK, 2)
-    rig.engine.wait(rig.engine.delete_reader(stream, "gone", DISK), DISK)
+    rig.engine.streams.set_reader(stream, "spark", 4, DISK, 2)
+    rig.engine.wait(rig.engine.streams.delete_reader(stream, "gone", DISK), DISK)
     now = rig.clock.wall_ms()
     wanted = {
         "spark": ReaderOffset(4, 2, now), "größer": ReaderOffset(1 << 40, None, now - 1000),
     }  # fmt: skip
     assert stream.readers == wanted
-    assert rig.crash("lost").stream(b"s").readers == wanted
-    assert rig.restart().stream(b"s").readers == wanted
+    assert rig.crash("lost").streams.get(b"s").readers == wanted
+    assert rig.restart().streams.get(b"s").readers == wanted
 
 
 def test_readers_that_cannot_be() -> None:
@@ -380,8 +380,8 @@ def test_readers_that_cannot_be() -> None:
         ("r", 0, -5),
     ):
         with pytest.raises(ValueError, match="reader"):
-            rig.engine.set_reader(stream, name, offset, DISK, kept)
-    assert rig.engine.delete_reader(stream, "nobody", DISK) == before
+            rig.engine.streams.set_reader(stream, name, offset, DISK, kept)
+    assert rig.engine.streams.delete_reader(stream, "nobody", DISK) == before
     assert (rig.engine.last_lsn, stream.readers) == (before, {})
 
 
@@ -423,7 +423,7 @@ def test_many_streams_need_few_open_files() -> None:
     rng = random.Random(1)
     for _ in range(3):
         for stream in rng.sample(made, len(made)):
-            rig.engine.append_stream(stream, b"h " + stream.name, stream.name, DISK)
+            rig.engine.streams.append(stream, b"h " + stream.name, stream.name, DISK)
         rig.engine.sync()
     assert sum(1 for n in rig.fs.handles.values() if n) < 250
     for stream in made:
@@ -435,4 +435,4 @@ def test_many_streams_need_few_open_files() -> None:
     for stream in made:
         assert bodies(stream) == [stream.name] * 3
     engine = rig.crash("lost")
-    assert all(bodies(s) == [s.name] * 3 for s in engine.streams.values())
+    assert all(bodies(s) == [s.name] * 3 for s in engine.streams.by_number.values())

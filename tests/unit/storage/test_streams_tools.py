@@ -30,23 +30,23 @@ Records = list[tuple[int, int, bytes, bytes]]
 def fill(engine: StorageEngine) -> None:
     """Two streams of several pages, half before a checkpoint, the oldest page of one taken away."""
     events, parts = (
-        engine.declare_streams([(b"events", b"args", 0)], page_bytes=400)
-        + engine.declare_streams([(b"parts\0p0", b"", 0)], page_bytes=400)
+        engine.streams.declare([(b"events", b"args", 0)], page_bytes=400)
+        + engine.streams.declare([(b"parts\0p0", b"", 0)], page_bytes=400)
     )  # fmt: skip
     clock = engine.clock
     assert isinstance(clock, ManualClock)
     for i in range(12):
         clock.advance(1)
-        engine.append_stream(events, b"meta %d" % i, b"event %d " % i * 8, DISK)
-        engine.append_stream(parts, b"", b"part %d" % i, DISK)
+        engine.streams.append(events, b"meta %d" % i, b"event %d " % i * 8, DISK)
+        engine.streams.append(parts, b"", b"part %d" % i, DISK)
         engine.sync()
-    engine.set_reader(events, "reader", 7, DISK, 4)
-    engine.retain(events, max_records=9)
+    engine.streams.set_reader(events, "reader", 7, DISK, 4)
+    engine.streams.retain(events, max_records=9)
     engine.poll()
     engine.checkpoint()
     for i in range(12, 17):
-        engine.append_stream(events, b"meta %d" % i, b"event %d " % i * 8, DISK)
-    engine.set_reader(events, "other", 12, DISK)
+        engine.streams.append(events, b"meta %d" % i, b"event %d " % i * 8, DISK)
+    engine.streams.set_reader(events, "other", 12, DISK)
     queue = engine.declare_queue(b"q")
     tx = engine.begin()
     tx.append_stream(parts, b"tx", b"in a transaction")
@@ -57,7 +57,7 @@ def fill(engine: StorageEngine) -> None:
 
 def records_of(engine: StorageEngine) -> dict[bytes, Records]:
     found: dict[bytes, Records] = {}
-    for stream in engine.streams.values():
+    for stream in engine.streams.by_number.values():
         assert stream.head_offset == stream.next_offset
         read = stream.queue.read(0, 1000, 1 << 20)
         found[stream.name] = [(r.offset, r.time_us, r.meta, r.payload) for r in read]
@@ -133,12 +133,12 @@ def test_stats_has_the_figures(is_clean: bool) -> None:
 def test_a_backup_has_the_streams_as_of_its_cut() -> None:
     engine = running(fill)
     wanted = records_of(engine)
-    readers = {s.name: dict(s.readers) for s in engine.streams.values()}
+    readers = {s.name: dict(s.readers) for s in engine.streams.by_number.values()}
     (part,) = backup([engine], COPY)
     assert part.linked > 3
-    engine.append_stream(engine.stream(b"events"), b"", b"too late", DISK)
+    engine.streams.append(engine.streams.get(b"events"), b"", b"too late", DISK)
     engine.sync()
-    engine.retain(engine.stream(b"events"), max_records=1)
+    engine.streams.retain(engine.streams.get(b"events"), max_records=1)
     engine.poll()
     fs = engine.fs
     assert isinstance(fs, FaultyFileSystem)
@@ -147,7 +147,7 @@ def test_a_backup_has_the_streams_as_of_its_cut() -> None:
         report = verify(copy, COPY)
         assert report.is_fine, report.problems
         assert not report.notes
-        for stream in engine.streams.values():
+        for stream in engine.streams.by_number.values():
             directory = f"{vhost_path(copy, COPY)}/streams/{stream.path.rpartition('/')[2]}"
             head = decode_head("", copy.read(f"{directory}/{WRITE_META}"))
             assert head.next_offset == wanted[stream.name][-1][0] + 1
@@ -155,11 +155,11 @@ def test_a_backup_has_the_streams_as_of_its_cut() -> None:
             assert copy.exists(f"{directory}/{READ_META}")
         again = opened(copy, COPY)
         assert records_of(again) == wanted
-        assert {s.name: s.readers for s in again.streams.values()} == readers
-        again.append_stream(again.stream(b"events"), b"", b"goes on", DISK)
+        assert {s.name: s.readers for s in again.streams.by_number.values()} == readers
+        again.streams.append(again.streams.get(b"events"), b"", b"goes on", DISK)
         again.sync()
         original = opened(copy)
-        assert original.stream(b"events").queue.read(17, 1, 99)[0].payload == b"too late"
+        assert original.streams.get(b"events").queue.read(17, 1, 99)[0].payload == b"too late"
 
 
 def test_a_backup_in_steps_with_appends_and_retention_between() -> None:
@@ -167,15 +167,15 @@ def test_a_backup_in_steps_with_appends_and_retention_between() -> None:
     engine = running(fill)
     fs = engine.fs
     assert isinstance(fs, FaultyFileSystem)
-    events = engine.stream(b"events")
-    engine.delete_reader(events, "reader", DISK)
+    events = engine.streams.get(b"events")
+    engine.streams.delete_reader(events, "reader", DISK)
     engine.sync()
     fresh = FreshDirectory(fs.with_disk(fs.disk), COPY, "a backup")
     part = Backup(engine, fresh)
     n = 0
     while part.step():
-        engine.append_stream(events, b"", b"meanwhile %d" % n * 9, DISK)
-        engine.retain(events, max_records=2)
+        engine.streams.append(events, b"", b"meanwhile %d" % n * 9, DISK)
+        engine.streams.retain(events, max_records=2)
         engine.flush()
         engine.poll(wait=True)
         n += 1
@@ -204,7 +204,7 @@ def test_salvage_of_an_undamaged_store_takes_everything(is_clean: bool) -> None:
     assert first == 3
     assert found[b"events"] == [(o - first, t, m, p) for o, t, m, p in wanted[b"events"]]
     assert found[b"parts\0p0"] == wanted[b"parts\0p0"]
-    events = engine.stream(b"events")
+    events = engine.streams.get(b"events")
     assert engine.state.routing.queues[b"events"].arguments == b"args"
     assert events.queue.page_bytes == 400
     readers = {name: (r.offset, r.kept_from) for name, r in events.readers.items()}

@@ -740,22 +740,22 @@ def test_records_of_streams_in_slices_have_offsets_and_times_in_order(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = three(monkeypatch)
-    (stream,) = rig.engine.declare_streams([(b"s", b"", 0)], page_bytes=4096)
+    (stream,) = rig.engine.streams.declare([(b"s", b"", 0)], page_bytes=4096)
     tx = rig.engine.begin()
     appended = [tx.append_stream(stream, b"", b"%d" % i) for i in range(12)]
     while tx.write_part(DISK):
         pass
     rig.clock.advance(1)
-    rig.engine.append_stream(stream, b"", b"other", DISK)
+    rig.engine.streams.append(stream, b"", b"other", DISK)
     tx.commit(DISK)
-    rig.engine.append_stream(stream, b"", b"another", DISK)
+    rig.engine.streams.append(stream, b"", b"another", DISK)
     while tx.has_parts and how == "restart":
         tx.apply_part(DISK)
     if how == "restart":
         assert [a.offset for a in appended] == [1, 2, 3, 4, 5, *range(7, 14)]
     rig.engine.sync()
     stop(rig, how)
-    records = rig.engine.stream(b"s").queue.read(0, 100, 1 << 20)
+    records = rig.engine.streams.get(b"s").queue.read(0, 100, 1 << 20)
     assert [one.offset for one in records] == list(range(14))
     times = [one.time_us for one in records]
     assert times == sorted(times)

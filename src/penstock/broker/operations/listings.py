@@ -279,7 +279,7 @@ def status(vhost: VHost) -> Info:
         "streams": len(streams),
         "stream_records": sum(stream.len() for stream in streams),
         "stream_bytes": sum(stream.size_bytes() for stream in streams),
-        "readers": sum(len(readers) for readers in engine.lease_table.by_queue.values()),
+        "readers": sum(len(readers) for readers in engine.leases.table.by_queue.values()),
         "messages_leased": sum(index.leased.count for index in engine.queues.values()),
         "batches_rolling": len(engine.batches.rolling()),
         "messages_persistent": ready,

@@ -204,7 +204,7 @@ def _set_stream_reader(call: Call) -> None:
     with engine.one_record(DISK if must_wait else OS) as one:
         for number, offset in offsets.items():
             part = stream.parts[number]
-            engine.set_reader(part, reader, offset, OS, kept_from.get(number))
+            engine.streams.set_reader(part, reader, offset, OS, kept_from.get(number))
     stream.reader_made(reader, call.identity.name)
     _answer(call, one.lsn if must_wait else 0)
 
@@ -216,7 +216,7 @@ def _delete_stream_reader(call: Call) -> None:
     with engine.one_record(OS):
         for part in stream.parts:
             if reader in part.readers:
-                engine.delete_reader(part, reader, OS)
+                engine.streams.delete_reader(part, reader, OS)
     stream.reader_deleted(reader)
     _answer(call, 0)
 

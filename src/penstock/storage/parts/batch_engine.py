@@ -27,7 +27,7 @@ from penstock.storage.pages import batches, staging
 from penstock.storage.pages.adoption import Adoption
 from penstock.storage.pages.batches import Batch, BatchFacts, BatchRecord, StagedPage
 from penstock.storage.pages.streams import StoredStream
-from penstock.storage.parts.stream_engine import StreamWriter
+from penstock.storage.parts.stream_engine import StreamEngine
 
 ADOPT_BYTES_MIN: Final = 4 << 20
 
@@ -36,7 +36,7 @@ class BatchEngine:
     """One per engine: `engine.batches`."""
 
     def __init__(
-        self, journal: Journal, checkpoints: Checkpointer, turns: StreamWriter, reserve: Reserve,
+        self, journal: Journal, checkpoints: Checkpointer, turns: StreamEngine, reserve: Reserve,
         pins: Pins,
     ) -> None:  # fmt: skip
         self._journal = journal

@@ -45,7 +45,7 @@ from penstock.native import mypyc_attr
 from penstock.storage.files.data_directory import hash_name
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.files.placement import Placement
-from penstock.storage.index.leases import DIRECTORY, Lease
+from penstock.storage.index.leases import DIRECTORY, Lease, LeaseTable
 from penstock.storage.index.queue_index import QueueIndex
 from penstock.storage.index.queue_segment import IN_STORE, Slot
 from penstock.storage.journal.journal import Journal
@@ -87,6 +87,15 @@ class LeaseEngine:
     def __init__(self, journal: Journal, placement: Placement) -> None:
         self._journal = journal
         self._placement = placement
+
+    @property
+    def table(self) -> LeaseTable:
+        """All leases. Read-only."""
+        return self._journal.state.leases
+
+    def of(self, queue: QueueIndex) -> dict[str, Lease]:
+        """Return what readers have leased of a queue (its first part), by reader. Read-only."""
+        return self._journal.state.leases.of(queue.number)
 
     def find(self, queue: QueueIndex, reader: str) -> Lease:
         """Return the lease of a reader. UnknownLeaseError: there is none, or it is being

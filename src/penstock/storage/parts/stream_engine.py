@@ -1,7 +1,6 @@
-"""What an engine does with its streams: writing at the end of a turn, heads, retention, creation.
+"""StreamEngine declares the streams of an engine, appends to them, moves their heads, trims them.
 
-StreamWriter writes what a turn of the vhost appended to its streams:
-
+    append    logs a record as StorageEngine.publish does, and gives it an offset
     turn      for each stream that was appended to: one pwrite of its frames, no sync; then a Turn
               (LSN, mode, position) waits for the log
     settle    finds the newest Turn whose LSN is settled in its mode and whose frames are written,
@@ -19,9 +18,9 @@ StreamCreation creates the directories of streams before they are declared. A st
 partitions has 256 directories, with three syncs each. The file system's worker makes them, one
 directory per call, so that other work for the disk (the sync of the log) can run in between:
 
-    numbers are taken -> directories, one by one -> their names synced -> done -> declare_streams
+    numbers are taken -> directories, one by one -> their names synced -> done -> declare
 
-Nothing names the directories until `StorageEngine.declare_streams` appends a TOPOLOGY record. A
+Nothing names the directories until `StreamEngine.declare` appends a TOPOLOGY record. A
 crash before that leaves orphans, which the next start deletes.
 
 Failure. A failed write of frames loses nothing, because the log has them: they stay in RAM, the
@@ -32,39 +31,191 @@ other file. A failed sync of readMeta stops the engine [10]. After that nothing 
 
 import random
 from collections.abc import Callable
-from typing import NamedTuple
 
-from penstock.errors import SyncFailedError, is_shortage
+from penstock.errors import (
+    DiskFullError,
+    SyncFailedError,
+    UnknownQueueError,
+    deleted_error,
+    is_shortage,
+)
 from penstock.storage.files.data_directory import sync_dir
+from penstock.storage.files.durability import DISK, NONE, OS
+from penstock.storage.index.routing_table import DurableQueue
 from penstock.storage.journal.journal import Journal, Pins
+from penstock.storage.journal.record_types import (
+    Append,
+    Delete,
+    LogOperation,
+    ReaderOffsetChange,
+    TopologyChange,
+)
+from penstock.storage.log import record
 from penstock.storage.pages.persistent_queue import Hold
 from penstock.storage.pages.stream_meta import StreamHead
-from penstock.storage.pages.streams import StoredStream, StreamTable, Turn, remove_tree
+from penstock.storage.pages.streams import STREAM_FLAG, StoredStream, StreamTable, Turn, remove_tree
 
 
-class StreamLimits(NamedTuple):
-    """What retention keeps of a stream: seconds, bytes and records, None for no limit. since_ms:
-    the time (ms since 1970) from which on a reader must have reported to hold records, by at most
-    hold_age_s and hold_bytes more than the limits; None for no bound."""
+class StreamEngine:
+    """The streams of one engine. on_head: called when a head has moved, must not call
+    the engine; None for no call."""
 
-    max_age_s: float | None
-    max_bytes: int | None
-    max_records: int | None
-    since_ms: int
-    hold_age_s: float | None = None
-    hold_bytes: int | None = None
-
-
-class StreamWriter:
-    """Writes and trims the streams of one engine. on_head: called when a head has moved; None for
-    no call."""
-
-    def __init__(self, journal: Journal, pins: Pins) -> None:
+    def __init__(self, journal: Journal, rng: random.Random, pins: Pins) -> None:
         self._journal = journal
+        self._rng = rng
         self._pins = pins
         self._table: StreamTable = journal.state.streams
         self.on_head: Callable[[StoredStream], None] | None = None
         self._waiting: dict[int, StoredStream] = {}  # with turns that are not settled
+
+    @property
+    def by_number(self) -> dict[int, StoredStream]:
+        """All streams, by number. Read-only."""
+        return self._table.by_number
+
+    def find(self, name: bytes) -> StoredStream | None:
+        """Return the stream of this name (of a partition: `name NUL p<i>`), or None."""
+        return self._table.by_name.get(name)
+
+    def get(self, name: bytes) -> StoredStream:
+        """Return the stream of this name (of a partition: `name NUL p<i>`). UnknownQueueError."""
+        stream = self._table.by_name.get(name)
+        if stream is None:
+            raise UnknownQueueError(name.decode("utf-8", "replace"))
+        return stream
+
+    def create(
+        self, names: list[bytes], page_bytes: int, done: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> "StreamCreation":  # fmt: skip
+        """Return the work that makes the directories of streams for `declare`, in a worker;
+        its `start` begins."""
+        return StreamCreation(self._journal, self._rng, names, page_bytes, done, failed)
+
+    def declare(
+        self, declared: list[tuple[bytes, bytes, int]], *, page_bytes: int,
+        made: list[StoredStream] | None = None,
+    ) -> list[StoredStream]:  # fmt: skip
+        """Declare streams (name, arguments, flags): a crash leaves all of them or none.
+
+        All exist for good once `last_lsn` is settled. page_bytes: of a page, 4 KiB to 1 GiB as a
+        rule. made: the streams of these names from a StreamCreation; without it this call makes and
+        syncs their directories, and waits for the disk. ValueError (a name is taken or comes
+        twice), DiskFullError: nothing happened. A failed sync stops the engine.
+        """
+        journal, table = self._journal, self._table
+        journal.check()
+        state = journal.state
+        first = made[0].number if made else state.next_queue
+        if len({name for name, _, _ in declared}) != len(declared):
+            raise ValueError("a stream's name comes twice in one declare")
+        if made and [stream.name for stream in made] != [name for name, _, _ in declared]:
+            raise ValueError("the streams that were made are not those that are declared")
+        records = [
+            DurableQueue(name, first + i, flags | STREAM_FLAG, arguments).record()
+            for i, (name, arguments, flags) in enumerate(declared)
+        ]
+        streams: list[StoredStream] = [] if made is None else made
+        for data in records:
+            state.check_topology(data, is_stream=True)
+        try:
+            if made is None:
+                for i, (name, _, _) in enumerate(declared):
+                    one = table.make(name, first + i, page_bytes, journal.clock, self._rng)
+                    streams.append(one)
+                    table.keep_made(one)
+                sync_dir(journal.fs, table.path)
+            operations: list[LogOperation] = [TopologyChange(data) for data in records]
+            lsn = journal.append(operations, DISK)
+        except BaseException as error:
+            table.forget_made(streams)
+            if isinstance(error, SyncFailedError):
+                journal.stop(error)
+            elif isinstance(error, OSError):
+                raise journal.disk_full(error, page_bytes) from error
+            raise
+        journal.apply(operations, lsn, DISK)
+        return [table.by_number[first + i] for i in range(len(records))]
+
+    def append(
+        self, stream: StoredStream, header: bytes, body: bytes, mode: int, time_us: int = 0
+    ) -> int:
+        """Append a record to a stream; return its offset. Its record in the log has the LSN
+        `last_lsn`; readers see it once the head has passed it. Mode NONE counts as OS. time_us:
+        microseconds since 1970, 0 for now; never less than that of the record before [12].
+        DiskFullError, UnknownQueueError (it was deleted), ValueError (too long): nothing
+        happened."""
+        journal = self._journal
+        if journal.failed is not None or journal.blocked or journal.is_closed:
+            journal.check_publish()
+        if stream.is_deleted:
+            raise deleted_error(stream.name)
+        if mode == NONE:
+            mode = OS
+        queue = stream.queue
+        queue.check(body, header)
+        if not time_us:
+            time_us = journal.clock.wall_us()
+        if time_us < queue.last_time_us:
+            time_us = queue.last_time_us
+        offset = queue.next_offset
+        if journal.gathering is not None:
+            found = record.StreamData(stream.number, offset, time_us, header, body)
+            journal.commit([Append(found)], mode)
+            return offset
+        try:
+            lsn = journal.log.append_stream(stream.number, offset, time_us, header, body, mode)
+        except DiskFullError as error:
+            raise journal.full(error) from None
+        try:
+            self._table.append(stream, lsn, mode, time_us, header, body)
+        except BaseException as error:
+            journal.stop(error)  # the log is ahead of RAM: only recovery can continue
+            raise
+        if journal.log.is_full:
+            journal.wait_for_room()
+        return offset
+
+    def set_reader(
+        self, stream: StoredStream, reader: str, offset: int, mode: int,
+        kept_from: int | None = None,
+    ) -> int:  # fmt: skip
+        """Log that a named reader has read all below `offset`; retention keeps all from `kept_from`
+        on, if that is given. Returns the LSN. UnknownQueueError, ValueError: nothing happened."""
+        time_ms = self._journal.clock.wall_ms()
+        kept = record.NOT_KEPT if kept_from is None else kept_from
+        return self._log_reader(stream, reader, (offset, kept, time_ms), 0, mode)
+
+    def delete_reader(self, stream: StoredStream, reader: str, mode: int) -> int:
+        """Forget a named reader, if there is one of that name; return the LSN."""
+        if reader not in stream.readers:
+            return self._journal.log.last_lsn
+        return self._log_reader(stream, reader, (0, 0, 0), record.READER_DELETED, mode)
+
+    def _log_reader(
+        self, stream: StoredStream, reader: str, values: tuple[int, int, int], flags: int, mode: int
+    ) -> int:
+        self._journal.check()
+        if stream.is_deleted:
+            raise deleted_error(stream.name)
+        name = reader.encode()
+        if not 0 < len(name) <= 0xFFFF:
+            raise ValueError(f"a reader's name has 1 to 65535 bytes, not {len(name)}")
+        if min(values[:2]) < 0 or max(values[:2]) > record.NOT_KEPT:
+            raise ValueError(f"a reader's offset is 0 or more, not {min(values[:2])}")
+        found = record.ReaderData(stream.number, *values, name)
+        return self._journal.commit([ReaderOffsetChange(found, flags)], mode)
+
+    def delete(self, streams: list[StoredStream], mode: int = DISK) -> int:
+        """Delete streams with all that they hold; a crash leaves all of them or none. Returns the
+        LSN. UnknownQueueError (one is deleted already): nothing happened."""
+        self._journal.check()
+        for stream in streams:
+            if stream.is_deleted:
+                raise deleted_error(stream.name)
+        return self._journal.commit([Delete(stream.number) for stream in streams], mode)
+
+    # ---- the end of a turn -----------------------------------------------------------------------
 
     def turn(self) -> None:
         """End a turn: write what was appended, move the heads of what is settled. Cheap if there is
@@ -141,19 +292,28 @@ class StreamWriter:
 
     # ---- retention -----------------------------------------------------------------------------
 
-    def retain(self, stream: StoredStream, limits: StreamLimits) -> int:
-        """Begin to delete the oldest pages that neither limits, readers nor durability require;
-        return how many. Readers no longer see them when this returns."""
+    def retain(
+        self, stream: StoredStream, *, max_age_s: float | None = None, max_bytes: int | None = None,
+        max_records: int | None = None, since_ms: int = 0, hold_age_s: float | None = None,
+        hold_bytes: int | None = None,
+    ) -> int:  # fmt: skip
+        """Delete the oldest whole pages beyond any of these limits; return how many.
+
+        The active page is deleted only if all of it is older than max_age_s. Pages stay that have
+        records which are not durable yet, or that a reader keeps which was heard of since
+        `since_ms` (ms since 1970), for at most hold_age_s and hold_bytes beyond the limits.
+        """
         journal = self._journal
+        journal.check()
         if stream.is_retaining or stream.is_deleted:
             return 0
         is_durable = journal.log.durable_lsn >= stream.last_lsn
         keep_from = stream.head_offset if is_durable else stream.base_kept
-        kept = stream.kept_from(limits.since_ms)
-        hold = None if kept is None else Hold(kept, limits.hold_age_s, limits.hold_bytes)
+        kept = stream.kept_from(since_ms)
+        hold = None if kept is None else Hold(kept, hold_age_s, hold_bytes)
         try:
             plan = stream.queue.plan_retain(
-                limits.max_age_s, limits.max_bytes, limits.max_records,
+                max_age_s, max_bytes, max_records,
                 now_us=journal.clock.wall_us(), keep_from=keep_from, hold=hold,
             )  # fmt: skip
         except OSError as error:  # of writeMeta, for example: the next call tries again

@@ -1009,7 +1009,7 @@ class _VhostSalvage:
         name = found.name
         if name in new.routing.queues:
             name += f"-salvaged-{found.number}".encode()
-        (target,) = new.declare_streams([(name, arguments, 0)], page_bytes=found.page_bytes)
+        (target,) = new.streams.declare([(name, arguments, 0)], page_bytes=found.page_bytes)
         below: list[tuple[int, int]] = []  # (old offset, new offset) after each gap
         wanted = -1
         for one in self._old.streams.records(found):
@@ -1019,13 +1019,13 @@ class _VhostSalvage:
             if one.offset != wanted:
                 below.append((one.offset, target.next_offset))
             wanted = one.offset + 1
-            new.append_stream(target, one.meta, one.payload, OS, one.time_us)
+            new.streams.append(target, one.meta, one.payload, OS, one.time_us)
             report.taken += 1
             report.bytes += len(one.payload)
             self._wrote(len(one.payload))
         for reader, at in found.readers.items():
             kept = None if at.kept_from is None else _moved(at.kept_from, below, target)
-            new.set_reader(target, reader, _moved(at.offset, below, target), OS, kept)
+            new.streams.set_reader(target, reader, _moved(at.offset, below, target), OS, kept)
 
     def _copy(self, queue: SalvagedQueue, target: QueueIndex) -> None:
         old = self._old

@@ -1,8 +1,10 @@
 """QueueIndex: order, liveness and counts of one queue, and its state as of the last cut."""
 
+import errno
+
 import pytest
 
-from penstock.errors import CorruptionError
+from penstock.errors import CorruptionError, SyncFailedError
 from penstock.message import Entry, QueuedMessage
 from penstock.storage.files.durability import DISK
 from penstock.storage.files.holder import DictHolder
@@ -367,6 +369,28 @@ def test_few_segments_of_a_queue_stay_open() -> None:
     assert sum(queue.fs.handles.values()) <= 2 * 10
     queue.close()
     assert sum(queue.fs.handles.values()) == 0
+
+
+def test_a_segment_that_was_closed_is_written_again_without_a_sync() -> None:
+    """A sync of one file of many may take half a second, and this one is on the owner's thread."""
+    queue = filled(40)
+    fs = queue.fs
+    assert isinstance(fs, FaultyFileSystem)
+    for number in range(10):
+        queue.write([entry(number * SLOTS)])
+        queue.files(number).sync()
+        queue.files(number).is_dirty = False
+    fault = fs.fail(errno.EIO, kinds=("sync",), times=None)
+    for number in range(10):
+        queue.write([entry(number * SLOTS + 1)])
+        queue.files(number).is_dirty = False
+    assert not fault.hits
+    assert [m.id for m in queue.read([0, 1])] == [100, 101]
+    fresh = index(fs=fs)  # as after a start
+    for _ in range(4):
+        fresh.publish(SIZE, False, 0)
+    with pytest.raises(SyncFailedError):
+        fresh.write([entry(2)])
 
 
 # ---- transient messages and marks ----------------------------------------------------------------

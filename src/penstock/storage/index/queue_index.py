@@ -193,6 +193,7 @@ class QueueIndex:
         self._tail: IndexSegment | None = None
         self._has_directory: bool = False
         self._files: dict[int, SegmentFiles] = {}
+        self._headers: dict[int, int] = {}  # SegmentFiles.headers of those that were closed
 
     # ---- changes -------------------------------------------------------------------------------
 
@@ -551,11 +552,15 @@ class QueueIndex:
         if files is None:
             if len(self._files) >= 4:
                 for old in [n for n, f in self._files.items() if not f.is_dirty][:1]:
+                    headers = self._files[old].headers
                     self.forget_files(old)
+                    if headers:
+                        self._headers[old] = headers
             path = f"{self.path}/{number}"
             files = SegmentFiles(
                 self.fs, path, self.vhost, self.number, number, self.slots, self.ticks.handles
             )
+            files.headers = self._headers.pop(number, 0)
             self._files[number] = files
         return files
 
@@ -650,6 +655,7 @@ class QueueIndex:
 
     def forget_files(self, number: int) -> None:
         """Close the handles of a segment that is clean or about to be deleted."""
+        self._headers.pop(number, None)
         files = self._files.pop(number, None)
         if files is not None:
             files.close()

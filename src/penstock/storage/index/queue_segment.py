@@ -37,6 +37,8 @@ from penstock.storage.files.filesystem import File, FileSystem, sync_closed
 
 VERSION: Final = 1
 HEADER_BYTES: Final = 64
+QI_HEADER: Final = 1
+QS_HEADER: Final = 2
 SLOT_BYTES: Final = 32
 PREFIX_BYTES: Final = 12
 MAGIC_QI: Final = b"PSQI"
@@ -211,8 +213,8 @@ class SegmentFiles:
         self._qi: File | None = None
         self._qs: File | None = None
         self._qs_end: int = 0
-        self._has_qi_header: bool = False
-        self._has_qs_header: bool = False
+        # Which files have a header that this start wrote or checked: QI_HEADER, QS_HEADER.
+        self.headers: int = 0
 
     # ---- writing -----------------------------------------------------------------------------
 
@@ -325,18 +327,16 @@ class SegmentFiles:
                 self._qi = file
             else:
                 self._qs = file
-        if not (self._has_qi_header if is_qi else self._has_qs_header):
+        header = QI_HEADER if is_qi else QS_HEADER
+        if not self.headers & header:
             self._make_header(file, self._header(magic))
-            if is_qi:
-                self._has_qi_header = True
-            else:
-                self._has_qs_header = True
+            self.headers |= header
         if not is_qi and not self._qs_end:
             self._qs_end = max(file.size(), HEADER_BYTES)
         return file
 
     def _make_header(self, file: File, header: bytes) -> None:
-        """Write the header if it is missing or torn; called once for each object and file. A file
+        """Write the header if it is missing or torn; called once in a start for each file. A file
         from before this start is synced and read from the disk, because after a failed sync the
         cache shows bytes that are not on the disk [8]. A good header is not written again, because
         a checkpoint may name what follows it [6]."""

@@ -25,6 +25,7 @@ from penstock.amqp_url import ESCAPED, AmqpUrl, url_of, without_password
 from penstock.errors import OptionError
 from penstock.options import (
     BYTES_MAX,
+    SECONDS_MAX,
     Kind,
     Option,
     WrongValueError,
@@ -65,7 +66,8 @@ KAFKAS: Final = {
 }
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_BYTES: Final = re.compile(r"(\d+)\s*(|[kmgt])(|b|ib)", re.IGNORECASE)
+_PARTITION: Final = re.compile(r"[0-9]{1,9}")
+_BYTES: Final = re.compile(r"(\d{1,18})\s*(|[kmgt])(|b|ib)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +107,14 @@ def parse_place(given: Mapping[str, str]) -> Place:
 
 
 def _url_place(url: str, http_url: str | None) -> Place:
+    option = "url" if http_url is None else "httpUrl"
     if url.startswith("amqp:"):
         amqp = AmqpUrl.parse(url)
         host = f"[{amqp.host}]" if ":" in amqp.host else amqp.host
-        base = _http_base("httpUrl", http_url) if http_url else f"http://{host}:{HTTP_PORT}"
+        base = f"http://{host}:{HTTP_PORT}" if http_url is None else _http_base(option, http_url)
         return Place(
-            base, amqp.user, amqp.password, amqp.vhost,
-            option="httpUrl" if http_url else "url", amqp=(amqp.host, amqp.port),
+            base, amqp.user, amqp.password, amqp.vhost, option=option,
+            amqp=(amqp.host, amqp.port),
         )  # fmt: skip
     base = _http_base("url", url)
     if http_url is not None:
@@ -122,7 +125,7 @@ def _url_place(url: str, http_url: str | None) -> Place:
         "guest" if parts.username is None else unquote(parts.username),
         "guest" if parts.password is None else unquote(parts.password),
         unquote(parts.path[1:]) or "/",
-        option="url" if http_url is None else "httpUrl",
+        option=option,
     )
 
 
@@ -185,7 +188,7 @@ def _bytes(low: int) -> Kind:
     return _kind("size", check, lambda count: f"{count >> 20}m")
 
 
-def _time(expected: str, low: float = 0, high: float = float("inf")) -> Kind:
+def _time(expected: str, low: float = 0, high: float = SECONDS_MAX) -> Kind:
     def check(text: str) -> float:
         found = ms_in(text.lower()) / 1000
         if not text.strip()[-1:].isalpha() or not low <= found <= high:
@@ -207,7 +210,7 @@ def _name(most: int) -> Kind:
 def _pattern(text: str) -> str:
     try:
         re.compile(text)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise WrongValueError(f"a regular expression ({error})") from None
     return text
 
@@ -223,7 +226,7 @@ def _streams(text: str) -> tuple[str, ...]:
 def _json(text: str, expected: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WrongValueError(f"{expected} ({error})") from None
     if not isinstance(found, dict):
         raise WrongValueError(expected)
@@ -236,7 +239,7 @@ def _assigned(text: str) -> dict[str, tuple[int, ...]]:
     for partitions in found.values():
         if not isinstance(partitions, list) or not partitions:
             raise WrongValueError(expected)
-        if not all(isinstance(one, int) and one >= 0 for one in partitions):
+        if not all(type(one) is int and one >= 0 for one in partitions):
             raise WrongValueError(expected)
     if not found:
         raise WrongValueError(expected)
@@ -277,7 +280,7 @@ def _offsets(words: Mapping[str, int], more: str = "") -> Kind:
                     ids[stream] = offset
                 elif key != "reader":  # of a classic queue, in an offset that a query reported
                     is_whole = type(offset) is int and (offset >= 0 or offset in words.values())
-                    if not key.isdecimal() or not is_whole:
+                    if not _PARTITION.fullmatch(key) or not is_whole:
                         raise WrongValueError(expected, ({stream: {key: offset}},))
                     offsets[stream][int(key)] = offset
         return Bound(offsets=offsets, ids=ids)
@@ -289,9 +292,9 @@ def _offsets(words: Mapping[str, int], more: str = "") -> Kind:
 def _time_us(text: str) -> int:
     """Return microseconds since 1970 for milliseconds or an ISO time."""
     text = text.strip()
-    if text.isdecimal():
-        return int(text) * 1000
     try:
+        if text.isdecimal():
+            return int(text) * 1000
         return microseconds(datetime.fromisoformat(text))
     except ValueError:
         expected = "milliseconds since 1970, or a time such as 2013-01-01T05:00:00Z"
@@ -309,7 +312,7 @@ def _times(text: str) -> Bound:
     expected = 'JSON such as {"stream": {"0": 1357016400000, "1": "2013-01-01T05:00:00Z"}}'
     found = _json(text, expected)
     for partitions in found.values():
-        if not isinstance(partitions, dict) or not all(key.isdecimal() for key in partitions):
+        if not isinstance(partitions, dict) or not all(map(_PARTITION.fullmatch, partitions)):
             raise WrongValueError(expected)
     return Bound(
         times_us={

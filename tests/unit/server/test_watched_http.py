@@ -95,12 +95,11 @@ def test_a_call_may_fail(error: Exception, code: int, text: str) -> None:
 
 def test_a_new_life_has_the_sockets_and_the_users_of_now() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.result = "die"
         await rig.http.ready()
         port = rig.http.port
         assert (await rig.asked.get())[1] == {"users": ["guest"], "ports": [port]}
+        assert (await rig.asked.get())[0] == "told"
         rig.users.append(["ann", "hash", []])
-        rig.result = "live"
         rig.http.kill("tested")
         while rig.http.starts < 2:
             await asyncio.sleep(0)

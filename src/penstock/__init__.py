@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from penstock.embedded.alone_stream import open_stream as open_stream
     from penstock.embedded.box import Box as Box
     from penstock.embedded.directory_box import open_box as open  # noqa: A004  # as gzip.open is
-    from penstock.embedded.library_errors import BoxClosedError as BoxClosedError
-    from penstock.embedded.library_errors import ConnectionLostError as ConnectionLostError
-    from penstock.embedded.library_errors import MissingCapabilityError as MissingCapabilityError
-    from penstock.embedded.library_errors import TransactionError as TransactionError
-    from penstock.embedded.library_errors import UnreachableError as UnreachableError
     from penstock.embedded.messages import Job as Job
     from penstock.embedded.messages import Message as Message
     from penstock.embedded.persist import Persisted as Persisted
@@ -35,12 +30,15 @@ if TYPE_CHECKING:
     from penstock.errors import AMQPConnectionError as AMQPConnectionError
     from penstock.errors import AMQPError as AMQPError
     from penstock.errors import BatchConflictError as BatchConflictError
+    from penstock.errors import BoxClosedError as BoxClosedError
     from penstock.errors import ChannelError as ChannelError
+    from penstock.errors import ConnectionLostError as ConnectionLostError
     from penstock.errors import CorruptionError as CorruptionError
     from penstock.errors import DescriptorsError as DescriptorsError
     from penstock.errors import DiskFullError as DiskFullError
     from penstock.errors import ForkedError as ForkedError
     from penstock.errors import LockedError as LockedError
+    from penstock.errors import MissingCapabilityError as MissingCapabilityError
     from penstock.errors import MissingPackageError as MissingPackageError
     from penstock.errors import NetworkFileSystemError as NetworkFileSystemError
     from penstock.errors import NotAStoreError as NotAStoreError
@@ -57,47 +55,14 @@ if TYPE_CHECKING:
     from penstock.errors import StorageError as StorageError
     from penstock.errors import StreamGapError as StreamGapError
     from penstock.errors import SyncFailedError as SyncFailedError
+    from penstock.errors import TransactionError as TransactionError
     from penstock.errors import TransactionTooLargeError as TransactionTooLargeError
     from penstock.errors import UnknownLeaseError as UnknownLeaseError
     from penstock.errors import UnknownQueueError as UnknownQueueError
+    from penstock.errors import UnreachableError as UnreachableError
     from penstock.errors import VersionError as VersionError
 
 __version__: Final = VERSION
-
-# The errors that Penstock raises, by the module that defines them; docs/reference/errors.md.
-_ERRORS: Final = {
-    "penstock.errors": (
-        "AMQPConnectionError", "AMQPError", "BatchConflictError", "ChannelError",
-        "CorruptionError", "DescriptorsError", "DiskFullError",
-        "ForkedError", "LockedError", "MissingPackageError", "NetworkFileSystemError",
-        "NotAStoreError", "NotLeasableError", "OptionError", "PathNotFreeError", "PenstockError",
-        "QueueEmptyError", "QueueFullError", "QueueLeasedError", "ReaderTakenError", "SettledError",
-        "StoppedError", "StorageError", "StreamGapError",
-        "SyncFailedError", "TransactionTooLargeError", "UnknownLeaseError", "UnknownQueueError",
-        "VersionError",
-    ),
-    "penstock.embedded.library_errors": (
-        "BoxClosedError", "TransactionError",
-        "ConnectionLostError", "MissingCapabilityError", "UnreachableError",
-    ),
-}  # fmt: skip
-
-# Name here -> (module, name there; "" for the module itself).
-_LAZY: Final[dict[str, tuple[str, str]]] = {
-    "open": ("penstock.client.opening", "open_any"),
-    "open_stream": ("penstock.embedded.alone_stream", "open_stream"),
-    "persist": ("penstock.embedded.persist", "persist"),
-    "aio": ("penstock.aio", ""),
-    "AloneStream": ("penstock.embedded.alone_stream", "AloneStream"),
-    "Persisted": ("penstock.embedded.persist", "Persisted"),
-    "Box": ("penstock.embedded.box", "Box"),
-    "Queue": ("penstock.embedded.queue", "Queue"),
-    "Job": ("penstock.embedded.messages", "Job"),
-    "Message": ("penstock.embedded.messages", "Message"),
-    "Stream": ("penstock.embedded.stream", "Stream"),
-    "StreamRecord": ("penstock.embedded.stream_record", "StreamRecord"),
-    **{name: (module, name) for module, names in _ERRORS.items() for name in names},
-}
 
 __all__ = [
     "open", "open_stream", "persist", "aio", "Box", "Queue", "Job", "Message", "Stream",
@@ -114,6 +79,23 @@ __all__ = [
     "UnknownQueueError",
     "UnreachableError", "VersionError",
 ]  # fmt: skip
+
+# Name here -> (module, name there; "" for the module itself).
+_LAZY: Final[dict[str, tuple[str, str]]] = {
+    "open": ("penstock.client.opening", "open_any"),
+    "open_stream": ("penstock.embedded.alone_stream", "open_stream"),
+    "persist": ("penstock.embedded.persist", "persist"),
+    "aio": ("penstock.aio", ""),
+    "AloneStream": ("penstock.embedded.alone_stream", "AloneStream"),
+    "Persisted": ("penstock.embedded.persist", "Persisted"),
+    "Box": ("penstock.embedded.box", "Box"),
+    "Queue": ("penstock.embedded.queue", "Queue"),
+    "Job": ("penstock.embedded.messages", "Job"),
+    "Message": ("penstock.embedded.messages", "Message"),
+    "Stream": ("penstock.embedded.stream", "Stream"),
+    "StreamRecord": ("penstock.embedded.stream_record", "StreamRecord"),
+    **{name: ("penstock.errors", name) for name in __all__ if name.endswith("Error")},
+}
 
 
 def __getattr__(name: str) -> object:

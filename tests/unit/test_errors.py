@@ -10,12 +10,15 @@ from penstock.errors import (
     AMQPConnectionError,
     AMQPError,
     BatchConflictError,
+    BoxClosedError,
     ChannelError,
+    ConnectionLostError,
     CorruptionError,
     DescriptorsError,
     DiskFullError,
     ForkedError,
     LockedError,
+    MissingCapabilityError,
     MissingPackageError,
     NetworkFileSystemError,
     NotAStoreError,
@@ -32,9 +35,11 @@ from penstock.errors import (
     StorageError,
     StreamGapError,
     SyncFailedError,
+    TransactionError,
     TransactionTooLargeError,
     UnknownLeaseError,
     UnknownQueueError,
+    UnreachableError,
     VersionError,
 )
 
@@ -66,6 +71,11 @@ SAMPLES: list[tuple[PenstockError, list[str]]] = [
     (SettledError(queue="jobs", tag=9), ["jobs", "9"]),
     (StreamGapError("events", 2, 10, 17), ["events", "partition 2", "7 records", "10", "17"]),
     (ForkedError(path="jobs.d", opened_by=7, used_by=8), ["jobs.d", "7", "8"]),
+    (BoxClosedError(path="jobs.d", what="stream"), ["stream", "jobs.d", "closed"]),
+    (TransactionError("they do not nest"), ["nest"]),
+    (ConnectionLostError(url="amqp://h", reason="reset"), ["amqp://h", "reset"]),
+    (UnreachableError(url="amqp://h", reason="refused"), ["amqp://h", "refused"]),
+    (MissingCapabilityError(url="amqp://h", product="RabbitMQ"), ["amqp://h", "RabbitMQ"]),
     (OptionError(name="interval", given=-1, expected="0 or more"), ["interval", "-1", "0 or more"]),
 ]
 
@@ -91,9 +101,10 @@ def test_an_error_keeps_its_arguments(error: PenstockError, _told: list[str]) ->
 @pytest.mark.parametrize(("error", "_told"), SAMPLES, ids=lambda v: type(v).__name__)
 def test_what_is_about_files_is_a_storage_error(error: PenstockError, _told: list[str]) -> None:
     others = (
-        AMQPError, BatchConflictError, ForkedError, MissingPackageError, NotLeasableError,
-        OptionError, QueueEmptyError, QueueFullError, QueueLeasedError, ReaderTakenError,
-        SettledError, StreamGapError,
+        AMQPError, BatchConflictError, ConnectionLostError, ForkedError, MissingCapabilityError,
+        MissingPackageError, NotLeasableError, OptionError, QueueEmptyError, QueueFullError,
+        QueueLeasedError, ReaderTakenError, SettledError, StreamGapError, TransactionError,
+        UnreachableError,
     )  # fmt: skip
     assert isinstance(error, StorageError) is not isinstance(error, others)
 

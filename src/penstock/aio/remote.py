@@ -15,9 +15,8 @@ from penstock.amqp_url import AmqpUrl
 from penstock.client.box import RemoteBox, driver_of
 from penstock.client.driver import RemoteDriver, Wait
 from penstock.embedded.events import OnEvent
-from penstock.embedded.library_errors import ConnectionLostError
 from penstock.embedded.sources import Call
-from penstock.errors import AMQPError
+from penstock.errors import AMQPError, ConnectionLostError
 
 T = TypeVar("T")
 

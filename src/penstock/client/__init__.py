@@ -17,7 +17,7 @@ URLs are read by penstock.amqp_url, because tasks of Spark need that and none of
 
 from penstock.amqp_url import AmqpUrl
 from penstock.client.connection import ClientChannel, ClientConnection, Received, connect
-from penstock.embedded.library_errors import ConnectionLostError, UnreachableError
+from penstock.errors import ConnectionLostError, UnreachableError
 
 __all__ = [
     "connect", "AmqpUrl", "ClientConnection", "ClientChannel", "Received",

@@ -17,9 +17,8 @@ from penstock.client.stream import RemoteStream, is_stream, open_stream
 from penstock.embedded import option_parsing
 from penstock.embedded.box import Box
 from penstock.embedded.events import OnEvent, reporter
-from penstock.embedded.library_errors import TransactionError
 from penstock.embedded.sources import BoxSource, Call
-from penstock.errors import ACCESS_REFUSED, ChannelError, OptionError
+from penstock.errors import ACCESS_REFUSED, ChannelError, OptionError, TransactionError
 from penstock.queues.queue_options import QueueOptions
 
 OF_A_BROKER: Final = "nothing: on a broker it is the broker's own setting"

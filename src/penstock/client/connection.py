@@ -86,7 +86,6 @@ from penstock.codec.spec import (
     PenstockCallError,
     PenstockCallOk,
 )
-from penstock.embedded.library_errors import ConnectionLostError, UnreachableError
 from penstock.errors import (
     ACCESS_REFUSED,
     CHANNEL_ERROR,
@@ -98,6 +97,8 @@ from penstock.errors import (
     AMQPConnectionError,
     AMQPError,
     ChannelError,
+    ConnectionLostError,
+    UnreachableError,
 )
 from penstock.native import VERSION
 from penstock.protocol.connection import CLIENT, Connection

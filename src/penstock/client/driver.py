@@ -58,19 +58,17 @@ from penstock.amqp_url import AmqpUrl
 from penstock.client.connection import ClientChannel, Received, connect
 from penstock.client.message import RemoteDelivery, properties_of
 from penstock.codec.spec import BasicAck, BasicQos, TxCommit, TxRollback, TxSelect
-from penstock.embedded.library_errors import (
-    BoxClosedError,
-    ConnectionLostError,
-    MissingCapabilityError,
-)
 from penstock.embedded.new_body import NewBody
 from penstock.embedded.sources import Call
 from penstock.embedded.waiting import run_call
 from penstock.errors import (
     NOT_FOUND,
     AMQPError,
+    BoxClosedError,
     ChannelError,
+    ConnectionLostError,
     ForkedError,
+    MissingCapabilityError,
     QueueFullError,
     UnknownQueueError,
 )

@@ -26,7 +26,6 @@ from penstock.client.driver import BoxLink, RemoteDriver, Wait, answer
 from penstock.client.publish_window import Window, batches
 from penstock.codec.spec import BasicQos, QueueDeclare
 from penstock.embedded import option_parsing
-from penstock.embedded.library_errors import ConnectionLostError
 from penstock.embedded.option_parsing import check_name, mode_of
 from penstock.embedded.sources import Call, Feed, PartitionInfo, StreamInfo, StreamSource
 from penstock.embedded.stream_record import NewRecord, StreamRecord, meta_of
@@ -34,6 +33,7 @@ from penstock.errors import (
     NOT_FOUND,
     AMQPError,
     ChannelError,
+    ConnectionLostError,
     OptionError,
     PenstockError,
     UnknownQueueError,

@@ -15,7 +15,7 @@ without a box. From what users touch down:
     alone_stream, persist                a stream without a box
     option_parsing, settings, new_body,  what users give, checked
     stream_record
-    box_headers, events, library_errors
+    box_headers, events
 
 The core (`penstock.queues`, `penstock.storage`) decides what happens to messages.
 """

@@ -50,7 +50,6 @@ from typing import Final, Self, TypeAlias, TypeVar
 
 from penstock.clock import Clock, SystemClock
 from penstock.embedded.events import OnEvent, reporter
-from penstock.embedded.library_errors import BoxClosedError
 from penstock.embedded.local_stream import LocalStream
 from penstock.embedded.option_parsing import URLS, Size, Time, stream_options, time_ms
 from penstock.embedded.sources import Call, PartitionInfo, StreamInfo
@@ -68,6 +67,7 @@ from penstock.embedded.waiting import (
     run_call,
 )
 from penstock.errors import (
+    BoxClosedError,
     DescriptorsError,
     DiskFullError,
     ForkedError,

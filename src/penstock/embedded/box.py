@@ -13,11 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
 
-from penstock.embedded.library_errors import TransactionError
 from penstock.embedded.option_parsing import QueueGiven, StreamGiven
 from penstock.embedded.queue import Queue
 from penstock.embedded.sources import BoxSource, Call, Runner
 from penstock.embedded.stream import Stream
+from penstock.errors import TransactionError
 
 
 class BoxBase:

@@ -21,11 +21,10 @@ from penstock.embedded.directory_queue import DirectoryQueue
 from penstock.embedded.directory_stream import DirectoryStream
 from penstock.embedded.driver import Driver, OpenCore
 from penstock.embedded.events import OnAlert, OnEvent, alert_reporter, reporter
-from penstock.embedded.library_errors import TransactionError
 from penstock.embedded.option_parsing import Size, mode_of
 from penstock.embedded.sources import BoxSource, Call
 from penstock.embedded.waiting import ThreadWaiter, Waiter
-from penstock.errors import StorageError
+from penstock.errors import StorageError, TransactionError
 from penstock.queues.alerts import Alert
 from penstock.storage.files.data_directory import FreshDirectory
 from penstock.storage.files.durability import DISK

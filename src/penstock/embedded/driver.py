@@ -52,7 +52,6 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Final, TypeAlias, TypeVar
 
 from penstock.embedded.core import BoxTransaction, Core, QueueState
-from penstock.embedded.library_errors import BoxClosedError
 from penstock.embedded.waiting import (
     FAILED,
     LEADING,
@@ -67,7 +66,7 @@ from penstock.embedded.waiting import (
     ring,
     run_call,
 )
-from penstock.errors import ForkedError, StoppedError
+from penstock.errors import BoxClosedError, ForkedError, StoppedError
 from penstock.storage.files.durability import DISK
 
 T = TypeVar("T")

@@ -35,11 +35,10 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final, TypeAlias
 
-from penstock.embedded.library_errors import BoxClosedError
 from penstock.embedded.option_parsing import time_ms
 from penstock.embedded.sources import Call, Feed, StreamInfo, StreamSource
 from penstock.embedded.stream_record import EPOCH, StreamRecord
-from penstock.errors import OptionError, StreamGapError
+from penstock.errors import BoxClosedError, OptionError, StreamGapError
 
 Moment: TypeAlias = datetime | timedelta | str
 Since: TypeAlias = Moment | Callable[[], "Moment | None"] | None

@@ -53,13 +53,14 @@ from penstock.client import ClientChannel, ClientConnection, Received, connect
 from penstock.client.driver import CAPABILITY
 from penstock.client.publish_window import BATCH_BYTES, BATCH_MESSAGES, ManyPublished
 from penstock.codec.spec import ExchangeDeclare, QueueDeclare
-from penstock.embedded.library_errors import ConnectionLostError, UnreachableError
 from penstock.errors import (
     ACCESS_REFUSED,
     AMQPConnectionError,
     ChannelError,
+    ConnectionLostError,
     OptionError,
     PenstockError,
+    UnreachableError,
 )
 from penstock.spark.error_text import reason_first
 from penstock.spark.options import EXACTLY_ONCE, IDEMPOTENT, SinkOptions

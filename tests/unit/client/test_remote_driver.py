@@ -10,8 +10,13 @@ import pytest
 import penstock
 from penstock.client import ConnectionLostError, UnreachableError
 from penstock.codec import spec
-from penstock.embedded.library_errors import MissingCapabilityError
-from penstock.errors import ForkedError, OptionError, PenstockError, SettledError
+from penstock.errors import (
+    ForkedError,
+    MissingCapabilityError,
+    OptionError,
+    PenstockError,
+    SettledError,
+)
 from penstock.protocol.events import PublishRun
 from tests.contracts.box import Aside, until
 from tests.helpers.scripted_broker import ScriptedBroker

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from penstock.embedded.library_errors import BoxClosedError
 from penstock.embedded.sources import (
     Call,
     Feed,
@@ -15,7 +14,7 @@ from penstock.embedded.sources import (
 )
 from penstock.embedded.stream_reading import PassLimits, StartPosition, StreamPass
 from penstock.embedded.stream_record import NewRecord, StreamRecord, meta_of
-from penstock.errors import OptionError, StreamGapError
+from penstock.errors import BoxClosedError, OptionError, StreamGapError
 from penstock.queues.stream_options import StreamOptions
 
 CHUNK = 3

@@ -15,6 +15,7 @@ from penstock.errors import CorruptionError
 from penstock.storage.store.file_queue_backing import Spool
 from penstock.storage.store.message_store import MessageStore
 from penstock.storage.store.message_store_gc import Combine, choose
+from tests.contracts.queue_backing import load
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.stores import Saved, check, new_store
 
@@ -251,10 +252,10 @@ class StoreMachine(RuleBasedStateMachine):
             return
         for address, n in self.refs.items():
             if n:
-                assert self.store.load(address) == self.bodies[address[1]]
+                assert load(self.store, address) == self.bodies[address[1]]
             else:
                 try:
-                    self.store.load(address)
+                    load(self.store, address)
                 except CorruptionError:
                     continue
                 raise AssertionError("a dead body was loaded")

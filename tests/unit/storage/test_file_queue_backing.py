@@ -15,7 +15,7 @@ from penstock.errors import (
 from penstock.storage.files.filesystem import OsFileSystem
 from penstock.storage.store.file_queue_backing import HEADER_BYTES, FileQueueBacking
 from penstock.storage.store.store_file import OWN_FILE, FileState, OwnState
-from tests.contracts.queue_backing import QueueBackingContract
+from tests.contracts.queue_backing import QueueBackingContract, delete, load, unload
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
 ROOT = "/own"
@@ -63,9 +63,9 @@ def test_the_root_is_not_writable(fs: FaultyFileSystem) -> None:
 def test_the_root_becomes_unwritable(backing: FileQueueBacking, fs: FaultyFileSystem) -> None:
     fs.fail(errno.EACCES, kinds=["mkdir", "create"])
     with pytest.raises(PermissionError):
-        backing.unload(1, b"body")
+        unload(backing, 1, b"body")
     assert not [path for path in fs.names() if path.endswith(".msg")]
-    assert backing.load(backing.unload(1, b"body")) == b"body"
+    assert load(backing, unload(backing, 1, b"body")) == b"body"
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -73,10 +73,10 @@ def test_the_root_becomes_unwritable(backing: FileQueueBacking, fs: FaultyFileSy
 def test_a_round_trip_on_the_real_disk(tmp_path: Path, body: bytes, persistent: bool) -> None:
     fs = OsFileSystem(workers=0)
     backing = FileQueueBacking(fs, str(tmp_path / "own"), VHOST, persistent=persistent)
-    address = backing.unload(3, body)
-    assert backing.load(address) == body
+    address = unload(backing, 3, body)
+    assert load(backing, address) == body
     assert backing.unsynced.has_any() == persistent
-    backing.delete(address)
+    delete(backing, address)
     backing.cut()
     for path in backing.take_dead():
         fs.unlink(path)
@@ -88,7 +88,7 @@ def test_a_round_trip_on_the_real_disk(tmp_path: Path, body: bytes, persistent: 
 
 
 def test_files_are_spread_over_256_bins(backing: FileQueueBacking, fs: FaultyFileSystem) -> None:
-    addresses = [backing.unload(id, b"b") for id in range(600)]
+    addresses = [unload(backing, id, b"b") for id in range(600)]
     directories = {path for path in fs.names() if path.endswith("/") and path != ROOT + "/"}
     assert len({path for path in directories if path.startswith(ROOT)}) == 256
     assert backing.file_path(addresses[0x1FF][0]) == f"{ROOT}/ff/511.msg"
@@ -96,7 +96,7 @@ def test_files_are_spread_over_256_bins(backing: FileQueueBacking, fs: FaultyFil
 
 
 def test_the_format(backing: FileQueueBacking, fs: FaultyFileSystem) -> None:
-    backing.unload(0x1122334455667788, b"the body")
+    unload(backing, 0x1122334455667788, b"the body")
     data = fs.read(f"{ROOT}/00/0.msg")
     assert data[:20] == b"POWN" + bytes.fromhex("0001 0000 000000000000002a 00000000")
     assert data[20:36] == bytes.fromhex("1122334455667788 0000000000000008")
@@ -117,7 +117,7 @@ def test_a_spooled_body_costs_bounded_ram(backing: FileQueueBacking, fs: FaultyF
     file = spool.finish()
     assert backing.refs(file, 9) == 0
     backing.ref(file, 9)
-    assert backing.load((file, 9)) == body
+    assert load(backing, (file, 9)) == body
     assert spool.size == len(body)
     assert backing.live_bytes == len(body)
 
@@ -192,7 +192,7 @@ def test_an_owned_body_stays_without_a_reference(backing: FileQueueBacking) -> N
     backing.disown(dropped, 2)
     backing.cut()
     assert backing.take_dead() == [backing.file_path(dropped)]
-    assert backing.load((kept, 1)) == b"a"
+    assert load(backing, (kept, 1)) == b"a"
 
 
 def test_a_spooled_body_that_nobody_takes_is_garbage(backing: FileQueueBacking) -> None:
@@ -242,7 +242,7 @@ def test_capture_is_as_of_the_cut(backing: FileQueueBacking, fs: FaultyFileSyste
     assert again.refs(young, 3) == 0
     assert has(again, young, 3)
     again.ref(young, 3)
-    assert again.load((young, 3)) == b"three"
+    assert load(again, (young, 3)) == b"three"
     assert again.next_number == 3
 
 
@@ -334,7 +334,7 @@ def test_a_swapped_file_is_found(backing: FileQueueBacking, fs: FaultyFileSystem
     a, b = backing.write(5, b"body", 1), backing.write(6, b"ydob", 1)
     fs.damage_swap(backing.file_path(a), backing.file_path(b))
     with pytest.raises(CorruptionError, match="expected file 0"):
-        backing.load((a, 5))
+        load(backing, (a, 5))
     stranger = FileQueueBacking(fs, ROOT, VHOST + 1)
     with pytest.raises(CorruptionError, match="of vhost"):
         stranger.read(a, 6)

@@ -16,7 +16,7 @@ from penstock.errors import (
 from penstock.storage.files.filesystem import OsFileSystem
 from penstock.storage.store.message_store import MessageStore
 from penstock.storage.store.store_file import HEADER_BYTES, OWN_FILE
-from tests.contracts.queue_backing import QueueBackingContract
+from tests.contracts.queue_backing import QueueBackingContract, load
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.stores import (
     PATH,
@@ -156,7 +156,7 @@ def test_spooling_ends_in_an_own_file(store: MessageStore) -> None:
     assert store.refs(file, 5) == 0
     store.ref(file, 5, 2)
     store.disown(file, 5)
-    assert store.load((file, 5)) == b"piece " * 10
+    assert load(store, (file, 5)) == b"piece " * 10
 
 
 def test_references(store: MessageStore) -> None:
@@ -259,7 +259,7 @@ def test_on_the_real_disk(tmp_path: Path) -> None:
     after.restore(states, store.next_file, store.next_own_file)
     for id, file in files.items():
         if id >= 200:
-            assert after.load((file, id)) == body(id, 50 * (id % 500))
+            assert load(after, (file, id)) == body(id, 50 * (id % 500))
         else:
             assert after.refs(file, id) == 0
     assert after.forget_unknown() == []

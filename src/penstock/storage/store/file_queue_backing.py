@@ -1,18 +1,8 @@
-"""QueueBacking, the interface for bodies that left RAM; FileQueueBacking, which keeps one file per
-body.
+"""FileQueueBacking keeps bodies that left RAM, one file per body.
 
-Qpid's Flow to Disk Design lets each queue flow its messages to disk and recover them through three
-calls, so that nothing above knows what a body's place on disk looks like:
-
-    design      here            returns
-    flow        unload          the address, which is all that stays in RAM
-    recover     load            the body, verified
-    delete      delete          nothing; the address is invalid afterwards
-
-``MessageStore`` (append files shared by all queues) and ``FileQueueBacking`` (the design's own, one
-file per body) implement it; ``tests/contracts/queue_backing.py`` tests both. An **address** is
-(file number, id): u32 and u64. The id is the message's. A pair is smaller than a path; logs, slots
-and checkpoints hold it.
+It is the class of that name in Qpid's Flow to Disk Design. A body is written, its **address** is
+all that stays in RAM, and a read verifies it. An address is (file number, id): u32 and u64. The id
+is the message's. A pair is smaller than a path; logs, slots and checkpoints hold it.
 
 FileQueueBacking spreads the files over bins by the low 8 bits of their number, because directories
 with very many files are slow or limited. (The design has 512 bins; 8 bits give 256.) The
@@ -37,13 +27,10 @@ neither reference nor owner at a cut is dead too.
 
 Failure: a full disk is the OSError; the file is deleted, now or by the next start, and the body
 stays in RAM. A body that is missing or does not verify is a CorruptionError with path and position.
-
-This module is not compiled, so that compiled and interpreted classes can implement QueueBacking.
 """
 
 import struct
-from abc import ABC, abstractmethod
-from typing import Final, TypeAlias
+from typing import Final
 
 from penstock.errors import CorruptionError, StorageError, SyncFailedError
 from penstock.fast_crc import crc32
@@ -68,36 +55,6 @@ HEADER: Final = struct.Struct(">4sHHQIQQI")
 _SEED: Final = struct.Struct(">QIQ")
 _U32: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
-
-Address: TypeAlias = tuple[int, int]
-"""(file number 0..2^32-1, message id 0..2^64-1)."""
-
-
-class QueueBacking(ABC):
-    """Bodies that left RAM. Call everything from the owner's thread."""
-
-    @abstractmethod
-    def unload(self, id: int, body: bytes) -> Address:
-        """Write ``body`` with one reference, without sync. Return its address.
-
-        The same id may be unloaded again; each address has its own reference. Raises OSError, and
-        leaves nothing.
-        """
-
-    @abstractmethod
-    def load(self, address: Address) -> bytes:
-        """Return the body that was unloaded to ``address``.
-
-        Raises CorruptionError if there is none, it was deleted, or it does not verify; OSError.
-        """
-
-    @abstractmethod
-    def delete(self, address: Address) -> None:
-        """Remove one reference; after the last one ``load`` raises.
-
-        The file is deleted later, when no checkpoint can need it [6]. Raises StorageError if
-        nothing is alive at ``address``.
-        """
 
 
 class Spool:
@@ -164,7 +121,7 @@ class Spool:
             self._waiting = 0
 
 
-class FileQueueBacking(QueueBacking):
+class FileQueueBacking:
     """One file per body, below one directory. Numbers are without bit 31; addresses have it.
 
     damage: what ``restore`` found. written_bytes, released_bytes: of bodies written and of bodies
@@ -202,20 +159,6 @@ class FileQueueBacking(QueueBacking):
         self._untrusted: list[int] = []  # found at load, counted by no checkpoint
         self._headers: dict[int, tuple[int, int, int]] = {}  # number -> id, size, crc
         self._bins: dict[int, bool] = {}  # bins that exist
-
-    # ---- QueueBacking ----------------------------------------------------------------------
-
-    def unload(self, id: int, body: bytes) -> Address:
-        return (self.write(id, body, 1), id)
-
-    def load(self, address: Address) -> bytes:
-        file, id = address
-        if not self.refs(file, id):
-            raise CorruptionError(self.file_path(file), 0, f"no body {id} is alive there")
-        return self.read(file, id)
-
-    def delete(self, address: Address) -> None:
-        self.unref(address[0], address[1], 1)
 
     # ---- bodies ----------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ from penstock.errors import (
     VersionError,
 )
 from penstock.storage.files.filesystem import File, FileSystem
-from penstock.storage.store.file_queue_backing import Address, FileQueueBacking, QueueBacking, Spool
+from penstock.storage.store.file_queue_backing import FileQueueBacking, Spool
 from penstock.storage.store.store_file import (
     BLOCK_BYTES,
     BLOCK_ENTRIES,
@@ -128,7 +128,7 @@ Place = tuple[int, int, int]
 """(place in the table, position of the record, bytes of the body); the place is -1 for none."""
 
 
-class MessageStore(QueueBacking):
+class MessageStore:
     """The bodies of one vhost. Call everything from the owner's thread, except a SyncOp.
 
     files: the append files, by range. current: the one that is appended to. next_file: the number
@@ -376,20 +376,6 @@ class MessageStore(QueueBacking):
             return None
         self._last = self.files[i]
         return self.files[i]
-
-    # ---- QueueBacking ----------------------------------------------------------------------
-
-    def unload(self, id: int, body: bytes) -> Address:
-        return (self.write(id, body, 1), id)
-
-    def load(self, address: Address) -> bytes:
-        file, id = address
-        if not self.refs(file, id):
-            raise CorruptionError(self.file_path(file), 0, f"no body {id} is alive there")
-        return self.read(file, id)
-
-    def delete(self, address: Address) -> None:
-        self.unref(address[0], address[1], 1)
 
     # ---- sync ------------------------------------------------------------------------------
 

@@ -165,7 +165,8 @@ def _strategy() -> Kind:
 
 
 def _whole(low: int) -> Kind:
-    return whole(low, BYTES_MAX, f"a whole number, at least {low}")
+    kind = whole(low, BYTES_MAX, f"a whole number, at least {low}")
+    return replace(kind, parse=lambda text: kind.parse(text.strip()))
 
 
 def _milliseconds(low: int) -> Kind:

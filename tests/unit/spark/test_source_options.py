@@ -44,6 +44,10 @@ def test_what_is_said_when_nothing_is() -> None:
     assert (found.retries, found.retry_interval_s, found.timeout_s) == (None, 0.2, 60.0)
 
 
+def test_spaces_around_a_number_do_not_count() -> None:
+    assert parsed(minPartitions=" 5 ").min_partitions == 5
+
+
 def test_options_count_in_any_case() -> None:
     found = parse_source_options(
         {"URL": "http://h", "SUBSCRIBE": "a, b,a", "MaxOffsetsPerTrigger": "7"}, is_streaming=True

@@ -96,7 +96,7 @@ from penstock.broker.output import (
     begin_frame,
     write_return,
 )
-from penstock.broker.turn_budget import TurnBudget
+from penstock.broker.turn_budget import STEP_BYTES, TurnBudget
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import BasicProperties, expiration_at, scan
 from penstock.errors import (
@@ -705,6 +705,7 @@ class Publisher(Unconfirmed):
         routing.way = route.way
         if info >> 16 & HAS_HEADERS and has_copies(props):
             found = copies(props)
+            self._budget.left -= len(props) // STEP_BYTES
             props = found.props
             facts.hidden = found.bcc
             more = [key.decode("utf-8", "surrogateescape") for key in found.cc + found.bcc]

@@ -41,7 +41,7 @@ TURN_S: Final = 0.020
 METHOD_STEPS: Final = 16
 ARGUMENT_BYTES: Final = 32  # of a method with arguments, for one step: those of 8 KiB take 5 ms
 CALL_STEPS: Final = LOOK_STEPS  # an operation: the clock is looked at after each
-STEP_BYTES: Final = 64  # of an answer as JSON, for one step
+STEP_BYTES: Final = 64  # of an answer as JSON, or of properties whose keys are read, for one step
 
 
 class TurnBudget:

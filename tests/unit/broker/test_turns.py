@@ -17,6 +17,7 @@ from penstock.broker.turn_budget import TurnBudget
 from penstock.clock import ManualClock
 from penstock.codec.frames import content_frames, method_frame
 from penstock.codec.method import Method
+from penstock.codec.properties import BasicProperties
 from penstock.codec.spec import (
     BasicAck,
     BasicCancel,
@@ -325,6 +326,21 @@ def test_a_publish_of_many_bodies_that_cannot_go_on(rig: OperationRig, why: str)
     (error,) = client.methods(PenstockCallError)
     assert error.code == (506 if why == "memory" else 312)
     assert b"; %d were published" % count in error.text
+
+
+def test_messages_with_many_keys_in_cc_are_read_in_slices() -> None:
+    """To read the keys of one takes longer than to route it, where headers do that."""
+    rig = BrokerRig()
+    client = rig.client().open(1)
+    client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    client.call(1, QueueBind(queue="q", exchange="amq.headers"), QueueBindOk)
+    cc = BasicProperties(headers={"CC": ["k" * 40] * 480}).encode()
+    head = frame(1, BasicPublish(exchange="amq.headers", routing_key=""))
+    rig.vhost.budget.clock = TickingClock()
+    client.raw((head + content_frames(1, cc, b"x", 131_072)) * 20)
+    assert 0 < len(ready(rig)) < 20
+    rig.turn()
+    assert len(ready(rig)) == 20
 
 
 # --- any methods, and what comes behind them ---

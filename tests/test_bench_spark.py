@@ -102,6 +102,18 @@ def test_the_table_beside_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Kafka is cheaper in: micro-batch of 1,000 rows, 4 (2.57 times Kafka's CPU)." in text
 
 
+def test_a_run_whose_workers_took_their_cpu_with_them_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import kafka_report
+
+    cells = {"scan, 1": {"penstock": [[1.0, -0.5], [2.0, 1.0], [3.0, 1.2]]}}
+    found = {**BESIDE, "cells": cells}
+    assert kafka_report.figures(found, "scan, 1", "penstock") == (500_000, pytest.approx(1.1))
+    assert "left out (1 here)" in "\n".join(kafka_report.sections(found))
+
+
 def test_the_cells_beside_kafka_alone_are_a_part_of_the_page(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

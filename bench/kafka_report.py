@@ -9,7 +9,9 @@ NOTE = (
     "a heap of 512 MiB. CPU is that of driver, JVM, Python workers and broker together, which\n"
     "neighbours change less than the clock: s per million rows, or ms of a micro-batch; the\n"
     "number behind a cell is its partitions. Medians; {rows:,} rows, and {few:,} in the job of\n"
-    "few rows. The machine's load at the end of the run was {load:.1f}. **{kafka_better}**"
+    "few rows. The machine's load at the end of the run was {load:.1f}. The count of CPU is at\n"
+    "times too low, of either system, probably by what workers used that ended within the run;\n"
+    "runs that count less than none are left out ({lost} here). **{kafka_better}**"
 )
 MICRO = "micro-batch"
 MANY = "200 streams"
@@ -33,7 +35,8 @@ def figures(found: Result, cell: str, system: str) -> tuple[float, float] | None
     runs = found["cells"][cell].get(system)
     if not runs:
         return None
-    wall, cpu = (statistics.median(run[at] for run in runs) for at in (0, 1))
+    wall = statistics.median(run[0] for run in runs)
+    cpu = statistics.median([run[1] for run in runs if run[1] > 0] or [0.0])
     if cell.startswith(MICRO):
         return wall * 1000, cpu * 1000
     if cell.startswith(MANY):
@@ -92,7 +95,9 @@ def sections(found: Result) -> list[str]:
     for cell in found["cells"]:
         columns = [text for system in systems for text in shown(cell, figures(found, cell, system))]
         rows.append([cell, *columns])
+    runs = [run for cell in found["cells"].values() for each in cell.values() for run in each]
     note = NOTE.format(
+        lost=sum(run[1] <= 0 for run in runs),
         kafka=found["kafka"] or "(which is missing here)", rows=found["rows"], few=found["few"],
         load=found["load"], kafka_better=better(found),
     )  # fmt: skip

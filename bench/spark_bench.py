@@ -4,9 +4,10 @@
     make bench-spark ARGS=--quick      the same with fewer rows
     make bench-spark ARGS='--only scan'
     make bench-spark ARGS='--only kafka --rows 20000 --cell micro'    some of the cells beside Kafka
+    make bench-spark ARGS='--only kafka --rows 200000 --save'         all of them, kept and rendered
 
 The scenarios are in spark_cells.py. A full run is appended to bench/results/spark.jsonl and
-rendered to docs/reference/performance.md.
+rendered to docs/reference/performance.md; the cells beside Kafka alone to kafka.jsonl.
 """
 
 import argparse
@@ -264,10 +265,14 @@ def main() -> int:
     load.build()  # it tells whether a broker answers
     found = measure(SparkBench, given.data, is_quick=given.quick, only=given.only)
     is_full = not given.quick and not given.only
-    if given.save or (is_full and not given.no_save):
-        page.save("spark", found)
-    print("\n\n".join(["", *page.sections("spark", found)]))
-    if is_full and not given.no_save:
+    part = "kafka" if given.only == ["kafka"] else "spark"
+    if part == "kafka" and not given.quick:
+        found["arguments"] = " ".join(sys.argv[1:])
+    is_saved = given.save or (is_full and not given.no_save)
+    if is_saved:
+        page.save(part, found)
+    print("\n\n".join(["", *page.sections(part, found)]))
+    if is_saved and (is_full or part == "kafka"):
         print()
         page.render()
     return 0

@@ -79,7 +79,9 @@ def goals(figures: Result) -> list[Goal]:
 def sections(found: Result, table: list[Goal]) -> list[str]:
     """Titles and tables in Markdown, which reads well on a terminal too."""
     figures = found["figures"]
-    parts = [where(found).replace("`make bench", "`make bench-spark")]
+    arguments = found.get("arguments")
+    command = "`make bench-spark" + (f" ARGS='{arguments}'" if arguments else "")
+    parts = [where(found).replace("`make bench", command)]
     for key, title in (
         ("scan", "### sum(length(value))"),
         ("parsing", "### from_json, grouped by month and carrier"),
@@ -98,7 +100,8 @@ def sections(found: Result, table: list[Goal]) -> list[str]:
         parts += kafka_report.sections(figures["kafka"])
     if "arrow" in figures:
         parts += ["### Making Arrow batches", ARROW_NOTE, arrow_table(figures["arrow"])]
-    return [*parts, "### Goals of the Spark source", goal_table(table)] if table else parts
+    of = "of the Spark source" if figures.keys() - {"kafka"} else "beside Kafka"
+    return [*parts, f"### Goals {of}", goal_table(table)] if table else parts
 
 
 ARROW_NOTE = "CPU ns a row, of one process without Spark, least / median / most of the runs."

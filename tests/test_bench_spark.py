@@ -102,6 +102,38 @@ def test_the_table_beside_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Kafka is cheaper in: micro-batch of 1,000 rows, 4 (2.57 times Kafka's CPU)." in text
 
 
+def test_a_run_whose_workers_took_their_cpu_with_them_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import kafka_report
+
+    cells = {"scan, 1": {"penstock": [[1.0, -0.5], [2.0, 1.0], [3.0, 1.2]]}}
+    found = {**BESIDE, "cells": cells}
+    assert kafka_report.figures(found, "scan, 1", "penstock") == (500_000, pytest.approx(1.1))
+    assert "left out (1 here)" in "\n".join(kafka_report.sections(found))
+
+
+def test_the_cells_beside_kafka_alone_are_a_part_of_the_page(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import page  # type: ignore[import-not-found]  # on the path of bench/ alone
+
+    monkeypatch.setattr(page, "results", lambda part: tmp_path / part)
+    monkeypatch.setattr(page, "ROOT", tmp_path)
+    run = {"figures": FIGURES, **_facts(), "is_quick": False}
+    beside = {**run, "figures": {"kafka": BESIDE}, "arguments": "--only kafka --rows 9 --save"}
+    page.save("kafka", beside)
+    page.save("spark", run)
+    text = page.text()
+    assert "`make bench-spark ARGS='--only kafka --rows 9 --save'`" in text
+    for title in ("## The Spark source", "### Beside Kafka", "### Goals beside Kafka"):
+        assert text.split("\n").count(title) == 1
+    page.save("spark", {**run, "figures": {**FIGURES, "kafka": BESIDE}})
+    assert page.text().split("\n").count("### Beside Kafka") == 1
+
+
 def test_without_maven_the_table_says_why_it_has_no_kafka(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ still be read.
 tasks if there are enough records. Cuts are at a border of pages if one is near, so that a page is
 opened and mapped once; otherwise within a page, where the index finds any offset.
 
-**Packing.** A task costs some 70 ms of CPU, whatever it reads. So `packed` gives small pieces that
+**Packing.** A task costs tens of ms of CPU, whatever it reads. So `packed` gives small pieces that
 follow one another to one task, up to TOGETHER records, or maxBytesPerTask if that is given. What is
 larger has a task of its own. Records of a partition stay in order, within a task and from task to
 task. A batch that runs again must have the same tasks (`delivery=idempotent`), so records are

@@ -533,7 +533,7 @@ class Core(QueueOwner[QueueState]):
             "lsn": engine.last_lsn,
             "lsn_settled": engine.settled(DISK),
             "syncs": engine.syncs,
-            "checkpoints": engine.checkpoint_count,
+            "checkpoints": engine.checkpoints.count,
             "durability": MODE_NAMES[self.settings.mode],
             "memory_bytes": memory["budget_bytes"],
             "counted_bytes": memory["counted_bytes"],

@@ -168,10 +168,10 @@ class DirectoryBox(BoxSource):
         self._finish_checkpoint()
         with driver.gate, driver.guard:
             engine = driver.core.engine
-            before = engine.checkpoint_count
+            before = engine.checkpoints.count
             engine.begin_checkpoint()
         self._finish_checkpoint()
-        return engine.checkpoint_count > before
+        return engine.checkpoints.count > before
 
     def _finish_checkpoint(self) -> None:
         """Go on with the checkpoint that is in progress until it is finished."""
@@ -180,7 +180,7 @@ class DirectoryBox(BoxSource):
             with driver.gate, driver.guard:
                 engine = driver.core.engine
                 engine.check()
-                phase = engine.checkpoint_phase
+                phase = engine.checkpoints.phase
                 if phase == IDLE:
                     return
                 if phase == SLICES:

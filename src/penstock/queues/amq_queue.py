@@ -298,14 +298,14 @@ class TickInterval:
         """Return the seconds until the next tick. due_s: seconds until something else is due."""
         if has_more:
             return MORE_S
-        if engine.checkpoint_phase == SLICES:
+        if engine.checkpoints.phase == SLICES:
             return CHECKPOINT_S
         lsn = engine.last_lsn
         is_busy = (
             lsn != self._seen_lsn
             or engine.settled(DISK) < lsn
             or engine.has_pending
-            or engine.checkpoint_phase != IDLE
+            or engine.checkpoints.phase != IDLE
         )
         self._seen_lsn = lsn
         if is_busy:

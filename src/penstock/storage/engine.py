@@ -5,7 +5,8 @@ files at checkpoints. A log apart from the store is the TransactionLog of Qpid's
 Design; the files are RabbitMQ's queue index and message store.
 
 The owners of the engine (queues, the broker, the library) call the engine, and its parts `streams`,
-`leases` and `batches`. The parts do not know the engine; `_compose` gives each what it needs:
+`leases` and `batches`. Of `checkpoints` they only read the counts. The parts do not know the
+engine; `_compose` gives each what it needs:
 
     Journal        append, apply, stop on failure; completions     journal.py
     StorageState   what the log's records have led to              state.py
@@ -771,26 +772,6 @@ class StorageEngine:
         """Make a whole checkpoint now. False if it was given up because the disk is full."""
         self.check()
         return self.upkeep.checkpoint()
-
-    @property
-    def checkpoint_phase(self) -> str:
-        """The phase of the checkpoint in progress (checkpoint.py), or IDLE."""
-        return self.checkpoints.phase
-
-    @property
-    def checkpoint_number(self) -> int:
-        """The number of the checkpoint that is CURRENT."""
-        return self.checkpoints.number
-
-    @property
-    def checkpoint_count(self) -> int:
-        """The number of checkpoints made since the start."""
-        return self.checkpoints.count
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        """Bytes of the last checkpoint's file."""
-        return self.checkpoints.bytes
 
     def begin_checkpoint(self, *, is_whole: bool = False) -> None:
         """Make the cut of a checkpoint, unless one is in progress or cannot be made now. is_whole:

@@ -81,8 +81,8 @@ def begun(c: RigClient, turns: int = 3) -> None:
 
 def at_rest(rig: BrokerRig) -> bool:
     """Whether a checkpoint can be made."""
-    before = rig.vhost.engine.checkpoint_count
-    return rig.vhost.engine.checkpoint() and rig.vhost.engine.checkpoint_count == before + 1
+    before = rig.vhost.engine.checkpoints.count
+    return rig.vhost.engine.checkpoint() and rig.vhost.engine.checkpoints.count == before + 1
 
 
 def killed(rig: BrokerRig) -> None:

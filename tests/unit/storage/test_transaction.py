@@ -544,10 +544,10 @@ def test_no_cut_falls_between_slices_and_a_rollback_allows_it(
     assert tx.write_part(DISK) == 5
     assert not rig.engine.cut_waits
     rig.engine.begin_checkpoint()
-    assert (rig.engine.checkpoint_phase, rig.engine.cut_waits) == (IDLE, True)
+    assert (rig.engine.checkpoints.phase, rig.engine.cut_waits) == (IDLE, True)
     tx.rollback()
     rig.engine.begin_checkpoint()
-    assert rig.engine.checkpoint_phase == SLICES
+    assert rig.engine.checkpoints.phase == SLICES
     rig.finish_checkpoint()
     rig.crash("kept")
     assert texts(rig, b"a") == [b"before"]

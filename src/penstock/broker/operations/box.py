@@ -317,7 +317,7 @@ def _info(call: Call) -> None:
         "lsn": engine.last_lsn,
         "lsn_settled": engine.settled(DISK),
         "syncs": engine.syncs,
-        "checkpoints": engine.checkpoint_count,
+        "checkpoints": engine.checkpoints.count,
         "durability": MODE_NAMES[call.vhost.mode],
         "memory_bytes": memory["budget_bytes"],
         "counted_bytes": memory["counted_bytes"],

@@ -81,19 +81,19 @@ class CheckpointJob(SteppedJob):
     def step(self) -> float | None:
         engine = self.vhost.engine
         engine.check()
-        if engine.checkpoint_phase == SLICES:
+        if engine.checkpoints.phase == SLICES:
             engine.step_checkpoint(engine.clock.monotonic() + SLICE_S)
             return 0.0
-        if engine.checkpoint_phase != IDLE:
+        if engine.checkpoints.phase != IDLE:
             return PAUSE_S
         if not self._has_begun:
-            self._before = engine.checkpoint_count
+            self._before = engine.checkpoints.count
             engine.begin_checkpoint()
-            self._has_begun = engine.checkpoint_phase != IDLE  # not within a large commit
+            self._has_begun = engine.checkpoints.phase != IDLE  # not within a large commit
             return PAUSE_S
-        if engine.checkpoint_count == self._before:
-            raise engine.disk_error(engine.checkpoint_bytes)
-        self.result = {"number": engine.checkpoint_number, "bytes": engine.checkpoint_bytes}
+        if engine.checkpoints.count == self._before:
+            raise engine.disk_error(engine.checkpoints.bytes)
+        self.result = {"number": engine.checkpoints.number, "bytes": engine.checkpoints.bytes}
         return None
 
 

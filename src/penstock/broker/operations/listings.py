@@ -287,7 +287,7 @@ def status(vhost: VHost) -> Info:
         "lsn": engine.last_lsn,
         "lsn_settled": engine.settled(DISK),
         "syncs": engine.syncs,
-        "checkpoints": engine.checkpoint_count,
+        "checkpoints": engine.checkpoints.count,
         "memory_bytes": memory["budget_bytes"],
         "counted_bytes": memory["counted_bytes"],
         "other_bytes": memory["other_bytes"],

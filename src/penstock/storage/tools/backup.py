@@ -117,23 +117,23 @@ class Backup:
     def _checkpoint(self) -> Iterator[bool]:
         """Wait for a checkpoint whose cut is after the pin."""
         engine = self._engine
-        while engine.checkpoint_phase != IDLE:
+        while engine.checkpoints.phase != IDLE:
             yield self._slice()
         engine.begin_checkpoint(is_whole=True)
-        while engine.checkpoint_phase == IDLE:  # a large commit is under way: no cut within it
+        while engine.checkpoints.phase == IDLE:  # a large commit is under way: no cut within it
             yield True
             engine.begin_checkpoint(is_whole=True)
-        before = engine.checkpoint_count
-        while engine.checkpoint_count == before:
-            if engine.checkpoint_phase == IDLE:
-                raise engine.disk_error(engine.checkpoint_bytes)
+        before = engine.checkpoints.count
+        while engine.checkpoints.count == before:
+            if engine.checkpoints.phase == IDLE:
+                raise engine.disk_error(engine.checkpoints.bytes)
             yield self._slice()
-        self.checkpoint_number = engine.checkpoint_number
+        self.checkpoint_number = engine.checkpoints.number
 
     def _slice(self) -> bool:
         engine = self._engine
         engine.check()
-        if engine.checkpoint_phase == SLICES:
+        if engine.checkpoints.phase == SLICES:
             engine.step_checkpoint(engine.clock.monotonic() + engine.options.slice_ms / 1000)
         return True
 

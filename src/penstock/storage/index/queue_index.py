@@ -191,9 +191,9 @@ class QueueIndex:
         self.transients: dict[int, int] = {}
         self._empty_tail: int = -1  # next seq's segment, if its transients are all gone
         self._tail: IndexSegment | None = None
-        self._has_directory: bool = False
         self._files: dict[int, SegmentFiles] = {}
-        self._headers: dict[int, int] = {}  # SegmentFiles.headers of those that were closed
+        # SegmentFiles.headers of those that were closed; None: the directory is not made yet.
+        self._headers: dict[int, int] | None = None
 
     # ---- changes -------------------------------------------------------------------------------
 
@@ -554,13 +554,14 @@ class QueueIndex:
                 for old in [n for n, f in self._files.items() if not f.is_dirty][:1]:
                     headers = self._files[old].headers
                     self.forget_files(old)
-                    if headers:
+                    if headers and self._headers is not None:
                         self._headers[old] = headers
             path = f"{self.path}/{number}"
             files = SegmentFiles(
                 self.fs, path, self.vhost, self.number, number, self.slots, self.ticks.handles
             )
-            files.headers = self._headers.pop(number, 0)
+            if self._headers is not None:
+                files.headers = self._headers.pop(number, 0)
             self._files[number] = files
         return files
 
@@ -575,7 +576,8 @@ class QueueIndex:
                 file.truncate(len(text))
             finally:
                 file.close()
-        self._has_directory = True
+        if self._headers is None:
+            self._headers = {}
         if self.is_durable:
             self.ticks.dirty_names.append(stub)  # a process before, killed, may not have synced it
             self.ticks.dirty_directories[self.path] = None
@@ -619,7 +621,7 @@ class QueueIndex:
     def _writing(self, number: int) -> SegmentFiles:
         """Return the files of a segment for writing. Those of a queue that is not durable are never
         synced, because no checkpoint names them."""
-        if not self._has_directory:
+        if self._headers is None:
             self.make_directory()
         files = self.files(number)
         if self.is_durable and files.path not in self.ticks.dirty:
@@ -655,7 +657,8 @@ class QueueIndex:
 
     def forget_files(self, number: int) -> None:
         """Close the handles of a segment that is clean or about to be deleted."""
-        self._headers.pop(number, None)
+        if self._headers is not None:
+            self._headers.pop(number, None)
         files = self._files.pop(number, None)
         if files is not None:
             files.close()

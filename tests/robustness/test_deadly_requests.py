@@ -13,6 +13,7 @@ import pytest
 
 from penstock.clock import SystemClock
 from penstock.config import Config
+from penstock.operation_json import dumps, read
 from penstock.server.control import ControlError
 from penstock.server.watched_vhost import VhostDown, WatchedVhost
 from penstock.storage.files.data_directory import DataDirectory
@@ -66,14 +67,15 @@ def test_it_ends_the_process_twice_and_then_is_refused(
     tmp_path: Path, deadly: str, settings: dict[str, float]
 ) -> None:
     async def scenario(vhost: WatchedVhost) -> None:
-        await vhost.call("declare_queue", {"queue": "q"})
+        args = dumps({"queue": "q"})
+        await vhost.call("declare_queue", args)
         for _ in range(2):
             with pytest.raises(VhostDown):
-                await vhost.call(deadly, {"queue": "q"})
+                await vhost.call(deadly, args)
         for _ in range(3):  # its client repeats it, and everybody else is served
             with pytest.raises(ControlError, match=f"{deadly} of user 'operator' is refused for"):
-                await vhost.call(deadly, {"queue": "q"})
-            found = await vhost.call("declare_queue", {"queue": "q"})
+                await vhost.call(deadly, args)
+            found = read(await vhost.call("declare_queue", args))
             assert found == {"queue": "q", "messages": 0, "consumers": 0}
         assert [one["operation"] for one in vhost.refused()] == [deadly]
 

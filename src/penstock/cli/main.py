@@ -28,11 +28,14 @@ from penstock import escaping
 from penstock.errors import (
     AMQPError,
     BatchConflictError,
+    BoxClosedError,
+    ConnectionLostError,
     CorruptionError,
     DescriptorsError,
     DiskFullError,
     ForkedError,
     LockedError,
+    MissingCapabilityError,
     MissingPackageError,
     NetworkFileSystemError,
     NotAStoreError,
@@ -48,9 +51,11 @@ from penstock.errors import (
     StoppedError,
     StreamGapError,
     SyncFailedError,
+    TransactionError,
     TransactionTooLargeError,
     UnknownLeaseError,
     UnknownQueueError,
+    UnreachableError,
     VersionError,
 )
 from penstock.native import VERSION, build_kind
@@ -107,6 +112,7 @@ EXIT_CODES: Final[Mapping[type[BaseException], int]] = {
     DiskFullError: EX_IOERR,
     SyncFailedError: EX_IOERR,
     StoppedError: EX_IOERR,
+    BoxClosedError: EX_IOERR,
     LockedError: EX_TEMPFAIL,
     QueueEmptyError: EX_TEMPFAIL,
     QueueFullError: EX_TEMPFAIL,
@@ -114,13 +120,18 @@ EXIT_CODES: Final[Mapping[type[BaseException], int]] = {
     ReaderTakenError: EX_TEMPFAIL,
     SettledError: EX_SOFTWARE,
     ForkedError: EX_SOFTWARE,
+    TransactionError: EX_SOFTWARE,
     UnavailableError: EX_UNAVAILABLE,
+    UnreachableError: EX_UNAVAILABLE,
+    ConnectionLostError: EX_UNAVAILABLE,
+    MissingCapabilityError: EX_UNAVAILABLE,
     MissingPackageError: EX_UNAVAILABLE,
     PenstockError: EX_SOFTWARE,
     FileNotFoundError: EX_NOINPUT,
     NotADirectoryError: EX_NOINPUT,
     IsADirectoryError: EX_NOINPUT,
     PermissionError: EX_NOPERM,
+    ConnectionError: EX_UNAVAILABLE,
     OSError: EX_IOERR,
 }
 
@@ -269,8 +280,6 @@ def exit_code(error: BaseException) -> int:
         return REPLY_EXIT_CODES.get(error.code, EX_SOFTWARE)
     if isinstance(error, FailedError):
         return error.exit_code
-    if isinstance(error, ConnectionError):  # our own errors are PenstockErrors, too
-        return EX_UNAVAILABLE
     for kind in type(error).__mro__:
         if kind in EXIT_CODES:
             return EXIT_CODES[kind]

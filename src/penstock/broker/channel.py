@@ -420,6 +420,7 @@ class ChannelTransaction(PublishCollector):
         rolled back, but for what `undo` gives. QueueFullError, DiskFullError: nothing happened."""
         vhost = self.vhost
         self._check_room()
+        self._forget_restarted()
         if self._kept:  # the engine checks what it has itself
             vhost.engine.check_publish()
         transaction = self._transaction
@@ -446,7 +447,18 @@ class ChannelTransaction(PublishCollector):
         """Write some of its records before the commit. Returns the number of places; 0: `commit`
         may follow. TransactionTooLargeError, DiskFullError: it is rolled back, but for what `undo`
         gives."""
+        self._forget_restarted()
         return self._transaction.write_part(self.vhost.mode)
+
+    def _forget_restarted(self) -> None:
+        """Drop acknowledgements in queues that were restarted: their messages are ready again."""
+        # XXX: those of one that restarts between two parts are committed, and ready in RAM.
+        if self._transaction.has_written:
+            return
+        is_kept = [not delivered.source.is_deleted for delivered in self._acked]
+        if not all(is_kept):
+            self._transaction.keep_dequeues(is_kept)
+            self._acked = [one for one, keep in zip(self._acked, is_kept, strict=True) if keep]
 
     def _settle_dequeued(self) -> None:
         """Remove from the queues what the engine has removed."""

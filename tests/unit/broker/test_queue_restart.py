@@ -3,6 +3,7 @@
 import pytest
 
 from penstock.broker.broker_queue import BrokerQueue, Consumer
+from penstock.broker.channel import LONG_PLACES
 from penstock.broker.queue_table import FAILURES_MAX, WINDOW_S
 from penstock.codec.spec import (
     BasicAck,
@@ -11,6 +12,10 @@ from penstock.codec.spec import (
     BasicConsumeOk,
     QueueDeclare,
     QueueDeclareOk,
+    TxCommit,
+    TxCommitOk,
+    TxSelect,
+    TxSelectOk,
 )
 from penstock.errors import ChannelError, StoppedError
 from penstock.queues.backing_queue import Delivery
@@ -193,6 +198,30 @@ def test_deliveries_of_an_earlier_life_are_nobody_s() -> None:
     other.send(1, BasicAck(delivery_tag=0, multiple=True))
     rig.turn()
     assert classic(rig.vhost.queues["q"]).amq.depth() == 0
+
+
+@pytest.mark.parametrize("count", [2, LONG_PLACES + 10])
+def test_a_transaction_settles_nothing_of_an_earlier_life(count: int) -> None:
+    rig = BrokerRig()
+    one = rig.client().open(1)
+    for name in ("q", "kept"):
+        one.call(1, QueueDeclare(queue=name, durable=True), QueueDeclareOk)
+        for n in range(count):
+            one.publish(1, "", name, b"%d" % n, delivery_mode=2)
+        one.call(1, BasicConsume(queue=name), BasicConsumeOk)
+    rig.turn()
+    one.call(1, TxSelect(), TxSelectOk)
+    one.send(1, BasicAck(delivery_tag=0, multiple=True))
+    one.publish(1, "", "kept", b"more", delivery_mode=2)
+    rig.vhost.restarts.failed(rig.vhost.queues["q"], RuntimeError("a bug"))
+    rig.turn()
+    one.call(1, TxCommit(), TxCommitOk)
+    rig.turn()
+    fresh = classic(rig.vhost.queues["q"]).amq
+    assert (fresh.len(), classic(rig.vhost.queues["kept"]).amq.depth()) == (count, 1)
+    rig.restart()
+    depths = {name: rig.vhost.table.find_queue(name).amq.depth() for name in ("q", "kept")}
+    assert depths == {"q": count, "kept": 1}
 
 
 # --- what cannot be trusted ---

@@ -312,6 +312,16 @@ class Transaction:
         self.place_count += len(entries)
         self.log_bytes += 32 + ENTRY_LOG_BYTES * len(entries)
 
+    @property
+    def has_written(self) -> bool:
+        """Return whether `write_part` has written any of it."""
+        return self._number != 0
+
+    def keep_dequeues(self, is_kept: list[bool]) -> None:
+        """Drop some calls of `dequeue`, of which there is an item each; before any `write_part`."""
+        self.dequeues = [one for one, keep in zip(self.dequeues, is_kept, strict=True) if keep]
+        self._dequeue_count = len(self.dequeues)
+
     def write_part(self, mode: int) -> int:
         """Log some more of its acknowledgements, publishes and appends, at most PART_PLACES places
         or a record's bytes: the commit is in slices then (see the head of this module). Nothing may

@@ -137,6 +137,11 @@ class _Socket:
             if isinstance(error.__cause__, PermissionError):
                 text = "only the user that runs the broker may use its control socket"
                 raise PermissionError(errno.EACCES, text, self._data) from error
+            if getattr(error.__cause__, "errno", None) == errno.EPROTOTYPE:
+                raise UnavailableError(
+                    f"the broker in {self._data} is of an older release, which other commands "
+                    "speak to: use its own `penstock`, or stop it with SIGTERM"
+                ) from error
             raise UnavailableError(
                 f"no broker answers in {self._data} ({error.reason}): is `penstock serve --data "
                 f"{self._data}` running? --data sets the broker"

@@ -1,11 +1,12 @@
 """Which broker a command asks: by option, environment, configuration, default."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from penstock.cli.main import main
-from penstock.server.control import ControlClient, NoServerError
+from penstock.server.control import NAME, ControlClient, NoServerError
 from tests.helpers.fake_control import FakeControl
 
 
@@ -56,3 +57,16 @@ def test_a_socket_of_another_user_is_a_matter_of_permission(
     assert (
         "only the user that runs the broker may use its control socket" in capsys.readouterr().err
     )
+
+
+def test_a_broker_of_an_older_release_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the path of a socket is short
+    with socket.socket(socket.AF_UNIX) as older:
+        older.bind(NAME)
+        older.listen()
+        assert main(["status", "--data", "."]) == 69
+    said = capsys.readouterr().err
+    assert "the broker in . is of an older release" in said
+    assert "stop it with SIGTERM" in said

@@ -61,6 +61,11 @@ NODE: Final = "the node"
 NODE_VHOST: Final = "the node, about a vhost"
 NODE_VHOSTS: Final = "the node, about one vhost or all"
 
+# Words of kinds for which the command line has forms of its own.
+TEXTS: Final = "list of texts"
+TABLE: Final = "object"
+FIELD_TABLE: Final = "object as a field table of AMQP"
+
 
 @dataclass(frozen=True, slots=True)
 class Argument(Option):
@@ -103,9 +108,7 @@ def texts(name: str, meaning: str = "", *, default: list[str] | None = None) -> 
             raise WrongValueError("a list of texts")
         return value
 
-    return _argument(
-        name, Kind("list of texts", check), meaning, REQUIRED if default is None else default
-    )
+    return _argument(name, Kind(TEXTS, check), meaning, REQUIRED if default is None else default)
 
 
 def matching_text(
@@ -152,7 +155,7 @@ def flag(name: str, meaning: str = "", *, default: bool = False) -> Argument:
 
 def table(name: str, meaning: str = "") -> Argument:
     """An object; empty if it is missing or null."""
-    return _argument(name, Kind("object", _table), meaning, None)
+    return _argument(name, Kind(TABLE, _table), meaning, None)
 
 
 def field_table(name: str, meaning: str = "") -> Argument:
@@ -198,9 +201,6 @@ def numbers(name: str, meaning: str = "") -> Argument:
     return _argument(name, Kind("list of whole numbers", check), meaning)
 
 
-FIELD_TABLE: Final = "object as a field table of AMQP"
-
-
 # ---- one call ------------------------------------------------------------------------------------
 
 
@@ -217,9 +217,8 @@ class Arguments:
         names = [argument.name for argument in expected]
         for name in given:
             if name not in names:
-                near = difflib.get_close_matches(name, names, n=1)
-                hint = f", did you mean {near[0]!r}?" if near else ""
-                raise ChannelError(PRECONDITION_FAILED, f"{op}: unknown argument {name!r}{hint}")
+                text = f"{op}: unknown argument {name!r}{_hint(name, names)}"
+                raise ChannelError(PRECONDITION_FAILED, text)
         for argument in expected:
             value = given.get(argument.name, argument.value)
             if value is REQUIRED:
@@ -1018,6 +1017,10 @@ def find(op: str, known: Collection[str]) -> Operation:
     """Return the row of an operation of `known`. ChannelError 404, with the nearest name."""
     if op in known:
         return OPERATIONS[op]
-    near = difflib.get_close_matches(op, known, n=1)
-    hint = f", did you mean {near[0]!r}?" if near else ""
-    raise ChannelError(NOT_FOUND, f"no operation {op!r}{hint}")
+    raise ChannelError(NOT_FOUND, f"no operation {op!r}{_hint(op, known)}")
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    """Return a question about the nearest known name, "" if none is near."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f", did you mean {near[0]!r}?" if near else ""

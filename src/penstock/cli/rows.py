@@ -27,6 +27,8 @@ from penstock.operation_table import (
     NODE,
     NODE_VHOSTS,
     OPERATIONS,
+    TABLE,
+    TEXTS,
     Argument,
     Operation,
 )
@@ -91,9 +93,9 @@ def _decorator(argument: Argument) -> Callable[[Any], Any] | None:
         return click.option("--" + name.replace("_", "-"), is_flag=True, help=text)
     if words == FIELD_TABLE:
         return ARGUMENTS
-    if words == "object":
+    if words == TABLE:
         return click.argument(name, metavar="JSON", callback=lambda _c, _p, text: _table(text))
-    if words == "list of texts":
+    if words == TEXTS:
         return click.argument(name, nargs=-1, metavar=f"[{name.removesuffix('s').upper()}]...")
     if argument.is_required:
         return click.argument(name, callback=named)

@@ -36,12 +36,12 @@ class BatchEngine:
     """One per engine: `engine.batches`."""
 
     def __init__(
-        self, journal: Journal, checkpoints: Checkpointer, turns: StreamEngine, reserve: Reserve,
+        self, journal: Journal, checkpoints: Checkpointer, streams: StreamEngine, reserve: Reserve,
         pins: Pins,
     ) -> None:  # fmt: skip
         self._journal = journal
         self._checkpoints = checkpoints
-        self._turns = turns
+        self._streams = streams
         self._reserve = reserve
         self._pins = pins
         self._running: Adoption | None = None  # in a worker
@@ -206,7 +206,7 @@ class BatchEngine:
                 journal.event("corruption", f"an adopted page: {adoption.damage}")
             journal.state.streams.placed(stream, adoption)
             self.place()
-            self._turns.turn()
+            self._streams.turn()
 
         def failed(error: BaseException) -> None:
             self._running = None

@@ -1,10 +1,12 @@
 """Checkpointer and small queues: slots and headers in the checkpoint, bodies in one store file."""
 
+import errno
+
 import pytest
 
 from penstock.storage.files.durability import DISK
 from penstock.storage.index.queue_index import QueueIndex
-from penstock.storage.journal.checkpoint import SLICES
+from penstock.storage.journal.checkpoint import SLICES, SYNC
 from tests.helpers.engine_rig import PATH, STORED, EngineRig
 
 BIG = b"B" * STORED
@@ -223,3 +225,30 @@ def test_a_checkpoint_of_unchanged_small_queues_writes_no_body_again() -> None:
     for _ in range(3):
         rig.engine.checkpoint()
     assert rig.store_names() == names
+
+
+def test_the_first_writes_after_a_start_sync_no_segment_file_beside_the_worker() -> None:
+    """Files from before a start are synced before they are written to [8]: while it starts, or not
+    at all, for a sync of one file may take half a second on the owner's thread."""
+    rig = EngineRig(sections=True, segment_slots=8, small_queue_entries=4)
+    queue = filled(rig, b"q", 4)
+    rig.engine.checkpoint()  # slots in segment 0
+    rig.ack(queue, 0, 1)
+    rig.put(queue, b"row")
+    rig.engine.checkpoint()  # and a row of the same segment in the section
+    assert sorted(queue.section) == [4]
+    rig.restart()
+    queue = rig.queue()
+    fault = rig.fs.fail(errno.EIO, kinds=("sync",), path=queue.path, times=None)
+    rig.put(queue, *[b"new %d" % n for n in range(4)])
+    queue.write([rig.engine.entry(queue, queue.next_seq - 1)])  # as the Purger does
+    cut(rig)
+    rig.engine.upkeep.step_checkpoint(float("inf"))
+    assert rig.engine.checkpoints.phase == SYNC
+    assert not fault.hits
+    rig.fs.clear_faults()
+    rig.finish_checkpoint()
+    assert queue.section == {}
+    rig.restart()
+    bodies = list(rig.bodies(rig.queue()).values())
+    assert bodies == [b"2.........", b"3.........", b"row", *[b"new %d" % n for n in range(4)]]

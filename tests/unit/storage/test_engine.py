@@ -166,14 +166,14 @@ def test_after_a_clean_stop_the_log_is_not_read() -> None:
     assert list(again.bodies(again.queue()).values()) == [b"x", b"y"]
 
 
-def test_after_a_clean_stop_seqs_and_queue_numbers_go_on_without_a_gap() -> None:
+def test_after_a_clean_stop_queue_numbers_go_on_and_seqs_in_a_segment_without_files() -> None:
     rig = EngineRig()
     queue = rig.queue()
     rig.put(queue, b"x")
     rig.engine.mark(queue, 100, DISK)
     rig.restart()
     queue = rig.queue()
-    assert (queue.next_seq, queue.mark) == (1, 100)
+    assert (queue.next_seq, queue.mark) == (4, 100)
     assert rig.queue(b"other").number == queue.number + 1
 
 

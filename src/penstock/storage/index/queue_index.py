@@ -27,6 +27,7 @@ A live entry is in one of these places:
   * RAM and log only, with the `Holder`, which returns it when a checkpoint asks for it.
 """
 
+from penstock.errors import is_shortage
 from penstock.message import Entry, QueuedMessage
 from penstock.storage.files.data_directory import QUEUE_NAME, text_of
 from penstock.storage.files.filesystem import FileSystem
@@ -564,6 +565,19 @@ class QueueIndex:
                 files.headers = self._headers.pop(number, 0)
             self._files[number] = files
         return files
+
+    def take_over(self, numbers: set[int]) -> None:
+        """See to it that no write syncs a file from before this start. numbers: of live segments
+        with files. The next seq is of a segment without files; those of entries in the section,
+        which a checkpoint may write to their slots, are synced and checked now. SyncFailedError."""
+        if self.next_seq // self.slots in numbers:
+            self.skip_to((self.next_seq // self.slots + 1) * self.slots)
+        for number in {seq // self.slots for seq in self.section} & numbers:
+            try:
+                self._writing(number).take_over()
+            except OSError as error:  # such as a full disk: the write tries it again
+                if not is_shortage(error):
+                    raise
 
     def make_directory(self) -> None:
         """Create the directory and its `.queue_name`, or correct that. Needs a sync."""

@@ -318,6 +318,13 @@ class SegmentFiles:
         qi.pwrite(data, HEADER_BYTES + first % self._slots * SLOT_BYTES)
         return len(data)
 
+    def take_over(self) -> None:
+        """Sync and check the files that there are, from before this start: no write has to."""
+        self._handles.used(self)
+        for ending, magic in ((".qi", MAGIC_QI), (".qs", MAGIC_QS)):
+            if self._fs.exists(self.path + ending):
+                self._open_for_write(ending, magic)
+
     def _open_for_write(self, ending: str, magic: bytes) -> File:
         is_qi = ending == ".qi"
         file = self._qi if is_qi else self._qs

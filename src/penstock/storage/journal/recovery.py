@@ -158,7 +158,8 @@ def orphans(
     fs: FileSystem, state: StorageState, number: int, files: list[str]
 ) -> tuple[list[str], list[str]]:
     """Return the files, and directories of queues, that a crash left and the state does not name;
-    they may be deleted once a checkpoint of this state is CURRENT [6]. files: of the store."""
+    they may be deleted once a checkpoint of this state is CURRENT [6]. files: of the store. Of the
+    files that stay, those that the queues might write to are made ready for it (take_over)."""
     path = state.path
     keep = {"CURRENT", f"checkpoint-{number}"}
     files += [
@@ -176,12 +177,16 @@ def orphans(
         if found is None:
             trees.append(at)
             continue
+        kept: set[int] = set()
         for name in fs.list(at):
             stem, _, ending = name.rpartition(".")
             if ending in ("qi", "qs") and stem.isdigit():
                 key = (found.number, int(stem))
-                if int(stem) not in found.segments and key not in state.reaping:
+                if int(stem) in found.segments:
+                    kept.add(int(stem))
+                elif key not in state.reaping:
                     files.append(f"{at}/{name}")
+        found.take_over(kept)
     return files, trees
 
 

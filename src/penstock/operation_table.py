@@ -453,6 +453,7 @@ def _list(
 _NAME: Final = text("name", "the vhost's")
 _USER_NAME: Final = text("name", "the user's")
 _USER: Final = text("user", "the user")
+_TOPIC_COLUMNS: Final = ("user", "vhost", "exchange", "write", "read")
 _ONE_USER: Final = short_text_or_null("user", "only of this user")
 _PASSWORD: Final = text("password", "the password")
 _LIMITS: Final = table("limits", 'an object such as {"max-connections": 10}; -1 is no limit')
@@ -606,6 +607,29 @@ _ROWS: Final = (
     _of_node(
         "clear_permissions", "Remove a user's permissions on a vhost.", _USER, of=NODE_VHOST,
         is_command=True, more="The user can no longer open connections to it.",
+    ),
+    _list(
+        "list_topic_permissions", "List users' permissions on routing keys of topic exchanges.",
+        _TOPIC_COLUMNS, of=NODE_VHOSTS, audience=OPERATORS,
+    ),
+    _list(
+        "list_user_topic_permissions", "List a user's topic permissions, in all vhosts.",
+        _TOPIC_COLUMNS, of=NODE, audience=OPERATORS, arguments=(_USER,),
+    ),
+    _of_node(
+        "set_topic_permissions",
+        "Set with which routing keys a user may publish to a topic exchange and bind from it.",
+        _USER, short_text("exchange", "the topic exchange"),
+        text("write", "a regular expression of routing keys, for publishing"),
+        text("read", "the same for binding"), of=NODE_VHOST, is_command=True,
+        more="They add to set_permissions, which must allow the exchange too. {username} and "
+        "{vhost} in WRITE and READ stand for these names. They apply at once, to open connections "
+        "too; bindings that are there stay.",
+    ),
+    _of_node(
+        "clear_topic_permissions", "Allow a user every routing key of topic exchanges again.",
+        _USER, text("exchange", "one exchange, or all", default=""), of=NODE_VHOST,
+        is_command=True, more="Without EXCHANGE those of all the vhost's exchanges are removed.",
     ),
     _list(
         "list_user_limits", "List the limits of users; -1 is none.", ("user", *OF_USERS),

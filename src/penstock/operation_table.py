@@ -15,13 +15,14 @@ is there or has a default, has its type and is in range, and none is unknown, so
 an error and not a default. Every error is a ChannelError 406 that names the operation and the
 argument, what was given and what was expected.
 
-**Who may call.** `needs` are permissions on what the arguments name: (verb, kind, argument), ""
-for the default exchange; a user without one gets a 403. An operation whose permissions depend on
-more than names checks them itself, and `needs_text` says which they are. `tags`: the caller needs
-one of these. `audience` is ALL, OPERATORS (over the control socket alone: what changes users and
-vhosts, writes files or takes messages without a consumer; no tag is enough, because a user with an
-administrator's password need not have an account on this machine), or CLIENTS (over an AMQP
-channel alone).
+**Who may call.** `needs` are permissions on what the arguments name: (verb, kind, argument), "" for
+the default exchange; a user without one gets a 403. An operation whose permissions depend on more
+than names checks them itself, and `needs_text` says which they are. `tags`: the caller needs one of
+these, RabbitMQ's. MANAGERS may see what is in a vhost that they may open, where rows belong to
+users their own; WATCHERS all of it. `audience` is ALL, OPERATORS (over the control socket alone:
+what changes users and vhosts, writes files or takes messages without a consumer; no tag is enough,
+because a user with an administrator's password need not have an account on this machine), or
+CLIENTS (over an AMQP channel alone).
 """
 
 import difflib
@@ -52,6 +53,7 @@ BROWSE_MAX: Final = 1000
 DEFAULT_VHOST: Final = "/"
 
 WATCHERS: Final = ("monitoring", "administrator")
+MANAGERS: Final = ("management", "policymaker", *WATCHERS)
 ALL: Final = "all"
 OPERATORS: Final = "operators"
 CLIENTS: Final = "clients"
@@ -898,16 +900,16 @@ _ROWS: Final = (
             "rejected", "expired", "maxlen", "delivery_limit", "dead_letters_dropped",
             "dead_letter_cycles", "alerts_raised", "why", "is_flowed", "q1", "q2", "q3", "q4",
             "set_aside", "partitions", "readers", "vhost",
-        ), tags=WATCHERS,
+        ), tags=MANAGERS,
     ),
     _list(
         "list_exchanges", "List the exchanges of a vhost.", ("name", "type"),
-        ("durable", "auto_delete", "internal", "arguments", "vhost"), tags=WATCHERS,
+        ("durable", "auto_delete", "internal", "arguments", "vhost"), tags=MANAGERS,
     ),
     _list(
         "list_bindings", "List the bindings of a vhost.",
         ("source_name", "destination_name", "destination_kind", "routing_key", "arguments"),
-        ("source_kind", "vhost"), tags=WATCHERS,
+        ("source_kind", "vhost"), tags=MANAGERS,
     ),
     _list(
         "list_consumers", "List the consumers of a vhost.",
@@ -915,7 +917,7 @@ _ROWS: Final = (
         (
             "connection", "user", "exclusive", "active", "priority", "arguments", "unacked",
             "delivered", "vhost",
-        ), tags=WATCHERS,
+        ), tags=MANAGERS,
     ),
     _list(
         "list_channels", "List the channels of a vhost's connections.",
@@ -923,7 +925,8 @@ _ROWS: Final = (
         (
             "connection", "number", "vhost", "prefetch_count", "global_prefetch_count", "confirm",
             "transactional", "messages_unconfirmed", "state",
-        ), tags=WATCHERS,
+        ), tags=MANAGERS,
+        more="Without the tag monitoring or administrator: the user's own.",
     ),
     _list(
         "list_alerts", "List the alerts of a vhost.", ("time", "queue", "kind", "is_on", "text"),

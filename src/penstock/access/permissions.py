@@ -30,7 +30,7 @@ Names are text with surrogates for bytes that are not UTF-8; these are matched a
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from penstock.errors import OptionError
@@ -133,8 +133,9 @@ DEFAULT_EXCHANGE: Final = "amq.default"
 NOTHING: Final = "^$"  # the pattern that no name has
 ADMINISTRATOR: Final = "administrator"
 IMPERSONATOR: Final = "impersonator"  # may publish with the user-id of others, as in RabbitMQ
+GUEST: Final = "guest"
 # RabbitMQ's default of `loopback_users`: its password is known to everyone.
-LOOPBACK_USERS: Final = frozenset({"guest"})
+LOOPBACK_USERS: Final = (GUEST,)
 GUEST_LOOPBACK: Final = "loopback"
 GUEST_OFF: Final = "off"
 
@@ -261,12 +262,17 @@ def check_pattern(verb: str, pattern: str) -> None:
         raise OptionError(verb, pattern[:100], expected) from error
 
 
-def may_come_from(user: str, host: str, guest: str = GUEST_LOOPBACK) -> bool:
-    """Return whether the user may connect from this address. guest may connect only from this
-    machine, or, with GUEST_OFF, from nowhere."""
-    if user not in LOOPBACK_USERS:
-        return True
-    return guest == GUEST_LOOPBACK and is_loopback(host)
+def why_not_from(
+    user: str, host: str, guest: str = GUEST_LOOPBACK,
+    loopback_users: Collection[str] = LOOPBACK_USERS,
+) -> str:  # fmt: skip
+    """Return why the user may not connect from this address, "" if it may. loopback_users: may
+    connect only from this machine. guest: with GUEST_OFF, guest may from nowhere."""
+    if user == GUEST and guest == GUEST_OFF:
+        return "guest is off"
+    if user in loopback_users and not is_loopback(host):
+        return "it may connect from this machine only"
+    return ""
 
 
 def is_loopback(host: str) -> bool:

@@ -35,7 +35,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from penstock.access.limits import LIMIT_OPTIONS, Limits
-from penstock.access.permissions import GUEST_LOOPBACK, GUEST_OFF
+from penstock.access.permissions import GUEST_LOOPBACK, GUEST_OFF, LOOPBACK_USERS
 from penstock.errors import OptionError
 from penstock.options import (
     Kind,
@@ -106,6 +106,7 @@ class Config:
     half_open_max: int = 1000
     half_open_bytes_max: int = 8 << 20
     guest: str = GUEST_LOOPBACK
+    loopback_users: tuple[str, ...] = LOOPBACK_USERS
     data_permissions: str = FIX
     http_hosts: tuple[str, ...] = ()
     http_connections_max: int = 4096
@@ -224,6 +225,10 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "guest", choice(GUEST_LOOPBACK, GUEST_OFF),
         "where the user guest may connect from: this machine (`loopback`), or nowhere (`off`)",
+    ),
+    Option(
+        "loopback_users", names('names of users with commas between them, as "guest, ann"'),
+        "users who may connect from this machine only, as in RabbitMQ; empty: nobody",
     ),
     Option(
         "data_permissions", choice(FIX, REFUSE, IGNORE),

@@ -15,13 +15,14 @@ is there or has a default, has its type and is in range, and none is unknown, so
 an error and not a default. Every error is a ChannelError 406 that names the operation and the
 argument, what was given and what was expected.
 
-**Who may call.** `needs` are permissions on what the arguments name: (verb, kind, argument), ""
-for the default exchange; a user without one gets a 403. An operation whose permissions depend on
-more than names checks them itself, and `needs_text` says which they are. `tags`: the caller needs
-one of these. `audience` is ALL, OPERATORS (over the control socket alone: what changes users and
-vhosts, writes files or takes messages without a consumer; no tag is enough, because a user with an
-administrator's password need not have an account on this machine), or CLIENTS (over an AMQP
-channel alone).
+**Who may call.** `needs` are permissions on what the arguments name: (verb, kind, argument), "" for
+the default exchange; a user without one gets a 403. An operation whose permissions depend on more
+than names checks them itself, and `needs_text` says which they are. `tags`: the caller needs one of
+these, RabbitMQ's. MANAGERS may see what is in a vhost that they may open, where rows belong to
+users their own; WATCHERS all of it. `audience` is ALL, OPERATORS (over the control socket alone:
+what changes users and vhosts, writes files or takes messages without a consumer; no tag is enough,
+because a user with an administrator's password need not have an account on this machine), or
+CLIENTS (over an AMQP channel alone).
 """
 
 import difflib
@@ -52,6 +53,7 @@ BROWSE_MAX: Final = 1000
 DEFAULT_VHOST: Final = "/"
 
 WATCHERS: Final = ("monitoring", "administrator")
+MANAGERS: Final = ("management", "policymaker", *WATCHERS)
 ALL: Final = "all"
 OPERATORS: Final = "operators"
 CLIENTS: Final = "clients"
@@ -453,6 +455,7 @@ def _list(
 _NAME: Final = text("name", "the vhost's")
 _USER_NAME: Final = text("name", "the user's")
 _USER: Final = text("user", "the user")
+_TOPIC_COLUMNS: Final = ("user", "vhost", "exchange", "write", "read")
 _ONE_USER: Final = short_text_or_null("user", "only of this user")
 _PASSWORD: Final = text("password", "the password")
 _LIMITS: Final = table("limits", 'an object such as {"max-connections": 10}; -1 is no limit')
@@ -606,6 +609,29 @@ _ROWS: Final = (
     _of_node(
         "clear_permissions", "Remove a user's permissions on a vhost.", _USER, of=NODE_VHOST,
         is_command=True, more="The user can no longer open connections to it.",
+    ),
+    _list(
+        "list_topic_permissions", "List users' permissions on routing keys of topic exchanges.",
+        _TOPIC_COLUMNS, of=NODE_VHOSTS, audience=OPERATORS,
+    ),
+    _list(
+        "list_user_topic_permissions", "List a user's topic permissions, in all vhosts.",
+        _TOPIC_COLUMNS, of=NODE, audience=OPERATORS, arguments=(_USER,),
+    ),
+    _of_node(
+        "set_topic_permissions",
+        "Set with which routing keys a user may publish to a topic exchange and bind from it.",
+        _USER, short_text("exchange", "the topic exchange"),
+        text("write", "a regular expression of routing keys, for publishing"),
+        text("read", "the same for binding"), of=NODE_VHOST, is_command=True,
+        more="They add to set_permissions, which must allow the exchange too. {username} and "
+        "{vhost} in WRITE and READ stand for these names. They apply at once, to open connections "
+        "too; bindings that are there stay.",
+    ),
+    _of_node(
+        "clear_topic_permissions", "Allow a user every routing key of topic exchanges again.",
+        _USER, text("exchange", "one exchange, or all", default=""), of=NODE_VHOST,
+        is_command=True, more="Without EXCHANGE those of all the vhost's exchanges are removed.",
     ),
     _list(
         "list_user_limits", "List the limits of users; -1 is none.", ("user", *OF_USERS),
@@ -874,16 +900,16 @@ _ROWS: Final = (
             "rejected", "expired", "maxlen", "delivery_limit", "dead_letters_dropped",
             "dead_letter_cycles", "alerts_raised", "why", "is_flowed", "q1", "q2", "q3", "q4",
             "set_aside", "partitions", "readers", "vhost",
-        ), tags=WATCHERS,
+        ), tags=MANAGERS,
     ),
     _list(
         "list_exchanges", "List the exchanges of a vhost.", ("name", "type"),
-        ("durable", "auto_delete", "internal", "arguments", "vhost"), tags=WATCHERS,
+        ("durable", "auto_delete", "internal", "arguments", "vhost"), tags=MANAGERS,
     ),
     _list(
         "list_bindings", "List the bindings of a vhost.",
         ("source_name", "destination_name", "destination_kind", "routing_key", "arguments"),
-        ("source_kind", "vhost"), tags=WATCHERS,
+        ("source_kind", "vhost"), tags=MANAGERS,
     ),
     _list(
         "list_consumers", "List the consumers of a vhost.",
@@ -891,7 +917,7 @@ _ROWS: Final = (
         (
             "connection", "user", "exclusive", "active", "priority", "arguments", "unacked",
             "delivered", "vhost",
-        ), tags=WATCHERS,
+        ), tags=MANAGERS,
     ),
     _list(
         "list_channels", "List the channels of a vhost's connections.",
@@ -899,7 +925,8 @@ _ROWS: Final = (
         (
             "connection", "number", "vhost", "prefetch_count", "global_prefetch_count", "confirm",
             "transactional", "messages_unconfirmed", "state",
-        ), tags=WATCHERS,
+        ), tags=MANAGERS,
+        more="Without the tag monitoring or administrator: the user's own.",
     ),
     _list(
         "list_alerts", "List the alerts of a vhost.", ("time", "queue", "kind", "is_on", "text"),

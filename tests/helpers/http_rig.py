@@ -58,6 +58,7 @@ def users_facts(**permissions: tuple[str, str, str]) -> dict[str, Any]:
         ],
         "vhosts": [["/", "ready"], ["other", "ready"], ["new", "creating"]],
         "permissions": [[name, "/", *three] for name, three in permissions.items()],
+        "topics": [],
     }
 
 

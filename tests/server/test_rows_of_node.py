@@ -15,6 +15,7 @@ from tests.helpers.live_broker import LiveBroker
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
     with LiveBroker(tmp_path_factory.mktemp("rows") / "data") as broker:
+        broker.control("set_topic_permissions", user="guest", exchange="x", write="w", read="r")
         yield broker
 
 
@@ -49,6 +50,7 @@ def test_status_has_every_field(broker: LiveBroker) -> None:
         ),
         ("list_users", ["name", "tags"]),
         ("list_permissions", ["user", "vhost", "configure", "write", "read"]),
+        ("list_topic_permissions", ["user", "vhost", "exchange", "write", "read"]),
         ("list_user_limits", ["user", "max-connections", "max-channels", "max-publish-rate"]),
         (
             "list_vhost_limits",
@@ -62,3 +64,10 @@ def test_each_list_has_its_columns(broker: LiveBroker, command: str, names: list
     assert rows
     for row in rows:
         assert sorted(row) == sorted(names) == sorted({*first, *others})
+
+
+def test_topic_permissions_of_a_user_have_their_columns(broker: LiveBroker) -> None:
+    expected = {"user": "guest", "vhost": "/", "exchange": "x", "write": "w", "read": "r"}
+    assert broker.control("list_user_topic_permissions", user="guest") == [expected]
+    first, others = COLUMNS["list_user_topic_permissions"]
+    assert sorted(expected) == sorted({*first, *others})

@@ -5,6 +5,12 @@ RabbitMQ: `^` and `$` anchor it, ".*" matches everything, and the empty pattern 
 matches no name. The default exchange has the name "amq.default" here, as in RabbitMQ. Patterns are
 matched in time linear in the name, so a little of RabbitMQ's PCRE is missing.
 
+A topic permission is for one topic exchange: the routing keys of publishes to it (write) and of
+bindings from it (read) must match too. Without one every key is allowed, with an empty pattern the
+empty key. "{username}" and "{vhost}"
+in it stand for the user's and the vhost's name, literally: RabbitMQ would match the name as a
+pattern, so that the user "a.b" could publish as "axb".
+
 An Identity never changes: when permissions change, the connection gets another Identity. So results
 can be cached, at most CACHE_NAMES_MAX per verb. Every method that names a resource checks it, also
 for names inside arguments (alternate and dead-letter exchanges).
@@ -24,6 +30,7 @@ Names are text with surrogates for bytes that are not UTF-8; these are matched a
 
 import ipaddress
 import re
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from penstock.errors import OptionError
@@ -126,16 +133,19 @@ DEFAULT_EXCHANGE: Final = "amq.default"
 NOTHING: Final = "^$"  # the pattern that no name has
 ADMINISTRATOR: Final = "administrator"
 IMPERSONATOR: Final = "impersonator"  # may publish with the user-id of others, as in RabbitMQ
+GUEST: Final = "guest"
 # RabbitMQ's default of `loopback_users`: its password is known to everyone.
-LOOPBACK_USERS: Final = frozenset({"guest"})
+LOOPBACK_USERS: Final = (GUEST,)
 GUEST_LOOPBACK: Final = "loopback"
 GUEST_OFF: Final = "off"
 
 
 class PatternCache:
-    """Matches names against one permission, and caches the results."""
+    """Matches names against one permission, and caches the results. unnamed: what is matched
+    for ""."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, unnamed: str = DEFAULT_EXCHANGE) -> None:
+        self._unnamed: Final = unnamed
         self._pattern = Pattern(pattern or NOTHING)
         self._known: dict[str, bool] = {}
 
@@ -143,7 +153,7 @@ class PatternCache:
         """Return whether the pattern is found anywhere in the name."""
         known = self._known.get(name)
         if known is None:
-            known = self._pattern.is_in(name or DEFAULT_EXCHANGE)
+            known = self._pattern.is_in(name or self._unnamed)
             if len(self._known) >= CACHE_NAMES_MAX:
                 self._known = {}
             self._known[name] = known
@@ -151,11 +161,13 @@ class PatternCache:
 
 
 class Identity:
-    """A user in a vhost. tags: such as "administrator". Raises OptionError for a bad pattern."""
+    """A user in a vhost. tags: such as "administrator". topics: exchange -> the patterns of routing
+    keys that it may write and read, expanded. Raises OptionError for a bad pattern."""
 
     def __init__(
-        self, name: str, tags: frozenset[str], configure: str, write: str, read: str
-    ) -> None:
+        self, name: str, tags: frozenset[str], configure: str, write: str, read: str,
+        topics: Mapping[str, tuple[str, str]] | None = None,
+    ) -> None:  # fmt: skip
         for verb, pattern in (("configure", configure), ("write", write), ("read", read)):
             check_pattern(verb, pattern)
         self.name: Final = name
@@ -166,6 +178,11 @@ class Identity:
         self._configure = PatternCache(configure)
         self._write = PatternCache(write)
         self._read = PatternCache(read)
+        self.topics: Final = topics or {}
+        self._topics: dict[str, tuple[PatternCache, PatternCache]] = {
+            exchange: (PatternCache(one[0], ""), PatternCache(one[1], ""))
+            for exchange, one in self.topics.items()
+        }
 
     def may_configure(self, name: str) -> bool:
         """Return whether it may make, change and delete an exchange or queue of this name."""
@@ -180,6 +197,21 @@ class Identity:
         exchange."""
         return self._read.matches(name)
 
+    def may_write_topic(self, exchange: str, key: str) -> bool:
+        """Return whether it may publish with this routing key to this topic exchange."""
+        own = self._topics.get(exchange)
+        return own is None or own[0].matches(key)
+
+    def may_write_every_topic(self, exchange: str) -> bool:
+        """Return whether it may publish with every routing key, if it may write to the exchange."""
+        own = self.topics.get(exchange)
+        return own is None or own[0] == ".*"
+
+    def may_read_topic(self, exchange: str, key: str) -> bool:
+        """Return whether it may bind with this routing key from this topic exchange."""
+        own = self._topics.get(exchange)
+        return own is None or own[1].matches(key)
+
     @property
     def is_administrator(self) -> bool:
         """Whether it may do everything in all vhosts."""
@@ -193,6 +225,7 @@ class Identity:
             "configure": self.configure,
             "write": self.write,
             "read": self.read,
+            "topics": self.topics,
         }
 
     @classmethod
@@ -204,12 +237,20 @@ class Identity:
             facts["configure"],
             facts["write"],
             facts["read"],
+            {exchange: (write, read) for exchange, (write, read) in facts["topics"].items()},
         )
 
 
 def everything(name: str) -> Identity:
     """Return an identity that may do everything, for programs that own the vhost's files."""
     return Identity(name, frozenset({ADMINISTRATOR}), ".*", ".*", ".*")
+
+
+def expanded(pattern: str, user: str, vhost: str) -> str:
+    """Return the pattern of a topic permission with the names in it. An empty one stays empty."""
+    for variable, name in (("{username}", user), ("{vhost}", vhost)):
+        pattern = pattern.replace(variable, re.escape(name))
+    return pattern
 
 
 def check_pattern(verb: str, pattern: str) -> None:
@@ -221,12 +262,17 @@ def check_pattern(verb: str, pattern: str) -> None:
         raise OptionError(verb, pattern[:100], expected) from error
 
 
-def may_come_from(user: str, host: str, guest: str = GUEST_LOOPBACK) -> bool:
-    """Return whether the user may connect from this address. guest may connect only from this
-    machine, or, with GUEST_OFF, from nowhere."""
-    if user not in LOOPBACK_USERS:
-        return True
-    return guest == GUEST_LOOPBACK and is_loopback(host)
+def why_not_from(
+    user: str, host: str, guest: str = GUEST_LOOPBACK,
+    loopback_users: Collection[str] = LOOPBACK_USERS,
+) -> str:  # fmt: skip
+    """Return why the user may not connect from this address, "" if it may. loopback_users: may
+    connect only from this machine. guest: with GUEST_OFF, guest may from nowhere."""
+    if user == GUEST and guest == GUEST_OFF:
+        return "guest is off"
+    if user in loopback_users and not is_loopback(host):
+        return "it may connect from this machine only"
+    return ""
 
 
 def is_loopback(host: str) -> bool:

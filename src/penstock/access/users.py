@@ -1,9 +1,10 @@
 """Users, their passwords, permissions and limits, and the list of vhosts: checking and changing.
 
-Four small tables are held in memory, so reads and checks never touch the disk:
+Five small tables are held in memory, so reads and checks never touch the disk:
 
     users        name -> (hash, tags)              permissions  (user, vhost) -> three patterns
     vhosts       name -> (state, meta)             limits       name -> limits, of users and vhosts
+    topics       (user, vhost) -> exchange -> two patterns
 
 KnownUsers checks. Users, in the process that owns node.db, also changes: a change is written to
 storage.user_store and is on disk when its call returns. Other processes of the broker have
@@ -42,7 +43,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from penstock.access.limits import OF_USERS, OF_VHOSTS, checked_limits
-from penstock.access.permissions import ADMINISTRATOR, NOTHING, Identity, check_pattern
+from penstock.access.permissions import ADMINISTRATOR, NOTHING, Identity, check_pattern, expanded
 from penstock.clock import date
 from penstock.errors import NOT_FOUND, PRECONDITION_FAILED, AMQPError, OptionError
 from penstock.storage.files.user_store import CREATING, DELETING, READY, UserStore
@@ -102,6 +103,7 @@ class KnownUsers:
         self._users: dict[str, tuple[str, frozenset[str]]] = {}
         self._vhosts: dict[str, tuple[str, str]] = {}
         self._permissions: dict[tuple[str, str], tuple[str, str, str]] = {}
+        self._topics: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
         self._warned: set[tuple[str, str, str]] = set()  # patterns that cannot be matched
 
     # --- from one process to another ---
@@ -112,6 +114,7 @@ class KnownUsers:
             "users": [[n, hashed, sorted(tags)] for n, (hashed, tags) in self._users.items()],
             "vhosts": [[name, state] for name, (state, _) in self._vhosts.items()],
             "permissions": [[*who, *patterns] for who, patterns in self._permissions.items()],
+            "topics": [[*who, on] for who, on in self._topics.items()],
         }
 
     def take(self, facts: dict[str, Any]) -> None:
@@ -119,6 +122,10 @@ class KnownUsers:
         self._users = {name: (hashed, frozenset(tags)) for name, hashed, tags in facts["users"]}
         self._vhosts = {name: (state, "{}") for name, state in facts["vhosts"]}
         self._permissions = {(u, v): (c, w, r) for u, v, c, w, r in facts["permissions"]}
+        self._topics = {
+            (u, v): {exchange: (w, r) for exchange, (w, r) in on.items()}
+            for u, v, on in facts["topics"]
+        }
 
     # --- passwords and identities ---
 
@@ -160,7 +167,11 @@ class KnownUsers:
         if patterns is None:
             return None
         configure, write, read = (self._usable(user, vhost, pattern) for pattern in patterns)
-        return Identity(user, self._users[user][1], configure, write, read)
+        topics = {
+            exchange: (expanded(one[0], user, vhost), expanded(one[1], user, vhost))
+            for exchange, one in self._topics.get((user, vhost), {}).items()
+        }
+        return Identity(user, self._users[user][1], configure, write, read, topics)
 
     def _usable(self, user: str, vhost: str, pattern: str) -> str:
         """Return the pattern. For one that an older version accepted and that cannot be matched in
@@ -217,6 +228,8 @@ class Users(KnownUsers):
         self._users = store.users()
         self._vhosts = store.vhosts()
         self._permissions = store.permissions()
+        for (user, vhost, exchange), two in store.topic_permissions().items():
+            self._topics.setdefault((user, vhost), {})[exchange] = two
         self._limits = {kind: _limits_of(store.limits(kind), kind) for kind in KINDS}
         for (user, vhost), patterns in self._permissions.items():
             for pattern in patterns:  # log those that are refused, at each start
@@ -267,11 +280,12 @@ class Users(KnownUsers):
         self._put_user(name, hashed, _checked_tags(tags))
 
     def delete_user(self, name: str) -> None:
-        """Delete a user and its permissions. Raises AMQPError 404."""
+        """Delete a user and all its permissions. Raises AMQPError 404."""
         self._known(name)
         self._store.delete_user(name)
         del self._users[name]
         self._permissions = {key: p for key, p in self._permissions.items() if key[0] != name}
+        self._topics = {key: on for key, on in self._topics.items() if key[0] != name}
         self._limits[USER].pop(name, None)
         self.on_change()
 
@@ -310,6 +324,49 @@ class Users(KnownUsers):
             {"user": u, "vhost": v, "configure": c, "write": w, "read": r}
             for (u, v), (c, w, r) in sorted(self._permissions.items())
             if vhost in (None, v) and user in (None, u)
+        ]
+
+    def set_topic_permissions(
+        self, user: str, vhost: str, exchange: str, write: str, read: str
+    ) -> None:
+        """Set the patterns of routing keys with which the user may publish to a topic exchange and
+        bind from it; the exchange need not exist. Raises AMQPError 404 without user or vhost,
+        OptionError for a pattern."""
+        self._known(user)
+        self._known_vhost(vhost)
+        for verb, pattern in (("write", write), ("read", read)):
+            check_pattern(verb, expanded(pattern, user, vhost))
+        self._store.put_topic_permission(user, vhost, exchange, (write, read))
+        self._topics.setdefault((user, vhost), {})[exchange] = (write, read)
+        self.on_change()
+
+    def clear_topic_permissions(self, user: str, vhost: str, exchange: str | None = None) -> None:
+        """Remove those on one exchange, or on all: every routing key is allowed again. Raises
+        AMQPError 404 without user or vhost."""
+        self._known(user)
+        self._known_vhost(vhost)
+        self._store.delete_topic_permissions(user, vhost, exchange)
+        on = self._topics.get((user, vhost), {})
+        left = {one: two for one, two in on.items() if exchange not in (None, one)}
+        self._topics[(user, vhost)] = left
+        if not left:
+            del self._topics[(user, vhost)]
+        self.on_change()
+
+    def list_topic_permissions(
+        self, *, vhost: str | None = None, user: str | None = None
+    ) -> list[dict[str, str]]:
+        """Return the topic permissions of one vhost, of one user, or all: user, vhost, exchange,
+        write, read."""
+        if vhost is not None:
+            self._known_vhost(vhost)
+        if user is not None:
+            self._known(user)
+        return [
+            {"user": u, "vhost": v, "exchange": exchange, "write": w, "read": r}
+            for (u, v), on in sorted(self._topics.items())
+            if vhost in (None, v) and user in (None, u)
+            for exchange, (w, r) in sorted(on.items())
         ]
 
     # --- limits ---
@@ -397,6 +454,7 @@ class Users(KnownUsers):
         self._store.delete_vhost(name)
         del self._vhosts[name]
         self._permissions = {key: p for key, p in self._permissions.items() if key[1] != name}
+        self._topics = {key: on for key, on in self._topics.items() if key[1] != name}
         self._limits[VHOST].pop(name, None)
         self.on_change()
 

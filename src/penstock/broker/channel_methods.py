@@ -36,6 +36,7 @@ from penstock.broker.permissions import (
     READ,
     WRITE,
     check_exchange_to_declare,
+    check_topic,
     one_line,
     queue_to_declare,
 )
@@ -598,6 +599,7 @@ def on_exchange_bind(channel: Channel, method: Method) -> None:
     destination, source = one_line(method.destination), one_line(method.source)
     channel.check(WRITE, "exchange", destination)
     channel.check(READ, "exchange", source)
+    check_topic(channel.vhost, channel.identity, READ, source, method.routing_key)
     lsn = channel.vhost.topology.bind_exchange(
         destination, source, method.routing_key, method.arguments, channel.identity
     )
@@ -610,6 +612,7 @@ def on_exchange_unbind(channel: Channel, method: Method) -> None:
     destination, source = one_line(method.destination), one_line(method.source)
     channel.check(WRITE, "exchange", destination)
     channel.check(READ, "exchange", source)
+    check_topic(channel.vhost, channel.identity, READ, source, method.routing_key)
     lsn = channel.vhost.topology.unbind_exchange(
         destination, source, method.routing_key, method.arguments
     )
@@ -693,6 +696,7 @@ def on_queue_bind(channel: Channel, method: Method) -> None:
     key = method.routing_key if method.queue or method.routing_key else name
     channel.check(WRITE, "queue", name)
     channel.check(READ, "exchange", source)
+    check_topic(channel.vhost, channel.identity, READ, source, key)
     lsn = channel.vhost.bind_queue(
         name, source, key, method.arguments, channel.handler, channel.identity
     )
@@ -707,6 +711,7 @@ def on_queue_unbind(channel: Channel, method: Method) -> None:
     key = method.routing_key if method.queue or method.routing_key else name
     channel.check(WRITE, "queue", name)
     channel.check(READ, "exchange", source)
+    check_topic(channel.vhost, channel.identity, READ, source, key)
     lsn = channel.vhost.unbind_queue(name, source, key, method.arguments, channel.handler)
     channel.answer(lsn, QueueUnbindOk())
 

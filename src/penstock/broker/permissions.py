@@ -36,6 +36,17 @@ def check(vhost: VHost, identity: Identity, verb: str, kind: str, name: str) -> 
         raise refusals.no_access(verb, kind, name, vhost.name, identity.name)
 
 
+def check_topic(vhost: VHost, identity: Identity, verb: str, exchange: str, key: str) -> None:
+    """Raise ChannelError 403 unless the user may publish (verb: write) to a topic exchange with
+    this routing key, or bind and unbind (read). Other exchanges, and names without an exchange,
+    are not checked."""
+    if not identity.topics or not vhost.router.is_topic(exchange):
+        return
+    may = identity.may_write_topic if verb == WRITE else identity.may_read_topic
+    if not may(exchange, key):
+        raise refusals.no_topic(verb, exchange, key, vhost.name, identity.name)
+
+
 def one_line(name: str) -> str:
     """Return the name without carriage returns and line feeds: declare, bind, unbind and delete of
     AMQP remove them, as in RabbitMQ; publish, consume, get and purge do not."""

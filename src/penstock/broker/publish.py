@@ -96,6 +96,7 @@ from penstock.broker.output import (
     begin_frame,
     write_return,
 )
+from penstock.broker.permissions import WRITE, check_topic
 from penstock.broker.turn_budget import STEP_BYTES, TurnBudget
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import BasicProperties, expiration_at, scan
@@ -506,6 +507,7 @@ class Publisher(Unconfirmed):
             raise refusals.not_found(what)
         if vhost.topology.is_internal(exchange):
             raise refusals.access_refused(f"cannot publish to internal {what}")
+        check_topic(vhost, self.identity, WRITE, exchange, key)
         route.is_delayed = vhost.router.delayed(exchange)
         return Resolving(raw, route, Way(vhost.router, exchange))
 
@@ -710,6 +712,8 @@ class Publisher(Unconfirmed):
             facts.hidden = found.bcc
             more = [key.decode("utf-8", "surrogateescape") for key in found.cc + found.bcc]
             if more and self._stream is None:
+                for key in more:  # RabbitMQ checks the message's own key alone
+                    check_topic(self.vhost, self.identity, WRITE, route.exchange, key)
                 routing.keys = list(dict.fromkeys([route.key, *more]))
                 routing.way = Way(self.vhost.router, route.exchange)
         routing.props = props

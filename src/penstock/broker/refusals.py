@@ -75,6 +75,15 @@ def no_access(verb: str, kind: str, name: str, vhost: str, user: str) -> Channel
     return access_refused(f"{verb} access to {what} refused for user '{user}'")
 
 
+def no_topic(verb: str, exchange: str, key: str, vhost: str, user: str) -> ChannelError:
+    """403: this user may not write or read the routing key. RabbitMQ's text, which calls the
+    exchange a topic."""
+    what = called("topic", exchange, vhost)
+    return access_refused(
+        f"{verb} access to topic '{key}' in exchange {what} refused for user '{user}'"
+    )
+
+
 def locked(what: str) -> ChannelError:
     """405: an exclusive queue of another connection, or the property differs."""
     return ChannelError(

@@ -158,9 +158,10 @@ class HttpProcess(LinkedProcess):
 
         node, clock = self._node, self._clock
         fs = placed(self._fs, data)
-        auth = BasicAuth(
-            node.users, Authenticator(node.users, self._hashing, clock, str(facts["guest"]))
+        authenticator = Authenticator(
+            node.users, self._hashing, clock, str(facts["guest"]), facts["loopback_users"]
         )
+        auth = BasicAuth(node.users, authenticator)
         ranges = RangeAnswers(PageDirectories(node, clock), StreamPages(self._fs), self._reading)
         bodies = JsonBodies(self._parsing)
         staging = StagingEndpoints(

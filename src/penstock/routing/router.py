@@ -43,6 +43,7 @@ from penstock.routing.exchange_types import (
     Binding,
     ExchangeType,
     Rest,
+    TopicExchange,
     make_exchange_type,
 )
 
@@ -343,6 +344,12 @@ class Router:
         emptied = self._remove_target("e" + name)
         self._changed_before(name)
         return emptied
+
+    def is_topic(self, exchange: str) -> bool:
+        """Return whether there is such an exchange, and it selects by patterns of routing keys;
+        also one that delays messages first."""
+        found = self._exchanges.get(exchange)
+        return found is not None and isinstance(found.type, TopicExchange)
 
     def delayed(self, exchange: str) -> bool:
         """Return whether messages wait in this exchange before routing (x-delayed-message)."""

@@ -38,10 +38,11 @@ time limit and answer the client.
 import asyncio
 import ipaddress
 from collections import OrderedDict
+from collections.abc import Collection
 from concurrent.futures import Executor
 from typing import Final
 
-from penstock.access.permissions import GUEST_LOOPBACK, GUEST_OFF, may_come_from
+from penstock.access.permissions import GUEST_LOOPBACK, LOOPBACK_USERS, why_not_from
 from penstock.access.users import KnownUsers, verify
 from penstock.clock import Clock
 
@@ -144,13 +145,15 @@ class _Lines:
 
 class Authenticator:
     """Checks passwords, on the running loop. executor: where passwords are hashed, HASHERS at a
-    time. guest: where guest may come from. hashes: how many were done."""
+    time. guest, loopback_users: where users may come from. hashes: how many were done."""
 
     def __init__(
-        self, users: KnownUsers, executor: Executor, clock: Clock, guest: str = GUEST_LOOPBACK
-    ) -> None:
+        self, users: KnownUsers, executor: Executor, clock: Clock, guest: str = GUEST_LOOPBACK,
+        loopback_users: Collection[str] = LOOPBACK_USERS,
+    ) -> None:  # fmt: skip
         self.hashes = 0
         self._guest = guest
+        self._loopback_users = loopback_users
         self._users = users
         self._executor = executor
         self._clock = clock
@@ -175,10 +178,9 @@ class Authenticator:
     async def refusal(self, name: str, password: bytes, host: str) -> str:
         """Return why the user may not log in from this address with this password, for the log; ""
         if it may. Waits as long as it takes."""
-        if not may_come_from(name, host, self._guest):
-            if self._guest == GUEST_OFF:
-                return "guest is off"
-            return "it may connect from this machine only"
+        why = why_not_from(name, host, self._guest, self._loopback_users)
+        if why:
+            return why
         return "" if await self.is_right(name, password, host) else "invalid credentials"
 
     async def is_right(self, name: str, password: bytes, host: str) -> bool:

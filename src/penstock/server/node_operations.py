@@ -362,6 +362,24 @@ class NodeOperations:
         if watched is not None:
             watched.notify("close_user", user=user, why=f"access to vhost '{vhost}' was taken away")
 
+    async def _list_topic_permissions(self, args: Arguments, vhost: str) -> object:
+        return self._node.users.list_topic_permissions(vhost=vhost or None)
+
+    async def _list_user_topic_permissions(self, args: Arguments, _vhost: str) -> object:
+        return self._node.users.list_topic_permissions(user=args.text("user"))
+
+    async def _set_topic_permissions(self, args: Arguments, vhost: str) -> None:
+        user = args.text("user")
+        self._node.users.set_topic_permissions(
+            user, vhost, args.text("exchange"), args.text("write"), args.text("read")
+        )
+        self._push(user, vhost)
+
+    async def _clear_topic_permissions(self, args: Arguments, vhost: str) -> None:
+        user = args.text("user")
+        self._node.users.clear_topic_permissions(user, vhost, args.text("exchange") or None)
+        self._push(user, vhost)
+
     # ---- limits --------------------------------------------------------------------------------
 
     async def _list_user_limits(self, args: Arguments, _vhost: str) -> object:

@@ -130,7 +130,11 @@ class Supervisor:
                     self.limits.set(self.users.limits("vhost"), self.users.limits("user"))
                     vhost_directories.finish(self.data, self.users)
                     authenticator = Authenticator(
-                        self.users, self._hashing, self.clock, settings.guest
+                        self.users,
+                        self._hashing,
+                        self.clock,
+                        settings.guest,
+                        settings.loopback_users,
                     )
                     self.listener = Listener(
                         socks, settings, authenticator, self.clock, self._admit

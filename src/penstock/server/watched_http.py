@@ -8,8 +8,8 @@ refused. While it is down the sockets are closed, and made again for the next at
 News beyond those of all processes:
 
     to it     socket (with a listening socket) · users (KnownUsers.facts)
-              start (log_level, data: the directory, staging_bytes_max, guest, hosts, limits:
-              connections_max, address_connections_max, user_requests_max)
+              start (log_level, data: the directory, staging_bytes_max, guest, loopback_users,
+              hosts, limits: connections_max, address_connections_max, user_requests_max)
     from it   pong, with rss_bytes, returned_bytes and requests
 
 It calls operations of the node, and OPEN: the answer comes with a socket, a link to the process of
@@ -117,6 +117,7 @@ class WatchedHttp(WatchedProcess):
                 "staging_bytes_max": settings.staging_bytes_max,
                 "staging_user_bytes_max": settings.staging_user_bytes_max,
                 "guest": settings.guest,
+                "loopback_users": settings.loopback_users,
                 "hosts": [settings.host, *settings.http_hosts],
                 "connections_max": most,
                 "address_connections_max": min(settings.http_address_connections_max, most),

@@ -78,6 +78,7 @@ def test_a_stored_pattern_that_is_refused_now_matches_nothing_and_is_in_the_log(
             "users": [["ann", "hash", []]],
             "vhosts": [["/", "ready"]],
             "permissions": [["ann", "/", BACKREFERENCE, "^jobs", ".*"]],
+            "topics": [],
         }
     )
     with caplog.at_level(logging.WARNING):

@@ -11,7 +11,7 @@ from penstock.access.permissions import (
     Identity,
     PatternCache,
     everything,
-    may_come_from,
+    why_not_from,
 )
 from penstock.errors import OptionError
 
@@ -92,7 +92,10 @@ def test_a_pattern_has_an_end() -> None:
     ],
 )
 def test_guest_comes_from_this_machine_only(host: str, is_ours: bool) -> None:
-    assert may_come_from("guest", host) is is_ours
-    assert may_come_from("somebody", host)
-    assert not may_come_from("guest", host, GUEST_OFF)
-    assert may_come_from("somebody", host, GUEST_OFF)
+    why = "" if is_ours else "it may connect from this machine only"
+    assert why_not_from("guest", host) == why
+    assert why_not_from("somebody", host) == ""
+    assert why_not_from("guest", host, GUEST_OFF) == "guest is off"
+    assert why_not_from("somebody", host, GUEST_OFF) == ""
+    assert why_not_from("ann", host, loopback_users=("ann", "guest")) == why
+    assert why_not_from("guest", host, loopback_users=()) == ""

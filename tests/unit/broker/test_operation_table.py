@@ -160,7 +160,7 @@ def test_each_row_has_its_function() -> None:
 
 def test_permissions_in_words() -> None:
     assert OPERATIONS["purge_queue"].permission == "read on the queue `queue`"
-    assert OPERATIONS["list_queues"].permission == "the tag monitoring or administrator"
+    assert OPERATIONS["list_alerts"].permission == "the tag monitoring or administrator"
     assert OPERATIONS["backup"].permission == "for operators only"
     assert OPERATIONS["list_leases"].permission == "anybody"
 

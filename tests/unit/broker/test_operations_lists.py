@@ -1,6 +1,8 @@
 """Channels and consumers, as operators see them."""
 
-from penstock.access.permissions import everything
+import pytest
+
+from penstock.access.permissions import Identity, everything
 from penstock.codec.spec import BasicConsume, BasicConsumeOk, BasicQos, BasicQosOk
 from tests.helpers.operation_rig import OperationRig
 
@@ -36,3 +38,24 @@ def test_channels_and_consumers() -> None:
     assert {row["channel"] for row in consumers} == {"c0 (2)", "c0 (10)"}
     client.lose()
     assert rig.result("list_channels") == rig.result("list_consumers") == []
+
+
+@pytest.mark.parametrize("tag", ["", "management", "policymaker", "monitoring", "administrator"])
+def test_a_tag_says_what_a_user_may_list(tag: str) -> None:
+    rig = OperationRig()
+    rig.client(everything("bob")).open()
+    client = rig.client(Identity("ann", frozenset({tag}), "", "", "")).open()
+    channel = client.handler.channels[1]
+    ops = ("list_queues", "list_exchanges", "list_bindings", "list_consumers", "list_channels")
+    if not tag:
+        for op in ops:
+            assert "needs the tag management or policymaker or" in rig.refusal(op, channel).text
+        return
+    found = {op: rig.result(op, channel) for op in ops}
+    users = {row["user"] for row in found["list_channels"]}
+    is_monitoring = tag in ("monitoring", "administrator")
+    assert users == ({"ann", "bob"} if is_monitoring else {"ann"})
+    if is_monitoring:
+        assert rig.result("list_alerts", channel) == []
+    else:
+        assert rig.refusal("list_alerts", channel).code == 403

@@ -27,6 +27,19 @@ def test_a_user_comes_and_goes() -> None:
     ]
 
 
+def test_topic_permissions_come_and_go(capsys: pytest.CaptureFixture[str]) -> None:
+    broker = FakeControl()
+    assert broker.run("set_topic_permissions", "ann", "x", "^a", ".*", "-p", "/x") == 0
+    assert broker.run("clear_topic_permissions", "ann", "x", "-p", "/x") == 0
+    assert broker.run("clear_topic_permissions", "ann", "-p", "/x") == 0
+    two = {"user": "ann", "exchange": "x", "write": "^a", "read": ".*"}
+    assert broker.asked == [
+        ("set_topic_permissions", "/x", two),
+        ("clear_topic_permissions", "/x", {"user": "ann", "exchange": "x"}),
+        ("clear_topic_permissions", "/x", {"user": "ann", "exchange": ""}),
+    ]
+
+
 def test_a_password_from_stdin_is_its_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
     stdin(monkeypatch, " s e\r\nmore\n")
     broker = FakeControl()

@@ -40,7 +40,7 @@ class World:
             [name, hash_password((password or name).encode(), salt=b"s" * 16, log2_n=1), []]
             for name in names
         ]
-        self.users.take({"users": rows, "vhosts": [], "permissions": []})
+        self.users.take({"users": rows, "vhosts": [], "permissions": [], "topics": []})
 
     def ask(self, name: str, password: str = "", host: str = "10.0.0.1") -> "asyncio.Task[bool]":
         asked = self.authenticator.is_right(name, (password or name).encode(), host)
@@ -163,7 +163,7 @@ def test_nobody_locks_a_user_out_from_another_address() -> None:
         assert await world.hash_all() == 1
         assert await right
         # Guesses of those that were wrong before wait for the name's brake as well.
-        world.users.take({"users": [], "vhosts": [], "permissions": []})
+        world.users.take({"users": [], "vhosts": [], "permissions": [], "topics": []})
         world.put("ann", password="new")
         world.ask("ann", "a guess", host="10.1.39.1")
         assert await world.hash_all() == 0

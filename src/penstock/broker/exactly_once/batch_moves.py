@@ -184,7 +184,9 @@ class BatchTarget:
         if self.is_nowhere:
             return False
         names = [name for name in (self.queue, self.dead_letter_to) if name]
-        return all(identity.may_write(name) for name in (*names, *self.exchanges))
+        return all(identity.may_write(name) for name in (*names, *self.exchanges)) and all(
+            identity.may_write_every_topic(name) for name in self.exchanges
+        )
 
     def check(self, vhost: VHost) -> None:
         """Raise ChannelError 403, 404 or 406 unless everything exists."""

@@ -26,6 +26,7 @@ owner, administrators, and users who may write to the target of its first batch.
 from collections.abc import Callable
 from typing import Final
 
+from penstock.broker import refusals
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.exactly_once.batch_moves import BatchTarget
 from penstock.broker.exactly_once.batches import (
@@ -105,6 +106,11 @@ def _check_target(call: Call, target: BatchTarget) -> None:
             call.check(WRITE, "queue", queue)
     for exchange in target.exchanges:
         call.check(WRITE, "exchange", exchange)
+        if not call.identity.may_write_every_topic(exchange):
+            raise refusals.access_refused(
+                f"batches to exchange '{exchange}' in vhost '{call.vhost.name}' refused for user "
+                f"'{call.identity.name}': its topic permissions do not allow every routing key"
+            )
 
 
 def _for_owner(

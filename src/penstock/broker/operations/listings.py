@@ -26,6 +26,7 @@ from penstock.broker.turn_budget import STEP_BYTES
 from penstock.broker.vhost import VHost
 from penstock.clock import date
 from penstock.operation_json import JsonParts
+from penstock.operation_table import WATCHERS
 from penstock.queues import priority_queue
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.delays import MARK
@@ -316,6 +317,13 @@ def list_channels(vhost: VHost) -> Iterator[Info]:
             yield channel_info(vhost, channel)
 
 
+def _list_channels(call: Call) -> None:
+    rows = list_channels(call.vhost)
+    if not call.is_operator and not call.identity.tags.intersection(WATCHERS):
+        rows = (row for row in rows if row["user"] == call.identity.name)
+    call.in_slices(_in_slices(call, rows))
+
+
 def channel_info(vhost: VHost, channel: Channel) -> Info:
     """Return the row of a channel."""
     name = f"{channel.handler.name} ({channel.number})"
@@ -388,6 +396,6 @@ FUNCTIONS: Final[Functions] = {
     "list_exchanges": _listing(list_exchanges),
     "list_bindings": _listing(list_bindings),
     "list_consumers": _listing(list_consumers),
-    "list_channels": _listing(list_channels),
+    "list_channels": _list_channels,
     "list_alerts": _listing(list_alerts),
 }

@@ -8,7 +8,9 @@ from typing import Final
 
 from penstock.broker.operations.call import Call, Functions
 from penstock.broker.permissions import (
+    READ,
     check_exchange_to_declare,
+    check_topic,
     one_line,
     queue_to_declare,
 )
@@ -81,6 +83,7 @@ def _delete_exchange(call: Call) -> None:
 
 def _bind_queue(call: Call) -> None:
     args = call.args
+    _check_key(call, args.text("exchange"))
     lsn = call.vhost.bind_queue(
         args.text("queue"), args.text("exchange"), args.text("routing_key"),
         args.table("arguments"), call.owner, call.identity,
@@ -90,6 +93,7 @@ def _bind_queue(call: Call) -> None:
 
 def _unbind_queue(call: Call) -> None:
     args = call.args
+    _check_key(call, args.text("exchange"))
     lsn = call.vhost.unbind_queue(
         args.text("queue"), args.text("exchange"), args.text("routing_key"),
         args.table("arguments"), call.owner,
@@ -106,8 +110,14 @@ def _unbind_exchange(call: Call) -> None:
     call.settled(call.vhost.topology.unbind_exchange(*_between_exchanges(call)), {})
 
 
+def _check_key(call: Call, source: str) -> None:
+    key = call.args.text("routing_key")
+    check_topic(call.vhost, call.identity, READ, source, key)
+
+
 def _between_exchanges(call: Call) -> tuple[str, str, str, dict[str, object]]:
     args = call.args
+    _check_key(call, args.text("source"))
     return (
         args.text("destination"), args.text("source"), args.text("routing_key"),
         args.table("arguments"),

@@ -11,8 +11,10 @@ still new):
     vhosts       name PRIMARY KEY | state | meta (JSON: stopped_ms, if an operator has stopped it)
     permissions  user, vhost PRIMARY KEY | configure | write | read
     limits       kind ("user" or "vhost"), name PRIMARY KEY | limits (JSON)
+    topic_permissions  user, vhost, exchange PRIMARY KEY | write | read
 
-The table of limits was added later: opening an older file creates it, and older programs ignore it.
+The last two tables were added later: opening an older file creates them, and older programs ignore
+them, also in permissions: they let a user publish and bind with every key.
 
 A vhost is a row here and a directory, which cannot change in one step. So the row has a state:
 `creating` before its directory exists, `ready` once it does, `deleting` before the directory is
@@ -48,9 +50,14 @@ _SCHEMA: Final = (
     " configure TEXT NOT NULL, write TEXT NOT NULL, read TEXT NOT NULL,"
     " PRIMARY KEY (user, vhost))",
 )
-_LIMITS_SCHEMA: Final = (
-    "CREATE TABLE limits (kind TEXT NOT NULL CHECK (kind IN ('user', 'vhost')),"
-    " name TEXT NOT NULL, limits TEXT NOT NULL, PRIMARY KEY (kind, name))"
+_ADDED: Final = (
+    "CREATE TABLE IF NOT EXISTS limits (kind TEXT NOT NULL CHECK (kind IN ('user', 'vhost')),"
+    " name TEXT NOT NULL, limits TEXT NOT NULL, PRIMARY KEY (kind, name))",
+    "CREATE TABLE IF NOT EXISTS topic_permissions ("
+    " user TEXT NOT NULL REFERENCES users ON DELETE CASCADE,"
+    " vhost TEXT NOT NULL REFERENCES vhosts ON DELETE CASCADE,"
+    " exchange TEXT NOT NULL, write TEXT NOT NULL, read TEXT NOT NULL,"
+    " PRIMARY KEY (user, vhost, exchange))",
 )
 
 
@@ -104,9 +111,8 @@ class UserStore:
         damage = self._db.execute("PRAGMA quick_check").fetchone()[0]
         if damage != "ok":
             raise CorruptionError(self.path, 0, damage)
-        known = self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'limits'").fetchone()
-        if known is None:
-            self._db.execute(_LIMITS_SCHEMA)
+        for statement in _ADDED:
+            self._db.execute(statement)
 
     def close(self) -> None:
         """Close the database. Every change is written already."""
@@ -188,6 +194,28 @@ class UserStore:
         """Delete the permissions of a user in a vhost, if there are any."""
         self._change("DELETE FROM permissions WHERE user = ? AND vhost = ?", (user, vhost))
 
+    def topic_permissions(self) -> dict[tuple[str, str, str], tuple[str, str]]:
+        """Return (user, vhost, exchange) -> (write, read)."""
+        rows = self._rows("SELECT * FROM topic_permissions ORDER BY user, vhost, exchange")
+        return {(user, vhost, exchange): (w, r) for user, vhost, exchange, w, r in rows}
+
+    def put_topic_permission(
+        self, user: str, vhost: str, exchange: str, patterns: tuple[str, str]
+    ) -> None:
+        """Set the topic permissions of a known user on an exchange of a known vhost."""
+        self._change(
+            "INSERT OR REPLACE INTO topic_permissions VALUES (?, ?, ?, ?, ?)",
+            (user, vhost, exchange, *patterns),
+        )
+
+    def delete_topic_permissions(self, user: str, vhost: str, exchange: str | None) -> None:
+        """Delete those of a user in a vhost, if there are any; None: on all exchanges."""
+        self._change(
+            "DELETE FROM topic_permissions WHERE user = ? AND vhost = ?"
+            " AND (? IS NULL OR exchange = ?)",
+            (user, vhost, exchange, exchange),
+        )
+
     # --- limits ---
 
     def limits(self, kind: str) -> dict[str, str]:
@@ -209,7 +237,7 @@ class UserStore:
         with self._errors():
             return self._db.execute(statement).fetchall()
 
-    def _change(self, statement: str, values: tuple[str, ...]) -> None:
+    def _change(self, statement: str, values: tuple[str | None, ...]) -> None:
         with self._errors():
             self._db.execute(statement, values)
 

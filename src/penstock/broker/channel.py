@@ -77,6 +77,8 @@ from penstock.broker.publish import (
     Targets,
     by_durability,
     fan_out,
+    keep_in_histories,
+    kept_of,
     plan_all,
 )
 from penstock.broker.turn_budget import SlicedWork, TurnBudget
@@ -94,6 +96,7 @@ from penstock.errors import (
 from penstock.native import mypyc_attr
 from penstock.queues.amq_queue import Plan
 from penstock.queues.backing_queue import Delivery
+from penstock.routing.exchange_types import Kept
 from penstock.shared_body import SharedBody
 from penstock.storage.store.store_file import StoredBody
 
@@ -326,6 +329,7 @@ class ChannelTransaction(PublishCollector):
         self._appends: list[BrokerStream] = []
         self._first_plans: dict[int, tuple[BrokerQueue, Plan]] = {}  # by the number of the index
         self._kept: list[DeferredPublish] = []
+        self._histories: list[tuple[Targets, Kept]] = []
         self._acked: list[Delivered] = []  # what the engine's transaction has, in its order
         self._acked_else: list[Delivered] = []  # transient messages, and records of streams
         self._counts: dict[BrokerQueue, tuple[int, int]] = {}  # messages, bytes of bodies
@@ -349,6 +353,8 @@ class ChannelTransaction(PublishCollector):
         self.vhost.usage.hold(self._hold, self._held_bytes(route, targets, header, body, facts))
         if route.is_mandatory:
             self._mandatory.append((route, targets, props, body))
+        if targets.histories:
+            self._histories.append((targets, kept_of(header, body, facts)))
         durable, others = by_durability(queues, facts)
         for queue in queues:
             n, total = self._counts.get(queue, (0, 0))
@@ -382,7 +388,8 @@ class ChannelTransaction(PublishCollector):
     ) -> int:
         """Return how many bytes of RAM one more publish takes. The engine's transaction keeps
         bodies on disk, after some bytes of them; what is kept for after the commit is in RAM."""
-        is_kept = bool(targets.streams) or not facts.is_persistent or route.is_mandatory
+        is_kept = bool(targets.streams or targets.histories or route.is_mandatory)
+        is_kept = is_kept or not facts.is_persistent
         for queue in targets.queues:
             is_kept = is_kept or not queue.is_durable
         spool_bytes = self.vhost.engine.options.tx_spool_bytes
@@ -429,6 +436,8 @@ class ChannelTransaction(PublishCollector):
         elif transaction.is_open:
             transaction.rollback()
         self._settle_dequeued()
+        for targets, message in self._histories:
+            keep_in_histories(targets, message)
         self._hold_parts()
         vhost.usage.release(self._hold)
         if transaction.has_parts:

@@ -40,7 +40,9 @@ from penstock.broker.permissions import (
     one_line,
     queue_to_declare,
 )
+from penstock.broker.publish import publish_history
 from penstock.broker.refusals import not_found
+from penstock.broker.topology import EXCHANGE, QUEUE
 from penstock.broker.turn_budget import SlicedWork
 from penstock.codec.method import Method
 from penstock.codec.spec import (
@@ -600,9 +602,11 @@ def on_exchange_bind(channel: Channel, method: Method) -> None:
     channel.check(WRITE, "exchange", destination)
     channel.check(READ, "exchange", source)
     check_topic(channel.vhost, channel.identity, READ, source, method.routing_key)
+    before = channel.vhost.router.binding_count
     lsn = channel.vhost.topology.bind_exchange(
         destination, source, method.routing_key, method.arguments, channel.identity
     )
+    publish_history(channel.vhost, before, source, EXCHANGE, destination)
     channel.answer(lsn, None if method.nowait else ExchangeBindOk())
 
 
@@ -697,9 +701,11 @@ def on_queue_bind(channel: Channel, method: Method) -> None:
     channel.check(WRITE, "queue", name)
     channel.check(READ, "exchange", source)
     check_topic(channel.vhost, channel.identity, READ, source, key)
+    before = channel.vhost.router.binding_count
     lsn = channel.vhost.bind_queue(
         name, source, key, method.arguments, channel.handler, channel.identity
     )
+    publish_history(channel.vhost, before, source, QUEUE, name)
     channel.answer(lsn, None if method.nowait else QueueBindOk())
 
 

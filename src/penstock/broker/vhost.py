@@ -275,6 +275,7 @@ class VHost(QueueOwner[BrokerQueue]):
             self._check_binding,
             self.usage.topology.add,
             self.usage.check_between,
+            rng,
         )
         self._dead_letters = DeadLetterRoutes(
             self.topology.router, self.headers, self._taker, self.budget, self._share_blame

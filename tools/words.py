@@ -228,7 +228,8 @@ def exchange_types() -> list[Word]:
 
 def other_arguments() -> list[Word]:
     return plain((
-        "alternate-exchange", "x-delayed-type", "x-match", "x-priority", "x-stream-offset",
+        "alternate-exchange", "x-delayed-type", "hash-header", "hash-property",
+        "x-recent-history-length", "x-match", "x-priority", "x-stream-offset",
         "x-stream-reader", "x-stream-partition", "mandatory", "prefetch_count", "exclusive",
         "auto_delete", "no_ack", "amq.rabbitmq.reply-to", "amq.penstock.alert", "heartbeat",
         "frame_max", "channel_max", "PLAIN", "AMQPLAIN", "capabilities",
@@ -238,7 +239,8 @@ def other_arguments() -> list[Word]:
 def headers() -> list[Word]:
     return plain((
         "x-death", "x-first-death-exchange", "x-first-death-queue", "x-first-death-reason",
-        "x-delay", "x-delivery-count", "CC", "BCC", "x-stream-timestamp", "x-stream-gap",
+        "x-delay", "x-recent-history-no-store", "x-delivery-count", "CC", "BCC",
+        "x-stream-timestamp", "x-stream-gap",
         "expiration", "user_id", "reply_to", "delivery_mode", "priority",
     ))  # fmt: skip
 

@@ -122,6 +122,8 @@ class Config:
     staging_user_bytes_max: int = 6 * GIB
     staging_timeout_s: float = 86_400.0
     lease_alert_s: float = 3600.0
+    consumer_timeout_s: float | None = None
+    consumer_timeout_closes: bool = False
     stream_hold_s_max: float = 86_400.0
     stream_hold_bytes_max: int = 8 * GIB
     storage: StorageOptions = field(default_factory=StorageOptions)
@@ -144,6 +146,8 @@ class Config:
             "log_level": self.log_level,
             "staging_timeout_s": self.staging_timeout_s,
             "lease_alert_s": self.lease_alert_s,
+            "consumer_timeout_s": self.consumer_timeout_s,
+            "consumer_timeout_closes": self.consumer_timeout_closes,
             "stream_hold_s_max": self.stream_hold_s_max,
             "stream_hold_bytes_max": self.stream_hold_bytes_max,
             "storage": asdict(self.storage),
@@ -289,6 +293,16 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "lease_alert_s", seconds(),
         "seconds after which an uncommitted lease raises the alert `lease_old`",
+    ),
+    Option(
+        "consumer_timeout_s", or_word(seconds(), "off"),
+        "seconds after which an unacknowledged delivery "
+        "[goes back](../guides/confirms.md#consumer-timeout), if neither queue nor consumer has a "
+        "time of its own",
+    ),
+    Option(
+        "consumer_timeout_closes", flag(),
+        "it closes the channel then, as in RabbitMQ before 4.3",
     ),
     Option(
         "stream_hold_s_max", seconds(),

@@ -122,7 +122,7 @@ def test_the_router_is_a_search_over_everything(
                 found = router.route(name, key, headers)
                 assert set(found) == plainly(exchanges, bindings, name, [key], headers)
                 assert len(found) == len(set(found))
-                if not router.way(name, [key]).by_headers:
+                if not router.way(name, [key]).per_message:
                     assert router.route(name, key, None) == found
         assert {id(b) for b in router.bindings()} == {
             id(b) for q in "pqr" for b in router.bindings_to("q", q)

@@ -65,6 +65,7 @@ EXPIRES: Final = "x-expires"
 DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
 DEAD_LETTER_ROUTING_KEY: Final = "x-dead-letter-routing-key"
 LEADER_LOCATOR: Final = "x-queue-leader-locator"
+CONSUMER_TIMEOUT: Final = "x-consumer-timeout"
 CLUSTER_SIZE: Final = "x-initial-cluster-size"
 TAG: Final = "$amqp"
 
@@ -143,6 +144,11 @@ _IN_ORDER: Final[tuple[Option, ...]] = (
         "x-single-active-consumer", _FLAG, "one consumer gets all messages until it ends",
         applies=_BOTH,
     ),
+    Option(
+        CONSUMER_TIMEOUT, whole(0, MS_MAX),
+        "ms after which an unacknowledged delivery "
+        "[goes back](../guides/confirms.md#consumer-timeout); 0: never", applies=_BOTH,
+    ),
     Option("x-quorum-initial-group-size", _COUNT_FROM_1, _ONE_NODE, applies=_QUORUM),
     Option(
         MAX_AGE, _age(), "how long [records](../guides/streams.md) are kept", applies=_STREAM
@@ -208,11 +214,16 @@ def _check_values(what: str, arguments: Mapping[str, object]) -> None:
         if kind in _ALL and kind not in ARGUMENTS[name].applies:
             raise _not_of_type(name, what, kind)
     for name in known:
-        try:
-            ARGUMENTS[name].kind.check(arguments[name])
-        except WrongValueError as error:
-            text = f"received {shown(arguments[name])}, expected {error.expected}"
-            raise _invalid(name, what, text) from None
+        check_value(what, name, arguments[name])
+
+
+def check_value(what: str, name: str, value: object) -> None:
+    """Raise ChannelError 406 unless the argument of this name may have this value."""
+    try:
+        ARGUMENTS[name].kind.check(value)
+    except WrongValueError as error:
+        text = f"received {shown(value)}, expected {error.expected}"
+        raise _invalid(name, what, text) from None
 
 
 def wrong_type(name: str, what: str, value: object) -> Exception:

@@ -36,7 +36,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.arguments import decode_arguments, encode_arguments
+from penstock.broker.arguments import CONSUMER_TIMEOUT, decode_arguments, encode_arguments
 from penstock.broker.dispatch import DISCARD, Dispatch, Source
 from penstock.broker.turn_budget import TurnBudget
 from penstock.codec.fields import decode_table, encode_table
@@ -92,7 +92,8 @@ class ConsumerChannel(ABC):
 
 class Consumer:
     """One basic.consume. prefetch: its own limit, 0 for none. unacked: its deliveries that are not
-    settled yet. source: where they come from: the queue, or its own reading of a stream."""
+    settled yet. source: where they come from: the queue, or its own reading of a stream.
+    timeout_s: its own, after which a delivery goes back, 0 for none; None: its queue's."""
 
     def __init__(
         self, tag: str, channel: ConsumerChannel, queue: "QueueOrStream", *, no_ack: bool,
@@ -108,6 +109,7 @@ class Consumer:
         self.prefetch: int = prefetch
         self._arguments: bytes = encode_table(arguments) if arguments else b""
         self.counts: int = NO_COUNTS
+        self.timeout_s: float | None = None
         self.unacked: int = 0
         self.is_cancelled: bool = False
         self.is_parked: bool = False  # it was not ready when it was asked last
@@ -143,6 +145,16 @@ class Consumer:
     def room(self) -> int:
         """Return how many messages more its own prefetch allows."""
         return self.prefetch - self.unacked if self.prefetch else NO_LIMIT
+
+    def timeout_or(self, default_s: float) -> float:
+        """Return the seconds after which a delivery goes back, 0 for none. default_s: the
+        broker's."""
+        if not isinstance(self.queue, BrokerQueue):
+            return 0.0  # what a stream has delivered is kept from nobody
+        for timeout_s in (self.timeout_s, self.queue.timeout_s):
+            if timeout_s is not None:
+                return timeout_s
+        return default_s
 
     def wake(self) -> None:
         """Ask it again: it may have room for another message."""
@@ -334,6 +346,11 @@ class QueueOrStream(Source):
         self.consumers: Consumers = Consumers(
             is_single_active=arguments.get("x-single-active-consumer") is True
         )
+        timeout_ms = arguments.get(CONSUMER_TIMEOUT)
+        # Of its consumers' deliveries, 0 for none; None: the broker's.
+        self.timeout_s: float | None = None
+        if isinstance(timeout_ms, int):
+            self.timeout_s = timeout_ms / 1000
         self.why: str = ""  # why it is crashed
         self.parts_bytes: int = 0  # of priorities or partitions besides the first
         self.on_parts: Callable[[int], None] = not_counted  # called with the bytes added

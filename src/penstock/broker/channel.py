@@ -36,6 +36,12 @@ tx.commit is collected by the engine's Transaction; bodies after the first MiB w
     rollback      publishes are dropped; what was acknowledged is unacked again, with its delivery
                   tag, as in RabbitMQ
 
+**Consumer timeout.** A delivery has no time of its own. A look each second notes the next tag
+(Unacked.mark_time), so a delivery is as old as the first look after it; older looks are thinned
+out, so it may count as younger by a thirtieth of its age. Consumers, their queues and the broker
+may have a timeout; what is older goes back with one attempt more, and settling it later is no
+error.
+
 What the open transactions of a vhost hold in RAM is bounded (usage.py): the largest is ended with
 506 when all of them together hold too much.
 
@@ -48,6 +54,7 @@ The methods are in channel_methods.py, frames and errors in connection_handler.p
 """
 
 from abc import abstractmethod
+from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from itertools import islice
@@ -77,6 +84,8 @@ from penstock.broker.publish import (
     Targets,
     by_durability,
     fan_out,
+    keep_in_histories,
+    kept_of,
     plan_all,
 )
 from penstock.broker.turn_budget import SlicedWork, TurnBudget
@@ -94,6 +103,7 @@ from penstock.errors import (
 from penstock.native import mypyc_attr
 from penstock.queues.amq_queue import Plan
 from penstock.queues.backing_queue import Delivery
+from penstock.routing.exchange_types import Kept
 from penstock.shared_body import SharedBody
 from penstock.storage.store.store_file import StoredBody
 
@@ -112,6 +122,11 @@ ACK_SLICE: Final = 1024
 SETTLE_SLICE: Final = 1024
 TAKE_SLICE: Final = 256
 ACK_STEPS: Final = 2  # of one in a transaction
+EXPIRED_SLICE: Final = 1024  # unacked deliveries of a channel that one look compares
+TIMES_MAX: Final = 512
+AGE_PARTS: Final = 32  # ages are known to a part
+LATE_MAX: Final = 10_000
+NO_TIMEOUT_S: Final = 1e12
 
 
 # ---- unacked deliveries --------------------------------------------------------------------------
@@ -129,6 +144,10 @@ class Delivered:
         self.tag: int = tag
         self.consumer: Consumer | None = consumer
 
+    def timeout_s(self, default_s: float) -> float:
+        """Return the seconds after which it goes back, 0 for none. default_s: the broker's."""
+        return 0.0 if self.consumer is None else self.consumer.timeout_or(default_s)
+
 
 class Unacked:
     """The unacked deliveries of one channel. `count`: how many; `next_tag`: the next delivery
@@ -141,6 +160,9 @@ class Unacked:
         self._mask: int = RING_MIN - 1
         self._ring: list[Delivered | None] = [None] * RING_MIN
         self._aside: dict[int, Delivered] = {}  # below the base, ascending
+        self._times: list[tuple[float, int]] = []  # (monotonic seconds, the next tag then)
+        self._looked: int = 0  # up to this tag, in the last look
+        self.late: dict[int, None] = {}  # tags that have expired, the oldest first
 
     def add(self, source: Source, tag: int, consumer: Consumer | None) -> int:
         """Add a delivery that will be settled; return its delivery tag."""
@@ -194,12 +216,57 @@ class Unacked:
             base += 1
         self._base = base
 
-    def last_open(self) -> int:
-        """Return the highest tag that is open, 0 if none is."""
-        for tag in range(self.next_tag - 1, self._base - 1, -1):
+    def last_open(self, most: int = 0) -> int:
+        """Return the highest tag that is open, up to `most` if it is given; 0 if none is."""
+        for tag in range(most or self.next_tag - 1, self._base - 1, -1):
             if self._ring[tag & self._mask] is not None:
                 return tag
-        return next(reversed(self._aside), 0)
+        return next((tag for tag in reversed(self._aside) if not most or tag <= most), 0)
+
+    def mark_time(self, now_s: float) -> None:
+        """Note that what was delivered so far is at least as old as now."""
+        times = self._times
+        if times and times[-1][1] == self.next_tag:
+            return
+        times.append((now_s, self.next_tag))
+        if len(times) > TIMES_MAX:  # the older they are, the fewer are enough
+            kept = times[:1]
+            for i in range(1, len(times) - 1):
+                following_s = times[i + 1][0]
+                if following_s - kept[-1][0] > (now_s - following_s) / AGE_PARTS:
+                    kept.append(times[i])
+            self._times = [*kept, times[-1]]
+
+    def older_than(self, time_s: float) -> int:
+        """Return the highest tag that was delivered before that time, as far as it was noted."""
+        at = bisect_right(self._times, (time_s, self.next_tag))
+        return self._times[at - 1][1] - 1 if at else 0
+
+    def expired(
+        self, now_s: float, default_s: float, least_s: float
+    ) -> list[tuple[int, Delivered]]:
+        """Remove and return (tag, delivery) of those that are older than their timeout, as far as a
+        slice goes. They may be settled later without an error. default_s: of consumers without a
+        timeout of their own, 0 for none; least_s: of all timeouts."""
+        found: list[tuple[int, Delivered]] = []
+        limits: dict[float, int] = {}
+        looked_at = self.open_up_to(self.older_than(now_s - least_s), EXPIRED_SLICE, self._looked)
+        self._looked = looked_at[-1][0] if len(looked_at) == EXPIRED_SLICE else 0
+        for tag, delivered in looked_at:
+            timeout_s = delivered.timeout_s(default_s)
+            if timeout_s and timeout_s not in limits:
+                limits[timeout_s] = self.older_than(now_s - timeout_s)
+            if timeout_s and tag <= limits[timeout_s]:
+                found.append((tag, delivered))
+        for tag, _ in found:
+            self.take(tag)
+            self.late[tag] = None
+        while len(self.late) > LATE_MAX:
+            del self.late[next(iter(self.late))]
+        oldest = next(iter(self._aside), self._base) if self.count else self.next_tag
+        while len(self._times) > 1 and self._times[1][1] <= oldest:
+            del self._times[0]
+        return found
 
     def take_up_to(self, delivery_tag: int, most: int = 1 << 62) -> list[Delivered]:
         """Remove and return all open deliveries up to this tag (0: all), oldest first. most: stop
@@ -226,16 +293,19 @@ class Unacked:
             self._base = self.next_tag
         return taken
 
-    def open_up_to(self, delivery_tag: int, most: int) -> list[tuple[int, Delivered]]:
-        """Return (tag, delivery) of those that are open up to this tag, oldest first, `most` at
-        most; they stay open."""
+    def open_up_to(
+        self, delivery_tag: int, most: int, after: int = 0
+    ) -> list[tuple[int, Delivered]]:
+        """Return (tag, delivery) of those that are open after one tag and up to the other, oldest
+        first, `most` at most; they stay open."""
         end = min(delivery_tag + 1, self.next_tag)
         found: list[tuple[int, Delivered]] = []
         for tag, aside in self._aside.items():
             if tag >= end or len(found) >= most:
                 return found
-            found.append((tag, aside))
-        for tag in range(self._base, end):
+            if tag > after:
+                found.append((tag, aside))
+        for tag in range(max(self._base, after + 1), end):
             delivered = self._ring[tag & self._mask]
             if delivered is not None:
                 if len(found) >= most:
@@ -326,6 +396,7 @@ class ChannelTransaction(PublishCollector):
         self._appends: list[BrokerStream] = []
         self._first_plans: dict[int, tuple[BrokerQueue, Plan]] = {}  # by the number of the index
         self._kept: list[DeferredPublish] = []
+        self._histories: list[tuple[Targets, Kept]] = []
         self._acked: list[Delivered] = []  # what the engine's transaction has, in its order
         self._acked_else: list[Delivered] = []  # transient messages, and records of streams
         self._counts: dict[BrokerQueue, tuple[int, int]] = {}  # messages, bytes of bodies
@@ -349,6 +420,8 @@ class ChannelTransaction(PublishCollector):
         self.vhost.usage.hold(self._hold, self._held_bytes(route, targets, header, body, facts))
         if route.is_mandatory:
             self._mandatory.append((route, targets, props, body))
+        if targets.histories:
+            self._histories.append((targets, kept_of(header, body, facts)))
         durable, others = by_durability(queues, facts)
         for queue in queues:
             n, total = self._counts.get(queue, (0, 0))
@@ -382,7 +455,8 @@ class ChannelTransaction(PublishCollector):
     ) -> int:
         """Return how many bytes of RAM one more publish takes. The engine's transaction keeps
         bodies on disk, after some bytes of them; what is kept for after the commit is in RAM."""
-        is_kept = bool(targets.streams) or not facts.is_persistent or route.is_mandatory
+        is_kept = bool(targets.streams or targets.histories or route.is_mandatory)
+        is_kept = is_kept or not facts.is_persistent
         for queue in targets.queues:
             is_kept = is_kept or not queue.is_durable
         spool_bytes = self.vhost.engine.options.tx_spool_bytes
@@ -429,6 +503,8 @@ class ChannelTransaction(PublishCollector):
         elif transaction.is_open:
             transaction.rollback()
         self._settle_dequeued()
+        for targets, message in self._histories:
+            keep_in_histories(targets, message)
         self._hold_parts()
         vhost.usage.release(self._hold)
         if transaction.has_parts:
@@ -809,6 +885,7 @@ class Channel(ConsumerChannel):
         self.queue_name: str = ""  # declared last: what an empty name means
         self.can_deliver: bool = handler.is_open_to_output
         self._then: Callable[[], None] | None = None  # of `when_free`
+        self._least_s: float = NO_TIMEOUT_S  # of its consumers, also of those that have ended
         self.counted_unacked: int = 0  # deliveries, as the vhost counts their bytes
 
     @property
@@ -905,6 +982,7 @@ class Channel(ConsumerChannel):
     def add_consumer(self, consumer: Consumer) -> None:
         """Add a consumer of this tag."""
         self.consumers[consumer.tag] = consumer
+        self._least_s = min(self._least_s, consumer.timeout_or(0.0) or self._least_s)
         if self.is_shared:
             self._turns[consumer] = None
         else:
@@ -1046,6 +1124,8 @@ class Channel(ConsumerChannel):
                     continue
                 one = unacked.take(tags[i])
                 if one is None:
+                    if tags[i] in unacked.late:
+                        continue
                     raise unknown_tag(tags[i], 80)
                 if one.source is not source:
                     self._ack(source, settled)
@@ -1059,11 +1139,13 @@ class Channel(ConsumerChannel):
         return n
 
     def _bound(self, tag: int, method_id: int) -> int:
-        """Return the highest tag that a `multiple` means, now: 0 means all there are. ChannelError
-        406: the tag is not open."""
+        """Return the highest tag that a `multiple` means, now: 0 means all there are, one that has
+        expired those before it (-1: there is none). ChannelError 406: the tag is not open."""
         if not tag:
             return self.unacked.last_open()
         if self.unacked.get(tag) is None:
+            if tag in self.unacked.late:
+                return self.unacked.last_open(tag) or -1
             raise unknown_tag(tag, method_id)
         return tag
 
@@ -1120,6 +1202,8 @@ class Channel(ConsumerChannel):
         else:
             one = self.unacked.get(tag)
             if one is None:
+                if tag in self.unacked.late:
+                    return []
                 raise unknown_tag(tag, method_id)
             taken = [(tag, one)]
         source: Source | None = None
@@ -1178,6 +1262,45 @@ class Channel(ConsumerChannel):
         for delivered in taken:
             self._returned(delivered)
         SettleFailed(self.vhost, taken, how).finish_later()
+
+    def check_timeouts(self, now_s: float) -> None:
+        """Put back what consumers have had for longer than their timeout, or close the channel."""
+        unacked = self.unacked
+        if self.is_closed or not unacked.count:
+            return
+        unacked.mark_time(now_s)
+        settings = self.vhost.settings
+        default_s = settings.consumer_timeout_s or 0.0
+        least_s = min(self._least_s, default_s or self._least_s)
+        for consumer in self.consumers.values():
+            least_s = min(least_s, consumer.timeout_or(default_s) or least_s)
+        self._least_s = least_s
+        expired = unacked.expired(now_s, default_s, least_s)
+        if not expired:
+            return
+        failed = [delivered for _, delivered in expired]
+        first = failed[0].consumer
+        assert first is not None, "basic.get has no timeout"
+        timeout_s = failed[0].timeout_s(default_s)
+        if settings.consumer_timeout_closes:
+            unacked.put_back(expired)
+            text = f"delivery acknowledgement on channel {self.number} timed out. Timeout value "
+            text += f"used: {timeout_s * 1000:.0f} ms. This timeout value can be configured, see "
+            text += "consumers doc guide to learn more"
+            self.handler.failed(self, ChannelError(PRECONDITION_FAILED, text))
+            return
+        self.vhost.event(
+            "consumer_timeout",
+            f"connection {self.handler.name}: consumer {first.tag!r} of "
+            f"{self.vhost.table.called(first.queue.name)} has not acknowledged for {timeout_s:g} "
+            f"s: {len(failed)} deliveries of channel {self.number} go back",
+        )
+        for source in {delivered.source: None for delivered in failed}:
+            source.before_return()
+        for delivered in failed:
+            self._returned(delivered)
+        SettleFailed(self.vhost, failed, REQUEUE).finish_later()
+        self.update()
 
     def count_bytes(self) -> int:
         """Return by how many bytes the RAM of unacked deliveries has changed since the last

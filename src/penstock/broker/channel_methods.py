@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.broker import refusals
+from penstock.broker.arguments import CONSUMER_TIMEOUT, check_value
 from penstock.broker.background_tasks import AGAIN, ASLEEP, DONE, BackgroundTask, Pace
 from penstock.broker.broker_queue import (
     ALL_COUNTS,
@@ -40,7 +41,9 @@ from penstock.broker.permissions import (
     one_line,
     queue_to_declare,
 )
+from penstock.broker.publish import publish_history
 from penstock.broker.refusals import not_found
+from penstock.broker.topology import EXCHANGE, QUEUE
 from penstock.broker.turn_budget import SlicedWork
 from penstock.codec.method import Method
 from penstock.codec.spec import (
@@ -170,12 +173,19 @@ def on_consume(channel: Channel, method: Method) -> None:
         text = f"consumer '{tag}' gave {priority!r}, expected an integer"
         what = refusals.called("queue", queue.name, vhost.name)
         raise ChannelError(PRECONDITION_FAILED, f"invalid arg 'x-priority' for {what}: {text}")
+    timeout_ms = method.arguments.get(CONSUMER_TIMEOUT)
+    if timeout_ms is not None:
+        check_value(refusals.called("queue", queue.name, vhost.name), CONSUMER_TIMEOUT, timeout_ms)
     vhost.usage.check_consumer(channel.identity, len(channel.consumers))
     consumer = Consumer(
         tag, channel, queue, no_ack=method.no_ack, is_exclusive=method.exclusive,
         priority=priority, prefetch=0 if method.no_ack else channel.consumer_prefetch,
         arguments=method.arguments,
     )  # fmt: skip
+    if isinstance(timeout_ms, int):
+        consumer.timeout_s = timeout_ms / 1000
+    if consumer.timeout_or(0.0):
+        vhost.has_timeouts = True
     if channel.handler.has_capability(DELIVERY_COUNT):
         consumer.counts = COUNTS_OF_BOXES
     elif is_quorum:
@@ -600,9 +610,11 @@ def on_exchange_bind(channel: Channel, method: Method) -> None:
     channel.check(WRITE, "exchange", destination)
     channel.check(READ, "exchange", source)
     check_topic(channel.vhost, channel.identity, READ, source, method.routing_key)
+    before = channel.vhost.router.binding_count
     lsn = channel.vhost.topology.bind_exchange(
         destination, source, method.routing_key, method.arguments, channel.identity
     )
+    publish_history(channel.vhost, before, source, EXCHANGE, destination)
     channel.answer(lsn, None if method.nowait else ExchangeBindOk())
 
 
@@ -697,9 +709,11 @@ def on_queue_bind(channel: Channel, method: Method) -> None:
     channel.check(WRITE, "queue", name)
     channel.check(READ, "exchange", source)
     check_topic(channel.vhost, channel.identity, READ, source, key)
+    before = channel.vhost.router.binding_count
     lsn = channel.vhost.bind_queue(
         name, source, key, method.arguments, channel.handler, channel.identity
     )
+    publish_history(channel.vhost, before, source, QUEUE, name)
     channel.answer(lsn, None if method.nowait else QueueBindOk())
 
 

@@ -416,6 +416,10 @@ class ConnectionHandler(ChannelOwner):
                 self.free_memory(text)
                 return
 
+    def check_timeouts(self, now_s: float) -> None:
+        for channel in list(self.channels.values()):
+            channel.check_timeouts(now_s)
+
     # ---- events --------------------------------------------------------------------------------
 
     def _handle_all(self, events: list[Event]) -> None:

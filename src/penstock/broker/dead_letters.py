@@ -146,8 +146,9 @@ class ExchangeRoute(DeadLetterRoute):
         is_done = way.advance(asked)
         left = asked.steps
         names = list(way.queues)
-        if is_done and way.by_headers:
-            walk = Walk(router, way, keys, self._table(header))
+        if is_done and way.per_message:
+            props = self._properties(header)
+            walk = Walk(router, way, keys, None if props is None else props.headers, props)
             left = walk.advance(left)
             is_done = walk.is_done
             names = list(walk.queues)
@@ -169,10 +170,10 @@ class ExchangeRoute(DeadLetterRoute):
             return False
         return is_too_far(self._headers.deaths(header))
 
-    def _table(self, header: bytes) -> dict[str, object] | None:
-        """Return the headers for the router; None if there are none, or they are damaged."""
+    def _properties(self, header: bytes) -> BasicProperties | None:
+        """Return the properties for the router; None if they are damaged."""
         try:
-            return BasicProperties.decode(self._headers.parts(header)[1]).headers
+            return BasicProperties.decode(self._headers.parts(header)[1])
         except AMQPError:
             return None
 

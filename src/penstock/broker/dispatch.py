@@ -68,6 +68,10 @@ class Peer(ABC):
     def check_stalled(self, now_s: float, most_s: float) -> None:
         """End the connection if a message in progress has not advanced for more than `most_s`."""
 
+    @abstractmethod
+    def check_timeouts(self, now_s: float) -> None:
+        """Put back deliveries that consumers have had for longer than their timeout."""
+
 
 # How failed deliveries are settled.
 REQUEUE: Final = 0

@@ -97,6 +97,7 @@ from penstock.broker.output import (
     write_return,
 )
 from penstock.broker.permissions import WRITE, check_topic
+from penstock.broker.topology import EXCHANGE
 from penstock.broker.turn_budget import STEP_BYTES, TurnBudget
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import BasicProperties, expiration_at, scan
@@ -117,7 +118,7 @@ from penstock.queues.amq_queue import Plan
 from penstock.queues.amqp_headers import CC, routing_keys_in
 from penstock.queues.queue_options import DROP_HEAD, MS_MAX
 from penstock.queues.raw_fields import PropertiesError, RawEntry, RawProperties
-from penstock.routing.exchange_types import Asked
+from penstock.routing.exchange_types import Asked, Kept, RecentHistoryExchange
 from penstock.routing.router import ROUTE_STEPS_MAX, RoutedExchange, Router, Walk, Way
 from penstock.shared_body import SharedBody
 from penstock.storage.files.durability import NONE
@@ -230,13 +231,16 @@ class PublishFacts:
 
 
 class Targets:
-    """The queues and streams that a message goes to."""
+    """The queues and streams that a message goes to, and the exchanges that keep it for those that
+    are bound later. is_by_chance: the next message like it may go elsewhere."""
 
-    __slots__ = ("queues", "streams")
+    __slots__ = ("histories", "is_by_chance", "queues", "streams")
 
     def __init__(self) -> None:
         self.queues: list[BrokerQueue] = []
         self.streams: list[BrokerStream] = []
+        self.histories: list[RecentHistoryExchange] = []
+        self.is_by_chance: bool = False
 
 
 class Route:
@@ -244,8 +248,8 @@ class Route:
     router's when it was last known to be right. way: set if headers decide as well. counted_bytes:
     of RAM, in the cache; 0: it is not cached."""
 
-    __slots__ = ("address", "by_headers", "counted_bytes", "exchange", "front", "is_delayed",
-                 "is_mandatory", "is_special", "key", "passed", "queues", "targets", "version",
+    __slots__ = ("address", "counted_bytes", "exchange", "front", "is_delayed", "is_mandatory",
+                 "is_per_message", "is_special", "key", "passed", "queues", "targets", "version",
                  "way")  # fmt: skip
 
     def __init__(self, raw: bytes, exchange: str, key: str) -> None:
@@ -258,7 +262,7 @@ class Route:
         self.passed: tuple[RoutedExchange, ...] = ()
         self.way: Way | None = None
         self.counted_bytes: int = 0
-        self.by_headers: bool = False
+        self.is_per_message: bool = False
         self.is_delayed: bool = False
         # It does not lead to queues alone: headers route or delay, or it leads to streams.
         self.is_special: bool = False
@@ -514,15 +518,15 @@ class Publisher(Unconfirmed):
     def _resolved(self, resolving: Resolving) -> Route:
         route, way = resolving.route, resolving.way
         route.version = way.as_of
-        if way.by_headers:
-            route.by_headers = True
+        if way.per_message:
+            route.is_per_message = True
             route.way = way
         else:
             route.passed = tuple(way.passed.values())
             if self._stream is None:
-                route.targets = self.targets(way.queues)
+                route.targets = targets_of(self.vhost, way.queues)
                 route.queues = route.targets.queues
-        route.is_special = route.by_headers or route.is_delayed or bool(route.targets.streams)
+        route.is_special = route.is_per_message or route.is_delayed or bool(route.targets.streams)
         return route
 
     def _follow(self, way: Way, asked: Asked) -> bool:
@@ -545,17 +549,6 @@ class Publisher(Unconfirmed):
         self._budget.left -= ROUTE_STEPS_MAX - asked.steps
         if not is_done:
             raise _too_far()
-
-    def targets(self, names: Iterable[str]) -> Targets:
-        """Return the queues and streams of these names that can be published to."""
-        found = Targets()
-        for name in names:
-            queue = self.vhost.table.usable(name)
-            if isinstance(queue, BrokerStream):
-                found.streams.append(queue)
-            elif isinstance(queue, BrokerQueue) and not queue.is_crashed:
-                found.queues.append(queue)
-        return found
 
     # ---- confirms ------------------------------------------------------------------------------
 
@@ -635,7 +628,7 @@ class Publisher(Unconfirmed):
     def _publish_special(self, route: Route, props: bytes, info: int, body: bytes) -> bool:
         """Publish a message of whose properties more must be known, or that goes to a stream.
         Returns False if the turn's budget does not suffice to find out where it goes."""
-        if not (info >> 16 & SPECIAL or route.by_headers or self.transaction is not None):
+        if not (info >> 16 & SPECIAL or route.is_per_message or self.transaction is not None):
             streams = route.targets.streams
             if len(streams) == 1 and not route.queues:
                 self._append(streams[0], route.front + props, body)
@@ -690,7 +683,7 @@ class Publisher(Unconfirmed):
         way = routing.way
         if way is not None:
             self._follow_whole(way, _asked_by(routing))
-            if way.by_headers:
+            if way.per_message:
                 walk = routing.walk = self._walk(routing, way)
                 self._budget.left -= ROUTE_STEPS_MAX - walk.advance(ROUTE_STEPS_MAX)
                 if not walk.is_done:
@@ -744,8 +737,8 @@ class Publisher(Unconfirmed):
         if walk is None:
             if not self._follow(way, _asked_by(routing)):
                 return False
-            if not way.by_headers:
-                routing.targets = self.targets(way.queues)
+            if not way.per_message:
+                routing.targets = targets_of(self.vhost, way.queues)
                 return True
             walk = routing.walk = self._walk(routing, way)
         budget = self._budget
@@ -756,13 +749,15 @@ class Publisher(Unconfirmed):
             if budget.is_over():
                 return False
         self._count_way(routing.route)
-        routing.targets = self.targets(walk.queues)
+        targets = routing.targets = targets_of(self.vhost, walk.queues)
+        targets.histories, targets.is_by_chance = walk.histories, walk.is_by_chance
         return True
 
     def _walk(self, routing: Routing, way: Way) -> Walk:
         """Begin to route a message by its headers."""
-        headers = BasicProperties.decode(routing.props).headers
-        return Walk(self.vhost.router, way, _asked_by(routing).keys, headers)
+        properties = BasicProperties.decode(routing.props)
+        keys = _asked_by(routing).keys
+        return Walk(self.vhost.router, way, keys, properties.headers, properties)
 
     def _count_way(self, route: Route) -> None:
         """Count what was found behind headers exchanges and is kept in a cached route."""
@@ -791,6 +786,8 @@ class Publisher(Unconfirmed):
             share_blame(self.vhost, header, len(targets.queues) + len(targets.streams))
             self.transaction.put(route, targets, header, props, body, facts)
             return
+        if targets.histories and spooled is None:
+            keep_in_histories(targets, kept_of(header, body, facts))
         queues, streams = targets.queues, targets.streams
         if not queues and not streams:
             if route.is_mandatory and spooled is not None:
@@ -827,6 +824,45 @@ class Publisher(Unconfirmed):
     def _return(self, route: Route, props: bytes, size: int, body: bytes | None) -> None:
         output = self.output
         write_return(output, self.number, NO_ROUTE, "NO_ROUTE", route.address, props, size, body)
+
+
+# ---- exchanges that keep messages ----------------------------------------------------------------
+
+
+def kept_of(header: bytes, body: bytes, facts: PublishFacts) -> Kept:
+    """Return a message as a history keeps it."""
+    return Kept(header, body, facts.is_persistent, facts.priority, facts.ttl_ms)
+
+
+def keep_in_histories(targets: Targets, kept: Kept) -> None:
+    """Keep a message in the exchanges of type x-recent-history that it has passed."""
+    for history in targets.histories:
+        history.keep(kept)
+
+
+def publish_history(vhost: VHost, bindings: int, source: str, kind: str, destination: str) -> None:
+    """Publish what an exchange has kept to what was bound to it, the oldest first; nothing if it
+    keeps nothing, or if there are no more bindings than these. A full disk ends it with an
+    event."""
+    history = vhost.router.history_of(source)
+    if history is None or vhost.router.binding_count == bindings:
+        return
+    try:
+        for kept in list(history.kept):
+            names = [destination]
+            if kind == EXCHANGE:
+                headers = BasicProperties.decode(HEADERS.parts(kept.header)[1]).headers
+                keys = [key.decode("utf-8", "surrogateescape") for key in HEADERS.keys(kept.header)]
+                names = vhost.router.route(destination, keys[0], headers, keys[1:])
+            facts = PublishFacts()
+            facts.is_persistent, facts.priority = kept.is_persistent, kept.priority
+            facts.ttl_ms = kept.ttl_ms
+            targets = targets_of(vhost, names)
+            if names:
+                fan_out(vhost, targets.queues, targets.streams, kept.header, kept.body, facts)
+    except DiskFullError as error:
+        what = vhost.topology.called(source)
+        vhost.event("warning", f"{what} cannot send its history to '{destination}': {error}")
 
 
 # ---- large bodies --------------------------------------------------------------------------------
@@ -898,6 +934,18 @@ class SpooledPublish:
             pass
 
 
+def targets_of(vhost: VHost, names: Iterable[str]) -> Targets:
+    """Return the queues and streams of these names that can be published to."""
+    found = Targets()
+    for name in names:
+        queue = vhost.table.usable(name)
+        if isinstance(queue, BrokerStream):
+            found.streams.append(queue)
+        elif isinstance(queue, BrokerQueue) and not queue.is_crashed:
+            found.queues.append(queue)
+    return found
+
+
 def _asked_by(routing: Routing) -> Asked:
     """Return the keys of a message, as exchanges are asked by them."""
     asked = routing.asked
@@ -927,7 +975,7 @@ def _is_current(route: Route, router: Router) -> bool:
 
 def leads_to_durable(route: Route) -> bool:
     """Return whether a message may go to a durable queue; its headers may decide that later."""
-    if route.by_headers or route.is_special:
+    if route.is_per_message or route.is_special:
         return True
     return any(queue.is_durable for queue in route.queues)
 

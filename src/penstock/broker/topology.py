@@ -18,6 +18,7 @@ bindings to it, which may be the last ones of others: `doomed` finds all of them
 
 from collections import Counter, deque
 from collections.abc import Callable
+from random import Random
 from typing import Final
 
 from penstock.access.permissions import Identity
@@ -98,7 +99,8 @@ class Exchange:
 class Topology:
     """The exchanges and bindings of one vhost. has_queue(name): there is a queue of that name.
     check_exchange(name, user), check_binding(exchange, user): raise an error for one too many.
-    count(user, bytes): called with the RAM that one takes, and with what it frees."""
+    count(user, bytes): called with the RAM that one takes, and with what it frees. chance: what
+    x-random selects by."""
 
     def __init__(
         self, engine: StorageEngine, vhost: str, has_queue: Callable[[str], bool],
@@ -107,10 +109,11 @@ class Topology:
         check_binding: Callable[[str, Identity | None], None] | None = None,
         count: Callable[[str, int], None] | None = None,
         check_between: Callable[[str, Identity, int], None] | None = None,
+        chance: Random | None = None,
     ) -> None:  # fmt: skip
         self.exchanges: dict[str, Exchange] = {}
         self._count: Callable[[str, int], None] = count or not_counted
-        self.router: Router = Router(has_queue, self._count)
+        self.router: Router = Router(has_queue, self._count, chance)
         self._exchange_bytes: int = 0
         self._engine = engine
         self._vhost = vhost

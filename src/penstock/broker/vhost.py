@@ -42,7 +42,13 @@ from penstock.access.limits import Limits, LimitTable
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.alerts import AlertManager
-from penstock.broker.background_tasks import BackgroundTasks, DeferredFree
+from penstock.broker.background_tasks import (
+    AGAIN,
+    ASLEEP,
+    BackgroundTask,
+    BackgroundTasks,
+    DeferredFree,
+)
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable
 from penstock.broker.dead_letters import DeadLetterRoutes
@@ -160,10 +166,11 @@ class VHostSettings:
     mode: the durability that a confirm stands for: DISK, INTERVAL or OS. memory_bytes: what may be
     counted in RAM. is_strict: queues' own maxima beyond that are refused. storage: of the engine.
     staging_timeout_s: age at which staged files that no batch names are swept; lease_alert_s: age
-    from which a lease is reported. Both in seconds. stream_hold_s_max, stream_hold_bytes_max: how
-    much more than a stream's limits keep its readers may ask to keep, in seconds and in bytes of
-    each partition. limits: of users and of the vhost, where an operator has set no others. queues:
-    the classes that hold their messages.
+    from which a lease is reported. Both in seconds. consumer_timeout_s: after which an unacked
+    delivery goes back, None for never; consumer_timeout_closes: and its channel ends.
+    stream_hold_s_max, stream_hold_bytes_max: how much more than a stream's limits keep its readers
+    may ask to keep, in seconds and in bytes of each partition. limits: of users and of the vhost,
+    where an operator has set no others. queues: the classes that hold their messages.
     """
 
     mode: int = DISK
@@ -172,6 +179,8 @@ class VHostSettings:
     storage: StorageOptions = field(default_factory=StorageOptions)
     staging_timeout_s: float = 86_400.0
     lease_alert_s: float = 3600.0
+    consumer_timeout_s: float | None = None
+    consumer_timeout_closes: bool = False
     stream_hold_s_max: float = 86_400.0
     stream_hold_bytes_max: int = 8 << 30
     limits: Limits = field(default_factory=Limits)
@@ -189,7 +198,31 @@ ADVICE: Final = {
 HOLDERS_SHOWN: Final = 3
 UNFINISHED_PART: Final = 2  # of the budget: what unfinished messages of all clients may hold
 STALLED_LOOKS: Final = 4  # within the time for which a message may make no progress
+TIMEOUT_LOOK_S: Final = 1.0
+PEERS_LOOKED_AT: Final = 64  # connections in one step
 BODIES_PART: Final = 16  # of the budget: bodies of 64 KiB to 1 MiB that are arriving, in RAM
+
+
+class TimeoutLook(BackgroundTask):
+    """Looks at the ages of all consumers' deliveries, some connections at a time."""
+
+    def __init__(self, handlers: set[Peer], clock: Clock) -> None:
+        self._handlers: set[Peer] = handlers
+        self._clock: Clock = clock
+        self._left: list[Peer] = []
+
+    def step(self) -> int:
+        if not self._left:
+            self._left = list(self._handlers)
+        some, self._left = self._left[-PEERS_LOOKED_AT:], self._left[:-PEERS_LOOKED_AT]
+        now_s = self._clock.monotonic()
+        for peer in some:
+            if peer in self._handlers:
+                peer.check_timeouts(now_s)
+        return AGAIN if self._left else ASLEEP
+
+    def failed(self, error: Exception) -> None:
+        raise error
 
 
 def _ignore_refusal(address: str, text: str) -> None:
@@ -220,6 +253,9 @@ class VHost(QueueOwner[BrokerQueue]):
         self.batches: object | None = None  # of the exactly-once sink (batches.py)
         self.on_tick: list[Callable[[float], None]] = []  # called with monotonic seconds
         self.handlers: set[Peer] = set()  # clients' connections, kept by themselves
+        self.has_timeouts: bool = settings.consumer_timeout_s is not None  # somebody has one
+        self._timeouts: TimeoutLook = TimeoutLook(self.handlers, clock)
+        self._timeouts_due_s: float = 0.0
         self.in_flight: InFlight = InFlight(clock.monotonic)  # a process shares it: vhost_process
         self._event = on_event
         self.alerts: AlertManager = AlertManager(name, clock, on_event)
@@ -275,6 +311,7 @@ class VHost(QueueOwner[BrokerQueue]):
             self._check_binding,
             self.usage.topology.add,
             self.usage.check_between,
+            rng,
         )
         self._dead_letters = DeadLetterRoutes(
             self.topology.router, self.headers, self._taker, self.budget, self._share_blame
@@ -421,6 +458,11 @@ class VHost(QueueOwner[BrokerQueue]):
             self._stalled_due_s = now_s + most_s / STALLED_LOOKS
             for peer in list(self.handlers):
                 peer.check_stalled(now_s, most_s)
+
+    def _watch_timeouts(self, now_s: float) -> None:
+        if self.has_timeouts and now_s >= self._timeouts_due_s:
+            self._timeouts_due_s = now_s + TIMEOUT_LOOK_S
+            self.background.wake(self._timeouts)
 
     def token(self, n: int) -> str:
         """Return a random name of n bytes in URL-safe Base64."""
@@ -657,7 +699,7 @@ class VHost(QueueOwner[BrokerQueue]):
         self.dispatch.retry(now_s)
         has_more = self.timers.tick(now_s)
         for call in (
-            self.streams.tick, self.alerts.tick, self._watch_unfinished,
+            self.streams.tick, self.alerts.tick, self._watch_unfinished, self._watch_timeouts,
             *self.on_tick,
         ):  # fmt: skip
             try:

@@ -7,6 +7,10 @@ same name. Each type keeps its bindings in the form in which it finds them:
     fanout              targets; the key is ignored
     topic               a TopicTrie
     headers             the bindings' arguments, compared one by one
+    x-consistent-hash   weights; the key, or a header or property, selects one target
+    x-modulus-hash      targets in the order of their names; the key selects one
+    x-random            targets; chance selects one (x-local-random: the same on one node)
+    x-recent-history    as fanout, and the last messages, which the next binding gets
     x-delayed-message   the type that x-delayed-type names; the delay is the vhost's
 
 A message may have several keys (its own, and those of its CC and BCC headers); a target is selected
@@ -34,6 +38,12 @@ reached in two ways, and its stamp is the word for which it was reached last. So
 match visits every node at most once: "#.#.#.#" costs a few nodes, not a power of the key's length,
 and patterns that share no words with the key cost nothing. `visits` counts the nodes.
 
+**Hashing.** A consistent hash must move few messages when a target comes or goes, and must be the
+same after a restart, whatever the order of the bindings. So each target has a number for each key
+(rendezvous hashing: an exponential variable, divided by the weight), and the lowest one wins: a
+target gets its weight's part of all keys, and one that goes leaves only its own keys to others. A
+message without the header or property has the empty key. Of several keys the first one counts.
+
 **Steps.** One message may have hundreds of keys and thousands of headers, and others may have bound
 thousands of patterns, so selecting may take seconds. It is therefore done in slices: a type takes
 what it does from `Asked.steps` (a node visited, a name compared, a key looked up: each about one),
@@ -53,13 +63,17 @@ for a pattern stays until it was removed n times (bindings that differ in argume
 """
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from hashlib import blake2b
+from math import log
+from random import Random
 from typing import Final
 
 from penstock.codec.fields import decode_table, encode_table
+from penstock.codec.properties import BasicProperties
 from penstock.errors import COMMAND_INVALID, PRECONDITION_FAILED, AMQPConnectionError, ChannelError
 from penstock.native import mypyc_attr
 
@@ -300,17 +314,22 @@ TARGETS_PER_STEP: Final = 16  # copied from one dict to another
 
 
 class Asked:
-    """What exchanges are asked: the keys and headers of one message. steps: how many are left in
-    this slice; what is done is subtracted."""
+    """What exchanges are asked: the keys and headers of one message, and its other properties if
+    they are known. steps: how many are left in this slice; what is done is subtracted. What they
+    answer beside targets: histories that are to have the message, and is_by_chance, whether the
+    next message like it may go elsewhere."""
 
-    __slots__ = ("_given", "headers", "keys", "steps")
+    __slots__ = ("_given", "headers", "histories", "is_by_chance", "keys", "properties", "steps")
 
     def __init__(
         self, keys: list[str], headers: dict[str, object] | None, steps: int = SLICE_STEPS
     ) -> None:
         self.keys: list[str] = keys
         self.headers: dict[str, object] | None = headers
+        self.properties: BasicProperties | None = None
         self.steps: int = steps
+        self.histories: list[RecentHistoryExchange] = []
+        self.is_by_chance: bool = False
         self._given: dict[str, object] | None = None
 
     def given(self) -> dict[str, object]:
@@ -401,6 +420,21 @@ FANOUT: Final = "fanout"
 TOPIC: Final = "topic"
 HEADERS: Final = "headers"
 DELAYED: Final = "x-delayed-message"
+CONSISTENT_HASH: Final = "x-consistent-hash"
+MODULUS_HASH: Final = "x-modulus-hash"
+RANDOM: Final = "x-random"
+LOCAL_RANDOM: Final = "x-local-random"
+RECENT_HISTORY: Final = "x-recent-history"
+
+HASH_HEADER: Final = "hash-header"
+HASH_PROPERTY: Final = "hash-property"
+HASH_PROPERTIES: Final = ("correlation_id", "message_id", "timestamp")
+HISTORY_LENGTH: Final = "x-recent-history-length"
+HISTORY_NO_STORE: Final = "x-recent-history-no-store"
+HISTORY_LENGTH_DEFAULT: Final = 20  # the plugin's
+HISTORY_BYTES_MAX: Final = 1 << 20  # of one exchange, beside the limit of its length
+KEPT_BYTES: Final = 250  # measured: a message of a history, without header and body
+HASHES_PER_STEP: Final = 4
 
 MATCHES: Final = ("all", "any", "all-with-x", "any-with-x")
 
@@ -453,9 +487,14 @@ class Binding:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ExchangeType(ABC):
-    """The bindings of one exchange. reads_headers: whether `select` uses the headers."""
+    """The bindings of one exchange. is_per_message: whether `select` depends on more than the
+    keys, so that its result is not cached with theirs."""
 
-    reads_headers: bool = False
+    is_per_message: bool = False
+
+    def configure(self, arguments: dict[str, object], chance: Random) -> None:  # noqa: B027 - as below
+        """Take the arguments of the exchange, before the first binding. ChannelError 406: one is
+        wrong."""
 
     def count_with(self, count: Callable[[str, int], None]) -> None:  # noqa: B027 - most take none
         """Call count(user, bytes) with what it takes beside its bindings, and with what it
@@ -598,7 +637,7 @@ class HeadersCondition:
 class HeadersExchange(ExchangeType):
     """A binding selects messages by a condition on headers; the key is ignored."""
 
-    reads_headers = True
+    is_per_message = True
 
     def __init__(self) -> None:
         self._conditions: dict[object, HeadersCondition] = {}
@@ -645,20 +684,229 @@ class ConditionsLeft(Rest):
         return None
 
 
+class OneOfAll(ExchangeType):
+    """Bindings of which each message takes one."""
+
+    def __init__(self) -> None:
+        self._targets: dict[str, int] = {}
+        self._listed: list[str] = []  # in the order of their names, so that a restart keeps it
+
+    def bind(self, binding: Binding) -> None:
+        _count_up(self._targets, binding.target)
+        self._listed = sorted(self._targets)
+
+    def unbind(self, binding: Binding) -> None:
+        _count_down(self._targets, binding.target)
+        self._listed = sorted(self._targets)
+
+
+class ModulusHashExchange(OneOfAll):
+    """The hash of the key, modulo the number of targets, selects one."""
+
+    def select(self, asked: Asked, found: dict[str, int]) -> Rest | None:
+        listed = self._listed
+        if listed:
+            found[listed[_hash(_name_bytes(asked.keys[0])) % len(listed)]] = 1
+        return None
+
+
+class RandomExchange(OneOfAll):
+    """Chance selects one target for each message."""
+
+    is_per_message = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._chance: Random = Random(0)
+
+    def configure(self, arguments: dict[str, object], chance: Random) -> None:
+        self._chance = chance
+
+    def select(self, asked: Asked, found: dict[str, int]) -> Rest | None:
+        asked.is_by_chance = True
+        if self._listed:
+            found[self._chance.choice(self._listed)] = 1
+        return None
+
+
+class ConsistentHashExchange(ExchangeType):
+    """The hash of the key, or of a header or property, selects one target. A binding's key is its
+    weight; several bindings of one target add up."""
+
+    def __init__(self) -> None:
+        self._weights: dict[str, int] = {}
+        self._seeds: dict[str, int] = {}
+        self._header: str = ""
+        self._property: str = ""
+
+    def configure(self, arguments: dict[str, object], chance: Random) -> None:
+        header = arguments.get(HASH_HEADER, "")
+        of = arguments.get(HASH_PROPERTY, "")
+        if not isinstance(header, str) or not isinstance(of, str):
+            raise _wrong(f"{HASH_HEADER} and {HASH_PROPERTY} are texts, given {header!r}, {of!r}")
+        if header and of:
+            raise _wrong(f"{HASH_HEADER} and {HASH_PROPERTY} are mutually exclusive")
+        if of and of not in HASH_PROPERTIES:
+            expected = ", ".join(HASH_PROPERTIES)
+            raise _wrong(f"Unsupported property: {of}; expected one of {expected}")
+        self._header, self._property = header, of
+        self.is_per_message = bool(header or of)
+
+    def bind(self, binding: Binding) -> None:
+        weight = _weight(binding.key)
+        target = binding.target
+        self._weights[target] = self._weights.get(target, 0) + weight
+        self._seeds[target] = _hash(_name_bytes(target))
+
+    def unbind(self, binding: Binding) -> None:
+        target = binding.target
+        left = self._weights[target] - _weight(binding.key)
+        if left:
+            self._weights[target] = left
+        else:
+            del self._weights[target], self._seeds[target]
+
+    def select(self, asked: Asked, found: dict[str, int]) -> Rest | None:
+        key = _hash(self._hashed(asked))
+        asked.steps -= len(self._seeds) // HASHES_PER_STEP
+        first, least = "", 0.0
+        for target, seed in self._seeds.items():
+            number = -log((_mixed(seed ^ key) + 0.5) / HASHES) / self._weights[target]
+            if not first or number < least:
+                first, least = target, number
+        if first:
+            found[first] = 1
+        return None
+
+    def _hashed(self, asked: Asked) -> bytes:
+        """Return what decides for this message."""
+        value: object
+        if self._header:
+            value = None if asked.headers is None else asked.headers.get(self._header)
+        elif self._property:
+            value = None if asked.properties is None else getattr(asked.properties, self._property)
+        else:
+            return _name_bytes(asked.keys[0])
+        if value is None:
+            return b""
+        return _name_bytes(value) if isinstance(value, str) else _canonical(value)
+
+
+HASHES: Final = 1 << 64
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "big")
+
+
+def _mixed(value: int) -> int:
+    """Return a number below HASHES that has nothing to do with it (the end of SplitMix64)."""
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 % HASHES
+    value = (value ^ value >> 27) * 0x94D049BB133111EB % HASHES
+    return value ^ value >> 31
+
+
+def _weight(key: str) -> int:
+    digits = key[1:] if key[:1] in ("+", "-") else key
+    if not (digits.isascii() and digits.isdigit()):
+        raise _wrong(f"The binding key must be an integer: {key!r}")
+    if int(key) < 1:
+        raise _wrong(f"The binding key must be greater than 0, given {key!r}")
+    return int(key)
+
+
+def _wrong(text: str) -> ChannelError:
+    return ChannelError(PRECONDITION_FAILED, text)
+
+
+class Kept:
+    """A message of a history. header, body: as stored. is_persistent, priority, ttl_ms: as
+    published."""
+
+    __slots__ = ("body", "header", "is_persistent", "priority", "ttl_ms")
+
+    def __init__(
+        self, header: bytes, body: bytes, is_persistent: bool, priority: int, ttl_ms: int | None
+    ) -> None:
+        self.header: bytes = header
+        self.body: bytes = body
+        self.is_persistent: bool = is_persistent
+        self.priority: int = priority
+        self.ttl_ms: int | None = ttl_ms
+
+    @property
+    def held_bytes(self) -> int:
+        """Return about how many bytes of RAM it takes."""
+        return KEPT_BYTES + len(self.header) + len(self.body)
+
+
+class RecentHistoryExchange(FanoutExchange):
+    """Every binding selects every message, and a new one gets the last messages. They are in RAM
+    only, as in RabbitMQ's plugin, HISTORY_BYTES_MAX at most."""
+
+    is_per_message = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: deque[Kept] = deque()
+        self._length: int = HISTORY_LENGTH_DEFAULT
+        self._bytes: int = 0
+        self._count: Callable[[str, int], None] = not_counted
+
+    def configure(self, arguments: dict[str, object], chance: Random) -> None:
+        length = arguments.get(HISTORY_LENGTH, HISTORY_LENGTH_DEFAULT)
+        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
+            text = f"'{HISTORY_LENGTH}' must be a positive integer"
+            raise _wrong(f"Invalid argument {length!r}, {text}")
+        self._length = length
+
+    def count_with(self, count: Callable[[str, int], None]) -> None:
+        self._count = count
+
+    def held(self) -> dict[str, int]:
+        return {"": self._bytes} if self._bytes else {}
+
+    def select(self, asked: Asked, found: dict[str, int]) -> Rest | None:
+        if (asked.headers or {}).get(HISTORY_NO_STORE) is not True:
+            asked.histories.append(self)
+        return super().select(asked, found)
+
+    def keep(self, message: Kept) -> None:
+        """Keep a message, in place of the oldest ones if it is too much. One that is too large by
+        itself is left out."""
+        if message.held_bytes > HISTORY_BYTES_MAX:
+            return
+        kept = self.kept
+        before = self._bytes
+        kept.append(message)
+        self._bytes += message.held_bytes
+        while len(kept) > self._length or self._bytes > HISTORY_BYTES_MAX:
+            self._bytes -= kept.popleft().held_bytes
+        if self._bytes != before:
+            self._count("", self._bytes - before)
+
+
 # A new type is added here, and nowhere else.
 _TYPES: Final[dict[str, Callable[[], ExchangeType]]] = {
     DIRECT: DirectExchange,
     FANOUT: FanoutExchange,
     TOPIC: TopicExchange,
     HEADERS: HeadersExchange,
+    CONSISTENT_HASH: ConsistentHashExchange,
+    MODULUS_HASH: ModulusHashExchange,
+    RANDOM: RandomExchange,
+    LOCAL_RANDOM: RandomExchange,
+    RECENT_HISTORY: RecentHistoryExchange,
 }
 TYPES: Final = (*_TYPES, DELAYED)
 
 
-def make_exchange_type(name: str, arguments: dict[str, object]) -> ExchangeType:
+def make_exchange_type(
+    name: str, arguments: dict[str, object], chance: Random | None = None
+) -> ExchangeType:
     """Return the type of this name, without bindings.
 
-    Raises AMQPConnectionError 503 for an unknown type, ChannelError 406 for a wrong x-delayed-type.
+    Raises AMQPConnectionError 503 for an unknown type, ChannelError 406 for a wrong argument.
     """
     if name == DELAYED:
         inner = arguments.get("x-delayed-type")
@@ -669,7 +917,9 @@ def make_exchange_type(name: str, arguments: dict[str, object]) -> ExchangeType:
     make = _TYPES.get(name)
     if make is None:
         raise AMQPConnectionError(COMMAND_INVALID, f"unknown exchange type '{name}'")
-    return make()
+    made = make()
+    made.configure(arguments, chance or Random(0))
+    return made
 
 
 def match_of(arguments: dict[str, object]) -> str:

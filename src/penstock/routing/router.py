@@ -9,13 +9,13 @@ selects the queues whose names are the keys.
 Everything is in memory. The vhost decides what is durable, who may change it, auto-delete, internal
 exchanges and refusals. It checks that sources and destinations exist before it calls `bind`.
 
-**A Way** is where keys lead from an exchange as far as headers do not decide: the queues, and the
-headers exchanges where it ends for now. It is the same for every message with these keys, so
-publishers cache it with their routes (broker/publish.py); nothing is cached here. **A Walk** is the
-way of one message: its Way, and from each headers exchange on what the headers select. Behind a
-headers exchange it passes Ways again, and the cached Way keeps WAYS_MAX of these: of a graph of
-thousands of exchanges behind one headers exchange, only that one is asked for each message. Those
-who cache a Way count its `held_bytes`, which grow by these.
+**A Way** is where keys lead from an exchange as far as keys alone decide: the queues, and the
+exchanges where it ends for now, because headers, properties or chance decide there, or messages
+are kept. It is the same for every message with these keys, so publishers cache it with their routes
+(broker/publish.py); nothing is cached here. **A Walk** is the way of one message: its Way, and from
+each of these exchanges on what it selects. Behind one it passes Ways again, and the cached Way
+keeps WAYS_MAX of these: of a graph of thousands of exchanges behind one headers exchange, only that
+one is asked for each message. Those who cache a Way count its `held_bytes`, which grow by these.
 
 **In slices.** A message may have hundreds of keys and pass thousands of exchanges. `advance` of
 both classes takes steps (exchange_types.Asked) and stops when they are used up; the caller
@@ -32,8 +32,10 @@ none; the source of every binding exists; no binding leads from or to "".
 """
 
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Final
 
+from penstock.codec.properties import BasicProperties
 from penstock.routing.exchange_types import (
     DELAYED,
     DIRECT,
@@ -42,6 +44,7 @@ from penstock.routing.exchange_types import (
     Asked,
     Binding,
     ExchangeType,
+    RecentHistoryExchange,
     Rest,
     TopicExchange,
     make_exchange_type,
@@ -62,10 +65,12 @@ class RoutedExchange:
 
     __slots__ = ("alternate", "changed_at", "has_alternate", "is_delayed", "name", "type")
 
-    def __init__(self, name: str, type_name: str, arguments: dict[str, object]) -> None:
+    def __init__(
+        self, name: str, type_name: str, arguments: dict[str, object], chance: Random | None = None
+    ) -> None:
         alternate = arguments.get("alternate-exchange")
         self.name: str = name
-        self.type: ExchangeType = make_exchange_type(type_name, arguments)
+        self.type: ExchangeType = make_exchange_type(type_name, arguments, chance)
         self.is_delayed: bool = type_name == DELAYED
         self.has_alternate: bool = isinstance(alternate, str)
         self.alternate: str = alternate if isinstance(alternate, str) else ""
@@ -134,19 +139,19 @@ def _divide(target: str, queues: dict[str, int], exchanges: list[str]) -> None:
 
 
 class Way:
-    """Where keys lead from an exchange, as far as headers do not decide. queues: their names, as
-    keys. by_headers: the headers exchanges where it ends. passed: by name, these and all others.
+    """Where keys lead from an exchange, as far as keys alone decide. queues: their names, as
+    keys. per_message: the headers exchanges where it ends. passed: by name, these and all others.
     as_of: the router's version when it was begun. is_done: all of it is known. kept_bytes: of the
     Ways in `below` that are done."""
 
-    __slots__ = ("_now", "_router", "_waiting", "as_of", "below", "by_headers", "is_done",
-                 "kept_bytes", "passed", "queues", "start")  # fmt: skip
+    __slots__ = ("_now", "_router", "_waiting", "as_of", "below", "is_done", "kept_bytes",
+                 "passed", "per_message", "queues", "start")  # fmt: skip
 
     def __init__(self, router: "Router", exchange: str | None) -> None:
         """exchange: None for a Way that leads nowhere."""
         self.start: str = exchange or ""
         self.queues: dict[str, int] = {}
-        self.by_headers: list[RoutedExchange] = []
+        self.per_message: list[RoutedExchange] = []
         self.is_done: bool = False
         self.passed: dict[str, RoutedExchange] = {}
         self.as_of: int = router.version
@@ -183,8 +188,8 @@ class Way:
                 asked.steps -= len(asked.keys)
                 for queue in router.queues_named(asked.keys):
                     self.queues[queue] = 1
-            elif exchange.type.reads_headers:
-                self.by_headers.append(exchange)
+            elif exchange.type.is_per_message:
+                self.per_message.append(exchange)
             else:
                 self._now = select(exchange, asked, self.queues, waiting)
                 if self._now is not None:
@@ -201,18 +206,30 @@ class Walk:
                  "queues", "way")  # fmt: skip
 
     def __init__(
-        self, router: "Router", way: Way, keys: list[str], headers: dict[str, object] | None
-    ) -> None:
+        self, router: "Router", way: Way, keys: list[str], headers: dict[str, object] | None,
+        properties: BasicProperties | None = None,
+    ) -> None:  # fmt: skip
         self.way: Way = way
         self.queues: dict[str, int] = {}
         self.is_done: bool = False
         self._router: Router = router
         self._asked: Asked = Asked(keys, headers)
+        self._asked.properties = properties
         self._seen: set[str] = set()  # exchanges whose Way was taken, and those asked by headers
         self._ways: list[Way] = [way]
         self._waiting: list[RoutedExchange] = []
         self._now: Selecting | None = None
         self._selected: list[str] = []
+
+    @property
+    def histories(self) -> list[RecentHistoryExchange]:
+        """Return the exchanges that are to keep the message."""
+        return self._asked.histories
+
+    @property
+    def is_by_chance(self) -> bool:
+        """Return whether the next message like it may go elsewhere."""
+        return self._asked.is_by_chance
 
     def advance(self, steps: int) -> int:
         """Go on for so many steps; return how many are left, 0 or less if it is not done then."""
@@ -249,14 +266,14 @@ class Walk:
 
     def _take(self, way: Way, asked: Asked) -> None:
         """Add what a Way leads to."""
-        if way is self.way and not way.by_headers:
+        if way is self.way and not way.per_message:
             self.queues = way.queues
             return
         if way is not self.way:
             self._keep(way)
         self.queues.update(way.queues)
         asked.steps -= len(way.queues) // TARGETS_PER_STEP
-        for exchange in way.by_headers:
+        for exchange in way.per_message:
             if exchange.name not in self._seen:
                 self._seen.add(exchange.name)
                 self._waiting.append(exchange)
@@ -278,7 +295,7 @@ class Walk:
         way = None if below is None else below.get(name)
         if way is None:
             exchange = self._router.find(name)
-            if exchange is not None and exchange.type.reads_headers:
+            if exchange is not None and exchange.type.is_per_message:
                 self._seen.add(name)
                 self._waiting.append(exchange)
                 return
@@ -289,17 +306,20 @@ class Walk:
 
 class Router:
     """The exchanges and bindings of a vhost. has_queue(name): whether there is such a queue.
-    count(creator, bytes): called with the RAM that a binding takes, and with what it frees."""
+    count(creator, bytes): called with the RAM that a binding takes, and with what it frees.
+    chance: what x-random selects by."""
 
     def __init__(
-        self, has_queue: Callable[[str], bool], count: Callable[[str, int], None] | None = None
-    ) -> None:
+        self, has_queue: Callable[[str], bool], count: Callable[[str, int], None] | None = None,
+        chance: Random | None = None,
+    ) -> None:  # fmt: skip
         self.version: int = 0
         self.binding_count: int = 0
         self.held_bytes: int = 0  # of all bindings, about
         self.between_exchanges: dict[str, int] = {}  # creator -> bindings from exchange to exchange
         self._has_queue = has_queue
         self._count = count
+        self._chance: Random = chance or Random(0)
         self._exchanges: dict[str, RoutedExchange] = {}
         self._by_source: dict[str, dict[object, Binding]] = {}
         self._by_target: dict[str, dict[object, Binding]] = {}
@@ -317,7 +337,7 @@ class Router:
     def declare(self, name: str, type_name: str, arguments: dict[str, object]) -> None:
         """Add an exchange. Raises ChannelError and AMQPConnectionError as `make_exchange_type`."""
         assert not self.has(name), name
-        exchange = self._exchanges[name] = RoutedExchange(name, type_name, arguments)
+        exchange = self._exchanges[name] = RoutedExchange(name, type_name, arguments, self._chance)
         exchange.type.count_with(self._count_bytes)
         self._by_source[name] = {}
         if exchange.has_alternate:
@@ -435,7 +455,7 @@ class Router:
     # --- routing ---
 
     def way(self, exchange: str, keys: list[str]) -> Way:
-        """Return where these keys lead from an exchange, as far as headers do not decide."""
+        """Return where these keys lead from an exchange, as far as keys alone decide."""
         way = Way(self, exchange)
         asked = Asked(keys, None)
         while not way.advance(asked):
@@ -476,6 +496,12 @@ class Router:
                     way.kept_bytes -= below.held_bytes
         return True
 
+    def history_of(self, exchange: str) -> RecentHistoryExchange | None:
+        """Return the messages that an exchange keeps for new bindings, if it is of that type."""
+        found = self._exchanges.get(exchange)
+        kind = None if found is None else found.type
+        return kind if isinstance(kind, RecentHistoryExchange) else None
+
     def find(self, name: str) -> RoutedExchange | None:
         """Return the exchange of this name."""
         return self._exchanges.get(name) if name else self.default
@@ -492,7 +518,7 @@ class Router:
         """Note a change of an exchange's bindings. Those of a headers exchange are looked at for
         each message, so no cached result depends on them."""
         exchange = self._exchanges[name]
-        if not exchange.type.reads_headers:
+        if not exchange.type.is_per_message:
             self.version += 1
             exchange.changed_at = self.version
 
@@ -531,7 +557,7 @@ class Router:
         for identity, binding in self._by_target.pop(target, {}).items():
             source = self._exchanges[binding.source]
             source.type.unbind(binding)
-            if not source.type.reads_headers:
+            if not source.type.is_per_message:
                 source.changed_at = self.version
             self._counted(binding, -1)
             left = self._by_source[binding.source]

@@ -34,7 +34,8 @@ LEVELS: Final = {
 ERRORS: Final = frozenset({"corruption", "failed", "internal_error", "stopped"})
 WARNINGS: Final = frozenset(
     {
-        "consumer_cancelled", "disk_full", "torn_tail", "warning", "memory_alarm", "crashed",
+        "consumer_cancelled", "consumer_timeout", "disk_full", "torn_tail", "warning",
+        "memory_alarm", "crashed",
         "lease_old", "batch_waits", "batch_unroutable", "memory_holders", "blocked", "count_up",
         "size_up", "depth_up", "age_up", "page_out_failed", "page_in_failed",
         "dead_letter_missing", "dead_letter_cycle", "dead_letter_hops", "dead_letter_full",

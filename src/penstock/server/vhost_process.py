@@ -172,6 +172,8 @@ class VhostProcess(LinkedProcess):
             is_strict=settings["is_strict"], storage=StorageOptions.of(settings["storage"]),
             staging_timeout_s=settings["staging_timeout_s"],
             lease_alert_s=settings["lease_alert_s"],
+            consumer_timeout_s=settings["consumer_timeout_s"],
+            consumer_timeout_closes=settings["consumer_timeout_closes"],
             stream_hold_s_max=settings["stream_hold_s_max"],
             stream_hold_bytes_max=settings["stream_hold_bytes_max"],
             limits=Limits(**settings["limits"]),

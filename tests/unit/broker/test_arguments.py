@@ -122,6 +122,7 @@ def test_all_known_arguments_can_be_given_at_once() -> None:
         "x-queue-master-locator": "min-masters",
         "x-queue-max-memory-bytes": 1 << 20, "x-queue-min-memory-bytes": 1 << 10,
         "x-paging-policy": "eager", "x-delay": 5, "x-retry-delay-min": 1, "x-retry-delay-max": 2,
+        "x-consumer-timeout": 5000,
         "x-alert-count-up": 10, "x-alert-count-down": 5, "x-alert-size-up": 10,
         "x-alert-size-down": 5, "x-alert-depth-up": 10, "x-alert-depth-down": 5,
         "x-alert-age-up": 10, "x-alert-age-down": 5, "x-alert-repeat-gap": 0,

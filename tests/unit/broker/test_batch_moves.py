@@ -151,6 +151,29 @@ def test_no_queue_refuses(rig: StagedRig) -> None:
     assert rig.bodies() == [b"1", b"1"]
 
 
+def test_chance_sends_the_messages_of_a_batch_to_several_queues(rig: StagedRig) -> None:
+    rig.result("declare_exchange", exchange="x", type="x-random")
+    for queue in ("a", "b"):
+        rig.result("declare_queue", queue=queue)
+        rig.result("bind_queue", queue=queue, exchange="x")
+    frames = [frame for i in range(60) for frame in plain("k", b"%d" % i, exchange="x")]
+    rig.commit(0, rig.stage(0, frames), target={"exchanges": ["x"]})
+    rig.turn()
+    assert min(rig.vhost.table.served[name].len() for name in ("a", "b")) > 15
+
+
+def test_a_batch_is_kept_in_a_history(rig: StagedRig) -> None:
+    rig.result("declare_exchange", exchange="x", type="x-recent-history")
+    rig.result("bind_queue", queue="q", exchange="x")
+    frames = [frame for i in range(3) for frame in plain("k", b"%d" % i, exchange="x")]
+    rig.commit(0, rig.stage(0, frames), target={"exchanges": ["x"]})
+    rig.turn()
+    rig.result("declare_queue", queue="late")
+    rig.result("bind_queue", queue="late", exchange="x")
+    rig.turn()
+    assert rig.vhost.table.served["late"].len() == rig.vhost.table.served["q"].len() == 3
+
+
 def test_by_exchanges(rig: StagedRig) -> None:
     rig.result("declare_queue", queue="other")
     rig.result("declare_queue", queue="t", durable=False)

@@ -33,6 +33,9 @@ class Told(Peer):
     def free_memory(self, reason: str) -> None:
         raise AssertionError(reason)
 
+    def check_timeouts(self, now_s: float) -> None:
+        pass
+
     def check_stalled(self, now_s: float, most_s: float) -> None:
         """It has nothing unfinished."""
 

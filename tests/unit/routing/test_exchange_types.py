@@ -2,22 +2,29 @@
 
 from datetime import UTC, datetime
 from decimal import Decimal
+from random import Random
 
 import pytest
 
 from penstock.codec.fields import encode_table
+from penstock.codec.properties import BasicProperties
 from penstock.errors import AMQPConnectionError, ChannelError
 from penstock.routing.exchange_types import (
     BINDING_BYTES,
     DIGEST_BYTES,
     ENTRY_BYTES,
+    HISTORY_BYTES_MAX,
     TYPES,
     Asked,
     Binding,
+    ExchangeType,
+    Kept,
+    RecentHistoryExchange,
     comparable,
     make_exchange_type,
 )
 
+ONE_OF_ALL = ("x-consistent-hash", "x-modulus-hash", "x-random", "x-local-random")
 DELAYED_AS: dict[str, object] = {"x-delayed-type": "topic"}
 
 
@@ -50,27 +57,31 @@ def holds(arguments: dict[str, object], headers: dict[str, object] | None) -> bo
 @pytest.mark.parametrize("type_name", TYPES)
 def test_what_was_unbound_selects_nothing_and_the_rest_still_does(type_name: str) -> None:
     exchange = make_exchange_type(type_name, DELAYED_AS)
-    kept, gone, twin = to("kept", "k"), to("gone", "k"), to("kept", "k", {"n": None})
+    kept, gone, twin = to("kept", "1"), to("gone", "1"), to("kept", "1", {"n": None})
     for binding in (kept, gone, twin):
         exchange.bind(binding)
     exchange.unbind(gone)
     exchange.unbind(twin)
     found: dict[str, int] = {}
-    exchange.select(Asked(["k"], {"n": 1}), found)
+    exchange.select(Asked(["1"], {"n": 1}), found)
     assert list(found) == ["qkept"]
     exchange.unbind(kept)
     found = {}
-    exchange.select(Asked(["k"], {"n": 1}), found)
+    exchange.select(Asked(["1"], {"n": 1}), found)
     assert found == {}
 
 
 @pytest.mark.parametrize("type_name", TYPES)
 def test_a_queue_and_an_exchange_of_one_name_are_two_and_each_comes_once(type_name: str) -> None:
     bindings = [
-        to("n", "k"), to("n", "k", {"a": None}), Binding("x", "e", "n", "k", {}), to("n", "l")
+        to("n", "1"), to("n", "1", {"a": None}), Binding("x", "e", "n", "1", {}), to("n", "2")
     ]  # fmt: skip
-    got = selected(type_name, bindings, "k", "l", headers={"a": 1}, arguments=DELAYED_AS)
-    assert got == {"qn", "en"}
+    got = selected(type_name, bindings, "1", "2", headers={"a": 1}, arguments=DELAYED_AS)
+    if type_name in ONE_OF_ALL:
+        assert len(got) == 1
+        assert got < {"qn", "en"}
+    else:
+        assert got == {"qn", "en"}
 
 
 # --- keys ---
@@ -221,3 +232,158 @@ def test_a_delayed_exchange_names_the_type_it_routes_as(inner: object) -> None:
     arguments = {} if inner is None else {"x-delayed-type": inner}
     with pytest.raises(ChannelError, match="'x-delayed-type' must be an existing exchange type"):
         make_exchange_type("x-delayed-message", arguments)
+
+
+# --- one of all ---
+
+
+def hashed(weights: dict[str, str], keys: list[str], **arguments: object) -> dict[str, str]:
+    """Where a consistent hash sends each key: the name of the queue."""
+    named = {name.replace("_", "-"): value for name, value in arguments.items()}
+    bindings = [to(name, weight) for name, weight in weights.items()]
+    found: dict[str, str] = {}
+    for key in keys:
+        (target,) = selected("x-consistent-hash", bindings, key, arguments=named)
+        found[key] = target[1:]
+    return found
+
+
+KEYS = [f"user.{i}" for i in range(2000)]
+
+
+def test_a_consistent_hash_gives_each_queue_its_weight_of_the_keys() -> None:
+    got = hashed({"a": "1", "b": "2", "c": "1"}, KEYS)
+    counts = {name: list(got.values()).count(name) for name in "abc"}
+    assert 400 < counts["a"] < 600
+    assert 900 < counts["b"] < 1100
+    assert 400 < counts["c"] < 600
+
+
+def test_a_consistent_hash_does_not_depend_on_the_order_of_the_bindings() -> None:
+    assert hashed({"a": "1", "b": "2"}, KEYS) == hashed({"b": "2", "a": "1"}, KEYS)
+
+
+def test_only_the_keys_of_a_queue_that_goes_move_to_others() -> None:
+    before = hashed({"a": "1", "b": "2", "c": "1"}, KEYS)
+    after = hashed({"a": "1", "c": "1"}, KEYS)
+    assert all(after[key] == name for key, name in before.items() if name != "b")
+    more = hashed({"a": "1", "b": "2", "c": "1", "d": "4"}, KEYS)
+    assert all(more[key] in (name, "d") for key, name in before.items())
+
+
+def test_several_bindings_of_one_queue_add_up_to_its_weight() -> None:
+    exchange = make_exchange_type("x-consistent-hash", {})
+    for binding in (to("a", "1"), to("a", "2"), to("b", "3")):
+        exchange.bind(binding)
+    exchange.unbind(to("a", "2"))
+    found: dict[str, int] = {}
+    counts = {"qa": 0, "qb": 0}
+    for key in KEYS:
+        found.clear()
+        exchange.select(Asked([key], None), found)
+        counts[next(iter(found))] += 1
+    assert 400 < counts["qa"] < 600
+
+
+@pytest.mark.parametrize("key", ["", "k", "1.5", "0", "-1", " 1", "\u0661"])
+def test_the_key_of_a_binding_to_a_consistent_hash_is_a_weight(key: str) -> None:
+    with pytest.raises(ChannelError, match="The binding key must be"):
+        make_exchange_type("x-consistent-hash", {}).bind(to("q", key))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"hash-header": "h", "hash-property": "message_id"}, "mutually exclusive"),
+        ({"hash-property": "app_id"}, "Unsupported property: app_id; expected one of correlation"),
+        ({"hash-header": 1}, "hash-header and hash-property are texts"),
+    ],
+)
+def test_wrong_arguments_of_a_consistent_hash(arguments: dict[str, object], text: str) -> None:
+    with pytest.raises(ChannelError, match=text):
+        make_exchange_type("x-consistent-hash", arguments)
+
+
+def by_properties(exchange: ExchangeType, properties: BasicProperties) -> str:
+    asked = Asked(["same"], properties.headers)
+    asked.properties = properties
+    found: dict[str, int] = {}
+    exchange.select(asked, found)
+    return next(iter(found))
+
+
+@pytest.mark.parametrize("name", ["correlation_id", "message_id", "timestamp", "header"])
+def test_a_consistent_hash_by_a_header_or_a_property(name: str) -> None:
+    arguments: dict[str, object] = {"hash-property": name}
+    if name == "header":
+        arguments = {"hash-header": "h"}
+    exchange = make_exchange_type("x-consistent-hash", arguments)
+    assert exchange.is_per_message
+    for queue in "abcd":
+        exchange.bind(to(queue, "1"))
+
+    def sent(i: int) -> str:
+        if name == "header":
+            return by_properties(exchange, BasicProperties(headers={"h": i}))
+        value = i if name == "timestamp" else str(i)
+        return by_properties(exchange, BasicProperties(**{name: value}))
+
+    assert {sent(i) for i in range(100)} == {"qa", "qb", "qc", "qd"}
+    assert [sent(i) for i in range(9)] == [sent(i) for i in range(9)]
+    without = {by_properties(exchange, BasicProperties(app_id=str(i))) for i in range(9)}
+    assert len(without) == 1  # the empty key
+
+
+def test_a_modulus_hash_spreads_keys_and_keeps_each_on_one_queue() -> None:
+    bindings = [to("a"), to("b"), to("c")]
+    got = {key: selected("x-modulus-hash", bindings, key) for key in KEYS[:300]}
+    assert set().union(*got.values()) == {"qa", "qb", "qc"}
+    again = {key: selected("x-modulus-hash", bindings[::-1], key) for key in KEYS[:300]}
+    assert got == again
+
+
+@pytest.mark.parametrize("type_name", ["x-random", "x-local-random"])
+def test_random_sends_each_message_to_one_queue_by_chance(type_name: str) -> None:
+    exchange = make_exchange_type(type_name, {}, Random(7))
+    assert exchange.is_per_message
+    for queue in "abc":
+        exchange.bind(to(queue, "k"))
+    counts = {"qa": 0, "qb": 0, "qc": 0}
+    for _ in range(300):
+        asked = Asked(["k"], None)
+        found: dict[str, int] = {}
+        exchange.select(asked, found)
+        assert asked.is_by_chance
+        (target,) = found
+        counts[target] += 1
+    assert min(counts.values()) > 60
+
+
+# --- recent history ---
+
+
+def test_a_history_keeps_the_last_messages() -> None:
+    exchange = make_exchange_type("x-recent-history", {"x-recent-history-length": 2})
+    assert isinstance(exchange, RecentHistoryExchange)
+    counted: dict[str, int] = {}
+    exchange.count_with(lambda user, n: counted.update({user: counted.get(user, 0) + n}))
+    for i in range(4):
+        exchange.keep(Kept(b"h%d" % i, b"body", False, 0, None))
+    assert [kept.header for kept in exchange.kept] == [b"h2", b"h3"]
+    assert counted == exchange.held() == {"": sum(kept.held_bytes for kept in exchange.kept)}
+
+
+def test_a_history_is_bounded_in_bytes() -> None:
+    exchange = make_exchange_type("x-recent-history", {})
+    assert isinstance(exchange, RecentHistoryExchange)
+    for _ in range(3):
+        exchange.keep(Kept(b"", bytes(400_000), False, 0, None))
+    assert len(exchange.kept) == 2
+    exchange.keep(Kept(b"", bytes(HISTORY_BYTES_MAX), False, 0, None))
+    assert len(exchange.kept) == 2
+
+
+@pytest.mark.parametrize("length", [0, -1, "2", True, None])
+def test_the_length_of_a_history_is_a_number(length: object) -> None:
+    with pytest.raises(ChannelError, match="'x-recent-history-length' must be a positive integer"):
+        make_exchange_type("x-recent-history", {"x-recent-history-length": length})

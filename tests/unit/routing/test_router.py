@@ -239,7 +239,7 @@ def test_a_way_ends_at_headers_exchanges() -> None:
     router = world.router
 
     def ends(exchange: str, key: str = "k") -> list[str]:
-        return [one.name for one in router.way(exchange, [key]).by_headers]
+        return [one.name for one in router.way(exchange, [key]).per_message]
 
     assert ends("h") == ["h"]
     assert not any(ends(name) for name in ("", "x", "y", "z", "no such"))
@@ -254,7 +254,7 @@ def test_delayed_exchanges_are_known() -> None:
     world = World("x direct")
     world.router.declare("d", "x-delayed-message", {"x-delayed-type": "headers"})
     assert world.router.delayed("d")
-    assert world.router.way("d", ["k"]).by_headers
+    assert world.router.way("d", ["k"]).per_message
     assert not world.router.delayed("x")
     assert not world.router.delayed("")
     assert not world.router.delayed("no such")

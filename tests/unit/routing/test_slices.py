@@ -140,7 +140,7 @@ def test_what_headers_do_not_decide_is_resolved_once() -> None:
             router.bind("events", "e", f"x{i}", "#", {})
             router.bind("before", "e", f"y{i}", "", {})
         way = router.way("events", ["k"])
-        assert [one.name for one in way.by_headers] == ["h"]
+        assert [one.name for one in way.per_message] == ["h"]
         router.route_on(way, ["k"], {"n": 1})
         cost = cost_of(lambda r=router, w=way: r.route_on(w, ["k"], {"n": 1}))  # type: ignore[misc]
         lines.append(cost.lines)

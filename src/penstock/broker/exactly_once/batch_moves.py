@@ -69,9 +69,12 @@ from penstock.broker.publish import (
     Planned,
     Publisher,
     PublishFacts,
+    Targets,
     delay_of,
     expiration_of,
     fan_out,
+    keep_in_histories,
+    kept_of,
     plan_all,
     plan_of,
 )
@@ -83,6 +86,7 @@ from penstock.operation_json import is_name
 from penstock.queues.amqp_headers import FORMAT
 from penstock.queues.headers import REJECTED, Death, HeaderError
 from penstock.queues.queue_options import DROP_HEAD
+from penstock.routing.exchange_types import Kept
 from penstock.shared_body import SharedBody
 from penstock.storage.pages.batches import Batch, partition_of_rows
 from penstock.storage.pages.page import PageRecord
@@ -223,9 +227,10 @@ class BatchWaitsError(PenstockError):
 
 
 class BatchRoute:
-    """Where messages with one header go, and with which properties."""
+    """Where messages with one header go, and with which properties. targets: with what keeps them
+    (histories), and whether each goes elsewhere (is_by_chance)."""
 
-    __slots__ = ("durable", "facts", "header", "others", "streams")
+    __slots__ = ("durable", "facts", "header", "others", "streams", "targets")
 
     def __init__(self, header: bytes, facts: PublishFacts) -> None:
         self.header: bytes = header
@@ -233,6 +238,7 @@ class BatchRoute:
         self.durable: list[BrokerQueue] = []
         self.others: list[BrokerQueue] = []
         self.streams: list[BrokerStream] = []
+        self.targets: Targets = Targets()
 
     def add(self, queue: QueueOrStream) -> None:
         """Add a queue or stream."""
@@ -252,6 +258,7 @@ class BatchSlice:
         self._planned: list[Planned] = []
         self._appends: list[BrokerStream] = []
         self._later: list[tuple[BatchRoute, bytes, SharedBody | None]] = []
+        self._kept: list[tuple[Targets, Kept]] = []
         self.bytes: int = 0
         self.dropped: int = 0
 
@@ -259,9 +266,12 @@ class BatchSlice:
         """Add messages that have this meta; one step, if all they do is to enter one queue.
         BatchWaitsError: none of them is in the slice. DiskFullError: not all are."""
         way = self._slices.route(meta)
-        if len(bodies) == 1 or not self._put_as_one(way, bodies):
+        is_plain = not (way.targets.histories or way.targets.is_by_chance)
+        if len(bodies) == 1 or not is_plain or not self._put_as_one(way, bodies):
             for body in bodies:
                 self._put(way, body)
+                if way.targets.is_by_chance:
+                    way = self._slices.route(meta)
         for body in bodies:
             self.bytes += len(body) + len(meta)
 
@@ -283,6 +293,8 @@ class BatchSlice:
 
     def _put(self, way: BatchRoute, body: bytes) -> None:
         engine = self._vhost.engine
+        if way.targets.histories:
+            self._kept.append((way.targets, kept_of(way.header, body, way.facts)))
         shared = engine.share_of(body, len(way.durable) + len(way.others))
         with engine.share(shared, completes=False):
             self._put_durable(way, body)
@@ -341,6 +353,8 @@ class BatchSlice:
         for way, body, shared in self._later:
             others = [queue for queue in way.others if not queue.is_deleted]
             fan_out(vhost, others, [], way.header, body, way.facts, None, shared)
+        for targets, kept in self._kept:
+            keep_in_histories(targets, kept)
         for queue in touched:
             if queue.amq.options.overflow != DROP_HEAD:
                 queue.amq.after_batch()
@@ -415,7 +429,7 @@ class BatchRouter:
     def route(self, meta: bytes) -> BatchRoute:
         """Return the route of a message with this header. BatchWaitsError."""
         way = self._way
-        if way is None or meta != self._meta:
+        if way is None or meta != self._meta or way.targets.is_by_chance:
             way = self._way = self._find(meta)
             self._meta = meta
             for stream in way.streams:
@@ -451,6 +465,7 @@ class BatchRouter:
         if facts.hidden:
             header = HEADERS.with_hidden(header, facts.hidden)
         way = BatchRoute(header, facts)
+        way.targets = targets
         for queue in (*targets.queues, *targets.streams):
             way.add(queue)
         return way

@@ -433,7 +433,7 @@ class CommitRequest(BackgroundTask):
                     "not among those of the target"
                 )
             way = router.way(exchange, [key])
-            if not way.by_headers and not way.queues:
+            if not way.per_message and not way.queues:
                 text = f"no queue gets it: key '{key}', exchange '{exchange}'"
                 raise ChannelError(NO_ROUTE, f"{text} in vhost '{self._vhost.name}'")
 

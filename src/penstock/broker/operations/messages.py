@@ -20,7 +20,14 @@ from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.dispatch import Reply
 from penstock.broker.operations.call import Call, Functions, Slices
 from penstock.broker.output import Output
-from penstock.broker.publish import Publisher, PublishFacts, Targets, fan_out
+from penstock.broker.publish import (
+    Publisher,
+    PublishFacts,
+    Targets,
+    fan_out,
+    keep_in_histories,
+    kept_of,
+)
 from penstock.broker.refusals import called, not_found, precondition_failed
 from penstock.broker.turn_budget import STEP_BYTES
 from penstock.broker.vhost import VHost
@@ -107,10 +114,11 @@ def _publish_all(call: Call) -> Iterator[None]:
         if vhost.blocked_reason:
             text = f"publishing is blocked, short of {vhost.blocked_reason}"
             raise ChannelError(RESOURCE_ERROR, text)
-        if version != vhost.router.version:
+        if version != vhost.router.version or targets.is_by_chance:
             version = vhost.router.version
             header, facts, targets = _route(call, publisher, props)
         lsn, is_refused = fan_out(vhost, targets.queues, targets.streams, header, body, facts)
+        keep_in_histories(targets, kept_of(header, body, facts))
         call.lsn = max(call.lsn, lsn)
         if is_refused:
             raise ChannelError(RESOURCE_ERROR, "a queue is full")

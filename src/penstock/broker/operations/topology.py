@@ -14,6 +14,8 @@ from penstock.broker.permissions import (
     one_line,
     queue_to_declare,
 )
+from penstock.broker.publish import publish_history
+from penstock.broker.topology import EXCHANGE, QUEUE
 
 # ---- queues --------------------------------------------------------------------------------------
 
@@ -84,10 +86,12 @@ def _delete_exchange(call: Call) -> None:
 def _bind_queue(call: Call) -> None:
     args = call.args
     _check_key(call, args.text("exchange"))
+    before = call.vhost.router.binding_count
     lsn = call.vhost.bind_queue(
         args.text("queue"), args.text("exchange"), args.text("routing_key"),
         args.table("arguments"), call.owner, call.identity,
     )  # fmt: skip
+    publish_history(call.vhost, before, args.text("exchange"), QUEUE, args.text("queue"))
     call.settled(lsn, {})
 
 
@@ -103,7 +107,10 @@ def _unbind_queue(call: Call) -> None:
 
 def _bind_exchange(call: Call) -> None:
     between = _between_exchanges(call)
-    call.settled(call.vhost.topology.bind_exchange(*between, call.identity), {})
+    before = call.vhost.router.binding_count
+    lsn = call.vhost.topology.bind_exchange(*between, call.identity)
+    publish_history(call.vhost, before, between[1], EXCHANGE, between[0])
+    call.settled(lsn, {})
 
 
 def _unbind_exchange(call: Call) -> None:

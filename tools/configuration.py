@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.broker.arguments import ARGUMENTS
+from penstock.broker.policies import KEYS
 from penstock.cli.serve import FLAGS
 from penstock.config import LIMITS, QUEUES, STORAGE, settings
 from penstock.embedded.option_parsing import QUEUE_KEYWORDS, STREAM_KEYWORDS
@@ -100,10 +101,27 @@ def arguments() -> list[str]:
     ]
 
 
+def policy_keys() -> list[str]:
+    """Return the rows of keys of policies."""
+    return [
+        f"| `{key}` | {', '.join(one.applies) or 'all'} | {one.kind.words} | {one.policy} | "
+        f"{_in_guides(one.meaning)} |\n"
+        for key, one in KEYS.items()
+    ]
+
+
+def _in_guides(meaning: str) -> str:
+    """Return a meaning with links of docs/reference as links of docs/guides."""
+    return meaning.replace("](#", "](../reference/ttl-and-limits.md#").replace("](../guides/", "](")
+
+
 # Page -> the names of a table in it, and what makes its rows.
 TABLES: Final[dict[Path, dict[str, Callable[[], list[str]]]]] = {
     DOCS / "reference" / "ttl-and-limits.md": {
         "| argument | types | values | meaning |": arguments
+    },
+    DOCS / "guides" / "policies.md": {
+        "| key | types | values | of argument and policy | meaning |": policy_keys
     },
     DOCS / "start" / "library.md": {
         "| option of a queue | values | default | |": lambda: table(QUEUE_KEYWORDS, QueueOptions)

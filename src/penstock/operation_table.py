@@ -54,6 +54,8 @@ DEFAULT_VHOST: Final = "/"
 
 WATCHERS: Final = ("monitoring", "administrator")
 MANAGERS: Final = ("management", "policymaker", *WATCHERS)
+POLICYMAKERS: Final = ("policymaker", "administrator")
+ADMINISTRATORS: Final = ("administrator",)
 ALL: Final = "all"
 OPERATORS: Final = "operators"
 CLIENTS: Final = "clients"
@@ -163,6 +165,11 @@ def table(name: str, meaning: str = "") -> Argument:
 def field_table(name: str, meaning: str = "") -> Argument:
     """An object that AMQP can carry as a field table; the values are as AMQP would bring them."""
     return _argument(name, Kind(FIELD_TABLE, _field_table), meaning, None)
+
+
+def chosen(name: str, meaning: str, *choices: str, default: str) -> Argument:
+    """One of these texts, an option of the command."""
+    return _argument(name, options.choice(*choices), meaning, default)
 
 
 def bodies(name: str, meaning: str = "") -> Argument:
@@ -461,6 +468,20 @@ _PASSWORD: Final = text("password", "the password")
 _LIMITS: Final = table("limits", 'an object such as {"max-connections": 10}; -1 is no limit')
 _LIMIT: Final = text("limit", "one limit, or all", default="all")
 
+_POLICY: Final = short_text("name", "the policy's")
+_POLICY_ARGUMENTS: Final = (
+    _POLICY, text("pattern", "a regular expression of names"),
+    table("definition", 'keys and values, such as {"max-length": 1000}'),
+    whole("priority", -(1 << 31), 1 << 31, "of several, the highest counts", default=0),
+    chosen(
+        "apply_to", "what the policy is for", "queues", "classic_queues", "quorum_queues",
+        "streams", "exchanges", "all", default="all",
+    ),
+)  # fmt: skip
+_POLICY_COUNTS: Final = ("queues", "exchanges")
+_POLICY_COLUMNS: Final = ("vhost", "name", "pattern", "apply-to", "definition", "priority")
+_APPLIED: Final = ("policy", "operator_policy", "effective_policy_definition")
+
 _QUEUE: Final = short_text("queue", "the queue")
 _EXCHANGE: Final = short_text("exchange", "the exchange")
 _ARGUMENTS: Final = field_table("arguments", "arguments as of AMQP")
@@ -685,7 +706,9 @@ _ROWS: Final = (
     ),
     Operation(
         "describe_queue", "Describe a queue or stream.", (_QUEUE,), _READ_QUEUE,
-        answer=("name", "type", "durable", "ready", "unacknowledged", "bytes", "leases"),
+        answer=(
+            "name", "type", "durable", "ready", "unacknowledged", "bytes", "leases", *_APPLIED,
+        ),
         more="bytes: of what is ready.",
     ),
     Operation(
@@ -857,6 +880,34 @@ _ROWS: Final = (
         needs_text="the query's owner", answer=("batch",),
         more="The broker forgets the query's last batch, so the query could commit it once more.",
     ),
+    # policies
+    Operation(
+        "set_policy", "Set a policy of queues and exchanges.", _POLICY_ARGUMENTS,
+        tags=POLICYMAKERS, answer=_POLICY_COUNTS, is_command=True,
+        said="policy {name!r} set: it applies to {queues} queues and {exchanges} exchanges",
+        more="DEFINITION is JSON: '{\"max-length\": 1000}'. It applies to what there is, too. A "
+        "policy of that name is replaced.",
+    ),
+    Operation(
+        "clear_policy", "Delete a policy.", (_POLICY,), tags=POLICYMAKERS, is_command=True,
+        more="Queues and exchanges that had it get the next one, or none.",
+    ),
+    _list("list_policies", "List policies.", _POLICY_COLUMNS, tags=POLICYMAKERS),
+    Operation(
+        "set_operator_policy", "Set a policy with limits that policies cannot exceed.",
+        _POLICY_ARGUMENTS, tags=ADMINISTRATORS, answer=_POLICY_COUNTS, is_command=True,
+        said="operator policy {name!r} set: it applies to {queues} queues and {exchanges} "
+        "exchanges",
+        more="DEFINITION is JSON with limits: '{\"max-length\": 1000}'. The least of argument, "
+        "policy and operator policy counts.",
+    ),
+    Operation(
+        "clear_operator_policy", "Delete an operator policy.", (_POLICY,), tags=ADMINISTRATORS,
+        is_command=True,
+    ),
+    _list(
+        "list_operator_policies", "List operator policies.", _POLICY_COLUMNS, tags=POLICYMAKERS
+    ),
     # long work
     Operation(
         "checkpoint", "Make a checkpoint of a vhost now.", audience=OPERATORS, answer=("job",)
@@ -899,12 +950,12 @@ _ROWS: Final = (
             "message_stats", "idle_since", "disk_reads", "disk_writes", "in_per_s", "out_per_s",
             "rejected", "expired", "maxlen", "delivery_limit", "dead_letters_dropped",
             "dead_letter_cycles", "alerts_raised", "why", "is_flowed", "q1", "q2", "q3", "q4",
-            "set_aside", "partitions", "readers", "vhost",
+            "set_aside", "partitions", "readers", "vhost", *_APPLIED,
         ), tags=MANAGERS,
     ),
     _list(
         "list_exchanges", "List the exchanges of a vhost.", ("name", "type"),
-        ("durable", "auto_delete", "internal", "arguments", "vhost"), tags=MANAGERS,
+        ("durable", "auto_delete", "internal", "arguments", "vhost", *_APPLIED), tags=MANAGERS,
     ),
     _list(
         "list_bindings", "List the bindings of a vhost.",

@@ -52,6 +52,9 @@ UNITS_MS: Final[dict[str, int]] = {
     "w": 604_800_000,
 }  # fmt: skip
 SECONDS_MAX: Final = 10 * 366 * 86400.0
+# How an option joins with the same key of a policy (penstock.broker.policies).
+POLICY_KEY: Final = "the option"
+POLICY_LIMIT: Final = "the lower one"
 FIRST_RELEASE: Final = "0.1"
 _PART: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*")
 _LINK: Final = re.compile(r"\[([^\]]*)\]\([^)]*\)")
@@ -94,7 +97,9 @@ class Option:
     """One option. name: as users write it. meaning: a sentence or less, for help and the
     documentation, in Markdown. field: what the program calls it, if that is another name. default:
     as users write it, if it is not the one of the program's field. since: the first release that
-    has it. applies: to which of several kinds of things it applies, if not to all."""
+    has it. applies: to which of several kinds of things it applies, if not to all. policy: whether
+    a policy may have it as a key, and which value counts then: POLICY_KEY, POLICY_LIMIT, "" for no
+    key."""
 
     name: str
     kind: Kind
@@ -103,6 +108,7 @@ class Option:
     default: str | None = None
     applies: tuple[str, ...] = ()
     since: str = FIRST_RELEASE
+    policy: str = ""
 
     @property
     def target(self) -> str:

@@ -31,7 +31,17 @@ from typing import Final
 
 from penstock.codec.fields import decode_value, encode_value
 from penstock.errors import PRECONDITION_FAILED, ChannelError, OptionError
-from penstock.options import Kind, Option, WrongValueError, by_name, choice, flag, whole
+from penstock.options import (
+    POLICY_KEY,
+    POLICY_LIMIT,
+    Kind,
+    Option,
+    WrongValueError,
+    by_name,
+    choice,
+    flag,
+    whole,
+)
 from penstock.queues.queue_options import (
     BACKING,
     CLASSIC,
@@ -121,25 +131,29 @@ _IN_ORDER: Final[tuple[Option, ...]] = (
     Option(
         EXPIRES, whole(1, MS_MAX),
         "ms after which an unused queue is deleted: [time to live](#time-to-live)", applies=_BOTH,
+        policy=POLICY_LIMIT,
     ),
     *_of_queues("x-message-ttl"),
     Option(
         DEAD_LETTER_EXCHANGE, _TEXT, "where [dead letters](../guides/dead-letters.md) go",
-        applies=_BOTH,
+        applies=_BOTH, policy=POLICY_KEY,
     ),
     Option(
         DEAD_LETTER_ROUTING_KEY, _TEXT, "their routing key; by default each message's own",
-        applies=_BOTH,
+        applies=_BOTH, policy=POLICY_KEY,
     ),
     Option(
         "x-dead-letter-strategy", choice("at-most-once", "at-least-once"),
         "accepted: a move is one record in any case", applies=_QUORUM,
+        policy=POLICY_KEY,
     ),
     *(replace(option, applies=_ALL) for option in _of_queues(MAX_RECORDS, MAX_BYTES)),
-    Option("x-max-in-memory-length", _COUNT, _NO_EFFECT, applies=_QUORUM),
-    Option("x-max-in-memory-bytes", _COUNT, _NO_EFFECT, applies=_QUORUM),
+    Option(
+        "x-max-in-memory-length", _COUNT, _NO_EFFECT, applies=_QUORUM, policy=POLICY_LIMIT
+    ),
+    Option("x-max-in-memory-bytes", _COUNT, _NO_EFFECT, applies=_QUORUM, policy=POLICY_LIMIT),
     *_of_queues("x-max-priority", "x-overflow", "x-queue-mode"),
-    Option("x-queue-version", whole(1, 2), _NO_EFFECT, applies=_CLASSIC),
+    Option("x-queue-version", whole(1, 2), _NO_EFFECT, applies=_CLASSIC, policy=POLICY_KEY),
     Option(
         "x-single-active-consumer", _FLAG, "one consumer gets all messages until it ends",
         applies=_BOTH,
@@ -151,15 +165,16 @@ _IN_ORDER: Final[tuple[Option, ...]] = (
     ),
     Option("x-quorum-initial-group-size", _COUNT_FROM_1, _ONE_NODE, applies=_QUORUM),
     Option(
-        MAX_AGE, _age(), "how long [records](../guides/streams.md) are kept", applies=_STREAM
+        MAX_AGE, _age(), "how long [records](../guides/streams.md) are kept", applies=_STREAM,
+        policy=POLICY_KEY,
     ),
     Option(
         PAGE_BYTES, _COUNT, "bytes of a page; [retention](../guides/streams.md) takes whole pages",
-        applies=_STREAM,
+        applies=_STREAM, policy=POLICY_KEY,
     ),
-    Option(CLUSTER_SIZE, _COUNT_FROM_1, _ONE_NODE, applies=_STREAM),
-    Option(LEADER_LOCATOR, _LOCATOR, _ONE_NODE, applies=(QUORUM, STREAM)),
-    Option("x-queue-master-locator", _TEXT, _ONE_NODE, applies=_CLASSIC),
+    Option(CLUSTER_SIZE, _COUNT_FROM_1, _ONE_NODE, applies=_STREAM, policy=POLICY_KEY),
+    Option(LEADER_LOCATOR, _LOCATOR, _ONE_NODE, applies=(QUORUM, STREAM), policy=POLICY_KEY),
+    Option("x-queue-master-locator", _TEXT, _ONE_NODE, applies=_CLASSIC, policy=POLICY_KEY),
     *_of_queues(
         "x-delivery-limit", "x-queue-max-memory-bytes", "x-queue-min-memory-bytes",
         "x-paging-policy", BACKING, "x-delay", "x-retry-delay-min", "x-retry-delay-max",

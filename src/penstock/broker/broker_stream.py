@@ -752,6 +752,16 @@ class BrokerStreamTable:
             self._limited[stream.name] = stream
         return stream
 
+    def set_options(self, stream: BrokerStream, options: StreamOptions) -> None:
+        """Change the limits of a stream; the next tick applies them."""
+        if options == stream.options:
+            return
+        stream.options = options
+        self._limited.pop(stream.name, None)
+        if options.has_limits:
+            self._limited[stream.name] = stream
+            self._retained_s = -RETAIN_EVERY_S
+
     def log_deleted(self, stream: BrokerStream) -> None:
         """Delete the stream from the engine; inside `one_record`."""
         for part in stream.parts:

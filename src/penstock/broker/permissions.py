@@ -15,7 +15,7 @@ from typing import Final
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.arguments import DEAD_LETTER_EXCHANGE
-from penstock.broker.topology import ALTERNATE
+from penstock.broker.policies import ALTERNATE
 from penstock.broker.vhost import VHost
 
 CONFIGURE: Final = "configure"

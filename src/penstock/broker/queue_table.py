@@ -48,6 +48,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -66,16 +67,18 @@ from penstock.broker.arguments import (
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream, not_counted
 from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable, PreparedStream
 from penstock.broker.dispatch import Dispatch, Source
+from penstock.broker.policies import Applied, Policies
 from penstock.broker.topology import Topology, store_creator
 from penstock.clock import Clock
 from penstock.errors import CorruptionError, DiskFullError, OptionError, StoppedError
 from penstock.message import Entry
 from penstock.queues import priority_queue
+from penstock.queues.alerts import thresholds_of
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.delays import MARK
 from penstock.queues.queue_options import BACKING, MAX_SIZE, QUORUM, QueueOptions
 from penstock.queues.queue_set import SHOWN_MAX, STORED_BYTES, QueueSet, bytes_of, text_of
-from penstock.queues.stream_options import STREAM
+from penstock.queues.stream_options import STREAM, StreamOptions
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK
 from penstock.storage.files.holder import DictHolder
@@ -94,7 +97,8 @@ class QueueTable:
     stored queues, too.
 
     check_new(name, user): raises an error for a queue too many. count(user, bytes): called with the
-    RAM that a queue takes, and with what it frees. on_event: warning, queue_started.
+    RAM that a queue takes, and with what it frees. on_event: warning, queue_started. policies: join
+    the queues' own arguments.
     on_deleted(name): an open queue was deleted. on_leased_deleted(name, messages by reader): a
     queue was deleted while they were leased.
     """
@@ -103,7 +107,7 @@ class QueueTable:
         self, queue_set: QueueSet[BrokerQueue], vhost: str, topology: Topology,
         streams: BrokerStreamTable, dispatch: Dispatch, *, clock: Clock, rng: random.Random,
         check_new: Callable[[str, Identity | None], None], on_event: Callable[[str, str], None],
-        on_deleted: Callable[[str], None], count: Callable[[str, int], None],
+        on_deleted: Callable[[str], None], count: Callable[[str, int], None], policies: Policies,
     ) -> None:  # fmt: skip
         self.served: dict[str, QueueOrStream] = {}
         self._served_bytes: int = 0
@@ -121,6 +125,7 @@ class QueueTable:
         self._count_of = count
         self._on_event = on_event
         self._on_deleted = on_deleted
+        self._policies = policies
         self._owned: dict[object, list[QueueOrStream]] = {}
         self.kept_down: dict[str, str] = queue_set.kept_down  # name -> why; opened or not
         self.on_leased_deleted: Callable[[str, dict[str, int]], None] = _ignore_leased
@@ -133,6 +138,8 @@ class QueueTable:
                 self._count_of(creator, STORED_BYTES * parts)
         for stream in streams.stored():
             stream.used_at_s = self.start_s
+            if not policies.is_empty:
+                self._apply_to_stream(stream)
             stream.creator = self._stored_creator(stream.parts[0].name)
             self._serve(stream)
 
@@ -176,12 +183,14 @@ class QueueTable:
         data, flags = priority_queue.stored(self.engine, name)
         try:
             arguments = decode_arguments(data)
-            return arguments, QueueOptions.from_arguments(arguments), flags
+            own = QueueOptions.from_arguments(arguments)
+            return arguments, self._policies.queue_options(text_of(name), arguments, own), flags
         except (OptionError, ValueError) as error:
             text = name.decode("utf-8", "replace")
             self._on_event("warning", f"queue {text!r}: its arguments are left out: {error}")
         priorities = priority_queue.priorities_of(self.engine, name) or 0
-        return {}, QueueOptions(priorities=priorities), flags
+        own = QueueOptions(priorities=priorities)
+        return {}, self._policies.queue_options(text_of(name), {}, own), flags
 
     def load(self, name: str) -> BrokerQueue:
         """Open a stored queue, for the set of queues."""
@@ -309,7 +318,14 @@ class QueueTable:
             self._check_memory(what, options, arguments)
             self._check_class(what, options)
             queue = self._make(
-                name, options, arguments, durable, exclusive, auto_delete, owner, creator
+                name,
+                self._policies.queue_options(name, arguments, options),
+                arguments,
+                durable,
+                exclusive,
+                auto_delete,
+                owner,
+                creator,
             )
         except DiskFullError as error:
             raise refusals.no_space(what, error) from error
@@ -337,12 +353,16 @@ class QueueTable:
             what, arguments, durable=durable and not exclusive, exclusive=exclusive,
             auto_delete=auto_delete,
         )  # fmt: skip
-        return self._streams.prepare(bytes_of(name), check_stream_arguments(what, arguments))
+        return self._streams.prepare(bytes_of(name), self._stream_options(what, name, arguments))
+
+    def _stream_options(self, what: str, name: str, arguments: dict[str, object]) -> StreamOptions:
+        own = check_stream_arguments(what, arguments)
+        return self._policies.stream_options(name, arguments, own)
 
     def _make_stream(
         self, what: str, name: str, arguments: dict[str, object], creator: str
     ) -> BrokerStream:
-        options = check_stream_arguments(what, arguments)
+        options = self._stream_options(what, name, arguments)
         stream = self._streams.declare(bytes_of(name), arguments, options)
         stream.used_at_s = self.clock.monotonic()
         stream.creator = creator
@@ -468,6 +488,70 @@ class QueueTable:
                 f"invalid arg '{BACKING}' for {what}: received {error.given!r}, "
                 f"expected {error.expected}"
             ) from None
+
+    # ---- policies ------------------------------------------------------------------------------
+
+    def apply_policies(self, name: str) -> tuple[Applied, QueueOptions | None] | None:
+        """Give a queue or stream what its policies say now. Returns them, and the options that a
+        queue has then; None if there is no such queue. A stored one gets its options when it is
+        opened; it is opened here if it has too many messages, or an alert on age."""
+        queue = self.served.get(name)
+        if isinstance(queue, BrokerStream):
+            self._apply_to_stream(queue)
+            return self._policies.of(name, STREAM), None
+        if queue is None:
+            if not self.is_stored(name):
+                return None
+            arguments, options, _ = self.stored(bytes_of(name))
+            if self._is_to_open(name, options):
+                opened = self._queue_set.find(name)
+                assert opened is not None, "it is stored"
+                self._queue_set.touch(opened)
+            return self._policies.of(name, type_of(arguments)), options
+        assert isinstance(queue, BrokerQueue), "there is no third kind"
+        applied = self._policies.of(name, type_of(queue.arguments))
+        if queue.is_crashed and name not in self.kept_down:
+            return applied, None
+        before = queue.amq.options
+        own = QueueOptions.from_arguments(queue.arguments)
+        if own.priorities != before.priorities:
+            own = replace(own, priorities=before.priorities)
+        options = self._policies.queue_options(name, queue.arguments, own)
+        if options != before:
+            self._set_options(queue, options)
+        return applied, options
+
+    def _set_options(self, queue: BrokerQueue, options: QueueOptions) -> None:
+        before = queue.amq.options
+        queue.serve()  # what consumers have room for is delivered before a limit acts
+        queue.amq.set_options(options)
+        if options.memory_bytes != before.memory_bytes and not queue.is_crashed:
+            self._queue_set.register(queue.amq.backing, options)
+        if thresholds_of(options).all() != thresholds_of(before).all():
+            self._on_deleted(queue.name)  # its alerts were about other thresholds
+        self._queue_set.touch(queue)
+
+    def _is_to_open(self, name: str, options: QueueOptions) -> bool:
+        """Return whether a stored queue has something to do with these options."""
+        if options.alert_age_up is not None:
+            return True
+        most, most_bytes = options.max_length, options.max_length_bytes
+        if (most is None and most_bytes is None) or name in self.kept_down:
+            return False
+        routing = self.engine.routing.queues
+        count = size = 0
+        for part in priority_queue.part_names(bytes_of(name), options.priorities):
+            stored = routing.get(part)
+            if stored is not None:
+                index = self.engine.queues[stored.number]
+                count += index.count - index.leased.count
+                size += index.bytes - index.leased.bytes
+        return (most is not None and count > most) or (most_bytes is not None and size > most_bytes)
+
+    def _apply_to_stream(self, stream: BrokerStream) -> None:
+        own = StreamOptions.from_arguments(stream.arguments)
+        options = self._policies.stream_options(stream.name, stream.arguments, own)
+        self._streams.set_options(stream, replace(options, partitions=stream.options.partitions))
 
     # ---- deleting ------------------------------------------------------------------------------
 
@@ -617,13 +701,15 @@ class QueueTable:
         found = [self._queue_set.find(name) for name in busy if self.is_stored(name)]
         return [queue for queue in found if queue is not None]
 
-    def expiring(self) -> list[tuple[str, dict[str, object]]]:
-        """Return the names and arguments of durable queues that have x-expires."""
-        found: list[tuple[str, dict[str, object]]] = []
+    def expiring(self) -> list[tuple[str, int]]:
+        """Return the names of durable queues that have x-expires, and how many ms that is."""
+        found: list[tuple[str, int]] = []
         for queue in self.engine.routing.queues.values():
             if b'"x-expires"' in queue.arguments:
                 name = queue.name.partition(priority_queue.SEPARATOR)[0]
-                found.append((text_of(name), self._stored_arguments(name)))
+                expires_ms = self._stored_arguments(name).get(EXPIRES)
+                if isinstance(expires_ms, int) and expires_ms > 0:
+                    found.append((text_of(name), expires_ms))
         return found
 
     def _stored_arguments(self, name: bytes) -> dict[str, object]:
@@ -655,6 +741,7 @@ def _ignore_leased(_name: str, _leases: dict[str, int]) -> None:
 
 
 EXPIRIES_SLICE: Final = 100  # unused queues that one tick deletes
+STALE_PART: Final = 2  # how many times as many entries as queues with x-expires there may be
 
 
 class QueueTimers:
@@ -666,8 +753,10 @@ class QueueTimers:
         self._dispatch = dispatch
         self._n: int = 0  # so that heaps never compare what they hold
         # Monotonic seconds, so that a clock that is set deletes no queue: (when, n, name, x-expires
-        # in ms) and (when, n, call).
+        # in ms), also such as do not count any more, and (when, n, call).
         self._expiries: list[tuple[float, int, str, int]] = []
+        # name -> (n of its entry there, x-expires in ms, since when it counts)
+        self._unused: dict[str, tuple[int, int, float]] = {}
         self._calls: list[tuple[float, int, Callable[[], None]]] = []
 
     # ---- what is to be looked at ---------------------------------------------------------------
@@ -677,16 +766,28 @@ class QueueTimers:
         self._n += 1
         heapq.heappush(self._calls, (monotonic_s, self._n, call))
 
-    def expire_unused(self, name: str, arguments: dict[str, object]) -> None:
-        """Delete the queue of this name when nobody has used it for its x-expires, if it has
-        that."""
-        expires_ms = arguments.get(EXPIRES)
-        if isinstance(expires_ms, int) and expires_ms > 0:
-            self._push_expiry(self._clock.monotonic() + expires_ms / 1000, name, expires_ms)
+    def expire_unused(self, name: str, ms: int | None) -> None:
+        """Delete the queue of this name when nobody has used it for so many ms, from now on; None:
+        do not. What was said before counts no longer, unless it was the same."""
+        known = self._unused.get(name)
+        if ms is None:
+            self._unused.pop(name, None)
+        elif known is None or known[1] != ms:
+            now_s = self._clock.monotonic()
+            self._push_expiry(now_s + ms / 1000, name, ms, now_s)
+        if len(self._expiries) > STALE_PART * (len(self._unused) + EXPIRIES_SLICE):
+            self._expiries = [one for one in self._expiries if self._is_current(one)]
+            heapq.heapify(self._expiries)
 
-    def _push_expiry(self, when_s: float, name: str, expires_ms: int) -> None:
+    def _push_expiry(self, when_s: float, name: str, expires_ms: int, since_s: float) -> None:
         self._n += 1
+        self._unused[name] = self._n, expires_ms, since_s
         heapq.heappush(self._expiries, (when_s, self._n, name, expires_ms))
+
+    def _is_current(self, expiry: tuple[float, int, str, int]) -> bool:
+        """Return whether nothing else was said about its queue since."""
+        known = self._unused.get(expiry[2])
+        return known is not None and known[0] == expiry[1]
 
     # ---- a tick --------------------------------------------------------------------------------
 
@@ -702,40 +803,40 @@ class QueueTimers:
         for _ in range(EXPIRIES_SLICE):
             if not heap or heap[0][0] > now_s:
                 return False
-            _, _, name, expires_ms = heapq.heappop(heap)
-            when_s = self._expiry_of(name, expires_ms, now_s)
+            first = heapq.heappop(heap)
+            if not self._is_current(first):
+                continue
+            name = first[2]
+            _, expires_ms, since_s = self._unused.pop(name)
+            when_s = self._expiry_of(name, expires_ms / 1000, since_s, now_s)
             if when_s is None:
                 continue
             if when_s > now_s:
-                self._push_expiry(when_s, name, expires_ms)
+                self._push_expiry(when_s, name, expires_ms, since_s)
             else:
-                self._expire(name, now_s + expires_ms / 1000, expires_ms)
+                self._expire(name, now_s, expires_ms)
         return bool(heap) and heap[0][0] <= now_s
 
-    def _expire(self, name: str, again_s: float, expires_ms: int) -> None:
-        """Delete a queue that nobody has used. again_s: when to try again if that fails."""
+    def _expire(self, name: str, now_s: float, expires_ms: int) -> None:
+        """Delete a queue that nobody has used; try again after its x-expires if that fails."""
         try:
             queue = self._table.find(name)
             if queue is not None:
                 self._table.delete(queue)
         except Exception as error:  # noqa: BLE001 - it is reported
             self._dispatch.internal_error(f"queue {name!r}, which expired", error)
-            self._push_expiry(again_s, name, expires_ms)
+            self._push_expiry(now_s + expires_ms / 1000, name, expires_ms, now_s)
 
-    def _expiry_of(self, name: str, expires_ms: int, now_s: float) -> float | None:
-        """Return when the queue expires unless it is used before; None: it is another one, or
-        none."""
+    def _expiry_of(self, name: str, unused_s: float, since_s: float, now_s: float) -> float | None:
+        """Return when the queue expires unless it is used before; None: there is none."""
         queue = self._table.served.get(name)
-        unused_s = expires_ms / 1000
         if self._table.open_leases(name):
             return now_s + unused_s
         if queue is None:
-            return self._table.start_s + unused_s if self._table.is_stored(name) else None
-        if queue.arguments.get(EXPIRES) != expires_ms:
-            return None
+            return since_s + unused_s if self._table.is_stored(name) else None
         if queue.consumers.count or queue.waiters:
             return now_s + unused_s
-        return queue.used_at_s + unused_s
+        return max(queue.used_at_s, since_s) + unused_s
 
     # ---- when next -----------------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ from typing import Final
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.arguments import check_same_argument, wrong_type
+from penstock.broker.policies import ALTERNATE, Applied, Policies
+from penstock.broker.policies import EXCHANGE as EXCHANGE_KIND
 from penstock.codec.fields import decode_table, encode_table
 from penstock.errors import AMQPError, DiskFullError
 from penstock.routing.exchange_types import (
@@ -42,7 +44,6 @@ from penstock.storage.index import routing_table
 
 QUEUE: Final = "q"
 EXCHANGE: Final = "e"
-ALTERNATE: Final = "alternate-exchange"
 DELAYED_TYPE: Final = "x-delayed-type"
 ALERTS: Final = "amq.penstock.alert"  # alerts.py
 
@@ -100,7 +101,7 @@ class Topology:
     """The exchanges and bindings of one vhost. has_queue(name): there is a queue of that name.
     check_exchange(name, user), check_binding(exchange, user): raise an error for one too many.
     count(user, bytes): called with the RAM that one takes, and with what it frees. chance: what
-    x-random selects by."""
+    x-random selects by. policies: give exchanges their alternate ones."""
 
     def __init__(
         self, engine: StorageEngine, vhost: str, has_queue: Callable[[str], bool],
@@ -110,6 +111,7 @@ class Topology:
         count: Callable[[str, int], None] | None = None,
         check_between: Callable[[str, Identity, int], None] | None = None,
         chance: Random | None = None,
+        policies: Policies | None = None,
     ) -> None:  # fmt: skip
         self.exchanges: dict[str, Exchange] = {}
         self._count: Callable[[str, int], None] = count or not_counted
@@ -121,6 +123,7 @@ class Topology:
         self._on_event = on_event
         self._check_new: Callable[[str, Identity | None], None] = check_exchange or _unlimited
         self._check_binding: Callable[[str, Identity | None], None] = check_binding or _unlimited
+        self._policies: Policies | None = policies
         self._check_between: Callable[[str, Identity, int], None] = check_between or _unbounded
         for name, (type_name, internal) in SYSTEM.items():
             self._add(Exchange(name, type_name, durable=True, internal=internal, is_system=True))
@@ -129,8 +132,20 @@ class Topology:
         if exchange.name:  # the router knows the default one by itself
             self.router.declare(exchange.name, exchange.type, exchange.arguments)
         self.exchanges[exchange.name] = exchange
+        if self._policies is not None and not self._policies.is_empty:
+            self.apply_policies(exchange.name)
         self._exchange_bytes += exchange.held_bytes
         self._count(exchange.creator, exchange.held_bytes)
+
+    def apply_policies(self, name: str) -> Applied | None:
+        """Give an exchange what its policies say now, and return them; None if there is none."""
+        exchange = self.exchanges.get(name)
+        policies = self._policies
+        if exchange is None or policies is None:
+            return None
+        if name:
+            self.router.set_alternate(name, policies.alternate(name, exchange.arguments))
+        return policies.of(name, EXCHANGE_KIND)
 
     @property
     def held_bytes(self) -> int:

@@ -33,7 +33,7 @@ raised it.
 import base64
 import random
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -54,6 +54,7 @@ from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable
 from penstock.broker.dead_letters import DeadLetterRoutes
 from penstock.broker.dispatch import Dispatch, Peer, Source
 from penstock.broker.in_flight import InFlight
+from penstock.broker.policies import Applied, Counts, Policies, PolicyChanges, expires_ms
 from penstock.broker.queue_table import QueueRestarts, QueueTable, QueueTimers
 from penstock.broker.topology import QUEUE, Exchange, Topology
 from penstock.broker.turn_budget import TurnBudget
@@ -225,6 +226,10 @@ class TimeoutLook(BackgroundTask):
         raise error
 
 
+def _ignore_counts(_counts: Counts) -> None:
+    """Do nothing: nobody waits for the policies of the start."""
+
+
 def _ignore_refusal(address: str, text: str) -> None:
     """Ignore a refusal: nobody listens."""
 
@@ -302,6 +307,7 @@ class VHost(QueueOwner[BrokerQueue]):
         self.dispatch: Dispatch = Dispatch(engine, self.mode, touched)
         self.budget: TurnBudget = TurnBudget(self.clock)
         self.dispatch.budget = self.budget
+        self.policies: Policies = Policies(engine, self.event)
         self.topology: Topology = Topology(
             engine,
             self.name,
@@ -312,6 +318,7 @@ class VHost(QueueOwner[BrokerQueue]):
             self.usage.topology.add,
             self.usage.check_between,
             rng,
+            self.policies,
         )
         self._dead_letters = DeadLetterRoutes(
             self.topology.router, self.headers, self._taker, self.budget, self._share_blame
@@ -325,6 +332,7 @@ class VHost(QueueOwner[BrokerQueue]):
             self.queue_set, self.name, self.topology, self.streams, self.dispatch,
             clock=self.clock, rng=rng, check_new=self._check_queue, on_event=self.event,
             on_deleted=self.alerts.queue_gone, count=self.usage.topology.add,
+            policies=self.policies,
         )  # fmt: skip
         self.restarts: QueueRestarts = QueueRestarts(
             self.queue_set, self.table, self.dispatch, self.event
@@ -340,9 +348,15 @@ class VHost(QueueOwner[BrokerQueue]):
         self.table.delete_leftovers()
         for queue in self.table.open_busy():
             self.queue_set.touch(queue)
-        for name, arguments in self.table.expiring():
-            self.timers.expire_unused(name, arguments)
+        for name, ms in self.table.expiring():
+            self.timers.expire_unused(name, ms)
         self.background: BackgroundTasks = BackgroundTasks(self.dispatch, self.clock)
+        self._policy_changes: PolicyChanges = PolicyChanges(
+            self._everything, self.topology.apply_policies, self._apply_to_queue,
+            self.dispatch.internal_error, self.background.wake,
+        )  # fmt: skip
+        if not self.policies.is_empty:
+            self._policy_changes.begin(_ignore_counts)
         self.deferred_free: DeferredFree = DeferredFree(self.background)
         self.engine.free_later = self.deferred_free.add
 
@@ -541,8 +555,8 @@ class VHost(QueueOwner[BrokerQueue]):
             arguments=arguments or {}, owner=owner, is_reserved_allowed=is_reserved_allowed,
             by=by,
         )  # fmt: skip
-        if self.table.declared != declared:
-            self.timers.expire_unused(queue.name, queue.arguments)
+        if self.table.declared != declared and isinstance(queue, BrokerQueue):
+            self.timers.expire_unused(queue.name, expires_ms(queue.amq.options))
         return queue, lsn
 
     def prepare_queue(
@@ -637,6 +651,35 @@ class VHost(QueueOwner[BrokerQueue]):
 
     def load(self, name: str) -> BrokerQueue:
         return self.table.load(name)
+
+    # ---- policies ------------------------------------------------------------------------------
+
+    def set_policy(
+        self, component: str, name: str, value: Mapping[str, object], done: Callable[[Counts], None]
+    ) -> int:
+        """Set a policy or an operator policy; return the LSN. done: called when all queues and
+        exchanges have it. ChannelError 406: it is wrong, and nothing happened."""
+        lsn = self.policies.set(component, name, value)
+        self._policy_changes.begin(done)
+        return lsn
+
+    def clear_policy(self, component: str, name: str, done: Callable[[Counts], None]) -> int:
+        """Delete a policy or an operator policy, as `set_policy` sets one. ChannelError 404."""
+        lsn = self.policies.clear(component, name)
+        self._policy_changes.begin(done)
+        return lsn
+
+    def _everything(self) -> tuple[list[str], list[str]]:
+        return list(self.exchanges), [*self.queues, *self.queue_set.stored]
+
+    def _apply_to_queue(self, name: str) -> Applied | None:
+        found = self.table.apply_policies(name)
+        if found is None:
+            return None
+        applied, options = found
+        if options is not None:
+            self.timers.expire_unused(name, expires_ms(options))
+        return applied
 
     # ---- exchanges and bindings ----------------------------------------------------------------
 

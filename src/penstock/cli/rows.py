@@ -1,9 +1,10 @@
 """Commands that are made from the table of operations: a row with `is_command` is one.
 
 A required argument of the operation, or one with a text as its default, is an argument of the
-command; a flag is an option; a table of AMQP is `-a NAME=VALUE`; what else may be left out is not
-for the command line. A list of names is the rest of the command line, another table is JSON. `-p`
-names the vhost where the operation is about one.
+command; a flag, and a number or one of several words that has a default, is an option; a table of
+AMQP is `-a NAME=VALUE`; what else may be left out is not for the command line. A list of names is
+the rest of the command line, another table is JSON. `-p` names the vhost where the operation is
+about one.
 
 **Lists.** `penstock list_queues name messages consumers` prints these columns in this order;
 without columns a few, with `--format json` all. An unknown column is an error that suggests the
@@ -91,6 +92,11 @@ def _decorator(argument: Argument) -> Callable[[Any], Any] | None:
     if isinstance(value, bool):
         text = argument.meaning[0].upper() + argument.meaning[1:] + "."
         return click.option("--" + name.replace("_", "-"), is_flag=True, help=text)
+    if words.startswith("`") or type(value) is int:
+        return click.option(
+            "--" + name.replace("_", "-"), type=type(value), default=value, show_default=True,
+            metavar=name.upper(), help=argument.meaning[0].upper() + argument.meaning[1:] + ".",
+        )  # fmt: skip
     if words == FIELD_TABLE:
         return ARGUMENTS
     if words == TABLE:

@@ -100,6 +100,10 @@ class Thresholds:
             if down < -1 or down >= max(up, 1):
                 raise OptionError(f"alert_{kind}_down", down, f"from 0 to below the {up} of its up")
 
+    def all(self) -> tuple[list[int], list[int], float]:
+        """Return all of them, to be compared."""
+        return self.ups, self.downs, self.repeat_gap_s
+
     def warning(self, max_memory_bytes: int) -> str | None:
         """Return why the depth threshold is of little use with this memory limit, or None."""
         up = self.ups[DEPTH]

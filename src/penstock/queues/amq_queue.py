@@ -1161,7 +1161,7 @@ class AMQQueue(QueueTarget):
         self._must_trim = self._max_length.is_set and self._max_length.drops_head
         self.dead_letters.route = self._route_of(options)
         thresholds = thresholds_of(options)
-        known = (thresholds.ups, thresholds.downs, thresholds.repeat_gap_s)
+        known = thresholds.all()
         if known != self._known_thresholds:  # otherwise alerts that have fired stay raised
             self._known_thresholds = known
             self._alerts: Alerts = Alerts(

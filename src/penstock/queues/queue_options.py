@@ -34,7 +34,17 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from penstock.errors import OptionError
-from penstock.options import Kind, Option, WrongValueError, checked, choice, flag, whole
+from penstock.options import (
+    POLICY_KEY,
+    POLICY_LIMIT,
+    Kind,
+    Option,
+    WrongValueError,
+    checked,
+    choice,
+    flag,
+    whole,
+)
 
 DROP_HEAD: Final = "drop-head"
 REJECT_PUBLISH: Final = "reject-publish"
@@ -97,8 +107,9 @@ def _alert(what: str, end: str, kind: Kind, unit: str) -> Option:
         "down": f"{unit} at which it is armed again; half of `x-alert-{what}-up` by default",
     }
     return Option(
-        f"x-alert-{what}-{end}", kind, sentences[end], field=f"alert_{what}_{end}", applies=_BOTH
-    )
+        f"x-alert-{what}-{end}", kind, sentences[end], field=f"alert_{what}_{end}", applies=_BOTH,
+        policy=POLICY_KEY,
+    )  # fmt: skip
 
 
 _COUNT: Final = whole(0, COUNT_MAX)
@@ -116,45 +127,45 @@ QUEUE_ARGUMENTS: Final[tuple[Option, ...]] = (
     Option(
         _MAX_MEMORY, _COUNT,
         "bytes of RAM; beyond, messages are paged out: [memory](../how-it-works/memory.md#limits)",
-        field="max_memory_bytes", applies=_BOTH,
+        field="max_memory_bytes", applies=_BOTH, policy=POLICY_LIMIT,
     ),
     Option(
         "x-queue-min-memory-bytes", _COUNT,
         "bytes of RAM below which messages are read ahead; half of the maximum by default",
-        field="min_memory_bytes", applies=_BOTH,
+        field="min_memory_bytes", applies=_BOTH, policy=POLICY_KEY,
     ),
     Option(
         _MAX_LENGTH, _COUNT, "ready messages: [length](#length); of a stream, records to keep",
-        field="max_length", applies=_BOTH,
+        field="max_length", applies=_BOTH, policy=POLICY_LIMIT,
     ),
     Option(
         _MAX_BYTES, _COUNT, "bytes of ready messages; of a stream, bytes to keep",
-        field="max_length_bytes", applies=_BOTH,
+        field="max_length_bytes", applies=_BOTH, policy=POLICY_LIMIT,
     ),
     Option(
         "x-message-ttl", _MS, "ms that a message may wait: [time to live](#time-to-live)",
-        field="ttl_ms", applies=_BOTH,
+        field="ttl_ms", applies=_BOTH, policy=POLICY_LIMIT,
     ),
     Option(
         "x-delay", _MS, "ms that a message has to wait: [delays](#delays)",
-        field="delay_ms", applies=_BOTH,
+        field="delay_ms", applies=_BOTH, policy=POLICY_KEY,
     ),
     Option(
         _DELIVERY_LIMIT, whole(-1, COUNT_MAX - 1),
         "how often a message may come back: [delivery limit](#delivery-limit); -1: any number",
-        field="max_attempts", applies=_BOTH,
+        field="max_attempts", applies=_BOTH, policy=POLICY_LIMIT,
     ),
     Option(
         "x-retry-delay-min", _MS, "ms before a requeued message comes again: [delays](#delays)",
-        field="retry_delay_ms_min", applies=_BOTH,
+        field="retry_delay_ms_min", applies=_BOTH, policy=POLICY_KEY,
     ),
     Option(
         "x-retry-delay-max", _MS, "and ms at most; doubled up to that each time",
-        field="retry_delay_ms_max", applies=_BOTH,
+        field="retry_delay_ms_max", applies=_BOTH, policy=POLICY_KEY,
     ),
     Option(
         _OVERFLOW, choice(*OVERFLOWS), "what gives way at the limits of [length](#length)",
-        field="overflow", applies=_BOTH,
+        field="overflow", applies=_BOTH, policy=POLICY_KEY,
     ),
     Option(
         "x-paging-policy", choice(*POLICIES),
@@ -163,7 +174,7 @@ QUEUE_ARGUMENTS: Final[tuple[Option, ...]] = (
     ),
     Option(
         _MODE, choice(*QUEUE_MODES), "`lazy`: messages go to disk at once",
-        field="lazy", default=QUEUE_MODES[0], applies=(CLASSIC,),
+        field="lazy", default=QUEUE_MODES[0], applies=(CLASSIC,), policy=POLICY_KEY,
     ),
     Option(
         BACKING, class_name(),
@@ -180,7 +191,7 @@ QUEUE_ARGUMENTS: Final[tuple[Option, ...]] = (
     _alert("age", "down", _MS, "ms, the age of the oldest message,"),
     Option(
         "x-alert-repeat-gap", _COUNT, "seconds after which an alert is repeated",
-        field="alert_repeat_gap_s", applies=_BOTH,
+        field="alert_repeat_gap_s", applies=_BOTH, policy=POLICY_KEY,
     ),
 )  # fmt: skip
 _X_NAMES: Final = {option.target: option.name for option in QUEUE_ARGUMENTS}
@@ -299,7 +310,7 @@ class QueueOptions:
     def from_arguments(cls, arguments: Mapping[str, object]) -> "QueueOptions":
         """Return the options of these x-arguments. Raises OptionError, which names the wrong
         x-argument."""
-        left = _without_qpids(arguments)
+        left = without_qpids(arguments)
         values: dict[str, object] = {}
         for option in QUEUE_ARGUMENTS:
             if option.name in left:
@@ -364,7 +375,7 @@ _NO_LIMIT: Final = -1
 # ---- checks --------------------------------------------------------------------------------------
 
 
-def _without_qpids(arguments: Mapping[str, object]) -> dict[str, object]:
+def without_qpids(arguments: Mapping[str, object]) -> dict[str, object]:
     """Return the arguments with x-arguments instead of Qpid's. Raises OptionError if one of Qpid's
     is wrong, or is also given as an x-argument."""
     left = dict(arguments)

@@ -354,11 +354,7 @@ class Router:
         self.version += 1
         exchange = self._exchanges.pop(name)
         exchange.changed_at = self.version
-        if exchange.has_alternate:
-            others = self._alternate_of[exchange.alternate]
-            del others[name]
-            if not others:
-                del self._alternate_of[exchange.alternate]
+        self._forget_alternate(exchange)
         for user, count in exchange.type.held().items():
             self._count_bytes(user, -count)
         emptied = self._remove_target("e" + name)
@@ -370,6 +366,26 @@ class Router:
         also one that delays messages first."""
         found = self._exchanges.get(exchange)
         return found is not None and isinstance(found.type, TopicExchange)
+
+    def set_alternate(self, name: str, alternate: str | None) -> None:
+        """Change the alternate exchange of an exchange; None: it has none."""
+        exchange = self._exchanges[name]
+        if alternate == (exchange.alternate if exchange.has_alternate else None):
+            return
+        self._forget_alternate(exchange)
+        exchange.has_alternate = alternate is not None
+        exchange.alternate = alternate or ""
+        if exchange.has_alternate:
+            self._alternate_of.setdefault(exchange.alternate, {})[name] = 1
+        self.version += 1
+        exchange.changed_at = self.version
+
+    def _forget_alternate(self, exchange: RoutedExchange) -> None:
+        if exchange.has_alternate:
+            others = self._alternate_of[exchange.alternate]
+            del others[exchange.name]
+            if not others:
+                del self._alternate_of[exchange.alternate]
 
     def delayed(self, exchange: str) -> bool:
         """Return whether messages wait in this exchange before routing (x-delayed-message)."""

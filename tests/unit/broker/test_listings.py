@@ -157,7 +157,8 @@ def test_exchanges_and_bindings(rig: VHostRig) -> None:
     assert [one["name"] for one in exchanges] == sorted([*SYSTEM, "x"])
     assert exchanges[-1] == {
         "name": "x", "vhost": "test", "type": "topic", "durable": False, "auto_delete": True,
-        "internal": False, "arguments": {"a": 1},
+        "internal": False, "arguments": {"a": 1}, "policy": None, "operator_policy": None,
+        "effective_policy_definition": {},
     }  # fmt: skip
     found = [
         (b["source_name"], b["destination_kind"], b["destination_name"], b["routing_key"])

@@ -14,6 +14,7 @@ Who may read the queue may lease of it, commit and release.
 
 from typing import Final
 
+from penstock.broker.arguments import type_of
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.exactly_once.leases import (
     CommitLease,
@@ -112,6 +113,7 @@ def _describe_queue(call: Call) -> None:
         "name": name, "type": "stream", "durable": queue.is_durable, "ready": queue.len(),
         "unacknowledged": 0, "bytes": 0, "leases": [],
     }  # fmt: skip
+    found |= call.vhost.policies.of(name, type_of(queue.arguments)).names()
     if isinstance(queue, BrokerQueue):
         found["type"] = "classic"
         found["unacknowledged"] = queue.amq.depth() - queue.len()

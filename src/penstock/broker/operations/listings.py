@@ -16,10 +16,12 @@ The server's process lists connections, because it also knows those that are bei
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from penstock.broker.arguments import type_of
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.operations.call import Call, Functions, Slices
+from penstock.broker.policies import EXCHANGE
 from penstock.broker.queue_table import indexes_of
 from penstock.broker.topology import QUEUE, Exchange
 from penstock.broker.turn_budget import STEP_BYTES
@@ -176,6 +178,7 @@ def _head(
         "name": name,
         "vhost": vhost.name,
         "type": arguments.get(QUEUE_TYPE, CLASSIC),
+        **vhost.policies.of(name, type_of(arguments)).names(),
         "durable": durable,
         "exclusive": exclusive,
         "auto_delete": auto_delete,
@@ -222,6 +225,7 @@ def exchange_info(vhost: VHost, exchange: Exchange) -> Info:
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
         "arguments": exchange.arguments,
+        **vhost.policies.of(exchange.name, EXCHANGE).names(),
     }
 
 

@@ -22,6 +22,12 @@ option `guest`. A vhost that an operator has stopped stays stopped over restarts
 A hash takes about 50 ms and 16 MiB on purpose. The functions use nothing but their arguments, so
 any thread may run them. server.authenticator checks passwords for a loop with many clients.
 
+RabbitMQ's hashes, which definitions bring, are kept as they came, until the user's next login over
+AMQP replaces them by scrypt:
+
+    rabbit_password_hashing_sha256$<base64 of 4 bytes of salt + SHA-256(salt + password)>
+    rabbit_password_hashing_sha512$<the same with SHA-512>
+
 **Right passwords** are remembered, one of each user, under a hash keyed with a secret of this
 process: a client that connects again costs 2 us instead of 50 ms. What is remembered is that the
 password fitted *this* hash of the user, so it is forgotten when the password changes or the user is
@@ -53,6 +59,13 @@ SCRYPT_R: Final = 8
 SCRYPT_P: Final = 1
 # The most that a stored hash may use: 1 GiB, some 4 s.
 SCRYPT_LOG2_N_MAX: Final = 20
+# RabbitMQ's `hashing_algorithm` -> hash, and its size in bytes. MD5 is not accepted.
+RABBITMQ_HASHES: Final[Mapping[str, tuple[str, int]]] = {
+    "rabbit_password_hashing_sha256": ("sha256", 32),
+    "rabbit_password_hashing_sha512": ("sha512", 64),
+}
+RABBITMQ_SALT_BYTES: Final = 4
+NO_PASSWORD: Final = "none"  # noqa: S105 - the hash of a user who cannot log in with a password
 
 
 def hash_password(password: bytes, *, salt: bytes, log2_n: int = SCRYPT_LOG2_N) -> str:
@@ -65,6 +78,8 @@ def hash_password(password: bytes, *, salt: bytes, log2_n: int = SCRYPT_LOG2_N) 
 def verify(password: bytes, hashed: str) -> bool:
     """Return whether it is the password of the hash. False also if `hashed` is malformed."""
     try:
+        if is_of_rabbitmq(hashed):
+            return _is_rabbitmq_password(password, hashed)
         kind, log2_n, r, p, salt, wanted = hashed.split("$")
         if kind != "scrypt" or not 1 <= int(log2_n) <= SCRYPT_LOG2_N_MAX:
             return False
@@ -74,6 +89,44 @@ def verify(password: bytes, hashed: str) -> bool:
         return hmac.compare_digest(given, base64.b64decode(wanted, validate=True))
     except (ValueError, binascii.Error):
         return False
+
+
+def is_of_rabbitmq(hashed: str) -> bool:
+    """Return whether it is a hash of RabbitMQ's, which is weaker than scrypt's."""
+    return hashed.partition("$")[0] in RABBITMQ_HASHES
+
+
+def rabbitmq_hash(password_hash: str, algorithm: str) -> str:
+    """Return the text for `verify` of a `password_hash` and `hashing_algorithm` of RabbitMQ's
+    definitions. An empty password_hash is NO_PASSWORD. Raises OptionError."""
+    if not password_hash:
+        return NO_PASSWORD
+    if algorithm not in RABBITMQ_HASHES:
+        known = " or ".join(RABBITMQ_HASHES)
+        raise OptionError(
+            "hashing_algorithm", algorithm,
+            f"{known}; a password with another hash has to be set again, with change_password",
+        )  # fmt: skip
+    hashed = f"{algorithm}${password_hash}"
+    size = RABBITMQ_SALT_BYTES + RABBITMQ_HASHES[algorithm][1]
+    try:
+        is_right = len(base64.b64decode(password_hash, validate=True)) == size
+    except (ValueError, binascii.Error):
+        is_right = False
+    if not is_right:
+        raise OptionError("password_hash", password_hash, f"the base64 of {size} bytes")
+    return hashed
+
+
+def _is_rabbitmq_password(password: bytes, hashed: str) -> bool:
+    """Return whether it is the password of RabbitMQ's hash. Takes the time of scrypt, too, so that
+    the time does not show which users came from a RabbitMQ."""
+    _scrypt(password, b"", SCRYPT_LOG2_N, SCRYPT_R, SCRYPT_P)
+    algorithm, _, text = hashed.partition("$")
+    stored = base64.b64decode(text, validate=True)
+    salt, wanted = stored[:RABBITMQ_SALT_BYTES], stored[RABBITMQ_SALT_BYTES:]
+    given = hashlib.new(RABBITMQ_HASHES[algorithm][0], salt + password).digest()
+    return hmac.compare_digest(given, wanted)
 
 
 def _scrypt(password: bytes, salt: bytes, log2_n: int, r: int, p: int) -> bytes:
@@ -99,7 +152,7 @@ class KnownUsers:
         self._secret: bytes = rng.randbytes(32)
         # name -> (keyed hash of name and password, the user's hash that it fitted)
         self._remembered: dict[str, tuple[bytes, str]] = {}
-        self._nobody: str = self._hash(self._secret)
+        self._nobody: str = self.new_hash(self._secret)
         self._users: dict[str, tuple[str, frozenset[str]]] = {}
         self._vhosts: dict[str, tuple[str, str]] = {}
         self._permissions: dict[tuple[str, str], tuple[str, str, str]] = {}
@@ -155,6 +208,15 @@ class KnownUsers:
             self._remembered = {n: k for n, k in self._remembered.items() if n in self._users}
         self._remembered[name] = (self.key(name, password), claim)
 
+    def new_hash(self, password: bytes) -> str:
+        """Return a hash of a password, with a new salt. Takes 50 ms; any thread may call it."""
+        return hash_password(password, salt=self._rng.randbytes(16), log2_n=self._log2_n)
+
+    def renew(self, name: str, claim: str, hashed: str) -> bool:
+        """Replace `claim` by another hash of the same password, if it is still the user's; return
+        whether it was replaced. Only the process that owns node.db does."""
+        return False
+
     def key(self, name: str, password: bytes) -> bytes:
         """Return a hash of name and password, keyed with a secret of this process."""
         who = name.encode("utf-8", "surrogateescape")
@@ -192,11 +254,6 @@ class KnownUsers:
     def vhosts(self) -> dict[str, str]:
         """Return name -> state: user_store.CREATING, READY or DELETING."""
         return {name: state for name, (state, _) in self._vhosts.items()}
-
-    # --- inside ---
-
-    def _hash(self, password: bytes) -> str:
-        return hash_password(password, salt=self._rng.randbytes(16), log2_n=self._log2_n)
 
 
 NAME_BYTES_MAX: Final = 255
@@ -238,7 +295,7 @@ class Users(KnownUsers):
     def _make_first(self) -> None:
         with self._store.transaction():
             self._store.begin()
-            self._store.put_user("guest", self._hash(b"guest"), frozenset({ADMINISTRATOR}))
+            self._store.put_user("guest", self.new_hash(b"guest"), frozenset({ADMINISTRATOR}))
             self._store.put_vhost(DEFAULT_VHOST, CREATING)
             self._store.put_permission("guest", DEFAULT_VHOST, (".*", ".*", ".*"))
 
@@ -249,7 +306,18 @@ class Users(KnownUsers):
         claim = self.claim(name)
         if not verify(password, claim):
             return False
+        if is_of_rabbitmq(claim):
+            hashed = self.new_hash(password)
+            claim = hashed if self.renew(name, claim, hashed) else claim
         self.remember(name, password, claim)
+        return True
+
+    def renew(self, name: str, claim: str, hashed: str) -> bool:
+        """Replace `claim` by another hash of the same password, on disk."""
+        user = self._users.get(name)
+        if user is None or user[0] != claim:
+            return False
+        self._put_user(name, hashed, user[1])
         return True
 
     # --- users ---
@@ -267,12 +335,12 @@ class Users(KnownUsers):
         _check_name("user", name)
         if name in self._users:
             raise AMQPError(PRECONDITION_FAILED, f"user '{name}' already exists")
-        self._put_user(name, self._hash(password), _checked_tags(tags))
+        self._put_user(name, self.new_hash(password), _checked_tags(tags))
 
     def change_password(self, name: str, password: bytes) -> None:
         """Change a password. Raises AMQPError 404."""
         _, tags = self._known(name)
-        self._put_user(name, self._hash(password), tags)
+        self._put_user(name, self.new_hash(password), tags)
 
     def set_user_tags(self, name: str, tags: Iterable[str]) -> None:
         """Replace the user's tags. Raises AMQPError 404, OptionError for white space in a tag."""

@@ -46,6 +46,7 @@ import json
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.access.limits import OF_USERS, OF_VHOSTS, checked_limits
@@ -264,6 +265,19 @@ _STOPPED_MS: Final = "stopped_ms"  # in a vhost's meta: when an operator stopped
 KINDS: Final[Mapping[str, Mapping[str, str]]] = {USER: OF_USERS, VHOST: OF_VHOSTS}
 
 
+@dataclass(slots=True)
+class Tables:
+    """Rows of all tables, as definitions have them: users by name, as (hash, tags); names of
+    vhosts; (user, vhost) -> three patterns; "user" and "vhost" -> name -> limits."""
+
+    users: dict[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
+    vhosts: list[str] = field(default_factory=list)
+    permissions: dict[tuple[str, str], tuple[str, str, str]] = field(default_factory=dict)
+    limits: dict[str, dict[str, dict[str, int]]] = field(
+        default_factory=lambda: {kind: {} for kind in KINDS}
+    )
+
+
 def _do_nothing() -> None:
     """The default of on_change, for a single process."""
 
@@ -332,10 +346,10 @@ class Users(KnownUsers):
 
     def add_user(self, name: str, password: bytes, tags: Iterable[str] = ()) -> None:
         """Add a user, without permissions. Raises AMQPError 406 if it exists."""
-        _check_name("user", name)
+        check_name("user", name)
         if name in self._users:
             raise AMQPError(PRECONDITION_FAILED, f"user '{name}' already exists")
-        self._put_user(name, self.new_hash(password), _checked_tags(tags))
+        self._put_user(name, self.new_hash(password), checked_tags(tags))
 
     def change_password(self, name: str, password: bytes) -> None:
         """Change a password. Raises AMQPError 404."""
@@ -345,7 +359,7 @@ class Users(KnownUsers):
     def set_user_tags(self, name: str, tags: Iterable[str]) -> None:
         """Replace the user's tags. Raises AMQPError 404, OptionError for white space in a tag."""
         hashed, _ = self._known(name)
-        self._put_user(name, hashed, _checked_tags(tags))
+        self._put_user(name, hashed, checked_tags(tags))
 
     def delete_user(self, name: str) -> None:
         """Delete a user and all its permissions. Raises AMQPError 404."""
@@ -477,7 +491,7 @@ class Users(KnownUsers):
     def add_vhost(self, name: str) -> None:
         """Add a vhost as `creating`; call `vhost_made` when its directory exists. Raises AMQPError
         406 if the vhost exists."""
-        _check_name("vhost", name)
+        check_name("vhost", name)
         if name in self._vhosts:
             raise AMQPError(PRECONDITION_FAILED, f"vhost '{name}' already exists")
         self._put_vhost(name, CREATING)
@@ -526,6 +540,62 @@ class Users(KnownUsers):
         self._limits[VHOST].pop(name, None)
         self.on_change()
 
+    # --- definitions ---
+
+    def tables(self) -> Tables:
+        """Return all rows, of vhosts that are ready."""
+        vhosts = [name for name, (state, _) in self._vhosts.items() if state == READY]
+        permissions = {who: p for who, p in self._permissions.items() if who[1] in vhosts}
+        limits = {kind: self.limits(kind) for kind in KINDS}
+        return Tables(dict(self._users), vhosts, permissions, limits)
+
+    def unknown_in(self, new: Tables) -> list[str]:
+        """Return what is wrong in rows that refer to others, one line each: users and vhosts that
+        are neither here nor in them, and vhosts that are being deleted."""
+        deleting = {name for name, state in self.vhosts().items() if state == DELETING}
+        vhosts = {*self._vhosts, *new.vhosts}
+        wrong = [f"vhost '{name}' is being deleted" for name in new.vhosts if name in deleting]
+        for user, vhost in new.permissions:
+            if user not in self._users and user not in new.users:
+                wrong.append(f"permissions of user '{user}' in vhost '{vhost}': no user '{user}'")
+            if vhost not in vhosts:
+                wrong.append(f"permissions of user '{user}' in vhost '{vhost}': no vhost '{vhost}'")
+        wrong += [f"limits: no vhost '{name}'" for name in new.limits[VHOST] if name not in vhosts]
+        return wrong
+
+    def put(self, given: Tables) -> Tables:
+        """Add or replace all these rows, or none, and return those that were not there yet. New
+        vhosts are `creating`. The caller has made sure that `unknown_in` finds nothing."""
+        new = Tables(
+            users={n: user for n, user in given.users.items() if self._users.get(n) != user},
+            vhosts=[name for name in given.vhosts if name not in self._vhosts],
+            permissions={
+                who: p for who, p in given.permissions.items() if self._permissions.get(who) != p
+            },
+        )
+        for kind, owners in given.limits.items():
+            for name, own in owners.items():
+                known = self._limits[kind].get(name, {})
+                if known != {**known, **own}:
+                    new.limits[kind][name] = {**known, **own}
+        with self._store.transaction():
+            for name, (hashed, tags) in new.users.items():
+                self._store.put_user(name, hashed, tags)
+            for name in new.vhosts:
+                self._store.put_vhost(name, CREATING)
+            for (user, vhost), patterns in new.permissions.items():
+                self._store.put_permission(user, vhost, patterns)
+            for kind, owners in new.limits.items():
+                for name, own in owners.items():
+                    self._store.put_limits(kind, name, json.dumps(own, sort_keys=True))
+        self._users.update(new.users)
+        self._vhosts.update(dict.fromkeys(new.vhosts, (CREATING, "{}")))
+        self._permissions.update(new.permissions)
+        for kind, owners in new.limits.items():
+            self._limits[kind].update(owners)
+        self.on_change()
+        return new
+
     # --- inside ---
 
     def _known(self, name: str) -> tuple[str, frozenset[str]]:
@@ -570,7 +640,8 @@ def _limits_of(stored: Mapping[str, str], kind: str) -> dict[str, dict[str, int]
     return found
 
 
-def _check_name(kind: str, name: str) -> None:
+def check_name(kind: str, name: str) -> None:
+    """Raise OptionError unless it can be the name of a user or vhost (kind)."""
     size_bytes = len(name.encode("utf-8", "surrogateescape"))
     if not 1 <= size_bytes <= NAME_BYTES_MAX:
         raise OptionError(kind, name, f"a name of 1 to {NAME_BYTES_MAX} bytes")
@@ -578,7 +649,8 @@ def _check_name(kind: str, name: str) -> None:
         raise OptionError(kind, name, "a name of printable characters")
 
 
-def _checked_tags(tags: Iterable[str]) -> frozenset[str]:
+def checked_tags(tags: Iterable[str]) -> frozenset[str]:
+    """Return the tags as they are stored. Raises OptionError for white space in one."""
     checked = frozenset(tags)
     for tag in checked:
         if tag.split() != [tag] or not tag.isprintable():

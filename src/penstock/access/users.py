@@ -268,11 +268,13 @@ KINDS: Final[Mapping[str, Mapping[str, str]]] = {USER: OF_USERS, VHOST: OF_VHOST
 @dataclass(slots=True)
 class Tables:
     """Rows of all tables, as definitions have them: users by name, as (hash, tags); names of
-    vhosts; (user, vhost) -> three patterns; "user" and "vhost" -> name -> limits."""
+    vhosts; (user, vhost) -> three patterns; (user, vhost, exchange) -> two; "user" and "vhost" ->
+    name -> limits."""
 
     users: dict[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
     vhosts: list[str] = field(default_factory=list)
     permissions: dict[tuple[str, str], tuple[str, str, str]] = field(default_factory=dict)
+    topics: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
     limits: dict[str, dict[str, dict[str, int]]] = field(
         default_factory=lambda: {kind: {} for kind in KINDS}
     )
@@ -545,9 +547,20 @@ class Users(KnownUsers):
     def tables(self) -> Tables:
         """Return all rows, of vhosts that are ready."""
         vhosts = [name for name, (state, _) in self._vhosts.items() if state == READY]
-        permissions = {who: p for who, p in self._permissions.items() if who[1] in vhosts}
-        limits = {kind: self.limits(kind) for kind in KINDS}
-        return Tables(dict(self._users), vhosts, permissions, limits)
+        return Tables(
+            users=dict(self._users),
+            vhosts=vhosts,
+            permissions={who: p for who, p in self._permissions.items() if who[1] in vhosts},
+            topics={who: p for who, p in self._all_topics().items() if who[1] in vhosts},
+            limits={kind: self.limits(kind) for kind in KINDS},
+        )
+
+    def _all_topics(self) -> dict[tuple[str, str, str], tuple[str, str]]:
+        return {
+            (user, vhost, exchange): patterns
+            for (user, vhost), on in self._topics.items()
+            for exchange, patterns in on.items()
+        }
 
     def unknown_in(self, new: Tables) -> list[str]:
         """Return what is wrong in rows that refer to others, one line each: users and vhosts that
@@ -555,11 +568,13 @@ class Users(KnownUsers):
         deleting = {name for name, state in self.vhosts().items() if state == DELETING}
         vhosts = {*self._vhosts, *new.vhosts}
         wrong = [f"vhost '{name}' is being deleted" for name in new.vhosts if name in deleting]
-        for user, vhost in new.permissions:
+        pairs = {(user, vhost) for user, vhost, _ in new.topics}.union(new.permissions)
+        for user, vhost in sorted(pairs):
+            what = f"permissions of user '{user}' in vhost '{vhost}'"
             if user not in self._users and user not in new.users:
-                wrong.append(f"permissions of user '{user}' in vhost '{vhost}': no user '{user}'")
+                wrong.append(f"{what}: no user '{user}'")
             if vhost not in vhosts:
-                wrong.append(f"permissions of user '{user}' in vhost '{vhost}': no vhost '{vhost}'")
+                wrong.append(f"{what}: no vhost '{vhost}'")
         wrong += [f"limits: no vhost '{name}'" for name in new.limits[VHOST] if name not in vhosts]
         return wrong
 
@@ -572,6 +587,7 @@ class Users(KnownUsers):
             permissions={
                 who: p for who, p in given.permissions.items() if self._permissions.get(who) != p
             },
+            topics=dict(given.topics.items() - self._all_topics().items()),
         )
         for kind, owners in given.limits.items():
             for name, own in owners.items():
@@ -585,12 +601,16 @@ class Users(KnownUsers):
                 self._store.put_vhost(name, CREATING)
             for (user, vhost), patterns in new.permissions.items():
                 self._store.put_permission(user, vhost, patterns)
+            for (user, vhost, exchange), two in new.topics.items():
+                self._store.put_topic_permission(user, vhost, exchange, two)
             for kind, owners in new.limits.items():
                 for name, own in owners.items():
                     self._store.put_limits(kind, name, json.dumps(own, sort_keys=True))
         self._users.update(new.users)
         self._vhosts.update(dict.fromkeys(new.vhosts, (CREATING, "{}")))
         self._permissions.update(new.permissions)
+        for (user, vhost, exchange), two in new.topics.items():
+            self._topics.setdefault((user, vhost), {})[exchange] = two
         for kind, owners in new.limits.items():
             self._limits[kind].update(owners)
         self.on_change()

@@ -37,7 +37,7 @@ from penstock.access.limits import (
     OF_VHOSTS,
     checked_limits,
 )
-from penstock.access.permissions import check_pattern
+from penstock.access.permissions import check_pattern, expanded
 from penstock.access.users import (
     NO_PASSWORD,
     Tables,
@@ -79,14 +79,20 @@ LIMITS_COMPONENT: Final = "vhost-limits"
 # Limits that RabbitMQ has.
 OF_RABBITMQ: Final = frozenset({MAX_CONNECTIONS, MAX_CHANNELS, MAX_QUEUES})
 # Sections of a document that Penstock has nothing for.
-UNKNOWN_SECTIONS: Final = ("policies", "topic_permissions")
+UNKNOWN_SECTIONS: Final = ("policies",)
 
 Json = dict[str, Any]
 VhostTopology = dict[str, list[Json]]  # "exchanges", "queues", "bindings"; see list_topology
 
 _NAME: Final = text("name", "its name")
 _VHOST: Final = text("vhost", "the vhost")
-_PATTERNS: Final = (text("configure", ""), text("write", ""), text("read", ""))
+_USER_NAME: Final = text("user", "")
+_PERMISSION: Final = (
+    _USER_NAME, _VHOST, text("configure", ""), text("write", ""), text("read", ""),
+)  # fmt: skip
+_TOPIC_PERMISSION: Final = (
+    _USER_NAME, _VHOST, short_text("exchange", ""), text("write", ""), text("read", ""),
+)  # fmt: skip
 _ARGUMENTS: Final = field_table("arguments", "as of AMQP")
 _AUTO_DELETE: Final = flag("auto_delete", "")
 _DURABLE: Final = flag("durable", "", default=True)
@@ -233,13 +239,21 @@ class Definitions:
 
     def _take_permissions(self) -> None:
         for place, row in self._rows("permissions"):
-            found = self._checked(place, row, (text("user", ""), _VHOST, *_PATTERNS))
+            found = self._checked(place, row, _PERMISSION)
             if found is None:
                 continue
             patterns = (found["configure"], found["write"], found["read"])
             for verb, pattern in zip(("configure", "write", "read"), patterns, strict=True):
                 self._try(place, check_pattern, verb, pattern)
             self.tables.permissions[(found["user"], found["vhost"])] = patterns
+        for place, row in self._rows("topic_permissions"):
+            found = self._checked(place, row, _TOPIC_PERMISSION)
+            if found is None:
+                continue
+            user, vhost, two = found["user"], found["vhost"], (found["write"], found["read"])
+            for verb, pattern in zip(("write", "read"), two, strict=True):
+                self._try(place, check_pattern, verb, expanded(pattern, user, vhost))
+            self.tables.topics[(user, vhost, found["exchange"])] = two
 
     def _take_parameters(self) -> None:
         for place, row in self._rows("parameters"):
@@ -493,7 +507,10 @@ def document(tables: Tables, topology: Mapping[str, VhostTopology], vhost: str) 
                 {"user": user, "vhost": of, "configure": c, "write": w, "read": r}
                 for (user, of), (c, w, r) in tables.permissions.items()
             ],
-            "topic_permissions": [],
+            "topic_permissions": [
+                {"user": user, "vhost": of, "exchange": exchange, "write": w, "read": r}
+                for (user, of, exchange), (w, r) in tables.topics.items()
+            ],
             "global_parameters": [],
             **sections,
         }

@@ -429,7 +429,7 @@ class NodeOperations:
         for name in new.vhosts:
             vhost_directories.make(node.data, node.users, name)
         node.limits_changed()
-        for user in {*new.users, *(user for user, _ in new.permissions)}:
+        for user in {*new.users, *(who[0] for who in (*new.permissions, *new.topics))}:
             for running in self._running():
                 self._push(user, running.name)
         counts: dict[str, object] = {

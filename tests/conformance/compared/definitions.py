@@ -46,7 +46,9 @@ def many(n: int) -> dict[str, Any]:
 def comparable(document: dict[str, Any]) -> dict[str, list[str]]:
     """What has to come back, in an order that is the same everywhere."""
     found: dict[str, list[str]] = {}
-    for section in ("users", "vhosts", "permissions", "queues", "exchanges", "bindings"):
+    for section in (
+        "users", "vhosts", "permissions", "topic_permissions", "queues", "exchanges", "bindings",
+    ):  # fmt: skip
         rows = [row for row in document[section] if row.get("durable", True)]
         if section == "users":
             rows = [{name: row[name] for name in ("name", "tags", "limits")} for row in rows]

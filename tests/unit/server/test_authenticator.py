@@ -346,7 +346,9 @@ def test_a_hash_of_rabbitmq_is_replaced_by_a_thread() -> None:
         world.users = Renewed(rng=random.Random(1), log2_n=1)
         text = "rLu+VoGM+MmKOgDTjwYzajit2eKX+J50CQlNJWzsFV3x0Oke"
         hashed = rabbitmq_hash(text, "rabbit_password_hashing_sha256")
-        world.users.take({"users": [["bob", hashed, []]], "vhosts": [], "permissions": [], "topics": []})
+        world.users.take(
+            {"users": [["bob", hashed, []]], "vhosts": [], "permissions": [], "topics": []}
+        )
         world.authenticator = Authenticator(world.users, world.executor, world.clock)
         await world.wrong(1, "bob")
         assert world.users.claim("bob") == hashed

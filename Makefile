@@ -108,6 +108,7 @@ sbom: .venv-run/ready .venv-audit/ready
 conformance: .venv/ready
 	.venv/bin/python -m tests.conformance.suites $(ARGS)
 	.venv/bin/python -m tests.conformance.compared.compare
+	.venv/bin/python -m tests.conformance.compared.definitions
 
 crash: .venv/ready .venv-pure/ready
 	PENSTOCK_CRASH_IMAGES=$(CRASH_IMAGES_ALL) $(PYTEST) $(CRASH_TESTS) --timeout=0 -s

@@ -244,6 +244,10 @@ class Arguments:
         separator = " " if text.startswith("is ") else ": "
         return ChannelError(PRECONDITION_FAILED, f"{self.op}: argument {name!r}{separator}{text}")
 
+    def value(self, name: str) -> object:
+        """Return a value of any type."""
+        return self._values[name]
+
     def text(self, name: str) -> str:
         """Return a text or a name."""
         value = self._values[name]
@@ -681,6 +685,24 @@ _ROWS: Final = (
         of=NODE_VHOST, is_command=True,
         more="LIMIT is one limit; without it all limits are restored.",
     ),
+    # definitions
+    _of_node(
+        "export_definitions",
+        "Export users, permissions, limits, queues, exchanges and bindings as RabbitMQ's JSON.",
+        of=NODE_VHOSTS, more="Of one vhost, if it is named: then without users and permissions.",
+    ),
+    _of_node(
+        "import_definitions", "Import RabbitMQ's or Penstock's definitions: all, or nothing.",
+        text("definitions", "the document of JSON, as a text"),
+        flag("leave_out", "leave out what Penstock has not, and list it"),
+        of=NODE_VHOSTS,
+        answer=(
+            "users", "vhosts", "permissions", "exchanges", "queues", "bindings", "differs",
+            "left_out",
+        ),
+        more="What is there and equal is skipped, and nothing is deleted. differs: exchanges and "
+        "queues that are there with other properties, which are left as they are.",
+    ),
     # queues, exchanges and bindings
     Operation(
         "declare_queue", "Declare a queue.", (_QUEUE, _DURABLE, _AUTO_DELETE, _ARGUMENTS),
@@ -952,6 +974,11 @@ _ROWS: Final = (
             "dead_letter_cycles", "alerts_raised", "why", "is_flowed", "q1", "q2", "q3", "q4",
             "set_aside", "partitions", "readers", "vhost", *_APPLIED,
         ), tags=MANAGERS,
+    ),
+    Operation(
+        "list_topology", "Return the exchanges, queues and bindings of a vhost, without counts.",
+        audience=OPERATORS, answer=("exchanges", "queues", "bindings"),
+        more="As definitions have them; without the bindings of the default exchange.",
     ),
     _list(
         "list_exchanges", "List the exchanges of a vhost.", ("name", "type"),

@@ -22,6 +22,12 @@ option `guest`. A vhost that an operator has stopped stays stopped over restarts
 A hash takes about 50 ms and 16 MiB on purpose. The functions use nothing but their arguments, so
 any thread may run them. server.authenticator checks passwords for a loop with many clients.
 
+RabbitMQ's hashes, which definitions bring, are kept as they came, until the user's next login over
+AMQP replaces them by scrypt:
+
+    rabbit_password_hashing_sha256$<base64 of 4 bytes of salt + SHA-256(salt + password)>
+    rabbit_password_hashing_sha512$<the same with SHA-512>
+
 **Right passwords** are remembered, one of each user, under a hash keyed with a secret of this
 process: a client that connects again costs 2 us instead of 50 ms. What is remembered is that the
 password fitted *this* hash of the user, so it is forgotten when the password changes or the user is
@@ -40,6 +46,7 @@ import json
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.access.limits import OF_USERS, OF_VHOSTS, checked_limits
@@ -53,6 +60,13 @@ SCRYPT_R: Final = 8
 SCRYPT_P: Final = 1
 # The most that a stored hash may use: 1 GiB, some 4 s.
 SCRYPT_LOG2_N_MAX: Final = 20
+# RabbitMQ's `hashing_algorithm` -> hash, and its size in bytes. MD5 is not accepted.
+RABBITMQ_HASHES: Final[Mapping[str, tuple[str, int]]] = {
+    "rabbit_password_hashing_sha256": ("sha256", 32),
+    "rabbit_password_hashing_sha512": ("sha512", 64),
+}
+RABBITMQ_SALT_BYTES: Final = 4
+NO_PASSWORD: Final = "none"  # noqa: S105 - the hash of a user who cannot log in with a password
 
 
 def hash_password(password: bytes, *, salt: bytes, log2_n: int = SCRYPT_LOG2_N) -> str:
@@ -65,6 +79,8 @@ def hash_password(password: bytes, *, salt: bytes, log2_n: int = SCRYPT_LOG2_N) 
 def verify(password: bytes, hashed: str) -> bool:
     """Return whether it is the password of the hash. False also if `hashed` is malformed."""
     try:
+        if is_of_rabbitmq(hashed):
+            return _is_rabbitmq_password(password, hashed)
         kind, log2_n, r, p, salt, wanted = hashed.split("$")
         if kind != "scrypt" or not 1 <= int(log2_n) <= SCRYPT_LOG2_N_MAX:
             return False
@@ -74,6 +90,44 @@ def verify(password: bytes, hashed: str) -> bool:
         return hmac.compare_digest(given, base64.b64decode(wanted, validate=True))
     except (ValueError, binascii.Error):
         return False
+
+
+def is_of_rabbitmq(hashed: str) -> bool:
+    """Return whether it is a hash of RabbitMQ's, which is weaker than scrypt's."""
+    return hashed.partition("$")[0] in RABBITMQ_HASHES
+
+
+def rabbitmq_hash(password_hash: str, algorithm: str) -> str:
+    """Return the text for `verify` of a `password_hash` and `hashing_algorithm` of RabbitMQ's
+    definitions. An empty password_hash is NO_PASSWORD. Raises OptionError."""
+    if not password_hash:
+        return NO_PASSWORD
+    if algorithm not in RABBITMQ_HASHES:
+        known = " or ".join(RABBITMQ_HASHES)
+        raise OptionError(
+            "hashing_algorithm", algorithm,
+            f"{known}; a password with another hash has to be set again, with change_password",
+        )  # fmt: skip
+    hashed = f"{algorithm}${password_hash}"
+    size = RABBITMQ_SALT_BYTES + RABBITMQ_HASHES[algorithm][1]
+    try:
+        is_right = len(base64.b64decode(password_hash, validate=True)) == size
+    except (ValueError, binascii.Error):
+        is_right = False
+    if not is_right:
+        raise OptionError("password_hash", password_hash, f"the base64 of {size} bytes")
+    return hashed
+
+
+def _is_rabbitmq_password(password: bytes, hashed: str) -> bool:
+    """Return whether it is the password of RabbitMQ's hash. Takes the time of scrypt, too, so that
+    the time does not show which users came from a RabbitMQ."""
+    _scrypt(password, b"", SCRYPT_LOG2_N, SCRYPT_R, SCRYPT_P)
+    algorithm, _, text = hashed.partition("$")
+    stored = base64.b64decode(text, validate=True)
+    salt, wanted = stored[:RABBITMQ_SALT_BYTES], stored[RABBITMQ_SALT_BYTES:]
+    given = hashlib.new(RABBITMQ_HASHES[algorithm][0], salt + password).digest()
+    return hmac.compare_digest(given, wanted)
 
 
 def _scrypt(password: bytes, salt: bytes, log2_n: int, r: int, p: int) -> bytes:
@@ -99,7 +153,7 @@ class KnownUsers:
         self._secret: bytes = rng.randbytes(32)
         # name -> (keyed hash of name and password, the user's hash that it fitted)
         self._remembered: dict[str, tuple[bytes, str]] = {}
-        self._nobody: str = self._hash(self._secret)
+        self._nobody: str = self.new_hash(self._secret)
         self._users: dict[str, tuple[str, frozenset[str]]] = {}
         self._vhosts: dict[str, tuple[str, str]] = {}
         self._permissions: dict[tuple[str, str], tuple[str, str, str]] = {}
@@ -155,6 +209,15 @@ class KnownUsers:
             self._remembered = {n: k for n, k in self._remembered.items() if n in self._users}
         self._remembered[name] = (self.key(name, password), claim)
 
+    def new_hash(self, password: bytes) -> str:
+        """Return a hash of a password, with a new salt. Takes 50 ms; any thread may call it."""
+        return hash_password(password, salt=self._rng.randbytes(16), log2_n=self._log2_n)
+
+    def renew(self, name: str, claim: str, hashed: str) -> bool:
+        """Replace `claim` by another hash of the same password, if it is still the user's; return
+        whether it was replaced. Only the process that owns node.db does."""
+        return False
+
     def key(self, name: str, password: bytes) -> bytes:
         """Return a hash of name and password, keyed with a secret of this process."""
         who = name.encode("utf-8", "surrogateescape")
@@ -193,11 +256,6 @@ class KnownUsers:
         """Return name -> state: user_store.CREATING, READY or DELETING."""
         return {name: state for name, (state, _) in self._vhosts.items()}
 
-    # --- inside ---
-
-    def _hash(self, password: bytes) -> str:
-        return hash_password(password, salt=self._rng.randbytes(16), log2_n=self._log2_n)
-
 
 NAME_BYTES_MAX: Final = 255
 DEFAULT_VHOST: Final = "/"
@@ -205,6 +263,21 @@ USER: Final = "user"
 VHOST: Final = "vhost"
 _STOPPED_MS: Final = "stopped_ms"  # in a vhost's meta: when an operator stopped it
 KINDS: Final[Mapping[str, Mapping[str, str]]] = {USER: OF_USERS, VHOST: OF_VHOSTS}
+
+
+@dataclass(slots=True)
+class Tables:
+    """Rows of all tables, as definitions have them: users by name, as (hash, tags); names of
+    vhosts; (user, vhost) -> three patterns; (user, vhost, exchange) -> two; "user" and "vhost" ->
+    name -> limits."""
+
+    users: dict[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
+    vhosts: list[str] = field(default_factory=list)
+    permissions: dict[tuple[str, str], tuple[str, str, str]] = field(default_factory=dict)
+    topics: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
+    limits: dict[str, dict[str, dict[str, int]]] = field(
+        default_factory=lambda: {kind: {} for kind in KINDS}
+    )
 
 
 def _do_nothing() -> None:
@@ -238,7 +311,7 @@ class Users(KnownUsers):
     def _make_first(self) -> None:
         with self._store.transaction():
             self._store.begin()
-            self._store.put_user("guest", self._hash(b"guest"), frozenset({ADMINISTRATOR}))
+            self._store.put_user("guest", self.new_hash(b"guest"), frozenset({ADMINISTRATOR}))
             self._store.put_vhost(DEFAULT_VHOST, CREATING)
             self._store.put_permission("guest", DEFAULT_VHOST, (".*", ".*", ".*"))
 
@@ -249,7 +322,18 @@ class Users(KnownUsers):
         claim = self.claim(name)
         if not verify(password, claim):
             return False
+        if is_of_rabbitmq(claim):
+            hashed = self.new_hash(password)
+            claim = hashed if self.renew(name, claim, hashed) else claim
         self.remember(name, password, claim)
+        return True
+
+    def renew(self, name: str, claim: str, hashed: str) -> bool:
+        """Replace `claim` by another hash of the same password, on disk."""
+        user = self._users.get(name)
+        if user is None or user[0] != claim:
+            return False
+        self._put_user(name, hashed, user[1])
         return True
 
     # --- users ---
@@ -264,20 +348,20 @@ class Users(KnownUsers):
 
     def add_user(self, name: str, password: bytes, tags: Iterable[str] = ()) -> None:
         """Add a user, without permissions. Raises AMQPError 406 if it exists."""
-        _check_name("user", name)
+        check_name("user", name)
         if name in self._users:
             raise AMQPError(PRECONDITION_FAILED, f"user '{name}' already exists")
-        self._put_user(name, self._hash(password), _checked_tags(tags))
+        self._put_user(name, self.new_hash(password), checked_tags(tags))
 
     def change_password(self, name: str, password: bytes) -> None:
         """Change a password. Raises AMQPError 404."""
         _, tags = self._known(name)
-        self._put_user(name, self._hash(password), tags)
+        self._put_user(name, self.new_hash(password), tags)
 
     def set_user_tags(self, name: str, tags: Iterable[str]) -> None:
         """Replace the user's tags. Raises AMQPError 404, OptionError for white space in a tag."""
         hashed, _ = self._known(name)
-        self._put_user(name, hashed, _checked_tags(tags))
+        self._put_user(name, hashed, checked_tags(tags))
 
     def delete_user(self, name: str) -> None:
         """Delete a user and all its permissions. Raises AMQPError 404."""
@@ -409,7 +493,7 @@ class Users(KnownUsers):
     def add_vhost(self, name: str) -> None:
         """Add a vhost as `creating`; call `vhost_made` when its directory exists. Raises AMQPError
         406 if the vhost exists."""
-        _check_name("vhost", name)
+        check_name("vhost", name)
         if name in self._vhosts:
             raise AMQPError(PRECONDITION_FAILED, f"vhost '{name}' already exists")
         self._put_vhost(name, CREATING)
@@ -458,6 +542,80 @@ class Users(KnownUsers):
         self._limits[VHOST].pop(name, None)
         self.on_change()
 
+    # --- definitions ---
+
+    def tables(self) -> Tables:
+        """Return all rows, of vhosts that are ready."""
+        vhosts = [name for name, (state, _) in self._vhosts.items() if state == READY]
+        return Tables(
+            users=dict(self._users),
+            vhosts=vhosts,
+            permissions={who: p for who, p in self._permissions.items() if who[1] in vhosts},
+            topics={who: p for who, p in self._all_topics().items() if who[1] in vhosts},
+            limits={kind: self.limits(kind) for kind in KINDS},
+        )
+
+    def _all_topics(self) -> dict[tuple[str, str, str], tuple[str, str]]:
+        return {
+            (user, vhost, exchange): patterns
+            for (user, vhost), on in self._topics.items()
+            for exchange, patterns in on.items()
+        }
+
+    def unknown_in(self, new: Tables) -> list[str]:
+        """Return what is wrong in rows that refer to others, one line each: users and vhosts that
+        are neither here nor in them, and vhosts that are being deleted."""
+        deleting = {name for name, state in self.vhosts().items() if state == DELETING}
+        vhosts = {*self._vhosts, *new.vhosts}
+        wrong = [f"vhost '{name}' is being deleted" for name in new.vhosts if name in deleting]
+        pairs = {(user, vhost) for user, vhost, _ in new.topics}.union(new.permissions)
+        for user, vhost in sorted(pairs):
+            what = f"permissions of user '{user}' in vhost '{vhost}'"
+            if user not in self._users and user not in new.users:
+                wrong.append(f"{what}: no user '{user}'")
+            if vhost not in vhosts:
+                wrong.append(f"{what}: no vhost '{vhost}'")
+        wrong += [f"limits: no vhost '{name}'" for name in new.limits[VHOST] if name not in vhosts]
+        return wrong
+
+    def put(self, given: Tables) -> Tables:
+        """Add or replace all these rows, or none, and return those that were not there yet. New
+        vhosts are `creating`. The caller has made sure that `unknown_in` finds nothing."""
+        new = Tables(
+            users={n: user for n, user in given.users.items() if self._users.get(n) != user},
+            vhosts=[name for name in given.vhosts if name not in self._vhosts],
+            permissions={
+                who: p for who, p in given.permissions.items() if self._permissions.get(who) != p
+            },
+            topics=dict(given.topics.items() - self._all_topics().items()),
+        )
+        for kind, owners in given.limits.items():
+            for name, own in owners.items():
+                known = self._limits[kind].get(name, {})
+                if known != {**known, **own}:
+                    new.limits[kind][name] = {**known, **own}
+        with self._store.transaction():
+            for name, (hashed, tags) in new.users.items():
+                self._store.put_user(name, hashed, tags)
+            for name in new.vhosts:
+                self._store.put_vhost(name, CREATING)
+            for (user, vhost), patterns in new.permissions.items():
+                self._store.put_permission(user, vhost, patterns)
+            for (user, vhost, exchange), two in new.topics.items():
+                self._store.put_topic_permission(user, vhost, exchange, two)
+            for kind, owners in new.limits.items():
+                for name, own in owners.items():
+                    self._store.put_limits(kind, name, json.dumps(own, sort_keys=True))
+        self._users.update(new.users)
+        self._vhosts.update(dict.fromkeys(new.vhosts, (CREATING, "{}")))
+        self._permissions.update(new.permissions)
+        for (user, vhost, exchange), two in new.topics.items():
+            self._topics.setdefault((user, vhost), {})[exchange] = two
+        for kind, owners in new.limits.items():
+            self._limits[kind].update(owners)
+        self.on_change()
+        return new
+
     # --- inside ---
 
     def _known(self, name: str) -> tuple[str, frozenset[str]]:
@@ -502,7 +660,8 @@ def _limits_of(stored: Mapping[str, str], kind: str) -> dict[str, dict[str, int]
     return found
 
 
-def _check_name(kind: str, name: str) -> None:
+def check_name(kind: str, name: str) -> None:
+    """Raise OptionError unless it can be the name of a user or vhost (kind)."""
     size_bytes = len(name.encode("utf-8", "surrogateescape"))
     if not 1 <= size_bytes <= NAME_BYTES_MAX:
         raise OptionError(kind, name, f"a name of 1 to {NAME_BYTES_MAX} bytes")
@@ -510,7 +669,8 @@ def _check_name(kind: str, name: str) -> None:
         raise OptionError(kind, name, "a name of printable characters")
 
 
-def _checked_tags(tags: Iterable[str]) -> frozenset[str]:
+def checked_tags(tags: Iterable[str]) -> frozenset[str]:
+    """Return the tags as they are stored. Raises OptionError for white space in one."""
     checked = frozenset(tags)
     for tag in checked:
         if tag.split() != [tag] or not tag.isprintable():

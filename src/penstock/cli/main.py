@@ -164,6 +164,7 @@ class Verb(NamedTuple):
 # Commands that call operations in a way of their own, by the module that defines them. Their lines
 # of help are those of the operations.
 OWN: Final[Mapping[str, tuple[str, ...]]] = {
+    "definitions": ("export_definitions", "import_definitions"),
     "node": (
         "add_user", "await_startup", "backup", "change_password", "checkpoint", "status", "stop",
     ),

@@ -43,7 +43,7 @@ from concurrent.futures import Executor
 from typing import Final
 
 from penstock.access.permissions import GUEST_LOOPBACK, LOOPBACK_USERS, why_not_from
-from penstock.access.users import KnownUsers, verify
+from penstock.access.users import KnownUsers, is_of_rabbitmq, verify
 from penstock.clock import Clock
 
 HASHERS: Final = 2  # at a time; each keeps the 16 MiB that a password takes
@@ -317,6 +317,9 @@ class Authenticator:
                 is_right = await self._loop.run_in_executor(self._executor, verify, password, claim)
                 if users.claim(name) == claim:  # else the password was changed meanwhile
                     break
+            if is_right and is_of_rabbitmq(claim):
+                hashed = await self._loop.run_in_executor(self._executor, users.new_hash, password)
+                claim = hashed if users.renew(name, claim, hashed) else claim
             self._learn(question, claim, is_right=is_right, is_first_try=is_first_try)
         finally:
             self._hashing -= 1

@@ -36,8 +36,9 @@ from penstock.operation_table import (
     Arguments,
     find,
 )
-from penstock.server import vhost_directories
+from penstock.server import definitions, vhost_directories
 from penstock.server.control import ControlError
+from penstock.server.definitions import Definitions, DefinitionsError
 from penstock.server.listener import Listener
 from penstock.server.memory_shares import MemoryShares
 from penstock.server.watched_http import WatchedHttp
@@ -52,6 +53,7 @@ COUNTS: Final = (
     "restarts", "counted_bytes", "memory_bytes", "connections", "depth_bytes", "rss_bytes",
     "returned_bytes",
 )  # fmt: skip
+DECLARED_AT_ONCE: Final = 32
 ASK_S: Final = 5.0  # for the answer of each vhost to a list
 
 logger = logging.getLogger(__name__)
@@ -90,6 +92,7 @@ class NodeOperations:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._importing = asyncio.Lock()
 
     async def call_for_http(self, op: str, vhost: str | None, args: bytes) -> list[bytes]:
         """Call an operation of the node for the HTTP process, which checks the permissions of its
@@ -120,7 +123,7 @@ class NodeOperations:
             args = Arguments(op, row.arguments, loads(given, is_exact=True))
             found = await function(args, name)
             return parts_of({} if found is None else found, is_exact=True)
-        except OptionError as error:
+        except (OptionError, DefinitionsError) as error:
             raise ControlError(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {error}") from error
         except ProcessDown as error:
             raise ControlError(INTERNAL_ERROR, f"INTERNAL_ERROR - {error}") from error
@@ -379,6 +382,89 @@ class NodeOperations:
         user = args.text("user")
         self._node.users.clear_topic_permissions(user, vhost, args.text("exchange") or None)
         self._push(user, vhost)
+
+    # ---- definitions ---------------------------------------------------------------------------
+
+    async def _export_definitions(self, _args: Arguments, vhost: str) -> object:
+        tables = self._node.users.tables()
+        topology = {
+            name: await self._topology(name) for name in ([vhost] if vhost else tables.vhosts)
+        }
+        return await asyncio.to_thread(definitions.document, tables, topology, vhost)
+
+    async def _import_definitions(self, args: Arguments, vhost: str) -> object:
+        """Check a document as a whole, then apply it. What was applied before a crash is found to
+        be there when it is imported again."""
+        async with self._importing:
+            return await self.import_definitions(
+                args.text("definitions"), vhost, is_lenient=args.flag("leave_out")
+            )
+
+    async def import_definitions(
+        self, given: str, vhost: str, *, is_lenient: bool = False
+    ) -> dict[str, object]:
+        """Import definitions, see server.definitions. Raises DefinitionsError and ControlError."""
+        node = self._node
+        if vhost:
+            self._vhost(vhost)
+        found = await asyncio.to_thread(Definitions, given, vhost, is_lenient=is_lenient)
+        wrong = node.users.unknown_in(found.tables)
+        known = {*found.tables.vhosts, *node.users.vhosts()}
+        wrong += [f"no vhost '{name}'" for name in found.topology if name not in known]
+        declared: dict[str, definitions.VhostTopology] = {}
+        differs: list[str] = []
+        for name, wanted in found.topology.items():
+            own = found.tables.limits["vhost"].get(name, {})
+            limits = {one: own.get(one, node.limits.of_vhost(name, one)) for one in OF_VHOSTS}
+            there = definitions.of_new_vhost()
+            if node.is_known(name):
+                there = await self._topology(name)
+            declared[name], others, bad = await asyncio.to_thread(
+                definitions.missing, name, wanted, there, limits
+            )
+            differs += others
+            wrong += bad
+        found.finish(wrong)
+        new = node.users.put(found.tables)
+        for name in new.vhosts:
+            vhost_directories.make(node.data, node.users, name)
+        node.limits_changed()
+        for user in {*new.users, *(who[0] for who in (*new.permissions, *new.topics))}:
+            for running in self._running():
+                self._push(user, running.name)
+        counts: dict[str, object] = {
+            "users": len(new.users), "vhosts": len(new.vhosts), "permissions": len(new.permissions)
+        }  # fmt: skip
+        for section in ("exchanges", "queues", "bindings"):
+            counts[section] = sum(len(one[section]) for one in declared.values())
+            for name, one in declared.items():
+                await self._declare(name, section, one[section])
+        return {**counts, "differs": differs, "left_out": found.left_out}
+
+    async def _topology(self, name: str) -> definitions.VhostTopology:
+        """Return what the vhost has, in the form of `list_topology`."""
+        found = await self._vhost(name).call("list_topology", b"")
+        topology: definitions.VhostTopology = await asyncio.to_thread(read, found)
+        return topology
+
+    async def _declare(self, name: str, section: str, rows: list[definitions.Json]) -> None:
+        """Declare what definitions have, DECLARED_AT_ONCE at a time: other clients have their turns
+        in between. Raises ControlError."""
+        vhost = self._vhost(name)
+        for at in range(0, len(rows), DECLARED_AT_ONCE):
+            asked = [
+                vhost.call(op, dumps(args, is_exact=True))
+                for op, args in (
+                    definitions.declaration(section, row)
+                    for row in rows[at : at + DECLARED_AT_ONCE]
+                )
+            ]
+            for error in await asyncio.gather(*asked, return_exceptions=True):
+                if isinstance(error, ControlError):
+                    text = f"{error.text}; what came before it was imported, import again to go on"
+                    raise ControlError(error.code, text) from error
+                if isinstance(error, BaseException):
+                    raise error
 
     # ---- limits --------------------------------------------------------------------------------
 

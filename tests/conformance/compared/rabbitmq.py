@@ -34,7 +34,7 @@ class RabbitMQ(Broker):
     def __enter__(self) -> "RabbitMQ":
         at = self.directory
         (at / "enabled_plugins").write_text("[].\n")
-        environment = {
+        self.environment = {
             **os.environ,
             "HOME": str(at),
             "RABBITMQ_NODENAME": f"penstock{self.port}@localhost",
@@ -53,7 +53,7 @@ class RabbitMQ(Broker):
         self.log = (at / "start.log").open("w")
         self.process = subprocess.Popen(
             [str(BIN)], stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL,
-            env=environment, cwd=at, start_new_session=True,
+            env=self.environment, cwd=at, start_new_session=True,
         )  # fmt: skip
         deadline = time.monotonic() + LIMIT_S
         while not self._is_there():
@@ -62,6 +62,15 @@ class RabbitMQ(Broker):
                 raise AssertionError(f"RabbitMQ: {(at / 'start.log').read_text()[-4000:]}")
             time.sleep(0.2)
         return self
+
+    def control(self, *words: str) -> str:
+        """What `rabbitmqctl` prints. Raises AssertionError with what it says if it fails."""
+        done = subprocess.run(
+            [str(BIN.parent / "rabbitmqctl"), "-n", self.environment["RABBITMQ_NODENAME"], *words],
+            env=self.environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        return done.stdout
 
     def _is_there(self) -> bool:
         try:

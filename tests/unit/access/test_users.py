@@ -1,5 +1,7 @@
 """Users: passwords, what is remembered of them, permissions, vhosts, and that it is all on disk."""
 
+import base64
+import hashlib
 import json
 import random
 from collections.abc import Callable
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.access import users as module
-from penstock.access.users import KnownUsers, Users, hash_password, verify
+from penstock.access.users import KnownUsers, Users, hash_password, rabbitmq_hash, verify
 from penstock.clock import ManualClock
 from penstock.errors import AMQPError, OptionError
 from penstock.storage.files.user_store import UserStore
@@ -424,3 +426,51 @@ def test_limits_that_make_no_sense_are_refused(
 def test_an_unknown_limit_cannot_be_cleared(world: World) -> None:
     with pytest.raises(OptionError):
         world.users.clear_limits("user", "guest", "max-channel")
+
+
+# --- RabbitMQ's hashes ---
+
+# The password is "s3cret": the first as RabbitMQ 3.10 exported it.
+RABBITMQ_SHA256 = "rLu+VoGM+MmKOgDTjwYzajit2eKX+J50CQlNJWzsFV3x0Oke"
+RABBITMQ_SHA512 = base64.b64encode(b"salt" + hashlib.sha512(b"salts3cret").digest()).decode()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "text"), [("sha256", RABBITMQ_SHA256), ("sha512", RABBITMQ_SHA512)]
+)
+def test_a_hash_of_rabbitmq_is_replaced_at_the_first_login(
+    world: World, algorithm: str, text: str
+) -> None:
+    hashed = rabbitmq_hash(text, f"rabbit_password_hashing_{algorithm}")
+    store = world.store
+    assert store is not None
+    store.put_user("bob", hashed, frozenset({"management"}))
+    users = world.open()
+    assert not users.authenticate("bob", b"s3cret2")
+    assert users.claim("bob") == hashed
+    assert users.authenticate("bob", b"s3cret")
+    assert users.claim("bob").startswith("scrypt$")
+    assert users.remembers("bob", b"s3cret")
+    again = world.open()
+    assert again.authenticate("bob", b"s3cret")
+    assert again.tags("bob") == {"management"}
+
+
+def test_a_user_without_a_password_cannot_log_in_with_one(world: World) -> None:
+    hashed = rabbitmq_hash("", "rabbit_password_hashing_sha256")
+    assert not verify(b"", hashed)
+    assert not verify(b"none", hashed)
+
+
+@pytest.mark.parametrize(
+    ("text", "algorithm", "said"),
+    [
+        ("x" * 48, "rabbit_password_hashing_md5", "set again, with change_password"),
+        ("!!", "rabbit_password_hashing_sha256", "the base64 of 36 bytes"),
+        (RABBITMQ_SHA256[:-4], "rabbit_password_hashing_sha256", "the base64 of 36 bytes"),
+        (RABBITMQ_SHA256, "rabbit_password_hashing_sha512", "the base64 of 68 bytes"),
+    ],
+)
+def test_hashes_that_cannot_be_verified_are_refused(text: str, algorithm: str, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        rabbitmq_hash(text, algorithm)

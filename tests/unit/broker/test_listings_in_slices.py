@@ -64,6 +64,21 @@ def test_a_listing_goes_in_slices_between_turns(rig: OperationRig) -> None:
     assert rows[1]["arguments"] == {**LARGE, "n": 0}
 
 
+def test_the_topology_goes_in_slices_between_turns(rig: OperationRig) -> None:
+    rig.vhost.budget.clock = Passing()
+    rig.result("declare_queue", queue="stored")
+    asked = rig.ask("list_topology")
+    rig.vhost.background._clock = Passing()
+    assert turns_until(rig, asked) > 4
+    found = asked.result
+    assert [row["name"] for row in found["queues"]] == ["q", "stored"]
+    assert {"amq.headers", ""} <= {row["name"] for row in found["exchanges"]}
+    assert found["bindings"][7] == {
+        "source": "amq.headers", "destination": "q", "destination_type": "queue",
+        "routing_key": "007", "arguments": {**LARGE, "n": 7},
+    }  # fmt: skip
+
+
 def test_what_is_deleted_meanwhile_is_left_out() -> None:
     rig = OperationRig()
     client = rig.client().open(1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.access.users import KnownUsers, hash_password
+from penstock.access.users import KnownUsers, hash_password, rabbitmq_hash
 from penstock.clock import ManualClock
 from penstock.server.authenticator import HASHERS, KEPT_MAX, Authenticator, Brake, network_of
 
@@ -331,3 +331,31 @@ def test_what_is_known_of_addresses_is_bounded() -> None:
 )
 def test_what_counts_as_one_address(host: str, network: str) -> None:
     assert network_of(host) == network
+
+
+class Renewed(KnownUsers):
+    """Keeps the hashes that take the place of RabbitMQ's."""
+
+    def renew(self, name: str, claim: str, hashed: str) -> bool:
+        self.take({"users": [[name, hashed, []]], "vhosts": [], "permissions": [], "topics": []})
+        return True
+
+
+def test_a_hash_of_rabbitmq_is_replaced_by_a_thread() -> None:
+    async def scenario(world: World) -> None:
+        world.users = Renewed(rng=random.Random(1), log2_n=1)
+        text = "rLu+VoGM+MmKOgDTjwYzajit2eKX+J50CQlNJWzsFV3x0Oke"
+        hashed = rabbitmq_hash(text, "rabbit_password_hashing_sha256")
+        world.users.take(
+            {"users": [["bob", hashed, []]], "vhosts": [], "permissions": [], "topics": []}
+        )
+        world.authenticator = Authenticator(world.users, world.executor, world.clock)
+        await world.wrong(1, "bob")
+        assert world.users.claim("bob") == hashed
+        task = world.ask("bob", "s3cret")
+        assert await world.hash_all() == 2
+        assert await task
+        assert world.users.claim("bob").startswith("scrypt$")
+        assert world.users.remembers("bob", b"s3cret")
+
+    in_world(scenario)

@@ -390,6 +390,75 @@ def _in_slices(call: Call, rows: Iterator[Info | None]) -> Slices:
     return found
 
 
+def _topology(vhost: VHost) -> Iterator[tuple[str, Info | None]]:
+    """Yield the entries of definitions, with their section; None in between."""
+    for exchange in list(vhost.exchanges.values()):
+        found = exchange_info(vhost, exchange)
+        del found["vhost"]
+        yield "exchanges", found
+    for name in vhost.table.names():
+        yield "queues", _declared(vhost, name)
+    for binding in list(vhost.router.bindings()):
+        yield (
+            "bindings",
+            {
+                "source": binding.source,
+                "destination": binding.destination,
+                "destination_type": "queue" if binding.kind == QUEUE else "exchange",
+                "routing_key": binding.key,
+                "arguments": binding.arguments,
+            },
+        )
+
+
+def _declared(vhost: VHost, name: str) -> Info | None:
+    """Return what a queue was declared as, None if it was deleted meanwhile."""
+    queue = vhost.table.served.get(name)
+    if queue is not None:
+        return {
+            "name": name,
+            "durable": queue.is_durable,
+            "auto_delete": queue.is_auto_delete,
+            "exclusive": queue.is_exclusive,
+            "arguments": queue.arguments,
+        }
+    if not vhost.table.is_stored(name):
+        return None
+    arguments, auto_delete = vhost.table.stored_facts(name)
+    return {
+        "name": name,
+        "durable": True,
+        "auto_delete": auto_delete,
+        "exclusive": False,
+        "arguments": arguments,
+    }
+
+
+def _topology_in_slices(call: Call) -> Slices:
+    """Return exchanges, queues and bindings as JSON."""
+    budget = call.vhost.budget
+    found = JsonParts(is_exact=True)
+    found.begin(b"{")
+    rows = _topology(call.vhost)
+    waiting = next(rows, None)
+    for section in ("exchanges", "queues", "bindings"):
+        found.begin(b"[", section)
+        while waiting is not None and waiting[0] == section:
+            if waiting[1] is not None:
+                budget.left -= found.add(waiting[1]) // STEP_BYTES
+            budget.left -= ROW_STEPS
+            if budget.left <= 0:
+                yield
+            waiting = next(rows, None)
+        found.end(b"]")
+    found.end(b"}")
+    return found
+
+
+def _list_topology(call: Call) -> None:
+    call.in_slices(_topology_in_slices(call))
+
+
 def _listing(rows: Callable[[VHost], Iterator[Info | None]]) -> Callable[[Call], None]:
     return lambda call: call.in_slices(_in_slices(call, rows(call.vhost)))
 
@@ -397,6 +466,7 @@ def _listing(rows: Callable[[VHost], Iterator[Info | None]]) -> Callable[[Call],
 FUNCTIONS: Final[Functions] = {
     "vhost_status": lambda call: call.reply(status(call.vhost)),
     "list_queues": _listing(list_queues),
+    "list_topology": _list_topology,
     "list_exchanges": _listing(list_exchanges),
     "list_bindings": _listing(list_bindings),
     "list_consumers": _listing(list_consumers),

@@ -1,0 +1,122 @@
+"""Definitions to RabbitMQ and back: `make conformance` imports in each what the other exported.
+
+    RabbitMQ   imports its sample and 2,000 queues, and exports them
+    Penstock   imports that, and exports it
+    RabbitMQ   (another) imports that, and exports it: the first export again, but for the passwords
+
+`make test` does Penstock's step with recordings in tests/fixtures/definitions: rabbitmq.json, which
+a RabbitMQ exported, and penstock.json, which Penstock then exports and RabbitMQ imports here.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.conformance.compared.rabbitmq import RabbitMQ, is_installed
+from tests.helpers.live_broker import LiveBroker
+
+FILES = Path(__file__).parent.parent.parent / "fixtures" / "definitions"
+SAMPLE = FILES / "rabbitmq.json"
+RECORDED = FILES / "penstock.json"
+QUEUES = 2000
+
+
+def many(n: int) -> dict[str, Any]:
+    """A document of n queues of all types, each with a binding."""
+    kinds = ({}, {"x-queue-type": "quorum"}, {"x-max-length": 100, "x-overflow": "reject-publish"})
+    queues = [
+        {
+            "name": f"many.{i}", "vhost": "/", "durable": True, "auto_delete": False,
+            "arguments": kinds[i % len(kinds)],
+        }
+        for i in range(n)
+    ]  # fmt: skip
+    bindings = [
+        {
+            "source": "shop.topic", "vhost": "/", "destination": row["name"],
+            "destination_type": "queue", "routing_key": f"key.{i % 7}.#", "arguments": {},
+        }
+        for i, row in enumerate(queues)
+    ]  # fmt: skip
+    return {"queues": queues, "bindings": bindings}
+
+
+def comparable(document: dict[str, Any]) -> dict[str, list[str]]:
+    """What has to come back, in an order that is the same everywhere."""
+    found: dict[str, list[str]] = {}
+    for section in (
+        "users", "vhosts", "permissions", "topic_permissions", "queues", "exchanges", "bindings",
+    ):  # fmt: skip
+        rows = [row for row in document[section] if row.get("durable", True)]
+        if section == "users":
+            rows = [{name: row[name] for name in ("name", "tags", "limits")} for row in rows]
+        if section == "vhosts":
+            rows = [{"name": row["name"]} for row in rows]
+        if section == "exchanges":  # RabbitMQ's command leaves it out
+            rows = [{"internal": False, **row} for row in rows]
+        if section == "queues":  # which its command writes beside x-queue-type
+            rows = [{name: row[name] for name in row if name != "type"} for row in rows]
+        found[section] = sorted(
+            json.dumps({k: sorted(v) if k == "tags" else v for k, v in row.items()}, sort_keys=True)
+            for row in rows
+        )
+    found["limits"] = [
+        json.dumps(row, sort_keys=True)
+        for row in document["parameters"]
+        if row["component"] == "vhost-limits"
+    ]
+    return found
+
+
+def through_rabbitmq(at: Path, text: str) -> dict[str, Any]:
+    """What a new RabbitMQ exports that has imported this."""
+    at.mkdir()
+    (at / "in.json").write_text(text)
+    with RabbitMQ(at) as rabbitmq:
+        rabbitmq.control("await_startup")
+        rabbitmq.control("import_definitions", str(at / "in.json"))
+        rabbitmq.control("export_definitions", str(at / "out.json"))
+    found: dict[str, Any] = json.loads((at / "out.json").read_text())
+    return found
+
+
+def through_penstock(at: Path, text: str) -> dict[str, Any]:
+    """The same of a new Penstock."""
+    with LiveBroker(at / "data") as broker:
+        broker.control("import_definitions", "", definitions=text, leave_out=True)
+        broker.control("set_user_limits", user="eve", limits={"max-publish-rate": 5})
+        broker.control("change_password", name="eve", password="other")
+        found: dict[str, Any] = broker.control("export_definitions", "")
+    return found
+
+
+def main() -> int:
+    if not is_installed():
+        print("definitions: RabbitMQ is not installed")
+        return 0
+    with tempfile.TemporaryDirectory() as place:
+        at = Path(place)
+        sample = json.loads(SAMPLE.read_text())
+        sample["parameters"] = [  # it has no plugins here
+            row for row in sample["parameters"] if row["component"] != "shovel"
+        ]
+        for section, rows in many(QUEUES).items():
+            sample[section] += rows
+        theirs = through_rabbitmq(at / "first", json.dumps(sample))
+        ours = through_penstock(at, json.dumps(theirs))
+        back = through_rabbitmq(at / "second", json.dumps(ours))
+        through_rabbitmq(at / "third", RECORDED.read_text())
+    wrong = [
+        f"{section}: {name}: {sorted({*rows}.symmetric_difference(other))[:4]}"
+        for name, document in (("Penstock", ours), ("RabbitMQ after it", back))
+        for section, rows in comparable(theirs).items()
+        if rows != (other := comparable(document)[section])
+    ]
+    print("\n".join(wrong) or f"definitions: {QUEUES} queues went to Penstock and back unchanged")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -215,18 +215,22 @@ def _stored_counts(indexes: list[QueueIndex], state: str, why: str) -> Info:
     }
 
 
-def exchange_info(vhost: VHost, exchange: Exchange) -> Info:
-    """Return the row of an exchange."""
+def _declared_exchange(exchange: Exchange) -> Info:
+    """Return what an exchange was declared as."""
     return {
-        "vhost": vhost.name,
         "name": exchange.name,
         "type": exchange.type,
         "durable": exchange.durable,
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
         "arguments": exchange.arguments,
-        **vhost.policies.of(exchange.name, EXCHANGE).names(),
     }
+
+
+def exchange_info(vhost: VHost, exchange: Exchange) -> Info:
+    """Return the row of an exchange."""
+    policies = vhost.policies.of(exchange.name, EXCHANGE).names()
+    return {"vhost": vhost.name, **_declared_exchange(exchange), **policies}
 
 
 def list_exchanges(vhost: VHost) -> Iterator[Info]:
@@ -393,9 +397,7 @@ def _in_slices(call: Call, rows: Iterator[Info | None]) -> Slices:
 def _topology(vhost: VHost) -> Iterator[tuple[str, Info | None]]:
     """Yield the entries of definitions, with their section; None in between."""
     for exchange in list(vhost.exchanges.values()):
-        found = exchange_info(vhost, exchange)
-        del found["vhost"]
-        yield "exchanges", found
+        yield "exchanges", _declared_exchange(exchange)
     for name in vhost.table.names():
         yield "queues", _declared(vhost, name)
     for binding in list(vhost.router.bindings()):

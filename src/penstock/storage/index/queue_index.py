@@ -488,10 +488,6 @@ class QueueIndex:
         segment = self.segments.get(seq // self.slots)
         return segment is not None and segment.has(seq, self.slots)
 
-    def live_seqs(self) -> list[int]:
-        """Return all live persistent seqs, ascending."""
-        return [q for n in sorted(self.segments) for q in self.segments[n].seqs(self.slots)]
-
     def read(self, seqs: list[int]) -> list[QueuedMessage]:
         """Return the messages of live entries in the section or on slots, ascending, of one
         segment. The body is None if it is in the store. Raises CorruptionError."""

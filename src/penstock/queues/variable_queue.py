@@ -832,10 +832,10 @@ class VariableQueue(BackingQueue):
         return more
 
     def inhale(self, *, at_rest: bool = False) -> bool:
-        paging = self.paging
-        if not self.state.q3.count and not paging.inhaler.runs and not paging.is_inhaling:
+        pager = self.paging
+        if not self.state.q3.count and not pager.inhaler.runs and not pager.is_inhaling:
             return False  # as in most turns
-        return paging.inhale(at_rest=at_rest)
+        return pager.inhale(at_rest=at_rest)
 
     # ---- life ----------------------------------------------------------------------------------
 

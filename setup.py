@@ -27,7 +27,6 @@ from setuptools.command.build_ext import build_ext
 # The hot modules, listed here and nowhere else.
 HOT_MODULES = (
     "penstock.message",
-    "penstock.shared_body",
     "penstock.storage.log.record",
     "penstock.storage.files.holder",
     "penstock.storage.log.log_file",
@@ -51,7 +50,6 @@ HOT_MODULES = (
     "penstock.storage.journal.journal",
     "penstock.storage.journal.recovery",
     "penstock.storage.parts.transaction",
-    "penstock.storage.files.placement",
     "penstock.storage.engine",
     "penstock.queues.queue_ram",
     "penstock.queues.rows",
@@ -79,7 +77,6 @@ HOT_MODULES = (
     "penstock.broker.turn_budget",
     "penstock.broker.publish",
     "penstock.broker.dispatch",
-    "penstock.broker.dead_letters",
     "penstock.broker.broker_queue",
     "penstock.broker.output",
     "penstock.broker.broker_stream",

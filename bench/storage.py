@@ -188,7 +188,8 @@ def tail(data: str, kind: str, records: int, size: int, log_bytes: int) -> Resul
     was published before the cut. Stops at so many records or, if it is not 0, bytes of log."""
     store = Store(data, **NEVER)
     engine, queue, body = store.engine, store.queue, b"b" * size
-    live = queue.live_seqs() if kind == "ack" else []
+    segments = sorted(queue.segments.items()) if kind == "ack" else []
+    live = [seq for _, segment in segments for seq in segment.seqs(queue.slots)]
     done = 0
     while done < records and (not log_bytes or engine.log.appended_bytes < log_bytes):
         if kind == "publish":

@@ -178,3 +178,10 @@ class TokenBucket:
     def take(self) -> None:
         """Count one that happened."""
         self._left -= 1.0
+
+    def take_room(self, now_s: float) -> bool:
+        """Count one if there is room for it. Return whether there was."""
+        if not self.has_room(now_s):
+            return False
+        self.take()
+        return True

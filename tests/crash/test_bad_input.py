@@ -27,6 +27,7 @@ from penstock.storage.tools.salvage import salvage
 from penstock.storage.tools.stats import stats
 from penstock.storage.tools.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import live_seqs
 from tests.helpers.tool_stores import (
     DATA,
     OPTIONS,
@@ -224,7 +225,7 @@ def test_a_full_disk_refuses_publishers_and_nothing_else() -> None:
     with pytest.raises(DiskFullError, match=r"[0-9]+ bytes free, 20000 needed"):
         engine.publish([big], b"", b"one more", DISK)
     assert engine_content(engine) == wanted
-    seqs = big.live_seqs()
+    seqs = live_seqs(big)
     engine.dequeue(big, entries(engine, big, seqs[0]), DISK)
     engine.sync()
     assert engine.checkpoint()

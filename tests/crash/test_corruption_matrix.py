@@ -42,6 +42,7 @@ from tests.helpers.damage_matrix import (
     stranger,
 )
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import live_seqs
 from tests.helpers.ledger import body_of
 from tests.helpers.tiny_engine import OPTIONS, PATH
 
@@ -256,7 +257,7 @@ def contents_of(
     )
     found: set[tuple[bytes, bytes, bytes]] = set()
     for queue in engine.state.queues.values():
-        for seq in queue.live_seqs():
+        for seq in live_seqs(queue):
             (message,) = engine.read(queue, [seq])
             found.add((queue.name, engine.load_body(queue, seq, message), message.header))
     engine.close()

@@ -15,6 +15,7 @@ from penstock.storage.tools.backup import Backup, backup
 from penstock.storage.tools.salvage import salvage
 from penstock.storage.tools.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import live_seqs
 from tests.helpers.tiny_engine import PATH, VARIANTS, open_engine
 from tests.helpers.tool_stores import vhost_path
 from tests.helpers.vhost_driver import Driver
@@ -36,7 +37,7 @@ def content(engine: StorageEngine) -> Content:
     found: Content = {}
     for queue in engine.state.queues.values():
         messages = found[queue.name] = []
-        for seq in queue.live_seqs():
+        for seq in live_seqs(queue):
             message = engine.entry(queue, seq).message
             body = message.body
             if body is None:

@@ -38,6 +38,7 @@ from penstock.storage.files.data_directory import DataDirectory
 from penstock.storage.files.durability import DISK
 from penstock.storage.files.options import StorageOptions
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import awaited_lsn
 from tests.helpers.tiny_engine import OPTIONS
 
 M = TypeVar("M", bound=Method)
@@ -229,7 +230,7 @@ class BrokerRig:
 
     def _wanted(self) -> int:
         """The LSN that somebody waits for."""
-        waiting = self.vhost.dispatch.awaited_lsn()
+        waiting = awaited_lsn(self.vhost.dispatch)
         return waiting
 
     def tick(self, seconds: float = 0.1) -> None:

@@ -25,6 +25,7 @@ from penstock.errors import CorruptionError, VersionError
 from penstock.storage.tools.dump import dump
 from penstock.storage.tools.verify import verify
 from tests.helpers.faulty_filesystem import SECTOR_BYTES, FaultyFileSystem
+from tests.helpers.inside import live_seqs
 from tests.helpers.ledger import Judge, Ledger, Model, Violation, body_of
 from tests.helpers.tiny_engine import OPTIONS, PATH, open_engine
 from tests.helpers.vhost_driver import Driver
@@ -286,8 +287,8 @@ def _open_and_judge(store: Store, fs: FaultyFileSystem, before: dict[str, bytes]
     lost = 0
     for number, wanted in model.queues.items():
         queue = state.queues[number]
-        if queue.live_seqs() != sorted(wanted):
-            raise Violation(f"queue {number} has {queue.live_seqs()}, should have {sorted(wanted)}")
+        if live_seqs(queue) != sorted(wanted):
+            raise Violation(f"queue {number} has {live_seqs(queue)}, should have {sorted(wanted)}")
         for seq, (uid, size, header) in wanted.items():
             try:
                 (message,) = engine.read(queue, [seq])

@@ -21,6 +21,7 @@ from penstock.storage.index.queue_segment import Handles, SegmentFiles
 from penstock.storage.journal.checkpoint import IDLE, SLICES
 from penstock.storage.tools.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import live_seqs
 from tests.helpers.tiny_engine import PATH, VHOST, make_vhost
 
 NUMBER = vhost_number(VHOST)
@@ -120,7 +121,7 @@ class EngineRig:
     def bodies(self, queue: QueueIndex) -> dict[int, bytes]:
         """seq -> body of all that lives."""
         found: dict[int, bytes] = {}
-        for seq in queue.live_seqs():
+        for seq in live_seqs(queue):
             body = self.engine.entry(queue, seq).message.body
             assert body is not None
             found[seq] = body

@@ -12,6 +12,7 @@ from penstock.storage.files.options import StorageOptions
 from penstock.storage.index.queue_index import QueueIndex
 from penstock.storage.parts.lease_engine import LeaseEngine, Taken
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import live_seqs
 from tests.helpers.ledger import Change, Ledger, body_of
 from tests.helpers.tiny_engine import OPTIONS
 from tests.helpers.vhost_driver import MODES, Driver
@@ -152,7 +153,7 @@ class LeaseDriver(Driver):
         queue = self.some_queue(live=1)
         if queue is None:
             return
-        live = queue.live_seqs()
+        live = live_seqs(queue)
         free = set(self._free(queue)) - self.unacked[queue.number]
         kept = [seq for seq in live if seq not in free]
         entries = [self.entry(queue, seq) for seq in kept if not queue.leased.has(seq)]

@@ -9,6 +9,7 @@ numbers of stored bodies and latest times as they are; every other live message 
 from penstock.storage.engine import StorageEngine
 from penstock.storage.index.leases import Lease
 from penstock.storage.index.queue_index import QueueIndex
+from tests.helpers.inside import live_seqs
 from tests.helpers.uids import Violation
 
 Leases = dict[tuple[int, str], "ModelLease"]
@@ -64,7 +65,7 @@ def check_leases(engine: StorageEngine, wanted: Leases) -> None:
         raise Violation(f"leases {found}, should be {told(wanted)}")
     for queue in engine.state.queues.values():
         mine = {s for (number, _), x in wanted.items() if number == queue.number for s in x.seqs}
-        live = queue.live_seqs()
+        live = live_seqs(queue)
         if not mine <= set(live):
             raise Violation(f"queue {queue.number}: leased and dead {sorted(mine - set(live))}")
         bits = {seq for seq in live if queue.leased.has(seq)}

@@ -33,6 +33,7 @@ from penstock.storage.index.queue_index import QueueIndex
 from penstock.storage.pages.batches import BatchFacts, StagedPage
 from penstock.storage.pages.staging import query_path
 from penstock.storage.store.store_file import OWN_FILE
+from tests.helpers.inside import live_seqs
 from tests.helpers.lease_model import Leases, ModelLease, check_leases, leases_of, told
 from tests.helpers.stream_judge import check_streams
 from tests.helpers.uids import Content, Violation, body_of
@@ -303,7 +304,7 @@ class Ledger:
         for at, change in sorted(self.changes + self.doubtful, key=lambda item: item[0]):
             if at <= lsn:
                 model.apply(change)
-        live = {n: set(q.live_seqs()) for n, q in engine.state.queues.items()}
+        live = {n: set(live_seqs(q)) for n, q in engine.state.queues.items()}
         wanted = {n: set(q) for n, q in model.queues.items()}
         params = dict(engine.state.routing.parameters)
         same_params = {name: value for (_, name), value in params.items()} == model.params
@@ -358,7 +359,7 @@ class Judge:
     def _check_queue(self, queue: QueueIndex) -> None:
         want = self.model.queues[queue.number]
         at = f"queue {queue.number}"
-        seqs = queue.live_seqs()
+        seqs = live_seqs(queue)
         _same(f"{at}: live seqs", seqs, sorted(want))
         _same(f"{at}: attempts", queue.attempts, self.model.attempts[queue.number])
         total = sum(content[1] for content in want.values())

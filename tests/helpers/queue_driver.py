@@ -15,6 +15,7 @@ from penstock.queues.backing_queue import Delivery, NewMessage
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.files.durability import DISK, INTERVAL, NONE, OS
 from penstock.storage.parts.transaction import Transaction
+from tests.helpers.inside import live_seqs
 from tests.helpers.ledger import Violation, body_of
 from tests.helpers.queue_owner import FAILURES, HEADERS, QueueOwner, parts_of, same, uid_of
 from tests.helpers.tiny_engine import MIDDLE, OWN, SMALL, STORED
@@ -327,7 +328,7 @@ class QueueDriver(QueueOwner):
         self.books.end()
 
     def _kept(self, part: VariableQueue) -> set[int]:
-        return {seq for seq in part.index().live_seqs() if part.state.is_pending(seq)}
+        return {seq for seq in live_seqs(part.index()) if part.state.is_pending(seq)}
 
     def _begin_purge(
         self, kept: list[tuple[VariableQueue, set[int]]]

@@ -24,6 +24,7 @@ from penstock.storage.files.holder import Holder
 from penstock.storage.index.queue_index import QueueIndex
 from penstock.storage.parts.lease_engine import Taken
 from tests.helpers.engine_rig import EngineRig
+from tests.helpers.inside import live_seqs
 
 BLOCK: Final = 1024  # seqs that are reserved at a time for first deliveries
 
@@ -71,7 +72,7 @@ class ReferenceQueue(BackingQueue):
         self._index = index
         self._mode = mode
         self._held = ReferenceHolder()
-        for seq in index.live_seqs():
+        for seq in live_seqs(index):
             if index.leased.has(seq):
                 continue
             self._held.add(engine.entry(index, seq))

@@ -21,6 +21,7 @@ from penstock.codec.method import Method
 from penstock.errors import AMQPConnectionError
 from penstock.protocol.connection import SERVER, Connection
 from penstock.protocol.events import AckRun, MethodReceived, ProtocolHeaderReceived, PublishRun
+from tests.helpers.inside import is_channel_open
 
 WAIT_S = 120.0
 CAPABILITIES = {"penstock.box": True, "publisher_confirms": True, "basic.nack": True}
@@ -185,7 +186,7 @@ class ScriptedBroker:
 
     def _answer(self, sock: socket.socket, channel: int, what: Any) -> None:
         reply = self.answers.get(type(what))
-        if self._machine.is_channel_open(channel) or isinstance(what, spec.ChannelClose):
+        if is_channel_open(self._machine, channel) or isinstance(what, spec.ChannelClose):
             for method in reply(channel, what) if reply is not None else []:
                 sock.sendall(self._machine.send(channel, method))
 

@@ -12,13 +12,14 @@ from penstock.codec.properties import BasicProperties
 from penstock.queues.amqp_headers import FORMAT_BYTE, short_string
 from penstock.storage.files.data_directory import sync_dir
 from penstock.storage.files.filesystem import FileSystem
-from penstock.storage.pages.page import PAGE_HEADER_BYTES, encode_frame, page_seed, scan_frames
+from penstock.storage.pages.page import PAGE_HEADER_BYTES, page_seed, scan_frames
 from penstock.storage.pages.staging import (
     StagedPageWriter,
     query_directory,
     staged_checksum,
     staging_path,
 )
+from tests.helpers.inside import encode_frame
 from tests.helpers.operation_rig import Asked, OperationRig
 
 QUERY = "query-1"

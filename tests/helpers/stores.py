@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.store.message_store import MessageStore
+from tests.helpers.inside import sync_now
 
 PATH = "/store"
 VHOST = 0x0123456789ABCDEF
@@ -58,7 +59,7 @@ def checkpoint(
     if traffic is not None:
         traffic()
     states = [state.encode() for state in store.capture()]
-    store.sync_now()
+    sync_now(store)
     if unlink:
         for path in dead:
             store.fs.unlink(path)

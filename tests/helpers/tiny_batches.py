@@ -13,7 +13,6 @@ from penstock.storage.pages.batches import StagedPage
 from penstock.storage.pages.page import (
     PAGE_HEADER_BYTES,
     PageRecord,
-    encode_frame,
     pack_row,
     page_seed,
 )
@@ -26,6 +25,7 @@ from penstock.storage.pages.staging import (
     staging_path,
 )
 from penstock.storage.pages.streams import StoredStream
+from tests.helpers.inside import encode_frame
 
 TARGET = '{"queue": "s"}'
 STAGED_US = 5_000_000

@@ -17,6 +17,7 @@ from penstock.storage.files.options import StorageOptions
 from penstock.storage.index.queue_index import QueueIndex
 from penstock.storage.index.routing_table import DurableBinding, DurableExchange, set_parameter
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import live_seqs
 
 DATA = "/data"
 VHOST = b"/"
@@ -153,7 +154,7 @@ def engine_content(engine: StorageEngine) -> Content:
     found: Content = {}
     for queue in engine.state.queues.values():
         found[queue.name] = []
-        for seq in queue.live_seqs():
+        for seq in live_seqs(queue):
             message = engine.entry(queue, seq).message
             body = message.body
             if body is None:

@@ -25,6 +25,7 @@ from penstock.storage.index.routing_table import set_parameter
 from penstock.storage.journal.checkpoint import IDLE, SLICES
 from penstock.storage.parts.transaction import Transaction
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import live_seqs
 from tests.helpers.ledger import Change, Ledger, Violation, body_of
 from tests.helpers.tiny_engine import (
     MIDDLE,
@@ -262,7 +263,7 @@ class Driver:
             if q is queue
             for entry in entries
         }
-        return [seq for seq in queue.live_seqs() if seq not in taken]
+        return [seq for seq in live_seqs(queue) if seq not in taken]
 
     def move(self) -> None:
         """The head of a queue goes to the end of one or two others, with a new header."""
@@ -290,7 +291,7 @@ class Driver:
         queue = self.some_queue(live=1)
         if queue is None:
             return
-        live = queue.live_seqs()
+        live = live_seqs(queue)
         kept = sorted(set(live) - set(self._free(queue)) | (self.unacked[queue.number] & set(live)))
         entries = [self.entry(queue, seq) for seq in kept]
         upper, mode = queue.next_seq, self.rng.choice(MODES)
@@ -305,7 +306,7 @@ class Driver:
         queue = self.some_queue(live=1)
         if queue is None:
             return
-        seqs = queue.live_seqs()[: self.rng.randint(1, 3)]
+        seqs = live_seqs(queue)[: self.rng.randint(1, 3)]
         self.unacked[queue.number].update(seqs)
         if seqs[-1] >= queue.mark:
             self.mark(queue, seqs[-1] + self.rng.randint(1, 6))
@@ -322,7 +323,7 @@ class Driver:
         queue = self.some_queue(live=1)
         if queue is None:
             return
-        seqs = queue.live_seqs()[:2]
+        seqs = live_seqs(queue)[:2]
         attempts = [(seq, queue.attempts.get(seq, 0) + 1) for seq in seqs]
         mode = self.rng.choice(MODES)
         self._do(

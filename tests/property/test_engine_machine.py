@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.crash.images import MODES, Counts, Explorer
 from tests.crash.random_lives import WEIGHTS
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import live_seqs
 from tests.helpers.ledger import Violation
 from tests.helpers.tiny_engine import VARIANTS
 from tests.helpers.vhost_driver import Driver
@@ -113,7 +114,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert {n: q.number for n, q in state.routing.queues.items()} == model.names
         for number, want in model.queues.items():
             queue = state.queues[number]
-            assert queue.live_seqs() == sorted(want), f"queue {number}"
+            assert live_seqs(queue) == sorted(want), f"queue {number}"
             assert queue.count == len(want)
             assert queue.bytes == sum(size for _, size, _ in want.values())
             assert queue.attempts == model.attempts[number]

@@ -17,6 +17,7 @@ from penstock.storage.store.message_store import MessageStore
 from penstock.storage.store.message_store_gc import Combine, choose
 from tests.contracts.queue_backing import load
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import sync_now
 from tests.helpers.stores import Saved, check, new_store
 
 Address = tuple[int, int]
@@ -146,7 +147,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def sync(self) -> None:
-        self.store.sync_now()
+        sync_now(self.store)
 
     # ---- combining -------------------------------------------------------------------------
 
@@ -194,7 +195,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.cutting is not None
         saved, refs, cut, dead = self.cutting
         saved.states = [state.encode() for state in self.store.capture()]
-        self.store.sync_now()
+        sync_now(self.store)
         self.saved, self.saved_refs = saved, refs
         del self.log[:cut]
         self.cutting = None
@@ -204,7 +205,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(mode=st.sampled_from(["lost", "kept", "subset", "zeros", "killed"]), sync=st.booleans())
     def crash(self, mode: str, sync: bool) -> None:
         if sync:
-            self.store.sync_now()
+            sync_now(self.store)
         self.fs = self.fs.crash(mode, self.rng)
         self.store = store = self.open(self.fs)
         store.restore(self.saved.states, self.saved.next_file, self.saved.next_own_file)

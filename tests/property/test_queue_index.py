@@ -9,6 +9,7 @@ from penstock.message import Entry, QueuedMessage
 from penstock.storage.index.queue_index import QueueIndex, Section, Ticks
 from penstock.storage.journal import checkpoint
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import live_seqs
 
 SLOTS = 4
 Model = dict[int, tuple[int, int]]  # seq -> (bytes, store file)
@@ -124,7 +125,7 @@ class Life:
 
     def check(self) -> None:
         queue, live = self.queue, sorted(self.model)
-        assert queue.live_seqs() == live
+        assert live_seqs(queue) == live
         assert queue.next_seq == self.next_seq
         assert queue.attempts == self.attempts
         assert (queue.count, queue.bytes) == (len(live), sum(m[0] for m in self.model.values()))

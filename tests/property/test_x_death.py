@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.dead_letters import DeadLetterRoutes
+from penstock.broker.topology import DeadLetterRoutes
 from penstock.broker.turn_budget import TurnBudget
 from penstock.clock import ManualClock
 from penstock.codec.properties import BasicProperties
@@ -172,7 +172,7 @@ def test_the_queues_that_get_it(
         header = H.with_death(header, Death(queue, reason, time_ms))
         model.die(queue, reason, time_ms // 1000)
     queue, reason, _, _ = deaths[-1]
-    route = routes.of(queue.encode())(QueueOptions.from_arguments(arguments))
+    route = routes.of(queue.encode(), QueueOptions.from_arguments(arguments))
     assert route is not None
     routed = route.route(header, reason)
     model.go_on("dlx", new_key)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from penstock.shared_body import SharedBodies, SharedBody, SharedMessage
+from penstock.message import SharedBodies, SharedBody, SharedMessage
 
 
 def counted(shared: SharedBody, holders: list[SharedBodies]) -> list[int]:

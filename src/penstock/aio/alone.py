@@ -14,7 +14,6 @@ disk, without the lock except where a page ends.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from penstock.aio.loop import FutureWaiter, LoopRunner, Opening
@@ -86,12 +85,7 @@ class AsyncAloneStream(AsyncStream):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

@@ -271,10 +271,5 @@ class AsyncBox(BoxBase):
     async def __aenter__(self) -> "AsyncBox":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

@@ -329,11 +329,12 @@ class AlertManager(BackgroundTask):
         kind = f"{alert.kind}_{'down' if alert.is_over else 'up'}"
         self.event(kind, alert.text(), alert.queue, "", alert.value, alert.threshold)
 
-    def queue_event(self, queue: str, kind: str, text: str) -> bool:
-        """Take an event of a queue, as `event` does. Its parts report separately: the text begins
-        with the part's name (Paging.tell)."""
+    def queue_event(self, queue: str, kind: str, text: str) -> None:
+        """Take an event of a queue, or log it if it is not an alert. The queue's parts report
+        separately: the text begins with the part's name (Paging.tell)."""
         part = text.rpartition(": ")[0] if kind in ("flowed", "recovered") else ""
-        return self.event(kind, text, queue, part)
+        if not self.event(kind, text, queue, part):
+            self._log(kind, text)
 
     def queue_gone(self, queue: str) -> None:
         """End all alerts of this queue: it was deleted or restarted."""
@@ -367,10 +368,8 @@ class AlertManager(BackgroundTask):
         self._buckets.move_to_end(key)
         if not bucket.has_room(now_s):
             return False
-        if kind not in URGENT:
-            if not self._of_all.has_room(now_s):
-                return False
-            self._of_all.take()
+        if kind not in URGENT and not self._of_all.take_room(now_s):
+            return False
         bucket.take()
         return True
 
@@ -417,8 +416,7 @@ class AlertManager(BackgroundTask):
         allows, and how many others there are."""
         for key in list(self._waiting):
             pending = self._waiting[key]
-            if self._of_all.has_room(self._clock.monotonic()):
-                self._of_all.take()
+            if self._of_all.take_room(self._clock.monotonic()):
                 del self._waiting[key]
                 self._report(pending)
         if self._waiting:

@@ -100,11 +100,11 @@ from penstock.errors import (
     CorruptionError,
     DiskFullError,
 )
+from penstock.message import SharedBody
 from penstock.native import mypyc_attr
 from penstock.queues.amq_queue import Plan
 from penstock.queues.backing_queue import Delivery
 from penstock.routing.exchange_types import Kept
-from penstock.shared_body import SharedBody
 from penstock.storage.store.store_file import StoredBody
 
 SHARING_MIN: Final = 2

@@ -242,11 +242,6 @@ class Dispatch:
         self._waiting.append((lsn, mode, call))
         self.schedule()
 
-    def awaited_lsn(self) -> int:
-        """Return the highest LSN that something waits for, 0 if nothing does."""
-        waiting = max([lsn for lsn, _, _ in self._waiting], default=0)
-        return max(waiting, self.engine.last_lsn) if self._unconfirmed else waiting
-
     # ---- a turn --------------------------------------------------------------------------------
 
     def run(self, *, is_between: bool = False) -> bool:

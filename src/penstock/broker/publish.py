@@ -46,7 +46,7 @@ persistent.
                                                             which the message is the same
 
 However many records there are, the queues share one body in RAM, and it is counted once
-(shared_body.py). Queues that may refuse it (reject-publish) are asked for room first. One that
+(message.py). Queues that may refuse it (reject-publish) are asked for room first. One that
 refuses makes the publish a basic.nack; the other queues have the message. A full disk is a
 DiskFullError: none of those that share a record has the message, and the run stops there. `run`
 returns how many were handled; the connection keeps the rest until there is room.
@@ -111,7 +111,7 @@ from penstock.errors import (
     DiskFullError,
     QueueFullError,
 )
-from penstock.message import Entry, QueuedMessage
+from penstock.message import Entry, QueuedMessage, SharedBody
 from penstock.native import mypyc_attr
 from penstock.queues import raw_fields
 from penstock.queues.amq_queue import Plan
@@ -120,7 +120,6 @@ from penstock.queues.queue_options import DROP_HEAD, MS_MAX
 from penstock.queues.raw_fields import PropertiesError, RawEntry, RawProperties
 from penstock.routing.exchange_types import Asked, Kept, RecentHistoryExchange
 from penstock.routing.router import ROUTE_STEPS_MAX, RoutedExchange, Router, Walk, Way
-from penstock.shared_body import SharedBody
 from penstock.storage.files.durability import NONE
 from penstock.storage.parts.transaction import Published, Transaction
 from penstock.storage.store.file_queue_backing import Spool

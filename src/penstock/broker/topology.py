@@ -1,4 +1,5 @@
-"""The exchanges and bindings of a vhost: who may change them, and which of them are durable.
+"""The exchanges and bindings of a vhost: who may change them, which of them are durable, and where
+they send dead letters (`ExchangeRoute`).
 
 Three things are kept in step. `exchanges` has what each exchange was declared as. The Router
 (penstock.routing) has the same exchanges and all bindings, and finds queues. The engine's
@@ -26,18 +27,24 @@ from penstock.broker import refusals
 from penstock.broker.arguments import check_same_argument, wrong_type
 from penstock.broker.policies import ALTERNATE, Applied, Policies
 from penstock.broker.policies import EXCHANGE as EXCHANGE_KIND
+from penstock.broker.turn_budget import TurnBudget
 from penstock.codec.fields import decode_table, encode_table
+from penstock.codec.properties import BasicProperties
 from penstock.errors import AMQPError, DiskFullError
+from penstock.queues.amqp_headers import AmqpHeaders
+from penstock.queues.dead_letter import HOPS_MAX, DeadLetterRoute, Target
+from penstock.queues.queue_options import QueueOptions
 from penstock.routing.exchange_types import (
     DIRECT,
     FANOUT,
     HEADERS,
     TOPIC,
     TYPES,
+    Asked,
     Binding,
     not_counted,
 )
-from penstock.routing.router import Router
+from penstock.routing.router import ROUTE_STEPS_MAX, Router, Walk, Way
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK, OS
 from penstock.storage.index import routing_table
@@ -474,3 +481,118 @@ def _bytes(name: str) -> bytes:
 
 def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
+
+
+# ---- dead letters --------------------------------------------------------------------------------
+
+SHORT_STRING_BYTES_MAX: Final = 255
+DEATH_BYTES_MIN: Final = 64  # of an entry of x-death: its six names and values
+
+
+class DeadLetterRoutes:
+    """What the routes of one vhost's queues share. target(name): the queue of that name, opened if
+    necessary; None: no queue can take anything. share(exchange): called when a dead letter goes
+    there (InFlight.share)."""
+
+    def __init__(
+        self, router: Router, headers: AmqpHeaders, target: Callable[[str], Target | None],
+        budget: TurnBudget, share: Callable[[bytes], None],
+    ) -> None:  # fmt: skip
+        self.router: Router = router
+        self.headers: AmqpHeaders = headers
+        self.target: Callable[[str], Target | None] = target
+        self.budget: TurnBudget = budget
+        self.share: Callable[[bytes], None] = share
+
+    def of(self, queue: bytes, options: QueueOptions) -> DeadLetterRoute | None:
+        """Return the route of the queue of this name, None if its options name no exchange."""
+        to = options.dead_letter_exchange
+        if to is None:
+            return None
+        return ExchangeRoute(queue.decode("utf-8", "surrogateescape"), to[0], to[1], self)
+
+
+class ExchangeRoute(DeadLetterRoute):
+    """A route from `queue` to an exchange, with this routing key, or (None) with those of each
+    message: its own, those in CC, and those that were in BCC.
+
+    The router is asked when the message dies, with the headers of that moment, so bindings and
+    exchanges may change at any time. The exchange need not exist when the queue is declared; a
+    message that dies while it does not exist is dropped, with an event. Alternate exchanges count.
+    A message that no queue is bound for is dropped silently, as a publish would be. One of type
+    x-delayed-message routes at once: the delay of the message is over. In its new queues the
+    message has that exchange and key, in deliveries and in the next death.
+
+    Finding the queues is taken from the turn's budget, like all that a client asks for. A message
+    for which it takes more than ROUTE_STEPS_MAX steps, for which no slice has room, is dropped with
+    an event. RabbitMQ and Penstock check permissions when the queue is declared (permissions.py).
+    """
+
+    def __init__(
+        self, queue: str, exchange: str, key: str | None, routes: DeadLetterRoutes
+    ) -> None:
+        super().__init__(routes.headers)
+        self._queue = queue
+        self._exchange = exchange
+        self._key = key
+        self._raw_exchange: bytes = _raw(exchange)
+        self._raw_key: bytes | None = None if key is None else _raw(key)
+        self._routes: DeadLetterRoutes = routes
+
+    def find(self, header: bytes) -> tuple[bytes, list[str], str]:
+        exchange = self._exchange
+        routes = self._routes
+        if not routes.router.has(exchange):
+            return header, [], f"no exchange {exchange!r} for dead letters: dropped"
+        routes.share(self._raw_exchange)
+        codec = routes.headers
+        header = codec.readdressed(
+            codec.amqp(header, self._queue), self._raw_exchange, self._raw_key
+        )
+        keys = [] if self._key is None else [self._key]
+        if self._key is None:
+            keys = [found.decode("utf-8", "surrogateescape") for found in codec.keys(header)]
+        names = self._names(keys, header)
+        if names is None:
+            text = f"exchange {exchange!r} needs more than {ROUTE_STEPS_MAX} steps for one: dropped"
+            return header, [], text
+        return header, names, ""
+
+    def target(self, name: str) -> Target | None:
+        return self._routes.target(name)
+
+    def may_return(self, header: bytes, names: list[str]) -> bool:
+        if len(header) >= HOPS_MAX * DEATH_BYTES_MIN:
+            return True
+        props = self._routes.headers.parts(header)[1]  # their names would stand there
+        return any(_raw(name) in props for name in names)
+
+    def _names(self, keys: list[str], header: bytes) -> list[str] | None:
+        """Return the queues that the exchange selects; None: it takes too long to find them. What
+        it takes is taken from the turn's budget."""
+        router = self._routes.router
+        way = Way(router, self._exchange)
+        asked = Asked(keys, None, ROUTE_STEPS_MAX)
+        is_done = way.advance(asked)
+        left = asked.steps
+        names = list(way.queues)
+        if is_done and way.per_message:
+            props = self._properties(header)
+            walk = Walk(router, way, keys, None if props is None else props.headers, props)
+            left = walk.advance(left)
+            is_done = walk.is_done
+            names = list(walk.queues)
+        self._routes.budget.left -= ROUTE_STEPS_MAX - left
+        return names if is_done else None
+
+    def _properties(self, header: bytes) -> BasicProperties | None:
+        """Return the properties for the router; None if they are damaged."""
+        try:
+            return BasicProperties.decode(self._routes.headers.parts(header)[1])
+        except AMQPError:
+            return None
+
+
+def _raw(name: str) -> bytes:
+    """Return the bytes of a short string; a longer name is the name of nothing that exists."""
+    return name.encode("utf-8", "surrogateescape")[:SHORT_STRING_BYTES_MAX]

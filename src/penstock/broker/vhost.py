@@ -36,6 +36,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from penstock.access.limits import Limits, LimitTable
@@ -51,12 +52,11 @@ from penstock.broker.background_tasks import (
 )
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable
-from penstock.broker.dead_letters import DeadLetterRoutes
 from penstock.broker.dispatch import Dispatch, Peer, Source
 from penstock.broker.in_flight import InFlight
 from penstock.broker.policies import Applied, Counts, Policies, PolicyChanges, expires_ms
 from penstock.broker.queue_table import QueueRestarts, QueueTable, QueueTimers
-from penstock.broker.topology import QUEUE, Exchange, Topology
+from penstock.broker.topology import QUEUE, DeadLetterRoutes, Exchange, Topology
 from penstock.broker.turn_budget import TurnBudget
 from penstock.broker.usage import Usage
 from penstock.clock import Clock
@@ -284,7 +284,7 @@ class VHost(QueueOwner[BrokerQueue]):
             self.queue_set: QueueSet[BrokerQueue] = QueueSet(
                 self, self.monitor, fs, path, bytes_of(name), clock=clock, rng=rng,
                 storage=settings.storage, mode=self.mode, is_strict=settings.is_strict,
-                choice=settings.queues,
+                choice=settings.queues, on_queue_event=self.alerts.queue_event,
             )  # fmt: skip
             self.engine: StorageEngine = self.queue_set.engine
             self._has_engine = True
@@ -308,6 +308,9 @@ class VHost(QueueOwner[BrokerQueue]):
         self.budget: TurnBudget = TurnBudget(self.clock)
         self.dispatch.budget = self.budget
         self.policies: Policies = Policies(engine, self.event)
+        # Deliver, write, answer: the end of an iteration of the owner's loop. Returns True if there
+        # is more to do at once: call it again, after other events.
+        self.turn: Callable[[], bool] = self.dispatch.run
         self.topology: Topology = Topology(
             engine,
             self.name,
@@ -376,10 +379,6 @@ class VHost(QueueOwner[BrokerQueue]):
 
     def _is_disk_full(self) -> bool:
         return self.monitor.is_disk_full or self.engine.blocked
-
-    def queue_event(self, queue: str, kind: str, text: str) -> None:
-        if not self.alerts.queue_event(queue, kind, text):
-            self.event(kind, text)
 
     def alert(self, alert: Alert) -> None:
         self.alerts.threshold(alert)
@@ -644,7 +643,7 @@ class VHost(QueueOwner[BrokerQueue]):
     def dead_letter_routes(
         self, name: bytes
     ) -> Callable[[QueueOptions], DeadLetterRoute | None] | None:
-        return self._dead_letters.of(name)
+        return partial(self._dead_letters.of, name)
 
     def stored_options(self, name: bytes) -> QueueOptions:
         return self.table.stored(name)[1]
@@ -714,11 +713,6 @@ class VHost(QueueOwner[BrokerQueue]):
     @wake.setter
     def wake(self, call: Callable[[], None]) -> None:
         self.dispatch.set_wake(call)
-
-    def turn(self) -> bool:
-        """Deliver, write, answer: the end of an iteration of the owner's loop. Returns True if
-        there is more to do at once: call it again, after other events."""
-        return self.dispatch.run()
 
     def completed(self) -> bool:
         """Handle what the file system has completed, and run a turn without background tasks,

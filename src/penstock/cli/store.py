@@ -42,11 +42,11 @@ from penstock.storage.files.data_directory import (
     directories_of,
     hash_name,
     placed,
+    queue_title,
 )
 from penstock.storage.files.filesystem import FileSystem, OsFileSystem
 from penstock.storage.files.options import check_directory
 from penstock.storage.files.user_store import vhosts_in
-from penstock.storage.journal.dump_text import queue_title
 from penstock.storage.tools import backup as backups
 from penstock.storage.tools import dump as dumps
 from penstock.storage.tools import salvage as salvages

@@ -44,7 +44,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from penstock.amqp_url import AmqpUrl
@@ -926,12 +925,7 @@ class ClientConnection:
     def __enter__(self) -> "ClientConnection":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

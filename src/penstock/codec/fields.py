@@ -48,8 +48,6 @@ SHORTSTR_BYTES_MAX: Final = 255
 
 Table = dict[str, object]
 
-_SHORT = struct.Struct(">h")
-_LONG = struct.Struct(">i")
 _FLOAT = struct.Struct(">f")
 _DOUBLE = struct.Struct(">d")
 _DECIMAL = struct.Struct(">Bi")

@@ -24,7 +24,6 @@ FRAME_OVERHEAD_BYTES: Final = 8
 # Every peer must accept frames of this size; frame_max may not be lower.
 FRAME_MAX_MIN: Final = 4096
 
-BASIC_CLASS_ID: Final = 60
 
 _METHOD_AT: Final = 7  # of a method frame: its class and method
 _BASIC_PUBLISH: Final = b"\x00\x3c\x00\x28"

@@ -45,7 +45,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self, TypeAlias, TypeVar
 
 from penstock.clock import Clock, SystemClock
@@ -816,12 +815,7 @@ class AloneStream(Stream):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -165,10 +165,5 @@ class Box(BoxBase):
     def __enter__(self) -> "Box":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

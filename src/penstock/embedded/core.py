@@ -348,6 +348,7 @@ class Core(QueueOwner[QueueState]):
                     self, self.monitor, self.fs, self.data.vhost_path(VHOST), VHOST,
                     clock=self.clock, rng=random.Random(), storage=options, mode=settings.mode,
                     is_strict=settings.is_strict, choice=settings.queues,
+                    on_queue_event=self._queue_event,
                 )  # fmt: skip
             except BaseException:
                 self.data.close()
@@ -387,7 +388,7 @@ class Core(QueueOwner[QueueState]):
             self.monitor.disk_alarm(kind == "disk_full")
         self._on_event(kind, text)
 
-    def queue_event(self, _queue: str, kind: str, text: str) -> None:
+    def _queue_event(self, _queue: str, kind: str, text: str) -> None:
         if kind == "corruption":
             self._damage.found(text)
         else:

@@ -129,12 +129,7 @@ class Gate:
         self._refuse()
         return True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Do nothing: the gate was never entered."""
 
 

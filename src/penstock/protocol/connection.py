@@ -351,11 +351,6 @@ class Connection:
         """Return the bytes that made no event: a part of a frame, or all bytes after the pause."""
         return b"".join(self._tails)
 
-    def is_channel_open(self, channel: int) -> bool:
-        """Return whether the peer may use the channel and we have not closed it."""
-        known = self._channels.get(channel)
-        return known is not None and known.state in (ChannelState.OPENING, ChannelState.OPEN)
-
     def channels(self) -> list[int]:
         """Return the numbers of the channels that are not closed."""
         return list(self._channels)

@@ -6,7 +6,7 @@ The header gets where, why and when it died, and loses attempts and expiry, whic
 old queue; RabbitMQ removes the expiry too, or the message would expire again at once.
 
 A `DeadLetterRoute` finds the targets at the moment of death: one queue by name in the embedded
-library (`QueueRoute`), through exchanges in the broker.
+library (`QueueRoute`), through an exchange in the broker (`ExchangeRoute` in broker/topology.py).
 
 A message may return to a queue in which it died if somebody rejected it on the way. A cycle of
 automatic deaths would never end, so the message is dropped, as in RabbitMQ (`is_cycle`). It is also
@@ -131,10 +131,63 @@ class Routed:
 class DeadLetterRoute(ABC):
     """Finds where the dead letters of one queue go."""
 
+    def __init__(self, headers: HeaderCodec) -> None:
+        self.headers: HeaderCodec = headers
+
     @abstractmethod
+    def find(self, header: bytes) -> tuple[bytes, list[str], str]:
+        """Return the header that a dead message has at its targets, their names, each once, and the
+        text of an event if some are missing, else "". Never raises because of the content."""
+
+    @abstractmethod
+    def target(self, name: str) -> Target | None:
+        """Return the target of this name; None if it is not there, or takes nothing now."""
+
+    def may_return(self, header: bytes, names: list[str]) -> bool:
+        """Return False if it is plain without reading the deaths that the message neither died in
+        one of these queues nor went too far."""
+        return True
+
     def route(self, header: bytes, reason: str) -> Routed:
-        """Return the targets, each once, of a message that has just died; its header contains the
-        death. Never raises because of the message's content."""
+        """Return the targets of a message that has just died; its header contains the death."""
+        header, names, text = self.find(header)
+        kind = MISSING if text else ""
+        if reason != REJECTED and self.may_return(header, names):
+            deaths = self.headers.deaths(header)
+            if is_too_far(deaths):
+                queue = deaths[0].queue
+                text = f"a dead letter died in {HOPS_MAX} queues, last in {queue!r}: dropped"
+                return Routed(header, [], HOPS, text)
+            cycling = [name for name in names if is_cycle(name, deaths)]
+            if cycling:
+                names = [name for name in names if name not in cycling]
+                there = ", ".join([repr(name) for name in cycling])
+                kind, text = CYCLE, f"its dead letters come back from {there}: dropped"
+        targets: list[Target] = []
+        for name in names:
+            target = self.target(name)
+            if target is not None:
+                targets.append(target)
+        return Routed(header, targets, kind, text)
+
+
+class QueueRoute(DeadLetterRoute):
+    """Routes to the queue `to`, if `find` finds it."""
+
+    def __init__(
+        self, to: str, headers: HeaderCodec, find: Callable[[bytes], QueueTarget | None]
+    ) -> None:
+        super().__init__(headers)
+        self._to = to
+        self._find = find
+
+    def find(self, header: bytes) -> tuple[bytes, list[str], str]:
+        is_there = self.target(self._to) is not None
+        text = "" if is_there else f"no queue {self._to!r} for dead letters: dropped"
+        return header, [self._to], text
+
+    def target(self, name: str) -> Target | None:
+        return self._find(name.encode("utf-8", "surrogateescape"))
 
 
 def is_cycle(target: str, deaths: list[Death]) -> bool:
@@ -154,36 +207,6 @@ def is_too_far(deaths: list[Death]) -> bool:
     if len(deaths) < HOPS_MAX:
         return False
     return not [death for death in deaths[:HOPS_MAX] if death.reason == REJECTED]
-
-
-def far_text(queue: str) -> str:
-    """Return the text of the event for a message that went too far."""
-    return f"a dead letter died in {HOPS_MAX} queues, last in {queue!r}: dropped"
-
-
-class QueueRoute(DeadLetterRoute):
-    """Routes to the queue named `target`, if `find` finds it."""
-
-    def __init__(
-        self, target: str, headers: HeaderCodec, find: Callable[[bytes], QueueTarget | None]
-    ) -> None:
-        self._target = target
-        self._headers = headers
-        self._find = find
-
-    def route(self, header: bytes, reason: str) -> Routed:
-        target = self._target
-        if reason != REJECTED:
-            deaths = self._headers.deaths(header)
-            if is_cycle(target, deaths):
-                text = f"its dead letters come back from {target!r}: dropped"
-                return Routed(header, [], CYCLE, text)
-            if is_too_far(deaths):
-                return Routed(header, [], HOPS, far_text(deaths[0].queue))
-        queue = self._find(target.encode("utf-8", "surrogateescape"))
-        if queue is None:
-            return Routed(header, [], MISSING, f"no queue {target!r} for dead letters: dropped")
-        return Routed(header, [queue])
 
 
 class DeadLetters:

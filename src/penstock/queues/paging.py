@@ -73,7 +73,6 @@ event names file and position, and the next message is delivered. It stays alive
 are there for `penstock store salvage`. After a restart it is tried again.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop
 from typing import Final
@@ -88,6 +87,7 @@ from penstock.queues.queue_ram import (
     alpha_bytes,
     high_mark,
     low_mark,
+    take_alphas,
 )
 from penstock.queues.rows import (
     AT_ENTRY,
@@ -102,12 +102,12 @@ from penstock.queues.rows import (
     Rows,
     seq_of_row,
 )
+from penstock.storage.files.data_directory import queue_title
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.index import queue_segment
 from penstock.storage.index.queue_segment import HAS_ENTRY as SLOT_HAS_ENTRY
 from penstock.storage.index.queue_segment import IN_STORE as SLOT_IN_STORE
 from penstock.storage.index.queue_segment import LONG_HEADER, PREFIX_BYTES, SegmentFiles, Slot
-from penstock.storage.journal.dump_text import queue_title
 from penstock.storage.store.store_file import StoreRecord, read_records
 
 PUBLISH_MESSAGES: Final = STEP_MESSAGES  # paged out by one publish besides its own, at most
@@ -244,6 +244,8 @@ def push_q1(
     """Move q1 from its front to the rear of q2, or of q3 if delta is empty; with `goes_on` into
     delta, if they are gammas and nothing is between. Return what is left of the quota; 0 once the
     bytes are passed."""
+    if not state.q1:
+        return quota
     rows, left = _page_out_q1(state, quota, bytes_max)
     if goes_on and state.delta.count and not state.q2.count and _are_gammas(rows):
         roll_rows(state, rows)
@@ -278,8 +280,7 @@ def push_back(state: QueueRam, quota: int, *, bytes_max: int = UNLIMITED) -> int
         heapify(order)
         raise
     state.alpha_bytes -= moved
-    for row in rows:
-        state.back_rows.insert(row)
+    state.back_rows.insert_all(rows)
     return quota if moved < bytes_max else 0
 
 
@@ -288,7 +289,7 @@ def push_q4(state: QueueRam, quota: int, *, bytes_max: int = UNLIMITED) -> int:
     of q4; `back` must be empty. Return what is left of the quota; 0 once the bytes are passed."""
     if not state.q4:
         return quota
-    taken, moved, left = _take(state.q4, quota, bytes_max, from_rear=True)
+    taken, moved, left = take_alphas(state.q4, quota, bytes_max, from_rear=True)
     try:
         rows = page_out(state, taken)
     except BaseException:
@@ -297,31 +298,13 @@ def push_q4(state: QueueRam, quota: int, *, bytes_max: int = UNLIMITED) -> int:
     state.alpha_bytes -= moved
     if state.back_rows.count and state.back_rows.last_seq() > rows[0].seq:
         state.back_rows.move_above(rows[0].seq, state.q3)
-    for row in reversed(rows):
-        state.q3.insert(row)
+    state.q3.insert_all(rows)
     return left
-
-
-def _take(
-    alphas: deque[Entry], quota: int, bytes_max: int, *, from_rear: bool
-) -> tuple[list[Entry], int, int]:
-    """Take entries from one end. Return them, ascending; the bytes they are counted for; what is
-    left of the quota, 0 once the bytes are passed."""
-    taken: list[Entry] = []
-    moved = 0
-    while quota > 0 and alphas and moved < bytes_max:
-        entry = alphas.pop() if from_rear else alphas.popleft()
-        taken.append(entry)
-        moved += alpha_bytes(entry.message)
-        quota -= 1
-    if from_rear:
-        taken.reverse()
-    return taken, moved, quota if moved < bytes_max else 0
 
 
 def _page_out_q1(state: QueueRam, quota: int, bytes_max: int) -> tuple[list[Row], int]:
     """Page out the front of q1. Return its rows and what is left of the quota."""
-    taken, moved, left = _take(state.q1, quota, bytes_max, from_rear=False)
+    taken, moved, left = take_alphas(state.q1, quota, bytes_max, from_rear=False)
     try:
         rows = page_out(state, taken)
     except BaseException:
@@ -1465,7 +1448,7 @@ class Paging:
         self._pending_before: int = 0
         self._retry_at: float = -1.0
         self._has_failed: bool = False
-        self._is_inhaling: bool = False  # begun, and the high mark is not reached
+        self.is_inhaling: bool = False  # begun, and the high mark is not reached
 
     # ---- limits --------------------------------------------------------------------------------
 
@@ -1622,14 +1605,14 @@ class Paging:
             if len(inhaler.runs) == READS_MAX:
                 return True
         if not state.q3.count or (at_rest and not state.is_flowed):
-            self._is_inhaling = False
+            self.is_inhaling = False
             return len(inhaler.runs) > 0
-        if not self._is_inhaling:
+        if not self.is_inhaling:
             is_low = state.ram_bytes() < self._lowest()
-            self._is_inhaling = is_low or (state.is_flowed and state.fits())
-        if self._is_inhaling:
-            self._is_inhaling = self._read_on()
-        return self._is_inhaling or len(inhaler.runs) > 0
+            self.is_inhaling = is_low or (state.is_flowed and state.fits())
+        if self.is_inhaling:
+            self.is_inhaling = self._read_on()
+        return self.is_inhaling or len(inhaler.runs) > 0
 
     def _read_on(self) -> bool:
         """Submit the next read, if there is room and anything to read. Return whether it is under
@@ -1671,14 +1654,14 @@ class Paging:
     def _read_ended(self, problem: str) -> None:
         """Go on after a read; problem: why it failed, "" if it did not."""
         self.note_recovered()
-        if self._is_inhaling:
+        if self.is_inhaling:
             if problem:
                 self._not_read(problem)
             else:
-                self._is_inhaling = self._read_on()
+                self.is_inhaling = self._read_on()
 
     def _not_read(self, text: str) -> None:
-        self._is_inhaling = False
+        self.is_inhaling = False
         self.report("page_in_failed", text)
 
     def _lowest(self) -> int:

@@ -39,7 +39,7 @@ delta. A queue that is becoming lazy still follows the rules of default mode.
 Counted bytes of RAM: an alpha with body, header and its objects (ALPHA_BYTES), a row with 32 bytes,
 pending messages like all others, and the bits of pending messages that have no row
 (rows.py). A body that other queues hold, too, counts once for all of them
-(shared_body.py): `alpha_bytes`, `pending_bytes` and `q1_bytes` contain it whole, and `ram_bytes`
+(message.py): `alpha_bytes`, `pending_bytes` and `q1_bytes` contain it whole, and `ram_bytes`
 subtracts what the other queues count of it, `shared.elsewhere_bytes`. A message joins its
 SharedBody when it arrives, and leaves it when it dies or is paged out.
 
@@ -72,10 +72,9 @@ from collections import Counter, deque
 from heapq import heappop, heappush
 from typing import Final
 
-from penstock.message import Entry, QueuedMessage, seq_of
+from penstock.message import Entry, QueuedMessage, SharedBodies, SharedMessage, seq_of
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.rows import ON_SLOT, ROW_BYTES, PagedPending, Row, Rows
-from penstock.shared_body import SharedBodies, SharedMessage
 from penstock.storage.engine import StorageEngine
 from penstock.storage.index.queue_index import QueueIndex
 
@@ -212,6 +211,23 @@ def alpha_bytes(message: QueuedMessage) -> int:
     return ALPHA_BYTES + len(message.header) + (0 if body is None else len(body))
 
 
+def take_alphas(
+    alphas: deque[Entry], quota: int, bytes_max: int, *, from_rear: bool
+) -> tuple[list[Entry], int, int]:
+    """Take entries from one end. Return them, ascending; the bytes they are counted for; what is
+    left of the quota, 0 once the bytes are passed."""
+    taken: list[Entry] = []
+    moved = 0
+    while quota > 0 and alphas and moved < bytes_max:
+        entry = alphas.pop() if from_rear else alphas.popleft()
+        taken.append(entry)
+        moved += alpha_bytes(entry.message)
+        quota -= 1
+    if from_rear:
+        taken.reverse()
+    return taken, moved, quota if moved < bytes_max else 0
+
+
 def low_mark(target_bytes: int) -> int:
     """Return the bytes below which a queue without a minimum of its own reads messages back."""
     return target_bytes - (target_bytes >> 3)
@@ -316,8 +332,9 @@ class QueueRam:
         target = self.target_bytes
         return max(target >> 7, min(STEP_MESSAGES * self.average_bytes(), target >> 3))
 
-    def add_alpha(self, entry: Entry) -> None:
-        """Append an entry: to q4 if everything is in RAM, else to q1."""
+    def add_alpha(self, entry: Entry) -> bool:
+        """Append an entry: to q4 if everything is in RAM, else to q1. Return whether there may be
+        something to page out."""
         cost = alpha_bytes(entry.message)
         self.alpha_bytes += cost
         if self.q3.count or self.delta.count:
@@ -325,6 +342,7 @@ class QueueRam:
             self.q1_bytes += cost
         else:
             self.q4.append(entry)
+        return self.is_flowed or self.ram_bytes() > self.target_bytes
 
     def ram_messages(self) -> int:
         """Return the number of alphas (ready)."""

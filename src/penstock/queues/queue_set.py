@@ -43,12 +43,12 @@ from penstock.queues.headers import HeaderCodec
 from penstock.queues.memory_monitor import WARN_PART, MemoryMonitor
 from penstock.queues.queue_options import QueueOptions
 from penstock.storage.engine import StorageEngine
+from penstock.storage.files.data_directory import queue_title
 from penstock.storage.files.durability import OS
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.files.options import StorageOptions
 from penstock.storage.index.queue_index import QueueIndex
 from penstock.storage.index.routing_table import DurableQueue
-from penstock.storage.journal.dump_text import queue_title
 from penstock.storage.pages.streams import STREAM_FLAG
 
 SLICE: Final = 1000  # queues that one tick looks at because they were touched, or are due
@@ -89,10 +89,6 @@ class QueueOwner(ABC, Generic[Q]):
     @abstractmethod
     def event(self, kind: str, text: str) -> None:
         """Report an event."""
-
-    @abstractmethod
-    def queue_event(self, queue: str, kind: str, text: str) -> None:
-        """Report an event of a queue."""
 
     @abstractmethod
     def alert(self, alert: Alert) -> None:
@@ -140,7 +136,8 @@ class QueueOwner(ABC, Generic[Q]):
 class QueueSet(Generic[Q]):
     """The queues of the vhost `vhost` in the directory `path`. Raises the engine's errors.
 
-    mode: durability of what queues do by themselves. is_strict: queues' own limits beyond the
+    mode: durability of what queues do by themselves. on_queue_event(queue, kind, text): an event of
+    a queue. is_strict: queues' own limits beyond the
     monitor's budget are refused. choice: of the classes that hold messages.
 
     limits: own limits in bytes of queues that take no part in the monitor, because they are not
@@ -152,7 +149,7 @@ class QueueSet(Generic[Q]):
     def __init__(
         self, owner: QueueOwner[Q], monitor: MemoryMonitor, fs: FileSystem, path: str, vhost: bytes,
         *, clock: Clock, rng: random.Random, storage: StorageOptions, mode: int, is_strict: bool,
-        choice: BackingChoice,
+        choice: BackingChoice, on_queue_event: Callable[[str, str, str], None],
     ) -> None:  # fmt: skip
         self.queues: dict[str, Q] = {}
         self.stored: dict[str, int] = {}  # how many indexes each has
@@ -163,6 +160,7 @@ class QueueSet(Generic[Q]):
         self.touched: list[Q] = []
         self.is_strict: bool = is_strict
         self._owner = owner
+        self._on_queue_event: Callable[[str, str, str], None] = on_queue_event
         self.choice: BackingChoice = choice
         self._clock = clock
         self._mode: int = max(mode, OS)
@@ -263,7 +261,7 @@ class QueueSet(Generic[Q]):
         try:
             return self.choice.maker(options.backing_queue)
         except OptionError as error:
-            self._owner.queue_event(_base(name), "warning", f"queue {_base(name)!r}: {error}")
+            self._on_queue_event(_base(name), "warning", f"queue {_base(name)!r}: {error}")
             return self.choice.maker("")
 
     def reopen(self, name: bytes, options: QueueOptions, parts: list[bytes]) -> AMQQueue:
@@ -280,7 +278,7 @@ class QueueSet(Generic[Q]):
 
     def _event_of(self, name: bytes) -> Callable[[str, str], None]:
         """Return on_event(kind, text) for a queue, or for a part of it."""
-        return partial(self._owner.queue_event, _base(name))
+        return partial(self._on_queue_event, _base(name))
 
     def _open_part(self, name: bytes, is_durable: bool) -> BackingQueue:
         """Open a part for delayed messages."""

@@ -262,6 +262,11 @@ class Rows:
         block.hi += 1
         self.count += 1
 
+    def insert_all(self, rows: list[Row]) -> None:
+        """Insert rows, ascending, whose seqs are not there yet."""
+        for row in reversed(rows):  # mostly they come before all others
+            self.insert(row)
+
     def rows(self, after: int = -1) -> Iterator[Row]:
         """Return the rows above a seq, ascending; nothing may change meanwhile."""
         for at in range(max(self._block_of(after + 1), 0), len(self._blocks)):

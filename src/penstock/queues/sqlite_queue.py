@@ -53,10 +53,10 @@ from penstock.queues.queue_ram import alpha_bytes
 from penstock.queues.rows import Row
 from penstock.queues.variable_queue import DeliveredMark
 from penstock.storage.engine import StorageEngine
+from penstock.storage.files.data_directory import queue_title
 from penstock.storage.files.durability import DISK, NONE
 from penstock.storage.files.holder import DictHolder, Holder
 from penstock.storage.index.queue_index import QueueIndex
-from penstock.storage.journal.dump_text import queue_title
 from penstock.storage.parts.lease_engine import Taken
 
 FILE: Final = "messages.sqlite"

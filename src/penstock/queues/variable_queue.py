@@ -68,14 +68,13 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from penstock.errors import CorruptionError, DiskFullError, SyncFailedError, is_shortage
-from penstock.message import Entry, QueuedMessage, is_large, seq_of
+from penstock.message import Entry, QueuedMessage, SharedMessage, is_large, seq_of
 from penstock.queues import paging
 from penstock.queues.backing_queue import BackingQueue, Delivery, NewMessage, ReadyHead
 from penstock.queues.paging import Paging
 from penstock.queues.queue_options import POLICIES, QUEUE_MODES
 from penstock.queues.queue_ram import ALPHA_BYTES, CHECKS, QueueRam, alpha_bytes
 from penstock.queues.rows import AT_ENTRY, IN_STORE, ON_SLOT, PERSISTENT, Row, seq_of_row
-from penstock.shared_body import SharedMessage
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK, NONE, OS
 from penstock.storage.files.holder import DictHolder, Holder
@@ -486,8 +485,7 @@ class VariableQueue(BackingQueue):
         if state.is_lazy:
             self._arrive_lazy(entry)
             return
-        state.add_alpha(entry)
-        if not self._is_batch and (state.is_flowed or state.ram_bytes() > state.target_bytes):
+        if state.add_alpha(entry) and not self._is_batch:
             self.paging.step(paging.PUBLISH_MESSAGES, paging.PUBLISH_BYTES)
         if CHECKS.is_on:
             state.check_call()
@@ -636,10 +634,9 @@ class VariableQueue(BackingQueue):
                 self._note_pending(seq)
         if state.q3.count:
             self._look_ahead(cost)
-        else:
+        elif state.delta.count or state.q1 or state.is_flowed or state.read_error is not None:
             paging.settle(state, paging.load_rows(state))
-            if state.is_flowed:
-                self.paging.note_recovered()
+            self.paging.note_recovered()
         if ack_required and state.ram_bytes() > state.target_bytes:
             self.paging.step(paging.PUBLISH_MESSAGES, paging.PUBLISH_BYTES)
         if CHECKS.is_on:
@@ -835,7 +832,10 @@ class VariableQueue(BackingQueue):
         return more
 
     def inhale(self, *, at_rest: bool = False) -> bool:
-        return self.paging.inhale(at_rest=at_rest)
+        pager = self.paging
+        if not self.state.q3.count and not pager.inhaler.runs and not pager.is_inhaling:
+            return False  # as in most turns
+        return pager.inhale(at_rest=at_rest)
 
     # ---- life ----------------------------------------------------------------------------------
 

@@ -579,8 +579,9 @@ class Turning(Protocol):
     def engine(self) -> Failing:
         """The vhost's storage."""
 
-    def turn(self) -> bool:
-        """Deliver, write, confirm. Returns True if there is more to do."""
+    @property
+    def turn(self) -> Callable[[], bool]:
+        """Delivers, writes, confirms. Returns True if there is more to do."""
 
     def completed(self) -> bool:
         """Take results of slow work, then do a turn."""

@@ -92,11 +92,10 @@ class ClientLines(logging.Filter):
         if not bucket.has_room(now_s):
             bucket.left_out += 1
             return False
-        if not self._of_all.has_room(now_s):
+        if not self._of_all.take_room(now_s):
             self._of_all.left_out += 1
             return False
         bucket.take()
-        self._of_all.take()
         left_out = [
             f"{one.left_out} lines about {what} were left out before this one"
             for one, what in ((bucket, address), (self._of_all, "clients"))

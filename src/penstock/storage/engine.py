@@ -50,15 +50,13 @@ from penstock.errors import (
     has_no_descriptor,
     is_shortage,
 )
-from penstock.message import Entry, QueuedMessage
-from penstock.shared_body import SharedBody
+from penstock.message import Entry, Placement, QueuedMessage, SharedBody, Sharing
 from penstock.storage.files.data_directory import placed, vhost_number
 from penstock.storage.files.durability import DISK, NONE
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.files.holder import DictHolder
 from penstock.storage.files.options import StorageOptions
-from penstock.storage.files.placement import Placement, Sharing
-from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.queue_index import QueueIndex, check_targets, store_refs
 from penstock.storage.index.routing_table import DurableQueue, RoutingTable
 from penstock.storage.journal import recovery
 from penstock.storage.journal.checkpoint import Checkpointer
@@ -80,7 +78,7 @@ from penstock.storage.log.transaction_log import TransactionLog
 from penstock.storage.parts.batch_engine import BatchEngine
 from penstock.storage.parts.lease_engine import LeaseEngine
 from penstock.storage.parts.stream_engine import StreamEngine
-from penstock.storage.parts.transaction import Transaction, check_targets, store_refs
+from penstock.storage.parts.transaction import Transaction
 from penstock.storage.store.file_queue_backing import SPOOL_BYTES, Spool
 from penstock.storage.store.message_store import MessageStore
 from penstock.storage.store.store_file import StoredBody, StoreRecord
@@ -174,7 +172,10 @@ class StorageEngine:
         )
         time_s = self.clock.wall_ms() // 1000
         self.journal: Journal = journal
-        self.placement: Placement = Placement(state.factory, self.options, time_s)
+        self.placement: Placement = Placement(
+            state.factory, time_s, embed_below=self.options.queue_index_embed_msgs_below,
+            inline_below=self.options.wal_inline_below,
+        )  # fmt: skip
         self.streams: StreamEngine = StreamEngine(journal, self.rng, journal.pins)
         number = found.manifest.number
         self.checkpoints: Checkpointer = Checkpointer(journal, transient, number)

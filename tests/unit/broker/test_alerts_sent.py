@@ -119,7 +119,7 @@ def damage(rig: VHostRig, file: str, n: int, queue: str = "q") -> None:
     for i in range(n):
         error = CorruptionError(file, 64 + 32 * i, "the checksum is wrong")
         text = f"queue {queue!r}: seq {i} of queue 3 set aside: {error}"
-        rig.vhost.queue_event(queue, "corruption", text)
+        rig.vhost.alerts.queue_event(queue, "corruption", text)
 
 
 def test_a_damaged_file_is_one_line_whatever_it_held(rig: VHostRig) -> None:
@@ -382,7 +382,7 @@ def test_a_queue_that_restarts_begins_anew(rig: VHostRig) -> None:
 
 def test_a_disk_that_does_not_read_is_told_now_and_then(rig: VHostRig) -> None:
     for _ in range(600):
-        rig.vhost.queue_event("q", "page_in_failed", "queue 'q': I/O error")
+        rig.vhost.alerts.queue_event("q", "page_in_failed", "queue 'q': I/O error")
         rig.tick(0.1)
     assert len(rig.told("page_in_failed")) <= KEY_BURST + 7
     (row,) = rig.vhost.alerts.list.rows()

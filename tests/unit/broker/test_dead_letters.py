@@ -1,12 +1,13 @@
 """Dead letters through exchanges: keys, bindings, cycles, and what the message says of it."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 import penstock
-from penstock.broker import dead_letters
-from penstock.broker.dead_letters import DeadLetterRoutes
+from penstock.broker import topology
+from penstock.broker.topology import DeadLetterRoutes
 from penstock.broker.turn_budget import TurnBudget
 from penstock.clock import ManualClock
 from penstock.codec.properties import BasicProperties
@@ -47,7 +48,7 @@ class Broker:
             arguments["x-dead-letter-routing-key"] = key
         made = QueueOptions.from_arguments({**arguments, **options})
         assert made.arguments() == {**arguments, **options}
-        self.world.routes[name] = self.routes.of(name.encode())
+        self.world.routes[name] = partial(self.routes.of, name.encode())
         self.world.options[name] = made
         values = {name: getattr(made, name) for name in QueueOptions.__slots__}
         self.world.open(name, **values)
@@ -453,7 +454,7 @@ def test_a_message_that_takes_too_many_steps_is_dropped_and_told(
 ) -> None:
     if penstock.build_kind() != "pure":
         pytest.skip("compiled code has its constants inside")
-    monkeypatch.setattr(dead_letters, "ROUTE_STEPS_MAX", 10)
+    monkeypatch.setattr(topology, "ROUTE_STEPS_MAX", 10)
     broker.exchange("dlx", "topic")
     broker.queue("q", "dlx", "a.b")
     broker.queue("dead")

@@ -23,6 +23,7 @@ from penstock.protocol.events import (
     PublishRun,
 )
 from penstock.protocol.states import ConnectionState, LocalProtocolError
+from tests.helpers.inside import is_channel_open
 from tests.helpers.wire_session import (
     PERSISTENT,
     frame,
@@ -327,7 +328,7 @@ def test_after_our_channel_close_all_but_the_close_ok_is_discarded() -> None:
     message = publish(body=b"x" * 100)
     connection.receive(message[:-50])
     connection.send(1, spec.ChannelClose(reply_code=404))
-    assert not connection.is_channel_open(1)
+    assert not is_channel_open(connection, 1)
     assert connection.receive(message[-50:] + publish() + frame(1, spec.QueueDeclare())) == []
     assert connection.receive(raw(1, 1, b"\x00\x3c\x00\x99") + raw(3, 1, b"")) == []
     assert len(connection.receive(frame(1, spec.ChannelCloseOk()))) == 1

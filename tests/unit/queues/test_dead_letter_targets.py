@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.errors import DiskFullError
-from penstock.queues.dead_letter import DeadLetterRoute, Routed
+from penstock.queues.dead_letter import DeadLetterRoute, Target
 from penstock.queues.queue_options import QueueOptions
 from penstock.storage.files.durability import DISK, NONE
 from tests.helpers.amq_world import REFERENCE, VARIABLE, AmqWorld, name_of
@@ -18,15 +18,16 @@ class ManyRoute(DeadLetterRoute):
     """To all queues of these names that are there."""
 
     def __init__(self, world: AmqWorld, names: tuple[str, ...]) -> None:
+        super().__init__(world.headers)
         self._world = world
-        self._names = names
+        self._names = list(names)
 
-    def route(self, header: bytes, reason: str) -> Routed:
-        queues = self._world.queues
-        takers = [queues[name] for name in self._names if name in queues]
-        if len(takers) < len(self._names):
-            return Routed(header, list(takers), "dead_letter_missing", "some are missing")
-        return Routed(header, list(takers))
+    def find(self, header: bytes) -> tuple[bytes, list[str], str]:
+        is_whole = set(self._names) <= set(self._world.queues)
+        return header, self._names, "" if is_whole else "some are missing"
+
+    def target(self, name: str) -> Target | None:
+        return self._world.queues.get(name)
 
 
 def many(world: AmqWorld, *names: str) -> Callable[[QueueOptions], DeadLetterRoute | None]:

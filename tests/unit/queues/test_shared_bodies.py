@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from penstock.message import SharedMessage
 from penstock.queues.queue_ram import ALPHA_BYTES
 from penstock.queues.variable_queue import VariableQueue
-from penstock.shared_body import SharedMessage
 from penstock.storage.files.durability import DISK, NONE, OS
 from penstock.storage.parts.lease_engine import Taken
 from tests.helpers.engine_rig import EngineRig

@@ -9,6 +9,7 @@ from penstock.errors import (
 )
 from penstock.storage.store.message_store import MessageStore
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import sync_now
 from tests.helpers.stores import (
     PATH,
     Saved,
@@ -135,7 +136,7 @@ def test_the_file_of_a_checkpoints_sections(store: MessageStore, fs: FaultyFileS
     assert not any(state.answers_for(file) for state in states)
     states.append(store.state_of(file))
     store.unref(file, 60)  # dequeued since the cut, told only now
-    store.sync_now()
+    sync_now(store)
     saved = Saved([state.encode() for state in states], next_file, next_own_file)
     after = reopened(fs.crash("lost"), saved)
     assert [after.refs(file, id) for id in (60, 70, 80)] == [1, 2, 1]
@@ -172,7 +173,7 @@ def test_the_checkpoint_changes_the_state_it_writes(
     state.ref(40, 4)
     with pytest.raises(StorageError, match="no body 99"):
         state.unref(99)
-    store.sync_now()
+    sync_now(store)
     after = reopened(fs, Saved([state.encode() for state in states], 3, 0))
     assert [after.refs(file, id) for id in (3, 4, 5)] == [1, 1, 2]
     assert [after.refs(current, id) for id in (40, 50)] == [5, 0]

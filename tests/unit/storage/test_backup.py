@@ -14,6 +14,7 @@ from penstock.storage.journal.checkpoint import IDLE
 from penstock.storage.tools.backup import Backup, backup
 from penstock.storage.tools.verify import verify
 from tests.helpers.faulty_filesystem import CrashNow, FaultyFileSystem
+from tests.helpers.inside import live_seqs
 from tests.helpers.tool_stores import (
     DATA,
     VHOST,
@@ -65,7 +66,7 @@ def traffic(engine: StorageEngine, i: int) -> None:
     engine.publish([big, pair], b"", b"beside the backup %d " % i * 12, DISK)
     engine.publish([big], b"", b"own beside %d " % i * 100, DISK)
     if big.count > 4:
-        engine.dequeue(big, entries(engine, big, big.live_seqs()[0]), DISK)
+        engine.dequeue(big, entries(engine, big, live_seqs(big)[0]), DISK)
     if i % 7 == 3:
         engine.purge(pair, [], DISK)
     engine.sync()

@@ -22,6 +22,7 @@ from penstock.storage.parts.lease_engine import Taken
 from penstock.storage.tools.backup import Backup, backup
 from penstock.storage.tools.verify import verify
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import live_seqs
 from tests.helpers.tiny_batches import TARGET, read_all, rows_of, stage, step_into_stream
 from tests.helpers.tool_stores import DATA, OPTIONS, VHOST, engine_content, fill, vhost_path
 
@@ -108,7 +109,7 @@ def alive(engine: StorageEngine, name: bytes) -> tuple[QueueIndex, list[int]] | 
     """A queue that is still there and its ready messages; None if there are none."""
     known = engine.state.routing.queues.get(name)
     queue = engine.state.queues.get(known.number) if known is not None else None
-    seqs = [] if queue is None else [s for s in queue.live_seqs() if not queue.leased.has(s)]
+    seqs = [] if queue is None else [s for s in live_seqs(queue) if not queue.leased.has(s)]
     return None if queue is None or not seqs else (queue, seqs)
 
 
@@ -382,7 +383,7 @@ def test_a_damaged_store_is_not_backed_up_without_a_word() -> None:
     engine = in_use(started(is_small=False), is_small=False)
     engine.checkpoint()
     queue = engine.queue(b"big")
-    file = engine.fs.open(f"{queue.path}/{queue.live_seqs()[0] // 4}.qi", create=True)
+    file = engine.fs.open(f"{queue.path}/{live_seqs(queue)[0] // 4}.qi", create=True)
     file.pwrite(b"\xff" * 128, 0)
     file.close()
     with pytest.raises(CorruptionError, match=r"the backup does not verify.*not finished"):

@@ -12,6 +12,7 @@ from penstock.storage.journal.checkpoint import IDLE, SLICES, SYNC
 from penstock.storage.journal.journal import delete
 from tests.helpers.engine_rig import PATH, STORED, EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import live_seqs
 
 BIG = b"B" * STORED
 CRASHES = ["lost", "kept", "killed"]
@@ -447,5 +448,5 @@ def test_counts_in_a_checkpoint_are_those_of_its_cut() -> None:
     message = rig.engine.entry(rig.queue(b"b"), 0).message
     assert rig.engine.state.store.refs(message.store_file, message.id) == 1
     assert rig.engine.state.store.live_count == 2
-    rig.ack(rig.queue(b"b"), *rig.queue(b"b").live_seqs())
+    rig.ack(rig.queue(b"b"), *live_seqs(rig.queue(b"b")))
     assert rig.engine.state.store.live_count == 0

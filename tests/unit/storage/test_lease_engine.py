@@ -22,6 +22,7 @@ from penstock.storage.tools.salvage import salvage
 from penstock.storage.tools.stats import stats
 from penstock.storage.tools.verify import verify
 from tests.helpers.engine_rig import STORED, EngineRig
+from tests.helpers.inside import live_seqs
 from tests.helpers.tiny_engine import PATH
 
 
@@ -38,7 +39,7 @@ def lease(rig: EngineRig, queue: QueueIndex, *seqs: int, reader: str = "r") -> t
 
 
 def leased(queue: QueueIndex) -> list[int]:
-    return [seq for seq in queue.live_seqs() if queue.leased.has(seq)]
+    return [seq for seq in live_seqs(queue) if queue.leased.has(seq)]
 
 
 @pytest.fixture(params=[True, False], ids=["sections", "files"])
@@ -87,14 +88,14 @@ def test_a_commit_in_slices_and_in_the_middle_of_a_run(rig: EngineRig) -> None:
     engine = rig.engine
     assert engine.leases.commit(queue, "r", 0, DISK) is False
     assert engine.leases.commit(queue, "r", 3, DISK) is False
-    assert queue.live_seqs() == list(range(3, 12))
+    assert live_seqs(queue) == list(range(3, 12))
     engine.sync()
     rig.crash()
     queue = rig.queue()
-    assert (queue.live_seqs(), leased(queue)) == (list(range(3, 12)), list(range(3, 10)))
+    assert (live_seqs(queue), leased(queue)) == (list(range(3, 12)), list(range(3, 10)))
     assert (queue.count, queue.bytes, queue.leased.bytes) == (9, 180, 140)
     assert rig.engine.leases.commit(queue, "r", 10, DISK) is False
-    assert (queue.live_seqs(), queue.leased.count) == ([10, 11], 0)
+    assert (live_seqs(queue), queue.leased.count) == ([10, 11], 0)
     rig.stop()
 
 
@@ -109,7 +110,7 @@ def test_many_slices_are_committed_in_several_calls(
     while rig.engine.leases.commit(queue, "r", 8, DISK):
         calls += 1
     assert calls == 3
-    assert queue.live_seqs() == [8, 9, 10, 11]
+    assert live_seqs(queue) == [8, 9, 10, 11]
 
 
 def test_ordinals_that_were_never_leased_are_not_committed(rig: EngineRig) -> None:
@@ -175,10 +176,10 @@ def test_a_purge_keeps_what_is_leased(rig: EngineRig) -> None:
     kept = rig.entries(queue, 4)
     assert rig.engine.purge(queue, kept, DISK)[1] == 8
     rig.engine.sync()
-    assert queue.live_seqs() == [1, 2, 4, 6]
+    assert live_seqs(queue) == [1, 2, 4, 6]
     rig.crash()
     queue = rig.queue()
-    assert queue.live_seqs() == [1, 2, 4, 6]
+    assert live_seqs(queue) == [1, 2, 4, 6]
     assert rig.bodies(queue)[6] == b"m6;".ljust(STORED, b".")
     rig.stop()
 
@@ -251,7 +252,7 @@ def test_nothing_is_leased_on_a_full_disk_and_commits_go_on(rig: EngineRig) -> N
         rig.engine.leases.lease(queue, "r", [take(rig, queue, 3)], DISK)
     rig.engine.leases.commit(queue, "r", 1, DISK)
     rig.engine.leases.release(queue, "r", DISK)
-    assert queue.live_seqs() == list(range(1, 12))
+    assert live_seqs(queue) == list(range(1, 12))
 
 
 def test_a_stopped_engine_leases_nothing(rig: EngineRig) -> None:
@@ -276,7 +277,7 @@ def test_a_damaged_slot_costs_its_reference_and_nothing_else() -> None:
     queue = rig.queue()
     rig.fs.damage_flip(f"{queue.path}/0.qi", 64 + 32 + 8, 3)
     rig.engine.leases.commit(queue, "r", 3, DISK)
-    assert queue.live_seqs() == [3, 4, 5, 6, 7]
+    assert live_seqs(queue) == [3, 4, 5, 6, 7]
     rig.engine.leases.commit(queue, "r", 8, DISK)
     assert (queue.count, queue.bytes, queue.leased.count, queue.leased.bytes) == (0, 0, 0, 0)
     assert rig.told("corruption")

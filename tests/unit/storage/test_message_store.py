@@ -18,6 +18,7 @@ from penstock.storage.store.message_store import MessageStore
 from penstock.storage.store.store_file import HEADER_BYTES, OWN_FILE
 from tests.contracts.queue_backing import QueueBackingContract, load
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import sync_now
 from tests.helpers.stores import (
     PATH,
     VHOST,
@@ -251,7 +252,7 @@ def test_on_the_real_disk(tmp_path: Path) -> None:
     store.cut(1)
     dead = store.take_dead()
     states = [state.encode() for state in store.capture()]
-    store.sync_now()
+    sync_now(store)
     for name in dead:
         fs.unlink(name)
     store.close()

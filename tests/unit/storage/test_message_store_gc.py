@@ -10,6 +10,7 @@ from penstock.errors import CorruptionError, SyncFailedError
 from penstock.storage.store.message_store import MessageStore
 from penstock.storage.store.message_store_gc import RUN_FILES_MAX, Combine, choose
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import sync_now
 from tests.helpers.stores import PATH, Saved, check, checkpoint, garbage_ratio, new_store, reopened
 
 PER_FILE = 12  # bodies of 300 bytes in a file of 4096
@@ -254,7 +255,7 @@ def test_old_files_stay_until_no_manifest_names_them(
     kill(store, files, [1])
     assert store.take_dead() == []
     saved = Saved([state.encode() for state in store.capture()], next_file, next_own_file)
-    store.sync_now()
+    sync_now(store)
     after = reopened(fs.crash("lost"), saved)
     check_bodies(after, files, refs)
     assert f"{PATH}/{job.number}.rdq" in after.forget_unknown(), "made after the cut"
@@ -279,7 +280,7 @@ def test_a_crash_at_each_step(fs: FaultyFileSystem) -> None:
     begin = fs.operations
     combine(store, choose(store))
     files |= fill(store, 2, first=200)
-    store.sync_now()
+    sync_now(store)
     second_cut = fs.operations
     second = checkpoint(store, 2)
     all_refs = refs_of(store, files)
@@ -337,7 +338,7 @@ def test_a_full_disk_ends_it(store: MessageStore, fs: FaultyFileSystem, kind: st
     files = fill(store, 6)
     kill(store, files, [id for id in files if id % 12 not in (1, 2, 3)])
     refs = refs_of(store, files)
-    store.sync_now()
+    sync_now(store)
     names, handles = fs.names(), sum(fs.handles.values())
     for nth in (1, 2):
         job = Combine(store, choose(store))

@@ -15,13 +15,13 @@ from penstock.storage.pages.page import (
     check_header,
     decode_frames,
     decode_header,
-    encode_frame,
     encode_header,
     page_id,
     page_name,
     page_seed,
     scan_frames,
 )
+from tests.helpers.inside import encode_frame
 
 STREAM_ID = bytes(range(16))
 ID = page_id(STREAM_ID, 7)

@@ -12,6 +12,7 @@ from penstock.storage.index.queue_index import QueueIndex, SectionRow, Ticks
 from penstock.storage.journal.checkpoint import DELETING, SLICES
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import live_seqs
 
 SLOTS = 4
 SIZE = 10
@@ -50,7 +51,7 @@ def test_seqs_are_given_in_order_and_counted() -> None:
     queue = index()
     assert [queue.publish(n, n == 2, 0) for n in range(6)] == [0, 1, 2, 3, 4, 5]
     assert (queue.next_seq, queue.count, queue.bytes) == (6, 6, 15)
-    assert queue.live_seqs() == [0, 1, 2, 3, 4, 5]
+    assert live_seqs(queue) == [0, 1, 2, 3, 4, 5]
     assert (queue.segments[0].stores, queue.segments[1].stores) == (1, 0)
     assert queue.segments[1].bytes == 9
 
@@ -59,7 +60,7 @@ def test_a_queue_consumed_in_order_needs_no_bitmap() -> None:
     queue = filled(10)
     for seq in range(7):
         take(queue, seq)
-    assert queue.live_seqs() == [7, 8, 9]
+    assert live_seqs(queue) == [7, 8, 9]
     assert all(segment.bitmap is None for segment in queue.segments.values())
 
 
@@ -67,7 +68,7 @@ def test_out_of_order_it_needs_one_where_it_is_partly_dead() -> None:
     queue = filled(12)
     take(queue, 5)
     assert [queue.segments[n].bitmap is None for n in (0, 1, 2)] == [True, False, True]
-    assert queue.live_seqs() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
+    assert live_seqs(queue) == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
     assert not queue.is_live(5)
 
 
@@ -75,7 +76,7 @@ def test_a_gap_of_transient_messages_is_not_alive() -> None:
     queue = filled(1)
     assert queue.take_seq() == 1
     queue.publish(SIZE, False, 0)
-    assert queue.live_seqs() == [0, 2]
+    assert live_seqs(queue) == [0, 2]
     assert (queue.count, queue.next_seq) == (2, 3)
 
 
@@ -84,7 +85,7 @@ def test_an_entry_is_applied_at_most_once() -> None:
     assert not queue.enqueue(2, SIZE, False, 0)
     assert (queue.count, queue.bytes) == (3, 30)
     assert queue.enqueue(9, SIZE, False, 0)
-    assert queue.live_seqs() == [0, 1, 2, 9]
+    assert live_seqs(queue) == [0, 1, 2, 9]
 
 
 def test_the_latest_expiry_of_a_segment_is_kept() -> None:
@@ -185,7 +186,7 @@ def test_purge_leaves_nothing_but_what_is_kept() -> None:
     queue = filled(10)
     kept = queue.runs([entry(1), entry(2), entry(9)])
     assert queue.purge(queue.next_seq, kept) == {}
-    assert queue.live_seqs() == [1, 2, 9]
+    assert live_seqs(queue) == [1, 2, 9]
     assert (queue.count, queue.bytes) == (3, 30)
     assert queue.ticks.dead == [(1, 1)]
 
@@ -203,13 +204,13 @@ def test_after_a_purge_the_queue_goes_on_where_it_was() -> None:
     queue = filled(6)
     queue.purge(6, [])
     assert queue.publish(SIZE, False, 0) == 6
-    assert queue.live_seqs() == [6]
+    assert live_seqs(queue) == [6]
 
 
 def test_a_purge_up_to_a_border_spares_what_is_above() -> None:
     queue = filled(7)
     queue.purge(4, [])
-    assert queue.live_seqs() == [4, 5, 6]
+    assert live_seqs(queue) == [4, 5, 6]
 
 
 def test_who_dies_is_asked_for_the_store_and_for_a_checkpoint() -> None:
@@ -265,7 +266,7 @@ def test_a_section_is_as_of_the_cut_whatever_happens_after_it() -> None:
     seqs = [s for n in sorted(section.segments) for s in section.segments[n].seqs(SLOTS)]
     assert seqs == [0, 1, 2, 3, 4, 5]
     assert section.attempts == {1: 3}
-    assert queue.live_seqs() == []
+    assert live_seqs(queue) == []
 
 
 def test_a_queue_that_does_not_change_is_captured_when_asked() -> None:
@@ -290,7 +291,7 @@ def test_reading_is_no_change() -> None:
     queue = filled(2)
     queue.ticks.epoch += 1
     queue.is_live(0)
-    queue.live_seqs()
+    live_seqs(queue)
     assert (queue.captured, queue.changed) == (None, 0)
 
 

@@ -5,8 +5,9 @@ import struct
 import pytest
 
 from penstock.fast_crc import crc32
-from penstock.storage.pages.page import encode_frame, page_seed, scan_frames
+from penstock.storage.pages.page import page_seed, scan_frames
 from penstock.storage.pages.staging import CHECKSUM_MASK, staged_checksum
+from tests.helpers.inside import encode_frame
 
 SEED = page_seed(0x1234)
 

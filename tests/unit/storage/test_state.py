@@ -11,6 +11,7 @@ from penstock.storage.journal.state import Replay, StorageState
 from penstock.storage.log import record
 from penstock.storage.log.log_file import LogReader
 from tests.helpers.engine_rig import NUMBER, PATH, STORED, EngineRig
+from tests.helpers.inside import live_seqs
 
 BIG = b"B" * STORED
 TOPOLOGY = record.TOPOLOGY
@@ -22,7 +23,7 @@ def fingerprint(state: StorageState) -> dict[str, object]:
         "topology": state.routing.snapshot(),
         "queues": {
             number: (
-                q.name, q.next_seq, q.mark, q.count, q.bytes, q.live_seqs(), dict(q.attempts),
+                q.name, q.next_seq, q.mark, q.count, q.bytes, live_seqs(q), dict(q.attempts),
                 {n: (s.count, s.bytes, s.stores) for n, s in q.segments.items() if s.count},
             )
             for number, q in state.queues.items()

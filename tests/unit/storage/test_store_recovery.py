@@ -13,6 +13,7 @@ from penstock.errors import (
 from penstock.storage.store.message_store import MessageStore
 from penstock.storage.store.store_file import HEADER_BYTES
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import sync_now
 from tests.helpers.stores import (
     PATH,
     VHOST,
@@ -61,7 +62,7 @@ def test_after_a_crash_all_that_was_synced_is_there(mode: str) -> None:
     before = counts_of(store, files)
     saved = checkpoint(store, 1, unlink=False)
     later = {id: store.write(id, body(id, sizes[id % 3]), 1) for id in range(60, 120)}
-    store.sync_now()
+    sync_now(store)
     store.write(200, body(200), 1)  # never synced
 
     after = reopened(fs.crash(mode), saved)

@@ -11,6 +11,7 @@ from penstock.errors import (
 from penstock.storage.store.message_store import MessageStore
 from penstock.storage.store.store_sync import TRIES
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.inside import sync_now
 from tests.helpers.stores import (
     PATH,
     body,
@@ -48,7 +49,7 @@ def test_a_sync_op_covers_what_was_written_when_it_was_taken(
     assert after.read(first, 1) == b"first"
     assert not after.has(first, 2)
 
-    store.sync_now()
+    sync_now(store)
     assert not store.has_unsynced()
     assert reopened(fs.crash("lost"), None).read(first, 2) == b"second"
 
@@ -73,7 +74,7 @@ def test_new_names_are_synced(fs: FaultyFileSystem) -> None:
     spool = store.spool(9)
     spool.write(b"spooled")
     addresses.append((spool.finish(), 9))
-    store.sync_now()
+    sync_now(store)
     after = reopened(fs.crash("lost"), None)
     assert all(after.has(file, id) for file, id in addresses)
 
@@ -83,7 +84,7 @@ def test_many_finished_files_do_not_hold_handles(fs: FaultyFileSystem) -> None:
     fs.sync_dir("/")
     addresses = [(store.write(id, b"b", 1), id) for id in range(200)]
     assert sum(fs.handles.values()) <= 70
-    store.sync_now()
+    sync_now(store)
     assert sum(fs.handles.values()) == 0
     after = reopened(fs.crash("lost"), None)
     assert all(after.has(file, id) for file, id in addresses)
@@ -97,7 +98,7 @@ def test_a_file_deleted_before_its_sync_is_no_failure(fs: FaultyFileSystem) -> N
     store.cut(1)
     for path in store.take_dead():
         fs.unlink(path)
-    store.sync_now()
+    sync_now(store)
     assert not store.has_unsynced()
 
 
@@ -112,7 +113,7 @@ def test_a_failed_sync_stops_the_store(store: MessageStore, fs: FaultyFileSystem
         lambda: store.write_sealed([(2, b"x", 1)]),
         lambda: store.spool(2),
         store.take_unsynced,
-        store.sync_now,
+        lambda: sync_now(store),
     ):
         with pytest.raises(StoppedError):
             refused()
@@ -127,11 +128,11 @@ def test_a_file_that_cannot_be_opened_for_want_of_a_descriptor_is_no_failed_sync
     fs.sync_dir("/")
     addresses = [(store.write(id, b"b", 1), id) for id in range(100)]
     fault = fs.fail(errno.EMFILE, kinds=["open"], times=TRIES - 1)
-    store.sync_now()
+    sync_now(store)
     assert fault.hits == TRIES - 1
     fs.fail(errno.ENFILE, kinds=["open"], path=lambda path: path == PATH)
     addresses.append((store.write(200, b"b", 1), 200))
-    store.sync_now()
+    sync_now(store)
     after = reopened(fs.crash("lost"), None)
     assert all(after.has(file, id) for file, id in addresses)
 
@@ -141,7 +142,7 @@ def test_a_transient_store_never_syncs(fs: FaultyFileSystem) -> None:
     fs.fail(errno.EIO, kinds=["sync", "sync_dir"], times=None)
     files = {id: store.write(id, body(id, 100 * (id % 14)), 1) for id in range(100)}
     assert not store.has_unsynced()
-    store.sync_now()
+    sync_now(store)
     assert all(store.has(file, id) for id, file in files.items())
     for id, file in files.items():
         store.unref(file, id)

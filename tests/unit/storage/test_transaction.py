@@ -18,6 +18,7 @@ from penstock.storage.parts import transaction
 from tests.helpers.builds import pure_only
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.faulty_filesystem import CrashNow
+from tests.helpers.inside import live_seqs
 from tests.helpers.tiny_engine import PATH
 
 BIG = b"B" * STORED
@@ -155,7 +156,7 @@ def test_the_same_entry_twice_in_one_transaction_is_an_error() -> None:
     with pytest.raises(ValueError, match="in this transaction already"):
         tx.dequeue(queue, rig.entries(queue, 0))
     tx.commit(DISK)
-    assert queue.live_seqs() == [1]
+    assert live_seqs(queue) == [1]
 
 
 def test_a_refused_dequeue_leaves_the_transaction_as_it_was() -> None:
@@ -326,7 +327,7 @@ def assert_committed(rig: EngineRig, n: int = 20) -> None:
     wanted = [(b"%d" % i).ljust(50, b".") for i in range(n)]
     assert texts(rig, b"a") == [b"before", *wanted]
     assert texts(rig, b"b") == wanted[::3]
-    message = rig.engine.entry(rig.queue(b"a"), rig.queue(b"a").live_seqs()[8]).message
+    message = rig.engine.entry(rig.queue(b"a"), live_seqs(rig.queue(b"a"))[8]).message
     assert message.header == b"h7"
 
 
@@ -417,7 +418,7 @@ def test_a_large_commit_of_acks_alone() -> None:
         tx.dequeue(queue, rig.entries(queue, seq))
     rig.engine.wait(tx.commit(DISK), DISK)
     rig.crash("lost")
-    assert rig.queue().live_seqs() == list(range(1, 40, 2))
+    assert live_seqs(rig.queue()) == list(range(1, 40, 2))
 
 
 def test_a_large_commit_that_finds_no_room_happens_later_or_not_at_all() -> None:
@@ -460,7 +461,7 @@ def in_slices(rig: EngineRig, n: int) -> None:
         rig.put(c, b"between")
         engine.flush()
         engine.poll()
-    rig.engine.dequeue(c, rig.entries(c, *c.live_seqs()), DISK)
+    rig.engine.dequeue(c, rig.entries(c, *live_seqs(c)), DISK)
     one.commit(DISK)
     rig.put(c, b"after one")
     two.commit(DISK)
@@ -645,11 +646,11 @@ def test_acknowledgements_take_effect_in_slices_and_all_of_them(
         for queue in (a, b, c):
             rig.put(queue, BIG + b"%d" % i)
     tx = rig.engine.begin()
-    for seq in (*a.live_seqs()[6:], *a.live_seqs()[:6]):
+    for seq in (*live_seqs(a)[6:], *live_seqs(a)[:6]):
         tx.dequeue(a, rig.entries(a, seq))
-    for seq in c.live_seqs():
+    for seq in live_seqs(c):
         tx.dequeue(c, rig.entries(c, seq))
-    tx.dequeue(b, rig.entries(b, *b.live_seqs()))
+    tx.dequeue(b, rig.entries(b, *live_seqs(b)))
     tx.publish([b], b"", b"new")
     while tx.write_part(DISK):
         pass
@@ -675,9 +676,9 @@ def test_acknowledgements_of_a_queue_that_is_gone_are_a_part_without_effect(
     for i in range(12):
         rig.put(c, b"%d" % i)
     tx = rig.engine.begin()
-    for seq in c.live_seqs():
+    for seq in live_seqs(c):
         tx.dequeue(c, rig.entries(c, seq))
-    tx.dequeue(a, rig.entries(a, *a.live_seqs()))
+    tx.dequeue(a, rig.entries(a, *live_seqs(a)))
     rig.engine.delete_queue(c)
     while tx.write_part(DISK):
         pass
@@ -697,9 +698,9 @@ def test_an_entry_that_is_gone_ends_a_commit_in_slices(monkeypatch: pytest.Monke
     for i in range(12):
         rig.put(a, b"%d" % i)
     tx = rig.engine.begin()
-    for seq in a.live_seqs():
+    for seq in live_seqs(a):
         tx.dequeue(a, rig.entries(a, seq))
-    rig.engine.dequeue(a, rig.entries(a, a.live_seqs()[-1]), DISK)
+    rig.engine.dequeue(a, rig.entries(a, live_seqs(a)[-1]), DISK)
     for _ in range(4):
         assert tx.write_part(DISK) == 3
     with pytest.raises(ValueError, match="is not alive"):

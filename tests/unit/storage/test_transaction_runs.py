@@ -7,6 +7,7 @@ import pytest
 from penstock.errors import UnknownQueueError
 from penstock.storage.files.durability import DISK, OS
 from tests.helpers.engine_rig import STORED, EngineRig
+from tests.helpers.inside import live_seqs
 
 BIG = b"B" * STORED
 STOPS = ["restart", "lost", "kept", "killed"]
@@ -45,7 +46,7 @@ def test_a_run_is_as_many_publishes(how: str, expiry_ms: int, limits: dict[str, 
         measures = (sizes, log.last_lsn, log.appended_bytes, queue.count, queue.bytes)
         stop(rig, how)
         queue = rig.queue(b"q")
-        entries = [rig.engine.entry(queue, seq) for seq in queue.live_seqs()]
+        entries = [rig.engine.entry(queue, seq) for seq in live_seqs(queue)]
         messages = [(e.seq, e.message.id, e.message.header, e.message.expiry_ms) for e in entries]
         found.append((measures, messages, rig.bodies(queue)))
     assert found[0] == found[1]

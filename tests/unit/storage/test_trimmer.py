@@ -14,6 +14,7 @@ from penstock.storage.journal.checkpoint import IDLE
 from penstock.storage.tools.backup import Backup
 from penstock.storage.upkeep import IDLE_S, RESERVE_BYTES, ROUNDS
 from tests.helpers.engine_rig import PATH, STORED, EngineRig
+from tests.helpers.inside import live_seqs
 
 KIB = 1 << 10
 MIN, MAX = 4 * KIB, 64 * KIB
@@ -359,7 +360,7 @@ def test_closed_while_the_next_segment_is_being_prepared_nothing_of_it_stays() -
     while not log._pool.is_preparing:
         r.engine.publish([queue], b"", b"x" * 500, DISK)
         r.engine.flush()
-    model = len(queue.live_seqs())
+    model = len(live_seqs(queue))
     r.stop()
     assert sizes(r) == [MIN]
     again = EngineRig(r.fs, **vars_of(r))

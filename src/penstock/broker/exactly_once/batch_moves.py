@@ -82,12 +82,12 @@ from penstock.broker.refusals import precondition_failed
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import scan
 from penstock.errors import AMQPError, PenstockError
+from penstock.message import SharedBody
 from penstock.operation_json import is_name
 from penstock.queues.amqp_headers import FORMAT
 from penstock.queues.headers import REJECTED, Death, HeaderError
 from penstock.queues.queue_options import DROP_HEAD
 from penstock.routing.exchange_types import Kept
-from penstock.shared_body import SharedBody
 from penstock.storage.pages.batches import Batch, partition_of_rows
 from penstock.storage.pages.page import PageRecord
 from penstock.storage.pages.staging import StagedReader, query_path

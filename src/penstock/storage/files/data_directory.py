@@ -194,6 +194,13 @@ def name_in(text: bytes, directory: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
+def queue_title(name: bytes) -> str:
+    """Return a queue's name for people. A part of a queue with priorities or delays is a queue of
+    its own on disk; the text after a zero byte in its name is the part."""
+    whole, _, part = name.decode("utf-8", "replace").partition("\0")
+    return f"{whole} (part {part})" if part else whole
+
+
 def queue_name(fs: FileSystem, directory: str) -> bytes:
     """Read the name in a queue's directory. Returns b"" if the directory has another hash."""
     path = f"{directory}/{QUEUE_NAME}"

@@ -27,14 +27,14 @@ A live entry is in one of these places:
   * RAM and log only, with the `Holder`, which returns it when a checkpoint asks for it.
 """
 
-from penstock.errors import is_shortage
+from penstock.errors import deleted_error, is_shortage
 from penstock.message import Entry, QueuedMessage
 from penstock.storage.files.data_directory import QUEUE_NAME, text_of
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.files.holder import DictHolder, Holder
 from penstock.storage.index.leases import LeasedSeqs
 from penstock.storage.index.queue_segment import Handles, SegmentFiles, Slot, queue_seed
-from penstock.storage.log.record import Run
+from penstock.storage.log.record import Run, StoreRef
 
 
 class Ticks:
@@ -488,10 +488,6 @@ class QueueIndex:
         segment = self.segments.get(seq // self.slots)
         return segment is not None and segment.has(seq, self.slots)
 
-    def live_seqs(self) -> list[int]:
-        """Return all live persistent seqs, ascending."""
-        return [q for n in sorted(self.segments) for q in self.segments[n].seqs(self.slots)]
-
     def read(self, seqs: list[int]) -> list[QueuedMessage]:
         """Return the messages of live entries in the section or on slots, ascending, of one
         segment. The body is None if it is in the store. Raises CorruptionError."""
@@ -681,3 +677,21 @@ class QueueIndex:
     def close(self) -> None:
         for number in list(self._files):
             self.forget_files(number)
+
+
+def store_refs(entries: list[Entry]) -> list[StoreRef]:
+    """Return (id, store file, bytes) of every entry whose body is placed in the store."""
+    messages = [entry.message for entry in entries]
+    return [(m.id, m.store_file, m.size) for m in messages if m.store_file]
+
+
+def check_targets(queues: list[QueueIndex]) -> None:
+    """Raise an error for what must not be logged: no queue, one twice, a deleted or transient one.
+    UnknownQueueError, ValueError."""
+    for queue in queues:
+        if queue.is_deleted:
+            raise deleted_error(queue.name)
+        if not queue.is_durable:
+            raise ValueError(f"queue {queue.number} is transient, the message is persistent")
+    if len(queues) != 1 and len({queue.number for queue in queues}) != max(len(queues), 1):
+        raise ValueError("a message goes to one queue at least, and to each queue once")

@@ -343,7 +343,9 @@ class Journal:
             self.log.flush()
         finally:
             self.after_log()
-        self._on_turn()
+        streams = self.state.streams
+        if streams.dirty or streams.waiting:  # as in few turns
+            self._on_turn()
 
     def wait(self, lsn: int, mode: int) -> None:
         """Wait until `settled(mode) >= lsn`; `disk` syncs weaker records too. StoppedError,

@@ -27,10 +27,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
+from penstock.fast_crc import crc32
 from penstock.message import Entry, QueuedMessage
 from penstock.native import mypyc_attr
 from penstock.storage.index.routing_table import topology_text
-from penstock.storage.journal.dump_text import batch_text, body_text
 from penstock.storage.log import record
 from penstock.storage.log.record import (
     LeaseData,
@@ -45,10 +45,11 @@ from penstock.storage.log.record import (
     StreamData,
 )
 from penstock.storage.pages import batches
-from penstock.storage.pages.batches import BatchRecord
+from penstock.storage.pages.batches import Batch, BatchFacts, BatchRecord, StagedPage
 
 StoredBody = tuple[int, int]  # store file, id
 
+SHOWN_BYTES: Final = 24  # of a body in a text
 LEASE_TEXTS: Final = {
     record.LEASED: "leased", record.COMMITTED: "committed", record.RELEASED: "released",
 }  # fmt: skip
@@ -850,3 +851,52 @@ def lease_runs_text(runs: list[LeaseRun]) -> list[str]:
         f"queue {part} seqs {first}+{n} ({size} bytes, {stores} stored, latest {latest_s})"
         for part, first, n, size, stores, latest_s in runs
     ]
+
+
+def body_text(body: bytes) -> str:
+    """Return the size, checksum and first bytes of a body, which may be large or private: enough to
+    distinguish two bodies."""
+    more = " ..." if len(body) > SHOWN_BYTES else ""
+    return f"body of {len(body)} bytes, crc {crc32(body):08x}, {body[:SHOWN_BYTES]!r}{more}"
+
+
+def batch_text(found: BatchRecord, flags: int) -> str:
+    """Return a BATCH record in words."""
+    title = f"query {found.query!r} batch {found.number}"
+    if flags in (batches.DECIDED, batches.DECIDED_BY):
+        pages = ", ".join([_page_text(page) for page in found.pages]) or "no pages"
+        facts = "" if found.facts is None else f" {_facts_text(found.facts)}"
+        return f"decided {title} time {found.time_us} target {found.target!r}{facts}: {pages}"
+    if flags == batches.PROGRESS:
+        return f"progress {title} page {found.page} frame {found.frame}"
+    if flags == batches.ADOPTED:
+        return (
+            f"adopted {title} page {found.page} by stream {found.stream} offset {found.base} "
+            f"time {found.time_us}"
+        )
+    return f"forgotten {title}"
+
+
+def section_lines(batch: Batch) -> list[str]:
+    """Return the lines of a query's last batch in a checkpoint: one, and one for each page that it
+    has not moved yet and for each stream that it holds."""
+    state = "done" if batch.is_done else f"at page {batch.page} frame {batch.frame}"
+    first = (
+        f"query {batch.query!r} batch {batch.number} {state} of {batch.page_count} pages, "
+        f"{batch.rows} rows, {batch.bytes} bytes, time {batch.time_us} target {batch.target!r}"
+    )
+    holds = [f"  holds stream {n} at offset {offset}" for n, offset in batch.holds.items()]
+    facts = [] if batch.facts is None else [f"  {_facts_text(batch.facts)}"]
+    return [first, *[f"  {_page_text(page)}" for page in batch.pages], *holds, *facts]
+
+
+def _facts_text(facts: BatchFacts) -> str:
+    gapless = " gapless" if facts.is_gapless else ""
+    return (
+        f"content {facts.rows} rows checksum {facts.checksum:016x}{gapless} of user "
+        f"{facts.owner.user!r} first target {facts.owner.target!r}"
+    )
+
+
+def _page_text(page: StagedPage) -> str:
+    return f"{page.name} id {page.page_id:016x} rows {page.rows} bytes {page.bytes}"

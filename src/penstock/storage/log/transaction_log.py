@@ -194,18 +194,20 @@ class _SyncOp:
 
 
 class _Group:
-    """A closed group, not yet written."""
+    """A closed group, not yet written, from where the segment ends to `end`."""
 
     __slots__ = (
-        "first_lsn", "last_lsn", "length", "mode", "names_store", "offset", "parts", "segment",
+        "end", "first_lsn", "last_lsn", "length", "mode", "names_store", "offset", "parts",
+        "segment",
     )  # fmt: skip
 
     def __init__(
-        self, segment: Segment, offset: int, first_lsn: int, parts: list[bytes], length: int,
+        self, segment: Segment, end: int, first_lsn: int, parts: list[bytes], length: int,
         mode: int, names_store: bool,
     ) -> None:  # fmt: skip
         self.segment: Segment = segment
-        self.offset: int = offset
+        self.offset: int = segment.end
+        self.end: int = end
         self.first_lsn: int = first_lsn
         self.last_lsn: int = first_lsn + len(parts) - 1
         self.parts: list[bytes] = parts
@@ -258,7 +260,8 @@ class TransactionLog:
         self._names_store: bool = False
         # Closed groups that wait to be written, and the bytes of their records.
         self._pending: deque[_Group] = deque()
-        self._pending_bytes: int = 0
+        self.queued_bytes: int = 0  # of records that are not yet written
+        self.is_full: bool = False  # so much waits to be written that the caller should wait
         self._pending_eager: int = 0  # how many of them are not held
         self._closed_bytes: int = 0  # of all groups ever closed
         self._start_lsn: int = 0
@@ -381,7 +384,10 @@ class TransactionLog:
         if mode > self._mode:
             self._mode = mode
         self._parts.append(record)
-        self._room -= len(record)
+        size = len(record)
+        self._room -= size
+        self.queued_bytes += size
+        self.is_full = self.queued_bytes > self._group_bytes_max
         self.last_lsn += 1
         if names_store:
             # [2] So the records after it need not wait for this body's sync.
@@ -419,14 +425,11 @@ class TransactionLog:
             segment = self._pool.in_use[-1]
             length = self._room_first - self._room
             first_lsn = self.last_lsn - len(self._parts) + 1
+            end = aligned(segment.end + GROUP_HEADER_BYTES + length)
             self._pending.append(
-                _Group(
-                    segment, segment.end, first_lsn, self._parts, length, self._mode,
-                    self._names_store,
-                )
-            )  # fmt: skip
-            segment.end = aligned(segment.end + GROUP_HEADER_BYTES + length)
-            self._pending_bytes += length
+                _Group(segment, end, first_lsn, self._parts, length, self._mode, self._names_store)
+            )
+            segment.end = end
             self._pending_eager += self._mode < DISK or self._names_store
             self._closed_bytes += length
             self._parts = []
@@ -522,16 +525,6 @@ class TransactionLog:
         """Bytes of these records, without the headers of groups."""
         return self._closed_bytes + self._room_first - self._room
 
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes of records that are not yet written."""
-        return self._pending_bytes + self._room_first - self._room
-
-    @property
-    def is_full(self) -> bool:
-        """Whether so much waits to be written that the caller should wait."""
-        return self.queued_bytes > self._group_bytes_max
-
     def has_room(self, size: int) -> bool:
         """Return whether records of so many bytes can be appended without waiting for a segment to
         be prepared. For background work, which can wait better than a client."""
@@ -553,7 +546,7 @@ class TransactionLog:
         if (
             self._sync_token != NO_TOKEN
             and self._pending_eager == 0
-            and self._pending_bytes < HOLD_BYTES_MAX
+            and self.queued_bytes - self._room_first + self._room < HOLD_BYTES_MAX
         ):
             return
         run: list[_Group] = []
@@ -610,26 +603,27 @@ class TransactionLog:
                 )
             )
             pieces.extend(group.parts)
-            used = GROUP_HEADER_BYTES + group.length
-            if used % ALIGN_BYTES:
-                pieces.append(bytes(aligned(used) - used))
+            end = group.offset + GROUP_HEADER_BYTES + group.length
+            if end < group.end:
+                pieces.append(bytes(group.end - end))
         try:
             segment.file.pwrite(b"".join(pieces), offset)
         except OSError as error:
             self._fail(segment.path, error)
             return
         for group in run:
-            self._pending_bytes -= group.length
+            self.queued_bytes -= group.length
             if group.names_store:
                 self._named_lsn = group.last_lsn
             if group.mode == DISK:
                 self._wanted_lsn = max(self._wanted_lsn, group.last_lsn)
             elif group.mode == INTERVAL:
                 self._interval_lsn = group.last_lsn
+        self.is_full = self.queued_bytes > self._group_bytes_max
         self.written_lsn = run[-1].last_lsn
         self._claimed_lsn = self.durable_lsn
         self._last_written = segment
-        self._last_end = aligned(run[-1].offset + GROUP_HEADER_BYTES + run[-1].length)
+        self._last_end = run[-1].end
         if self._unsynced_at < 0:
             self._unsynced_at = self._clock.monotonic()
 
@@ -865,6 +859,7 @@ class TransactionLog:
 
     def _drop_open_group(self) -> None:
         self._parts = []
+        self.queued_bytes -= self._room_first - self._room
         self._room = self._room_first = 0
 
 

@@ -68,7 +68,6 @@ _U64: Final = struct.Struct("<Q")
 _U32: Final = struct.Struct("<I")
 _FRAME: Final = struct.Struct("<IIIIq")
 _ROW: Final = struct.Struct("<IIq")
-pack_checked: Final = struct.Struct("<IIIq").pack  # a frame's header after its crc
 pack_row: Final = _ROW.pack  # frame start, payload bytes, time
 _unpack_frame: Final = _FRAME.unpack_from
 
@@ -151,14 +150,6 @@ def check_header(path: str, data: bytes, id: int, base: int, number: int = -1) -
         text = f"page id {header.id:016x}, expected {id:016x}: it is of another stream"
         raise CorruptionError(path, 0, text)
     return header
-
-
-def encode_frame(seed: int, rel: int, time_us: int, payload: bytes, meta: bytes) -> bytes:
-    """Return a frame. rel: offset - base of the page."""
-    checked: bytes = pack_checked(len(payload), len(meta), 0, time_us)
-    checked = checked + payload + meta
-    crc = crc32(checked, seed ^ (rel & 0xFFFFFFFF))
-    return crc.to_bytes(4, "little") + checked
 
 
 class Scan:

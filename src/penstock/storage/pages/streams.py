@@ -152,6 +152,7 @@ class StreamTable:
             StoredStream
         ] = []  # their directories are deleted after the next checkpoint
         self.dirty: list[StoredStream] = []  # appended to, and not yet written
+        self.waiting: dict[int, StoredStream] = {}  # with turns that are not settled
         self.dirty_names: list[str] = []  # of files to be synced at the next checkpoint
         self.dirty_directories: dict[str, None] = {}
         self.adopting: list[tuple[StoredStream, Adoption]] = []  # whose files are not placed yet

@@ -40,11 +40,10 @@ from typing import Final
 
 from penstock.clock import ManualClock
 from penstock.errors import CorruptionError, UnknownLeaseError, deleted_error
-from penstock.message import Entry, QueuedMessage, seq_of
+from penstock.message import Entry, Placement, QueuedMessage, seq_of
 from penstock.native import mypyc_attr
 from penstock.storage.files.data_directory import hash_name
 from penstock.storage.files.filesystem import FileSystem
-from penstock.storage.files.placement import Placement
 from penstock.storage.index.leases import DIRECTORY, Lease, LeaseTable
 from penstock.storage.index.queue_index import QueueIndex
 from penstock.storage.index.queue_segment import IN_STORE, Slot

@@ -66,7 +66,6 @@ class StreamEngine:
         self._pins = pins
         self._table: StreamTable = journal.state.streams
         self.on_head: Callable[[StoredStream], None] | None = None
-        self._waiting: dict[int, StoredStream] = {}  # with turns that are not settled
 
     @property
     def by_number(self) -> dict[int, StoredStream]:
@@ -218,8 +217,7 @@ class StreamEngine:
     # ---- the end of a turn -----------------------------------------------------------------------
 
     def turn(self) -> None:
-        """End a turn: write what was appended, move the heads of what is settled. Cheap if there is
-        nothing to do, as in most turns."""
+        """End a turn: write what was appended, move the heads of what is settled."""
         table = self._table
         if table.dirty and self._journal.failed is None:
             dirty, table.dirty = table.dirty, []
@@ -230,7 +228,7 @@ class StreamEngine:
                     position = stream.queue.position()
                     stream.turns.append(Turn(stream.lsn, stream.mode, position))
                     stream.lsn = stream.mode = 0
-                self._waiting[stream.number] = stream
+                table.waiting[stream.number] = stream
                 try:
                     stream.queue.write()
                     table.used(stream)
@@ -238,7 +236,7 @@ class StreamEngine:
                 except OSError as error:
                     table.dirty.append(stream)
                     self._report_write(stream, error)
-        if self._waiting:
+        if table.waiting:
             self.settle()
 
     def _report_write(self, stream: StoredStream, error: OSError) -> None:
@@ -254,10 +252,11 @@ class StreamEngine:
         """Move the heads to what is settled by now."""
         if self._journal.failed is not None:
             return
-        moved = [stream for stream in self._waiting.values() if self._move_head(stream)]
+        waiting = self._table.waiting
+        moved = [stream for stream in waiting.values() if self._move_head(stream)]
         for stream in moved:
             if not stream.turns:
-                del self._waiting[stream.number]
+                del waiting[stream.number]
         on_head = self.on_head
         if on_head is not None:
             for stream in moved:

@@ -36,9 +36,8 @@ from typing import Final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
 from penstock.errors import DiskFullError, StorageError, TransactionTooLargeError, deleted_error
-from penstock.message import Entry, QueuedMessage
-from penstock.storage.files.placement import Placement
-from penstock.storage.index.queue_index import QueueIndex
+from penstock.message import Entry, Placement, QueuedMessage
+from penstock.storage.index.queue_index import QueueIndex, check_targets, store_refs
 from penstock.storage.journal.journal import Journal
 from penstock.storage.journal.record_types import (
     Append,
@@ -618,21 +617,3 @@ def _seq_of(entry: Entry) -> int:
 def dequeue_of(queue: QueueIndex, entries: list[Entry]) -> Dequeue:
     """Return the acknowledgement of these entries, ascending."""
     return Dequeue(queue.number, queue.runs(entries), store_refs(entries), entries)
-
-
-def store_refs(entries: list[Entry]) -> list[tuple[int, int, int]]:
-    """Return (id, store file, bytes) of every entry whose body is placed in the store."""
-    messages = [entry.message for entry in entries]
-    return [(m.id, m.store_file, m.size) for m in messages if m.store_file]
-
-
-def check_targets(queues: list[QueueIndex]) -> None:
-    """Raise an error for what must not be logged: no queue, one twice, a deleted or transient one.
-    UnknownQueueError, ValueError."""
-    for queue in queues:
-        if queue.is_deleted:
-            raise deleted_error(queue.name)
-        if not queue.is_durable:
-            raise ValueError(f"queue {queue.number} is transient, the message is persistent")
-    if len(queues) != 1 and len({queue.number for queue in queues}) != max(len(queues), 1):
-        raise ValueError("a message goes to one queue at least, and to each queue once")

@@ -394,10 +394,6 @@ class MessageStore:
         assert isinstance(result, int), "a sync op returns its generation"
         self.unsynced.synced(result)
 
-    def sync_now(self) -> None:
-        """Take a sync op, run it here and note its result. Raises SyncFailedError."""
-        self.unsynced.synced(self.unsynced.take()())
-
     # ---- checkpoints -----------------------------------------------------------------------
 
     def cut(self, epoch: int) -> None:

@@ -53,8 +53,7 @@ from penstock.storage.index.queue_segment import HEADER as SEGMENT_HEADER
 from penstock.storage.index.routing_table import topology_text
 from penstock.storage.journal import checkpoint, record_types
 from penstock.storage.journal.checkpoint import Manifest
-from penstock.storage.journal.dump_text import at, body_text, is_zero, section_lines
-from penstock.storage.journal.record_types import lease_runs_text
+from penstock.storage.journal.record_types import body_text, lease_runs_text, section_lines
 from penstock.storage.log import record
 from penstock.storage.log.log_file import (
     ALIGN_BYTES,
@@ -100,6 +99,16 @@ _CHECKPOINT_SECTION = struct.Struct(">III")
 
 SLOTS_MAX = 4096  # in a segment; a damaged header may have any number
 SEQ_TRIES_BYTES_MAX = 4096  # an entry of .qs without a slot is tried with every seq up to this size
+
+
+def at(position: int, text: str) -> str:
+    """Return one line."""
+    return f"{position:10}  {text}"
+
+
+def is_zero(data: bytes) -> bool:
+    """Return whether all bytes are zeros."""
+    return not data.strip(b"\0")
 
 
 def dump(fs: FileSystem, path: str) -> Iterator[str]:

@@ -65,6 +65,7 @@ from penstock.storage.files.data_directory import (
     FreshDirectory,
     check_version,
     queue_name,
+    queue_title,
     sync_dir,
     write_small,
 )
@@ -87,7 +88,6 @@ from penstock.storage.index.queue_segment import (
 )
 from penstock.storage.index.routing_table import DurableQueue, RoutingTable
 from penstock.storage.journal.checkpoint import Manifest
-from penstock.storage.journal.dump_text import queue_title
 from penstock.storage.journal.record_types import (
     AppliedRecord,
     LogState,

@@ -13,11 +13,11 @@ locks (offline.py).
 from dataclasses import dataclass, field
 from typing import Final
 
+from penstock.storage.files.data_directory import queue_title
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.files.offline import Offline, ReadOnlyFileSystem, Vhost
 from penstock.storage.files.options import StorageOptions
 from penstock.storage.journal import recovery
-from penstock.storage.journal.dump_text import queue_title
 from penstock.storage.journal.state import StorageState
 
 QUEUE_RAM: Final = 1800

@@ -49,14 +49,19 @@ from penstock.errors import (
 )
 from penstock.fast_crc import crc32
 from penstock.message import QueuedMessage
-from penstock.storage.files.data_directory import QUEUE_NAME, old_text_of, queue_name, text_of
+from penstock.storage.files.data_directory import (
+    QUEUE_NAME,
+    old_text_of,
+    queue_name,
+    queue_title,
+    text_of,
+)
 from penstock.storage.files.filesystem import File, FileSystem
 from penstock.storage.files.holder import DictHolder
 from penstock.storage.files.offline import Offline, ReadOnlyFileSystem, Vhost
 from penstock.storage.files.options import StorageOptions
 from penstock.storage.index.queue_index import IndexSegment, QueueIndex
 from penstock.storage.journal import recovery
-from penstock.storage.journal.dump_text import queue_title
 from penstock.storage.journal.state import StorageState
 from penstock.storage.pages import stream_meta
 from penstock.storage.pages.batches import Batch, StagedPage

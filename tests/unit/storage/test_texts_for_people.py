@@ -1,6 +1,8 @@
-"""dump_text: what people see of bodies and names."""
+"""What people see of bodies and names."""
 
-from penstock.storage.journal.dump_text import at, body_text, is_zero, queue_title
+from penstock.storage.files.data_directory import queue_title
+from penstock.storage.journal.record_types import body_text
+from penstock.storage.tools.dump import at, is_zero
 
 
 def test_a_line_begins_with_its_position() -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from cpu_group import CpuGroup
 from sink_cells import prepare
 from spark_cells import SIZE, Result, events, noise
 
@@ -31,28 +32,8 @@ STREAMS, ROWS_OF_ONE = 200, 100
 TRIGGERS = 5
 PARTITIONS = (1, 4)
 FEW = 50  # the job of few rows has the FEW-th part of the rows
-TICK = os.sysconf("SC_CLK_TCK")
 
 Query = Callable[[], None]
-
-
-def cpu_s(*roots: int) -> float:
-    """CPU seconds of these processes and of all below them, those that have ended too."""
-    found: dict[int, tuple[int, int]] = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                stat = Path(entry.path, "stat").read_text()
-            except OSError:  # it has ended meanwhile
-                continue
-            fields = stat.rpartition(")")[2].split()
-            found[int(entry.name)] = int(fields[1]), sum(int(field) for field in fields[11:15])
-    below, grew = {root for root in roots if root in found}, True
-    while grew:
-        more = {pid for pid, (parent, _) in found.items() if parent in below} - below
-        below |= more
-        grew = bool(more)
-    return sum(found[pid][1] for pid in below) / TICK
 
 
 def say(text: str) -> None:
@@ -63,16 +44,17 @@ def say(text: str) -> None:
 class Lab:
     """Both systems, one session, and what was measured.
 
-    pids: the root of the broker's processes by system. figures: cell, system, and a list of
+    brokers: the group of the broker's processes, by system. figures: cell, system, and a list of
     [wall s, CPU s] of its runs.
     """
 
     def __init__(
         self, root: Path, rows: int, warm: int, runs: int, url: str, http_url: str,
-        pids: dict[str, int], kafka: str, class_path: str,
+        own: CpuGroup, brokers: dict[str, CpuGroup], kafka: str, class_path: str,
     ) -> None:  # fmt: skip
         self.root, self.rows, self.warm, self.runs = root, rows, warm, runs
-        self.url, self.http_url, self.pids, self.kafka = url, http_url, pids, kafka
+        self.url, self.http_url, self.kafka = url, http_url, kafka
+        self.own, self.brokers = own, brokers
         self.figures: dict[str, dict[str, list[list[float]]]] = {}
         self._number = 0
         self.spark = session(class_path)
@@ -135,6 +117,9 @@ class Lab:
             writing = rows_again.write.format("kafka").option("topic", name)
             writing.option("kafka.bootstrap.servers", self.kafka).save()
 
+    def _cpu_s(self, system: str) -> float:
+        return self.own.seconds() + self.brokers[system].seconds()
+
     def measure(self, cell: str, queries: dict[str, Query], runs: int = 0) -> None:
         """Each system's query in turn, the warm rounds not counted."""
         say(cell)
@@ -143,10 +128,9 @@ class Lab:
             for system, query in queries.items():
                 if system == "kafka" and not self.kafka:
                     continue
-                roots = os.getpid(), self.pids[system]
-                before, started = cpu_s(*roots), time.perf_counter()
+                before, started = self._cpu_s(system), time.perf_counter()
                 query()
-                taken = [time.perf_counter() - started, cpu_s(*roots) - before]
+                taken = [time.perf_counter() - started, self._cpu_s(system) - before]
                 if round_ >= self.warm:
                     found.setdefault(system, []).append(taken)
 
@@ -320,12 +304,20 @@ def many_streams(lab: Lab) -> None:
 
 
 def beside_kafka(
-    data: str, rows: int, warm: int, runs: int, only: list[str], **where: Any
+    data: str, rows: int, warm: int, runs: int, only: list[str], groups: dict[str, str],
+    pids: dict[str, int], **where: Any,
 ) -> Result:  # fmt: skip
-    """All of the cells, or those whose group is named."""
+    """All of the cells, or those whose group is named. groups: the directories of the control
+    groups of the brokers and of this process, `own`, if there are any; pids: of the brokers."""
+    own = CpuGroup(Path(groups["own"]) if groups else None)
+    own.join()
+    brokers = {
+        system: CpuGroup(Path(groups[system]) if groups else None, pid)
+        for system, pid in pids.items()
+    }
     root = Path(data)
     root.mkdir()
-    lab = Lab(root, rows, warm, runs, **where)
+    lab = Lab(root, rows, warm, runs, own=own, brokers=brokers, **where)
     wanted = {name: group for name, group in GROUPS.items() if not only or name in only}
     for partitions in PARTITIONS:
         if wanted.keys() & {"scans", "lake"} or ("sinks" in wanted and partitions == 4):
@@ -336,7 +328,7 @@ def beside_kafka(
         group(lab)
     load = os.getloadavg()[0]
     lab.spark.stop()
-    return {"rows": rows, "few": rows // FEW, "load": load, "cells": lab.figures}
+    return {"rows": rows, "few": rows // FEW, "load": load, "meter": own.meter, "cells": lab.figures}
 
 
 GROUPS: dict[str, Callable[[Lab], None]] = {

@@ -2,6 +2,7 @@
 
 import statistics
 
+from cpu_group import BY_GROUP, BY_PROC
 from report import Goal, Result, markdown
 
 NOTE = (
@@ -9,10 +10,13 @@ NOTE = (
     "a heap of 512 MiB. CPU is that of driver, JVM, Python workers and broker together, which\n"
     "neighbours change less than the clock: s per million rows, or ms of a micro-batch; the\n"
     "number behind a cell is its partitions. Medians; {rows:,} rows, and {few:,} in the job of\n"
-    "few rows. The machine's load at the end of the run was {load:.1f}. The count of CPU is at\n"
-    "times too low, of either system, probably by what workers used that ended within the run;\n"
-    "runs that count less than none are left out ({lost} here). **{kafka_better}**"
+    "few rows. The machine's load at the end of the run was {load:.1f}. {meter} **{kafka_better}**"
 )
+METERS = {
+    BY_GROUP: "CPU is counted by\ncontrol groups, with all that processes took that have ended.",
+    BY_PROC: "CPU is counted by /proc,\nwhich misses Spark's Python workers that end within the run; "
+    "runs that count less\nthan none are left out ({lost} here).",
+}
 MICRO = "micro-batch"
 MANY = "200 streams"
 FULL_ROWS = 1_000_000  # with fewer, what a job costs by itself is most of a row's share
@@ -96,8 +100,9 @@ def sections(found: Result) -> list[str]:
         columns = [text for system in systems for text in shown(cell, figures(found, cell, system))]
         rows.append([cell, *columns])
     runs = [run for cell in found["cells"].values() for each in cell.values() for run in each]
+    meter = METERS[found.get("meter", BY_PROC)].format(lost=sum(run[1] <= 0 for run in runs))
     note = NOTE.format(
-        lost=sum(run[1] <= 0 for run in runs),
+        meter=meter,
         kafka=found["kafka"] or "(which is missing here)", rows=found["rows"], few=found["few"],
         load=found["load"], kafka_better=better(found),
     )  # fmt: skip

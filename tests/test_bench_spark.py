@@ -111,7 +111,35 @@ def test_a_run_whose_workers_took_their_cpu_with_them_does_not_count(
     cells = {"scan, 1": {"penstock": [[1.0, -0.5], [2.0, 1.0], [3.0, 1.2]]}}
     found = {**BESIDE, "cells": cells}
     assert kafka_report.figures(found, "scan, 1", "penstock") == (500_000, pytest.approx(1.1))
-    assert "left out (1 here)" in "\n".join(kafka_report.sections(found))
+    assert "left out (1 here)" in " ".join("\n".join(kafka_report.sections(found)).split())
+    counted = "\n".join(kafka_report.sections({**found, "meter": "control group"}))
+    assert "left out" not in counted
+
+
+def test_a_group_counts_the_cpu_of_what_nobody_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    from cpu_group import BY_GROUP, CpuGroup  # type: ignore[import-not-found]
+
+    group = CpuGroup.make("penstock-test")
+    if group.meter != BY_GROUP:
+        pytest.skip("no control group may be made here")
+    work = (
+        "import os, signal, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path; from cpu_group import CpuGroup\n"
+        "CpuGroup(Path(sys.argv[2])).join(); signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "read, write = os.pipe()\n"
+        "if not os.fork(): sum(i * i for i in range(3_000_000)); os._exit(0)\n"
+        "os.close(write); os.read(read, 1)"
+    )
+    try:
+        subprocess.run([sys.executable, "-c", work, str(BENCH), str(group.path)], check=True)
+        assert group.seconds() > 0.05
+    finally:
+        group.remove()
+    assert group.path is not None
+    assert not group.path.exists()
 
 
 def test_the_cells_beside_kafka_alone_are_a_part_of_the_page(

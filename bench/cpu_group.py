@@ -61,6 +61,17 @@ class CpuGroup:
                         return int(line[len(before) :]) / units
         raise AssertionError(f"{self.path} does not say what was used")
 
+    def processes(self) -> dict[int, tuple[str, float]]:
+        """Command and CPU seconds of each process that is in the group now, by its number."""
+        found = {}
+        if self.path is not None:
+            for pid in (self.path / "cgroup.procs").read_text().split():
+                with suppress(OSError):  # it has ended meanwhile
+                    command = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ")
+                    _, seconds = stat_of(Path("/proc", pid))
+                    found[int(pid)] = command.decode(errors="replace"), seconds
+        return found
+
     def remove(self) -> None:
         """Its last process may be gone for a moment before the system knows it."""
         for _ in range(50):
@@ -71,6 +82,12 @@ class CpuGroup:
                 return
             except OSError:
                 time.sleep(0.1)
+
+
+def stat_of(directory: Path) -> tuple[str, float]:
+    """Name and CPU seconds of a process or thread, by its directory in /proc. OSError."""
+    head, _, tail = (directory / "stat").read_text().rpartition(")")
+    return head.partition("(")[2], sum(int(field) for field in tail.split()[11:13]) / TICK
 
 
 def tree_seconds(root: int) -> float:

@@ -14,10 +14,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cpu_group import CpuGroup
+from cpu_group import CpuGroup, stat_of
 from sink_cells import prepare
 from spark_cells import SIZE, Result, events, noise
 
@@ -33,6 +34,15 @@ TRIGGERS = 5
 PARTITIONS = (1, 4)
 FEW = 50  # the job of few rows has the FEW-th part of the rows
 
+# Threads of the JVM by how their names begin; processes of the broker by a part of their command.
+THREADS = {
+    "JVM: tasks": "Executor task",
+    "JVM: compiler": ("C1 ", "C2 "),
+    "JVM: garbage collection": ("GC ", "G1 "),
+}
+OTHERS = "JVM: others"
+BROKER = {"vhost_process": "broker: vhost", "http.process": "broker: HTTP", "": "broker: others"}
+
 Query = Callable[[], None]
 
 
@@ -45,7 +55,7 @@ class Lab:
     """Both systems, one session, and what was measured.
 
     brokers: the group of the broker's processes, by system. figures: cell, system, and a list of
-    [wall s, CPU s] of its runs.
+    [wall s, CPU s] of its runs. costs: CPU s by what took them, of Penstock's runs of a cell.
     """
 
     def __init__(
@@ -56,6 +66,7 @@ class Lab:
         self.url, self.http_url, self.kafka = url, http_url, kafka
         self.own, self.brokers = own, brokers
         self.figures: dict[str, dict[str, list[list[float]]]] = {}
+        self.costs: dict[str, list[dict[str, float]]] = {}
         self._number = 0
         self.spark = session(class_path)
         if kafka:
@@ -117,6 +128,25 @@ class Lab:
             writing = rows_again.write.format("kafka").option("topic", name)
             writing.option("kafka.bootstrap.servers", self.kafka).save()
 
+    def _parts(self) -> dict[str, float]:
+        """CPU seconds so far of what Penstock's cells run in. What has ended counts as Python's or,
+        of the JVM, as others."""
+        own, jvm = self.own.processes(), self.spark.sparkContext._gateway.proc.pid
+        found = dict.fromkeys((*THREADS, *BROKER.values(), OTHERS), 0.0)
+        if jvm not in own:
+            return {}
+        for task in Path("/proc", str(jvm), "task").iterdir():
+            with suppress(OSError):  # it has ended meanwhile
+                thread, seconds = stat_of(task)
+                for name, begins in THREADS.items():
+                    if thread.startswith(begins):
+                        found[name] += seconds
+        found[OTHERS] = own[jvm][1] - sum(found.values())
+        found["Python"] = self.own.seconds() - own[jvm][1]
+        for command, seconds in self.brokers["penstock"].processes().values():
+            found[next(name for part, name in BROKER.items() if part in command)] += seconds
+        return found
+
     def _cpu_s(self, system: str) -> float:
         return self.own.seconds() + self.brokers[system].seconds()
 
@@ -125,12 +155,17 @@ class Lab:
         say(cell)
         found = self.figures.setdefault(cell, {})
         for round_ in range(self.warm + (runs or self.runs)):
-            for system, query in queries.items():
+            for system in sorted(queries, reverse=bool(round_ % 2)):  # none is always the first
+                query = queries[system]
                 if system == "kafka" and not self.kafka:
                     continue
+                parts = self._parts() if system == "penstock" else {}
                 before, started = self._cpu_s(system), time.perf_counter()
                 query()
                 taken = [time.perf_counter() - started, self._cpu_s(system) - before]
+                if parts and round_ >= self.warm:
+                    its = {name: each - parts[name] for name, each in self._parts().items()}
+                    self.costs.setdefault(cell, []).append(its)
                 if round_ >= self.warm:
                     found.setdefault(system, []).append(taken)
 
@@ -287,6 +322,8 @@ def micro(lab: Lab) -> None:
         for system, runs in lab.figures[cell].items():
             for run, seconds in zip(runs, batch_s[system][lab.warm :], strict=True):
                 run[:] = [seconds, run[1] / batches]
+        for costs in lab.costs.get(cell, ()):
+            costs.update({name: seconds / batches for name, seconds in costs.items()})
 
 
 def many_streams(lab: Lab) -> None:
@@ -328,7 +365,13 @@ def beside_kafka(
         group(lab)
     load = os.getloadavg()[0]
     lab.spark.stop()
-    return {"rows": rows, "few": rows // FEW, "load": load, "meter": own.meter, "cells": lab.figures}
+    return {
+        "rows": rows,
+        "few": rows // FEW,
+        "load": load,
+        "meter": own.meter,
+        "cells": lab.figures,
+    }
 
 
 GROUPS: dict[str, Callable[[Lab], None]] = {

@@ -4,7 +4,7 @@
     make bench-spark ARGS=--quick      the same with fewer rows
     make bench-spark ARGS='--only scan'
     make bench-spark ARGS='--only kafka --rows 20000 --cell micro'    some of the cells beside Kafka
-    make bench-spark ARGS='--only kafka --rows 200000 --save'         all of them, kept and rendered
+    make bench-spark ARGS='--only kafka --save'                       all of them, kept and rendered
 
 The scenarios are in spark_cells.py. A full run is appended to bench/results/spark.jsonl and
 rendered to docs/reference/performance.md; the cells beside Kafka alone to kafka.jsonl.
@@ -179,7 +179,7 @@ class SparkBench(Runner):
                 its.cgroup = groups["kafka"].path
                 its.start()
             ours.start()
-            warm, runs = self.pick((1, 1), (1, 3))
+            warm, runs = self.pick((1, 1), (2, 3))
             self.say("Penstock beside Kafka" if its else "Penstock in the cells of Kafka")
             self.figures["kafka"] = found | self.child(
                 "beside_kafka", "beside", script="kafka_cells.py", warm=warm, runs=runs,

@@ -80,6 +80,13 @@ BESIDE = {
         "micro-batch of 1,000 rows, 4": {"kafka": [[0.148, 0.15]], "penstock": [[0.239, 0.385]]},
         "200 streams by pattern, 20,000 rows": {"penstock": [[8.0, 4.5]]},
     },
+    "costs": {
+        "scan, 1": [{"Python": 1.0}],
+        "micro-batch of 1,000 rows, 4": [
+            {"Python": 0.1, "JVM: tasks": 0.2, "JVM: others": 0.0}, {"Python": 0.12},
+            {"Python": 0.14, "JVM: tasks": 0.3},
+        ],
+    },
 }  # fmt: skip
 
 
@@ -99,6 +106,8 @@ def test_the_table_beside_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [goal.name for goal in few] == [goal.name for goal in goals[1:]]
     text = " ".join("\n".join(kafka_report.sections(BESIDE)).split())
     assert "| scan, 1 | 1,000,000 rows/s | 2.70 | 1,666,667 rows/s | 1.50 |" in text
+    assert "| micro-batch of 1,000 rows, 4 | JVM: tasks 200; Python 120 |" in text
+    assert "| scan, 1 | Python" not in text
     assert "Kafka is cheaper in: micro-batch of 1,000 rows, 4 (2.57 times Kafka's CPU)." in text
 
 

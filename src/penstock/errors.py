@@ -251,7 +251,9 @@ class OptionError(PenstockError):
         text = f"option {name}: given {shortened(given)}, expected {expected}"
         if isinstance(expected, Iterable) and not isinstance(expected, str):
             near = difflib.get_close_matches(name, [str(known) for known in expected], n=1)
-            text = f"unknown option {shortened(name)}" + (f", did you mean {near[0]!r}?" if near else "")
+            text = f"unknown option {shortened(name)}" + (
+                f", did you mean {near[0]!r}?" if near else ""
+            )
         super().__init__(text)
         self.name = name
         self.given = given

@@ -474,7 +474,9 @@ class TomlTable:
 
     def wrong(self, key: str, given: object, expected: str) -> PipelineFileError:
         """Return the error for a wrong value."""
-        return PipelineFileError(self.where, f"{key}: given {shortened(given)}, expected {expected}")
+        return PipelineFileError(
+            self.where, f"{key}: given {shortened(given)}, expected {expected}"
+        )
 
     def known(self, names: tuple[str, ...]) -> None:
         """Raise PipelineFileError for a key that is not among `names`, with the nearest one."""

@@ -26,7 +26,7 @@ STOP_S_MAX = 180.0
 class Broker(ABC):
     """One broker. name: as in the tables. data: all its files, made by `start`.
 
-    `cgroup`, if set: a directory of the memory controller into which its processes are put.
+    `cgroup`, if set: a directory of a controller into which its processes are put.
     """
 
     name: str

@@ -14,9 +14,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cpu_group import CpuGroup, stat_of
 from sink_cells import prepare
 from spark_cells import SIZE, Result, events, noise
 
@@ -31,28 +33,17 @@ STREAMS, ROWS_OF_ONE = 200, 100
 TRIGGERS = 5
 PARTITIONS = (1, 4)
 FEW = 50  # the job of few rows has the FEW-th part of the rows
-TICK = os.sysconf("SC_CLK_TCK")
+
+# Threads of the JVM by how their names begin; processes of the broker by a part of their command.
+THREADS = {
+    "JVM: tasks": "Executor task",
+    "JVM: compiler": ("C1 ", "C2 "),
+    "JVM: garbage collection": ("GC ", "G1 "),
+}
+OTHERS = "JVM: others"
+BROKER = {"vhost_process": "broker: vhost", "http.process": "broker: HTTP", "": "broker: others"}
 
 Query = Callable[[], None]
-
-
-def cpu_s(*roots: int) -> float:
-    """CPU seconds of these processes and of all below them, those that have ended too."""
-    found: dict[int, tuple[int, int]] = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                stat = Path(entry.path, "stat").read_text()
-            except OSError:  # it has ended meanwhile
-                continue
-            fields = stat.rpartition(")")[2].split()
-            found[int(entry.name)] = int(fields[1]), sum(int(field) for field in fields[11:15])
-    below, grew = {root for root in roots if root in found}, True
-    while grew:
-        more = {pid for pid, (parent, _) in found.items() if parent in below} - below
-        below |= more
-        grew = bool(more)
-    return sum(found[pid][1] for pid in below) / TICK
 
 
 def say(text: str) -> None:
@@ -63,17 +54,19 @@ def say(text: str) -> None:
 class Lab:
     """Both systems, one session, and what was measured.
 
-    pids: the root of the broker's processes by system. figures: cell, system, and a list of
-    [wall s, CPU s] of its runs.
+    brokers: the group of the broker's processes, by system. figures: cell, system, and a list of
+    [wall s, CPU s] of its runs. costs: CPU s by what took them, of Penstock's runs of a cell.
     """
 
     def __init__(
         self, root: Path, rows: int, warm: int, runs: int, url: str, http_url: str,
-        pids: dict[str, int], kafka: str, class_path: str,
+        own: CpuGroup, brokers: dict[str, CpuGroup], kafka: str, class_path: str,
     ) -> None:  # fmt: skip
         self.root, self.rows, self.warm, self.runs = root, rows, warm, runs
-        self.url, self.http_url, self.pids, self.kafka = url, http_url, pids, kafka
+        self.url, self.http_url, self.kafka = url, http_url, kafka
+        self.own, self.brokers = own, brokers
         self.figures: dict[str, dict[str, list[list[float]]]] = {}
+        self.costs: dict[str, list[dict[str, float]]] = {}
         self._number = 0
         self.spark = session(class_path)
         if kafka:
@@ -135,18 +128,44 @@ class Lab:
             writing = rows_again.write.format("kafka").option("topic", name)
             writing.option("kafka.bootstrap.servers", self.kafka).save()
 
+    def _parts(self) -> dict[str, float]:
+        """CPU seconds so far of what Penstock's cells run in. What has ended counts as Python's or,
+        of the JVM, as others."""
+        own, jvm = self.own.processes(), self.spark.sparkContext._gateway.proc.pid
+        found = dict.fromkeys((*THREADS, *BROKER.values(), OTHERS), 0.0)
+        if jvm not in own:
+            return {}
+        for task in Path("/proc", str(jvm), "task").iterdir():
+            with suppress(OSError):  # it has ended meanwhile
+                thread, seconds = stat_of(task)
+                for name, begins in THREADS.items():
+                    if thread.startswith(begins):
+                        found[name] += seconds
+        found[OTHERS] = own[jvm][1] - sum(found.values())
+        found["Python"] = self.own.seconds() - own[jvm][1]
+        for command, seconds in self.brokers["penstock"].processes().values():
+            found[next(name for part, name in BROKER.items() if part in command)] += seconds
+        return found
+
+    def _cpu_s(self, system: str) -> float:
+        return self.own.seconds() + self.brokers[system].seconds()
+
     def measure(self, cell: str, queries: dict[str, Query], runs: int = 0) -> None:
         """Each system's query in turn, the warm rounds not counted."""
         say(cell)
         found = self.figures.setdefault(cell, {})
         for round_ in range(self.warm + (runs or self.runs)):
-            for system, query in queries.items():
+            for system in sorted(queries, reverse=bool(round_ % 2)):  # none is always the first
+                query = queries[system]
                 if system == "kafka" and not self.kafka:
                     continue
-                roots = os.getpid(), self.pids[system]
-                before, started = cpu_s(*roots), time.perf_counter()
+                parts = self._parts() if system == "penstock" else {}
+                before, started = self._cpu_s(system), time.perf_counter()
                 query()
-                taken = [time.perf_counter() - started, cpu_s(*roots) - before]
+                taken = [time.perf_counter() - started, self._cpu_s(system) - before]
+                if parts and round_ >= self.warm:
+                    its = {name: each - parts[name] for name, each in self._parts().items()}
+                    self.costs.setdefault(cell, []).append(its)
                 if round_ >= self.warm:
                     found.setdefault(system, []).append(taken)
 
@@ -303,6 +322,8 @@ def micro(lab: Lab) -> None:
         for system, runs in lab.figures[cell].items():
             for run, seconds in zip(runs, batch_s[system][lab.warm :], strict=True):
                 run[:] = [seconds, run[1] / batches]
+        for costs in lab.costs.get(cell, ()):
+            costs.update({name: seconds / batches for name, seconds in costs.items()})
 
 
 def many_streams(lab: Lab) -> None:
@@ -320,12 +341,20 @@ def many_streams(lab: Lab) -> None:
 
 
 def beside_kafka(
-    data: str, rows: int, warm: int, runs: int, only: list[str], **where: Any
+    data: str, rows: int, warm: int, runs: int, only: list[str], groups: dict[str, str],
+    pids: dict[str, int], **where: Any,
 ) -> Result:  # fmt: skip
-    """All of the cells, or those whose group is named."""
+    """All of the cells, or those whose group is named. groups: the directories of the control
+    groups of the brokers and of this process, `own`, if there are any; pids: of the brokers."""
+    own = CpuGroup(Path(groups["own"]) if groups else None)
+    own.join()
+    brokers = {
+        system: CpuGroup(Path(groups[system]) if groups else None, pid)
+        for system, pid in pids.items()
+    }
     root = Path(data)
     root.mkdir()
-    lab = Lab(root, rows, warm, runs, **where)
+    lab = Lab(root, rows, warm, runs, own=own, brokers=brokers, **where)
     wanted = {name: group for name, group in GROUPS.items() if not only or name in only}
     for partitions in PARTITIONS:
         if wanted.keys() & {"scans", "lake"} or ("sinks" in wanted and partitions == 4):
@@ -336,7 +365,13 @@ def beside_kafka(
         group(lab)
     load = os.getloadavg()[0]
     lab.spark.stop()
-    return {"rows": rows, "few": rows // FEW, "load": load, "cells": lab.figures}
+    return {
+        "rows": rows,
+        "few": rows // FEW,
+        "load": load,
+        "meter": own.meter,
+        "cells": lab.figures,
+    }
 
 
 GROUPS: dict[str, Callable[[Lab], None]] = {

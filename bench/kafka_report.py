@@ -2,6 +2,7 @@
 
 import statistics
 
+from cpu_group import BY_GROUP, BY_PROC
 from report import Goal, Result, markdown
 
 NOTE = (
@@ -9,10 +10,21 @@ NOTE = (
     "a heap of 512 MiB. CPU is that of driver, JVM, Python workers and broker together, which\n"
     "neighbours change less than the clock: s per million rows, or ms of a micro-batch; the\n"
     "number behind a cell is its partitions. Medians; {rows:,} rows, and {few:,} in the job of\n"
-    "few rows. The machine's load at the end of the run was {load:.1f}. The count of CPU is at\n"
-    "times too low, of either system, probably by what workers used that ended within the run;\n"
-    "runs that count less than none are left out ({lost} here). **{kafka_better}**"
+    "few rows. The machine's load at the end of the run was {load:.1f}. {meter} **{kafka_better}**"
 )
+METERS = {
+    BY_GROUP: "CPU is counted by\ncontrol groups, with all that processes took that have ended.",
+    BY_PROC: (
+        "CPU is counted by /proc,\nwhich misses Spark's Python workers that end within the run;\n"
+        "runs that count less than none are left out ({lost} here)."
+    ),
+}
+COSTS = (
+    "What takes the CPU of Penstock's cells that miss their goal: the five largest parts, in\n"
+    "the cell's unit, medians of the runs. The JVM compiles while it runs, less with more runs.\n"
+    "Python: workers, planning, and the process that asks a stream for its offsets."
+)
+COSTS_SHOWN = 5
 MICRO = "micro-batch"
 MANY = "200 streams"
 FULL_ROWS = 1_000_000  # with fewer, what a job costs by itself is most of a row's share
@@ -43,6 +55,33 @@ def figures(found: Result, cell: str, system: str) -> tuple[float, float] | None
         return wall, cpu
     rows = found["few"] if "few rows" in cell else found["rows"]
     return rows / wall, cpu / rows * 1e6
+
+
+def costs(found: Result, cell: str) -> list[tuple[str, float]]:
+    """What takes Penstock's CPU in a cell, the largest first, in the cell's unit."""
+    runs = found.get("costs", {}).get(cell, [])
+    if cell.startswith(MICRO):
+        scale = 1000.0
+    elif cell.startswith(MANY):
+        scale = 1.0
+    else:
+        scale = 1e6 / (found["few"] if "few rows" in cell else found["rows"])
+    parts = {name for run in runs for name in run}
+    medians = {name: statistics.median(run.get(name, 0.0) for run in runs) for name in parts}
+    ordered = sorted(medians.items(), key=lambda part: (-part[1], part[0]))
+    return [(name, seconds * scale) for name, seconds in ordered if seconds > 0]
+
+
+def cost_table(found: Result) -> list[str]:
+    """The largest costs of the cells that miss a goal; nothing if none does or none was counted."""
+    missed = {goal.name.removesuffix(": CPU") for goal in goals(found) if not goal.is_met}
+    rows = []
+    for cell in found["cells"]:
+        parts = costs(found, cell)[:COSTS_SHOWN]
+        if cell in missed and parts:
+            unit = 0 if cell.startswith(MICRO) else 2
+            rows.append([cell, "; ".join(f"{name} {value:.{unit}f}" for name, value in parts)])
+    return [COSTS, markdown(["cell", "largest costs"], rows)] if rows else []
 
 
 def shown(cell: str, values: tuple[float, float] | None) -> list[str]:
@@ -96,9 +135,10 @@ def sections(found: Result) -> list[str]:
         columns = [text for system in systems for text in shown(cell, figures(found, cell, system))]
         rows.append([cell, *columns])
     runs = [run for cell in found["cells"].values() for each in cell.values() for run in each]
+    meter = METERS[found.get("meter", BY_PROC)].format(lost=sum(run[1] <= 0 for run in runs))
     note = NOTE.format(
-        lost=sum(run[1] <= 0 for run in runs),
+        meter=meter,
         kafka=found["kafka"] or "(which is missing here)", rows=found["rows"], few=found["few"],
         load=found["load"], kafka_better=better(found),
     )  # fmt: skip
-    return ["### Beside Kafka", note, markdown(head, rows)]
+    return ["### Beside Kafka", note, markdown(head, rows), *cost_table(found)]

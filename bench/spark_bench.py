@@ -4,7 +4,7 @@
     make bench-spark ARGS=--quick      the same with fewer rows
     make bench-spark ARGS='--only scan'
     make bench-spark ARGS='--only kafka --rows 20000 --cell micro'    some of the cells beside Kafka
-    make bench-spark ARGS='--only kafka --rows 200000 --save'         all of them, kept and rendered
+    make bench-spark ARGS='--only kafka --save'                       all of them, kept and rendered
 
 The scenarios are in spark_cells.py. A full run is appended to bench/results/spark.jsonl and
 rendered to docs/reference/performance.md; the cells beside Kafka alone to kafka.jsonl.
@@ -19,6 +19,7 @@ from pathlib import Path
 import kafka
 import load
 import page
+from cpu_group import CpuGroup
 from measure import measure
 from penstock_node import PenstockNode
 from runner import ROOT, Result, Runner
@@ -159,6 +160,8 @@ class SparkBench(Runner):
         found: Result = {"kafka": "", "why": ""}
         ours, its = HttpNode(self.data / "node", "disk"), None
         class_path = ""
+        groups = {name: CpuGroup.make(f"penstock-{name}") for name in ("own", "penstock", "kafka")}
+        paths = {name: str(group.path) for name, group in groups.items() if group.path}
         self.say("Kafka: asking Maven")
         try:
             server, connector = kafka.fetch(ROOT / "build" / "kafka")
@@ -170,15 +173,17 @@ class SparkBench(Runner):
         except kafka.NoKafkaError as error:
             found["why"] = str(error)
             self.say(f"Kafka is left out: {error}")
+        ours.cgroup = groups["penstock"].path
         try:
             if its:
+                its.cgroup = groups["kafka"].path
                 its.start()
             ours.start()
-            warm, runs = self.pick((1, 1), (1, 3))
+            warm, runs = self.pick((1, 1), (2, 3))
             self.say("Penstock beside Kafka" if its else "Penstock in the cells of Kafka")
             self.figures["kafka"] = found | self.child(
                 "beside_kafka", "beside", script="kafka_cells.py", warm=warm, runs=runs,
-                rows=self.rows or self.pick(100_000, 1_000_000), only=self.cells,
+                rows=self.rows or self.pick(100_000, 1_000_000), only=self.cells, groups=paths,
                 pids={"penstock": ours.pid} | ({"kafka": its.pid} if its else {}),
                 kafka=f"127.0.0.1:{its.port}" if its else "", class_path=class_path, **ours.urls,
             )  # fmt: skip
@@ -186,6 +191,8 @@ class SparkBench(Runner):
             for node in (ours, its):
                 if node:
                     node.end()
+            for group in groups.values():
+                group.remove()
 
 
 class HttpNode(PenstockNode):

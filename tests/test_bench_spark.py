@@ -80,6 +80,13 @@ BESIDE = {
         "micro-batch of 1,000 rows, 4": {"kafka": [[0.148, 0.15]], "penstock": [[0.239, 0.385]]},
         "200 streams by pattern, 20,000 rows": {"penstock": [[8.0, 4.5]]},
     },
+    "costs": {
+        "scan, 1": [{"Python": 1.0}],
+        "micro-batch of 1,000 rows, 4": [
+            {"Python": 0.1, "JVM: tasks": 0.2, "JVM: others": 0.0}, {"Python": 0.12},
+            {"Python": 0.14, "JVM: tasks": 0.3},
+        ],
+    },
 }  # fmt: skip
 
 
@@ -99,6 +106,8 @@ def test_the_table_beside_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [goal.name for goal in few] == [goal.name for goal in goals[1:]]
     text = " ".join("\n".join(kafka_report.sections(BESIDE)).split())
     assert "| scan, 1 | 1,000,000 rows/s | 2.70 | 1,666,667 rows/s | 1.50 |" in text
+    assert "| micro-batch of 1,000 rows, 4 | JVM: tasks 200; Python 120 |" in text
+    assert "| scan, 1 | Python" not in text
     assert "Kafka is cheaper in: micro-batch of 1,000 rows, 4 (2.57 times Kafka's CPU)." in text
 
 
@@ -111,7 +120,35 @@ def test_a_run_whose_workers_took_their_cpu_with_them_does_not_count(
     cells = {"scan, 1": {"penstock": [[1.0, -0.5], [2.0, 1.0], [3.0, 1.2]]}}
     found = {**BESIDE, "cells": cells}
     assert kafka_report.figures(found, "scan, 1", "penstock") == (500_000, pytest.approx(1.1))
-    assert "left out (1 here)" in "\n".join(kafka_report.sections(found))
+    assert "left out (1 here)" in " ".join("\n".join(kafka_report.sections(found)).split())
+    counted = "\n".join(kafka_report.sections({**found, "meter": "control group"}))
+    assert "left out" not in counted
+
+
+def test_a_group_counts_the_cpu_of_what_nobody_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    from cpu_group import BY_GROUP, CpuGroup  # type: ignore[import-not-found]
+
+    group = CpuGroup.make("penstock-test")
+    if group.meter != BY_GROUP:
+        pytest.skip("no control group may be made here")
+    work = (
+        "import os, signal, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path; from cpu_group import CpuGroup\n"
+        "CpuGroup(Path(sys.argv[2])).join(); signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "read, write = os.pipe()\n"
+        "if not os.fork(): sum(i * i for i in range(3_000_000)); os._exit(0)\n"
+        "os.close(write); os.read(read, 1)"
+    )
+    try:
+        subprocess.run([sys.executable, "-c", work, str(BENCH), str(group.path)], check=True)
+        assert group.seconds() > 0.05
+    finally:
+        group.remove()
+    assert group.path is not None
+    assert not group.path.exists()
 
 
 def test_the_cells_beside_kafka_alone_are_a_part_of_the_page(

@@ -233,6 +233,13 @@ class NotLeasableError(PenstockError):
         self.why = why
 
 
+def shortened(value: object, most: int = 80) -> str:
+    """Return a value as an error's text shows it: its first characters, if it has more than so
+    many."""
+    text = repr(value)
+    return text if len(text) <= most else text[:most] + "..."
+
+
 class OptionError(PenstockError):
     """An option's name is unknown or its value is not allowed.
 
@@ -241,10 +248,12 @@ class OptionError(PenstockError):
     """
 
     def __init__(self, name: str, given: object, expected: object) -> None:
-        text = f"option {name}: given {given!r}, expected {expected}"
+        text = f"option {name}: given {shortened(given)}, expected {expected}"
         if isinstance(expected, Iterable) and not isinstance(expected, str):
             near = difflib.get_close_matches(name, [str(known) for known in expected], n=1)
-            text = f"unknown option {name!r}" + (f", did you mean {near[0]!r}?" if near else "")
+            text = f"unknown option {shortened(name)}" + (
+                f", did you mean {near[0]!r}?" if near else ""
+            )
         super().__init__(text)
         self.name = name
         self.given = given

@@ -33,11 +33,10 @@ from typing import Any, Final
 
 from penstock import options
 from penstock.access.limits import OF_USERS, OF_VHOSTS
-from penstock.errors import NOT_FOUND, PRECONDITION_FAILED, ChannelError
+from penstock.errors import NOT_FOUND, PRECONDITION_FAILED, ChannelError, shortened
 from penstock.operation_json import is_name
 from penstock.options import Check, Kind, Option, WrongValueError
 
-SHOWN_CHARS: Final = 80
 REQUIRED: Final = "\0required"
 NAME_BYTES_MAX: Final = 255
 READER_BYTES_MAX: Final = 255
@@ -236,7 +235,7 @@ class Arguments:
                 self._values[argument.name] = argument.kind.check(value)
             except WrongValueError as error:
                 part = error.given[0] if error.given else value
-                text = f"given {_shown(part)}, expected {error.expected}"
+                text = f"given {shortened(part)}, expected {error.expected}"
                 raise self.wrong(argument.name, text) from error
 
     def wrong(self, name: str, text: str) -> ChannelError:
@@ -391,11 +390,6 @@ def _pairs(value: object) -> object:
     if value is not None and (not isinstance(value, list) or len(found) != len(value)):
         raise WrongValueError("a list of pairs of texts")
     return found
-
-
-def _shown(given: object) -> str:
-    shown = repr(given)
-    return shown if len(shown) <= SHOWN_CHARS else shown[:SHOWN_CHARS] + "..."
 
 
 def _is_byte_name(most: int) -> Callable[[str], bool]:

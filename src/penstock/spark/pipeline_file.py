@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.amqp_url import url_of
-from penstock.errors import OptionError
+from penstock.errors import OptionError, shortened
 from penstock.options import (
     BYTES_MAX,
     Kind,
@@ -474,7 +474,9 @@ class TomlTable:
 
     def wrong(self, key: str, given: object, expected: str) -> PipelineFileError:
         """Return the error for a wrong value."""
-        return PipelineFileError(self.where, f"{key}: given {given!r}, expected {expected}")
+        return PipelineFileError(
+            self.where, f"{key}: given {shortened(given)}, expected {expected}"
+        )
 
     def known(self, names: tuple[str, ...]) -> None:
         """Raise PipelineFileError for a key that is not among `names`, with the nearest one."""

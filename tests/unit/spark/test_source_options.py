@@ -283,3 +283,13 @@ def test_the_defaults_in_the_guide_are_true() -> None:
         "failOnDataLoss", "access", "pushdown", "timeoutMs",
     )}  # fmt: skip
     assert parse_source_options({**plain, **said}, is_streaming=True) == parsed()
+
+
+def test_a_long_value_is_cut_in_the_error() -> None:
+    text = refused(maxBytesPerTrigger="x" * 100_000)
+    assert text.startswith("option maxBytesPerTrigger: given 'xxx")
+    assert "..., expected" in text
+    assert len(text) < 400
+    with pytest.raises(OptionError) as caught:
+        parse_source_options({"path": "/x", "y" * 100_000: "1"}, is_streaming=False)
+    assert len(str(caught.value)) < 200

@@ -40,7 +40,7 @@ Failure: StagingError says what is wrong with the pages of a commit; OSError fro
 import contextlib
 import json
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from librt.strings import read_i32_le, read_i64_le
 
@@ -65,6 +65,9 @@ from penstock.storage.pages.page import (
     page_seed,
 )
 from penstock.storage.pages.page_reading import PageReader
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # for mypyc: a number of the machine, not an object
 
 STAGING: Final = "staging"
 STAGED_PAGE_BYTES_MAX: Final = 64 << 20
@@ -463,7 +466,7 @@ def staged_checksum(data: bytes, rows: bytes, position: int, seed: int, rel: int
     size = len(data)
     row = 0
     end_of_rows = len(rows)
-    total = 0
+    total: i64 = 0
     while row < end_of_rows:
         if size - at < FRAME_BYTES or end_of_rows - row < INDEX_ROW_BYTES:
             return -1
@@ -488,7 +491,7 @@ def staged_checksum(data: bytes, rows: bytes, position: int, seed: int, rel: int
     return total if at == size else -1
 
 
-def mixed(crc: int) -> int:
+def mixed(crc: "i64") -> "i64":
     """Return what a row whose content has this CRC-32 adds to the checksum."""
     one = crc * _MIX_1
     one ^= one >> 29

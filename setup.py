@@ -87,6 +87,7 @@ HOT_MODULES = (
     "penstock.broker.in_flight",
     "penstock.server.poller",
     "penstock.server.hub",
+    "penstock.server.tls_pump",
 )
 
 # The one that compiles: its C runs against the librt that [project.dependencies] asks for.

@@ -32,6 +32,7 @@ import penstock
 from penstock.cli.main import VERBS, cli
 from penstock.config import LIMITS, TABLES, config_of, parse_file, settings
 from tests.helpers.live_broker import LiveBroker
+from tests.helpers.tls_files import TlsFiles
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -42,11 +43,12 @@ LANGUAGES = {"python", "py", "sh", "toml", "json", ""}
 # What a page may import besides the standard library and us; skipped where one is missing.
 OTHERS = ("pika", "pyarrow")
 # The directories that pages name, and what they are below the directory of the test.
-PATHS = {"/srv/penstock": "data", "/fast": "fast", "/big": "big"}
+PATHS = {"/srv/penstock": "data", "/fast": "fast", "/big": "big", "/etc/penstock/tls": "tls"}
 SPARK = "starts Spark; tests/spark runs pipelines"
 NOT_RUN = {
     "pip install": "takes packages from an index; tools/ and CI install the wheel",
     "make ": "runs this test, or the demonstration of CI",
+    "penstock tls self-signed": "the certificates of the broker of this test are there",
     "penstock serve": "the broker of this test is one",
     "penstock pipeline run": SPARK,
     "penstock pipeline check": SPARK,
@@ -162,7 +164,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
     directory = tmp_path_factory.mktemp("docs")
     for name in PATHS.values():
         (directory / name).mkdir()
-    with LiveBroker(directory / "data", has_http=True) as broker:
+    files = TlsFiles(directory / "tls")
+    environment = files.environment()
+    with LiveBroker(directory / "data", environment=environment, has_http=True) as broker:
         with penstock.open(broker.url) as box:
             box.stream("flights.events").append(b'{"month": 1, "carrier": "UA"}')
             box.queue("flights.events.dead").put(b"not JSON")
@@ -175,6 +179,8 @@ def of_test(text: str, live: LiveBroker, quoted: Callable[[str], str] = str) -> 
     """The text with the addresses and directories of the test. quoted: how a path is written."""
     text = text.replace("localhost:15672", f"localhost:{live.http_port}")
     text = text.replace("localhost:5672", f"localhost:{live.port}")
+    text = text.replace("localhost:5671", f"localhost:{live.tls_port}")
+    text = text.replace('"localhost", 5671', f'"localhost", {live.tls_port}')
     for path, name in PATHS.items():
         text = re.sub(rf"(?<![\w.]){path}\b", quoted(str(live.data.parent / name)), text)
     return text
@@ -461,7 +467,7 @@ UNITS = {"s": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 ROW = re.compile(r"^\| .* \| (?:`\[(\w+)\]` )?`(\w+)` \| ([^|]+) \| [^|]* \|$", re.MULTILINE)
 NO_LIMITS = {  # where the broker is and how it works, and what only tells somebody
     "data", "data_permissions", "durability", "host", "http_hosts", "http_port", "lease_alert_s",
-    "log_level", "port", "strict", "vhost_restart_strategy",
+    "log_level", "port", "proxy_protocol_from", "strict", "vhost_restart_strategy",
 }  # fmt: skip
 
 

@@ -38,9 +38,9 @@ UNDONE = ("TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error")
 ELSEWHERE = ("/wo" + "rk/", "sha" + "red/", "/ro" + "ot/", "STOR" + "AGE.md", "DES" + "IGN.md")
 
 SOURCES = sorted(SRC.rglob("*.py"))
-# Of src/penstock: what needs penstock[spark], or uses something of it where it is installed.
+# Of src/penstock: what needs an extra, or uses something of it where it is installed.
 WITH_EXTRA = {
-    "spark", "arrow_batches.py", "page_frames.py", "http/ranges.py",
+    "spark", "arrow_batches.py", "page_frames.py", "http/ranges.py", "cli/tls.py",
 }  # fmt: skip
 # What is written by people, here and not in an environment or a cache.
 PYTHON = sorted(
@@ -236,12 +236,12 @@ def test_each_package_and_module_has_its_layer() -> None:
 
 
 def test_what_is_imported_is_what_is_declared() -> None:
-    """For Spark, Arrow and lakes there are extras; nobody else imports what is in them."""
+    """For Spark, Arrow, lakes and certificates there are extras; nobody else imports them."""
     project = pyproject()["project"]
     assert isinstance(project, dict)
     declared = names_of(project["dependencies"])
     extras = project["optional-dependencies"]
-    extra = set[str]().union(*(names_of(extras[name]) for name in ("spark", "java", "lake")))
+    extra = set[str]().union(*(names_of(extras[name]) for name in ("spark", "java", "lake", "tls")))
     ours = set(sys.stdlib_module_names) | {"penstock"}
     found = {path: imported(path) - ours for path in SOURCES}
     places = {path: path.relative_to(SRC) for path in SOURCES}

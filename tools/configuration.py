@@ -17,7 +17,7 @@ from typing import Final
 from penstock.broker.arguments import ARGUMENTS
 from penstock.broker.policies import KEYS
 from penstock.cli.serve import FLAGS
-from penstock.config import LIMITS, QUEUES, STORAGE, settings
+from penstock.config import LIMITS, QUEUES, STORAGE, TLS, settings
 from penstock.embedded.option_parsing import QUEUE_KEYWORDS, STREAM_KEYWORDS
 from penstock.operation_table import OPERATIONS, Operation
 from penstock.options import Option
@@ -53,6 +53,7 @@ Of users and vhosts: in a table `[limits]`; -1 is no limit. `penstock set_user_l
 `set_vhost_limits` set those of one [user](../guides/users.md) or [vhost](../guides/vhosts.md). What
 happens beyond one: [security](../guides/security.md#what-one-user-can-cost-the-others-limits).""",
     QUEUES: "In a table `[queues]`: the classes that hold messages.",
+    TLS: "In a table `[tls]`: certificates and ports, see [TLS](../guides/tls.md).",
 }
 NAMES: Final = """\
 | Name | Environment | Values | Default | |

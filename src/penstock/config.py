@@ -13,12 +13,14 @@ is the name with hyphens.
     user_channels = 1000            PENSTOCK_LIMITS_USER_CHANNELS=1000
     [queues]
     backing_queue = "a.b:C"         PENSTOCK_QUEUES_BACKING_QUEUE=a.b:C
+    [tls]
+    cert = "server.pem"             PENSTOCK_TLS_CERT=server.pem
 
 The tables of options are `OPTIONS` here, STORAGE_OPTIONS (penstock.storage.files.options),
-LIMIT_OPTIONS (penstock.access.limits) and QUEUE_OPTIONS (penstock.queues.backing_choice). A row has
-the name, the values, the meaning and, unless the field of Config has it, the default; `penstock
-config explain` and docs/reference/configuration.md are made from them. A new option is a row and a
-field of Config.
+LIMIT_OPTIONS (penstock.access.limits), QUEUE_OPTIONS (penstock.queues.backing_choice) and
+TLS_OPTIONS (penstock.access.tls_options). A row has the name, the values, the meaning and, unless
+the field of Config has it, the default; `penstock config explain` and
+docs/reference/configuration.md are made from them. A new option is a row and a field of Config.
 
 Values are checked when a Config is made: an OptionError names the value by the place where it was
 given. For an unknown name in the file it suggests the right one. The environment is shared with
@@ -28,6 +30,7 @@ PENSTOCK_PORT=tcp://..., which Kubernetes sets for a service called penstock, is
 """
 
 import difflib
+import ipaddress
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -36,6 +39,7 @@ from typing import Any, Final, TypeVar
 
 from penstock.access.limits import LIMIT_OPTIONS, Limits
 from penstock.access.permissions import GUEST_LOOPBACK, GUEST_OFF, LOOPBACK_USERS
+from penstock.access.tls_options import PORT_MAX, TLS_OPTIONS, TlsOptions
 from penstock.errors import OptionError
 from penstock.options import (
     Kind,
@@ -64,8 +68,9 @@ PREFIX: Final = "PENSTOCK_"
 STORAGE: Final = "storage"
 LIMITS: Final = "limits"
 QUEUES: Final = "queues"
+TLS: Final = "tls"
 TABLES: Final[Mapping[str, tuple[Option, ...]]] = {
-    STORAGE: STORAGE_OPTIONS, LIMITS: LIMIT_OPTIONS, QUEUES: QUEUE_OPTIONS,
+    STORAGE: STORAGE_OPTIONS, LIMITS: LIMIT_OPTIONS, QUEUES: QUEUE_OPTIONS, TLS: TLS_OPTIONS,
 }  # fmt: skip
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 FIX: Final = "fix"
@@ -75,7 +80,6 @@ CONTINUE: Final = "continue"
 STOP_NODE: Final = "stop_node"
 # What Kubernetes puts into the environment of every pod for a service called penstock.
 SERVICE_LINK: Final = re.compile(r"(tcp|udp|sctp)://")
-PORT_MAX: Final = 65535
 MEMORY_MIN_BYTES: Final = 1 << 20
 MANY: Final = 1_000_000
 GIB: Final = 1 << 30
@@ -96,7 +100,7 @@ class Config:
 
     data: str = "./penstock-data"
     host: str = "127.0.0.1"
-    port: int = 5672
+    port: int | None = 5672
     http_port: int | None = 15672
     memory_bytes: int = GIB
     mode: int = DISK
@@ -112,6 +116,7 @@ class Config:
     http_connections_max: int = 4096
     http_address_connections_max: int = 1024
     http_user_requests_max: int = 256
+    proxy_protocol_from: tuple[str, ...] = ()
     vhost_hang_s: float = 30.0
     vhost_restarts_max: int = 3
     vhost_restart_window_s: float = 300.0
@@ -129,6 +134,7 @@ class Config:
     storage: StorageOptions = field(default_factory=StorageOptions)
     limits: Limits = field(default_factory=Limits)
     queues: BackingChoice = field(default_factory=BackingChoice)
+    tls: TlsOptions = field(default_factory=TlsOptions)
     notes: tuple[str, ...] = ()
     silent_close_s: float = 1.0  # before a client is dropped that was refused without an answer
     nofile: int = 1 << 20  # files and sockets that a process may open (server.descriptors)
@@ -186,6 +192,20 @@ def _durability() -> Kind:
     return Kind("`disk`, `interval=MS`, `os`", check, unparsed)
 
 
+def _networks() -> Kind:
+    """Addresses and networks."""
+    inner = names()
+    expected = 'networks with commas between them, as "10.0.0.0/8, 192.0.2.7"'
+
+    def check(value: object) -> tuple[str, ...]:
+        try:
+            return tuple(str(ipaddress.ip_network(one)) for one in inner.check(value))
+        except ValueError:  # a WrongValueError is one
+            raise WrongValueError(expected) from None
+
+    return replace(inner, words="networks with commas between them", check=check)
+
+
 _PORT: Final = whole(0, PORT_MAX)
 OPTIONS: Final[tuple[Option, ...]] = (
     Option("data", text("a directory"), "the data directory, made if it is missing"),
@@ -194,7 +214,10 @@ OPTIONS: Final[tuple[Option, ...]] = (
         text('an address to listen at, such as "127.0.0.1" or "0.0.0.0"'),
         "the address to listen at; `0.0.0.0`: all",
     ),
-    Option("port", _PORT, "the port of AMQP; 0: a free one"),
+    Option(
+        "port", or_word(_PORT, "off"),
+        "the port of AMQP; 0: a free one; `off`: AMQP over [TLS](../guides/tls.md) only",
+    ),
     Option(
         "http_port", or_word(_PORT, "off"), "the port of HTTP; 0: a free one; `off`: no HTTP"
     ),
@@ -250,6 +273,11 @@ OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option("http_address_connections_max", whole(1, MANY), "HTTP connections of one address"),
     Option("http_user_requests_max", whole(1, MANY), "HTTP requests of one user in progress"),
+    Option(
+        "proxy_protocol_from", _networks(),
+        "networks of proxies, whose AMQP connections begin with a header of "
+        "[the PROXY protocol](../guides/tls.md#behind-a-proxy)",
+    ),
     Option(
         "vhost_hang", seconds(),
         "seconds without an answer after which a vhost's process is killed, or that of HTTP",
@@ -421,13 +449,36 @@ def config_of(
         storage=storage,
         limits=replace(limits or Limits(), **_checked(LIMIT_OPTIONS, tables[LIMITS])),
         queues=_made(BackingChoice, QUEUE_OPTIONS, tables[QUEUES]),
+        tls=_made(TlsOptions, TLS_OPTIONS, tables[TLS]),
         notes=notes,
     )
-    if config.port and config.port == config.http_port:
-        expected = f"another than the port of AMQP, which is {config.port} too"
-        place = given.get("http_port", given.get("port", _Given(0, "port"))).place
-        raise OptionError(place, config.port, expected)
+    _check_ports(config, given, tables[TLS])
     return config
+
+
+def _check_ports(
+    config: Config, given: Mapping[str, _Given], given_tls: Mapping[str, _Given]
+) -> None:
+    """Raise OptionError if two listeners have one port, or AMQP has none."""
+    tls = config.tls
+    ports = [("port", "AMQP", config.port), ("http_port", "HTTP", config.http_port)]
+    if tls.is_on:
+        ports += [
+            ("tls.port", "AMQP over TLS", tls.port),
+            ("tls.http_port", "HTTPS", tls.http_port),
+        ]
+    taken: dict[int, str] = {}
+    for name, what, port in ports:
+        if port and port in taken:
+            of_tls = given_tls.get(name.removeprefix("tls."))
+            one = of_tls if name.startswith("tls.") else given.get(name, given.get("port"))
+            expected = f"another than the port of {taken[port]}, which is {port} too"
+            raise OptionError(one.place if one else name, port, expected)
+        if port:
+            taken[port] = what
+    if config.port is None and (not tls.is_on or tls.port is None):
+        expected = "a port, or a certificate and a port of TLS (tls.cert, tls.port)"
+        raise OptionError(given["port"].place, "off", expected)
 
 
 def _checked(options: tuple[Option, ...], given: Mapping[str, _Given]) -> dict[str, Any]:

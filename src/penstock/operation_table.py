@@ -541,6 +541,7 @@ _ROWS: Final = (
             "memory_bytes", "counted_bytes", "log_directory", "spill_directory",
             "disk_free_bytes", "disk_free_limit_bytes", "is_ready", "is_healthy", "takes_clients",
             "problems", "connections", "half_open", "accepted", "vhosts", "http",
+            "tls",
         ),
         more="`is_healthy` is false while a vhost is down or publishers are blocked; `problems` "
         "says why.",
@@ -589,7 +590,8 @@ _ROWS: Final = (
         ("name", "user", "vhost", "state", "channels"),
         (
             "peer_host", "peer_port", "host", "port", "client_properties", "connected_at",
-            "frame_max", "channel_max", "timeout", "recv_oct", "send_oct",
+            "frame_max", "channel_max", "timeout", "recv_oct", "send_oct", "ssl", "ssl_protocol",
+            "ssl_cipher", "peer_cert_subject", "peer_cert_issuer", "peer_cert_validity",
         ), of=NODE, audience=OPERATORS,
     ),
     # users, permissions and limits

@@ -132,6 +132,8 @@ class LiveBroker(Broker):
         self.options = options
         self.nofile = nofile
         self.http_port: int | None = 0 if has_http else None
+        self.tls_port = 0  # if the environment turns TLS on
+        self.https_port = 0
         # The invariants that our tests check after every operation cost too much under load.
         self.environment = {"PENSTOCK_CHECK": "0", **(environment or {})}
         self.log = data.parent / f"{data.name}.log"
@@ -172,15 +174,22 @@ class LiveBroker(Broker):
                     break
                 text += piece
         self.ready_line = text.decode(errors="replace")
-        found = re.search(r"amqp://[^\s/]+:(\d+)/", self.ready_line)
-        if found is None:
+        if "amqp" not in self.ready_line:
             self.kill()
             raise AssertionError(f"not ready: {self.ready_line!r}\n{self.log_text()}")
-        self.port = int(found[1])
+        if "amqp://" in self.ready_line:
+            self.port = self._ready_port("amqp")
         if self.http_port is not None:
-            found = re.search(r"http://[^\s/]+:(\d+)/", self.ready_line)
-            assert found is not None, self.ready_line
-            self.http_port = int(found[1])
+            self.http_port = self._ready_port("http")
+        if "amqps://" in self.ready_line:
+            self.tls_port = self._ready_port("amqps")
+        if "https://" in self.ready_line:
+            self.https_port = self._ready_port("https")
+
+    def _ready_port(self, scheme: str) -> int:
+        found = re.search(rf"{scheme}://[^\s/]+:(\d+)/", self.ready_line)
+        assert found is not None, self.ready_line
+        return int(found[1])
 
     def launch(self) -> None:
         """Starts the process and waits for nothing."""

@@ -3,7 +3,7 @@
 The supervisor accepts a connection, does the handshake and checks the user. Then it hands the
 socket over to the process of the vhost, with these facts as JSON and the bytes that it has read
 after connection.open, because a client need not wait for answers. The vhost's process sends
-connection.open-ok. The facts never change. `tls` is reserved for facts of an encrypted connection.
+connection.open-ok. The facts never change.
 
 A client's properties are a field table of up to 8 KiB that anybody can send and that only operators
 look at. So they stay bytes, which take a tenth of the memory, and are decoded when they are shown.
@@ -35,7 +35,8 @@ CAPABILITIES: Final = (
 class ConnectionFacts:
     """Facts of a connection. name: as people see it, "host:port -> host:port". client_properties: a
     field table, checked, as bytes. frame_max (bytes), channel_max, heartbeat_s (0: none): as
-    negotiated. connected_at_ms: since 1970. tls: None, or facts of TLS."""
+    negotiated. connected_at_ms: since 1970. tls: None, or the facts of TLS that
+    server.certificates lists."""
 
     name: str
     peer_host: str
@@ -76,6 +77,17 @@ def shown(client_properties: bytes) -> dict[str, object]:
             found[name] = decode_value(raw)[0]
     found["..."] = f"{size} bytes, of which the well-known ones are shown"
     return found
+
+
+def tls_columns(tls: dict[str, Any]) -> dict[str, object]:
+    """Return the columns for listings of facts of TLS, under RabbitMQ's names; "" for none."""
+    return {
+        "ssl_protocol": tls.get("version", ""),
+        "ssl_cipher": tls.get("cipher", ""),
+        "peer_cert_subject": tls.get("subject", ""),
+        "peer_cert_issuer": tls.get("issuer", ""),
+        "peer_cert_validity": tls.get("validity", ""),
+    }
 
 
 def capabilities(client_properties: bytes) -> frozenset[str]:

@@ -46,7 +46,12 @@ from penstock.access.permissions import Identity
 from penstock.broker.background_tasks import AGAIN, ASLEEP, BackgroundTask
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.channel_methods import BASIC_METHODS, TOPOLOGY_METHODS
-from penstock.broker.connection_facts import ConnectionFacts, capabilities, shown
+from penstock.broker.connection_facts import (
+    ConnectionFacts,
+    capabilities,
+    shown,
+    tls_columns,
+)
 from penstock.broker.in_flight import MESSAGES, signature
 from penstock.broker.operations import on_penstock_call
 from penstock.broker.output import Outlet, Output
@@ -969,6 +974,8 @@ class ConnectionHandler(ChannelOwner):
             "recv_oct": self.received_bytes,
             "send_oct": self.sent_bytes,
             "client_properties": shown(facts.client_properties),
+            "ssl": facts.tls is not None,
+            **tls_columns(facts.tls or {}),
         }
 
 

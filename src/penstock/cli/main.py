@@ -184,6 +184,9 @@ VERBS: Final[Mapping[str, Verb]] = {
     "tail": Verb("queues", "Print the records of a stream."),
     "pipeline": Verb("pipelines", "Run, check, list and show pipelines from streams to tables."),
     "spark": Verb("pipelines", "Prepare Spark clusters: the package as a zip for --py-files."),
+    "tls_self_signed": Verb(
+        "tls", "Make an authority, and certificates of a broker and a client, to try TLS."
+    ),
     "store": Verb("store", "Check, dump, salvage, measure and copy a store that is not in use."),
 }
 

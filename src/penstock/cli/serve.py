@@ -149,9 +149,14 @@ def run(config: Config) -> None:
 
 def explained(config: Config, error: OSError) -> Exception:
     """Return the error of listening with advice; any other error unchanged."""
-    port, option, otherwise = config.port, "--port", ""
-    if config.http_port is not None and error.filename == f"{config.host}:{config.http_port}":
-        port, option, otherwise = config.http_port, "--http-port", ", or --http-port off"
+    tls = config.tls
+    listeners = (
+        (config.port, "--port", ""), (config.http_port, "--http-port", ", or --http-port off"),
+        (tls.port, "tls.port", ""), (tls.http_port, "tls.http_port", ', or tls.http_port = "off"'),
+    )  # fmt: skip
+    found = [one for one in listeners if error.filename == f"{config.host}:{one[0]}"]
+    port, option, otherwise = found[0] if found else listeners[0]
+    port = port or 0
     place = f"{config.host}:{port}"
     if error.errno == errno.EADDRINUSE:
         return UnavailableError(
@@ -174,11 +179,18 @@ def ready_line(config: Config, facts: "ReadyFacts") -> str:
     durability = MODE_NAMES[config.mode]
     if config.mode == INTERVAL:
         durability += f"={config.storage.interval_ms}"
-    http = f"http://{host}:{facts.http_port}/  " if facts.http_port is not None else ""
+    places = [
+        f"{start}{host}:{port}/"
+        for start, port in (
+            ("amqp://guest:guest@", facts.port), ("amqps://guest:guest@", facts.tls_port),
+            ("http://", facts.http_port), ("https://", facts.https_port),
+        )
+        if port is not None
+    ]  # fmt: skip
     state = "is ready"
     if facts.problems:
         state = f"listens, but {one_line('; '.join(facts.problems))}"
     return (
-        f"penstock {version_text()} {state}: amqp://guest:guest@{host}:{facts.port}/  {http}"
+        f"penstock {version_text()} {state}: {'  '.join(places)}  "
         f"data {config.data}  memory {format_bytes(config.memory_bytes)}  durability {durability}"
     )

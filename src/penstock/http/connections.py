@@ -119,17 +119,20 @@ class Connections:
 
 
 class GuardedProtocol(H11Protocol):
-    """A connection that keeps the limits above. address: the network that it is counted for."""
+    """A connection that keeps the limits above. address: the network that it is counted for. peer:
+    the client's address, if its TLS is done by another process."""
 
     def __init__(
         self, connections: Connections, config: uvicorn.Config, server_state: ServerState,
         app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None,
+        peer: tuple[str, int] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(config, server_state, app_state, _loop)
         self.address = ""
         self.is_reserved = False
         self.is_gone = False
         self._connections = connections
+        self._peer = peer
         self._inner_app = self.app
         self.app = self._answer
         self._limit: asyncio.TimerHandle | None = None
@@ -141,6 +144,8 @@ class GuardedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start: the connection was accepted."""
         super().connection_made(transport)
+        if self._peer is not None:
+            self.client, self.scheme = self._peer, "https"
         self._read_at_most(READ_BYTES)
         self.address = network_of(self.client[0] if self.client is not None else "")
         self._wait(HEAD_S)

@@ -75,6 +75,8 @@ class HttpProcess(LinkedProcess):
         self._socks: list[socket.socket] = []
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._connections = Connections(0, 0)
+        self._taking: set[asyncio.Task[Any]] = set()
         self._api: Api | None = None
         users = KnownUsers(rng=random.SystemRandom())
         self._node = NodeLink(users, self._link)
@@ -107,6 +109,8 @@ class HttpProcess(LinkedProcess):
             self._node.users.take(facts)
         elif do == "socket":
             self._socks += [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        elif do == "client":
+            self._take(facts["origin"], descriptors)
         elif do == "start":
             self._start(facts)
         elif do == "stop":
@@ -130,10 +134,10 @@ class HttpProcess(LinkedProcess):
         # api.py logs errors of answers, with the request.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self._api = self._made_api(facts)
-        connections = Connections(
+        self._connections = Connections(
             int(facts["connections_max"]), int(facts["address_connections_max"])
         )
-        protocol: Any = partial(GuardedProtocol, connections)
+        protocol: Any = partial(GuardedProtocol, self._connections)
         config = uvicorn.Config(
             self._api, http=protocol, interface="asgi3", lifespan="off", ws="none",
             log_config=None, access_log=False, proxy_headers=False, server_header=False,
@@ -143,6 +147,32 @@ class HttpProcess(LinkedProcess):
         self._server = _Server(config, self._ready)
         self._serving = self._loop.create_task(self._server.serve(self._socks))
         self._serving.add_done_callback(self._served)
+
+    def _take(self, origin: dict[str, Any], descriptors: list[int]) -> None:
+        """Serve a client whose TLS is done by another process."""
+        for descriptor in descriptors:
+            sock = socket.socket(fileno=descriptor)
+            sock.setblocking(False)
+            if self._server is None:
+                sock.close()
+                continue
+            peer = (str(origin["peer_host"]), int(origin["peer_port"]))
+            made = self._loop.connect_accepted_socket(partial(self._tls_protocol, peer), sock)
+            task = self._loop.create_task(made)
+            self._taking.add(task)
+            task.add_done_callback(self._taken)
+
+    def _taken(self, task: asyncio.Task[Any]) -> None:
+        self._taking.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.debug("a client of TLS was lost: %s", task.exception())
+
+    def _tls_protocol(self, peer: tuple[str, int]) -> GuardedProtocol:
+        server = self._server
+        assert server is not None
+        return GuardedProtocol(
+            self._connections, server.config, server.server_state, {}, self._loop, peer
+        )
 
     def _ready(self) -> None:
         freeze_start()

@@ -179,9 +179,16 @@ class Authenticator:
         """Return why the user may not log in from this address with this password, for the log; ""
         if it may. Waits as long as it takes."""
         why = why_not_from(name, host, self._guest, self._loopback_users)
-        if why:
+        if why or await self.is_right(name, password, host):
             return why
-        return "" if await self.is_right(name, password, host) else "invalid credentials"
+        return "invalid credentials"
+
+    def refusal_of_certificate(self, name: str, host: str) -> str:
+        """Return why a client with a verified certificate may not log in as this user, for the log;
+        "" if it may."""
+        if not self._users.knows(name):
+            return "there is no such user"
+        return why_not_from(name, host, self._guest, self._loopback_users)
 
     async def is_right(self, name: str, password: bytes, host: str) -> bool:
         """Return whether it is the user's password. Waits as long as it takes. host: the client's

@@ -12,7 +12,8 @@ A refused client gets the reason, our half of the connection is shut, and what i
 read and discarded for a moment: closing at once would reset the connection, and the answer might be
 lost. Nothing else is kept for it, and there are at most `half_open_max` of these, too.
 
-`admit` takes over a client that is logged in, with its socket.
+`admit` takes over a client that is logged in, with its socket. A client of TLS is taken with `take`
+after its TLS handshake; those handshakes are limited by a Listener, too (tls_process).
 """
 
 import asyncio
@@ -20,18 +21,17 @@ import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
-from penstock.broker.connection_facts import ConnectionFacts
 from penstock.clock import Clock
 from penstock.codec.frames import method_frame
 from penstock.codec.spec import ConnectionCloseOk
 from penstock.config import Config
 from penstock.errors import RESOURCE_ERROR, AMQPConnectionError, AMQPError
-from penstock.server.authenticator import Authenticator, network_of
+from penstock.server.authenticator import network_of
 from penstock.server.descriptors import supervisor_sockets
 from penstock.server.log_lines import client_line
-from penstock.server.login import Gone, Login, LoginRefused, Silent, WrongHeader
+from penstock.server.login import Gone, LoginRefused, Origin, Silent, WrongHeader
 
 BACKLOG: Final = 1024
 ACCEPTS: Final = 64  # in one go; then other events are handled
@@ -45,7 +45,31 @@ SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOME
 
 logger = logging.getLogger(__name__)
 
-Admit = Callable[[Login, ConnectionFacts], Awaitable[None]]
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Handshake(Protocol[T_co]):
+    """What a client has to do before it is admitted, as Login."""
+
+    sock: socket.socket
+
+    @property
+    def peer_host(self) -> str:
+        """The client's address."""
+
+    @property
+    def name(self) -> str:
+        """The connection as people see it."""
+
+    async def run(self) -> T_co:
+        """Do the handshake. Raises Silent, Gone, AMQPError (for `refuse`), OSError."""
+
+    def forget(self) -> None:
+        """Discard what the client has sent."""
+
+    async def refuse(self, error: AMQPError) -> None:
+        """Send the client an error."""
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
@@ -75,14 +99,15 @@ def bind(host: str, port: int) -> list[socket.socket]:
     return socks
 
 
-class Listener:
-    """Accepts clients, on the running loop. admit(login, opened): takes over a client that is
-    logged in; the client gets its AMQPError. half_open: clients that have not logged in; dropped:
-    those that were too many."""
+class Listener(Generic[T]):
+    """Accepts clients, on the running loop. make(sock, on_held[, origin]): returns the handshake of
+    a client; on_held: as of Login; origin: of a client that `take` was given. admit(handshake,
+    result): takes over a client that is logged in; the client gets its AMQPError. half_open:
+    clients that have not logged in; dropped: those that were too many."""
 
     def __init__(
-        self, socks: list[socket.socket], settings: Config, authenticator: Authenticator,
-        clock: Clock, admit: Admit,
+        self, socks: list[socket.socket], settings: Config, clock: Clock,
+        make: Callable[..., Handshake[T]], admit: Callable[..., Awaitable[None]],
     ) -> None:  # fmt: skip
         self.socks = socks
         self.accepted = 0
@@ -94,12 +119,12 @@ class Listener:
         self._admitted_max: Final = sockets // 4
         self._short_until_s = 0.0
         self._settings = settings
-        self._authenticator = authenticator
+        self._make = make
         self._clock = clock
         self._admit = admit
         self._loop = asyncio.get_running_loop()
         # address -> its half-open clients, the oldest first
-        self._half_open: dict[str, dict[asyncio.Task[None], Login]] = {}
+        self._half_open: dict[str, dict[asyncio.Task[None], Handshake[T]]] = {}
         self.half_open = 0
         self._refused: dict[asyncio.Task[None], None] = {}  # getting their answer; the oldest first
         self._admitted: set[asyncio.Task[None]] = set()  # on their way to a vhost
@@ -136,7 +161,7 @@ class Listener:
                 self._loop.call_later(PAUSE_S, self._accept_again, listening)
                 return
             self.accepted += 1
-            self._take(sock)
+            self.take(sock)
 
     @property
     def is_short(self) -> bool:
@@ -147,12 +172,16 @@ class Listener:
         if listening.fileno() >= 0:
             self._loop.add_reader(listening, self._acceptable, listening)
 
-    def _take(self, sock: socket.socket) -> None:
+    def take(self, sock: socket.socket, origin: Origin | None = None) -> None:
+        """Begin the handshake of a client. origin: of one whose TLS is done by another process."""
         sock.setblocking(False)
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            login = Login(sock, self._authenticator, self._clock, self._on_held)
+            if origin is None:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                login = self._make(sock, self._on_held)
+            else:
+                login = self._make(sock, self._on_held, origin)
         except OSError:
             sock.close()  # it has gone already
             return
@@ -193,7 +222,7 @@ class Listener:
             if not tasks:
                 del self._half_open[address]
 
-    def _ended(self, task: asyncio.Task[None], login: Login, address: str) -> None:
+    def _ended(self, task: asyncio.Task[None], login: Handshake[T], address: str) -> None:
         self._no_more_half_open(task, address)
         self._refused.pop(task, None)
         self._admitted.discard(task)
@@ -201,7 +230,7 @@ class Listener:
         if not task.cancelled() and task.exception() is not None:
             logger.error("a login failed", exc_info=task.exception())
 
-    async def _serve(self, login: Login, address: str) -> None:
+    async def _serve(self, login: Handshake[T], address: str) -> None:
         is_ours = True
         task = asyncio.current_task()
         assert task is not None
@@ -235,7 +264,7 @@ class Listener:
             if is_ours:
                 login.sock.close()
 
-    def _refuses(self, login: Login, task: asyncio.Task[None], address: str) -> None:
+    def _refuses(self, login: Handshake[T], task: asyncio.Task[None], address: str) -> None:
         """Note that a client is being refused. Only its socket is kept."""
         self._no_more_half_open(task, address)
         self._admitted.discard(task)
@@ -246,7 +275,7 @@ class Listener:
             del self._refused[oldest]
             oldest.cancel()
 
-    async def _login(self, login: Login) -> ConnectionFacts | None:
+    async def _login(self, login: Handshake[T]) -> T | None:
         """Do the handshake. Returns None if it took too long."""
         try:
             async with asyncio.timeout(self._settings.handshake_timeout_s):
@@ -264,7 +293,7 @@ class Listener:
         except OSError:  # TimeoutError is one
             pass
 
-    async def _answer(self, login: Login, error: AMQPError) -> None:
+    async def _answer(self, login: Handshake[T], error: AMQPError) -> None:
         """Send connection.close, and wait for close-ok."""
         await login.refuse(error)
         # Shut our half only after the client's close-ok: otherwise its answer would get a reset,

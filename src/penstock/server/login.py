@@ -26,9 +26,9 @@ knows the vhosts.
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock.broker.connection_facts import ConnectionFacts, capabilities
 from penstock.clock import Clock
@@ -49,6 +49,7 @@ from penstock.native import VERSION
 from penstock.protocol.connection import SERVER, Connection
 from penstock.protocol.events import MethodReceived
 from penstock.server.authenticator import Authenticator
+from penstock.server.proxy_protocol import Network, Proxied, WrongProxyHeader, is_of, read_header
 
 FRAME_BYTES_MAX: Final = 8 << 10  # of the handshake, with its head and end
 FRAME_HEAD_BYTES: Final = 7
@@ -56,6 +57,7 @@ CHANNEL_MAX: Final = 2047
 FRAME_MAX: Final = 131072
 HEARTBEAT_S: Final = 60
 MECHANISMS: Final = b"AMQPLAIN PLAIN"
+EXTERNAL: Final = "EXTERNAL"
 LOCALES: Final = b"en_US"
 # Clients look at this pair to know which features the server has.
 PRODUCT: Final = "RabbitMQ"
@@ -96,6 +98,33 @@ class Gone(Exception):
     """The client has left."""
 
 
+class Origin(NamedTuple):
+    """Where a connection comes from, and where it goes to. tls: facts of TLS, None without it
+    (server.certificates has them)."""
+
+    peer_host: str
+    peer_port: int
+    host: str
+    port: int
+    tls: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, sock: socket.socket) -> "Origin":
+        """Return that of a connected socket. Raises OSError if the client has gone."""
+        peer_host, peer_port = sock.getpeername()[:2]
+        host, port = sock.getsockname()[:2]
+        return cls(peer_host, peer_port, host, port)
+
+    def behind(self, found: Proxied) -> "Origin":
+        """Return that of the client of a proxy."""
+        return Origin(*found[1:], self.tls) if found.peer_host else self
+
+    @property
+    def name(self) -> str:
+        """The connection as people see it: "host:port -> host:port"."""
+        return f"{address(self.peer_host, self.peer_port)} -> {address(self.host, self.port)}"
+
+
 @dataclass(slots=True)
 class Tuned:
     """The limits that were negotiated."""
@@ -125,16 +154,18 @@ def address(host: str, port: int) -> str:
 
 class Login:
     """The handshake of one client. `leftover` is complete when `run` has returned. on_held(change):
-    called with the change of held_bytes."""
+    called with the change of held_bytes. origin: None for that of the socket. networks: of proxies,
+    whose connections begin with a header (proxy_protocol)."""
 
     def __init__(
         self, sock: socket.socket, authenticator: Authenticator, clock: Clock,
-        on_held: Callable[[int], None],
+        on_held: Callable[[int], None], origin: Origin | None = None,
+        networks: Sequence[Network] = (),
     ) -> None:  # fmt: skip
         self.sock = sock
-        self.peer_host, self.peer_port = sock.getpeername()[:2]
-        self.host, self.port = sock.getsockname()[:2]
-        self.name = f"{address(self.peer_host, self.peer_port)} -> {address(self.host, self.port)}"
+        self.origin = Origin.of(sock) if origin is None else origin
+        # Of a client of TLS the header came before the handshake.
+        self._is_proxied = origin is None and is_of(networks, self.origin.peer_host)
         self._authenticator = authenticator
         self._clock = clock
         self._on_held = on_held
@@ -147,16 +178,30 @@ class Login:
         self._properties = b""
 
     @property
+    def peer_host(self) -> str:
+        """The client's address."""
+        return self.origin.peer_host
+
+    @property
+    def name(self) -> str:
+        """The connection as people see it."""
+        return self.origin.name
+
+    @property
     def leftover(self) -> bytes:
         """The bytes that were read after connection.open."""
         return self._unread
 
     async def run(self) -> ConnectionFacts:
         """Do the handshake. Raises Silent, Gone, AMQPError (for `refuse`), OSError."""
+        if self._is_proxied:
+            await self._proxy_header()
         await self._header()
+        origin = self.origin
+        has_user = origin.tls is not None and origin.tls.get("user")
         start = ConnectionStart(
             version_major=0, version_minor=9, server_properties=server_properties(),
-            mechanisms=MECHANISMS, locales=LOCALES,
+            mechanisms=MECHANISMS + b" EXTERNAL" if has_user else MECHANISMS, locales=LOCALES,
         )  # fmt: skip
         await self._send(start)
         start_ok = await self._expect(ConnectionStartOk)
@@ -171,8 +216,9 @@ class Login:
         tuned = agree(await self._expect(ConnectionTuneOk))
         wanted = await self._expect(ConnectionOpen)
         return ConnectionFacts(
-            name=self.name, peer_host=self.peer_host, peer_port=self.peer_port, host=self.host,
-            port=self.port, user=user, vhost=wanted.virtual_host,
+            name=origin.name, peer_host=origin.peer_host, peer_port=origin.peer_port,
+            host=origin.host, port=origin.port, tls=origin.tls, user=user,
+            vhost=wanted.virtual_host,
             client_properties=self._properties, frame_max=tuned.frame_max,
             channel_max=tuned.channel_max, heartbeat_s=tuned.heartbeat_s,
             connected_at_ms=self._connected_at_ms,
@@ -192,6 +238,16 @@ class Login:
             method_id=error.method_id,
         )  # fmt: skip
         await self._send(close)
+
+    async def _proxy_header(self) -> None:
+        """Read the header of a trusted proxy."""
+        try:
+            while (found := read_header(self._unread)) is None:
+                await self._read()
+        except WrongProxyHeader as error:
+            raise Silent(str(error)) from None
+        self._unread = self._unread[found.size :]
+        self.origin = self.origin.behind(found)
 
     async def _header(self) -> None:
         """Read the protocol header. A wrong header is refused at the first byte that differs."""
@@ -264,6 +320,15 @@ class Login:
     async def _authenticate(self, mechanism: str, response: bytes) -> str:
         """Return the user's name. Raises LoginRefused, or Silent if the client does not understand
         403."""
+        if mechanism == EXTERNAL:
+            user = (self.origin.tls or {}).get("user", "")
+            if not user:
+                raise Silent(
+                    "EXTERNAL was not offered: there is no verified certificate with a user's name "
+                    "(tls.verify_peer, tls.login_from)"
+                )
+            why = self._authenticator.refusal_of_certificate(user, self.peer_host)
+            return self._let_in(mechanism, user, why)
         if mechanism == "PLAIN":
             read = plain
         elif mechanism == "AMQPLAIN":
@@ -276,6 +341,10 @@ class Login:
             raise Silent(str(error)) from error
         secret = password.encode("utf-8", "surrogateescape")
         why = await self._authenticator.refusal(user, secret, self.peer_host)
+        return self._let_in(mechanism, user, why)
+
+    def _let_in(self, mechanism: str, user: str, why: str) -> str:
+        """Return the user's name, unless there is a reason why it may not log in."""
         if not why:
             return user
         why = f"{mechanism} login refused: user '{user}' - {why}"

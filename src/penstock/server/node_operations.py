@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from penstock.access.limits import OF_USERS, OF_VHOSTS, LimitTable
 from penstock.access.users import Users
@@ -43,6 +43,7 @@ from penstock.server.listener import Listener
 from penstock.server.memory_shares import MemoryShares
 from penstock.server.watched_http import WatchedHttp
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED, ProcessDown
+from penstock.server.watched_tls import WatchedTls
 from penstock.server.watched_vhost import BY_OPERATOR, UNOPENED, WatchedVhost
 from penstock.storage.files.data_directory import LOG, SPILL, DataDirectory
 from penstock.storage.files.durability import MODE_NAMES
@@ -67,9 +68,10 @@ class Node(Protocol):
     started_s: float
     vhosts: dict[str, WatchedVhost]
     http: WatchedHttp | None
+    tls: WatchedTls | None
     limits: LimitTable
     memory: MemoryShares
-    listener: Listener
+    listener: Listener[Any]
     users: Users
     data: DataDirectory
     is_ready: asyncio.Event
@@ -152,7 +154,9 @@ class NodeOperations:
 
     async def _status(self, _args: Arguments, _vhost: str) -> object:
         node = self._node
-        host, port = node.listener.socks[0].getsockname()[:2]
+        host, port = node.settings.host, None
+        if node.listener.socks:
+            host, port = node.listener.socks[0].getsockname()[:2]
         disks, limit_bytes = self._disks()
         problems = self.problems()
         return {
@@ -179,6 +183,7 @@ class NodeOperations:
             "accepted": node.listener.accepted,
             "vhosts": self._vhost_rows(),
             "http": None if node.http is None else node.http.facts(),
+            "tls": None if node.tls is None else node.tls.facts(),
         }
 
     def _disks(self) -> tuple[dict[str, int], int]:
@@ -213,8 +218,9 @@ class NodeOperations:
             for disk, free_bytes in disks.items()
             if free_bytes < limit_bytes
         ]
-        if node.http is not None and node.http.state == DOWN:
-            found.append(str(node.http.down()))
+        for process in (node.http, node.tls):
+            if process is not None and process.state == DOWN:
+                found.append(str(process.down()))
         return found
 
     async def _await_startup(self, args: Arguments, _vhost: str) -> None:
@@ -227,8 +233,9 @@ class NodeOperations:
                 for vhost in list(self._node.vhosts.values()):
                     if not vhost.is_held:
                         await vhost.ready()
-                if self._node.http is not None:
-                    await self._node.http.ready()
+                for process in (self._node.http, self._node.tls):
+                    if process is not None:
+                        await process.ready()
         except TimeoutError:
             text = f"INTERNAL_ERROR - not ready after {seconds:g} s"
             raise ControlError(INTERNAL_ERROR, text) from None

@@ -19,6 +19,7 @@ node_operations has the operations, watched_vhost one vhost, login the handshake
 """
 
 import asyncio
+import ipaddress
 import logging
 import random
 import signal
@@ -44,22 +45,30 @@ from penstock.errors import (
 )
 from penstock.server import vhost_directories
 from penstock.server.authenticator import HASHERS, Authenticator
+from penstock.server.certificates import Certificates
 from penstock.server.control import NAME
 from penstock.server.control_server import ControlServer
 from penstock.server.descriptors import clients_max, raise_limit
 from penstock.server.heap import Heap, find_trim, freeze_start
 from penstock.server.listener import Listener, bind
 from penstock.server.log_lines import set_up
-from penstock.server.login import Login
+from penstock.server.login import Login, Origin
 from penstock.server.memory_shares import MemoryShares
 from penstock.server.node_operations import NodeOperations
-from penstock.server.watched_http import WatchedHttp
+from penstock.server.watched_http import ListeningSockets, WatchedHttp
+from penstock.server.watched_process import WatchedProcess
+from penstock.server.watched_tls import WatchedTls
 from penstock.server.watched_vhost import VhostDown, WatchedVhost
 from penstock.storage.files.data_directory import DataDirectory
 from penstock.storage.files.filesystem import OsFileSystem
 from penstock.storage.files.user_store import READY, UserStore
 
 DEFAULT_VHOST: Final = "/"
+# What is spoken at a port.
+AMQP: Final = "amqp"
+HTTP: Final = "http"
+AMQPS: Final = "amqps"
+HTTPS: Final = "https"
 OPEN: Final = (10, 40)  # connection.open
 
 logger = logging.getLogger(__name__)
@@ -67,16 +76,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadyFacts:
-    """Facts of a broker that is ready. host, port, http_port (None: no HTTP): where it listens.
-    data: its directory. problems: what keeps it from serving clients, such as a vhost that is
-    down."""
+    """Facts of a broker that is ready. host, port, http_port: where it listens; None: not there.
+    tls_port, https_port: of TLS. data: its directory. problems: what keeps it from serving clients,
+    such as a vhost that is down."""
 
     host: str
-    port: int
+    port: int | None
     data: str
     memory_bytes: int
     mode: int
     http_port: int | None = None
+    tls_port: int | None = None
+    https_port: int | None = None
     problems: tuple[str, ...] = ()
 
 
@@ -89,13 +100,14 @@ class Supervisor:
         self.started_s = self.clock.monotonic()
         self.vhosts: dict[str, WatchedVhost] = {}
         self.http: WatchedHttp | None = None
+        self.tls: WatchedTls | None = None
         self.memory = MemoryShares(self.vhosts, settings.memory_bytes, settings.ping_s)
         self.limits = LimitTable(settings.limits)
         self.is_ready = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._failed: BaseException | None = None
-        self.listener: Listener
+        self.listener: Listener[ConnectionFacts]
         self._hashing = ThreadPoolExecutor(HASHERS, "penstock-hash")
         self.users: Users
         self.data: DataDirectory
@@ -110,12 +122,13 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop)
         settings = self.settings
-        socks = bind(settings.host, settings.port)
-        http_socks: list[socket.socket] = []
         fs = OsFileSystem(0)
+        socks: dict[str, list[socket.socket]] = {}
         try:
-            if settings.http_port is not None:
-                http_socks = bind(settings.host, settings.http_port)
+            for name, port in self._wanted_ports():
+                socks[name] = [] if port is None else bind(settings.host, port)
+            if settings.tls.is_on:
+                Certificates(settings.tls, fs)  # an error of the start, not of the process
             self.data = DataDirectory(
                 fs, settings.data, log_directory=settings.storage.log_directory,
                 spill_directory=settings.storage.spill_directory,
@@ -136,21 +149,34 @@ class Supervisor:
                         settings.guest,
                         settings.loopback_users,
                     )
-                    self.listener = Listener(
-                        socks, settings, authenticator, self.clock, self._admit
-                    )
+                    networks = [ipaddress.ip_network(n) for n in settings.proxy_protocol_from]
+
+                    def login(
+                        sock: socket.socket, on_held: Callable[[int], None],
+                        origin: Origin | None = None,
+                    ) -> Login:  # fmt: skip
+                        return Login(sock, authenticator, self.clock, on_held, origin, networks)
+
+                    self.listener = Listener(socks[AMQP], settings, self.clock, login, self._admit)
                     self._warn()
-                    await self._serve(on_ready, http_socks)
+                    await self._serve(on_ready, socks)
                 finally:
                     store.close()
             finally:
                 self.data.close()
         finally:
-            for sock in socks + http_socks:
-                sock.close()
+            for some in socks.values():
+                for sock in some:
+                    sock.close()
             fs.close()
         if self._failed is not None:
             raise self._failed
+
+    def _wanted_ports(self) -> list[tuple[str, int | None]]:
+        """Return the listeners, and the port of each."""
+        settings, tls = self.settings, self.settings.tls
+        amqps, https = (tls.port, tls.http_port) if tls.is_on else (None, None)
+        return [(AMQP, settings.port), (HTTP, settings.http_port), (AMQPS, amqps), (HTTPS, https)]
 
     def _warn(self) -> None:
         """Log warnings about settings that may be unintended."""
@@ -186,13 +212,13 @@ class Supervisor:
             )
 
     async def _serve(
-        self, on_ready: Callable[[ReadyFacts], None], http_socks: list[socket.socket]
+        self, on_ready: Callable[[ReadyFacts], None], socks: dict[str, list[socket.socket]]
     ) -> None:
         """Start and serve. The directory, its lock and the users are open."""
         operations = NodeOperations(self)
-        if http_socks:
+        if socks[HTTP] or socks[HTTPS]:
             self.http = WatchedHttp(
-                http_socks,
+                socks[HTTP],
                 self.settings,
                 self.clock,
                 self.users.facts,
@@ -200,6 +226,8 @@ class Supervisor:
                 operations.open_link,
             )
             self.users.on_change = self.http.push_users
+        if self.settings.tls.is_on:
+            self._make_tls(socks)
         control = ControlServer(
             f"{self.data.path}/{NAME}", operations.call, operations.session_gone
         )
@@ -214,15 +242,23 @@ class Supervisor:
             freeze_start()
             if not self._stop.is_set():
                 self.listener.start()
-                host, port = self.listener.socks[0].getsockname()[:2]
-                logger.info("listens at %s:%d, data %s", host, port, self.settings.data)
-                self.is_ready.set()
+                if self.tls is not None:
+                    self.tls.start()
+                    await self._wait_for(self.tls)
                 if self.http is not None:
                     self.http.start()
+                ports = self.ports()
+                logger.info(
+                    "listens at %s, %s, data %s", self.settings.host,
+                    ", ".join(f"{name} {port}" for name, port in ports.items()),
+                    self.settings.data,
+                )  # fmt: skip
+                self.is_ready.set()
                 facts = ReadyFacts(
-                    host=self.settings.host, port=port, data=self.settings.data,
+                    host=self.settings.host, port=ports.get(AMQP), data=self.settings.data,
                     memory_bytes=self.settings.memory_bytes, mode=self.settings.mode,
-                    http_port=None if self.http is None else self.http.port,
+                    http_port=ports.get(HTTP), tls_port=ports.get(AMQPS),
+                    https_port=ports.get(HTTPS),
                     problems=tuple(operations.problems()),
                 )  # fmt: skip
                 on_ready(facts)
@@ -232,15 +268,43 @@ class Supervisor:
             await self.listener.stop()
             sharing.cancel()
             heap.stop()
-            below = [*self.vhosts.values(), *([self.http] if self.http is not None else [])]
-            await asyncio.gather(*(process.stop() for process in below))
+            # Clients of TLS get the last words of their vhosts through its process.
+            first = [*self.vhosts.values(), *([self.http] if self.http is not None else [])]
+            await asyncio.gather(*(process.stop() for process in first))
+            if self.tls is not None:
+                await self.tls.stop()
             await control.stop()
+
+    def _make_tls(self, socks: dict[str, list[socket.socket]]) -> None:
+        """Make the process of TLS. SIGHUP has it read its certificates again."""
+        host = self.settings.host
+        takers: dict[str, Callable[[socket.socket, Origin], None]] = {AMQP: self.listener.take}
+        sockets = {AMQP: ListeningSockets(host, socks[AMQPS])}
+        if self.http is not None:
+            takers[HTTP] = self.http.take
+            sockets[HTTP] = ListeningSockets(host, socks[HTTPS])
+        self.tls = WatchedTls(sockets, self.settings, self.clock, takers)
+        self._loop.add_signal_handler(signal.SIGHUP, self.tls.reload)
+
+    def ports(self) -> dict[str, int]:
+        """Return the ports that are listened at, by the names of what is spoken there."""
+        tls = {} if self.tls is None else self.tls.ports
+        found = {
+            AMQP: self.listener.socks[0].getsockname()[1] if self.listener.socks else None,
+            HTTP: None if self.http is None else self.http.port,
+            AMQPS: tls.get(AMQP),
+            HTTPS: tls.get(HTTP),
+        }
+        return {name: port for name, port in found.items() if port is not None}
 
     async def _wait_for_first(self) -> None:
         """Wait until "/" serves or is down, or the broker is stopped."""
         first = self.vhosts.get(DEFAULT_VHOST)
-        if first is None or first.is_held:
-            return
+        if first is not None and not first.is_held:
+            await self._wait_for(first)
+
+    async def _wait_for(self, first: WatchedProcess) -> None:
+        """Wait until a process serves or is down, or the broker is stopped."""
         ready = self._loop.create_task(first.ready())
         stop = self._loop.create_task(self._stop.wait())
         await asyncio.wait([ready, stop], return_when=asyncio.FIRST_COMPLETED)

@@ -7,7 +7,8 @@ refused. While it is down the sockets are closed, and made again for the next at
 
 News beyond those of all processes:
 
-    to it     socket (with a listening socket) · users (KnownUsers.facts)
+    to it     socket (with a listening socket) · client (origin; with a socket, after TLS)
+              users (KnownUsers.facts)
               start (log_level, data: the directory, staging_bytes_max, guest, loopback_users,
               hosts, limits: connections_max, address_connections_max, user_requests_max)
     from it   pong, with rss_bytes, returned_bytes and requests
@@ -35,8 +36,9 @@ from penstock.server.control import OPEN, Facts
 from penstock.server.control_server import Call, answer
 from penstock.server.descriptors import http_connections_max
 from penstock.server.listener import bind
+from penstock.server.login import Origin
 from penstock.server.process_link import AskedCall, ProcessLink
-from penstock.server.watched_process import PYTHON, WatchedProcess, whole
+from penstock.server.watched_process import PYTHON, RUNNING, WatchedProcess, whole
 
 PROGRAM: Final = (*PYTHON, "penstock.http.process")
 
@@ -49,6 +51,29 @@ ALLOCATOR: Final = {
 }
 
 logger = logging.getLogger(__name__)
+
+
+class ListeningSockets:
+    """Listening sockets on one port, of which a process gets copies at each start. They are made
+    again for the start after `close`. port: None if there are none."""
+
+    def __init__(self, host: str, socks: list[socket.socket]) -> None:
+        self.port: Final = int(socks[0].getsockname()[1]) if socks else None
+        self._host = host
+        self._socks = socks
+
+    def hand_to(self, link: ProcessLink, **facts: str) -> None:
+        """Send copies over a link. Raises OSError."""
+        if self.port is not None and self._socks[0].fileno() < 0:
+            self._socks[:] = bind(self._host, self.port)
+        for sock in self._socks:
+            link.send({"do": "socket", **facts}, b"", sock.dup())
+
+    def close(self) -> None:
+        """Close them: clients are refused until the next start, instead of waiting."""
+        for sock in self._socks:
+            sock.close()
+
 
 Open = Callable[[str], Awaitable[socket.socket]]
 
@@ -72,11 +97,11 @@ class WatchedHttp(WatchedProcess):
         program: Sequence[str] = PROGRAM,
     ) -> None:
         super().__init__("http", settings, clock, program)
-        self.port: Final = int(socks[0].getsockname()[1])
+        self._sockets = ListeningSockets(settings.host, socks)
+        self.port: Final = self._sockets.port
         self.rss_bytes = 0
         self.returned_bytes = 0
         self.requests = 0
-        self._socks = socks
         self._users = users
         self._call = call
         self._open_link = open_link
@@ -86,6 +111,14 @@ class WatchedHttp(WatchedProcess):
         """Send the users, which have changed."""
         if self._link is not None:
             self._link.send({"do": "users", **self._users()})
+
+    def take(self, sock: socket.socket, origin: Origin) -> None:
+        """Hand over a client after its TLS handshake. If the process does not run, the client is
+        closed."""
+        if self._link is None or self.state != RUNNING:
+            sock.close()
+        else:
+            self._link.send({"do": "client", "origin": origin._asdict()}, b"", sock)
 
     def facts(self) -> dict[str, object]:
         """Return the facts for the operation `status`."""
@@ -103,10 +136,7 @@ class WatchedHttp(WatchedProcess):
     # ---- as a watched process ------------------------------------------------------------------
 
     def _begin_life(self, link: ProcessLink) -> None:
-        if self._socks[0].fileno() < 0:
-            self._socks[:] = bind(self._settings.host, self.port)
-        for sock in self._socks:
-            link.send({"do": "socket"}, b"", sock.dup())
+        self._sockets.hand_to(link)
         link.send({"do": "users", **self._users()})
         settings = self._settings
         most = min(settings.http_connections_max, http_connections_max(settings.nofile))
@@ -147,9 +177,7 @@ class WatchedHttp(WatchedProcess):
         return ALLOCATOR
 
     def _is_down(self) -> None:
-        """Close the sockets: clients are refused until the next attempt, instead of waiting."""
-        for sock in self._socks:
-            sock.close()
+        self._sockets.close()
 
     def _life_ended(self) -> None:
         super()._life_ended()

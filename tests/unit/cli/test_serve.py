@@ -133,7 +133,7 @@ def explained_as(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_an_option_is_explained_by_any_of_its_names(capsys: pytest.CaptureFixture[str]) -> None:
     port = explained_as(capsys, "port")
-    assert "values\twhole number from 0 to 65535\n" in port
+    assert "values\twhole number from 0 to 65535, or off\n" in port
     assert "environment\tPENSTOCK_PORT\n" in port
     assert "flag\t--port\n" in port
     assert explained_as(capsys, "PENSTOCK_PORT") == port

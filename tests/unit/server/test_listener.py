@@ -1,4 +1,5 @@
 import asyncio
+import ipaddress
 import random
 import socket
 from collections.abc import Awaitable, Callable
@@ -27,7 +28,7 @@ from penstock.config import Config
 from penstock.errors import AMQPConnectionError
 from penstock.server.authenticator import Authenticator
 from penstock.server.listener import Listener, bind
-from penstock.server.login import Login
+from penstock.server.login import Login, Origin
 from penstock.storage.files.user_store import UserStore
 
 CAPABILITIES = encode_table({"capabilities": {"authentication_failure_close": True}})
@@ -43,9 +44,14 @@ class Node:
         self.users.add_user("ann", b"secret")
         self.hashing = ThreadPoolExecutor(2)
         self.authenticator = Authenticator(self.users, self.hashing, clock)
-        self.listener = Listener(
-            bind("127.0.0.1", 0), settings, self.authenticator, clock, self._admit
-        )
+        networks = [ipaddress.ip_network(one) for one in settings.proxy_protocol_from]
+
+        def login(
+            sock: socket.socket, on_held: Callable[[int], None], origin: Origin | None = None
+        ) -> Login:
+            return Login(sock, self.authenticator, clock, on_held, origin, networks)
+
+        self.listener = Listener(bind("127.0.0.1", 0), settings, clock, login, self._admit)
         self.opened: list[tuple[ConnectionFacts, bytes]] = []
         self.has_opened = asyncio.Event()
         self.error: AMQPConnectionError | None = None

@@ -1,0 +1,284 @@
+"""The process of TLS: `python -m penstock.server.tls_process <descriptor>`.
+
+A client's socket is handed from the supervisor to the process of its vhost, but the state of TLS is
+in the memory of a process and cannot go along. So this process has the encrypted sockets. After a
+handshake it makes a pair of sockets, pumps between the client and one end (tls_pump), and sends the
+other to the supervisor, which treats it as a client's socket: the facts come with it.
+
+Its only argument is its end of the link to the supervisor (server.watched_tls):
+
+    in    socket (kind: "amqp" or "http"; a listening socket) · start (options, settings) · ping
+          reload (read the certificates again) · stop
+    out   ready · failed · pong, with facts · client (kind, facts of Origin; a socket)
+
+**Handshakes** are limited by a Listener for each kind, as logins are: in number, of one address, in
+time. OpenSSL's part of them runs in a thread, because a signature takes up to a millisecond, in
+which no other connection would be served.
+
+**Certificates** are read again at `reload`, and when a file has changed, looked at every LOOK_S. A
+wrong file is logged once as an error, and the old certificates stay.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import resource
+import socket
+import ssl
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final
+
+from penstock.access.tls_options import TlsOptions
+from penstock.config import Config
+from penstock.errors import AMQPError, OptionError
+from penstock.server.certificates import Certificates, tls_facts
+from penstock.server.control import Facts
+from penstock.server.descriptors import OWN
+from penstock.server.heap import freeze_start
+from penstock.server.linked_process import LinkedProcess, PollingLoop, main, polling_loop
+from penstock.server.listener import Listener
+from penstock.server.log_lines import set_up
+from penstock.server.login import Gone, Origin, Silent
+from penstock.server.proxy_protocol import Network, WrongProxyHeader, is_of, read_header
+from penstock.server.tls_pump import TlsPump
+from penstock.storage.files.filesystem import OsFileSystem
+
+LOOK_S: Final = 2.0  # between two looks at the files
+READ_BYTES: Final = 16 << 10
+HANDSHAKE_BYTES_MAX: Final = 64 << 10  # with chains of certificates
+HANDSHAKE: Final = b"\x16"  # the first byte of one
+EX_CONFIG: Final = 78
+THREADS: Final = 1
+
+logger = logging.getLogger(__name__)
+
+
+class TlsHandshake:
+    """The handshake of one client, for a Listener."""
+
+    def __init__(
+        self, sock: socket.socket, certificates: Certificates, options: TlsOptions,
+        executor: ThreadPoolExecutor, networks: list[Network],
+    ) -> None:  # fmt: skip
+        self.sock = sock
+        self.origin = Origin.of(sock)
+        self.incoming = ssl.MemoryBIO()
+        self.outgoing = ssl.MemoryBIO()
+        self.tls = certificates.context.wrap_bio(self.incoming, self.outgoing, server_side=True)
+        self._options = options
+        self._executor = executor
+        self._networks = networks
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def peer_host(self) -> str:
+        """The client's address."""
+        return self.origin.peer_host
+
+    @property
+    def name(self) -> str:
+        """The connection as people see it."""
+        return self.origin.name
+
+    def forget(self) -> None:
+        """Nothing is kept that the end of the connection does not free."""
+
+    async def refuse(self, error: AMQPError) -> None:
+        """Not used: a handshake has no answer of AMQP."""
+
+    async def run(self) -> Origin:
+        """Do the handshake. Raises Silent, Gone, OSError."""
+        data = await self._proxy_header()
+        if not data:
+            data = await self._recv()
+        if data[:1] != HANDSHAKE:
+            raise Silent(f"no TLS: it began with {data[:8]!r}; plain AMQP has a port of its own")
+        total = 0
+        while True:
+            total += len(data)
+            if total > HANDSHAKE_BYTES_MAX:
+                raise Silent(f"a TLS handshake of more than {HANDSHAKE_BYTES_MAX} bytes")
+            self.incoming.write(data)
+            try:
+                await self._loop.run_in_executor(self._executor, self.tls.do_handshake)
+            except ssl.SSLWantReadError:
+                await self._flush()
+                data = await self._recv()
+                continue
+            except ssl.SSLError as error:
+                await self._flush()  # the alert
+                raise Silent(f"TLS handshake failed: {reason(error)}") from None
+            await self._flush()
+            return self.origin._replace(tls=tls_facts(self.tls, self._options))
+
+    async def _proxy_header(self) -> bytes:
+        """Read the header of a trusted proxy. Returns the bytes after it."""
+        if not is_of(self._networks, self.origin.peer_host):
+            return b""
+        data = b""
+        while True:
+            data += await self._recv()
+            try:
+                found = read_header(data)
+            except WrongProxyHeader as error:
+                raise Silent(str(error)) from None
+            if found is not None:
+                self.origin = self.origin.behind(found)
+                return data[found.size :]
+
+    async def _recv(self) -> bytes:
+        data = await self._loop.sock_recv(self.sock, READ_BYTES)
+        if not data:
+            raise Gone("the client left in the TLS handshake")
+        return data
+
+    async def _flush(self) -> None:
+        data = self.outgoing.read()
+        if data:
+            await self._loop.sock_sendall(self.sock, data)
+
+
+def reason(error: ssl.SSLError) -> str:
+    """Return what is wrong, in OpenSSL's words: "unsupported protocol"."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the client's certificate: {error.verify_message}"
+    return (error.reason or str(error)).replace("_", " ").lower()
+
+
+class TlsProcess(LinkedProcess):
+    """Serves until it is stopped; `run` returns the exit status."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock, OsFileSystem(0))
+        assert isinstance(self._loop, PollingLoop)
+        self._poller = self._loop.poller
+        self._executor = ThreadPoolExecutor(THREADS, "penstock-tls")
+        self._socks: dict[str, list[socket.socket]] = {}
+        self._listeners: list[Listener[Origin]] = []
+        self._pumps: set[TlsPump] = set()
+        self._certificates: Certificates | None = None
+        self._most = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OWN) // 2
+        self._accepted = 0
+
+    async def _finish(self, why: str) -> None:
+        logger.info("stops%s", f": {why}" if why else "")
+        for listener in self._listeners:
+            await listener.stop()
+        for pump in list(self._pumps):
+            pump.close()
+        self._executor.shutdown(wait=False)
+        self._fs.close()
+        self._link.send({"do": "stopped"})
+
+    # ---- the link ------------------------------------------------------------------------------
+
+    def _on_message(self, facts: dict[str, Any], data: bytes, descriptors: list[int]) -> None:
+        do = facts["do"]
+        if do == "ping":
+            self._link.send(self._pong(facts))
+        elif do == "socket":
+            socks = self._socks.setdefault(facts["kind"], [])
+            socks += [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        elif do == "start":
+            self._start(facts)
+        elif do == "reload":
+            self._reload()
+        elif do == "stop":
+            self._end("")
+
+    def _pong(self, facts: Facts) -> Facts:
+        now_ms = self._clock.wall_ms()
+        found = self._certificates.facts if self._certificates is not None else ()
+        return {
+            "do": "pong",
+            "n": facts["n"],
+            "rss_bytes": self._rss_bytes(),
+            "connections": len(self._pumps),
+            "half_open": sum(one.half_open for one in self._listeners),
+            "accepted": self._accepted,
+            "certificates": [
+                {"file": one.file, "names": list(one.names), "expires_ms": one.expires_ms}
+                for one in found
+            ],
+            "warnings": [text for one in found if (text := one.warning(now_ms))],
+        }
+
+    def _start(self, facts: dict[str, Any]) -> None:
+        set_up(facts["log_level"], "tls")
+        options = TlsOptions(
+            **{**facts["options"], "more_certs": tuple(facts["options"]["more_certs"])}
+        )
+        try:
+            self._certificates = Certificates(options, self._fs)
+        except OptionError as error:
+            self._give_up(EX_CONFIG, str(error))
+            return
+        self._warn()
+        settings = Config(**facts["settings"])
+        networks = [ipaddress.ip_network(one) for one in facts["networks"]]
+        for kind, socks in self._socks.items():
+            make = partial(self._handshake, options, networks)
+            listener = Listener(socks, settings, self._clock, make, partial(self._admit, kind))
+            listener.start()
+            self._listeners.append(listener)
+        self._loop.call_later(LOOK_S, self._look)
+        freeze_start()
+        self._link.send({"do": "ready"})
+
+    # ---- certificates --------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        assert self._certificates is not None
+        if self._certificates.has_changed():
+            self._reload()
+        self._loop.call_later(LOOK_S, self._look)
+
+    def _reload(self) -> None:
+        if self._certificates is None:
+            return
+        try:
+            self._certificates.reload()
+        except OptionError as error:
+            logger.error("the certificates are not replaced: %s", error)
+            return
+        logger.info("the certificates were read again")
+        self._warn()
+
+    def _warn(self) -> None:
+        assert self._certificates is not None
+        for one in self._certificates.facts:
+            text = one.warning(self._clock.wall_ms())
+            if text:
+                logger.warning("%s", text)
+
+    # ---- clients -------------------------------------------------------------------------------
+
+    def _handshake(
+        self, options: TlsOptions, networks: list[Network], sock: socket.socket,
+        _on_held: Callable[[int], None],
+    ) -> TlsHandshake:  # fmt: skip
+        assert self._certificates is not None
+        return TlsHandshake(sock, self._certificates, options, self._executor, networks)
+
+    async def _admit(self, kind: str, handshake: TlsHandshake, origin: Origin) -> None:
+        """Pump for a client, and hand the other end to the supervisor. Raises Silent."""
+        if len(self._pumps) >= self._most:
+            raise Silent(f"{len(self._pumps)} TLS connections are open, more have no descriptors")
+        inner, theirs = socket.socketpair()
+        inner.setblocking(False)
+        theirs.setblocking(False)
+        self._link.send({"do": "client", "kind": kind, "origin": origin._asdict()}, b"", theirs)
+        pump = TlsPump(
+            self._poller, handshake.sock, inner, handshake.tls, handshake.incoming,
+            handshake.outgoing, self._pumps.discard,
+        )  # fmt: skip
+        self._accepted += 1
+        self._pumps.add(pump)
+        pump.start()
+
+
+if __name__ == "__main__":
+    sys.exit(main("tls", TlsProcess, sys.argv[1:], polling_loop))

@@ -28,11 +28,11 @@ CLIENTS (over an AMQP channel alone).
 import difflib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from penstock import options
-from penstock.access.limits import OF_USERS, OF_VHOSTS
+from penstock.access.limits import OF_USERS, OF_VHOSTS, VHOST_OPTIONS
 from penstock.errors import NOT_FOUND, PRECONDITION_FAILED, ChannelError, shortened
 from penstock.operation_json import is_name
 from penstock.options import Check, Kind, Option, WrongValueError
@@ -67,15 +67,17 @@ NODE_VHOSTS: Final = "the node, about one vhost or all"
 # Words of kinds for which the command line has forms of its own.
 TEXTS: Final = "list of texts"
 TABLE: Final = "object"
+ANY: Final = "any value of JSON"
 FIELD_TABLE: Final = "object as a field table of AMQP"
 
 
 @dataclass(frozen=True, slots=True)
 class Argument(Option):
     """One argument of an operation. value: what is meant if it is not given; REQUIRED if it must
-    be."""
+    be. is_option: it is an option of the command."""
 
     value: object = REQUIRED
+    is_option: bool = False
 
     @property
     def is_required(self) -> bool:
@@ -166,9 +168,20 @@ def field_table(name: str, meaning: str = "") -> Argument:
     return _argument(name, Kind(FIELD_TABLE, _field_table), meaning, None)
 
 
-def chosen(name: str, meaning: str, *choices: str, default: str) -> Argument:
-    """One of these texts, an option of the command."""
+def chosen(name: str, meaning: str, *choices: str, default: str = REQUIRED) -> Argument:
+    """One of these texts."""
     return _argument(name, options.choice(*choices), meaning, default)
+
+
+def any_value(name: str, meaning: str = "") -> Argument:
+    """Whatever JSON has."""
+    return _argument(name, Kind(ANY, lambda value: value), meaning)
+
+
+def _option(row: Option) -> Argument:
+    """The option of this row, or null if it is not given."""
+    kind = Kind(f"{row.kind.words}, or null", _or_null(row.kind.check))
+    return replace(_argument(row.name, kind, row.meaning, None), is_option=True)
 
 
 def bodies(name: str, meaning: str = "") -> Argument:
@@ -458,6 +471,7 @@ def _list(
 
 
 _NAME: Final = text("name", "the vhost's")
+_OF_VHOST: Final = tuple(_option(row) for row in VHOST_OPTIONS)
 _USER_NAME: Final = text("name", "the user's")
 _USER: Final = text("user", "the user")
 _TOPIC_COLUMNS: Final = ("user", "vhost", "exchange", "write", "read")
@@ -470,12 +484,21 @@ _POLICY: Final = short_text("name", "the policy's")
 _POLICY_ARGUMENTS: Final = (
     _POLICY, text("pattern", "a regular expression of names"),
     table("definition", 'keys and values, such as {"max-length": 1000}'),
-    whole("priority", -(1 << 31), 1 << 31, "of several, the highest counts", default=0),
-    chosen(
-        "apply_to", "what the policy is for", "queues", "classic_queues", "quorum_queues",
-        "streams", "exchanges", "all", default="all",
+    replace(
+        whole("priority", -(1 << 31), 1 << 31, "of several, the highest counts", default=0),
+        is_option=True,
+    ),
+    replace(
+        chosen(
+            "apply_to", "what the policy is for", "queues", "classic_queues", "quorum_queues",
+            "streams", "exchanges", "all", default="all",
+        ), is_option=True,
     ),
 )  # fmt: skip
+_VALUE: Final = any_value("value", "any JSON")
+_COMPONENT: Final = chosen(
+    "component", "whose it is", "shovel", "federation-upstream", "federation-upstream-set"
+)
 _POLICY_COUNTS: Final = ("queues", "exchanges")
 _POLICY_COLUMNS: Final = ("vhost", "name", "pattern", "apply-to", "definition", "priority")
 _APPLIED: Final = ("policy", "operator_policy", "effective_policy_definition")
@@ -553,8 +576,12 @@ _ROWS: Final = (
     ),
     _of_node("stop", "Stop the broker in order."),
     _of_node(
-        "add_vhost", "Add a vhost.", _NAME, is_command=True,
+        "add_vhost", "Add a vhost.", _NAME, *_OF_VHOST, is_command=True,
         more="It has its own queues, exchanges and permissions, process and directory.",
+    ),
+    _of_node(
+        "update_vhost_metadata", "Change what is said about a vhost.", _NAME, *_OF_VHOST,
+        is_command=True, more="What is not given stays.",
     ),
     _of_node(
         "delete_vhost", "Delete a vhost and everything in it.", _NAME, is_command=True,
@@ -582,7 +609,7 @@ _ROWS: Final = (
         (
             "pid", "error", "retry_in_s", "blocked_reason", "refused", "restarts", "memory_bytes",
             "counted_bytes", "connections", "depth_bytes", "rss_bytes", "returned_bytes",
-            "takes_clients", "unserved",
+            "takes_clients", "unserved", "description", "tags", "default_queue_type",
         ), of=NODE, audience=OPERATORS,
     ),
     _list(
@@ -593,6 +620,19 @@ _ROWS: Final = (
             "frame_max", "channel_max", "timeout", "recv_oct", "send_oct", "ssl", "ssl_protocol",
             "ssl_cipher", "peer_cert_subject", "peer_cert_issuer", "peer_cert_validity",
         ), of=NODE, audience=OPERATORS,
+    ),
+    _list(
+        "list_global_parameters", "List the parameters of the whole broker.", ("name", "value"),
+        of=NODE, audience=OPERATORS,
+    ),
+    _of_node(
+        "set_global_parameter", "Store a parameter of the whole broker.",
+        short_text("name", "the parameter's"), _VALUE, is_command=True,
+        more="VALUE is JSON. Penstock makes no use of it; clients' tools do.",
+    ),
+    _of_node(
+        "clear_global_parameter", "Delete a parameter of the whole broker.",
+        short_text("name", "the parameter's"), is_command=True,
     ),
     # users, permissions and limits
     _list(
@@ -925,6 +965,21 @@ _ROWS: Final = (
     ),
     _list(
         "list_operator_policies", "List operator policies.", _POLICY_COLUMNS, tags=POLICYMAKERS
+    ),
+    _list(
+        "list_parameters", "List the parameters of a vhost.", ("component", "name", "value"),
+        tags=POLICYMAKERS,
+    ),
+    Operation(
+        "set_parameter", "Store a parameter of a vhost.",
+        (_COMPONENT, short_text("name", "the parameter's"), _VALUE), tags=POLICYMAKERS,
+        is_command=True,
+        more="VALUE is JSON. Stored only: there are no shovels and no federation here. For "
+        "policies and limits there are commands of their own.",
+    ),
+    Operation(
+        "clear_parameter", "Delete a parameter of a vhost.",
+        (_COMPONENT, short_text("name", "the parameter's")), tags=POLICYMAKERS, is_command=True,
     ),
     # long work
     Operation(

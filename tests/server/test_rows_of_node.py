@@ -16,6 +16,7 @@ from tests.helpers.live_broker import LiveBroker
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
     with LiveBroker(tmp_path_factory.mktemp("rows") / "data") as broker:
         broker.control("set_topic_permissions", user="guest", exchange="x", write="w", read="r")
+        broker.control("set_global_parameter", name="cluster_name", value="ops-lab")
         yield broker
 
 
@@ -46,8 +47,10 @@ def test_status_has_every_field(broker: LiveBroker) -> None:
                 "name", "state", "since", "why", "pid", "error", "retry_in_s", "blocked_reason",
                 "refused", "restarts", "memory_bytes", "counted_bytes", "connections",
                 "depth_bytes", "rss_bytes", "returned_bytes", "takes_clients", "unserved",
+                "description", "tags", "default_queue_type",
             ],
         ),
+        ("list_global_parameters", ["name", "value"]),
         ("list_users", ["name", "tags"]),
         ("list_permissions", ["user", "vhost", "configure", "write", "read"]),
         ("list_topic_permissions", ["user", "vhost", "exchange", "write", "read"]),

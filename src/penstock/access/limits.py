@@ -7,6 +7,9 @@ holds its default. A number below 0 means no limit, 0 allows nothing.
 `Limits` has the defaults, from [limits] in penstock.toml (LIMIT_OPTIONS). `LimitTable` adds what
 operators have set for single users and vhosts; each process has one and gets the changes.
 broker.usage and the supervisor count and refuse.
+
+VHOST_OPTIONS is what else operators say about a vhost, with RabbitMQ's names. The type of a queue
+that is declared without one goes to the vhosts' processes with the limits.
 """
 
 from collections.abc import Mapping
@@ -14,7 +17,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.errors import OptionError
-from penstock.options import Option, check_known, seconds, size, whole
+from penstock.options import (
+    Kind,
+    Option,
+    WrongValueError,
+    check_known,
+    choice,
+    names,
+    seconds,
+    size,
+    whole,
+)
 
 MAX_CONNECTIONS: Final = "max-connections"
 MAX_CHANNELS: Final = "max-channels"
@@ -92,6 +105,29 @@ OF_VHOSTS: Final[Mapping[str, str]] = {
 }
 
 
+UNDEFINED: Final = "undefined"
+
+
+def _description() -> Kind:
+    def check(value: object) -> str:
+        if not isinstance(value, str) or len(value) > DESCRIPTION_CHARS_MAX or "\0" in value:
+            raise WrongValueError(f"a text of at most {DESCRIPTION_CHARS_MAX} characters")
+        return value
+
+    return Kind("text", check)
+
+
+DESCRIPTION_CHARS_MAX: Final = 1024
+VHOST_OPTIONS: Final[tuple[Option, ...]] = (
+    Option("description", _description(), "what the vhost is for", default=""),
+    Option("tags", names('tags with commas between them, as "a,b"'), "its tags", default=""),
+    Option(
+        "default_queue_type", choice("classic", "quorum", "stream", UNDEFINED),
+        "the type of durable queues that are declared without one", default=UNDEFINED,
+    ),
+)  # fmt: skip
+
+
 def checked_limits(given: Mapping[str, object], names: Mapping[str, str]) -> dict[str, int]:
     """Return the given limits. Raises OptionError for an unknown name or a wrong value."""
     found: dict[str, int] = {}
@@ -104,24 +140,29 @@ def checked_limits(given: Mapping[str, object], names: Mapping[str, str]) -> dic
 
 
 class LimitTable:
-    """The defaults, and the limits set for single vhosts and users: name -> limits."""
+    """The defaults, and the limits set for single vhosts and users: name -> limits. queue_types:
+    vhost -> its default queue type, if it has one."""
 
     def __init__(self, defaults: Limits) -> None:
         self.defaults: Limits = defaults
         self.vhosts: dict[str, dict[str, int]] = {}
         self.users: dict[str, dict[str, int]] = {}
+        self.queue_types: dict[str, str] = {}
         self.has_publish_rates: bool = defaults.user_publish_rate >= 0
 
-    def set(self, vhosts: dict[str, dict[str, int]], users: dict[str, dict[str, int]]) -> None:
-        """Replace the limits that operators have set."""
-        self.vhosts, self.users = vhosts, users
+    def set(
+        self, vhosts: dict[str, dict[str, int]], users: dict[str, dict[str, int]],
+        queue_types: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """Replace the limits that operators have set, and the default queue types of vhosts."""
+        self.vhosts, self.users, self.queue_types = vhosts, users, queue_types or {}
         self.has_publish_rates = self.defaults.user_publish_rate >= 0 or any(
             MAX_PUBLISH_RATE in own for own in users.values()
         )
 
-    def facts(self) -> dict[str, dict[str, dict[str, int]]]:
+    def facts(self) -> dict[str, object]:
         """Return the arguments of `set` as JSON."""
-        return {"vhosts": self.vhosts, "users": self.users}
+        return {"vhosts": self.vhosts, "users": self.users, "queue_types": self.queue_types}
 
     def of_user(self, user: str, name: str) -> int:
         """Return the user's limit of this name; below 0 there is none."""

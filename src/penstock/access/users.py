@@ -49,10 +49,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from penstock.access.limits import OF_USERS, OF_VHOSTS, checked_limits
+from penstock.access.limits import (
+    OF_USERS,
+    OF_VHOSTS,
+    UNDEFINED,
+    VHOST_OPTIONS,
+    checked_limits,
+)
 from penstock.access.permissions import ADMINISTRATOR, NOTHING, Identity, check_pattern, expanded
 from penstock.clock import date
 from penstock.errors import NOT_FOUND, PRECONDITION_FAILED, AMQPError, OptionError
+from penstock.options import by_name, check_known, checked
 from penstock.storage.files.user_store import CREATING, DELETING, READY, UserStore
 
 SCRYPT_LOG2_N: Final = 14
@@ -258,6 +265,7 @@ class KnownUsers:
 
 
 NAME_BYTES_MAX: Final = 255
+PARAMETER_CHARS_MAX: Final = 64 << 10
 DEFAULT_VHOST: Final = "/"
 USER: Final = "user"
 VHOST: Final = "vhost"
@@ -488,15 +496,56 @@ class Users(KnownUsers):
         else:
             self._limits[kind].pop(name, None)
 
+    # --- global parameters ---
+
+    def global_parameters(self) -> dict[str, object]:
+        """Return name -> value of what operators have stored about the whole broker."""
+        return {name: json.loads(text) for name, text in self._store.parameters().items()}
+
+    def set_global_parameter(self, name: str, value: object) -> None:
+        """Store a value, of which Penstock makes no use, under this name. Raises OptionError."""
+        check_name("name", name)
+        text = json.dumps(value, sort_keys=True)
+        if len(text) > PARAMETER_CHARS_MAX:
+            expected = f"at most {PARAMETER_CHARS_MAX} characters of JSON"
+            raise OptionError(name, f"{len(text)} characters", expected)
+        self._store.put_parameter(name, text)
+
+    def clear_global_parameter(self, name: str) -> None:
+        """Delete a value. Raises AMQPError 404."""
+        if name not in self._store.parameters():
+            raise AMQPError(NOT_FOUND, f"no global parameter '{name}'")
+        self._store.put_parameter(name, "")
+
     # --- vhosts ---
 
-    def add_vhost(self, name: str) -> None:
-        """Add a vhost as `creating`; call `vhost_made` when its directory exists. Raises AMQPError
-        406 if the vhost exists."""
+    def add_vhost(self, name: str, options: Mapping[str, object] | None = None) -> None:
+        """Add a vhost as `creating`; call `vhost_made` when its directory exists. options: of
+        VHOST_OPTIONS. Raises AMQPError 406 if the vhost exists, OptionError."""
         check_name("vhost", name)
         if name in self._vhosts:
             raise AMQPError(PRECONDITION_FAILED, f"vhost '{name}' already exists")
-        self._put_vhost(name, CREATING)
+        self._put_vhost(name, CREATING, _checked_options(options or {}))
+
+    def update_vhost(self, name: str, options: Mapping[str, object]) -> None:
+        """Change the given ones of VHOST_OPTIONS; others stay. Raises AMQPError 404,
+        OptionError."""
+        self._put_vhost(name, self._known_vhost(name), _checked_options(options))
+
+    def vhost_options(self, name: str) -> dict[str, Any]:
+        """Return description, tags and default_queue_type of a vhost. Raises AMQPError 404."""
+        self._known_vhost(name)
+        meta = json.loads(self._vhosts[name][1])
+        return {
+            "description": meta.get("description", ""),
+            "tags": meta.get("tags", []),
+            "default_queue_type": meta.get("default_queue_type", UNDEFINED),
+        }
+
+    def queue_types(self) -> dict[str, str]:
+        """Return the default queue types of the vhosts that have one."""
+        found = {name: self.vhost_options(name)["default_queue_type"] for name in self._vhosts}
+        return {name: kind for name, kind in found.items() if kind != UNDEFINED}
 
     def vhost_made(self, name: str) -> None:
         """Make a vhost `ready`: its directory exists. Raises AMQPError 404."""
@@ -635,9 +684,7 @@ class Users(KnownUsers):
         self._users[name] = (hashed, tags)
         self.on_change()
 
-    def _put_vhost(
-        self, name: str, state: str, facts: Mapping[str, int | None] | None = None
-    ) -> None:
+    def _put_vhost(self, name: str, state: str, facts: Mapping[str, object] | None = None) -> None:
         """Store a vhost. facts: changes of its meta, None for entries to remove; others stay."""
         meta = self._vhosts[name][1] if name in self._vhosts else "{}"
         if facts is not None:
@@ -657,6 +704,17 @@ def _limits_of(stored: Mapping[str, str], kind: str) -> dict[str, dict[str, int]
         found[name] = checked_limits(
             {n: v for n, v in own.items() if n in KINDS[kind]}, KINDS[kind]
         )
+    return found
+
+
+def _checked_options(given: Mapping[str, object]) -> dict[str, object]:
+    """Return these of VHOST_OPTIONS as a vhost's meta has them. Raises OptionError."""
+    rows = by_name(VHOST_OPTIONS)
+    found: dict[str, object] = {}
+    for name, value in given.items():
+        check_known(name, value, rows)
+        checked_value = checked(rows[name].kind, name, value)
+        found[name] = list(checked_value) if name == "tags" else checked_value
     return found
 
 

@@ -162,6 +162,7 @@ _IN_ORDER: Final[tuple[Option, ...]] = (
         CONSUMER_TIMEOUT, whole(0, MS_MAX),
         "ms after which an unacknowledged delivery "
         "[goes back](../guides/confirms.md#consumer-timeout); 0: never", applies=_BOTH,
+        policy=POLICY_LIMIT,
     ),
     Option("x-quorum-initial-group-size", _COUNT_FROM_1, _ONE_NODE, applies=_QUORUM),
     Option(

@@ -346,11 +346,8 @@ class QueueOrStream(Source):
         self.consumers: Consumers = Consumers(
             is_single_active=arguments.get("x-single-active-consumer") is True
         )
-        timeout_ms = arguments.get(CONSUMER_TIMEOUT)
         # Of its consumers' deliveries, 0 for none; None: the broker's.
         self.timeout_s: float | None = None
-        if isinstance(timeout_ms, int):
-            self.timeout_s = timeout_ms / 1000
         self.why: str = ""  # why it is crashed
         self.parts_bytes: int = 0  # of priorities or partitions besides the first
         self.on_parts: Callable[[int], None] = not_counted  # called with the bytes added
@@ -436,6 +433,7 @@ class BrokerQueue(QueueOrStream):
             arguments=arguments or {}, owner=owner,
         )  # fmt: skip
         self.amq: AMQQueue = amq
+        self.options_changed()
         self._dispatch: Dispatch = dispatch
         self._is_delivering: bool = False
         self._failure: Exception | None = None  # of `serve`, raised by the next turn's `deliver`
@@ -452,6 +450,13 @@ class BrokerQueue(QueueOrStream):
         self._delivered_no_ack: list[int] = []  # tags that are not acknowledged in the log yet
         self.is_waiting: bool = False  # its head is held; it is marked again when that is settled
         self.due_ms: int = 0  # of UsedQueue (queue_set.py)
+
+    def options_changed(self) -> None:
+        """Take from the options of the AMQQueue what is the broker's."""
+        self.timeout_s = None
+        for name, value in self.amq.options.extra:
+            if name == CONSUMER_TIMEOUT and isinstance(value, int):
+                self.timeout_s = value / 1000
 
     def len(self) -> int:
         return self.amq.len()

@@ -34,7 +34,7 @@ from typing import Final
 
 from penstock.access.permissions import Pattern
 from penstock.broker import refusals
-from penstock.broker.arguments import ARGUMENTS, EXPIRES, type_of
+from penstock.broker.arguments import ARGUMENTS, CONSUMER_TIMEOUT, EXPIRES, type_of
 from penstock.broker.background_tasks import AGAIN, DONE, BackgroundTask
 from penstock.errors import DiskFullError, OptionError
 from penstock.options import (
@@ -201,20 +201,20 @@ class Applied:
 NONE_APPLIED: Final = Applied(None, None, {})
 
 
-def least(one: object, other: object) -> object:
-    """Return the lower one of two limits; below 0 there is none."""
+def least(row: Option, one: object, other: object) -> object:
+    """Return the lower one of two limits of this row. Below 0 there is no limit, and at 0 no
+    timeout."""
     assert isinstance(one, int), "limits are whole numbers"
     assert isinstance(other, int), "limits are whole numbers"
-    if one < 0 or other < 0:
-        return max(one, other)
-    return min(one, other)
+    none = 0 if row.name == CONSUMER_TIMEOUT else -1
+    return max(one, other) if one <= none or other <= none else min(one, other)
 
 
 def merged(policy: Mapping[str, object], operator: Mapping[str, object]) -> dict[str, object]:
     """Return the definitions of a policy and an operator policy together."""
     found = dict(policy)
     for key, value in operator.items():
-        found[key] = least(found[key], value) if key in found else value
+        found[key] = least(KEYS[key], found[key], value) if key in found else value
     return found
 
 
@@ -230,7 +230,7 @@ def joined(
         if row.name in arguments and kind != STREAM:
             own = arguments[row.name]
             if row.policy == POLICY_LIMIT:
-                found[row.name] = least(own, value)
+                found[row.name] = least(row, own, value)
                 continue
             if not (row.name == _OVERFLOW and kind == QUORUM):
                 continue

@@ -43,6 +43,7 @@ from penstock.access.limits import Limits, LimitTable
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.alerts import AlertManager
+from penstock.broker.arguments import type_of
 from penstock.broker.background_tasks import (
     AGAIN,
     ASLEEP,
@@ -55,7 +56,7 @@ from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable
 from penstock.broker.dispatch import Dispatch, Peer, Source
 from penstock.broker.in_flight import InFlight
 from penstock.broker.policies import Applied, Counts, Policies, PolicyChanges, expires_ms
-from penstock.broker.queue_table import QueueRestarts, QueueTable, QueueTimers
+from penstock.broker.queue_table import GENERATED, QueueRestarts, QueueTable, QueueTimers
 from penstock.broker.topology import QUEUE, DeadLetterRoutes, Exchange, Topology
 from penstock.broker.turn_budget import TurnBudget
 from penstock.broker.usage import Usage
@@ -70,6 +71,7 @@ from penstock.queues.dead_letter import DeadLetterRoute, Target
 from penstock.queues.memory_monitor import INTERVAL_S, MemoryMonitor
 from penstock.queues.queue_options import QueueOptions
 from penstock.queues.queue_set import QueueOwner, QueueSet, bytes_of, text_of
+from penstock.queues.stream_options import QUEUE_TYPE
 from penstock.routing.router import Router
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK
@@ -549,9 +551,10 @@ class VHost(QueueOwner[BrokerQueue]):
         with these properties. Returns it, and the LSN to wait for. ChannelError: 403, 404, 405,
         406."""
         declared = self.table.declared
+        arguments = self._typed(name, arguments, durable and not exclusive and not auto_delete)
         queue, lsn = self.table.declare(
             name, durable=durable, exclusive=exclusive, auto_delete=auto_delete,
-            arguments=arguments or {}, owner=owner, is_reserved_allowed=is_reserved_allowed,
+            arguments=arguments, owner=owner, is_reserved_allowed=is_reserved_allowed,
             by=by,
         )  # fmt: skip
         if self.table.declared != declared and isinstance(queue, BrokerQueue):
@@ -567,9 +570,10 @@ class VHost(QueueOwner[BrokerQueue]):
         """Return whether `declare_queue` has to wait for files of a new stream. If so they are made
         by a worker, and `again` or `failed` is called in a later turn: `again` declares, from the
         beginning, because much may have changed. ChannelError: it would be refused."""
+        arguments = self._typed(name, arguments, durable and not exclusive and not auto_delete)
         making = self.table.prepare(
             name, durable=durable, exclusive=exclusive, auto_delete=auto_delete,
-            arguments=arguments or {}, by=by,
+            arguments=arguments, by=by,
         )  # fmt: skip
         if making is None:
             return False
@@ -585,6 +589,23 @@ class VHost(QueueOwner[BrokerQueue]):
 
         making.when_made(made)
         return True
+
+    def _typed(
+        self, name: str, arguments: dict[str, object] | None, is_kept: bool
+    ) -> dict[str, object]:
+        """Return the arguments with the vhost's default queue type, if they have none. One that
+        servers name, and one that exists and is of another type, does not get it. is_kept: the
+        queue is durable, and neither exclusive nor auto-delete, so that it may have any type."""
+        given = arguments or {}
+        kind = self.limits.queue_types.get(self.name)
+        if kind is None or not is_kept or QUEUE_TYPE in given:
+            return given
+        if not name or name.startswith(GENERATED):
+            return given
+        known = self.table.find(name)
+        if known is not None and type_of(known.arguments) != kind:
+            return given
+        return {**given, QUEUE_TYPE: kind}
 
     def delete_queue(
         self, queue: QueueOrStream, *, if_unused: bool = False, if_empty: bool = False,
@@ -678,6 +699,7 @@ class VHost(QueueOwner[BrokerQueue]):
         applied, options = found
         if options is not None:
             self.timers.expire_unused(name, expires_ms(options))
+            self.has_timeouts = self.has_timeouts or "consumer-timeout" in applied.definition
         return applied
 
     # ---- exchanges and bindings ----------------------------------------------------------------

@@ -1,10 +1,9 @@
 """Commands that are made from the table of operations: a row with `is_command` is one.
 
 A required argument of the operation, or one with a text as its default, is an argument of the
-command; a flag, and a number or one of several words that has a default, is an option; a table of
-AMQP is `-a NAME=VALUE`; what else may be left out is not for the command line. A list of names is
-the rest of the command line, another table is JSON. `-p` names the vhost where the operation is
-about one.
+command; a flag is an option, and so is what the row says is one; a table of AMQP is `-a
+NAME=VALUE`; what else may be left out is not for the command line. A list of names is the rest of
+the command line, another table is JSON. `-p` names the vhost where the operation is about one.
 
 **Lists.** `penstock list_queues name messages consumers` prints these columns in this order;
 without columns a few, with `--format json` all. An unknown column is an error that suggests the
@@ -24,6 +23,7 @@ from penstock.cli.ask import ARGUMENTS, DATA, VHOST, arguments_of, ask, named
 from penstock.cli.output import FORMAT
 from penstock.errors import OptionError
 from penstock.operation_table import (
+    ANY,
     FIELD_TABLE,
     NODE,
     NODE_VHOSTS,
@@ -71,7 +71,11 @@ def _change_of(row: Operation) -> Any:
     """Return the function of an operation that is not a list, with its own arguments."""
 
     def run(data: str, vhost: str | None = None, **given: Any) -> None:
-        args = {name: list(one) if type(one) is tuple else one for name, one in given.items()}
+        args = {
+            name: list(one) if type(one) is tuple else one
+            for name, one in given.items()
+            if one is not None
+        }
         if "arguments" in args:
             args["arguments"] = arguments_of(given["arguments"])
         found = ask(data, row.name, vhost, **args)
@@ -92,20 +96,31 @@ def _decorator(argument: Argument) -> Callable[[Any], Any] | None:
     if isinstance(value, bool):
         text = argument.meaning[0].upper() + argument.meaning[1:] + "."
         return click.option("--" + name.replace("_", "-"), is_flag=True, help=text)
-    if words.startswith("`") or type(value) is int:
+    if argument.is_option:
         return click.option(
-            "--" + name.replace("_", "-"), type=type(value), default=value, show_default=True,
-            metavar=name.upper(), help=argument.meaning[0].upper() + argument.meaning[1:] + ".",
+            "--" + name.replace("_", "-"), type=int if type(value) is int else str, default=value,
+            show_default=value is not None, metavar=name.upper(),
+            help=argument.meaning[0].upper() + argument.meaning[1:] + ".",
         )  # fmt: skip
     if words == FIELD_TABLE:
         return ARGUMENTS
     if words == TABLE:
         return click.argument(name, metavar="JSON", callback=lambda _c, _p, text: _table(text))
+    if words == ANY:
+        return click.argument(name, callback=lambda _c, _p, text: _json(text))
     if words == TEXTS:
         return click.argument(name, nargs=-1, metavar=f"[{name.removesuffix('s').upper()}]...")
     if argument.is_required:
         return click.argument(name, callback=named)
     return click.argument(name, callback=named, default=value) if isinstance(value, str) else None
+
+
+def _json(text: str) -> Any:
+    """Parse any JSON. Raises UsageError."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise click.UsageError(f"given {text!r}, expected JSON, such as 5 or '\"a\"'") from error
 
 
 def _table(text: str) -> dict[str, object]:

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
-from penstock.access.limits import OF_USERS, OF_VHOSTS, LimitTable
+from penstock.access.limits import OF_USERS, OF_VHOSTS, VHOST_OPTIONS, LimitTable
 from penstock.access.users import Users
 from penstock.clock import Clock, date
 from penstock.config import Config
@@ -276,6 +276,7 @@ class NodeOperations:
             for count in COUNTS:
                 row[count] = getattr(watched, count, 0)
             since_ms = watched.since_ms if watched is not None else None
+            row |= self._node.users.vhost_options(name)
             row["why"] = watched.reason() if watched is not None else UNOPENED
             if state != READY:
                 row["why"] = f"is {state}"
@@ -291,8 +292,13 @@ class NodeOperations:
 
     async def _add_vhost(self, args: Arguments, _vhost: str) -> None:
         name = args.text("name")
-        self._node.users.add_vhost(name)
+        self._node.users.add_vhost(name, _vhost_options(args))
+        self._node.limits_changed()
         vhost_directories.make(self._node.data, self._node.users, name)
+
+    async def _update_vhost_metadata(self, args: Arguments, _vhost: str) -> None:
+        self._node.users.update_vhost(args.text("name"), _vhost_options(args))
+        self._node.limits_changed()
 
     async def _delete_vhost(self, args: Arguments, _vhost: str) -> None:
         name = args.text("name")
@@ -330,6 +336,16 @@ class NodeOperations:
         await vhost.release()
 
     # ---- users ---------------------------------------------------------------------------------
+
+    async def _list_global_parameters(self, _args: Arguments, _vhost: str) -> object:
+        known = self._node.users.global_parameters()
+        return [{"name": name, "value": value} for name, value in sorted(known.items())]
+
+    async def _set_global_parameter(self, args: Arguments, _vhost: str) -> None:
+        self._node.users.set_global_parameter(args.text("name"), args.value("value"))
+
+    async def _clear_global_parameter(self, args: Arguments, _vhost: str) -> None:
+        self._node.users.clear_global_parameter(args.text("name"))
 
     async def _list_users(self, _args: Arguments, _vhost: str) -> object:
         return [
@@ -525,6 +541,16 @@ class NodeOperations:
 
 def _wrong(text: str) -> ControlError:
     return ControlError(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {text}")
+
+
+def _vhost_options(args: Arguments) -> dict[str, object]:
+    """Return those of VHOST_OPTIONS that are given."""
+    found: dict[str, object] = {}
+    for option in VHOST_OPTIONS:
+        value = args.value(option.name)
+        if value is not None:
+            found[option.name] = list(value) if isinstance(value, tuple) else value
+    return found
 
 
 def _password(args: Arguments) -> bytes:

@@ -140,7 +140,7 @@ class Supervisor:
                 store = UserStore(f"{self.data.path}/{vhost_directories.USERS_FILE}")
                 try:
                     self.users = Users(store, rng=random.SystemRandom())
-                    self.limits.set(self.users.limits("vhost"), self.users.limits("user"))
+                    self._read_limits()
                     vhost_directories.finish(self.data, self.users)
                     authenticator = Authenticator(
                         self.users,
@@ -369,9 +369,13 @@ class Supervisor:
             raise AMQPConnectionError(INTERNAL_ERROR, text, *OPEN) from error
         logger.debug("connection %s: user %r, vhost %r", opened.name, user, name)
 
+    def _read_limits(self) -> None:
+        users = self.users
+        self.limits.set(users.limits("vhost"), users.limits("user"), users.queue_types())
+
     def limits_changed(self) -> None:
-        """Send changed limits to every vhost."""
-        self.limits.set(self.users.limits("vhost"), self.users.limits("user"))
+        """Send changed limits, and default queue types, to every vhost."""
+        self._read_limits()
         for vhost in self.vhosts.values():
             vhost.notify("limits", **self.limits.facts())
 

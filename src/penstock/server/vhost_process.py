@@ -153,7 +153,7 @@ class VhostProcess(LinkedProcess):
         elif do == "stop":
             self._end("")
         elif do == "limits":
-            self._limits = {"vhosts": facts["vhosts"], "users": facts["users"]}
+            self._limits = {name: facts[name] for name in ("vhosts", "users", "queue_types")}
             if self._vhost is not None:
                 self._vhost.limits.set(**self._limits)
         elif self._vhost is not None and self._hub is not None:

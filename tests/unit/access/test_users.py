@@ -474,3 +474,58 @@ def test_a_user_without_a_password_cannot_log_in_with_one(world: World) -> None:
 def test_hashes_that_cannot_be_verified_are_refused(text: str, algorithm: str, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         rabbitmq_hash(text, algorithm)
+
+
+# --- what is said of a vhost, and of the broker ---
+
+
+def test_what_is_said_of_a_vhost_is_kept(world: World) -> None:
+    users = world.users
+    users.add_vhost("v", {"description": "d", "tags": "a,b", "default_queue_type": "quorum"})
+    users.add_vhost("plain")
+    users.stop_vhost("v", 5)
+    users.update_vhost("v", {"description": "other"})
+    for now in (users, world.open()):
+        assert now.vhost_options("v") == {
+            "description": "other", "tags": ["a", "b"], "default_queue_type": "quorum",
+        }  # fmt: skip
+        assert now.stopped_ms("v") == 5
+        assert now.queue_types() == {"v": "quorum"}
+        assert now.vhost_options("plain") == {
+            "description": "", "tags": [], "default_queue_type": "undefined",
+        }  # fmt: skip
+    world.users.update_vhost("v", {"default_queue_type": "undefined", "tags": []})
+    assert world.open().queue_types() == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"default_queue_type": "fast"}, "expected classic, quorum, stream or undefined"),
+        ({"description": 5}, "expected a text"), ({"tags": 5}, "expected tags with commas"),
+        ({"descripton": ""}, "did you mean 'description'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_said_of_a_vhost(
+    world: World, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(OptionError, match=said):
+        world.users.add_vhost("v", {"description": "d", **options})
+    assert list(world.users.vhosts()) == ["/"]
+    with pytest.raises(OptionError, match=said):
+        world.users.update_vhost("/", {"tags": "a", **options})
+    assert world.users.vhost_options("/")["tags"] == []
+    with pytest.raises(AMQPError, match="no vhost 'v'"):
+        world.users.update_vhost("v", {})
+
+
+def test_global_parameters_are_kept(world: World) -> None:
+    world.users.set_global_parameter("cluster_name", "ops-lab")
+    world.users.set_global_parameter("map", {"1883": "/"})
+    assert world.open().global_parameters() == {"cluster_name": "ops-lab", "map": {"1883": "/"}}
+    world.users.clear_global_parameter("map")
+    assert world.open().global_parameters() == {"cluster_name": "ops-lab"}
+    with pytest.raises(AMQPError, match="no global parameter 'map'"):
+        world.users.clear_global_parameter("map")
+    with pytest.raises(OptionError, match="at most 65536 characters"):
+        world.users.set_global_parameter("large", "x" * 65_536)

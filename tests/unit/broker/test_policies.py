@@ -6,6 +6,7 @@ import pytest
 
 from penstock.access.permissions import Identity
 from penstock.broker import policies
+from penstock.codec.spec import BasicConsume, BasicConsumeOk, BasicDeliver
 from penstock.errors import AMQPError
 from penstock.operation_table import OPERATIONS
 from penstock.queues.amq_queue import AMQQueue
@@ -310,6 +311,26 @@ def test_an_alternate_exchange_comes_and_goes(rig: OperationRig) -> None:
     assert ready(rig) == [b"3"]  # b"2" was transient
 
 
+def test_a_consumer_timeout(rig: OperationRig) -> None:
+    declare(rig)
+    rig.put("q", b"1")
+    client = rig.client().open()
+    client.call(1, BasicConsume(queue="q", consumer_tag="c"), BasicConsumeOk)
+    put_policy(rig, consumer_timeout=5000)
+    for _ in range(7):
+        rig.tick(1.0)
+    first, second = client.messages()
+    assert isinstance(second.method, BasicDeliver)
+    assert (first.body, second.body, second.method.redelivered) == (b"1", b"1", True)
+    declare(rig, "never", consumer_timeout=0)
+    declare(rig, "more", consumer_timeout=9000)
+    found = [rig.vhost.table.find_queue(name).timeout_s for name in ("q", "never", "more")]
+    assert found == [5.0, 5.0, 5.0]
+    rig.result("clear_policy", name="p")
+    found = [rig.vhost.table.find_queue(name).timeout_s for name in ("q", "never", "more")]
+    assert found == [None, 0.0, 9.0]
+
+
 def test_a_memory_limit(rig: OperationRig) -> None:
     declare(rig)
     put_policy(rig, queue_max_memory_bytes=4096)
@@ -464,3 +485,76 @@ def test_tags(rig: OperationRig) -> None:
     assert rig.refusal("set_operator_policy", channel("policymaker"), **given).code == 403
     assert rig.result("set_operator_policy", channel("administrator"), **given)["queues"] == 0
     assert OPERATIONS["list_operator_policies"].tags == OPERATIONS["set_policy"].tags
+
+
+# --- parameters ---
+
+
+def test_parameters_are_kept(rig: OperationRig) -> None:
+    value = {"src-queue": "q", "dest-uri": ["amqp://"]}
+    rig.result("set_parameter", component="shovel", name="a", value=value)
+    rig.result("set_parameter", component="federation-upstream", name="b", value=5)
+    put_policy(rig, max_length=1)
+    rig.restart()
+    assert rig.result("list_parameters") == [
+        {"component": "federation-upstream", "name": "b", "value": 5},
+        {"component": "shovel", "name": "a", "value": value},
+    ]
+    rig.result("clear_parameter", component="shovel", name="a")
+    rig.restart()
+    assert [row["name"] for row in rig.result("list_parameters")] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"),
+    [
+        ({"component": "creator"}, 406, "expected shovel, federation-upstream or"),
+        ({"component": "policy"}, 406, "given 'policy'"),
+        ({"value": "x" * 65_536}, 406, "'value': given 65538 bytes, expected at most 65536"),
+    ],
+)
+def test_wrong_parameters(
+    rig: OperationRig, given: dict[str, object], code: int, said: str
+) -> None:
+    error = rig.refusal(
+        "set_parameter", **{"component": "shovel", "name": "a", "value": 1, **given}
+    )
+    assert error.code == code
+    assert said in error.text
+    assert rig.result("list_parameters") == []
+    gone = rig.refusal("clear_parameter", component="shovel", name="a")
+    assert (gone.code, gone.text) == (404, "NOT_FOUND - no parameter 'a' of shovel")
+
+
+# --- the default queue type of a vhost ---
+
+
+def test_a_queue_without_a_type_gets_the_default_one(rig: OperationRig) -> None:
+    rig.vhost.limits.set({}, {}, {"/": "quorum"})
+    declare(rig)
+    assert row_of(rig)["type"] == "quorum"
+    assert row_of(rig)["arguments"] == {"x-queue-type": "quorum"}
+    declare(rig)  # again
+    declare(rig, queue_type="quorum")
+    declare(rig, "c", queue_type="classic")
+    declare(rig, "c")
+    assert row_of(rig, "c")["type"] == "classic"
+    rig.vhost.limits.set({}, {}, {"/": "stream"})
+    declare(rig, "s")
+    assert row_of(rig, "s")["type"] == "stream"
+    assert rig.result("declare_queue", queue="s")["queue"] == "s"
+
+
+def test_who_cannot_have_the_default_type_does_not(rig: OperationRig) -> None:
+    rig.vhost.limits.set({}, {}, {"/": "quorum"})
+    for name, how in (("t", {"durable": False}), ("a", {"auto_delete": True})):
+        rig.result("declare_queue", queue=name, **how)
+        assert row_of(rig, name)["type"] == "classic"
+    queue, _ = rig.vhost.declare_queue("x", exclusive=True, owner=self_of(rig))
+    assert queue.arguments == {}
+    found = rig.result("declare_queue", queue="")
+    assert row_of(rig, found["queue"])["type"] == "classic"
+
+
+def self_of(rig: OperationRig) -> object:
+    return rig.client().handler

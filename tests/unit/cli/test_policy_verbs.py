@@ -61,3 +61,38 @@ def test_what_is_not_right_is_64(
     assert broker.run("set_policy", *words) == 64
     assert told in capsys.readouterr().err
     assert not broker.asked
+
+
+def test_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    broker = FakeControl(
+        list_parameters=[{"component": "shovel", "name": "a", "value": {"b": 1}}],
+        list_global_parameters=[{"name": "cluster_name", "value": "lab"}],
+    )
+    assert broker.run("set_parameter", "shovel", "a", '{"b": 1}', "-p", "/x") == 0
+    assert broker.run("clear_parameter", "shovel", "a") == 0
+    assert broker.run("set_global_parameter", "cluster_name", '"lab"') == 0
+    assert broker.run("clear_global_parameter", "cluster_name") == 0
+    assert broker.asked == [
+        ("set_parameter", "/x", {"component": "shovel", "name": "a", "value": {"b": 1}}),
+        ("clear_parameter", "/", {"component": "shovel", "name": "a"}),
+        ("set_global_parameter", None, {"name": "cluster_name", "value": "lab"}),
+        ("clear_global_parameter", None, {"name": "cluster_name"}),
+    ]
+    assert broker.run("list_parameters") == broker.run("list_global_parameters") == 0
+    assert capsys.readouterr().out.splitlines()[-1].split("\t") == ["cluster_name", "lab"]
+    assert broker.run("set_global_parameter", "cluster_name", "lab") == 64
+    assert "given 'lab', expected JSON" in capsys.readouterr().err
+
+
+def test_what_is_said_of_a_vhost() -> None:
+    broker = FakeControl()
+    words = ["--description", "d", "--tags", "a,b", "--default-queue-type", "quorum"]
+    assert broker.run("add_vhost", "v", *words) == 0
+    assert broker.run("update_vhost_metadata", "v", "--tags", "") == 0
+    assert broker.asked == [
+        (
+            "add_vhost", None,
+            {"name": "v", "description": "d", "tags": "a,b", "default_queue_type": "quorum"},
+        ),
+        ("update_vhost_metadata", None, {"name": "v", "tags": ""}),
+    ]  # fmt: skip

@@ -1,14 +1,26 @@
-"""Operations on policies, which penstock.broker.policies explains.
+"""Operations on policies, which penstock.broker.policies explains, and on parameters.
 
-A change is answered when it is as safe as the vhost's durability says, and all queues and exchanges
-have it.
+Parameters are stored, and mean nothing here: those of RabbitMQ's shovels and federation. A change
+of a policy is answered when it is as safe as the vhost's durability says, and all queues and
+exchanges have it.
 """
 
+import json
 from typing import Final
 
 from penstock.broker.operations.call import Call, Functions
-from penstock.broker.policies import EXCHANGE, OPERATOR_POLICY, POLICY, QUEUE, Counts
+from penstock.broker.policies import (
+    EXCHANGE,
+    OPERATOR_POLICY,
+    POLICY,
+    QUEUE,
+    VALUE_BYTES_MAX,
+    Counts,
+)
+from penstock.broker.refusals import not_found
 from penstock.broker.vhost import VHost
+from penstock.queues.queue_set import bytes_of, text_of
+from penstock.storage.index import routing_table
 
 
 def _set(component: str, call: Call) -> None:
@@ -66,6 +78,44 @@ def _list_operator_policies(call: Call) -> None:
     call.reply(_rows(OPERATOR_POLICY, call.vhost))
 
 
+PARAMETERS_MAX: Final = 1000  # of a vhost
+
+
+def _set_parameter(call: Call) -> None:
+    args, engine = call.args, call.vhost.engine
+    key = args.text("component").encode(), bytes_of(args.text("name"))
+    data = json.dumps(args.value("value"), sort_keys=True, separators=(",", ":")).encode()
+    if len(data) > VALUE_BYTES_MAX:
+        raise args.wrong("value", f"given {len(data)} bytes, expected at most {VALUE_BYTES_MAX}")
+    if key not in _parameters(call.vhost) and len(_parameters(call.vhost)) >= PARAMETERS_MAX:
+        raise args.wrong("name", f"expected at most {PARAMETERS_MAX} parameters of a vhost")
+    call.settled(engine.apply_topology(routing_table.set_parameter(*key, data)), {})
+
+
+def _clear_parameter(call: Call) -> None:
+    component, name = call.args.text("component"), call.args.text("name")
+    key = component.encode(), bytes_of(name)
+    if key not in _parameters(call.vhost):
+        raise not_found(f"parameter {name!r} of {component}")
+    call.settled(call.vhost.engine.apply_topology(routing_table.clear_parameter(*key)), {})
+
+
+def _list_parameters(call: Call) -> None:
+    found = sorted(_parameters(call.vhost).items())
+    call.reply(
+        [
+            {"component": component.decode(), "name": text_of(name), "value": json.loads(value)}
+            for (component, name), value in found
+        ]
+    )
+
+
+def _parameters(vhost: VHost) -> dict[tuple[bytes, bytes], bytes]:
+    policies = (POLICY.encode(), OPERATOR_POLICY.encode())
+    known = vhost.engine.routing.parameters
+    return {key: value for key, value in known.items() if key[0] not in policies}
+
+
 FUNCTIONS: Final[Functions] = {
     "set_policy": _set_policy,
     "clear_policy": _clear_policy,
@@ -73,4 +123,7 @@ FUNCTIONS: Final[Functions] = {
     "set_operator_policy": _set_operator_policy,
     "clear_operator_policy": _clear_operator_policy,
     "list_operator_policies": _list_operator_policies,
+    "set_parameter": _set_parameter,
+    "clear_parameter": _clear_parameter,
+    "list_parameters": _list_parameters,
 }

@@ -8,13 +8,15 @@ user_version; 0 until the first user is added, so that a file from a crash in th
 still new):
 
     users        name PRIMARY KEY | hash (text of access.users) | tags (separated by spaces)
-    vhosts       name PRIMARY KEY | state | meta (JSON: stopped_ms, if an operator has stopped it)
+    vhosts       name PRIMARY KEY | state | meta (JSON)
     permissions  user, vhost PRIMARY KEY | configure | write | read
     limits       kind ("user" or "vhost"), name PRIMARY KEY | limits (JSON)
     topic_permissions  user, vhost, exchange PRIMARY KEY | write | read
+    parameters   name PRIMARY KEY | value (JSON)
 
-The last two tables were added later: opening an older file creates them, and older programs ignore
-them, also in permissions: they let a user publish and bind with every key.
+meta has stopped_ms, if an operator has stopped the vhost, description, tags and default_queue_type.
+The last three tables were added later: opening an older file creates them, and older programs
+ignore them, also in permissions: they let a user publish and bind with every key.
 
 A vhost is a row here and a directory, which cannot change in one step. So the row has a state:
 `creating` before its directory exists, `ready` once it does, `deleting` before the directory is
@@ -58,6 +60,7 @@ _ADDED: Final = (
     " vhost TEXT NOT NULL REFERENCES vhosts ON DELETE CASCADE,"
     " exchange TEXT NOT NULL, write TEXT NOT NULL, read TEXT NOT NULL,"
     " PRIMARY KEY (user, vhost, exchange))",
+    "CREATE TABLE IF NOT EXISTS parameters (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
 )
 
 
@@ -230,6 +233,20 @@ class UserStore:
             self._change("INSERT OR REPLACE INTO limits VALUES (?, ?, ?)", (kind, name, text))
         else:
             self._change("DELETE FROM limits WHERE kind = ? AND name = ?", (kind, name))
+
+    # --- global parameters ---
+
+    def parameters(self) -> dict[str, str]:
+        """Return name -> JSON."""
+        with self._errors():
+            return dict(self._db.execute("SELECT name, value FROM parameters").fetchall())
+
+    def put_parameter(self, name: str, value: str) -> None:
+        """Set a parameter; "" removes it."""
+        if value:
+            self._change("INSERT OR REPLACE INTO parameters VALUES (?, ?)", (name, value))
+        else:
+            self._change("DELETE FROM parameters WHERE name = ?", (name,))
 
     # --- inside ---
 

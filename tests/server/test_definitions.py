@@ -144,3 +144,36 @@ def test_a_queue_that_differs_is_left_as_it_is(broker: LiveBroker) -> None:
     assert "inequivalent arg" in found["differs"][0]
     rows = {row["name"]: row for row in broker.control("list_queues", "/")}
     assert rows["orders"]["arguments"] == {"x-max-priority": 2}
+
+
+def test_definitions_are_loaded_once_at_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "definitions.json"
+    file.write_text((FILES / "penstock.json").read_text())
+    environment = {"PENSTOCK_LOAD_DEFINITIONS": str(file)}
+    with LiveBroker(tmp_path / "data", environment=environment) as broker:
+        parameters = pika.ConnectionParameters(
+            broker.host, broker.port, "shop", pika.PlainCredentials("bob", "s3cret")
+        )
+        pika.BlockingConnection(parameters).close()
+        broker.control("change_password", name="bob", password="other")
+        broker.control("delete_queue", "shop", queue="x")
+        broker.restart()
+        assert "loaded before" in broker.log_text()
+        assert len(broker.control("list_queues", "shop")) == 2
+        file.write_text(file.read_text() + " ")
+        broker.restart()
+        assert len(broker.control("list_queues", "shop")) == 3
+        broker.stop()
+        document = json.loads(file.read_text())
+        document["users"][0]["password_hash"] = "!!"
+        document["bindings"][0]["destination_type"] = "stream"
+        file.write_text(json.dumps(document))
+        with pytest.raises(AssertionError) as caught:
+            broker.start()
+        for part in ("load_definitions", "users[0]", "password_hash", "bindings[0] 'shop.in'"):
+            assert part in str(caught.value)
+        file.write_text("{")
+        with pytest.raises(AssertionError, match="are not JSON"):
+            broker.start()
+        del broker.environment["PENSTOCK_LOAD_DEFINITIONS"]
+        broker.start()

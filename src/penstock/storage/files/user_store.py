@@ -12,9 +12,10 @@ still new):
     permissions  user, vhost PRIMARY KEY | configure | write | read
     limits       kind ("user" or "vhost"), name PRIMARY KEY | limits (JSON)
     topic_permissions  user, vhost, exchange PRIMARY KEY | write | read
+    facts        name PRIMARY KEY | value: of the broker, such as the definitions that it has loaded
 
-The last two tables were added later: opening an older file creates them, and older programs ignore
-them, also in permissions: they let a user publish and bind with every key.
+The last three tables were added later: opening an older file creates them, and older programs
+ignore them, also in permissions: they let a user publish and bind with every key.
 
 A vhost is a row here and a directory, which cannot change in one step. So the row has a state:
 `creating` before its directory exists, `ready` once it does, `deleting` before the directory is
@@ -58,6 +59,7 @@ _ADDED: Final = (
     " vhost TEXT NOT NULL REFERENCES vhosts ON DELETE CASCADE,"
     " exchange TEXT NOT NULL, write TEXT NOT NULL, read TEXT NOT NULL,"
     " PRIMARY KEY (user, vhost, exchange))",
+    "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
 )
 
 
@@ -230,6 +232,18 @@ class UserStore:
             self._change("INSERT OR REPLACE INTO limits VALUES (?, ?, ?)", (kind, name, text))
         else:
             self._change("DELETE FROM limits WHERE kind = ? AND name = ?", (kind, name))
+
+    # --- facts ---
+
+    def fact(self, name: str) -> str:
+        """Return a fact of the broker, "" if it is not known."""
+        with self._errors():
+            found = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+            return str(found[0]) if found else ""
+
+    def put_fact(self, name: str, value: str) -> None:
+        """Store a fact of the broker, or replace it."""
+        self._change("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
     # --- inside ---
 

@@ -455,7 +455,7 @@ class NodeOperations:
         counts: dict[str, object] = {
             "users": len(new.users), "vhosts": len(new.vhosts), "permissions": len(new.permissions)
         }  # fmt: skip
-        for section in ("exchanges", "queues", "bindings"):
+        for section in definitions.SECTIONS:
             counts[section] = sum(len(one[section]) for one in declared.values())
             for name, one in declared.items():
                 await self._declare(name, section, one[section])

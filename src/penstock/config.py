@@ -111,6 +111,7 @@ class Config:
     half_open_bytes_max: int = 8 << 20
     guest: str = GUEST_LOOPBACK
     loopback_users: tuple[str, ...] = LOOPBACK_USERS
+    load_definitions: str = ""
     data_permissions: str = FIX
     http_hosts: tuple[str, ...] = ()
     http_connections_max: int = 4096
@@ -256,6 +257,12 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "loopback_users", names('names of users with commas between them, as "guest, ann"'),
         "users who may connect from this machine only, as in RabbitMQ; empty: nobody",
+    ),
+    Option(
+        "load_definitions", text("a file of definitions"),
+        "a file of [definitions](../guides/definitions.md#at-the-start) that is imported before "
+        "clients can connect; a file that was loaded before is skipped",
+        default="none",
     ),
     Option(
         "data_permissions", choice(FIX, REFUSE, IGNORE),

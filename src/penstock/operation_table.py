@@ -724,7 +724,7 @@ _ROWS: Final = (
     # definitions
     _of_node(
         "export_definitions",
-        "Export users, permissions, limits, queues, exchanges and bindings as RabbitMQ's JSON.",
+        "Export users, permissions, policies, queues, exchanges and bindings as RabbitMQ's JSON.",
         of=NODE_VHOSTS, more="Of one vhost, if it is named: then without users and permissions.",
     ),
     _of_node(
@@ -733,8 +733,8 @@ _ROWS: Final = (
         flag("leave_out", "leave out what Penstock has not, and list it"),
         of=NODE_VHOSTS,
         answer=(
-            "users", "vhosts", "permissions", "exchanges", "queues", "bindings", "differs",
-            "left_out",
+            "users", "vhosts", "permissions", "policies", "operator_policies", "exchanges",
+            "queues", "bindings", "differs", "left_out",
         ),
         more="What is there and equal is skipped, and nothing is deleted. differs: exchanges and "
         "queues that are there with other properties, which are left as they are.",
@@ -1027,8 +1027,10 @@ _ROWS: Final = (
         ), tags=MANAGERS,
     ),
     Operation(
-        "list_topology", "Return the exchanges, queues and bindings of a vhost, without counts.",
-        audience=OPERATORS, answer=("exchanges", "queues", "bindings"),
+        "list_topology",
+        "Return the policies, exchanges, queues and bindings of a vhost, without counts.",
+        audience=OPERATORS,
+        answer=("policies", "operator_policies", "exchanges", "queues", "bindings"),
         more="As definitions have them; without the bindings of the default exchange.",
     ),
     _list(

@@ -28,16 +28,19 @@ def test_a_document_of_rabbitmq_is_imported(broker: LiveBroker) -> None:
     found = broker.control("import_definitions", "", definitions=RABBITMQ, leave_out=True)
     left_out = found.pop("left_out")
     assert found == {
-        "users": 5, "vhosts": 1, "permissions": 4, "exchanges": 7, "queues": 10, "bindings": 9,
-        "differs": [],
+        "users": 5, "vhosts": 1, "permissions": 4, "policies": 1, "operator_policies": 1,
+        "exchanges": 7, "queues": 10, "bindings": 9, "differs": [],
     }  # fmt: skip
-    assert any("operator_policy" in line for line in left_out)
-    assert any("shovel" in line for line in left_out)
+    assert [line.partition("]")[0] for line in left_out] == [
+        "parameters[2", "global_parameters[0", "global_parameters[1", "global_parameters[2",
+    ]  # fmt: skip
     exported = broker.control("export_definitions", "")
     assert exported == {**PENSTOCK, "product_version": exported["product_version"]}
     users = {row["name"]: row["tags"] for row in broker.control("list_users")}
     assert users["bob"] == ["management", "policymaker"]
     queues = {row["name"]: row for row in broker.control("list_queues", "/")}
+    assert queues["backlog"]["policy"] == "ttl"
+    assert queues["orders"]["operator_policy"] == "cap"
     assert queues["orders"]["arguments"] == {"x-dead-letter-exchange": "dlx", "x-max-priority": 4}
     assert queues["quorum.jobs"]["type"] == "quorum"
     assert queues["events"]["type"] == "stream"
@@ -75,7 +78,7 @@ def test_what_was_exported_is_equal_when_it_is_imported(
     ]  # fmt: skip
     assert "aliveness-test" not in text  # it is not durable
     assert main(["import_definitions", str(file), *data]) == 0
-    assert "imported: 0 users, 0 vhosts, 0 permissions, 0 exchanges" in capsys.readouterr().out
+    assert "imported: 0 users, 0 vhosts, 0 permissions, 0 policies" in capsys.readouterr().out
     with LiveBroker(tmp_path / "other") as other:
         other.control("import_definitions", "", definitions=text)
         assert other.control("export_definitions", "") == broker.control("export_definitions", "")
@@ -115,18 +118,21 @@ def test_nothing_is_imported_if_anything_is_wrong(
     )
     document["users"][0]["hashing_algorithm"] = "rabbit_password_hashing_md5"
     document["queues"][0]["arguments"] = {"x-message-ttl": "soon"}
+    document["policies"][0]["definition"]["overflow"] = "explode"
+    document["parameters"][0]["value"]["pattern"] = "("
     file = tmp_path / "wrong.json"
     file.write_text(json.dumps(document))
     assert main(["import_definitions", str(file), "--data", str(broker.data)]) == 65
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 6, said
     for part in (
-        "change_password", "'('", "x-message-ttl", "operator_policy", "shovel", "policies[0]",
+        "change_password", "'('", "x-message-ttl", "shovel", "policies[0] 'ttl': overflow",
+        "parameters[0] 'cap': pattern",
     ):  # fmt: skip
         assert part in said
     assert broker.control("export_definitions", "") == before
     document["queues"][0]["arguments"] = {}
-    del document["users"][0]
+    del document["users"][0], document["policies"][0], document["parameters"][0]
     document["permissions"][-1]["configure"] = ""
     text = json.dumps(document)
     with pytest.raises(ControlError, match="no queue 'nowhere'") as caught:
@@ -144,3 +150,36 @@ def test_a_queue_that_differs_is_left_as_it_is(broker: LiveBroker) -> None:
     assert "inequivalent arg" in found["differs"][0]
     rows = {row["name"]: row for row in broker.control("list_queues", "/")}
     assert rows["orders"]["arguments"] == {"x-max-priority": 2}
+
+
+def test_definitions_are_loaded_once_at_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "definitions.json"
+    file.write_text((FILES / "penstock.json").read_text())
+    environment = {"PENSTOCK_LOAD_DEFINITIONS": str(file)}
+    with LiveBroker(tmp_path / "data", environment=environment) as broker:
+        parameters = pika.ConnectionParameters(
+            broker.host, broker.port, "shop", pika.PlainCredentials("bob", "s3cret")
+        )
+        pika.BlockingConnection(parameters).close()
+        broker.control("change_password", name="bob", password="other")
+        broker.control("delete_queue", "shop", queue="x")
+        broker.restart()
+        assert "loaded before" in broker.log_text()
+        assert len(broker.control("list_queues", "shop")) == 2
+        file.write_text(file.read_text() + " ")
+        broker.restart()
+        assert len(broker.control("list_queues", "shop")) == 3
+        broker.stop()
+        document = json.loads(file.read_text())
+        document["users"][0]["password_hash"] = "!!"
+        document["bindings"][0]["destination_type"] = "stream"
+        file.write_text(json.dumps(document))
+        with pytest.raises(AssertionError) as caught:
+            broker.start()
+        for part in ("load_definitions", "users[0]", "password_hash", "bindings[0] 'shop.in'"):
+            assert part in str(caught.value)
+        file.write_text("{")
+        with pytest.raises(AssertionError, match="are not JSON"):
+            broker.start()
+        del broker.environment["PENSTOCK_LOAD_DEFINITIONS"]
+        broker.start()

@@ -269,6 +269,7 @@ PARAMETER_CHARS_MAX: Final = 64 << 10
 DEFAULT_VHOST: Final = "/"
 USER: Final = "user"
 VHOST: Final = "vhost"
+_LOADED: Final = "loaded_definitions"
 _STOPPED_MS: Final = "stopped_ms"  # in a vhost's meta: when an operator stopped it
 KINDS: Final[Mapping[str, Mapping[str, str]]] = {USER: OF_USERS, VHOST: OF_VHOSTS}
 
@@ -664,6 +665,14 @@ class Users(KnownUsers):
             self._limits[kind].update(owners)
         self.on_change()
         return new
+
+    def loaded(self) -> str:
+        """Return what `set_loaded` has stored; "" at first."""
+        return self._store.fact(_LOADED)
+
+    def set_loaded(self, digest: str) -> None:
+        """Store the digest of definitions that were loaded at a start."""
+        self._store.put_fact(_LOADED, digest)
 
     # --- inside ---
 

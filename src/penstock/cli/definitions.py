@@ -29,7 +29,7 @@ def text_of(file: str) -> str:
 @ONE_VHOST
 @DATA
 def export_definitions(file: str, vhost: str | None, data: str) -> None:
-    """Export users, permissions, limits, queues, exchanges and bindings as RabbitMQ's JSON.
+    """Export users, permissions, policies, queues, exchanges and bindings as RabbitMQ's JSON.
 
     Of one vhost, if it is named: then without users and permissions.
     """

@@ -1,5 +1,5 @@
-"""Definitions: users, vhosts, permissions, limits, queues, exchanges and bindings as one document
-of JSON, in RabbitMQ's form.
+"""Definitions: users, vhosts, permissions, limits, policies, queues, exchanges and bindings as one
+document of JSON, in RabbitMQ's form.
 
     document(...)            what a broker has, for `export_definitions`
     Definitions(...)         a document that was read and checked, for `import_definitions`
@@ -56,7 +56,7 @@ from penstock.broker.arguments import (
     type_of,
     wrong_type,
 )
-from penstock.broker.policies import ALTERNATE
+from penstock.broker.policies import ALTERNATE, OPERATOR_POLICY, POLICIES_MAX, POLICY, Policy
 from penstock.broker.topology import DELAYED_TYPE, EXCHANGE, QUEUE, SYSTEM
 from penstock.errors import AMQPError, OptionError, PenstockError
 from penstock.native import VERSION
@@ -79,11 +79,10 @@ PENSTOCK: Final = "penstock"
 LIMITS_COMPONENT: Final = "vhost-limits"
 # Limits that RabbitMQ has.
 OF_RABBITMQ: Final = frozenset({MAX_CONNECTIONS, MAX_CHANNELS, MAX_QUEUES})
-# Sections of a document that Penstock has nothing for.
-UNKNOWN_SECTIONS: Final = ("policies",)
 
 Json = dict[str, Any]
-VhostTopology = dict[str, list[Json]]  # "exchanges", "queues", "bindings"; see list_topology
+VhostTopology = dict[str, list[Json]]  # SECTIONS, as the operation list_topology returns them
+SECTIONS: Final = ("policies", "operator_policies", "exchanges", "queues", "bindings")
 
 _NAME: Final = text("name", "its name")
 _VHOST: Final = text("vhost", "the vhost")
@@ -111,6 +110,8 @@ _BINDING: Final = (
     short_text("source", ""), short_text("destination", ""), text("destination_type", ""),
     short_text("routing_key", "", default=""), _ARGUMENTS,
 )  # fmt: skip
+POLICY_SECTIONS: Final = {POLICY: "policies", OPERATOR_POLICY: "operator_policies"}
+_OF_POLICY: Final = ("pattern", "apply-to", "definition", "priority")
 _PARAMETER: Final = (text("component", ""), text("name", ""), table("value", ""))
 
 
@@ -149,7 +150,8 @@ class Definitions:
             self._take_users()
             self._take_permissions()
         self._take_parameters()
-        self._leave_out()
+        for place, row in self._rows("policies"):
+            self._take_policy(place, self._vhost_of(place, row), POLICY, row.get("name"), row)
         for section, rows, check in (
             ("exchanges", _EXCHANGE, _check_exchange),
             ("queues", _QUEUE, _check_queue),
@@ -264,16 +266,24 @@ class Definitions:
                 continue
             if found["component"] == LIMITS_COMPONENT:
                 self._take_limits(place, "vhost", vhost, found["value"])
+            elif found["component"] == OPERATOR_POLICY:
+                self._take_policy(place, vhost, OPERATOR_POLICY, found["name"], found["value"])
             else:
                 self._unsupported(f"{place}: no parameters of the component {found['component']}")
-
-    def _leave_out(self) -> None:
-        for section in UNKNOWN_SECTIONS:
-            for place, row in self._rows(section):
-                if self._vhost_of(place, row) is not None:
-                    self._unsupported(f"{place}: Penstock has no {section.replace('_', ' ')}")
         for place, _ in self._rows("global_parameters"):
             self.left_out.append(f"{place}: Penstock has no global parameters")
+
+    def _take_policy(
+        self, place: str, vhost: str | None, component: str, name: object, value: Json
+    ) -> None:
+        if vhost is None:
+            return
+        known = {member: value[member] for member in _OF_POLICY if member in value}
+        found = self._try(place, Policy.of, component, str(name), known)
+        if found is not None:
+            section = POLICY_SECTIONS[component]
+            row = {"name": found.name, **found.value()}
+            self.topology.setdefault(vhost, _empty_topology())[section].append(row)
 
     def _unsupported(self, what: str) -> None:
         if self._is_lenient:
@@ -322,7 +332,7 @@ def _parsed(given: str) -> Json:
 
 
 def _empty_topology() -> VhostTopology:
-    return {"exchanges": [], "queues": [], "bindings": []}
+    return {section: [] for section in SECTIONS}
 
 
 def _checked_tags(given: object) -> frozenset[str]:
@@ -407,6 +417,31 @@ def missing(
                 check(refusals.called(kind, one["name"], vhost), one, current)
             except AMQPError as error:
                 differs.append(_said(error))
+    for section in POLICY_SECTIONS.values():
+        policies = {one["name"]: one for one in there[section]}
+        declared[section] = [one for one in wanted[section] if policies.get(one["name"]) != one]
+        count = len(policies.keys() | {one["name"] for one in wanted[section]})
+        if count > POLICIES_MAX:
+            wrong.append(f"vhost '{vhost}' would have {count} {section}, at most {POLICIES_MAX}")
+    declared["bindings"], lost = _missing_bindings(vhost, wanted, there, known)
+    wrong += lost
+    for name, section in (
+        (MAX_QUEUES, "queues"), (MAX_EXCHANGES, "exchanges"), (MAX_BINDINGS, "bindings"),
+    ):  # fmt: skip
+        count = len(there[section]) + len(declared[section])
+        if declared[section] and 0 <= limits[name] < count:
+            wrong.append(
+                f"vhost '{vhost}' would have {count} {section}, its {name} is {limits[name]}"
+            )
+    return declared, differs, wrong
+
+
+def _missing_bindings(
+    vhost: str, wanted: VhostTopology, there: VhostTopology, known: Mapping[str, Mapping[str, Json]]
+) -> tuple[list[Json], list[str]]:
+    """Return (the bindings that are not there yet, what is wrong). known: all exchanges and queues
+    that there will be, by kind and name."""
+    found, wrong = list[Json](), list[str]()
     bound = {_binding_of(one).identity for one in there["bindings"]}
     for one in wanted["bindings"]:
         source = known["exchange"].get(one["source"])
@@ -430,21 +465,16 @@ def missing(
         identity = _binding_of(one).identity
         if identity not in bound:
             bound.add(identity)
-            declared["bindings"].append(one)
-    for name, section in (
-        (MAX_QUEUES, "queues"), (MAX_EXCHANGES, "exchanges"), (MAX_BINDINGS, "bindings"),
-    ):  # fmt: skip
-        count = len(there[section]) + len(declared[section])
-        if declared[section] and 0 <= limits[name] < count:
-            wrong.append(
-                f"vhost '{vhost}' would have {count} {section}, its {name} is {limits[name]}"
-            )
-    return declared, differs, wrong
+            found.append(one)
+    return found, wrong
 
 
 def declaration(section: str, row: Json) -> tuple[str, Json]:
     """Return the operation that declares an entry, and its arguments."""
     args = dict(row)
+    if section in POLICY_SECTIONS.values():
+        args["apply_to"] = args.pop("apply-to")
+        return ("set_policy" if section == "policies" else "set_operator_policy"), args
     if section == "bindings":
         destination, kind = args.pop("destination"), args.pop("destination_type")
         if kind == "exchange":
@@ -470,7 +500,7 @@ def _check_same_exchange(what: str, one: Json, current: Json) -> None:
 
 
 def _check_same_queue(what: str, one: Json, current: Json) -> None:
-    if current["exclusive"]:
+    if current.get("exclusive"):
         raise refusals.locked(what)
     for name in ("durable", "auto_delete"):
         refusals.check_same(name, what, one[name], current[name])
@@ -488,12 +518,23 @@ def document(tables: Tables, topology: Mapping[str, VhostTopology], vhost: str) 
         parts.add(RABBITMQ_VERSION, name)
     parts.add("Penstock", "product_name")
     parts.add(VERSION, "product_version")
-    limits = [
+    parameters = [
         {"vhost": name, "component": LIMITS_COMPONENT, "name": "limits", "value": value}
         for name, own in tables.limits["vhost"].items()
         if (value := _of_rabbitmq(own)) and vhost in ("", name)
     ]
-    sections: dict[str, list[Json]] = {"parameters": limits, "policies": []}
+    policies: list[Json] = []
+    for name, found in topology.items():
+        of: Json = {} if vhost else {"vhost": name}
+        policies += [{**row, **of} for row in found["policies"]]
+        parameters += [
+            {
+                "vhost": name, "component": OPERATOR_POLICY, "name": row["name"],
+                "value": {member: row[member] for member in _OF_POLICY},
+            }
+            for row in found["operator_policies"]
+        ]  # fmt: skip
+    sections: dict[str, list[Json]] = {"parameters": parameters, "policies": policies}
     if not vhost:
         sections = {
             "users": [

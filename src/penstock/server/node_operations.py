@@ -8,6 +8,7 @@ deleted user are closed.
 """
 
 import asyncio
+import hashlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -416,17 +417,36 @@ class NodeOperations:
         return await asyncio.to_thread(definitions.document, tables, topology, vhost)
 
     async def _import_definitions(self, args: Arguments, vhost: str) -> object:
-        """Check a document as a whole, then apply it. What was applied before a crash is found to
-        be there when it is imported again."""
         async with self._importing:
-            return await self.import_definitions(
+            return await self._import(
                 args.text("definitions"), vhost, is_lenient=args.flag("leave_out")
             )
 
-    async def import_definitions(
+    async def load_definitions(self, path: str) -> None:
+        """Import the definitions in a file, at the start; nothing happens if they are those that
+        were loaded last. Raises OptionError with all that is wrong, OSError, and PenstockError."""
+        users = self._node.users
+        data = await asyncio.to_thread(self._node.data.fs.read, path)
+        digest = hashlib.sha256(data).hexdigest()
+        if digest == users.loaded():
+            logger.info("definitions in %s: loaded before", path)
+            return
+        try:
+            async with self._importing:
+                found = await self._import(data.decode("utf-8", "replace"), "")
+        except DefinitionsError as error:
+            wrong = "; ".join(error.problems)
+            raise OptionError(
+                "load_definitions", path, f"definitions that can be imported: {wrong}"
+            ) from error
+        users.set_loaded(digest)
+        logger.info("definitions in %s: %s", path, found)
+
+    async def _import(
         self, given: str, vhost: str, *, is_lenient: bool = False
     ) -> dict[str, object]:
-        """Import definitions, see server.definitions. Raises DefinitionsError and ControlError."""
+        """Check a document as a whole, then apply it. What was applied before a crash is found to
+        be there when it is imported again. Raises DefinitionsError and ControlError."""
         node = self._node
         if vhost:
             self._vhost(vhost)
@@ -458,7 +478,7 @@ class NodeOperations:
         counts: dict[str, object] = {
             "users": len(new.users), "vhosts": len(new.vhosts), "permissions": len(new.permissions)
         }  # fmt: skip
-        for section in ("exchanges", "queues", "bindings"):
+        for section in definitions.SECTIONS:
             counts[section] = sum(len(one[section]) for one in declared.values())
             for name, one in declared.items():
                 await self._declare(name, section, one[section])

@@ -239,6 +239,8 @@ class Supervisor:
                 self.vhost(DEFAULT_VHOST).start()
             control.start()
             await self._wait_for_first()
+            if self.settings.load_definitions and not self._stop.is_set():
+                await operations.load_definitions(self.settings.load_definitions)
             freeze_start()
             if not self._stop.is_set():
                 self.listener.start()

@@ -47,7 +47,8 @@ def comparable(document: dict[str, Any]) -> dict[str, list[str]]:
     """What has to come back, in an order that is the same everywhere."""
     found: dict[str, list[str]] = {}
     for section in (
-        "users", "vhosts", "permissions", "topic_permissions", "queues", "exchanges", "bindings",
+        "users", "vhosts", "permissions", "topic_permissions", "policies", "queues", "exchanges",
+        "bindings",
     ):  # fmt: skip
         rows = [row for row in document[section] if row.get("durable", True)]
         if section == "users":
@@ -62,11 +63,7 @@ def comparable(document: dict[str, Any]) -> dict[str, list[str]]:
             json.dumps({k: sorted(v) if k == "tags" else v for k, v in row.items()}, sort_keys=True)
             for row in rows
         )
-    found["limits"] = [
-        json.dumps(row, sort_keys=True)
-        for row in document["parameters"]
-        if row["component"] == "vhost-limits"
-    ]
+    found["parameters"] = sorted(json.dumps(row, sort_keys=True) for row in document["parameters"])
     return found
 
 

@@ -21,7 +21,7 @@ from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.operations.call import Call, Functions, Slices
-from penstock.broker.policies import EXCHANGE
+from penstock.broker.policies import EXCHANGE, OPERATOR_POLICY, POLICY
 from penstock.broker.queue_table import indexes_of
 from penstock.broker.topology import QUEUE, Exchange
 from penstock.broker.turn_budget import STEP_BYTES
@@ -396,6 +396,9 @@ def _in_slices(call: Call, rows: Iterator[Info | None]) -> Slices:
 
 def _topology(vhost: VHost) -> Iterator[tuple[str, Info | None]]:
     """Yield the entries of definitions, with their section; None in between."""
+    for component, section in ((POLICY, "policies"), (OPERATOR_POLICY, "operator_policies")):
+        for policy in vhost.policies.all(component):
+            yield section, {"name": policy.name, **policy.value()}
     for exchange in list(vhost.exchanges.values()):
         yield "exchanges", _declared_exchange(exchange)
     for name in vhost.table.names():
@@ -443,7 +446,7 @@ def _topology_in_slices(call: Call) -> Slices:
     found.begin(b"{")
     rows = _topology(call.vhost)
     waiting = next(rows, None)
-    for section in ("exchanges", "queues", "bindings"):
+    for section in ("policies", "operator_policies", "exchanges", "queues", "bindings"):
         found.begin(b"[", section)
         while waiting is not None and waiting[0] == section:
             if waiting[1] is not None:

@@ -13,9 +13,10 @@ still new):
     limits       kind ("user" or "vhost"), name PRIMARY KEY | limits (JSON)
     topic_permissions  user, vhost, exchange PRIMARY KEY | write | read
     parameters   name PRIMARY KEY | value (JSON)
+    facts        name PRIMARY KEY | value: of the broker, such as the definitions that it has loaded
 
 meta has stopped_ms, if an operator has stopped the vhost, description, tags and default_queue_type.
-The last three tables were added later: opening an older file creates them, and older programs
+The last four tables were added later: opening an older file creates them, and older programs
 ignore them, also in permissions: they let a user publish and bind with every key.
 
 A vhost is a row here and a directory, which cannot change in one step. So the row has a state:
@@ -61,6 +62,7 @@ _ADDED: Final = (
     " exchange TEXT NOT NULL, write TEXT NOT NULL, read TEXT NOT NULL,"
     " PRIMARY KEY (user, vhost, exchange))",
     "CREATE TABLE IF NOT EXISTS parameters (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
 )
 
 
@@ -247,6 +249,18 @@ class UserStore:
             self._change("INSERT OR REPLACE INTO parameters VALUES (?, ?)", (name, value))
         else:
             self._change("DELETE FROM parameters WHERE name = ?", (name,))
+
+    # --- facts ---
+
+    def fact(self, name: str) -> str:
+        """Return a fact of the broker, "" if it is not known."""
+        with self._errors():
+            found = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+            return str(found[0]) if found else ""
+
+    def put_fact(self, name: str, value: str) -> None:
+        """Store a fact of the broker, or replace it."""
+        self._change("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
     # --- inside ---
 

@@ -464,3 +464,18 @@ def test_tags(rig: OperationRig) -> None:
     assert rig.refusal("set_operator_policy", channel("policymaker"), **given).code == 403
     assert rig.result("set_operator_policy", channel("administrator"), **given)["queues"] == 0
     assert OPERATIONS["list_operator_policies"].tags == OPERATIONS["set_policy"].tags
+
+
+def test_consumer_timeouts_and_delayed_retries(rig: OperationRig) -> None:
+    declare(rig, consumer_timeout=9000)
+    assert not rig.vhost.has_timeouts
+    put_policy(
+        rig, consumer_timeout=5000, delayed_retry_type="all", delayed_retry_min=100,
+        delayed_retry_max=300,
+    )  # fmt: skip
+    options = amq_of(rig).options
+    assert (options.consumer_timeout_s, options.requeue_delay_ms) == (5.0, (100, 300))
+    assert rig.vhost.has_timeouts
+    rig.result("clear_policy", name="p")
+    options = amq_of(rig).options
+    assert (options.consumer_timeout_s, options.requeue_delay_ms) == (9.0, None)

@@ -45,7 +45,11 @@ from penstock.options import (
 from penstock.queues.queue_options import (
     BACKING,
     CLASSIC,
+    CONSUMER_TIMEOUT,
     COUNT_MAX,
+    DELAYED_RETRY,
+    DELAYED_RETRY_MAX,
+    DELAYED_RETRY_MIN,
     MAX_COUNT,
     MAX_SIZE,
     MS_MAX,
@@ -53,6 +57,7 @@ from penstock.queues.queue_options import (
     POLICY_TYPES,
     QUEUE_ARGUMENTS,
     QUORUM,
+    RETRY_DISABLED,
     QueueOptions,
 )
 from penstock.queues.stream_options import (
@@ -75,7 +80,6 @@ EXPIRES: Final = "x-expires"
 DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
 DEAD_LETTER_ROUTING_KEY: Final = "x-dead-letter-routing-key"
 LEADER_LOCATOR: Final = "x-queue-leader-locator"
-CONSUMER_TIMEOUT: Final = "x-consumer-timeout"
 CLUSTER_SIZE: Final = "x-initial-cluster-size"
 TAG: Final = "$amqp"
 
@@ -165,6 +169,19 @@ _IN_ORDER: Final[tuple[Option, ...]] = (
         policy=POLICY_LIMIT,
     ),
     Option("x-quorum-initial-group-size", _COUNT_FROM_1, _ONE_NODE, applies=_QUORUM),
+    Option("x-quorum-target-group-size", _COUNT_FROM_1, _ONE_NODE, applies=_QUORUM),
+    Option("x-consumer-disconnected-timeout", whole(0, MS_MAX), _ONE_NODE, applies=_QUORUM),
+    Option(
+        DELAYED_RETRY, choice(RETRY_DISABLED, "all", "failed", "returned"),
+        "whether a requeued message waits: [delays](#delays)", applies=_BOTH, policy=POLICY_KEY,
+    ),
+    Option(
+        DELAYED_RETRY_MIN, whole(1, MS_MAX), "ms for which it waits, times its attempts",
+        applies=_BOTH, policy=POLICY_KEY,
+    ),
+    Option(
+        DELAYED_RETRY_MAX, whole(1, MS_MAX), "and ms at most", applies=_BOTH, policy=POLICY_KEY
+    ),
     Option(
         MAX_AGE, _age(), "how long [records](../guides/streams.md) are kept", applies=_STREAM,
         policy=POLICY_KEY,
@@ -200,11 +217,24 @@ def check_arguments(what: str, arguments: Mapping[str, object]) -> QueueOptions:
     if DEAD_LETTER_ROUTING_KEY in arguments and DEAD_LETTER_EXCHANGE not in arguments:
         text = f"routing_key_but_no_dlx_defined: {DEAD_LETTER_EXCHANGE} is not given"
         raise _invalid(DEAD_LETTER_ROUTING_KEY, what, text)
+    _check_delayed_retry(what, arguments)
     try:
         return QueueOptions.from_arguments(arguments)
     except OptionError as error:
         text = f"received {shown(error.given)}, expected {error.expected}"
         raise _invalid(error.name, what, text) from None
+
+
+def _check_delayed_retry(what: str, arguments: Mapping[str, object]) -> None:
+    least = arguments.get(DELAYED_RETRY_MIN)
+    most = arguments.get(DELAYED_RETRY_MAX)
+    is_wanted = arguments.get(DELAYED_RETRY, RETRY_DISABLED) != RETRY_DISABLED
+    if least is None and (is_wanted or most is not None):
+        name = DELAYED_RETRY if is_wanted else DELAYED_RETRY_MAX
+        raise _invalid(name, what, f"{DELAYED_RETRY_MIN} is not given")
+    if isinstance(least, int) and isinstance(most, int) and most < least:
+        text = f"received {shown(most)}, expected at least {DELAYED_RETRY_MIN}, {least}"
+        raise _invalid(DELAYED_RETRY_MAX, what, text)
 
 
 def check_stream_arguments(what: str, arguments: Mapping[str, object]) -> StreamOptions:

@@ -36,7 +36,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.arguments import CONSUMER_TIMEOUT, decode_arguments, encode_arguments
+from penstock.broker.arguments import decode_arguments, encode_arguments
 from penstock.broker.dispatch import DISCARD, Dispatch, Source
 from penstock.broker.turn_budget import TurnBudget
 from penstock.codec.fields import decode_table, encode_table
@@ -151,10 +151,10 @@ class Consumer:
         broker's."""
         if not isinstance(self.queue, BrokerQueue):
             return 0.0  # what a stream has delivered is kept from nobody
-        for timeout_s in (self.timeout_s, self.queue.timeout_s):
-            if timeout_s is not None:
-                return timeout_s
-        return default_s
+        timeout_s = self.timeout_s
+        if timeout_s is None:
+            timeout_s = self.queue.amq.options.consumer_timeout_s
+        return default_s if timeout_s is None else timeout_s
 
     def wake(self) -> None:
         """Ask it again: it may have room for another message."""
@@ -346,8 +346,6 @@ class QueueOrStream(Source):
         self.consumers: Consumers = Consumers(
             is_single_active=arguments.get("x-single-active-consumer") is True
         )
-        # Of its consumers' deliveries, 0 for none; None: the broker's.
-        self.timeout_s: float | None = None
         self.why: str = ""  # why it is crashed
         self.parts_bytes: int = 0  # of priorities or partitions besides the first
         self.on_parts: Callable[[int], None] = not_counted  # called with the bytes added
@@ -433,7 +431,6 @@ class BrokerQueue(QueueOrStream):
             arguments=arguments or {}, owner=owner,
         )  # fmt: skip
         self.amq: AMQQueue = amq
-        self.options_changed()
         self._dispatch: Dispatch = dispatch
         self._is_delivering: bool = False
         self._failure: Exception | None = None  # of `serve`, raised by the next turn's `deliver`
@@ -450,13 +447,6 @@ class BrokerQueue(QueueOrStream):
         self._delivered_no_ack: list[int] = []  # tags that are not acknowledged in the log yet
         self.is_waiting: bool = False  # its head is held; it is marked again when that is settled
         self.due_ms: int = 0  # of UsedQueue (queue_set.py)
-
-    def options_changed(self) -> None:
-        """Take from the options of the AMQQueue what is the broker's."""
-        self.timeout_s = None
-        for name, value in self.amq.options.extra:
-            if name == CONSUMER_TIMEOUT and isinstance(value, int):
-                self.timeout_s = value / 1000
 
     def len(self) -> int:
         return self.amq.len()
@@ -640,10 +630,12 @@ class BrokerQueue(QueueOrStream):
             self.release(tags)
 
     def settle_failed(self, tags: list[int], how: int, budget: TurnBudget) -> int:
-        has_limit = self.amq.options.max_attempts is not None or self.amq.drops_returned
-        if how != DISCARD and not has_limit:
+        options = self.amq.options
+        is_quick = options.max_attempts is None and options.requeue_delay_ms is None
+        if how != DISCARD and is_quick and not self.amq.drops_returned:
             return super().settle_failed(tags, how, budget)
-        # Each may be a dead letter, which costs as much as its header is long, for each target.
+        # Each may move, to a delay or as a dead letter, which costs as much as its header is long,
+        # for each target.
         size = 1
         done = 0
         while done < len(tags):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.broker import refusals
-from penstock.broker.arguments import CONSUMER_TIMEOUT, check_value
+from penstock.broker.arguments import check_value
 from penstock.broker.background_tasks import AGAIN, ASLEEP, DONE, BackgroundTask, Pace
 from penstock.broker.broker_queue import (
     ALL_COUNTS,
@@ -105,6 +105,7 @@ from penstock.errors import (
     TransactionTooLargeError,
 )
 from penstock.queues.backing_queue import Delivery
+from penstock.queues.queue_options import CONSUMER_TIMEOUT
 from penstock.storage.files.durability import OS
 from penstock.storage.store.store_file import StoredBody
 

@@ -34,7 +34,7 @@ from typing import Final
 
 from penstock.access.permissions import Pattern
 from penstock.broker import refusals
-from penstock.broker.arguments import ARGUMENTS, CONSUMER_TIMEOUT, EXPIRES, type_of
+from penstock.broker.arguments import ARGUMENTS, EXPIRES, type_of
 from penstock.broker.background_tasks import AGAIN, DONE, BackgroundTask
 from penstock.errors import DiskFullError, OptionError
 from penstock.options import (
@@ -49,7 +49,13 @@ from penstock.options import (
     text,
 )
 from penstock.options import whole as whole_number
-from penstock.queues.queue_options import CLASSIC, QUORUM, QueueOptions, without_qpids
+from penstock.queues.queue_options import (
+    CLASSIC,
+    CONSUMER_TIMEOUT,
+    QUORUM,
+    QueueOptions,
+    without_qpids,
+)
 from penstock.queues.stream_options import STREAM, StreamOptions
 from penstock.storage.engine import StorageEngine
 from penstock.storage.index import routing_table

@@ -525,7 +525,6 @@ class QueueTable:
         before = queue.amq.options
         queue.serve()  # what consumers have room for is delivered before a limit acts
         queue.amq.set_options(options)
-        queue.options_changed()
         if options.memory_bytes != before.memory_bytes and not queue.is_crashed:
             self._queue_set.register(queue.amq.backing, options)
         if thresholds_of(options).all() != thresholds_of(before).all():

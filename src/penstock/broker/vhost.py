@@ -699,7 +699,7 @@ class VHost(QueueOwner[BrokerQueue]):
         applied, options = found
         if options is not None:
             self.timers.expire_unused(name, expires_ms(options))
-            self.has_timeouts = self.has_timeouts or "consumer-timeout" in applied.definition
+            self.has_timeouts = self.has_timeouts or bool(options.consumer_timeout_s)
         return applied
 
     # ---- exchanges and bindings ----------------------------------------------------------------

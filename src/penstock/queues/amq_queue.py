@@ -809,10 +809,12 @@ class AMQQueue(QueueTarget):
         return self.nack(tag, requeue=False, mode=mode)
 
     def requeue(self, tags: list[int], mode: int = OS) -> int:
-        """Return failed deliveries at once, to their old places, without a delay: AMQP's requeue.
-        Each counts as an attempt; after `max_attempts` the message is dead-lettered. Return how
-        many were pending."""
+        """Return failed deliveries to their old places: AMQP's requeue. They come back at once, or
+        after the queue's `requeue_delay_ms`. Each counts as an attempt; after `max_attempts` the
+        message is dead-lettered. Return how many were pending."""
         n = 0
+        if self._requeue_delay_ms is not None:
+            return self._requeue_later(tags, self._requeue_delay_ms, mode)
         most = self.options.max_attempts
         if most is not None:
             tags, over = self._split_over(tags, most)
@@ -823,6 +825,17 @@ class AMQQueue(QueueTarget):
         n += len(tags) - len(back)
         n += len(self.backing.requeue(back, mode, attempted=True))
         self._trim_returned(len(back))
+        return n
+
+    def _requeue_later(self, tags: list[int], delay_ms: tuple[int, int], mode: int) -> int:
+        n = 0
+        least_ms, most_ms = delay_ms
+        for tag in tags:
+            found = self.backing.pending(tag)
+            if found is not None:
+                n += 1
+                attempts = self._pending(tag).attempts + 1
+                self.nack(tag, delay_ms=min(attempts * least_ms, most_ms), mode=mode)
         return n
 
     def _split_over(self, tags: list[int], most: int) -> tuple[list[int], list[Delivery]]:
@@ -1158,6 +1171,7 @@ class AMQQueue(QueueTarget):
     def _apply_options(self, options: QueueOptions, *, has_memory: bool) -> None:
         self.options: QueueOptions = options
         self._max_length: MaxLength = MaxLength(self.text_name, options)
+        self._requeue_delay_ms: tuple[int, int] | None = options.requeue_delay_ms
         self._must_trim = self._max_length.is_set and self._max_length.drops_head
         self.dead_letters.route = self._route_of(options)
         thresholds = thresholds_of(options)

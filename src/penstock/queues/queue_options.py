@@ -75,6 +75,11 @@ _MODE: Final = "x-queue-mode"
 _EXCHANGE: Final = "x-dead-letter-exchange"
 _ROUTING_KEY: Final = "x-dead-letter-routing-key"
 _DELIVERY_LIMIT: Final = "x-delivery-limit"
+DELAYED_RETRY: Final = "x-delayed-retry-type"  # of a broker, which checks them
+DELAYED_RETRY_MIN: Final = "x-delayed-retry-min"
+DELAYED_RETRY_MAX: Final = "x-delayed-retry-max"
+CONSUMER_TIMEOUT: Final = "x-consumer-timeout"
+RETRY_DISABLED: Final = "disabled"
 _MAX_LENGTH: Final = "x-max-length"
 _MAX_BYTES: Final = "x-max-length-bytes"
 _MAX_MEMORY: Final = "x-queue-max-memory-bytes"
@@ -122,7 +127,7 @@ _POLICY_TYPE: Final = choice(*POLICY_TYPES)
 QUEUE_ARGUMENTS: Final[tuple[Option, ...]] = (
     Option(
         "x-max-priority", whole(0, PRIORITY_MAX), "the highest [priority](#priorities)",
-        field="priorities", applies=(CLASSIC,),
+        field="priorities", applies=_BOTH,
     ),
     Option(
         _MAX_MEMORY, _COUNT,
@@ -156,7 +161,8 @@ QUEUE_ARGUMENTS: Final[tuple[Option, ...]] = (
         field="max_attempts", applies=_BOTH, policy=POLICY_LIMIT,
     ),
     Option(
-        "x-retry-delay-min", _MS, "ms before a requeued message comes again: [delays](#delays)",
+        "x-retry-delay-min", _MS,
+        "ms before a message comes again that `nack` of a box returns: [delays](#delays)",
         field="retry_delay_ms_min", applies=_BOTH, policy=POLICY_KEY,
     ),
     Option(
@@ -293,6 +299,26 @@ class QueueOptions:
         if not isinstance(exchange, str):
             return None
         return exchange, key if isinstance(key, str) else None
+
+    @property
+    def consumer_timeout_s(self) -> float | None:
+        """Return the seconds after which an unacked delivery of a broker goes back, 0 for never;
+        None: the broker's."""
+        for name, value in self.extra:
+            if name == CONSUMER_TIMEOUT and isinstance(value, int):
+                return value / 1000
+        return None
+
+    @property
+    def requeue_delay_ms(self) -> tuple[int, int] | None:
+        """Return the delay that each attempt adds to that of a requeued message, and the longest
+        one; None: it comes back at once."""
+        extra = dict(self.extra)
+        least, most = extra.get(DELAYED_RETRY_MIN), extra.get(DELAYED_RETRY_MAX, MS_MAX)
+        if extra.get(DELAYED_RETRY) == RETRY_DISABLED or not isinstance(least, int):
+            return None
+        assert isinstance(most, int), "the broker has checked it"
+        return least, most
 
     # ---- conversion ----------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
     ),
     "Arguments": (
         "declare/plain/x-delivery-limit/*", "declare/classic/x-delivery-limit/*",
-        "declare/quorum/x-delivery-limit/text",
+        "declare/quorum/x-delivery-limit/text", "declare/quorum/x-max-priority/*",
         "declare/quorum/x-delivery-limit/bool", "declare/quorum/x-delivery-limit/double",
         "declare/stream/x-max-length/*", "declare/[!s]*/x-message-ttl/large",
         "declare/[!s]*/x-expires/large", "declare/[!s]*/x-expires/century",
@@ -31,6 +31,7 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
         "binding/unbind-width",
     ),
     "Names": ("name/queue/nul", "name/*/latin", "name/*/cut"),
+    "Exchanges": ("exchange/x-random/*",),
     "Queues": ("state/quorum/delete-if-*", "state/foreign/unbind", "state/foreign/unbind-other"),
     "Streams": ("stream/delete-if-*", "stream/nack"),
     "Messages": (

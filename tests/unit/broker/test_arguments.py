@@ -99,6 +99,24 @@ def test_a_routing_key_for_dead_letters_needs_the_exchange() -> None:
     check_arguments(WHAT, {"x-dead-letter-routing-key": "k", "x-dead-letter-exchange": "x"})
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"x-delayed-retry-type": "all"}, "'x-delayed-retry-type' .* x-delayed-retry-min is not"),
+        ({"x-delayed-retry-max": 5}, "'x-delayed-retry-max' .* x-delayed-retry-min is not given"),
+        ({"x-delayed-retry-min": 6, "x-delayed-retry-max": 5}, "at least x-delayed-retry-min, 6"),
+        ({"x-delayed-retry-min": 0}, "'x-delayed-retry-min' .* from 1"),
+        ({"x-delayed-retry-type": "some", "x-delayed-retry-min": 1}, "disabled, all, failed"),
+    ],
+)
+def test_the_arguments_of_delayed_retries_belong_together(
+    given: dict[str, object], text: str
+) -> None:
+    with pytest.raises(ChannelError, match=text):
+        check_arguments(WHAT, given)
+    check_arguments(WHAT, {"x-delayed-retry-type": "disabled"})
+
+
 def test_the_table_and_the_options_of_queues_agree() -> None:
     """Each row of QueueOptions is in the broker's table, and both refuse a value in its words."""
     for option in QUEUE_ARGUMENTS:
@@ -122,7 +140,8 @@ def test_all_known_arguments_can_be_given_at_once() -> None:
         "x-queue-master-locator": "min-masters",
         "x-queue-max-memory-bytes": 1 << 20, "x-queue-min-memory-bytes": 1 << 10,
         "x-paging-policy": "eager", "x-delay": 5, "x-retry-delay-min": 1, "x-retry-delay-max": 2,
-        "x-consumer-timeout": 5000,
+        "x-consumer-timeout": 5000, "x-delayed-retry-type": "all", "x-delayed-retry-min": 1000,
+        "x-delayed-retry-max": 5000,
         "x-alert-count-up": 10, "x-alert-count-down": 5, "x-alert-size-up": 10,
         "x-alert-size-down": 5, "x-alert-depth-up": 10, "x-alert-depth-down": 5,
         "x-alert-age-up": 10, "x-alert-age-down": 5, "x-alert-repeat-gap": 0,
@@ -209,11 +228,12 @@ def test_what_a_type_of_queue_does_not_have_is_refused_for_it(kind: str, name: s
 
 def test_what_some_types_of_queue_do_not_have() -> None:
     assert of_type("classic") - of_type("quorum") == {
-        "x-max-priority", "x-queue-mode", "x-queue-version", "x-queue-master-locator"
+        "x-queue-mode", "x-queue-version", "x-queue-master-locator"
     }  # fmt: skip
     assert of_type("quorum") - of_type("classic") == {
         "x-dead-letter-strategy", "x-max-in-memory-length", "x-max-in-memory-bytes",
-        "x-quorum-initial-group-size", "x-queue-leader-locator",
+        "x-quorum-initial-group-size", "x-queue-leader-locator", "x-quorum-target-group-size",
+        "x-consumer-disconnected-timeout",
     }  # fmt: skip
     assert of_type("stream") - of_type("classic") - of_type("quorum") == {
         "x-max-age", "x-stream-max-segment-size-bytes", "x-initial-cluster-size", "x-partitions",

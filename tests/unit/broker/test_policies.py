@@ -324,10 +324,10 @@ def test_a_consumer_timeout(rig: OperationRig) -> None:
     assert (first.body, second.body, second.method.redelivered) == (b"1", b"1", True)
     declare(rig, "never", consumer_timeout=0)
     declare(rig, "more", consumer_timeout=9000)
-    found = [rig.vhost.table.find_queue(name).timeout_s for name in ("q", "never", "more")]
+    found = [timeout_of(rig, name) for name in ("q", "never", "more")]
     assert found == [5.0, 5.0, 5.0]
     rig.result("clear_policy", name="p")
-    found = [rig.vhost.table.find_queue(name).timeout_s for name in ("q", "never", "more")]
+    found = [timeout_of(rig, name) for name in ("q", "never", "more")]
     assert found == [None, 0.0, 9.0]
 
 
@@ -556,5 +556,24 @@ def test_who_cannot_have_the_default_type_does_not(rig: OperationRig) -> None:
     assert row_of(rig, found["queue"])["type"] == "classic"
 
 
+def timeout_of(rig: OperationRig, queue: str) -> float | None:
+    return rig.vhost.table.find_queue(queue).amq.options.consumer_timeout_s
+
+
 def self_of(rig: OperationRig) -> object:
     return rig.client().handler
+
+
+def test_consumer_timeouts_and_delayed_retries(rig: OperationRig) -> None:
+    declare(rig, consumer_timeout=9000)
+    assert not rig.vhost.has_timeouts
+    put_policy(
+        rig, consumer_timeout=5000, delayed_retry_type="all", delayed_retry_min=100,
+        delayed_retry_max=300,
+    )  # fmt: skip
+    options = amq_of(rig).options
+    assert (options.consumer_timeout_s, options.requeue_delay_ms) == (5.0, (100, 300))
+    assert rig.vhost.has_timeouts
+    rig.result("clear_policy", name="p")
+    options = amq_of(rig).options
+    assert (options.consumer_timeout_s, options.requeue_delay_ms) == (9.0, None)

@@ -38,8 +38,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from penstock.access.limits import LIMIT_OPTIONS, Limits
-from penstock.access.permissions import GUEST_LOOPBACK, GUEST_OFF, LOOPBACK_USERS
+from penstock.access.permissions import GUEST_LOOPBACK, GUEST_OFF, INTERNAL, LOOPBACK_USERS
 from penstock.access.tls_options import PORT_MAX, TLS_OPTIONS, TlsOptions
+from penstock.access.tokens import OAUTH2, OAUTH2_OPTIONS, OAuth2Options, check_options
 from penstock.errors import OptionError
 from penstock.options import (
     Kind,
@@ -69,8 +70,11 @@ STORAGE: Final = "storage"
 LIMITS: Final = "limits"
 QUEUES: Final = "queues"
 TLS: Final = "tls"
+AUTH_OAUTH2: Final = "auth_oauth2"
+BACKENDS: Final = (INTERNAL, OAUTH2)
 TABLES: Final[Mapping[str, tuple[Option, ...]]] = {
     STORAGE: STORAGE_OPTIONS, LIMITS: LIMIT_OPTIONS, QUEUES: QUEUE_OPTIONS, TLS: TLS_OPTIONS,
+    AUTH_OAUTH2: OAUTH2_OPTIONS,
 }  # fmt: skip
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 FIX: Final = "fix"
@@ -112,6 +116,7 @@ class Config:
     guest: str = GUEST_LOOPBACK
     loopback_users: tuple[str, ...] = LOOPBACK_USERS
     load_definitions: str = ""
+    auth_backends: tuple[str, ...] = (INTERNAL,)
     data_permissions: str = FIX
     http_hosts: tuple[str, ...] = ()
     http_connections_max: int = 4096
@@ -136,6 +141,7 @@ class Config:
     limits: Limits = field(default_factory=Limits)
     queues: BackingChoice = field(default_factory=BackingChoice)
     tls: TlsOptions = field(default_factory=TlsOptions)
+    auth_oauth2: OAuth2Options = field(default_factory=OAuth2Options)
     notes: tuple[str, ...] = ()
     silent_close_s: float = 1.0  # before a client is dropped that was refused without an answer
     nofile: int = 1 << 20  # files and sockets that a process may open (server.descriptors)
@@ -207,6 +213,19 @@ def _networks() -> Kind:
     return replace(inner, words="networks with commas between them", check=check)
 
 
+def _backends() -> Kind:
+    expected = f"some of {', '.join(BACKENDS)}, each once"
+    kind = names(expected)
+
+    def check(value: object) -> tuple[str, ...]:
+        found: tuple[str, ...] = kind.check(value)
+        if not found or not set(found) <= set(BACKENDS):
+            raise WrongValueError(expected)
+        return found
+
+    return Kind("names with commas between them", check, shown=", ".join)
+
+
 _PORT: Final = whole(0, PORT_MAX)
 OPTIONS: Final[tuple[Option, ...]] = (
     Option("data", text("a directory"), "the data directory, made if it is missing"),
@@ -263,6 +282,11 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "a file of [definitions](../guides/definitions.md#at-the-start) that is imported before "
         "clients can connect; a file that was loaded before is skipped",
         default="none",
+    ),
+    Option(
+        "auth_backends", _backends(),
+        "[who decides on logins](../guides/logins.md), in this order: `internal`, the users of "
+        "this broker; `oauth2`, an issuer of tokens",
     ),
     Option(
         "data_permissions", choice(FIX, REFUSE, IGNORE),
@@ -457,8 +481,11 @@ def config_of(
         limits=replace(limits or Limits(), **_checked(LIMIT_OPTIONS, tables[LIMITS])),
         queues=_made(BackingChoice, QUEUE_OPTIONS, tables[QUEUES]),
         tls=_made(TlsOptions, TLS_OPTIONS, tables[TLS]),
+        auth_oauth2=_made(OAuth2Options, OAUTH2_OPTIONS, tables[AUTH_OAUTH2]),
         notes=notes,
     )
+    if OAUTH2 in config.auth_backends:
+        check_options(config.auth_oauth2)
     _check_ports(config, given, tables[TLS])
     return config
 

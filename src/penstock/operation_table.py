@@ -644,6 +644,12 @@ _ROWS: Final = (
         more="The user has no permissions yet: see set_permissions.",
     ),
     _of_node(
+        "init", "Make a first administrator and delete guest.", _USER_NAME, _PASSWORD,
+        flag("force", "set the password of one that exists, too"),
+        answer=("password_set", "guest_deleted"),
+        more="All of it or nothing; a second time nothing changes.",
+    ),
+    _of_node(
         "delete_user", "Delete a user.", _USER_NAME, is_command=True,
         more="The user's connections are closed.",
     ),

@@ -22,6 +22,7 @@ from penstock.http.read_endpoints import LeaseEndpoints, StreamEndpoints
 from penstock.http.requests import BasicAuth
 from penstock.http.staging_endpoints import StagingEndpoints
 from penstock.server.authenticator import Authenticator
+from penstock.server.backends import Backends, InternalBackend
 from penstock.server.control import ControlError
 from penstock.storage.files.filesystem import OsFileSystem
 from penstock.storage.pages.persistent_queue import PersistentQueue
@@ -128,7 +129,16 @@ class HttpRig:
         """The scenario, with a new application on a loop of its own."""
 
         async def live() -> Reply:
-            auth = BasicAuth(self.users, Authenticator(self.users, self.threads, self.clock))
+            auth = BasicAuth(
+                self.users,
+                Backends(
+                    [
+                        InternalBackend(
+                            self.users, Authenticator(self.users, self.threads, self.clock)
+                        )
+                    ]
+                ),
+            )
             node: Any = self.node
             ranges = RangeAnswers(self.places, self.pages, self.threads)
             self.bodies = bodies = JsonBodies(self.threads)

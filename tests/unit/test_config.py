@@ -254,3 +254,32 @@ def test_what_kubernetes_sets_for_a_service_of_our_name_is_ignored(variable: str
     assert config("", {"PENSTOCK_PORT": "7000"}).notes == ()
     with pytest.raises(OptionError, match="PENSTOCK_PORT"):
         config("", {"PENSTOCK_PORT": "http://x"})
+
+
+def test_backends_of_logins() -> None:
+    assert config().auth_backends == ("internal",)
+    assert config('loopback_users = ["guest", "ann"]').loopback_users == ("guest", "ann")
+    file = """
+auth_backends = ["oauth2", "internal"]
+[auth_oauth2]
+resource_server_id = "rabbit"
+jwks_uri = "https://issuer/keys"
+scope_aliases = {admin = "rabbit.tag:administrator"}
+algorithms = ["ES256"]
+"""
+    made = config(file)
+    assert made.auth_backends == ("oauth2", "internal")
+    assert made.auth_oauth2.scope_aliases == {"admin": "rabbit.tag:administrator"}
+    assert made.auth_oauth2.of(json.loads(json.dumps(made.auth_oauth2.facts()))) == made.auth_oauth2
+    aliases = {"PENSTOCK_AUTH_OAUTH2_SCOPE_ALIASES": '{"a": "b"}'}
+    assert config(file, aliases).auth_oauth2.scope_aliases == {"a": "b"}
+    for wrong, text in (
+        ('auth_backends = ["ldap"]', "some of internal, oauth2"),
+        ("auth_backends = []", "some of internal, oauth2"),
+        ('auth_backends = ["oauth2"]', "auth_oauth2.resource_server_id: given '', expected a name"),
+        (file.replace("ES256", "none"), "algorithms: given .*none"),
+        (file.replace('"rabbit.tag:administrator"', "1"), "expected a table of texts"),
+        (file.replace("https", "file"), "jwks_uri"),
+    ):
+        with pytest.raises(OptionError, match=text):
+            config(wrong)

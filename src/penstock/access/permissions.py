@@ -41,6 +41,7 @@ except ImportError:
     re2 = None
 
 PATTERN_CHARS_MAX: Final = 1024
+SCOPES_CHARS_MAX: Final = 1 << 16  # of a pattern that is made of the scopes of a token
 MEMORY_BYTES: Final = 1 << 20  # of a compiled pattern
 REPEATS_MAX: Final = 2  # one after the other, for `re`
 
@@ -49,11 +50,11 @@ _parser: Final[Any] = getattr(re, "_parser")  # noqa: B009 - it has no stubs
 
 class Pattern:
     """One pattern, which is searched anywhere in a name. Raises ValueError if it is malformed,
-    cannot be matched in linear time, or is longer than PATTERN_CHARS_MAX."""
+    cannot be matched in linear time, or is longer than chars_max."""
 
-    def __init__(self, pattern: str) -> None:
-        if len(pattern) > PATTERN_CHARS_MAX:
-            raise ValueError(f"{len(pattern)} characters, at most {PATTERN_CHARS_MAX}")
+    def __init__(self, pattern: str, chars_max: int = PATTERN_CHARS_MAX) -> None:
+        if len(pattern) > chars_max:
+            raise ValueError(f"{len(pattern)} characters, at most {chars_max}")
         self.text: Final = pattern
         self._compiled: Any = _compiled(pattern)
 
@@ -134,6 +135,7 @@ NOTHING: Final = "^$"  # the pattern that no name has
 ADMINISTRATOR: Final = "administrator"
 IMPERSONATOR: Final = "impersonator"  # may publish with the user-id of others, as in RabbitMQ
 GUEST: Final = "guest"
+INTERNAL: Final = "internal"  # the backend of the users that are kept here
 # RabbitMQ's default of `loopback_users`: its password is known to everyone.
 LOOPBACK_USERS: Final = (GUEST,)
 GUEST_LOOPBACK: Final = "loopback"
@@ -146,7 +148,7 @@ class PatternCache:
 
     def __init__(self, pattern: str, unnamed: str = DEFAULT_EXCHANGE) -> None:
         self._unnamed: Final = unnamed
-        self._pattern = Pattern(pattern or NOTHING)
+        self._pattern = Pattern(pattern or NOTHING, SCOPES_CHARS_MAX)
         self._known: dict[str, bool] = {}
 
     def matches(self, name: str) -> bool:
@@ -162,14 +164,18 @@ class PatternCache:
 
 class Identity:
     """A user in a vhost. tags: such as "administrator". topics: exchange -> the patterns of routing
-    keys that it may write and read, expanded. Raises OptionError for a bad pattern."""
+    keys that it may write and read, expanded. on_keys: instead, patterns of "EXCHANGE\\nKEY" that
+    it may write and read, for every topic exchange. source: which backend has decided.
+    expires_at_s: when it ends (seconds since 1970), 0 if never. Raises OptionError for a bad
+    pattern."""
 
     def __init__(
         self, name: str, tags: frozenset[str], configure: str, write: str, read: str,
-        topics: Mapping[str, tuple[str, str]] | None = None,
+        topics: Mapping[str, tuple[str, str]] | None = None, *,
+        on_keys: tuple[str, str] | None = None, source: str = INTERNAL, expires_at_s: float = 0,
     ) -> None:  # fmt: skip
         for verb, pattern in (("configure", configure), ("write", write), ("read", read)):
-            check_pattern(verb, pattern)
+            check_pattern(verb, pattern, SCOPES_CHARS_MAX)
         self.name: Final = name
         self.tags: Final = tags
         self.configure: Final = configure
@@ -179,6 +185,10 @@ class Identity:
         self._write = PatternCache(write)
         self._read = PatternCache(read)
         self.topics: Final = topics or {}
+        self.on_keys: Final = on_keys
+        self.source: Final = source
+        self.expires_at_s: Final = expires_at_s
+        self._on_keys = None if on_keys is None else [PatternCache(one) for one in on_keys]
         self._topics: dict[str, tuple[PatternCache, PatternCache]] = {
             exchange: (PatternCache(one[0], ""), PatternCache(one[1], ""))
             for exchange, one in self.topics.items()
@@ -199,18 +209,27 @@ class Identity:
 
     def may_write_topic(self, exchange: str, key: str) -> bool:
         """Return whether it may publish with this routing key to this topic exchange."""
+        if self._on_keys is not None:
+            return self._on_keys[0].matches(f"{exchange}\n{key}")
         own = self._topics.get(exchange)
         return own is None or own[0].matches(key)
 
     def may_write_every_topic(self, exchange: str) -> bool:
         """Return whether it may publish with every routing key, if it may write to the exchange."""
         own = self.topics.get(exchange)
-        return own is None or own[0] == ".*"
+        return self.on_keys is None and (own is None or own[0] == ".*")
 
     def may_read_topic(self, exchange: str, key: str) -> bool:
         """Return whether it may bind with this routing key from this topic exchange."""
+        if self._on_keys is not None:
+            return self._on_keys[1].matches(f"{exchange}\n{key}")
         own = self._topics.get(exchange)
         return own is None or own[1].matches(key)
+
+    @property
+    def has_topics(self) -> bool:
+        """Whether routing keys are checked at all."""
+        return bool(self.topics) or self.on_keys is not None
 
     @property
     def is_administrator(self) -> bool:
@@ -226,6 +245,9 @@ class Identity:
             "write": self.write,
             "read": self.read,
             "topics": self.topics,
+            "on_keys": self.on_keys,
+            "source": self.source,
+            "expires_at_s": self.expires_at_s,
         }
 
     @classmethod
@@ -238,6 +260,9 @@ class Identity:
             facts["write"],
             facts["read"],
             {exchange: (write, read) for exchange, (write, read) in facts["topics"].items()},
+            on_keys=tuple(facts["on_keys"]) if facts["on_keys"] is not None else None,
+            source=facts["source"],
+            expires_at_s=facts["expires_at_s"],
         )
 
 
@@ -253,10 +278,10 @@ def expanded(pattern: str, user: str, vhost: str) -> str:
     return pattern
 
 
-def check_pattern(verb: str, pattern: str) -> None:
+def check_pattern(verb: str, pattern: str, chars_max: int = PATTERN_CHARS_MAX) -> None:
     """Raise OptionError if access.patterns cannot match the pattern."""
     try:
-        Pattern(pattern)
+        Pattern(pattern, chars_max)
     except ValueError as error:
         expected = f"a regular expression of RE2, docs/guides/users.md ({error})"
         raise OptionError(verb, pattern[:100], expected) from error

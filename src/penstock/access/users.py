@@ -56,7 +56,14 @@ from penstock.access.limits import (
     VHOST_OPTIONS,
     checked_limits,
 )
-from penstock.access.permissions import ADMINISTRATOR, NOTHING, Identity, check_pattern, expanded
+from penstock.access.permissions import (
+    ADMINISTRATOR,
+    GUEST,
+    NOTHING,
+    Identity,
+    check_pattern,
+    expanded,
+)
 from penstock.clock import date
 from penstock.errors import NOT_FOUND, PRECONDITION_FAILED, AMQPError, OptionError
 from penstock.options import by_name, check_known, checked
@@ -362,6 +369,30 @@ class Users(KnownUsers):
             raise AMQPError(PRECONDITION_FAILED, f"user '{name}' already exists")
         self._put_user(name, self.new_hash(password), checked_tags(tags))
 
+    def init(self, name: str, password: bytes, *, is_forced: bool) -> tuple[bool, bool]:
+        """Make an administrator with all permissions on all vhosts, and delete guest: all of it, or
+        nothing. One of this name that exists keeps its password, unless is_forced. Returns (whether
+        the password was set, whether guest was deleted). Raises OptionError for guest itself."""
+        check_name("user", name)
+        if name == GUEST:
+            raise OptionError("user", name, "another name: everybody knows guest, it is deleted")
+        known = self._users.get(name)
+        is_set = known is None or is_forced
+        hashed = known[0] if known is not None and not is_forced else self.new_hash(password)
+        tags = (known[1] if known is not None else frozenset()) | {ADMINISTRATOR}
+        everything = (".*", ".*", ".*")
+        had_guest = GUEST in self._users
+        with self._store.transaction():
+            self._store.put_user(name, hashed, tags)
+            for vhost in self._vhosts:
+                self._store.put_permission(name, vhost, everything)
+            self._store.delete_user(GUEST)
+        self._users[name] = (hashed, tags)
+        self._permissions.update({(name, vhost): everything for vhost in self._vhosts})
+        self._forget_user(GUEST)
+        self.on_change()
+        return is_set, had_guest
+
     def change_password(self, name: str, password: bytes) -> None:
         """Change a password. Raises AMQPError 404."""
         _, tags = self._known(name)
@@ -376,10 +407,7 @@ class Users(KnownUsers):
         """Delete a user and all its permissions. Raises AMQPError 404."""
         self._known(name)
         self._store.delete_user(name)
-        del self._users[name]
-        self._permissions = {key: p for key, p in self._permissions.items() if key[0] != name}
-        self._topics = {key: on for key, on in self._topics.items() if key[0] != name}
-        self._limits[USER].pop(name, None)
+        self._forget_user(name)
         self.on_change()
 
     # --- permissions ---
@@ -681,6 +709,12 @@ class Users(KnownUsers):
         if user is None:
             raise AMQPError(NOT_FOUND, f"no user '{name}'")
         return user
+
+    def _forget_user(self, name: str) -> None:
+        self._users.pop(name, None)
+        self._permissions = {key: p for key, p in self._permissions.items() if key[0] != name}
+        self._topics = {key: on for key, on in self._topics.items() if key[0] != name}
+        self._limits[USER].pop(name, None)
 
     def _known_vhost(self, name: str) -> str:
         vhost = self._vhosts.get(name)

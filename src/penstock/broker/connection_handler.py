@@ -40,6 +40,7 @@ user that publishes too fast is read later.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 from penstock.access.permissions import Identity
@@ -162,6 +163,8 @@ class ConnectionHandler(ChannelOwner):
         self.outlet: Outlet = outlet
         self.facts: ConnectionFacts = facts
         self.identity: Identity = identity
+        # Called with the client's new secret, and answered with `renewed`; None: any is accepted.
+        self.on_new_secret: Callable[[ConnectionHandler, bytes], None] | None = None
         self.name: str = facts.name
         self.channels: dict[int, Channel] = {}
         self.is_open_to_output: bool = outlet.is_writable
@@ -349,6 +352,11 @@ class ConnectionHandler(ChannelOwner):
         self.identity = identity
         for channel in self.channels.values():
             channel.check_rights()
+
+    def renewed(self, identity: Identity) -> None:
+        """Answer the client's new secret, which was accepted."""
+        self.set_identity(identity)
+        self._say(0, ConnectionUpdateSecretOk())
 
     def has_capability(self, name: str) -> bool:
         return name in self._capabilities
@@ -786,7 +794,10 @@ class ConnectionHandler(ChannelOwner):
             self._say(0, ConnectionCloseOk())
             self.is_closed = self._said_goodbye = True
         elif isinstance(method, ConnectionUpdateSecret):
-            self._say(0, ConnectionUpdateSecretOk())
+            if self.on_new_secret is not None:
+                self.on_new_secret(self, method.new_secret)
+            else:  # a password was checked at the login, and counts until it is closed
+                self._say(0, ConnectionUpdateSecretOk())
         else:
             raise AMQPConnectionError(COMMAND_INVALID, f"unexpected {method.NAME}")
 

@@ -40,7 +40,7 @@ def check_topic(vhost: VHost, identity: Identity, verb: str, exchange: str, key:
     """Raise ChannelError 403 unless the user may publish (verb: write) to a topic exchange with
     this routing key, or bind and unbind (read). Other exchanges, and names without an exchange,
     are not checked."""
-    if not identity.topics or not vhost.router.is_topic(exchange):
+    if not identity.has_topics or not vhost.router.is_topic(exchange):
         return
     may = identity.may_write_topic if verb == WRITE else identity.may_read_topic
     if not may(exchange, key):

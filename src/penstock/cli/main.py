@@ -166,7 +166,8 @@ class Verb(NamedTuple):
 OWN: Final[Mapping[str, tuple[str, ...]]] = {
     "definitions": ("export_definitions", "import_definitions"),
     "node": (
-        "add_user", "await_startup", "backup", "change_password", "checkpoint", "status", "stop",
+        "add_user", "await_startup", "backup", "change_password", "checkpoint", "init", "status",
+        "stop",
     ),
     "queues": ("declare_exchange", "declare_queue", "get", "peek", "publish", "release_query"),
 }  # fmt: skip

@@ -14,6 +14,8 @@ Lists, and other commands that are one operation, are made from its row (rows.py
 serve.py, the tools for a store that is not in use in store.py.
 """
 
+import base64
+import random
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +32,7 @@ from penstock.errors import LockedError
 from penstock.storage.files.filesystem import OsFileSystem
 
 PAUSE_S: Final = 0.05
+PASSWORD_BYTES: Final = 18  # of one that is made; 24 letters
 CALL_S: Final = 20.0  # of one call; the socket's own limit is longer
 
 
@@ -201,6 +204,81 @@ def add_user(
     The user has no permissions yet: see set_permissions.
     """
     ask(data, "add_user", name=name, password=_password(password, from_stdin), tags=list(tags))
+
+
+@click.command("init")
+@click.option("--user", "name", default="admin", show_default=True, callback=named)
+@click.option(
+    "--password-file",
+    "password_file",
+    type=click.Path(dir_okay=False),
+    help="The password is its first line.",
+)
+@STDIN
+@DATA
+def init(name: str, password_file: str | None, from_stdin: bool, data: str) -> None:
+    """Make a first administrator and delete guest.
+
+    The user has all permissions on all vhosts. Without a password one is made and printed, this
+    once. A second time nothing changes, but for a password that is given. The broker may run or
+    not; a data directory that is missing is made.
+    """
+    given = None
+    if password_file is not None:
+        if from_stdin:
+            raise click.UsageError("--password-file and --stdin do not go together")
+        given = _first_line(password_file)
+    elif from_stdin:
+        given = _password(None, from_stdin)
+    made = base64.urlsafe_b64encode(random.SystemRandom().randbytes(PASSWORD_BYTES)).decode()
+    password = given or made
+    args: dict[str, Any] = {"name": name, "password": password, "force": given is not None}
+    try:
+        done = ask(data, "init", **args)
+    except UnavailableError:
+        done = _init_alone(data, **args)
+    if done["password_set"] and given is None:
+        click.echo(f"user {name!r} with the password {password}")
+    elif done["password_set"]:
+        click.echo(f"user {name!r} with the given password")
+    else:
+        click.echo(f"user {name!r} is there already, with the password that it has")
+    if done["guest_deleted"]:
+        click.echo("user 'guest' is deleted")
+
+
+def _first_line(path: str) -> str:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{path}: {error}") from None
+    if not lines or not lines[0]:
+        raise click.UsageError(f"{path}: the first line is empty, expected the password")
+    return lines[0]
+
+
+def _init_alone(data: str, name: str, password: str, force: bool) -> dict[str, bool]:
+    """Do it without a broker."""
+    from penstock.access.users import Users
+    from penstock.server.vhost_directories import USERS_FILE
+    from penstock.storage.files.data_directory import DataDirectory
+    from penstock.storage.files.user_store import UserStore
+
+    fs = OsFileSystem(0)
+    try:
+        directory = DataDirectory(fs, str(Path(data).absolute()))
+        try:
+            store = UserStore(f"{directory.path}/{USERS_FILE}")
+            try:
+                users = Users(store, rng=random.SystemRandom())
+                is_set, had_guest = users.init(name, password.encode(), is_forced=force)
+            finally:
+                store.close()
+        finally:
+            directory.close()
+    finally:
+        fs.close()
+    return {"password_set": is_set, "guest_deleted": had_guest}
 
 
 @click.command("change_password")

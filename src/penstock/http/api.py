@@ -46,6 +46,7 @@ from starlette.types import Message, Receive, Scope, Send
 from penstock.errors import CorruptionError
 from penstock.http.node_link import NodeLink
 from penstock.http.requests import (
+    ACCOUNT,
     NAMES,
     USER,
     BasicAuth,
@@ -195,7 +196,8 @@ class Api:
                 await self._app(scope, receive, send)
                 return
             self._admission.check(scope["method"], request.headers)
-            user = await self._auth.user(request.headers.get("authorization"), peer)
+            account = await self._auth.account(request.headers.get("authorization"), peer)
+            user = account.user
             if self._of_user.get(user, 0) >= self._user_requests_max:
                 raise HttpError(
                     429, f"user '{user}' has {self._user_requests_max} requests under way, which "
@@ -204,7 +206,7 @@ class Api:
         except HttpError as error:
             await error_answer(error)(scope, receive, send)
             return
-        scope[USER] = user
+        scope[USER], scope[ACCOUNT] = user, account
         self._of_user[user] = self._of_user.get(user, 0) + 1
         try:
             await self._app(scope, receive, send)

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import uvicorn
 
+from penstock.access.tokens import OAuth2Options
 from penstock.access.users import KnownUsers
 from penstock.http.api import Admission, Api
 from penstock.http.bodies import JsonBodies
@@ -32,6 +33,7 @@ from penstock.http.read_endpoints import LeaseEndpoints, StreamEndpoints
 from penstock.http.requests import BasicAuth
 from penstock.http.staging_endpoints import StagingEndpoints
 from penstock.server.authenticator import HASHERS, Authenticator
+from penstock.server.backends import Backends, made_backends
 from penstock.server.control import Facts
 from penstock.server.heap import freeze_start
 from penstock.server.linked_process import LinkedProcess, main
@@ -191,7 +193,12 @@ class HttpProcess(LinkedProcess):
         authenticator = Authenticator(
             node.users, self._hashing, clock, str(facts["guest"]), facts["loopback_users"]
         )
-        auth = BasicAuth(node.users, authenticator)
+        made = made_backends(
+            facts["auth_backends"], node.users, authenticator, clock,
+            OAuth2Options.of(facts["auth_oauth2"]),
+        )  # fmt: skip
+        backends = Backends(made, str(facts["guest"]), facts["loopback_users"])
+        auth = BasicAuth(node.users, backends)
         ranges = RangeAnswers(PageDirectories(node, clock), StreamPages(self._fs), self._reading)
         bodies = JsonBodies(self._parsing)
         staging = StagingEndpoints(

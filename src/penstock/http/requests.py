@@ -8,12 +8,13 @@ and sometimes more members (`first` and `head` for a range that does not exist),
 its own that clients act on: `not_a_stream`. A refusal of the broker has an AMQP reply code;
 STATUSES has the HTTP status that means the same.
 
-**Users** are those of AMQP, with the same passwords, by HTTP's basic authentication. server.
-authenticator checks passwords as for AMQP: each right one once, the others one address after the
-other; guest is allowed from this machine only. A wrong password and an unknown user get the same
-answer after the same time. A client that waits longer than LOGIN_S, because others from its address
-give wrong passwords, gets 429. Headers about earlier hops (X-Forwarded-For) are ignored, because
-anybody can write them. Each endpoint asks the Identity what the user may do.
+**Users** are those of AMQP, with the same passwords, by HTTP's basic authentication; a token may be
+a bearer's, too. server.backends and authenticator check passwords as for AMQP: each right one once,
+the others one address after the other; guest is allowed from this machine only. A wrong password
+and an unknown user get the same answer after the same time. A client that waits longer than
+LOGIN_S, because others from its address give wrong passwords, gets 429. Headers about earlier hops
+(X-Forwarded-For) are ignored, because anybody can write them. Each endpoint asks the Identity what
+the user may do.
 
 **Names** in an address are percent-encoded, "/" as %2F, and may be any bytes, as in AMQP. Bodies
 of JSON: bodies. Bodies that are data: staging_endpoints."""
@@ -36,7 +37,7 @@ from penstock.access.permissions import Identity
 from penstock.access.users import KnownUsers
 from penstock.errors import CONFLICT, NO_ROUTE, PenstockError
 from penstock.operation_json import JsonText, to_json
-from penstock.server.authenticator import Authenticator
+from penstock.server.backends import Account, Backends, Refused
 from penstock.server.control import ControlError
 from penstock.server.log_lines import client_line
 from penstock.storage.files.user_store import READY
@@ -78,6 +79,7 @@ LOGIN_S: Final = 10.0
 
 
 USER: Final = "penstock.user"
+ACCOUNT: Final = "penstock.account"
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -140,45 +142,48 @@ def error_answer(error: HttpError) -> Response:
 
 
 class BasicAuth:
-    """Checks who sends a request. authenticator: checks the passwords."""
+    """Checks who sends a request. backends: check the passwords."""
 
-    def __init__(self, users: KnownUsers, authenticator: Authenticator) -> None:
+    def __init__(self, users: KnownUsers, backends: Backends) -> None:
         self._users = users
-        self._authenticator = authenticator
+        self._backends = backends
 
-    async def user(self, header: str | None, peer_host: str) -> str:
-        """Return the user of an Authorization header from this host. Raises NotAuthorizedError, and
-        HttpError 429 if checking the password would take too long."""
+    async def account(self, header: str | None, peer_host: str) -> Account:
+        """Return the account of an Authorization header from this host. Raises NotAuthorizedError,
+        and HttpError 429 if checking the password would take too long."""
         name, password = parse(header)
         try:
             async with asyncio.timeout(LOGIN_S):
-                why = await self._authenticator.refusal(name, password, peer_host)
+                return await self._backends.login(name, password, peer_host)
+        except Refused as error:
+            why = error
         except TimeoutError:
             late = HttpError(429, "too many wrong passwords from this address, try later")
             late.headers["Retry-After"] = "10"
             raise late from None
-        if not why:
-            return name
         client_line(logger, peer_host, "%s: HTTP login refused: user '%s' - %s",
                     peer_host, name, why)  # fmt: skip
         raise NotAuthorizedError("wrong name or password")
 
-    def identity(self, user: str, vhost: str) -> Identity:
-        """Return what the user may do in the vhost. Raises HttpError 404 if there is no such vhost,
-        403 if the user may not use it."""
+    def identity(self, account: Account, vhost: str) -> Identity:
+        """Return what the account may do in the vhost. Raises HttpError 404 if there is no such
+        vhost, 403 if the user may not use it."""
         if self._users.vhosts().get(vhost) != READY:
             raise HttpError(404, f"no vhost '{vhost}'")
-        identity = self._users.identity(user, vhost)
+        identity = account.identity(vhost)
         if identity is None:
-            raise HttpError(403, f"access to vhost '{vhost}' refused for user '{user}'")
+            raise HttpError(403, f"access to vhost '{vhost}' refused for user '{account.user}'")
         return identity
 
 
 def parse(header: str | None) -> tuple[str, bytes]:
-    """Return (name, password) of an Authorization header. Raises NotAuthorizedError."""
+    """Return (name, password) of an Authorization header; a bearer token has no name.
+    Raises NotAuthorizedError."""
     if header is None:
         raise NotAuthorizedError("name and password are needed (basic authentication)")
     scheme, _, rest = header.partition(" ")
+    if scheme.lower() == "bearer":
+        return "", rest.strip().encode()
     if scheme.lower() != "basic":
         raise NotAuthorizedError("expected basic authentication")
     try:
@@ -198,7 +203,7 @@ def name_in(request: Request, part: str) -> str:
 def identity_in(request: Request, auth: BasicAuth) -> tuple[str, Identity]:
     """Return (vhost of the address, what the user may do there). Raises HttpError 403, 404."""
     vhost = name_in(request, "vhost")
-    return vhost, auth.identity(request.scope[USER], vhost)
+    return vhost, auth.identity(request.scope[ACCOUNT], vhost)
 
 
 def readable(request: Request, auth: BasicAuth, part: str) -> tuple[str, str]:

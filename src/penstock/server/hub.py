@@ -127,6 +127,10 @@ class SessionFacts(Protocol):
         """The connection's name."""
 
     @property
+    def peer_host(self) -> str:
+        """The client's address."""
+
+    @property
     def heartbeat_s(self) -> float:
         """The interval of heartbeats, 0 for none."""
 
@@ -162,8 +166,15 @@ class Handler(Protocol):
     def shutdown(self, code: int, text: str) -> None:
         """Close the connection with this reply."""
 
+    @property
+    def identity(self) -> Identity:
+        """What the user may do."""
+
     def set_identity(self, identity: Identity) -> None:
         """Note the user's present permissions."""
+
+    def renewed(self, identity: Identity) -> None:
+        """Note what the client's new secret allows, and say that it was accepted."""
 
     def info(self) -> dict[str, object]:
         """Return what operators are shown of the connection."""

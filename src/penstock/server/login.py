@@ -19,8 +19,8 @@ connection.close 403 if the client declares that it understands it, and otherwis
 moment, as any other mistake before connection.open. An unknown or forbidden vhost is 530. An
 unknown user and a wrong password get the same answer.
 
-authenticator checks passwords and decides who waits; listener limits time and number; supervisor
-knows the vhosts.
+backends check passwords, authenticator decides who waits; listener limits time and number;
+supervisor knows the vhosts.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ from penstock.errors import ACCESS_REFUSED, SYNTAX_ERROR, AMQPConnectionError, A
 from penstock.native import VERSION
 from penstock.protocol.connection import SERVER, Connection
 from penstock.protocol.events import MethodReceived
-from penstock.server.authenticator import Authenticator
+from penstock.server.backends import Account, Backends, Refused
 from penstock.server.proxy_protocol import Network, Proxied, WrongProxyHeader, is_of, read_header
 
 FRAME_BYTES_MAX: Final = 8 << 10  # of the handshake, with its head and end
@@ -153,12 +153,14 @@ def address(host: str, port: int) -> str:
 
 
 class Login:
-    """The handshake of one client. `leftover` is complete when `run` has returned. on_held(change):
-    called with the change of held_bytes. origin: None for that of the socket. networks: of proxies,
-    whose connections begin with a header (proxy_protocol)."""
+    """The handshake of one client. `leftover` and `account` are complete when `run` has returned.
+    on_held(change): called with the change of held_bytes. origin: None for that of the socket.
+    networks: of proxies, whose connections begin with a header (proxy_protocol)."""
+
+    account: Account
 
     def __init__(
-        self, sock: socket.socket, authenticator: Authenticator, clock: Clock,
+        self, sock: socket.socket, backends: Backends, clock: Clock,
         on_held: Callable[[int], None], origin: Origin | None = None,
         networks: Sequence[Network] = (),
     ) -> None:  # fmt: skip
@@ -166,7 +168,7 @@ class Login:
         self.origin = Origin.of(sock) if origin is None else origin
         # Of a client of TLS the header came before the handshake.
         self._is_proxied = origin is None and is_of(networks, self.origin.peer_host)
-        self._authenticator = authenticator
+        self._backends = backends
         self._clock = clock
         self._on_held = on_held
         self.held_bytes = 0
@@ -209,7 +211,7 @@ class Login:
         mechanism, response = start_ok.mechanism, start_ok.response
         del start_ok
         self._count()
-        user = await self._authenticate(mechanism, response)
+        self.account = await self._authenticate(mechanism, response)
         await self._send(
             ConnectionTune(channel_max=CHANNEL_MAX, frame_max=FRAME_MAX, heartbeat=HEARTBEAT_S)
         )
@@ -217,7 +219,7 @@ class Login:
         wanted = await self._expect(ConnectionOpen)
         return ConnectionFacts(
             name=origin.name, peer_host=origin.peer_host, peer_port=origin.peer_port,
-            host=origin.host, port=origin.port, tls=origin.tls, user=user,
+            host=origin.host, port=origin.port, tls=origin.tls, user=self.account.user,
             vhost=wanted.virtual_host,
             client_properties=self._properties, frame_max=tuned.frame_max,
             channel_max=tuned.channel_max, heartbeat_s=tuned.heartbeat_s,
@@ -317,8 +319,8 @@ class Login:
     async def _send(self, method: Method) -> None:
         await self._loop.sock_sendall(self.sock, self._connection.send(0, method))
 
-    async def _authenticate(self, mechanism: str, response: bytes) -> str:
-        """Return the user's name. Raises LoginRefused, or Silent if the client does not understand
+    async def _authenticate(self, mechanism: str, response: bytes) -> Account:
+        """Return who it is. Raises LoginRefused, or Silent if the client does not understand
         403."""
         if mechanism == EXTERNAL:
             user = (self.origin.tls or {}).get("user", "")
@@ -327,8 +329,10 @@ class Login:
                     "EXTERNAL was not offered: there is no verified certificate with a user's name "
                     "(tls.verify_peer, tls.login_from)"
                 )
-            why = self._authenticator.refusal_of_certificate(user, self.peer_host)
-            return self._let_in(mechanism, user, why)
+            try:
+                return self._backends.certified(user, self.peer_host)
+            except Refused as error:
+                raise self._refusal(mechanism, user, error) from error
         if mechanism == "PLAIN":
             read = plain
         elif mechanism == "AMQPLAIN":
@@ -340,21 +344,21 @@ class Login:
         except AMQPError as error:
             raise Silent(str(error)) from error
         secret = password.encode("utf-8", "surrogateescape")
-        why = await self._authenticator.refusal(user, secret, self.peer_host)
-        return self._let_in(mechanism, user, why)
+        try:
+            return await self._backends.login(user, secret, self.peer_host)
+        except Refused as error:
+            raise self._refusal(mechanism, user, error) from error
 
-    def _let_in(self, mechanism: str, user: str, why: str) -> str:
-        """Return the user's name, unless there is a reason why it may not log in."""
-        if not why:
-            return user
-        why = f"{mechanism} login refused: user '{user}' - {why}"
+    def _refusal(self, mechanism: str, user: str, error: Refused) -> Exception:
+        """Return what to raise for a login that is refused."""
+        why = f"{mechanism} login refused: user '{user}' - {error}"
         if "authentication_failure_close" not in capabilities(self._properties):
-            raise Silent(why)
+            return Silent(why)
         text = (
             f"Login was refused using authentication mechanism {mechanism}. "
             "For details see the broker logfile."
         )
-        raise LoginRefused(text, why)
+        return LoginRefused(text, why)
 
 
 def agree(tune_ok: ConnectionTuneOk) -> Tuned:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
 from penstock.access.limits import OF_USERS, OF_VHOSTS, VHOST_OPTIONS, LimitTable
+from penstock.access.permissions import GUEST
 from penstock.access.users import Users
 from penstock.clock import Clock, date
 from penstock.config import Config
@@ -355,6 +356,16 @@ class NodeOperations:
 
     async def _add_user(self, args: Arguments, _vhost: str) -> None:
         self._node.users.add_user(args.text("name"), _password(args), args.texts("tags"))
+
+    async def _init(self, args: Arguments, _vhost: str) -> object:
+        name = args.text("name")
+        is_set, had_guest = self._node.users.init(
+            name, _password(args), is_forced=args.flag("force")
+        )
+        for vhost in self._running():
+            self._push(name, vhost.name)
+            vhost.notify("close_user", user=GUEST, why=f"user '{GUEST}' was deleted")
+        return {"password_set": is_set, "guest_deleted": had_guest}
 
     async def _delete_user(self, args: Arguments, _vhost: str) -> None:
         name = args.text("name")

@@ -45,13 +45,14 @@ from penstock.errors import (
 )
 from penstock.server import vhost_directories
 from penstock.server.authenticator import HASHERS, Authenticator
+from penstock.server.backends import Backends, Refused, made_backends
 from penstock.server.certificates import Certificates
-from penstock.server.control import NAME
+from penstock.server.control import NAME, Facts
 from penstock.server.control_server import ControlServer
 from penstock.server.descriptors import clients_max, raise_limit
 from penstock.server.heap import Heap, find_trim, freeze_start
 from penstock.server.listener import Listener, bind
-from penstock.server.log_lines import set_up
+from penstock.server.log_lines import client_line, set_up
 from penstock.server.login import Login, Origin
 from penstock.server.memory_shares import MemoryShares
 from penstock.server.node_operations import NodeOperations
@@ -107,7 +108,9 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._failed: BaseException | None = None
+        self._renewing: set[asyncio.Task[None]] = set()
         self.listener: Listener[ConnectionFacts]
+        self.backends: Backends
         self._hashing = ThreadPoolExecutor(HASHERS, "penstock-hash")
         self.users: Users
         self.data: DataDirectory
@@ -149,13 +152,21 @@ class Supervisor:
                         settings.guest,
                         settings.loopback_users,
                     )
+                    self.backends = Backends(
+                        made_backends(
+                            settings.auth_backends, self.users, authenticator, self.clock,
+                            settings.auth_oauth2,
+                        ),
+                        settings.guest,
+                        settings.loopback_users,
+                    )  # fmt: skip
                     networks = [ipaddress.ip_network(n) for n in settings.proxy_protocol_from]
 
                     def login(
                         sock: socket.socket, on_held: Callable[[int], None],
                         origin: Origin | None = None,
                     ) -> Login:  # fmt: skip
-                        return Login(sock, authenticator, self.clock, on_held, origin, networks)
+                        return Login(sock, self.backends, self.clock, on_held, origin, networks)
 
                     self.listener = Listener(socks[AMQP], settings, self.clock, login, self._admit)
                     self._warn()
@@ -329,6 +340,7 @@ class Supervisor:
             vhost = WatchedVhost(
                 name, path, self.settings, self.clock, self._on_down, limits=self.limits
             )
+            vhost.on_new_secret = self._renew
             self.vhosts[name] = vhost
             vhost.is_held = self.users.stopped_ms(name) is not None
             if not vhost.is_held:
@@ -352,14 +364,14 @@ class Supervisor:
         if not self.is_known(name):
             raise AMQPConnectionError(NOT_ALLOWED, f"vhost {name} not found", *OPEN)
         refused = f"access to vhost '{name}' refused for user '{user}'"
-        if self.users.identity(user, name) is None:
+        if login.account.identity(name) is None:
             raise AMQPConnectionError(NOT_ALLOWED, refused, *OPEN)
         vhost = self.vhost(name)
         vhost.check_refused(user)
         try:
             async with asyncio.timeout(self.settings.open_s):
                 await vhost.ready()
-            identity = self.users.identity(user, name)  # it may have changed meanwhile
+            identity = login.account.identity(name)  # it may have changed meanwhile
             if identity is None:
                 raise AMQPConnectionError(NOT_ALLOWED, refused, *OPEN)
             self._check_connections(vhost, user)
@@ -374,6 +386,32 @@ class Supervisor:
     def _read_limits(self) -> None:
         users = self.users
         self.limits.set(users.limits("vhost"), users.limits("user"), users.queue_types())
+
+    def _renew(self, vhost: WatchedVhost, facts: Facts) -> None:
+        """Answer a connection.update-secret of a client of the vhost."""
+        task = self._loop.create_task(self._answer_renewal(vhost, facts))
+        self._renewing.add(task)
+        task.add_done_callback(self._renewing.discard)
+
+    async def _answer_renewal(self, vhost: WatchedVhost, facts: Facts) -> None:
+        user, host = str(facts["user"]), str(facts["host"])
+        secret = str(facts["secret"]).encode("utf-8", "surrogateescape")
+        identity = None
+        try:
+            account = await self.backends.login(user, secret, host)
+            why = f"it is of user '{account.user}'" if account.user != user else ""
+            identity = None if why else account.identity(vhost.name)
+            if identity is None:
+                why = why or f"it allows no access to vhost '{vhost.name}'"
+        except Refused as error:
+            why = str(error)
+        if identity is None:
+            client_line(logger, host, "connection %s: its new secret is refused: user '%s' - %s",
+                        facts["connection"], user, why)  # fmt: skip
+        vhost.notify(
+            "renewed", connection=facts["connection"],
+            identity=None if identity is None else identity.facts(),
+        )  # fmt: skip
 
     def limits_changed(self) -> None:
         """Send changed limits, and default queue types, to every vhost."""

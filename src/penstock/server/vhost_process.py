@@ -6,16 +6,21 @@ Its only argument is its end of the link to the supervisor, which sends everythi
           connection (a socket, facts, identity, bytes already read) · ping · memory
           http (a socket: a link to the HTTP process, which calls operations, too)
           identity, close_user (permissions changed) · limits (set by operators) · stop
+          renewed (connection, identity: what a client's new secret allows, null: nothing)
     out   ready · failed (why; is_final: another start would fail the same way) · pong · memory_is
-          gone (a client's connection has ended) · stopped
+          gone (a client's connection has ended) · new_secret · stopped
 
 When it ends (linked_process), it closes the connections and writes a checkpoint. When the storage
 has failed it ends at once and writes nothing [10]; operators see the reason that it has sent as
 `failed`.
 
+A client whose identity has an end (of a token) is closed when it comes, with 320, unless it has
+sent a new secret before.
+
 hub has the loop, session a client, broker.operations the operations.
 """
 
+import asyncio
 import gc
 import logging
 import mmap
@@ -27,7 +32,7 @@ import sys
 from typing import Any, Final
 
 from penstock.access.limits import Limits
-from penstock.access.permissions import Identity
+from penstock.access.permissions import INTERNAL, Identity
 from penstock.broker import operations
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.connection_handler import ConnectionHandler
@@ -39,6 +44,7 @@ from penstock.errors import (
     ACCESS_REFUSED,
     CONNECTION_FORCED,
     INTERNAL_ERROR,
+    NOT_ALLOWED,
     AMQPError,
     CorruptionError,
     DescriptorsError,
@@ -78,6 +84,7 @@ LOCKED_AGAIN_S: Final = 0.2
 FULL_AGAIN_S: Final = 1.0  # between two checks of a disk that has no room for the start
 STOPPING: Final = "broker forced connection closure with reason 'shutdown'"
 EX_IOERR: Final = 74
+END_WAIT_S: Final = 3600.0  # for the end of an identity; then the clock is asked again
 EXPECTED: Final = (PenstockError, OSError)  # any other error is a defect
 OPERATOR: Final = "operator"  # the user of operations of the control socket and HTTP
 # Workers need the interpreter only between two system calls; the loop gets it back that soon.
@@ -103,6 +110,8 @@ class VhostProcess(LinkedProcess):
         self._vhost: VHost | None = None
         self._blocked_reason: str = ""  # what the start waits for
         self._hub: Hub | None = None
+        self._ends_s = float("inf")  # when the first identity ends
+        self._ending: asyncio.TimerHandle | None = None
         self._http: list[ProcessLink] = []
         self._limits: dict[str, Any] = {}  # set by operators: arguments of LimitTable.set
         self._in_flight = InFlight(self._clock.monotonic)
@@ -310,6 +319,8 @@ class VhostProcess(LinkedProcess):
         elif do == "close_user":
             for session in self._of_user(str(facts["user"])):
                 session.shutdown(CONNECTION_FORCED, str(facts["why"]))
+        elif do == "renewed":
+            self._renewed(str(facts["connection"]), facts["identity"])
 
     def _gone(self, user: str) -> None:
         """Report that a client's connection has ended: the supervisor counts them."""
@@ -317,7 +328,62 @@ class VhostProcess(LinkedProcess):
 
     def _of_user(self, user: str) -> list[Session]:
         assert self._hub is not None
-        return [s for s in self._hub.sessions if s.user == user and s.handler is not None]
+        return [
+            s
+            for s in self._hub.sessions
+            if s.user == user and s.handler is not None and s.handler.identity.source == INTERNAL
+        ]
+
+    # ---- identities that end -------------------------------------------------------------------
+
+    def _ask_renewal(self, handler: ConnectionHandler, secret: bytes) -> None:
+        facts = handler.facts
+        self._link.send({
+            "do": "new_secret", "connection": facts.name, "user": facts.user,
+            "host": facts.peer_host, "secret": secret.decode("utf-8", "surrogateescape"),
+        })  # fmt: skip
+
+    def _renewed(self, name: str, facts: dict[str, Any] | None) -> None:
+        """Answer a client's new secret."""
+        assert self._hub is not None
+        for session in list(self._hub.sessions):
+            handler = session.handler
+            if handler is None or handler.facts.name != name:
+                continue
+            if facts is None:
+                session.shutdown(NOT_ALLOWED, "New secret was refused by one of the backends")
+                continue
+            identity = Identity.from_facts(facts)
+            handler.renewed(identity)
+            self._watch_end(identity)
+            self._hub.wake()
+
+    def _watch_end(self, identity: Identity) -> None:
+        """Have sessions closed when this identity ends."""
+        end_s = identity.expires_at_s
+        if end_s and end_s < self._ends_s:
+            if self._ending is not None:
+                self._ending.cancel()
+            self._ends_s = end_s
+            wait_s = max(end_s - self._clock.wall_ms() / 1000, 0.0)
+            self._ending = self._loop.call_later(min(wait_s, END_WAIT_S), self._close_ended)
+
+    def _close_ended(self) -> None:
+        """Close the sessions whose identity has ended, and wait for the next end."""
+        assert self._hub is not None
+        self._ending, self._ends_s = None, float("inf")
+        now_s = self._clock.wall_ms() / 1000
+        for session in list(self._hub.sessions):
+            if session.handler is None:
+                continue
+            identity = session.handler.identity
+            if 0 < identity.expires_at_s <= now_s:
+                text = f"the credentials of user '{identity.name}' have expired"
+                client_line(logger, session.handler.facts.peer_host, "connection %s: %s",
+                            session.handler.facts.name, text)  # fmt: skip
+                session.shutdown(CONNECTION_FORCED, text)
+            else:
+                self._watch_end(identity)
 
     # ---- clients -------------------------------------------------------------------------------
 
@@ -343,6 +409,9 @@ class VhostProcess(LinkedProcess):
         try:
             connection = Connection.resumed(opened.frame_max, opened.channel_max)
             handler = ConnectionHandler(self._vhost, connection, session.outlet, opened, identity)
+            if identity.source != INTERNAL:
+                handler.on_new_secret = self._ask_renewal
+            self._watch_end(identity)
             session.start(handler, data)
         except Exception as error:  # noqa: BLE001 - the session reports it
             session.unexpected(error)

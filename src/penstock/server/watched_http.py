@@ -10,7 +10,8 @@ News beyond those of all processes:
     to it     socket (with a listening socket) · client (origin; with a socket, after TLS)
               users (KnownUsers.facts)
               start (log_level, data: the directory, staging_bytes_max, guest, loopback_users,
-              hosts, limits: connections_max, address_connections_max, user_requests_max)
+              auth_backends, auth_oauth2, hosts, limits: connections_max,
+              address_connections_max, user_requests_max)
     from it   pong, with rss_bytes, returned_bytes and requests
 
 It calls operations of the node, and OPEN: the answer comes with a socket, a link to the process of
@@ -148,6 +149,8 @@ class WatchedHttp(WatchedProcess):
                 "staging_user_bytes_max": settings.staging_user_bytes_max,
                 "guest": settings.guest,
                 "loopback_users": settings.loopback_users,
+                "auth_backends": settings.auth_backends,
+                "auth_oauth2": settings.auth_oauth2.facts(),
                 "hosts": [settings.host, *settings.http_hosts],
                 "connections_max": most,
                 "address_connections_max": min(settings.http_address_connections_max, most),

@@ -18,9 +18,10 @@ News beyond those of all processes:
 
     to it     start (name, path, settings, refused; with memory) · connection (with a socket)
               http (with a socket: its link to the HTTP process)
-              memory (bytes) · identity · close_user
+              memory (bytes) · identity · close_user · renewed
     from it   memory_is
               gone (user): a client's connection has ended
+              new_secret (connection, user, host, secret): answered with renewed
               pong, with depth_bytes, connections, rss_bytes, returned_bytes, counted_bytes,
               blocked_reason, clients_max
 """
@@ -131,6 +132,8 @@ class WatchedVhost(WatchedProcess):
         self.blocked_reason = ""
         self.clients_max = clients_max(settings.nofile)
         self.on_memory: Callable[[], None] | None = None  # called when it has set its share
+        # called when a client has given a new secret; it is answered with `renewed`
+        self.on_new_secret: Callable[[WatchedVhost, Facts], None] | None = None
         self._on_down = on_down
         self._shared: mmap.mmap | None = None  # what its process is handling
         self._last = bytes(in_flight.SIZE)  # a copy of it when the process ended
@@ -293,6 +296,8 @@ class WatchedVhost(WatchedProcess):
                 del self.clients[user]
         elif do == "memory_is" and self.on_memory is not None:
             self.on_memory()
+        elif do == "new_secret" and self.on_new_secret is not None:
+            self.on_new_secret(self, facts)
 
     def _environment(self) -> dict[str, str]:
         return allocator(self.memory_bytes)

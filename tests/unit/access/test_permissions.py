@@ -8,8 +8,10 @@ from penstock.access.permissions import (
     CACHE_NAMES_MAX,
     GUEST_OFF,
     PATTERN_CHARS_MAX,
+    SCOPES_CHARS_MAX,
     Identity,
     PatternCache,
+    check_pattern,
     everything,
     why_not_from,
 )
@@ -71,9 +73,11 @@ def test_what_is_no_pattern_is_refused(pattern: str) -> None:
 
 
 def test_a_pattern_has_an_end() -> None:
-    Identity("u", frozenset(), "a" * PATTERN_CHARS_MAX, "", "")
+    check_pattern("read", "a" * PATTERN_CHARS_MAX)
     with pytest.raises(OptionError, match="at most 1024"):
-        Identity("u", frozenset(), "a" * (PATTERN_CHARS_MAX + 1), "", "")
+        check_pattern("read", "a" * (PATTERN_CHARS_MAX + 1))
+    with pytest.raises(OptionError, match="at most 65536"):  # that of a token may be longer
+        Identity("u", frozenset(), "a" * (SCOPES_CHARS_MAX + 1), "", "")
 
 
 @pytest.mark.parametrize(

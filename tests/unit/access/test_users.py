@@ -529,3 +529,46 @@ def test_global_parameters_are_kept(world: World) -> None:
         world.users.clear_global_parameter("map")
     with pytest.raises(OptionError, match="at most 65536 characters"):
         world.users.set_global_parameter("large", "x" * 65_536)
+
+
+# --- the first administrator ---
+
+
+def test_init_makes_an_administrator_and_deletes_guest_once(world: World) -> None:
+    users = world.users
+    users.add_vhost("v")
+    assert users.init("admin", b"secret", is_forced=False) == (True, True)
+    for found in (users, world.open()):
+        assert found.list_users() == [{"user": "admin", "tags": ["administrator"]}]
+        assert found.authenticate("admin", b"secret")
+        for vhost in ("/", "v"):
+            who = found.identity("admin", vhost)
+            assert who is not None
+            assert (who.configure, who.write, who.read) == (".*", ".*", ".*")
+        assert found.identity("guest", "/") is None
+    assert world.users.init("admin", b"other", is_forced=False) == (False, False)
+    assert world.users.authenticate("admin", b"secret")
+    assert world.users.init("admin", b"other", is_forced=True) == (True, False)
+    assert world.open().authenticate("admin", b"other")
+
+
+def test_init_keeps_the_other_tags_of_a_user_that_exists(world: World) -> None:
+    world.users.add_user("ann", b"ann", ["impersonator"])
+    assert world.users.init("ann", b"x", is_forced=False) == (False, True)
+    assert world.users.tags("ann") == {"administrator", "impersonator"}
+
+
+def test_init_does_all_or_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_store: UserStore, _name: str) -> None:
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(UserStore, "delete_user", fails)
+        with pytest.raises(OSError, match="gone"):
+            world.users.init("admin", b"secret", is_forced=False)
+    for found in (world.users, world.open()):
+        assert found.list_users() == [{"user": "guest", "tags": ["administrator"]}]
+        assert [row["user"] for row in found.list_permissions()] == ["guest"]
+    with pytest.raises(OptionError, match="another name"):
+        world.users.init("guest", b"secret", is_forced=False)
+    assert world.users.init("admin", b"secret", is_forced=False) == (True, True)

@@ -1,9 +1,13 @@
 """Users and permissions: what is asked of the broker, and where passwords come from."""
 
 import io
+from pathlib import Path
 
 import pytest
 
+from penstock.access.users import verify
+from penstock.cli.main import UnavailableError
+from penstock.storage.files.user_store import UserStore
 from tests.helpers.fake_control import FakeControl
 
 
@@ -108,3 +112,57 @@ def test_limits_that_are_no_object_are_refused(
 ) -> None:
     assert FakeControl().run("set_user_limits", "ann", text) == 64
     assert "expected a JSON object" in capsys.readouterr().err
+
+
+# --- init ---
+
+
+def test_init_asks_a_broker_that_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broker = FakeControl(init={"password_set": True, "guest_deleted": True})
+    assert broker.run("init") == 0
+    ((op, vhost, args),) = broker.asked
+    assert (op, vhost, args["name"], args["force"]) == ("init", None, "admin", False)
+    password = args["password"]
+    assert len(password) == 24
+    said = capsys.readouterr().out
+    assert said == f"user 'admin' with the password {password}\nuser 'guest' is deleted\n"
+    file = tmp_path / "password"
+    file.write_text("secret\nmore\n")
+    assert broker.run("init", "--user", "ann", "--password-file", str(file)) == 0
+    assert broker.asked[1][2] == {"name": "ann", "password": "secret", "force": True}
+    assert "secret" not in capsys.readouterr().out
+
+
+def test_init_makes_the_directory_of_a_broker_that_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker = FakeControl(init=UnavailableError("no broker answers"))
+    data = tmp_path / "data"
+    stdin(monkeypatch, "secret\n")
+    assert broker.run("init", "--stdin", "--data", str(data)) == 0
+    assert broker.run("init", "--data", str(data)) == 0
+    assert capsys.readouterr().out == (
+        "user 'admin' with the given password\nuser 'guest' is deleted\n"
+        "user 'admin' is there already, with the password that it has\n"
+    )
+    store = UserStore(str(data / "node.db"))
+    hashed, tags = store.users()["admin"]
+    assert verify(b"secret", hashed)
+    assert tags == {"administrator"}
+    assert store.permissions() == {("admin", "/"): (".*", ".*", ".*")}
+    store.close()
+
+
+def test_init_refuses_guest_and_an_empty_password(tmp_path: Path) -> None:
+    broker = FakeControl(init=UnavailableError("no broker answers"))
+    data = str(tmp_path / "data")
+    assert broker.run("init", "--user", "guest", "--data", data) == 64
+    empty = tmp_path / "empty"
+    empty.write_text("\nx")
+    assert broker.run("init", "--password-file", str(empty), "--data", data) == 64
+    assert broker.run("init", "--password-file", str(tmp_path / "none"), "--data", data) == 64
+    assert broker.run("init", "--password-file", str(empty), "--stdin", "--data", data) == 64
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine").write_text("x")
+    assert broker.run("init", "--data", str(tmp_path / "other")) != 0
+    assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["mine"]

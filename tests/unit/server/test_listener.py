@@ -27,6 +27,7 @@ from penstock.codec.spec import (
 from penstock.config import Config
 from penstock.errors import AMQPConnectionError
 from penstock.server.authenticator import Authenticator
+from penstock.server.backends import Backends, InternalBackend
 from penstock.server.listener import Listener, bind
 from penstock.server.login import Login, Origin
 from penstock.storage.files.user_store import UserStore
@@ -44,12 +45,13 @@ class Node:
         self.users.add_user("ann", b"secret")
         self.hashing = ThreadPoolExecutor(2)
         self.authenticator = Authenticator(self.users, self.hashing, clock)
+        backends = Backends([InternalBackend(self.users, self.authenticator)])
         networks = [ipaddress.ip_network(one) for one in settings.proxy_protocol_from]
 
         def login(
             sock: socket.socket, on_held: Callable[[int], None], origin: Origin | None = None
         ) -> Login:
-            return Login(sock, self.authenticator, clock, on_held, origin, networks)
+            return Login(sock, backends, clock, on_held, origin, networks)
 
         self.listener = Listener(bind("127.0.0.1", 0), settings, clock, login, self._admit)
         self.opened: list[tuple[ConnectionFacts, bytes]] = []

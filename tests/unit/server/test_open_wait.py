@@ -60,10 +60,10 @@ def opened_at(vhost: StartingVhost, settings: Config) -> float:
     """Seconds until the client is answered. AMQPConnectionError: it is refused."""
     node: Any = SimpleNamespace(
         settings=settings, is_known=lambda name: True, vhost=lambda name: vhost,
-        users=SimpleNamespace(identity=lambda user, name: object()),
         _check_connections=lambda vhost, user: None,
     )  # fmt: skip
-    login: Any = SimpleNamespace(leftover=b"", sock=None)
+    account = SimpleNamespace(identity=lambda vhost: object())
+    login: Any = SimpleNamespace(leftover=b"", sock=None, account=account)
     facts: Any = SimpleNamespace(vhost="v", user="ann", name="c1")
     loop = JumpingLoop()
     try:

@@ -125,7 +125,12 @@ class UserStore:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Make the changes inside one: after it all of them are on disk, or none."""
+        """Make the changes inside one: after it all of them are on disk, or none. One inside
+        another is a part of it."""
+        is_inner = self._db.in_transaction
+        if is_inner:
+            yield
+            return
         with self._errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:

@@ -1,0 +1,278 @@
+"""Backends: who decides whether a client may log in, and what it may do, in the order of
+`auth_backends`.
+
+    internal   users with passwords that are kept here (authenticator, access.users)
+    oauth2     tokens of an issuer (access.tokens)
+
+A login asks one backend after the other, until one accepts; that one also decides on vhosts and
+names. Whom all refuse is refused, and the log says what each of them said. The user of `internal`
+need not exist: then it is asked last, so that its brakes and its time count only for those whom
+nobody else accepts, and the time does not show which users exist.
+
+An issuer that is slow or dead delays nobody but those whose tokens wait for its keys. They are
+fetched in a thread of their own, once for all that wait, and kept: for jwks_cache_s, and longer if
+the issuer does not answer. A token with an unknown key has them fetched again, at most every
+FETCH_AGAIN_S, because anybody can send one.
+"""
+
+import asyncio
+import logging
+import ssl
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from penstock.access.permissions import (
+    GUEST_LOOPBACK,
+    INTERNAL,
+    LOOPBACK_USERS,
+    Identity,
+    why_not_from,
+)
+from penstock.access.tokens import (
+    OAUTH2,
+    Grants,
+    OAuth2Options,
+    TokenRefused,
+    UnknownKey,
+    key_set,
+    read_token,
+)
+from penstock.access.users import KnownUsers
+from penstock.clock import Clock
+from penstock.errors import OptionError, PenstockError
+from penstock.server.authenticator import Authenticator
+
+FETCH_AGAIN_S: Final = 10.0
+ANSWER_BYTES_MAX: Final = 1 << 20
+PIECE_BYTES: Final = 1 << 14
+
+logger = logging.getLogger(__name__)
+
+
+class Refused(PenstockError):
+    """A backend does not accept a login. The text is for the log."""
+
+
+class Account(ABC):
+    """A client that has logged in. user: its name."""
+
+    def __init__(self, user: str) -> None:
+        self.user: Final = user
+
+    @abstractmethod
+    def identity(self, vhost: str) -> Identity | None:
+        """Return what it may do in a vhost, None if it may not open it."""
+
+
+class Backend(ABC):
+    """One backend. name: as in `auth_backends`."""
+
+    name: str
+
+    @abstractmethod
+    async def login(self, user: str, password: bytes, host: str) -> Account:
+        """Return the account. Waits as long as it takes. Raises Refused."""
+
+    def comes_last(self, _user: str) -> bool:
+        """Return whether the others are asked first about this user."""
+        return False
+
+
+class Backends:
+    """The backends, in order. guest, loopback_users: where users may come from."""
+
+    def __init__(
+        self, backends: Sequence[Backend], guest: str = GUEST_LOOPBACK,
+        loopback_users: Collection[str] = LOOPBACK_USERS,
+    ) -> None:  # fmt: skip
+        self._backends = backends
+        self._guest = guest
+        self._loopback_users = loopback_users
+
+    async def login(self, user: str, password: bytes, host: str) -> Account:
+        """Return the account of a client from this address. Raises Refused."""
+        why: list[tuple[str, str]] = []
+        for backend in sorted(self._backends, key=lambda one: one.comes_last(user)):
+            try:
+                account = await backend.login(user, password, host)
+                not_from = why_not_from(account.user, host, self._guest, self._loopback_users)
+                if not not_from:
+                    return account
+                why.append((backend.name, not_from))
+            except Refused as error:
+                why.append((backend.name, str(error)))
+        if len(why) == 1:
+            raise Refused(why[0][1])
+        raise Refused("; ".join(f"{name}: {text}" for name, text in why))
+
+    def certified(self, user: str, host: str) -> Account:
+        """Return the account of a client whose certificate names this user, which is one of
+        `internal`. Raises Refused."""
+        for backend in self._backends:
+            if isinstance(backend, InternalBackend):
+                return backend.certified(user, host)
+        raise Refused("users of certificates are those of internal, which auth_backends lacks")
+
+
+# ---- internal ------------------------------------------------------------------------------------
+
+
+class _OwnAccount(Account):
+    def __init__(self, user: str, users: KnownUsers) -> None:
+        super().__init__(user)
+        self._users = users
+
+    def identity(self, vhost: str) -> Identity | None:
+        return self._users.identity(self.user, vhost)
+
+
+class InternalBackend(Backend):
+    """The users of this broker."""
+
+    name = INTERNAL
+
+    def __init__(self, users: KnownUsers, authenticator: Authenticator) -> None:
+        self._users = users
+        self._authenticator = authenticator
+
+    def comes_last(self, user: str) -> bool:
+        return not self._users.knows(user)
+
+    async def login(self, user: str, password: bytes, host: str) -> Account:
+        why = await self._authenticator.refusal(user, password, host)
+        if why:
+            raise Refused(why)
+        return _OwnAccount(user, self._users)
+
+    def certified(self, user: str, host: str) -> Account:
+        """Return the account of a client whose certificate names this user. Raises Refused."""
+        why = self._authenticator.refusal_of_certificate(user, host)
+        if why:
+            raise Refused(why)
+        return _OwnAccount(user, self._users)
+
+
+# ---- OAuth 2 -------------------------------------------------------------------------------------
+
+
+class _TokenAccount(Account):
+    def __init__(self, grants: Grants) -> None:
+        super().__init__(grants.user)
+        self._grants = grants
+
+    def identity(self, vhost: str) -> Identity | None:
+        try:
+            return self._grants.identity(vhost)
+        except OptionError as error:
+            logger.warning("user %r, vhost %r: its scopes: %s", self.user, vhost, error)
+            return None
+
+
+class OAuth2Backend(Backend):
+    """Users with tokens. fetch: returns what is at jwks_uri; called in a thread."""
+
+    name = OAUTH2
+
+    def __init__(
+        self, options: OAuth2Options, clock: Clock,
+        fetch: Callable[[OAuth2Options, Callable[[], float]], str] | None = None,
+    ) -> None:  # fmt: skip
+        self._options = options
+        self._clock = clock
+        self._fetch = fetch_keys if fetch is None else fetch
+        self._own: list[dict[str, Any]] = (
+            key_set(options.signing_keys) if options.signing_keys else []
+        )
+        self._fetched: list[dict[str, Any]] = []
+        self._fetched_s = float("-inf")
+        self._asked_s = float("-inf")
+        self._fetching: asyncio.Task[None] | None = None
+        self._executor = ThreadPoolExecutor(1, "penstock-jwks")
+
+    async def login(self, user: str, password: bytes, host: str) -> Account:
+        options = self._options
+        if password.count(b".") != 2:
+            raise Refused("its password is no token (JWT)")
+        now_s = self._clock.monotonic()
+        if options.jwks_uri and now_s - self._fetched_s >= options.jwks_cache_s:
+            fetching = self._fetch_again(now_s)
+            if not self._fetched and not self._own and fetching is not None:
+                await asyncio.shield(fetching)
+        try:
+            return self._read(user, password)
+        except UnknownKey as error:
+            fetching = self._fetch_again(self._clock.monotonic()) if options.jwks_uri else None
+            if fetching is None:
+                raise Refused(str(error)) from error
+            await asyncio.shield(fetching)
+        try:
+            return self._read(user, password)
+        except UnknownKey as error:
+            raise Refused(str(error)) from error
+
+    def _read(self, user: str, password: bytes) -> Account:
+        keys = self._own + self._fetched
+        now_s = self._clock.wall_ms() / 1000
+        try:
+            return _TokenAccount(read_token(password, keys, self._options, user, now_s))
+        except UnknownKey:
+            raise
+        except TokenRefused as error:
+            raise Refused(str(error)) from error
+
+    def _fetch_again(self, now_s: float) -> "asyncio.Task[None] | None":
+        """Return the task that fetches the keys; None if they were fetched a moment ago."""
+        if self._fetching is None and now_s - self._asked_s >= FETCH_AGAIN_S:
+            self._asked_s = now_s
+            self._fetching = asyncio.get_running_loop().create_task(self._fetch_keys())
+        return self._fetching
+
+    async def _fetch_keys(self) -> None:
+        options, clock = self._options, self._clock
+        try:
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(
+                self._executor, self._fetch, options, clock.monotonic
+            )
+            self._fetched = key_set(found)
+            self._fetched_s = clock.monotonic()
+        except (OSError, ValueError) as error:
+            logger.warning(
+                "the keys of tokens cannot be fetched from %s: %s; %s", options.jwks_uri, error,
+                "those from before are used" if self._fetched else "there are none from before",
+            )  # fmt: skip
+        finally:
+            self._fetching = None
+
+
+def made_backends(
+    names: Collection[str], users: KnownUsers, authenticator: Authenticator, clock: Clock,
+    oauth2: OAuth2Options,
+) -> list[Backend]:  # fmt: skip
+    """Return the backends of these names."""
+    makers: dict[str, Callable[[], Backend]] = {
+        INTERNAL: lambda: InternalBackend(users, authenticator),
+        OAUTH2: lambda: OAuth2Backend(oauth2, clock),
+    }
+    return [makers[name]() for name in names]
+
+
+def fetch_keys(options: OAuth2Options, now_s: Callable[[], float]) -> str:
+    """Return the text at jwks_uri. Blocks for timeout_s, twice at most. Raises OSError,
+    ValueError."""
+    end_s = now_s() + options.timeout_s
+    context = ssl.create_default_context(cafile=options.cacertfile or None)
+    uri, timeout_s = options.jwks_uri, options.timeout_s
+    # check_options: it is https or http.
+    with urllib.request.urlopen(uri, timeout=timeout_s, context=context) as answer:  # noqa: S310
+        found = bytearray()
+        while piece := answer.read1(PIECE_BYTES):
+            found += piece
+            if len(found) > ANSWER_BYTES_MAX:
+                raise ValueError(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
+            if now_s() > end_s:
+                raise TimeoutError(f"no whole answer in {timeout_s:g} s")
+    return found.decode()

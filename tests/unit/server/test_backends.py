@@ -1,0 +1,208 @@
+"""Backends: who is asked in which order, and keys of tokens that come, go and do not come."""
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from penstock.access.tokens import OAuth2Options
+from penstock.access.users import Users
+from penstock.clock import ManualClock
+from penstock.server.authenticator import Authenticator
+from penstock.server.backends import (
+    ANSWER_BYTES_MAX,
+    FETCH_AGAIN_S,
+    Backends,
+    OAuth2Backend,
+    Refused,
+    fetch_keys,
+    made_backends,
+)
+from penstock.storage.files.user_store import UserStore
+from tests.helpers.token_issuer import NOW_S, TokenIssuer
+
+
+class World:
+    """Users ann (password ann) and guest, an issuer, and backends with these names."""
+
+    def __init__(self, *names: str, **options: object) -> None:
+        self.clock = ManualClock()
+        self.clock.advance(NOW_S - self.clock.wall_ms() / 1000)
+        self.issuer = TokenIssuer()
+        self.users = Users(UserStore(":memory:"), rng=random.Random(1), log2_n=1)
+        self.users.add_user("ann", b"ann")
+        self.executor = ThreadPoolExecutor(1)
+        self.authenticator = Authenticator(self.users, self.executor, self.clock)
+        given = {"resource_server_id": "rabbit", "jwks_uri": "http://issuer", **options}
+        made = made_backends(
+            names, self.users, self.authenticator, self.clock, OAuth2Options.of(given)
+        )
+        self.fetched = 0
+        self.fails = ""
+        for backend in made:
+            if isinstance(backend, OAuth2Backend):
+                backend._fetch = self.fetch
+        self.backends = Backends(made)
+
+    def fetch(self, _options: OAuth2Options, _now_s: object) -> str:
+        self.fetched += 1
+        if self.fails:
+            raise OSError(self.fails)
+        return self.issuer.jwks
+
+    async def why(self, user: str, password: str, host: str = "10.0.0.1") -> str:
+        """The refusal, or who has logged in."""
+        try:
+            account = await self.backends.login(user, password.encode(), host)
+        except Refused as error:
+            return str(error)
+        return f"is {account.user}"
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        await test()
+
+    asyncio.run(whole())
+
+
+def test_one_backend_after_the_other_is_asked() -> None:
+    async def test() -> None:
+        world = World("oauth2", "internal")
+        assert await world.why("ann", "ann") == "is ann"
+        assert await world.why("x", world.issuer.token()) == "is ada"
+        assert await world.why("ann", "bob") == (
+            "oauth2: its password is no token (JWT); internal: invalid credentials"
+        )
+        alone = World("internal")
+        assert await alone.why("ann", "bob") == "invalid credentials"
+
+    run(test)
+
+
+def test_an_unknown_user_costs_no_hash_unless_all_others_refuse() -> None:
+    async def test() -> None:
+        world = World("internal", "oauth2")
+        for _ in range(30):  # a brake would make the later ones wait
+            assert await world.why("x", world.issuer.token()) == "is ada"
+        assert world.authenticator.hashes == 0
+        assert "invalid credentials" in await world.why("x", "x")
+        assert world.authenticator.hashes == 1
+
+    run(test)
+
+
+def test_users_of_this_machine_come_from_it_with_tokens_too() -> None:
+    async def test() -> None:
+        world = World("oauth2")
+        token = world.issuer.token(sub="guest")
+        assert await world.why("x", token) == "it may connect from this machine only"
+        assert await world.why("x", token, "127.0.0.1") == "is guest"
+
+    run(test)
+
+
+def test_keys_are_fetched_once_for_all_and_kept() -> None:
+    async def test() -> None:
+        world = World("oauth2")
+        token = world.issuer.token()
+        assert set(await asyncio.gather(*[world.why("x", token) for _ in range(50)])) == {"is ada"}
+        assert world.fetched == 1
+        world.clock.advance(299)
+        assert await world.why("x", token) == "is ada"
+        assert world.fetched == 1
+
+    run(test)
+
+
+def test_a_new_key_is_fetched_but_not_for_everybody_who_names_one() -> None:
+    async def test() -> None:
+        world = World("oauth2")
+        before = world.issuer.token()
+        assert await world.why("x", before) == "is ada"
+        world.issuer.rotate()
+        world.clock.advance(FETCH_AGAIN_S)
+        assert await world.why("x", world.issuer.token()) == "is ada"
+        assert world.fetched == 2
+        other = TokenIssuer()
+        for _ in range(20):
+            assert "unknown key" in await world.why("x", other.token())
+        assert "unknown key" in await world.why("x", before)  # the issuer has withdrawn it
+        assert world.fetched == 2
+
+    run(test)
+
+
+def test_an_issuer_that_fails_leaves_its_keys(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        world = World("oauth2")
+        world.fails = "no route"
+        token = world.issuer.token(exp=None)
+        assert "unknown key" in await world.why("x", token)
+        world.fails = ""
+        world.clock.advance(FETCH_AGAIN_S)
+        assert await world.why("x", token) == "is ada"
+        world.fails = "gone"
+        world.clock.advance(1000)
+        assert await world.why("x", token) == "is ada"
+        await asyncio.sleep(0)
+        while world.backends._backends[0]._fetching is not None:  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
+
+    with caplog.at_level(logging.WARNING):
+        run(test)
+    none, kept = caplog.messages
+    assert none.endswith("from http://issuer: no route; there are none from before")
+    assert kept.endswith("from http://issuer: gone; those from before are used")
+
+
+def test_an_issuer_that_does_not_answer_delays_nobody_else() -> None:
+    async def test() -> None:
+        world = World("oauth2", "internal")
+        may_go = threading.Event()
+
+        def hang(_options: OAuth2Options, _now_s: object) -> str:
+            may_go.wait()
+            return world.issuer.jwks
+
+        world.backends._backends[0]._fetch = hang  # type: ignore[attr-defined]
+        waiting = asyncio.create_task(world.why("x", world.issuer.token()))
+        assert await world.why("ann", "ann") == "is ann"
+        assert not waiting.done()
+        may_go.set()
+        assert await waiting == "is ada"
+
+    run(test)
+
+
+def test_keys_of_the_configuration_need_no_issuer() -> None:
+    async def test() -> None:
+        issuer = TokenIssuer()
+        world = World("oauth2", jwks_uri="", signing_keys=issuer.jwks)
+        assert await world.why("x", issuer.token()) == "is ada"
+        assert "unknown key" in await world.why("x", world.issuer.token())
+        assert world.fetched == 0
+
+    run(test)
+
+
+@pytest.fixture
+def issuer() -> Iterator[TokenIssuer]:
+    issuer = TokenIssuer()
+    yield issuer
+    issuer.close()
+
+
+def test_what_the_issuer_answers_is_limited(issuer: TokenIssuer) -> None:
+    options = OAuth2Options(jwks_uri=issuer.serve())
+    assert fetch_keys(options, lambda: 0.0) == issuer.jwks
+    issuer.answer = " " * (ANSWER_BYTES_MAX + 1)
+    with pytest.raises(ValueError, match="more than"):
+        fetch_keys(options, lambda: 0.0)
+    times = iter((0.0, 6.0))
+    with pytest.raises(TimeoutError, match="no whole answer in 5 s"):
+        fetch_keys(options, lambda: next(times))

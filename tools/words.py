@@ -239,7 +239,8 @@ def other_arguments() -> list[Word]:
 def headers() -> list[Word]:
     return plain((
         "x-death", "x-first-death-exchange", "x-first-death-queue", "x-first-death-reason",
-        "x-delay", "x-recent-history-no-store", "x-delivery-count", "CC", "BCC",
+        "x-delay", "x-recent-history-no-store", "x-deduplication-header",
+        "x-delivery-count", "CC", "BCC",
         "x-stream-timestamp", "x-stream-gap",
         "expiration", "user_id", "reply_to", "delivery_mode", "priority",
     ))  # fmt: skip

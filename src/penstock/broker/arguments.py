@@ -74,8 +74,10 @@ from penstock.queues.stream_options import (
     StreamOptions,
     age_s,
 )
-from penstock.routing.exchange_types import comparable
+from penstock.routing.exchange_types import CACHE_SIZE, CACHE_TTL, DEDUPLICATION, comparable
+from penstock.storage.index.key_windows import SIZE_MAX
 
+CACHE_SIZE_DEFAULT: Final = 10_000
 EXPIRES: Final = "x-expires"
 DEAD_LETTER_EXCHANGE: Final = "x-dead-letter-exchange"
 DEAD_LETTER_ROUTING_KEY: Final = "x-dead-letter-routing-key"
@@ -168,6 +170,15 @@ _IN_ORDER: Final[tuple[Option, ...]] = (
         "[goes back](../guides/confirms.md#consumer-timeout); 0: never", applies=_BOTH,
         policy=POLICY_LIMIT,
     ),
+    Option(
+        DEDUPLICATION, _FLAG,
+        "whether [duplicates](../guides/deduplication.md) are dropped", applies=_BOTH,
+    ),
+    Option(
+        CACHE_SIZE, whole(1, SIZE_MAX),
+        f"how many keys it compares with, {CACHE_SIZE_DEFAULT} by default", applies=_BOTH,
+    ),
+    Option(CACHE_TTL, whole(1, MS_MAX), "and for how many ms", applies=_BOTH),
     Option("x-quorum-initial-group-size", _COUNT_FROM_1, _ONE_NODE, applies=_QUORUM),
     Option("x-quorum-target-group-size", _COUNT_FROM_1, _ONE_NODE, applies=_QUORUM),
     Option("x-consumer-disconnected-timeout", whole(0, MS_MAX), _ONE_NODE, applies=_QUORUM),

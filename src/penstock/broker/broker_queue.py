@@ -36,7 +36,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.arguments import decode_arguments, encode_arguments
+from penstock.broker.arguments import CACHE_SIZE_DEFAULT, decode_arguments, encode_arguments
 from penstock.broker.dispatch import DISCARD, Dispatch, Source
 from penstock.broker.turn_budget import TurnBudget
 from penstock.codec.fields import decode_table, encode_table
@@ -46,7 +46,9 @@ from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import Delivery
 from penstock.queues.priority_queue import PriorityQueue
 from penstock.queues.queue_options import QUORUM
+from penstock.routing.exchange_types import CACHE_SIZE, CACHE_TTL, DEDUPLICATION
 from penstock.storage.files.durability import OS
+from penstock.storage.index.key_windows import KeyWindow
 
 FAILED_SLICE: Final = 256  # deliveries that are settled before the turn's budget is looked at
 DEAD_LETTER_STEP_BYTES: Final = 16  # of headers that are decoded and written again, for one step
@@ -431,6 +433,7 @@ class BrokerQueue(QueueOrStream):
             arguments=arguments or {}, owner=owner,
         )  # fmt: skip
         self.amq: AMQQueue = amq
+        self.window: KeyWindow | None = _window_of(amq, arguments or {}, dispatch, is_durable)
         self._dispatch: Dispatch = dispatch
         self._is_delivering: bool = False
         self._failure: Exception | None = None  # of `serve`, raised by the next turn's `deliver`
@@ -649,6 +652,20 @@ class BrokerQueue(QueueOrStream):
             if budget.left <= 0 and budget.is_over():
                 break
         return done
+
+
+def _window_of(
+    amq: AMQQueue, arguments: dict[str, object], dispatch: Dispatch, is_durable: bool
+) -> KeyWindow | None:
+    """Return the keys by which a queue knows duplicates; None: it takes them."""
+    if arguments.get(DEDUPLICATION) is not True:
+        return None
+    size, ttl_ms = arguments.get(CACHE_SIZE, CACHE_SIZE_DEFAULT), arguments.get(CACHE_TTL)
+    assert isinstance(size, int), "it was checked"
+    window = dispatch.engine.windows.of(b"q" + amq.backing.index(0).name)
+    window.is_logged = is_durable
+    window.set_up(size, ttl_ms if isinstance(ttl_ms, int) else None)
+    return window
 
 
 def not_counted(_: int) -> None:

@@ -78,6 +78,7 @@ and ask for the offsets, which are kept as runs.
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
+from hashlib import blake2b
 from typing import Final
 
 from librt.strings import write_i64_be
@@ -118,9 +119,17 @@ from penstock.queues.amq_queue import Plan
 from penstock.queues.amqp_headers import CC, routing_keys_in
 from penstock.queues.queue_options import DROP_HEAD, MS_MAX
 from penstock.queues.raw_fields import PropertiesError, RawEntry, RawProperties
-from penstock.routing.exchange_types import Asked, Kept, RecentHistoryExchange
+from penstock.routing.exchange_types import (
+    CACHE_TTL,
+    Asked,
+    Kept,
+    RecentHistoryExchange,
+    canonical,
+    header_value,
+)
 from penstock.routing.router import ROUTE_STEPS_MAX, RoutedExchange, Router, Walk, Way
 from penstock.storage.files.durability import NONE
+from penstock.storage.index.key_windows import KEY_BYTES, KeyWindow, KeyWindows
 from penstock.storage.parts.transaction import Published, Transaction
 from penstock.storage.store.file_queue_backing import Spool
 
@@ -143,6 +152,8 @@ HAS_EXPIRATION: Final = 0x0100
 HAS_USER_ID: Final = 0x0010
 SPECIAL: Final = HAS_HEADERS | HAS_REPLY_TO | HAS_EXPIRATION | HAS_USER_ID
 HEADERS_IN_FIRST_OCTET: Final = HAS_HEADERS >> 8
+DUPLICATE_HEADER: Final = "x-deduplication-header"
+_DUPLICATE_NAME: Final = b"\x16x-deduplication-header"
 REPLY_TO: Final = b"amq.rabbitmq.reply-to"
 BCC: Final = b"BCC"
 ACK: Final = b"\x00\x3c\x00\x50"  # class 60, method 80
@@ -209,9 +220,12 @@ class Confirms:
 
 class PublishFacts:
     """What a queue must know of a message. ttl_ms: None for no expiration; delay_ms: None for the
-    queue's own. hidden: keys of BCC, which the stored header keeps."""
+    queue's own. hidden: keys of BCC, which the stored header keeps. key: by which duplicates are
+    known, None for none; key_ttl_ms: for how long, None: as the queue or exchange says. windows: of
+    exchanges that are to see the key; seen_lsn: of those that have."""
 
-    __slots__ = ("delay_ms", "hidden", "is_persistent", "priority", "ttl_ms")
+    __slots__ = ("delay_ms", "hidden", "is_persistent", "key", "key_ttl_ms", "priority", "seen_lsn",
+                 "ttl_ms", "windows")  # fmt: skip
 
     def __init__(self) -> None:
         self.is_persistent: bool = False
@@ -219,6 +233,10 @@ class PublishFacts:
         self.ttl_ms: int | None = None
         self.delay_ms: int | None = None
         self.hidden: list[bytes] = []
+        self.key: bytes | None = None
+        self.key_ttl_ms: int | None = None
+        self.windows: list[KeyWindow] = []
+        self.seen_lsn: int = 0
 
     def set_plain(self, info: int) -> None:
         """Set the facts of a message from the result of the scan."""
@@ -344,6 +362,8 @@ class Publisher(Unconfirmed):
         self._is_unconfirmed: bool = False  # the dispatch calls `settle`
         self._on_failed = on_failed
         self.transaction: PublishCollector | None = None
+        self._windows: KeyWindows = vhost.engine.windows
+        self.knows_duplicates: bool = True  # False: it publishes them all
         self.is_sliced: bool = False  # the last run ended before its time
         self.reply_queue: str = ""  # what stands for REPLY_TO in messages of this channel
         self.routes: dict[bytes, Route] = {}  # cached; bounded by the vhost's RouteCaches
@@ -724,6 +744,8 @@ class Publisher(Unconfirmed):
             props = self._with_reply_queue(props)
         if flags & HAS_HEADERS and (route.is_delayed or b"\x07x-delay" in props):
             facts.delay_ms = delay_of(props, is_exchange=route.is_delayed)
+        if flags & HAS_HEADERS and self._windows.is_used and self.knows_duplicates:
+            facts.key, facts.key_ttl_ms = key_of(props)
         return props
 
     def finish_routing(self, routing: Routing) -> bool:
@@ -750,13 +772,17 @@ class Publisher(Unconfirmed):
         self._count_way(routing.route)
         targets = routing.targets = targets_of(self.vhost, walk.queues)
         targets.histories, targets.is_by_chance = walk.histories, walk.is_by_chance
+        routing.facts.windows, routing.facts.seen_lsn = walk.windows, walk.seen_lsn
         return True
 
     def _walk(self, routing: Routing, way: Way) -> Walk:
         """Begin to route a message by its headers."""
         properties = BasicProperties.decode(routing.props)
         keys = _asked_by(routing).keys
-        return Walk(self.vhost.router, way, keys, properties.headers, properties)
+        walk = Walk(self.vhost.router, way, keys, properties.headers, properties)
+        if routing.facts.key is not None:
+            walk.look_for(routing.facts.key, self.vhost.clock.wall_ms())
+        return walk
 
     def _count_way(self, route: Route) -> None:
         """Count what was found behind headers exchanges and is kept in a cached route."""
@@ -783,6 +809,8 @@ class Publisher(Unconfirmed):
             header = HEADERS.with_hidden(header, facts.hidden)
         if self.transaction is not None:
             share_blame(self.vhost, header, len(targets.queues) + len(targets.streams))
+            if facts.key is not None:
+                _check_no_window(targets, facts)
             self.transaction.put(route, targets, header, props, body, facts)
             return
         if targets.histories and spooled is None:
@@ -793,10 +821,10 @@ class Publisher(Unconfirmed):
                 self.return_stored(route, props, spooled)
             elif route.is_mandatory:
                 self.return_message(route, props, body)
-            if self.confirms is not None:
-                self.confirms.published(0)
+            if self.confirms is not None:  # that of a duplicate waits for the first one's
+                self.confirms.published(facts.seen_lsn)
             return
-        if len(queues) == 1 and not streams and spooled is None:
+        if len(queues) == 1 and not streams and spooled is None and facts.key is None:
             self._publish_to(
                 queues[0], header, body, facts.is_persistent, facts.priority, facts.ttl_ms,
                 facts.delay_ms,
@@ -1038,6 +1066,17 @@ def _fan_out(
 ) -> tuple[int, bool]:  # fmt: skip
     size = len(body) if spooled is None else spooled.size
     dead: list[tuple[BrokerQueue, bool]] = []
+    before_lsn = facts.seen_lsn
+    key = facts.key
+    if key is not None:
+        now_ms = vhost.clock.wall_ms()
+        for window in facts.windows:
+            if window.has(key, now_ms):  # since it was routed
+                return window.lsn, False
+        for queue in queues:
+            if queue.window is not None and queue.window.has(key, now_ms):
+                before_lsn = max(before_lsn, queue.window.lsn)  # which may not be settled yet
+        queues = _those_without(queues, key, now_ms)
     shared = _those_that_take_it(queues, size, facts, dead) if may_refuse else queues
     if spooled is not None and _has_dead_letters(dead):
         whole = whole_body(vhost, spooled)
@@ -1045,27 +1084,41 @@ def _fan_out(
         engine.own_body(spooled)
         try:
             with engine.share(engine.share_of(whole, len(dead) + 1), owned=spooled):
-                return _send(vhost, shared, streams, header, body, facts, spooled, whole, dead)
+                return _send(
+                    vhost, shared, streams, header, body, facts, spooled, whole, dead, before_lsn
+                )
         finally:
             engine.disown_body(spooled)
-    whole = body if spooled is None or not streams else whole_body(vhost, spooled)
-    return _send(vhost, shared, streams, header, body, facts, spooled, whole, dead)
+    is_joined = len(streams) > 0 or facts.key is not None
+    whole = body if spooled is None or not is_joined else whole_body(vhost, spooled)
+    return _send(vhost, shared, streams, header, body, facts, spooled, whole, dead, before_lsn)
 
 
 def _send(
     vhost: VHost, shared: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
     body: bytes, facts: PublishFacts, spooled: QueuedMessage | None, whole: bytes,
-    dead: list[tuple[BrokerQueue, bool]],
+    dead: list[tuple[BrokerQueue, bool]], lsn: int,
 ) -> tuple[int, bool]:  # fmt: skip
     """Publish to queues that take the message and to streams, then to those that make a dead letter
-    of it. whole: its body, if a stream or a dead letter needs it. Returns as `fan_out`."""
+    of it. whole: its body, if a stream, a transaction or a dead letter needs it. lsn: that the
+    message waits for in any case. Returns as `fan_out`."""
     size = len(body) if spooled is None else spooled.size
-    lsn = 0
-    if streams:
+    windows: list[KeyWindow] = []
+    if facts.key is not None:
+        windows = [queue.window for queue in shared if queue.window is not None]
+        if not any(is_full for _, is_full in dead):  # else its publisher sends it again
+            windows += facts.windows
+    logged: list[KeyWindow] = []
+    if streams or windows:
         joined, shared = by_durability(shared, facts)
-        lsn = max(lsn, _append_all(vhost, joined, streams, header, whole, facts))
+        if joined or streams:
+            logged = [window for window in windows if window.is_logged]
+            lsn = max(lsn, _append_all(vhost, joined, streams, header, whole, facts, logged))
     if shared:
         lsn = max(lsn, _publish_shared(vhost, shared, header, body, size, facts, spooled))
+    for window, until_ms in _sightings(vhost, windows, facts):
+        if window not in logged and facts.key is not None:  # a key must not outlive its message
+            window.add(facts.key, until_ms, is_logged=False)
     is_refused = False
     for queue, is_full in dead:  # last: its dead letters may go to the queues that had room
         mode = vhost.mode if facts.is_persistent and queue.is_durable else NONE
@@ -1164,15 +1217,18 @@ def _publish_shared(
 
 def _append_all(
     vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
-    body: bytes, facts: PublishFacts,
+    body: bytes, facts: PublishFacts, windows: list[KeyWindow],
 ) -> int:  # fmt: skip
-    """Publish with one record to streams and durable queues; return its LSN."""
+    """Publish with one record to streams and durable queues, and have windows see its key; return
+    the LSN."""
     vhost.dispatch.schedule()
-    if not queues and len(streams) == 1:
+    if not queues and len(streams) == 1 and not windows:
         return streams[0].append(header, body, vhost.mode)
     transaction = vhost.engine.begin()
     planned: list[Planned] = []
     try:
+        for window, until_ms in _sightings(vhost, windows, facts):
+            transaction.see(window, facts.key or b"", until_ms)
         plan_all(transaction, queues, header, body, facts, planned)
         for stream in streams:
             stream.begin_append(transaction, header, body)
@@ -1191,6 +1247,35 @@ def _append_all(
     for stream in streams:
         stream.published += 1
     return lsn
+
+
+def _sightings(
+    vhost: VHost, windows: list[KeyWindow], facts: PublishFacts
+) -> list[tuple[KeyWindow, int]]:
+    """Return each window with the time until which it is to know the key of the message."""
+    if not windows:
+        return []
+    now_ms = vhost.clock.wall_ms()
+    for window in windows:
+        window.forget_past(now_ms)
+    return [(window, window.until_ms(now_ms, facts.key_ttl_ms)) for window in windows]
+
+
+def _those_without(queues: list[BrokerQueue], key: bytes, now_ms: int) -> list[BrokerQueue]:
+    """Return the queues that have not seen the key."""
+    return [one for one in queues if one.window is None or not one.window.has(key, now_ms)]
+
+
+def _check_no_window(targets: Targets, facts: PublishFacts) -> None:
+    """Raise ChannelError 406 if a message in a transaction goes where duplicates are dropped:
+    whether it is one could only be said at the commit."""
+    named = [queue.name for queue in targets.queues if queue.window is not None]
+    if named or facts.windows:
+        what = f"queue '{named[0]}'" if named else "an exchange"
+        raise refused(
+            f"{what} drops duplicates, which a transaction (tx.select) cannot: expected no header "
+            f"{DUPLICATE_HEADER}, or confirms (confirm.select) instead"
+        )
 
 
 def plan_all(
@@ -1290,6 +1375,20 @@ def delay_of(props: bytes, *, is_exchange: bool) -> int | None:
             return None
         raise refused(f"invalid header x-delay {given!r}: expected ms, at most {DELAY_MS_MAX}")
     return max(given, 0)
+
+
+def key_of(props: bytes) -> tuple[bytes | None, int | None]:
+    """Return the key by which duplicates are known, and for how many ms the message asks to be;
+    None: it has no such header, or asks for nothing."""
+    if _DUPLICATE_NAME not in props:
+        return None, None
+    headers = BasicProperties.decode(props).headers or {}
+    value, ttl_ms = headers.get(DUPLICATE_HEADER), headers.get(CACHE_TTL)
+    if value is None:
+        return None, None
+    if type(ttl_ms) is not int or ttl_ms < 0 or ttl_ms > MS_MAX:
+        ttl_ms = None
+    return blake2b(canonical(header_value(value)), digest_size=KEY_BYTES).digest(), ttl_ms
 
 
 def with_reply_to(props: bytes, reply_to: str) -> bytes:

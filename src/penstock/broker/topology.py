@@ -42,6 +42,7 @@ from penstock.routing.exchange_types import (
     TYPES,
     Asked,
     Binding,
+    DeduplicatedExchange,
     not_counted,
 )
 from penstock.routing.router import ROUTE_STEPS_MAX, Router, Walk, Way
@@ -138,6 +139,11 @@ class Topology:
     def _add(self, exchange: Exchange) -> None:
         if exchange.name:  # the router knows the default one by itself
             self.router.declare(exchange.name, exchange.type, exchange.arguments)
+            found = self.router.find(exchange.name)
+            if found is not None and isinstance(found.type, DeduplicatedExchange):
+                window = found.type.window = self._engine.windows.of(b"e" + _bytes(exchange.name))
+                window.is_logged = exchange.durable
+                window.set_up(found.type.size, found.type.ttl_ms)
         self.exchanges[exchange.name] = exchange
         if self._policies is not None and not self._policies.is_empty:
             self.apply_policies(exchange.name)
@@ -337,6 +343,7 @@ class Topology:
             self._forget(name)
 
     def _forget(self, name: str) -> None:
+        self._engine.windows.delete(b"e" + _bytes(name))
         self.router.delete(name)
         exchange = self.exchanges.pop(name)
         self._exchange_bytes -= exchange.held_bytes

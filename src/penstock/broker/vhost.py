@@ -528,6 +528,7 @@ class VHost(QueueOwner[BrokerQueue]):
 
     def _count_usage(self) -> None:
         now = self.usage.counted_bytes(self.topology_bytes) + self.usage.transaction_bytes
+        now += self.engine.windows.held_bytes
         if now != self._usage_bytes:
             self.add_other(now - self._usage_bytes)
             self._usage_bytes = now

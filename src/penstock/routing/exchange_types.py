@@ -12,6 +12,7 @@ same name. Each type keeps its bindings in the form in which it finds them:
     x-random            targets; chance selects one (x-local-random: the same on one node)
     x-recent-history    as fanout, and the last messages, which the next binding gets
     x-delayed-message   the type that x-delayed-type names; the delay is the vhost's
+    x-message-deduplication   as fanout, but for messages whose key it has seen
 
 A message may have several keys (its own, and those of its CC and BCC headers); a target is selected
 if any of them selects it. Every type must find exactly what the present bindings say, in whatever
@@ -76,6 +77,7 @@ from penstock.codec.fields import decode_table, encode_table
 from penstock.codec.properties import BasicProperties
 from penstock.errors import COMMAND_INVALID, PRECONDITION_FAILED, AMQPConnectionError, ChannelError
 from penstock.native import mypyc_attr
+from penstock.storage.index.key_windows import SIZE_MAX, KeyWindow
 
 STAR: Final = "*"
 HASH: Final = "#"
@@ -319,7 +321,8 @@ class Asked:
     answer beside targets: histories that are to have the message, and is_by_chance, whether the
     next message like it may go elsewhere."""
 
-    __slots__ = ("_given", "headers", "histories", "is_by_chance", "keys", "properties", "steps")
+    __slots__ = ("_given", "headers", "histories", "is_by_chance", "key", "keys", "now_ms",
+                 "properties", "seen_lsn", "steps", "windows")  # fmt: skip
 
     def __init__(
         self, keys: list[str], headers: dict[str, object] | None, steps: int = SLICE_STEPS
@@ -330,6 +333,10 @@ class Asked:
         self.steps: int = steps
         self.histories: list[RecentHistoryExchange] = []
         self.is_by_chance: bool = False
+        self.key: bytes | None = None  # by which duplicates are known; None: it is no duplicate
+        self.now_ms: int = 0
+        self.windows: list[KeyWindow] = []  # that are to see the key
+        self.seen_lsn: int = 0  # of the windows that have seen it
         self._given: dict[str, object] | None = None
 
     def given(self) -> dict[str, object]:
@@ -426,6 +433,9 @@ RANDOM: Final = "x-random"
 LOCAL_RANDOM: Final = "x-local-random"
 RECENT_HISTORY: Final = "x-recent-history"
 
+DEDUPLICATION: Final = "x-message-deduplication"
+CACHE_SIZE: Final = "x-cache-size"
+CACHE_TTL: Final = "x-cache-ttl"
 HASH_HEADER: Final = "hash-header"
 HASH_PROPERTY: Final = "hash-property"
 HASH_PROPERTIES: Final = ("correlation_id", "message_id", "timestamp")
@@ -789,7 +799,7 @@ class ConsistentHashExchange(ExchangeType):
             return _name_bytes(asked.keys[0])
         if value is None:
             return b""
-        return _name_bytes(value) if isinstance(value, str) else _canonical(value)
+        return _name_bytes(value) if isinstance(value, str) else canonical(value)
 
 
 HASHES: Final = 1 << 64
@@ -886,6 +896,50 @@ class RecentHistoryExchange(FanoutExchange):
             self._count("", self._bytes - before)
 
 
+class DeduplicatedExchange(ExchangeType):
+    """Selects as `inner` does, but nothing for a message whose key the window has seen. The owner
+    sets the window, and has it see the keys of what is published."""
+
+    is_per_message = True
+
+    def __init__(self, inner: ExchangeType) -> None:
+        self.inner: ExchangeType = inner
+        self.window: KeyWindow = KeyWindow(b"")
+        self.size: int = 0
+        self.ttl_ms: int | None = None
+
+    def configure(self, arguments: dict[str, object], chance: Random) -> None:
+        size, ttl_ms = arguments.get(CACHE_SIZE), arguments.get(CACHE_TTL)
+        if type(size) is not int or not 1 <= size <= SIZE_MAX:
+            text = f"'{CACHE_SIZE}' must be an integer from 1 to {SIZE_MAX}"
+            raise _wrong(f"Invalid argument {size!r}, {text}")
+        if ttl_ms is not None and (type(ttl_ms) is not int or ttl_ms < 1):
+            raise _wrong(f"Invalid argument {ttl_ms!r}, '{CACHE_TTL}' must be ms, from 1")
+        self.size = size
+        self.ttl_ms = ttl_ms if isinstance(ttl_ms, int) else None
+        self.inner.configure(arguments, chance)
+
+    def count_with(self, count: Callable[[str, int], None]) -> None:
+        self.inner.count_with(count)
+
+    def held(self) -> dict[str, int]:
+        return self.inner.held()
+
+    def bind(self, binding: Binding) -> None:
+        self.inner.bind(binding)
+
+    def unbind(self, binding: Binding) -> None:
+        self.inner.unbind(binding)
+
+    def select(self, asked: Asked, found: dict[str, int]) -> Rest | None:
+        if asked.key is not None:
+            if self.window.has(asked.key, asked.now_ms):
+                asked.seen_lsn = max(asked.seen_lsn, self.window.lsn)
+                return None
+            asked.windows.append(self.window)
+        return self.inner.select(asked, found)
+
+
 # A new type is added here, and nowhere else.
 _TYPES: Final[dict[str, Callable[[], ExchangeType]]] = {
     DIRECT: DirectExchange,
@@ -898,7 +952,7 @@ _TYPES: Final[dict[str, Callable[[], ExchangeType]]] = {
     LOCAL_RANDOM: RandomExchange,
     RECENT_HISTORY: RecentHistoryExchange,
 }
-TYPES: Final = (*_TYPES, DELAYED)
+TYPES: Final = (*_TYPES, DELAYED, DEDUPLICATION)
 
 
 def make_exchange_type(
@@ -914,10 +968,15 @@ def make_exchange_type(
             text = "Invalid argument, 'x-delayed-type' must be an existing exchange type"
             raise ChannelError(PRECONDITION_FAILED, text)
         name = inner
+    is_deduplicated = name == DEDUPLICATION or arguments.get(DEDUPLICATION) is True
+    if name == DEDUPLICATION:
+        name = FANOUT
     make = _TYPES.get(name)
     if make is None:
         raise AMQPConnectionError(COMMAND_INVALID, f"unknown exchange type '{name}'")
     made = make()
+    if is_deduplicated:
+        made = DeduplicatedExchange(made)
     made.configure(arguments, chance or Random(0))
     return made
 
@@ -944,9 +1003,9 @@ def comparable(value: object) -> object:
     if isinstance(value, bool):
         return ("bool", value)
     if isinstance(value, dict):
-        return ("table", _digest(_canonical(value)))
+        return ("table", _digest(canonical(value)))
     if isinstance(value, list | tuple):
-        return ("array", _digest(_canonical(value)))
+        return ("array", _digest(canonical(value)))
     if isinstance(value, bytearray):
         value = bytes(value)
     return (type(value).__name__, value)
@@ -956,24 +1015,25 @@ def _identity_of(arguments: dict[str, object]) -> bytes:
     """Return bytes that are equal exactly for arguments with equal `comparable` values."""
     if not arguments:
         return b""
-    return _digest(_canonical(arguments))
+    return _digest(canonical(arguments))
 
 
 def _digest(text: bytes) -> bytes:
     return text if len(text) <= DIGEST_BYTES else blake2b(text, digest_size=DIGEST_BYTES).digest()
 
 
-def _canonical(value: object) -> bytes:
-    """Return the value as bytes: its kind, the length, the value."""
+def canonical(value: object) -> bytes:
+    """Return the value as bytes, equal exactly for equal values: its kind, the length, the
+    value."""
     if isinstance(value, dict):
         parts = [
-            _canonical(name) + _canonical(value[name]) for name in sorted(value, key=_name_bytes)
+            canonical(name) + canonical(value[name]) for name in sorted(value, key=_name_bytes)
         ]
         return _framed(b"table", b"".join(parts))
     if isinstance(value, list | tuple):
         if PLAIN_TYPES.issuperset(map(type, value)):
             return _framed(b"plain", repr(list(value)).encode())
-        return _framed(b"array", b"".join([_canonical(inner) for inner in value]))
+        return _framed(b"array", b"".join([canonical(inner) for inner in value]))
     if isinstance(value, str):
         return _framed(b"str", _name_bytes(value))
     if isinstance(value, bytes | bytearray):

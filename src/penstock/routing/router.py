@@ -43,12 +43,14 @@ from penstock.routing.exchange_types import (
     TARGETS_PER_STEP,
     Asked,
     Binding,
+    DeduplicatedExchange,
     ExchangeType,
     RecentHistoryExchange,
     Rest,
     TopicExchange,
     make_exchange_type,
 )
+from penstock.storage.index.key_windows import KeyWindow
 
 WAYS_MAX: Final = 64  # behind headers exchanges, kept with one Way
 EXCHANGE_STEPS: Final = 2  # of passing an exchange, beside what its type does
@@ -220,6 +222,20 @@ class Walk:
         self._waiting: list[RoutedExchange] = []
         self._now: Selecting | None = None
         self._selected: list[str] = []
+
+    def look_for(self, key: bytes, now_ms: int) -> None:
+        """Look for duplicates by this key, before the first `advance`."""
+        self._asked.key, self._asked.now_ms = key, now_ms
+
+    @property
+    def windows(self) -> list[KeyWindow]:
+        """Return those of exchanges that are to see the key."""
+        return self._asked.windows
+
+    @property
+    def seen_lsn(self) -> int:
+        """Return the LSN of those that have seen it before."""
+        return self._asked.seen_lsn
 
     @property
     def histories(self) -> list[RecentHistoryExchange]:
@@ -516,6 +532,8 @@ class Router:
         """Return the messages that an exchange keeps for new bindings, if it is of that type."""
         found = self._exchanges.get(exchange)
         kind = None if found is None else found.type
+        if isinstance(kind, DeduplicatedExchange):
+            kind = kind.inner
         return kind if isinstance(kind, RecentHistoryExchange) else None
 
     def find(self, name: str) -> RoutedExchange | None:

@@ -52,10 +52,11 @@ from penstock.errors import (
 )
 from penstock.message import Entry, Placement, QueuedMessage, SharedBody, Sharing
 from penstock.storage.files.data_directory import placed, vhost_number
-from penstock.storage.files.durability import DISK, NONE
+from penstock.storage.files.durability import DISK, NONE, OS
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.files.holder import DictHolder
 from penstock.storage.files.options import StorageOptions
+from penstock.storage.index.key_windows import KeyWindows
 from penstock.storage.index.queue_index import QueueIndex, check_targets, store_refs
 from penstock.storage.index.routing_table import DurableQueue, RoutingTable
 from penstock.storage.journal import recovery
@@ -70,6 +71,7 @@ from penstock.storage.journal.record_types import (
     Publish,
     Purge,
     Requeue,
+    Seen,
     TopologyChange,
 )
 from penstock.storage.journal.state import StorageState
@@ -697,6 +699,16 @@ class StorageEngine:
         """Return a new transaction over any number of queues of this vhost."""
         self.check()
         return Transaction(self.journal, self.placement)
+
+    @property
+    def windows(self) -> KeyWindows:
+        """The keys that queues and exchanges have seen."""
+        return self.state.windows
+
+    def see(self, name: bytes, key: bytes, until_ms: int, mode: int = OS) -> int:
+        """Have a window see a key; return the LSN of the record. A message with it comes in a
+        transaction, which does the same (`Transaction.see`)."""
+        return self.journal.commit([Seen(name, key, until_ms)], mode)
 
     # ---- time ----------------------------------------------------------------------------------
 

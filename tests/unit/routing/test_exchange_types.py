@@ -25,7 +25,7 @@ from penstock.routing.exchange_types import (
 )
 
 ONE_OF_ALL = ("x-consistent-hash", "x-modulus-hash", "x-random", "x-local-random")
-DELAYED_AS: dict[str, object] = {"x-delayed-type": "topic"}
+DELAYED_AS: dict[str, object] = {"x-delayed-type": "topic", "x-cache-size": 9}
 
 
 def selected(

@@ -57,6 +57,7 @@ EXAMPLES: dict[str, tuple[int, int, int, bytes]] = {
         record.READER_OFFSET, 0, 0,
         record.reader_data(6, 42, record.NOT_KEPT, 1_700_000_000_000, b"reader"),
     ),
+    "seen": (record.SEEN, 0, 0, record.seen_data(1_700_000_060_000, b"0123456789abcdef", b"qname")),
     "lease": (
         record.LEASE, record.LEASED, 2,
         record.lease_data(

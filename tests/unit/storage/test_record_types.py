@@ -87,6 +87,9 @@ class Calls(LogState):
     def apply_reader(self, found: record.ReaderData, flags: int) -> None:
         self.names.append("apply_reader")
 
+    def apply_seen(self, lsn: int, name: bytes, key: bytes, until_ms: int) -> None:
+        self.names.append("apply_seen")
+
     def apply_lease(self, lsn: int, found: record.LeaseData, flags: int) -> None:
         self.names.append("apply_lease")
 

@@ -377,6 +377,7 @@ class BatchRouter:
         self.vhost: VHost = vhost
         self._target = target
         self._publisher = Publisher(vhost, operator, 0, Output(vhost.dispatch, FRAME_MAX))
+        self._publisher.knows_duplicates = False  # each row comes once anyway
         self._meta: bytes | None = None
         self._way: BatchRoute | None = None
         self.streams: dict[BrokerStream, None] = {}

@@ -125,6 +125,13 @@ def delete_exchange(name: bytes) -> bytes:
     return bytes((DELETE_EXCHANGE,)) + _short(name)
 
 
+def name_of(data: bytes) -> bytes:
+    """Return the name that a record of one exchange or queue begins with."""
+    reader = _TopologyReader(data)
+    reader.byte()
+    return reader.short()
+
+
 def set_parameter(component: bytes, name: bytes, value: bytes) -> bytes:
     """Return the record that sets a parameter, such as a policy."""
     return bytes((SET_PARAMETER,)) + _short(component) + _short(name) + _long(value)

@@ -22,6 +22,7 @@
         reader       offset 8 | kept from 8 (all ones: none) | time (ms) 8 | name length 2 | name
       7 LEASE        what one reader has leased of a queue (leases.py)
       8 BATCH        the last batch of one query (batches.py)
+      9 WINDOW       the keys that a queue or an exchange has seen (key_windows.py)
       0 END          number of sections before it 4
     CURRENT          "checkpoint-<n> <crc of that text, 8 hex digits>"
 
@@ -70,6 +71,7 @@ from penstock.message import Entry, QueuedMessage, seq_of
 from penstock.storage.files.data_directory import sync_dir, write_small
 from penstock.storage.files.filesystem import FileSystem, sync_closed
 from penstock.storage.files.holder import unwritten
+from penstock.storage.index.key_windows import KeyWindow
 from penstock.storage.index.queue_index import IndexSegment, QueueIndex, Section, SectionRow
 from penstock.storage.journal.journal import Journal
 from penstock.storage.log.record import NOT_KEPT
@@ -92,7 +94,8 @@ REAPING: Final = 5
 STREAM: Final = 6
 LEASE: Final = 7
 BATCH: Final = 8
-KINDS_MAX: Final = BATCH
+WINDOW: Final = 9
+KINDS_MAX: Final = WINDOW
 IDLE: Final = "idle"
 SLICES: Final = "slices"
 SYNC: Final = "sync"
@@ -153,6 +156,7 @@ class Manifest:
     streams: dict[int, StreamSection] = field(default_factory=dict)
     leases: list[bytes] = field(default_factory=list)
     batches: list[bytes] = field(default_factory=list)
+    windows: list[bytes] = field(default_factory=list)
 
 
 def encode_topology(records: list[bytes]) -> bytes:
@@ -220,7 +224,7 @@ def encode_stream(number: int, section: StreamSection) -> bytes:
 def encode_sections(
     head: CheckpointHead, topology: list[bytes], queues: list[bytes], store: list[bytes],
     reaping: dict[tuple[int, int], bytearray], streams: Iterable[tuple[int, StreamSection]],
-    leases: list[bytes], batches: list[bytes],
+    leases: list[bytes], batches: list[bytes], windows: list[bytes],
 ) -> list[tuple[int, bytes]]:  # fmt: skip
     """Return the sections (kind, data) of a checkpoint, in their order. queues: see
     `encode_queue`."""
@@ -233,6 +237,7 @@ def encode_sections(
         *((STREAM, encode_stream(*stream)) for stream in streams),
         *((LEASE, data) for data in leases),
         *((BATCH, data) for data in batches),
+        *((WINDOW, data) for data in windows),
     ]
 
 
@@ -355,6 +360,8 @@ def apply_section(manifest: Manifest, kind: int, data: bytes) -> None:
         manifest.leases.append(data)
     elif kind == BATCH:
         manifest.batches.append(data)
+    elif kind == WINDOW:
+        manifest.windows.append(data)
     else:
         raise ValueError("unknown kind")
 
@@ -517,6 +524,7 @@ class Checkpointer:
         self._streams: list[tuple[int, StreamSection]] = []
         self._leases: list[bytes] = []
         self._batches: list[bytes] = []
+        self._windows: list[tuple[KeyWindow, int]] = []
         self.dead_staged: list[tuple[str, str]] = []
         self._deleted_streams: list[StoredStream] = []
         self._data_is_synced = False
@@ -550,6 +558,7 @@ class Checkpointer:
         self._streams = state.streams.capture()
         self._leases = state.leases.capture()
         self._batches = state.batches.capture()
+        self._windows = state.windows.capture()
         self.dead_staged, state.batches.dead = state.batches.dead, []
         self._deleted_streams, state.streams.deleted = state.streams.deleted, []
         self._reaping = dict(state.reaping)
@@ -698,7 +707,7 @@ class Checkpointer:
         self._encoded = encode_sections(
             self._head, state.routing.capture(), self._sections,
             [s.encode() for s in self._states], self._reaping, self._streams, self._leases,
-            self._batches,
+            self._batches, [window.encode(added) for window, added in self._windows],
         )  # fmt: skip
         for small in self._small:
             for seq, row in small.fresh:

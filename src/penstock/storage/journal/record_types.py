@@ -132,6 +132,10 @@ class LogState(ABC):
         """Set how far a named reader of a stream is, or forget it."""
 
     @abstractmethod
+    def apply_seen(self, lsn: int, name: bytes, key: bytes, until_ms: int) -> None:
+        """Note that the window of this name has seen a key."""
+
+    @abstractmethod
     def apply_lease(self, lsn: int, found: LeaseData, flags: int) -> None:
         """Change what a reader has leased of a queue."""
 
@@ -474,6 +478,28 @@ class Append(LogOperation):
 
 
 @mypyc_attr(acyclic=True)
+class Seen(LogOperation):
+    """SEEN: a queue or an exchange has seen the key of a message, which is in the same record."""
+
+    def __init__(self, name: bytes, key: bytes, until_ms: int) -> None:
+        self.name: bytes = name
+        self.key: bytes = key
+        self.until_ms: int = until_ms
+
+    def encode(self) -> Op:
+        return Op(record.SEEN, 0, 0, record.seen_data(self.until_ms, self.key, self.name))
+
+    def apply(self, state: LogState, at: AppliedRecord) -> None:
+        state.apply_seen(at.lsn, self.name, self.key, self.until_ms)
+
+    def contents(self) -> "list[Publish | Append]":
+        return []
+
+    def text(self) -> str:
+        return f"window {self.name!r} key {self.key.hex()} until {self.until_ms}"
+
+
+@mypyc_attr(acyclic=True)
 class ReaderOffsetChange(LogOperation):
     """READER_OFFSET: the offset of a named reader of a stream, or that it is forgotten."""
 
@@ -731,6 +757,11 @@ def _decode_tx_slice(op: Op) -> LogOperation:
     return TxSlice(found.transaction, found.part_lsn, found.first_seqs)
 
 
+def _decode_seen(op: Op) -> LogOperation:
+    until_ms, key, name = record.decode_seen(op.data)
+    return Seen(name, key, until_ms)
+
+
 def _stored_by_none(op: Op) -> list[StoredBody]:
     return []
 
@@ -785,6 +816,7 @@ RECORD_TYPES: Final[list[RecordType]] = [
     RecordType(record.STREAM, Append, _decode_stream, _stored_by_none),
     RecordType(record.BATCH, BatchChange, _decode_batch, _stored_by_none),
     RecordType(record.TX_SLICE, TxSlice, _decode_tx_slice, _stored_by_none),
+    RecordType(record.SEEN, Seen, _decode_seen, _stored_by_none),
 ]
 
 

@@ -246,6 +246,7 @@ def _load_state(state: StorageState, manifest: Manifest) -> None:
     state.reaping = manifest.reaping
     _load_leases(state, manifest)
     _load_batches(state, manifest)
+    _load_windows(state, manifest)
     if any(number not in state.queues for number, _ in state.reaping):
         _load_dying(state)
 
@@ -290,6 +291,15 @@ def _load_batches(state: StorageState, manifest: Manifest) -> None:
         state.batches.by_query[batch.query] = batch
         if not batch.is_done:
             state.streams.hold(batch)
+
+
+def _load_windows(state: StorageState, manifest: Manifest) -> None:
+    for data in manifest.windows:
+        try:
+            state.windows.restore(data)
+        except (ValueError, struct.error) as error:
+            where = f"{state.path}/checkpoint-{manifest.number}"
+            raise CorruptionError(where, 0, str(error)) from error
 
 
 def _load_dying(state: StorageState) -> None:

@@ -24,9 +24,15 @@ from penstock.storage.files.data_directory import hash_name
 from penstock.storage.files.durability import DISK, NONE
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.files.holder import unwritten
+from penstock.storage.index.key_windows import KeyWindows
 from penstock.storage.index.leases import LeaseTable
 from penstock.storage.index.queue_index import Departed, QueueIndex, Ticks
-from penstock.storage.index.routing_table import DurableQueue, RoutingTable
+from penstock.storage.index.routing_table import (
+    DELETE_EXCHANGE,
+    DurableQueue,
+    RoutingTable,
+    name_of,
+)
 from penstock.storage.journal.record_types import (
     AppliedRecord,
     LogState,
@@ -81,6 +87,7 @@ class StorageState(LogState):
         self.deleted: list[QueueIndex] = []  # the next checkpoint deletes their directories
         self.streams: StreamTable = StreamTable(fs, path)
         self.leases: LeaseTable = LeaseTable()
+        self.windows: KeyWindows = KeyWindows()
         self.batches: BatchTable = BatchTable()
         # In replay: (file, id) of missing bodies -> references to them.
         self.missing_bodies: dict[tuple[int, int], int] = {}
@@ -124,6 +131,8 @@ class StorageState(LogState):
         """Apply a record of the RoutingTable, and add a declared queue or stream."""
         known = len(self.routing.queues)
         self.routing.apply(data)
+        if data[0] == DELETE_EXCHANGE:
+            self.windows.delete(b"e" + name_of(data))
         if len(self.routing.queues) != known:
             last: DurableQueue = next(reversed(self.routing.queues.values()))
             if last.flags & STREAM_FLAG:
@@ -148,11 +157,15 @@ class StorageState(LogState):
         self._apply_leased(self.leases.delete(queue.number), is_leased=False)
         self.purge(lsn, queue, queue.next_seq, [])
         self.routing.delete_queue(queue.number)
+        self.windows.delete(b"q" + queue.name)
         del self.queues[queue.number]
         if any(number == queue.number for number, _ in self.reaping):
             self.dying[queue.number] = queue
         else:
             self.deleted.append(queue)
+
+    def apply_seen(self, lsn: int, name: bytes, key: bytes, until_ms: int) -> None:
+        self.windows.of(name).add(key, until_ms, lsn=lsn)
 
     def apply_lease(self, lsn: int, found: LeaseData, flags: int) -> None:
         """Lease live messages to a reader, or make them ready again. What a reader commits is

@@ -41,6 +41,7 @@ Data by type; "n x" repeats `count` times, "s x" repeats s times:
                  IN_STORE 4, latest time (s) 4)
                  flags LEASED: the ordinal of its first message, and what it takes. COMMITTED,
                  RELEASED: all below the ordinal; the runs are those of a slice that it parts
+    SEEN         until (ms) 8 | key 16 | name of the window (key_windows.py)
     BATCH        batch 8 | length of the query 2 | query | by its flags more (batches.py)
 
 All big-endian. In a TX_PART a PUBLISH has ordinals where it has seqs elsewhere, and a STREAM where
@@ -84,15 +85,16 @@ READER_OFFSET: Final = 14
 STREAM: Final = 15
 BATCH: Final = 16
 TX_SLICE: Final = 17
+SEEN: Final = 18
 
 TYPE_NAMES: Final[dict[int, str]] = {
     NOP: "NOP", PUBLISH: "PUBLISH", DEQUEUE: "DEQUEUE", MOVE: "MOVE", REQUEUE: "REQUEUE",
     MARK: "MARK", PURGE: "PURGE", DELETE_QUEUE: "DELETE_QUEUE", TOPOLOGY: "TOPOLOGY", TX: "TX",
     TX_PART: "TX_PART", TX_COMMIT: "TX_COMMIT", RELEASE: "RELEASE", LEASE: "LEASE",
     READER_OFFSET: "READER_OFFSET", STREAM: "STREAM", BATCH: "BATCH",
-    TX_SLICE: "TX_SLICE",
+    TX_SLICE: "TX_SLICE", SEEN: "SEEN",
 }  # fmt: skip
-KNOWN_TYPES_MAX: Final = TX_SLICE  # types above it are reserved; record_types.py has the table
+KNOWN_TYPES_MAX: Final = SEEN  # types above it are reserved; record_types.py has the table
 
 # Flags of PUBLISH and MOVE.
 IN_STORE: Final = 1  # the body is in the MessageStore, not in the record
@@ -129,6 +131,7 @@ _RELEASE: Final = struct.Struct(">II")
 _STREAM: Final = struct.Struct(">IQQI")
 _READER: Final = struct.Struct(">IQQQ")
 _LEASE: Final = struct.Struct(">IQQH")
+_SEEN: Final = struct.Struct(">Q16s")
 _LEASE_RUN: Final = struct.Struct(">IQIQII")
 LEASE_RUN_BYTES: Final = 32
 
@@ -383,6 +386,14 @@ def reader_data(stream: int, offset: int, kept_from: int, time_ms: int, reader: 
     """Data of a READER_OFFSET: a named reader has read all below `offset`, and retention keeps all
     from `kept_from` on (NOT_KEPT: nothing). Its count is 0."""
     return _READER.pack(stream, offset, kept_from, time_ms) + reader
+
+
+def seen_data(until_ms: int, key: bytes, name: bytes) -> bytes:
+    """Data of a SEEN: the window of this name has seen the key. Its count is 0. ValueError: the key
+    has not 16 bytes."""
+    if len(key) != 16:
+        raise ValueError(f"a key of {len(key)} bytes, expected 16")
+    return _SEEN.pack(until_ms, key) + name
 
 
 def lease_data(
@@ -668,6 +679,13 @@ def decode_reader(data: bytes) -> ReaderData:
     _need("READER_OFFSET", data, 0, _READER.size)
     stream, offset, kept_from, time_ms = _READER.unpack_from(data)
     return ReaderData(stream, offset, kept_from, time_ms, data[_READER.size :])
+
+
+def decode_seen(data: bytes) -> tuple[int, bytes, bytes]:
+    """A SEEN: (until, key, name of the window)."""
+    _need("SEEN", data, 0, _SEEN.size)
+    until_ms, key = _SEEN.unpack_from(data)
+    return until_ms, key, data[_SEEN.size :]
 
 
 def decode_lease(data: bytes, count: int) -> LeaseData:

@@ -37,6 +37,7 @@ from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
 from penstock.errors import DiskFullError, StorageError, TransactionTooLargeError, deleted_error
 from penstock.message import Entry, Placement, QueuedMessage
+from penstock.storage.index.key_windows import KeyWindow
 from penstock.storage.index.queue_index import QueueIndex, check_targets, store_refs
 from penstock.storage.journal.journal import Journal
 from penstock.storage.journal.record_types import (
@@ -47,6 +48,7 @@ from penstock.storage.journal.record_types import (
     LogOperation,
     LogState,
     Publish,
+    Seen,
 )
 from penstock.storage.log import record
 from penstock.storage.log.record import HAS_EXPIRY, PLACE_BYTES, PUBLISH, PUBLISH_FIXED_BYTES
@@ -199,6 +201,7 @@ class Transaction:
         self.appends: list[Appended] = []
         self.dequeues: list[tuple[QueueIndex, list[Entry]]] = []
         self.batch: BatchRecord | None = None
+        self.seen: list[Seen] = []
         self._taken: set[tuple[int, int]] = set()
         self.body_bytes: int = 0
         self.log_bytes: int = 0
@@ -296,6 +299,12 @@ class Transaction:
             raise ValueError(f"batch {batch.number} cannot go on at {page}, {frame}: it is at {at}")
         self.batch = BatchRecord(query, batch.number, batch.time_us, page=page, frame=frame)
         self.log_bytes += 64 + len(query)
+
+    def see(self, window: KeyWindow, key: bytes, until_ms: int) -> None:
+        """Have the window see a key when the transaction commits."""
+        self._check()
+        self.seen.append(Seen(window.name, key, until_ms))
+        self.log_bytes += 64 + len(window.name)
 
     def dequeue(self, queue: QueueIndex, entries: list[Entry]) -> None:
         """Acknowledge entries, ascending by seq, when the transaction commits. ValueError (not
@@ -403,6 +412,9 @@ class Transaction:
             size += len(a.header) + len(a.body)
             self._written_appends += 1
         self._add_appends(part.appends, part.operations, first_seqs, part.counts, is_large=True)
+        if places and self._written == len(self.publishes):
+            part.operations += self.seen
+            self.seen = []
         if places:
             self._log_part(part, mode, names_store=is_named)
             self._parts.append(part)
@@ -550,6 +562,7 @@ class Transaction:
             self._publish(published, operations, first_seqs, counts, is_large=is_large)
         self._add_appends(self.appends, operations, first_seqs, counts, is_large=is_large)
         operations += [dequeue_of(queue, entries) for queue, entries in self.dequeues]
+        operations += self.seen
         return operations
 
     def _add_appends(

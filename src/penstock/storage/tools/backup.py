@@ -298,6 +298,7 @@ class Backup:
         sections = checkpoint.encode_sections(
             head, manifest.topology, queues, manifest.store, manifest.reaping,
             manifest.streams.items(), manifest.leases, manifest.batches,
+            manifest.windows,
         )  # fmt: skip
         # 2 at the least: a first checkpoint without CURRENT would pass for a store never used.
         number = max(manifest.number, 2)

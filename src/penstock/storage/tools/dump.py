@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Iterator
 from penstock.errors import CorruptionError, NotAStoreError, StorageError
 from penstock.fast_crc import crc32
 from penstock.storage.files.filesystem import FileSystem
-from penstock.storage.index import leases
+from penstock.storage.index import key_windows, leases
 from penstock.storage.index.queue_index import IndexSegment, Section
 from penstock.storage.index.queue_segment import (
     HAS_ENTRY,
@@ -624,6 +624,14 @@ def _batches(found: Manifest) -> Iterator[str]:
         yield from section_lines(decode_section(data))
 
 
+def _windows(found: Manifest) -> Iterator[str]:
+    for data in found.windows:
+        window, times = key_windows.decode(data)
+        yield f"window {window.name!r} keys {len(times)}"
+        for key, until_ms in times:
+            yield f"  key {key.hex()} until {until_ms}"
+
+
 # kind -> (name, the lines of a Manifest with one such section)
 _SECTIONS: dict[int, tuple[str, Callable[[Manifest], Iterable[str]]]] = {
     checkpoint.HEAD: ("HEAD", _head),
@@ -634,6 +642,7 @@ _SECTIONS: dict[int, tuple[str, Callable[[Manifest], Iterable[str]]]] = {
     checkpoint.STREAM: ("STREAM", _streams),
     checkpoint.LEASE: ("LEASE", _leases),
     checkpoint.BATCH: ("BATCH", _batches),
+    checkpoint.WINDOW: ("WINDOW", _windows),
 }
 
 

@@ -73,6 +73,7 @@ from penstock.storage.files.durability import DISK, NONE, OS
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.files.offline import Offline, ReadOnlyFileSystem, Vhost
 from penstock.storage.files.options import StorageOptions
+from penstock.storage.index.key_windows import KeyWindows
 from penstock.storage.index.leases import LeaseTable
 from penstock.storage.index.queue_index import QueueIndex, SectionRow, Ticks
 from penstock.storage.index.queue_segment import (
@@ -526,6 +527,7 @@ class SalvagedVhost(LogState):
         self.slots = guess_slots(fs, path)
         self.streams = SalvagedStreams(fs, path, losses)
         self.leases = LeaseTable()
+        self.windows = KeyWindows()
         self.batches = SalvagedBatches(fs, path)
         self._directories = _numbered(fs, path + "/queues")
         self._parts: dict[int, dict[int, list[Op]]] = {}  # transaction -> LSN -> operations
@@ -568,6 +570,8 @@ class SalvagedVhost(LogState):
         for data in manifest.leases:
             self.leases.restore(data)
         self.batches.restore(manifest.batches)
+        for data in manifest.windows:
+            self.windows.restore(data)
         for number, section in manifest.queues.items():
             queue = self.queue(number)
             queue.has_section = True
@@ -675,6 +679,9 @@ class SalvagedVhost(LogState):
 
     def apply_reader(self, found: ReaderData, flags: int) -> None:
         self.streams.set_reader(found, flags)
+
+    def apply_seen(self, lsn: int, name: bytes, key: bytes, until_ms: int) -> None:
+        self.windows.of(name).add(key, until_ms, lsn=lsn)
 
     def apply_lease(self, lsn: int, found: LeaseData, flags: int) -> None:
         """Apply a lease, for what a purge leaves. A lease that cannot be applied is reported."""
@@ -959,6 +966,9 @@ class _VhostSalvage:
             for stream in self._old.streams.streams.values():
                 self._copy_stream(stream)
             self._report_leases()
+            for window in self._old.windows.by_name.values():
+                for key, until_ms in window.keys.items():
+                    new.see(window.name, key, until_ms)
             missing, notes = self._old.batches.copy_into(new)
             self._report.losses += [Problem(at, 0, "the staged page is missing") for at in missing]
             self._report.notes += notes

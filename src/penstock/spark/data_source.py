@@ -79,7 +79,9 @@ class PenstockDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch."""
         from penstock.spark.source import PenstockBatchReader, PenstockFilterReader
+        from penstock.spark.task_worker import keep_imports
 
+        keep_imports()
         options = parse_source_options(self.options, is_streaming=False)
         kind = PenstockFilterReader if options.has_pushdown else PenstockBatchReader
         return kind(options, columns_of(schema))

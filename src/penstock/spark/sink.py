@@ -123,6 +123,7 @@ class RowSink:
             check_sink(self.options)
         else:
             check_target(self.options)
+        keep_imports()
 
     def write(
         self, batches: "Iterator[RecordBatch]", query: str, batch: int
@@ -152,6 +153,7 @@ class RowSink:
         """Publish the batch at the driver, when all tasks have succeeded. query: None if only the
         messages can name it. is_reported: all batches of the query are committed, also those
         without rows. Raises SinkError and BatchConflictError."""
+        keep_imports()
         options = self.options
         if options.delivery != EXACTLY_ONCE:
             return

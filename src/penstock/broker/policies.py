@@ -429,7 +429,7 @@ def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
-SLICE: Final = 16  # queues or exchanges of one step
+SLICE: Final = 4  # queues or exchanges of one step: a millisecond or less
 
 Counts = Counter[tuple[str, str, str]]  # (component, name of the policy, EXCHANGE or QUEUE)
 QUEUE: Final = "queue"

@@ -1,0 +1,189 @@
+"""Policies that come and go over queues in use, against a model written from RabbitMQ's rules.
+
+The model keeps the policies as they were given, the arguments of each queue, and the messages that
+are ready. After each step every queue has the limits, the overflow and the dead letter exchange
+that the model works out from the start, and holds the messages that these leave.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from penstock.errors import ChannelError
+from tests.helpers.operation_rig import OperationRig
+from tests.helpers.vhost_rig import classic
+
+QUEUES: Final = ("a1", "a2", "b1", "b2")
+KINDS: Final = {"a1": "classic", "a2": "quorum", "b1": "classic", "b2": "quorum"}
+LIMITS: Final = st.none() | st.integers(0, 4)
+OVERFLOWS: Final = st.sampled_from((None, "drop-head", "reject-publish"))
+EXCHANGES: Final = st.sampled_from((None, "x", "y"))
+TYPES: Final = {
+    "all": ("classic", "quorum"), "queues": ("classic", "quorum"), "exchanges": (),
+    "classic_queues": ("classic",), "quorum_queues": ("quorum",), "streams": (),
+}  # fmt: skip
+PATTERNS: Final = {
+    "^a": ("a1", "a2"), "1$": ("a1", "b1"), "": QUEUES, "b2": ("b2",), "^1": (),
+}  # fmt: skip
+
+
+@dataclass
+class Given:
+    """A policy as it was set."""
+
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    priority: int
+    definition: dict[str, Any]
+
+
+def lower(*values: int | None) -> int | None:
+    known = [value for value in values if value is not None]
+    return min(known) if known else None
+
+
+class Policies(RuleBasedStateMachine):
+    """See the head of this module."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.rig = OperationRig()
+        self.policies: dict[str, Given] = {}
+        self.operators: dict[str, Given] = {}
+        self.arguments: dict[str, dict[str, Any]] = {}
+        self.ready: dict[str, list[bytes]] = {}
+        self.count = 0
+
+    @rule(
+        name=st.sampled_from("nmo"), pattern=st.sampled_from(sorted(PATTERNS)),
+        apply_to=st.sampled_from(sorted(TYPES)), priority=st.integers(-1, 1), limit=LIMITS,
+        overflow=OVERFLOWS, exchange=EXCHANGES, lazy=st.booleans(), is_operators=st.booleans(),
+    )  # fmt: skip
+    def set_policy(
+        self, name: str, pattern: str, apply_to: str, priority: int, limit: int | None,
+        overflow: str | None, exchange: str | None, lazy: bool, is_operators: bool,
+    ) -> None:  # fmt: skip
+        definition: dict[str, Any] = {"max-length": limit}
+        if not is_operators:
+            definition |= {"overflow": overflow, "dead-letter-exchange": exchange}
+            definition["queue-mode"] = "lazy" if lazy else None  # of classic queues alone
+        definition = {key: value for key, value in definition.items() if value is not None}
+        op = "set_operator_policy" if is_operators else "set_policy"
+        args = {"pattern": pattern, "apply_to": apply_to, "priority": priority}
+        if not definition:
+            assert self.rig.refusal(op, name=name, definition={}, **args).code == 406
+            return
+        self.rig.result(op, name=name, definition=definition, **args)
+        kinds = TYPES[apply_to]
+        if "queue-mode" in definition:
+            kinds = tuple(kind for kind in kinds if kind == "classic")
+        given = Given(PATTERNS[pattern], kinds, priority, definition)
+        (self.operators if is_operators else self.policies)[name] = given
+        self._settle()
+
+    @rule(name=st.sampled_from("nmo"), is_operators=st.booleans())
+    def clear_policy(self, name: str, is_operators: bool) -> None:
+        op = "clear_operator_policy" if is_operators else "clear_policy"
+        known = self.operators if is_operators else self.policies
+        if known.pop(name, None) is None:
+            assert self.rig.refusal(op, name=name).code == 404
+        else:
+            self.rig.result(op, name=name)
+        self._settle()
+
+    @rule(name=st.sampled_from(QUEUES), limit=LIMITS, overflow=OVERFLOWS, exchange=EXCHANGES)
+    def declare(
+        self, name: str, limit: int | None, overflow: str | None, exchange: str | None
+    ) -> None:
+        if name in self.arguments:
+            return
+        given = {
+            "x-max-length": limit, "x-overflow": overflow, "x-dead-letter-exchange": exchange,
+            "x-queue-type": KINDS[name],
+        }  # fmt: skip
+        arguments = {key: value for key, value in given.items() if value is not None}
+        self.rig.result("declare_queue", queue=name, arguments=arguments)
+        self.arguments[name], self.ready[name] = arguments, []
+
+    @rule(name=st.sampled_from(QUEUES))
+    def delete(self, name: str) -> None:
+        if name in self.arguments:
+            self.rig.result("delete_queue", queue=name)
+            del self.arguments[name], self.ready[name]
+
+    @rule(name=st.sampled_from(QUEUES))
+    def publish(self, name: str) -> None:
+        if name not in self.arguments:
+            return
+        self.count += 1
+        body = b"%d" % self.count
+        limit, overflow, _ = self._expected(name)
+        is_refused = (
+            overflow == "reject-publish" and limit is not None and len(self.ready[name]) >= limit
+        )
+        try:
+            self.rig.put(name, body)
+        except ChannelError:
+            assert is_refused
+        else:
+            assert not is_refused
+            self.ready[name].append(body)
+        self._settle()
+
+    @rule(is_in_order=st.booleans())
+    def restart(self, is_in_order: bool) -> None:
+        if not is_in_order:
+            self.rig.fs = self.rig.fs.crash("kept", self.rig.vhost._rng)
+            self.rig.clients = []
+            self.rig.start()
+        else:
+            self.rig.restart()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Time for what is due; the model drops what a limit does not allow."""
+        self.rig.turn()
+        self.rig.tick()
+        for name, bodies in self.ready.items():
+            limit, overflow, _ = self._expected(name)
+            if limit is not None and overflow == "drop-head" and len(bodies) > limit:
+                self.ready[name] = bodies[len(bodies) - limit :]
+
+    def _applied(self, known: dict[str, Given], name: str) -> dict[str, Any]:
+        matching = [
+            (-one.priority, policy, one.definition)
+            for policy, one in known.items()
+            if name in one.names and KINDS[name] in one.kinds
+        ]
+        return min(matching)[2] if matching else {}
+
+    def _expected(self, name: str) -> tuple[int | None, str, str | None]:
+        own = self.arguments[name]
+        policy = self._applied(self.policies, name)
+        operator = self._applied(self.operators, name)
+        limit = lower(own.get("x-max-length"), policy.get("max-length"), operator.get("max-length"))
+        overflows = [own.get("x-overflow"), policy.get("overflow"), "drop-head"]
+        if KINDS[name] == "quorum":
+            overflows[:2] = overflows[1::-1]
+        exchange = own.get("x-dead-letter-exchange", policy.get("dead-letter-exchange"))
+        return limit, next(one for one in overflows if one is not None), exchange
+
+    @invariant()
+    def each_queue_is_as_expected(self) -> None:
+        for name in getattr(self, "arguments", {}):
+            queue = classic(self.rig.vhost.table.find(name))
+            options = queue.amq.options
+            exchange = options.dead_letter_exchange
+            found = options.max_length, options.overflow, exchange and exchange[0]
+            assert found == self._expected(name), name
+            bodies = [d.message.body for d in queue.amq.browse(None, 1000)]
+            assert bodies == self.ready[name], name
+
+    def teardown(self) -> None:
+        if hasattr(self, "rig"):
+            self.rig.vhost.abandon()
+
+
+TestPolicies = Policies.TestCase

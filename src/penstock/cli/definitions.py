@@ -55,10 +55,13 @@ def import_definitions(file: str, leave_out: bool, vhost: str | None, data: str)
     with other properties is left as it is, and listed. If anything is wrong, nothing is imported,
     all that is wrong is listed, and the exit code is 65.
     """
+    import_text(data, text_of(file), vhost, leave_out=leave_out)
+
+
+def import_text(data: str, text: str, vhost: str | None, *, leave_out: bool) -> None:
+    """Import definitions and print what was done. Ends the command with 65 if they are wrong."""
     try:
-        found = ask(
-            data, "import_definitions", vhost, definitions=text_of(file), leave_out=leave_out
-        )
+        found = ask(data, "import_definitions", vhost, definitions=text, leave_out=leave_out)
     except CommandRefusedError as error:
         if error.code != PRECONDITION_FAILED:
             raise

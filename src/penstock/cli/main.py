@@ -179,6 +179,8 @@ VERBS: Final[Mapping[str, Verb]] = {
         name: Verb(module, OPERATIONS[name].help) for module, names in OWN.items() for name in names
     },
     "config_explain": Verb("serve", "Explain an option of the broker; without KEY, list all."),
+    "config_migrate": Verb("rabbitmq_conf", "Make a penstock.toml of a rabbitmq.conf."),
+    "migrate": Verb("rabbitmq", "Move definitions and messages here from another broker."),
     "serve": Verb("serve", "Run the broker."),
     "health_check": Verb("node", "Check that the broker serves; exit code 69 if not."),
     "consume": Verb("queues", "Print messages as they arrive, and acknowledge them."),

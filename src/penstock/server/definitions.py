@@ -71,7 +71,13 @@ from penstock.operation_table import (
     text,
 )
 from penstock.queues.stream_options import STREAM
-from penstock.routing.exchange_types import Binding, make_exchange_type, match_of
+from penstock.routing.exchange_types import (
+    DIRECT,
+    FANOUT,
+    TOPIC,
+    Binding,
+    make_exchange_type,
+)
 
 PROBLEMS_MAX: Final = 100
 RABBITMQ_VERSION: Final = "3.13.0"  # whose form it is; readers decide by it
@@ -457,8 +463,8 @@ def _missing_bindings(
             wrong += [f"{what}: there is no {each}, here or in the definitions" for each in lost]
             continue
         try:
-            if "headers" in (source["type"], source["arguments"].get(DELAYED_TYPE)):
-                match_of(one["arguments"])
+            if source["type"] not in (DIRECT, FANOUT, TOPIC):
+                make_exchange_type(source["type"], source["arguments"]).bind(_binding_of(one))
         except AMQPError as error:
             wrong.append(f"{what}: {_said(error)}")
             continue

@@ -1,4 +1,4 @@
-"""Definitions to RabbitMQ and back: `make conformance` imports in each what the other exported.
+"""Definitions and messages to RabbitMQ and back, by `make conformance`.
 
     RabbitMQ   imports its sample and 2,000 queues, and exports them
     Penstock   imports that, and exports it
@@ -14,6 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from penstock.client.connection import connect
+from penstock.client.migrate import move
+from penstock.codec.properties import BasicProperties
+from penstock.codec.spec import QueueDeclare
 from tests.conformance.compared.rabbitmq import RabbitMQ, is_installed
 from tests.helpers.live_broker import LiveBroker
 
@@ -21,6 +25,7 @@ FILES = Path(__file__).parent.parent.parent / "fixtures" / "definitions"
 SAMPLE = FILES / "rabbitmq.json"
 RECORDED = FILES / "penstock.json"
 QUEUES = 2000
+MESSAGES = 1000
 
 
 def many(n: int) -> dict[str, Any]:
@@ -89,6 +94,38 @@ def through_penstock(at: Path, text: str) -> dict[str, Any]:
     return found
 
 
+def messages_there_and_back(at: Path) -> list[str]:
+    """What is wrong with messages that went from RabbitMQ to Penstock and back."""
+    at.mkdir()
+    wrong: list[str] = []
+    properties = BasicProperties(
+        delivery_mode=2, priority=1, headers={"x-death": [{"count": 1, "queue": "q"}], "n": -5}
+    )
+    with (
+        RabbitMQ(at) as rabbitmq, LiveBroker(at / "penstock") as penstock,
+        connect(rabbitmq.url) as old, connect(penstock.url) as new,
+    ):  # fmt: skip
+        for connection in (old, new):
+            declare = QueueDeclare(queue="q", durable=True)
+            connection.channel().ask(declare).result()
+        channel = old.channel()
+        channel.select_confirms()
+        for i in range(MESSAGES):
+            channel.publish("", "q", b"%d" % i, properties).result()
+        for source, target in ((old, new), (new, old)):
+            moved = move(source, target, "q")
+            counts = (moved.old_before, moved.moved, moved.old_after, moved.new_after)
+            if counts != (MESSAGES, MESSAGES, 0, MESSAGES):
+                wrong.append(f"{moved}")
+        for i in range(MESSAGES):
+            found = channel.get("q", no_ack=True).result()
+            if found is None or (found.body, found.routing_key) != (b"%d" % i, "q"):
+                wrong.append(f"message {i}: {found}")
+            elif found.properties != properties:
+                wrong.append(f"message {i}: {found.properties}")
+    return wrong
+
+
 def main() -> int:
     if not is_installed():
         print("definitions: RabbitMQ is not installed")
@@ -105,13 +142,18 @@ def main() -> int:
         ours = through_penstock(at, json.dumps(theirs))
         back = through_rabbitmq(at / "second", json.dumps(ours))
         through_rabbitmq(at / "third", RECORDED.read_text())
-    wrong = [
+        wrong = messages_there_and_back(at / "messages")
+    wrong += [
         f"{section}: {name}: {sorted({*rows}.symmetric_difference(other))[:4]}"
         for name, document in (("Penstock", ours), ("RabbitMQ after it", back))
         for section, rows in comparable(theirs).items()
         if rows != (other := comparable(document)[section])
     ]
-    print("\n".join(wrong) or f"definitions: {QUEUES} queues went to Penstock and back unchanged")
+    print(
+        "\n".join(wrong)
+        or f"definitions of {QUEUES} queues and {MESSAGES} messages went to "
+        "Penstock and back unchanged"
+    )
     return 1 if wrong else 0
 
 

@@ -532,8 +532,7 @@ class ChannelTransaction(PublishCollector):
 
     def _forget_restarted(self) -> None:
         """Drop acknowledgements in queues that were restarted: their messages are ready again."""
-        # XXX: those of one that restarts between two parts are committed, and ready in RAM.
-        if self._transaction.has_written:
+        if self._transaction.has_written:  # none has restarted since (QueueRestarts)
             return
         is_kept = [not delivered.source.is_deleted for delivered in self._acked]
         if not all(is_kept):

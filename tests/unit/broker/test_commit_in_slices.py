@@ -27,7 +27,7 @@ from penstock.codec.spec import (
     TxSelect,
     TxSelectOk,
 )
-from penstock.errors import ChannelError, DiskFullError
+from penstock.errors import ChannelError, DiskFullError, StoppedError
 from penstock.storage.parts import transaction
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.broker_steps import consuming, declared, deliveries
@@ -205,6 +205,29 @@ def test_acknowledgements_take_effect_in_slices(
     assert at_rest(rig)
     killed(rig)
     assert numbers(rig, "a") == [1000]
+
+
+@pytest.mark.parametrize("mode", ["kept", "lost"])
+@pytest.mark.parametrize("is_decided", [False, True])
+def test_a_queue_that_fails_between_two_parts_ends_the_vhost(
+    rig: BrokerRig, is_decided: bool, mode: str
+) -> None:
+    """What it had ready would be taken by the parts; recovery knows what was decided."""
+    c = acked(rig)
+    if is_decided:
+        c.send(1, TxCommit())
+        half_applied(c, "a")
+    else:
+        begun(c)
+    rig.vhost.engine.sync()
+    with pytest.raises(StoppedError, match="a large transaction is being committed"):
+        rig.vhost.restarts.failed(queue_of(rig, "a"), RuntimeError("a bug"))
+    rig.clients = []
+    rig.fs = rig.fs.crash(mode)
+    rig.start()
+    persistent = [n for n in range(N) if n % 10 != 7]
+    assert numbers(rig, "a") == ([] if is_decided else persistent)
+    assert at_rest(rig)
 
 
 @pytest.mark.parametrize("is_decided", [False, True])

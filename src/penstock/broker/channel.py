@@ -314,13 +314,17 @@ class Unacked:
         return found
 
     def put_back(self, taken: list[tuple[int, Delivered]]) -> None:
-        """Add again what was taken: (delivery tag, delivery)."""
+        """Add again what was taken: (delivery tag, delivery). `sort` follows the last of several
+        such calls, before `take_up_to` or `open_up_to`."""
         self.count += len(taken)
         for delivery_tag, delivered in taken:
             if self._base <= delivery_tag:
                 self._ring[delivery_tag & self._mask] = delivered
             else:
                 self._aside[delivery_tag] = delivered
+
+    def sort(self) -> None:
+        """Put in order what `put_back` has added."""
         self._aside = dict(sorted(self._aside.items()))
 
     def all(self) -> list[Delivered]:
@@ -528,8 +532,7 @@ class ChannelTransaction(PublishCollector):
 
     def _forget_restarted(self) -> None:
         """Drop acknowledgements in queues that were restarted: their messages are ready again."""
-        # XXX: those of one that restarts between two parts are committed, and ready in RAM.
-        if self._transaction.has_written:
+        if self._transaction.has_written:  # none has restarted since (QueueRestarts)
             return
         is_kept = [not delivered.source.is_deleted for delivered in self._acked]
         if not all(is_kept):
@@ -688,15 +691,35 @@ class ChannelTransaction(PublishCollector):
         gone = [stream for stream in targets.streams if stream.is_deleted]
         return len(gone) == len(targets.streams)
 
-    def rollback(self) -> None:
-        """Undo what was published. The channel undoes the acknowledgements (`taken`,
-        `rejected`)."""
+    def rollback(self, unacked: Unacked, budget: TurnBudget | None = None) -> bool:
+        """Undo it: what was published, then what was acknowledged or rejected, which is `unacked`
+        again. budget: as far as it goes; None: whatever it takes. Return whether all is undone:
+        else call it again."""
         self.vhost.usage.release(self._hold)
+        size = SETTLE_SLICE
+        while not self._rollback_slice(size, unacked):
+            if budget is not None:
+                budget.left -= size
+                if budget.left <= 0 and budget.is_over():
+                    return False
+        unacked.sort()
+        return True
+
+    def _rollback_slice(self, size: int, unacked: Unacked) -> bool:
+        """Undo `size` of one kind; return whether that is all."""
         if self._transaction.is_open:
-            self._transaction.rollback()
-        for put in self._puts:
-            put.undo()
-        self._puts = []
+            self._transaction.rollback(size)
+        elif self._puts:
+            for put in self._puts[-size:]:
+                put.undo()
+            del self._puts[-size:]
+        elif self.taken:
+            unacked.put_back(self.taken[-size:])
+            del self.taken[-size:]
+        else:
+            unacked.put_back([(tag, one) for tag, one, _ in self.rejected[-size:]])
+            del self.rejected[-size:]
+        return not (self._transaction.is_open or self._puts or self.taken or self.rejected)
 
 
 # ---- failed deliveries ---------------------------------------------------------------------------
@@ -1364,8 +1387,7 @@ class Channel(ConsumerChannel):
             self.spooled = None
         transaction = self.transaction
         if transaction is not None:
-            transaction.rollback()
-            self.undo(transaction)
+            transaction.rollback(self.unacked)
             self.transaction = self.publisher.transaction = None
         consumers = list(self.consumers.values())
         self.consumers = {}
@@ -1381,11 +1403,6 @@ class Channel(ConsumerChannel):
             queue = self.vhost.table.usable(self.publisher.reply_queue)
             if queue is not None:
                 self.vhost.delete_queue(queue, if_unused=False, if_empty=False)
-
-    def undo(self, transaction: ChannelTransaction) -> None:
-        """Make unacked again what the transaction had acknowledged."""
-        back = [*transaction.taken, *[(tag, one) for tag, one, _ in transaction.rejected]]
-        self.unacked.put_back(back)
 
     def info(self) -> dict[str, object]:
         """Return the channel's columns for listings."""

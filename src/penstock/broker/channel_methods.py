@@ -392,8 +392,7 @@ def _commit(channel: Channel, transaction: ChannelTransaction) -> "AfterCommit":
 
 def _refused(channel: Channel, transaction: ChannelTransaction, error: Exception) -> ChannelError:
     """Roll a transaction back, and return the error that the client gets."""
-    transaction.rollback()
-    channel.undo(transaction)
+    transaction.rollback(channel.unacked)
     _begin(channel)
     code = PRECONDITION_FAILED if isinstance(error, QueueFullError) else RESOURCE_ERROR
     return ChannelError(code, str(error), *TX_COMMIT)
@@ -548,11 +547,23 @@ class AfterCommit(SlicedWork):
 def on_tx_rollback(channel: Channel, method: Method) -> None:
     """tx.rollback: publishes are dropped, what was acknowledged is unacked again."""
     assert isinstance(method, TxRollback)
-    transaction = _open(channel)
-    transaction.rollback()
-    channel.undo(transaction)
-    _begin(channel)
-    channel.send(TxRollbackOk())
+    channel.handler.do_in_slices(channel, Rollback(channel, _open(channel)))
+
+
+class Rollback(SlicedWork):
+    """A tx.rollback. Closing the channel finishes one that has begun."""
+
+    def __init__(self, channel: Channel, transaction: ChannelTransaction) -> None:
+        self._channel: Channel = channel
+        self._transaction: ChannelTransaction = transaction
+
+    def step(self) -> bool:
+        channel = self._channel
+        if not self._transaction.rollback(channel.unacked, channel.vhost.budget):
+            return False
+        _begin(channel)
+        channel.send(TxRollbackOk())
+        return True
 
 
 Handler = Callable[[Channel, Method], None]

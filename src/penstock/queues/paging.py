@@ -48,6 +48,12 @@ begin: a queue that drains will soon read its betas, and slots for them would be
 rows that take more than half of the target, as after a requeue of many, leave no room for the head
 and are rolled in any case.
 
+**One turn** of a vhost's loop pages out PAGE_OUT_MAX (engine.py: 2,048 messages or 8 MiB) and the
+slice that passes it, whatever number of queues is over its limit or delivers; ticks that follow one
+another do the rest. What publishes page out counts, too, but is not refused, nor is one message for
+each delivery, because RAM would grow by what they bring; how many there are in a turn is bounded
+where they come from.
+
 Writing needs no order with the log and no sync: slots and bodies are data, never evidence [1]. A
 write that fails leaves everything where it was and raises to the VariableQueue, which reports it
 and goes on in RAM.
@@ -205,9 +211,13 @@ class _Step:
 
 def make_room(state: QueueRam, room_bytes: int) -> None:
     """Page out pending messages until so many bytes are free below the target, or none is
-    left in RAM. Otherwise a consumer with many pending messages would make each read a read
-    of one message."""
-    while state.ram_pending and state.ram_bytes() + room_bytes > state.target_bytes:
+    left in RAM, as far as this turn may. Otherwise a consumer with many pending messages would make
+    each read a read of one message."""
+    while (
+        state.ram_pending
+        and state.ram_bytes() + room_bytes > state.target_bytes
+        and state.engine.page_out_left > 0
+    ):
         push_pending(state, SLICE_MESSAGES, SLICE_BYTES)
 
 
@@ -479,6 +489,7 @@ def page_out(state: QueueRam, entries: list[Entry], *, with_slots: bool = False)
     if bodies:
         _write_bodies(state, bodies)
     rows = [_row(state, entry, written.get(entry.seq, 0)) for entry in entries]
+    state.engine.page_out_left -= len(entries) + (sum([row.size for row in rows]) >> 12)
     state.leave(entries)
     return rows
 
@@ -699,6 +710,7 @@ def _write_missing_slots(state: QueueRam, rows: list[Row]) -> None:
     if slots:
         index.write_slots(slots)
     state.disk_writes += len(rows)
+    state.engine.page_out_left -= len(rows)
     for row in rows:
         if not row.flags & HAS_ENTRY:  # it was not in the segment's files before
             index.keep_transients(row.seq // index.slots, 1)
@@ -1489,10 +1501,10 @@ class Paging:
             state.is_flowed = True  # the queue was opened with a backlog
         shrinks = target < state.target_bytes
         state.target_bytes = target
-        if shrinks:
-            self.step(SLICE_MESSAGES, SLICE_BYTES)
-        else:
+        if not shrinks:
             self.note_recovered()
+        elif state.engine.page_out_left > 0:  # else a tick does all of it
+            self.step(SLICE_MESSAGES, SLICE_BYTES)
 
     def info(self) -> dict[str, int | float | str]:
         """Return its limits, UNLIMITED and infinity for none, and which of them makes it page

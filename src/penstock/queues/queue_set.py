@@ -11,7 +11,8 @@ consumers) is its own object, which has the AMQQueue as `amq`: see UsedQueue.
 
 **Time.** A tick looks at the queues that were touched since the last one, and at those for which
 something is due: the expiry of a head, a delayed message, an alert on age. It looks at no others,
-so ten thousand idle queues cost nothing. After each look the next time goes into a heap; a time
+so ten thousand idle queues cost nothing. When the queues have paged out what one turn may, the rest
+of them waits for the next tick. After each look the next time goes into a heap; a time
 that is too early does no harm. After each round of the memory monitor the queues that hold messages
 in RAM are touched, because their shares may have become smaller.
 
@@ -405,6 +406,10 @@ class QueueSet(Generic[Q]):
         has_more = bool(self.touched)
         for queue in queues:
             if not queue.is_usable:
+                continue
+            if self.engine.page_out_left <= 0:  # enough for one turn
+                has_more = True
+                self.touch(queue)
                 continue
             try:
                 if queue.tick(wall_ms):

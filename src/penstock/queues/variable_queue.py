@@ -638,7 +638,8 @@ class VariableQueue(BackingQueue):
             paging.settle(state, paging.load_rows(state))
             self.paging.note_recovered()
         if ack_required and state.ram_bytes() > state.target_bytes:
-            self.paging.step(paging.PUBLISH_MESSAGES, paging.PUBLISH_BYTES)
+            most = paging.PUBLISH_MESSAGES if self.engine.page_out_left > 0 else 1
+            self.paging.step(most, paging.PUBLISH_BYTES)
         if CHECKS.is_on:
             state.check_call()
         return Delivery(seq, message, is_redelivered or attempts > 0, attempts)
@@ -1370,7 +1371,7 @@ class VariableQueue(BackingQueue):
                 paging.set_aside(state, seq, 0, CorruptionError(index.path, 0, text))
         put_back(state, [], rows)
         self._after()
-        if paging.is_over(state):
+        if self.engine.page_out_left > 0 and paging.is_over(state):
             self.paging.step(paging.SLICE_MESSAGES, paging.SLICE_BYTES)
         self._checked()
 

@@ -87,6 +87,7 @@ from penstock.storage.store.store_file import StoredBody, StoreRecord
 from penstock.storage.upkeep import Upkeep
 
 ENTRY_BYTES: Final = 64  # on disk beside header and body, about
+PAGE_OUT_MAX: Final = 2048  # of one turn (page_out_left): at most 8 MiB
 
 
 class StorageEngine:
@@ -115,6 +116,9 @@ class StorageEngine:
         self.options: StorageOptions = options or StorageOptions()
         # Frees entries, perhaps later: to free a million takes a quarter of a second.
         self.free_later: Callable[[deque[Entry]], None] = deque.clear
+        # What the queues may still page out in this turn, beside what each publish pages out: a
+        # message is one, and so are 4 KiB of its body. `flush` begins the next turn.
+        self.page_out_left: int = PAGE_OUT_MAX
         self._transient_below: int = self.options.transient_inline_below
         self._on_event: Callable[[str, str], None] = on_event or _ignore
         self._lock = self.fs.lock(path + "/LOCK")
@@ -734,6 +738,7 @@ class StorageEngine:
         """End a turn: write what was appended, and start a sync if one is wanted. StoppedError,
         SyncFailedError."""
         self.time_s = self.clock.wall_ms() // 1000
+        self.page_out_left = PAGE_OUT_MAX
         self.journal.flush()
 
     def request_sync(self) -> None:

@@ -61,7 +61,7 @@ def test_many_messages_go_in_slices_and_in_order(rig: StagedRig) -> None:
     pages = [plain("q", *numbered(700, 700 * i)) for i in range(3)]
     asked = rig.commit(0, rig.stage(0, *pages))
     turns = 0
-    while not asked.has_come or not batch_manager(rig.vhost).all()[0]["is_done"]:
+    while not asked.has_come or not next(batch_manager(rig.vhost).all())["is_done"]:
         rig.vhost.turn()
         rig.vhost.completed()
         turns += 1
@@ -316,11 +316,11 @@ def decided(rig: StagedRig, *pages: Any, target: object) -> None:
     """A batch is decided, and not a message of it moved."""
     rig.commit(0, rig.stage(0, *pages), target=target)
     for _ in range(100):
-        if batch_manager(rig.vhost).all():
+        if list(batch_manager(rig.vhost).all()):
             break
         rig.vhost.turn()
         rig.vhost.completed()
-    assert not batch_manager(rig.vhost).all()[0]["is_done"]
+    assert not next(batch_manager(rig.vhost).all())["is_done"]
 
 
 def test_a_target_that_was_deleted_makes_it_wait(rig: StagedRig) -> None:
@@ -383,7 +383,7 @@ def test_a_damaged_page_makes_it_wait(rig: StagedRig) -> None:
                 decided_path = f"{rig.vhost.path}/staging/{directory}/{name}"
     assert decided_path is not None
     for _ in range(100):
-        if batch_manager(rig.vhost).all():
+        if list(batch_manager(rig.vhost).all()):
             break
         rig.vhost.turn()
         rig.vhost.completed()

@@ -9,6 +9,8 @@ from penstock.broker.broker_queue import BrokerQueue
 from penstock.codec.spec import (
     BasicAck,
     BasicGet,
+    BasicGetEmpty,
+    BasicNack,
     BasicReturn,
     ChannelClose,
     ChannelCloseOk,
@@ -25,7 +27,7 @@ from penstock.codec.spec import (
     TxSelect,
     TxSelectOk,
 )
-from penstock.errors import ChannelError, DiskFullError
+from penstock.errors import ChannelError, DiskFullError, StoppedError
 from penstock.storage.parts import transaction
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.broker_steps import consuming, declared, deliveries
@@ -43,6 +45,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_budget, "STEPS_MAX", 4)
     monkeypatch.setattr(transaction, "PART_PLACES", 4)
     monkeypatch.setattr(channel_module, "LONG_PLACES", 8)
+    monkeypatch.setattr(channel_module, "SETTLE_SLICE", 4)
 
 
 def queue_of(rig: BrokerRig, name: str) -> BrokerQueue:
@@ -202,6 +205,29 @@ def test_acknowledgements_take_effect_in_slices(
     assert at_rest(rig)
     killed(rig)
     assert numbers(rig, "a") == [1000]
+
+
+@pytest.mark.parametrize("mode", ["kept", "lost"])
+@pytest.mark.parametrize("is_decided", [False, True])
+def test_a_queue_that_fails_between_two_parts_ends_the_vhost(
+    rig: BrokerRig, is_decided: bool, mode: str
+) -> None:
+    """What it had ready would be taken by the parts; recovery knows what was decided."""
+    c = acked(rig)
+    if is_decided:
+        c.send(1, TxCommit())
+        half_applied(c, "a")
+    else:
+        begun(c)
+    rig.vhost.engine.sync()
+    with pytest.raises(StoppedError, match="a large transaction is being committed"):
+        rig.vhost.restarts.failed(queue_of(rig, "a"), RuntimeError("a bug"))
+    rig.clients = []
+    rig.fs = rig.fs.crash(mode)
+    rig.start()
+    persistent = [n for n in range(N) if n % 10 != 7]
+    assert numbers(rig, "a") == ([] if is_decided else persistent)
+    assert at_rest(rig)
 
 
 @pytest.mark.parametrize("is_decided", [False, True])
@@ -477,3 +503,54 @@ def test_a_close_of_the_connection_comes_after_the_commits(rig: BrokerRig) -> No
     rig.turn()
     assert len(c.methods(ConnectionCloseOk)) == 1
     assert numbers(rig, "a") == [*range(N), *range(100, 100 + 2 * N)]
+
+
+# ---- rollback ------------------------------------------------------------------------------------
+
+
+def rolling_back(rig: BrokerRig, n: int = N) -> RigClient:
+    """A client that has acknowledged half of n deliveries in a transaction, rejected the others,
+    published n messages, and rolls back: some of it is done."""
+    c = filled(rig, "a", n=0)
+    for i in range(n):
+        c.publish(1, "", "a", b"%d" % i, delivery_mode=2)
+    c.call(1, TxCommit(), TxCommitOk)
+    consuming(c, "a")
+    rig.turn()
+    assert len(deliveries(c)) == n
+    c.send(1, BasicAck(delivery_tag=n // 2, multiple=True))
+    c.send(1, BasicNack(delivery_tag=n, multiple=True, requeue=True))
+    for _ in range(n):
+        c.publish(1, "", "a", b"no", delivery_mode=2)
+    rig.turn()
+    c.send(1, TxRollback())
+    for _ in range(N // 4):
+        rig.vhost.turn()
+    assert c.methods(TxRollbackOk) == []
+    return c
+
+
+def test_a_rollback_is_done_in_slices(rig: BrokerRig) -> None:
+    c = rolling_back(rig)
+    other = rig.client().open()
+    other.send(1, BasicGet(queue="a", no_ack=True))
+    rig.vhost.turn()
+    other.pump()
+    assert len(other.methods(BasicGetEmpty)) == 1  # served in between
+    c.send(1, BasicAck(delivery_tag=2 * (N // 3), multiple=True))
+    c.send(1, TxCommit())
+    rig.turn()
+    assert len(c.methods(TxRollbackOk)) == 1
+    assert depths(rig, "a") == [N - 2 * (N // 3)]
+    c.lose()
+    rig.turn()
+    assert numbers(rig, "a") == list(range(2 * (N // 3), N))
+
+
+def test_a_client_that_leaves_during_its_rollback_gives_all_back(rig: BrokerRig) -> None:
+    c = rolling_back(rig)
+    c.lose()
+    rig.turn()
+    assert numbers(rig, "a") == list(range(N))
+    assert rig.vhost.usage.transaction_bytes == 0
+    assert at_rest(rig)

@@ -16,6 +16,7 @@ from penstock.codec.spec import (
 )
 from penstock.operation_json import PART_BYTES, JsonParts, dumps, from_json
 from tests.helpers.operation_rig import Asked, OperationRig
+from tests.helpers.staged_rig import StagedRig, plain
 
 BINDINGS = 400
 LARGE = {"x": [{"a": [1, {"b": "c"}]}] * 200}
@@ -35,10 +36,14 @@ def rig() -> OperationRig:
 
 
 class Passing(ManualClock):
-    """A millisecond passes at each look."""
+    """Time passes at each look."""
+
+    def __init__(self, step_s: float = 0.001) -> None:
+        super().__init__()
+        self.step_s = step_s
 
     def monotonic(self) -> float:
-        self.advance(0.001)
+        self.advance(self.step_s)
         return super().monotonic()
 
 
@@ -77,6 +82,34 @@ def test_the_topology_goes_in_slices_between_turns(rig: OperationRig) -> None:
         "source": "amq.headers", "destination": "q", "destination_type": "queue",
         "routing_key": "007", "arguments": {**LARGE, "n": 7},
     }  # fmt: skip
+
+
+def test_many_leases_of_a_queue_are_described_in_slices() -> None:
+    rig = OperationRig()
+    rig.client().open(1).call(1, QueueDeclare(queue="q", durable=True), QueueDeclareOk)
+    rig.put("q", *[b"x"] * 100)
+    for n in range(100):
+        rig.result("lease_queue", queue="q", reader=f"{n:03}", messages=1)
+    rig.vhost.budget.clock = Passing(0.02)
+    asked = rig.ask("describe_queue", queue="q")
+    rig.vhost.background._clock = Passing(0.02)
+    assert turns_until(rig, asked) > 4
+    assert [row["reader"] for row in asked.result["leases"]] == [f"{n:03}" for n in range(100)]
+    assert asked.result["type"] == "classic"
+
+
+def test_many_batches_are_listed_in_slices() -> None:
+    rig = StagedRig()
+    rig.result("declare_queue", queue="q")
+    for n in range(100):
+        name = f"{n:03}"
+        rig.commit(0, rig.stage(0, plain("q", b"a"), query=name), query=name)
+    rig.roll()
+    rig.vhost.budget.clock = Passing(0.02)
+    asked = rig.ask("list_batches")
+    rig.vhost.background._clock = Passing(0.02)
+    assert turns_until(rig, asked) > 4
+    assert [row["query"] for row in asked.result] == [f"{n:03}" for n in range(100)]
 
 
 def test_what_is_deleted_meanwhile_is_left_out() -> None:

@@ -187,7 +187,7 @@ def test_a_commit_waits_for_the_batch_before_but_not_for_ever(rig: StagedRig) ->
 def test_a_commit_behind_one_that_cannot_go_on_is_refused_later(rig: StagedRig) -> None:
     rig.result("declare_queue", queue="gone")
     rig.commit(0, rig.stage(0, *[plain("gone", b"a")] * 3), target={"queue": "gone"})
-    while not batch_manager(rig.vhost).all():
+    while not list(batch_manager(rig.vhost).all()):
         rig.vhost.turn()
         rig.vhost.completed()
     rig.vhost.delete_queue(rig.vhost.table.find_queue("gone"))
@@ -300,7 +300,7 @@ def test_a_query_that_is_released_is_forgotten(rig: StagedRig) -> None:
 def test_a_query_whose_batch_is_on_its_way_is_released_by_force(rig: StagedRig) -> None:
     rig.result("declare_queue", queue="gone")
     asked = rig.commit(0, rig.stage(0, plain("gone", b"a")), target={"queue": "gone"})
-    while not batch_manager(rig.vhost).all():
+    while not list(batch_manager(rig.vhost).all()):
         rig.vhost.turn()
         rig.vhost.completed()
     rig.vhost.delete_queue(rig.vhost.table.find_queue("gone"))

@@ -41,7 +41,7 @@ with the first tick, and every hour.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -646,9 +646,10 @@ class BatchManager:
 
     # ---- telling -------------------------------------------------------------------------------
 
-    def all(self) -> list[Info]:
-        """Return the last batch of every query, by query."""
-        return [self._told(one) for one in sorted(self.vhost.engine.batches.all(), key=_query_of)]
+    def all(self) -> Iterator[Info]:
+        """Yield the last batch of every query, by query."""
+        for one in sorted(self.vhost.engine.batches.all(), key=_query_of):
+            yield self._told(one)
 
     def _told(self, batch: Batch) -> Info:
         try:

@@ -35,7 +35,7 @@ from penstock.broker.exactly_once.batches import (
     batch_manager,
     check_owner,
 )
-from penstock.broker.operations.call import Call, Functions
+from penstock.broker.operations.call import Call, Functions, listed
 from penstock.broker.permissions import WRITE
 from penstock.errors import RESOURCE_ERROR, ChannelError
 from penstock.storage.pages.batches import QueryOwner, StagedPage
@@ -196,7 +196,7 @@ def _release_query(call: Call) -> None:
 
 
 def _list_batches(call: Call) -> None:
-    call.reply(batch_manager(call.vhost).all())
+    call.in_slices(listed(call, batch_manager(call.vhost).all()))
 
 
 FUNCTIONS: Final[Functions] = {

@@ -8,7 +8,7 @@ interrupted and returns the answer (`Call.in_slices`). One whose answer may be l
 `check_room` before it makes more of it, because an answer on a channel has to fit into a frame.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Final
 
 from penstock.access.permissions import Identity, everything
@@ -17,7 +17,7 @@ from penstock.broker.background_tasks import AGAIN, DONE, BackgroundTask
 from penstock.broker.channel import Channel
 from penstock.broker.dispatch import Reply
 from penstock.broker.refusals import access_refused, precondition_failed
-from penstock.broker.turn_budget import SlicedWork, TurnBudget
+from penstock.broker.turn_budget import STEP_BYTES, SlicedWork, TurnBudget
 from penstock.broker.vhost import VHost
 from penstock.errors import (
     CONTENT_TOO_LARGE,
@@ -27,10 +27,12 @@ from penstock.errors import (
     DiskFullError,
     QueueFullError,
 )
+from penstock.operation_json import JsonParts
 from penstock.operation_table import CLIENTS, OPERATORS, Arguments, Operation
 
 OPERATOR: Final = everything("operator")
 OVERHEAD_BYTES: Final = 32  # of a frame with an answer, more than enough
+ROW_STEPS: Final = 16  # to describe one
 
 Slices = Generator[None, None, object]  # of an operation; it returns the answer
 
@@ -118,7 +120,32 @@ class Call:
         self.reply(answer)
 
 
+Rows = Iterator[dict[str, object] | None]  # of a listing; None: only time was taken
 NAMES_SLICE: Final = 256
+
+
+def listed(call: Call, rows: Rows) -> Slices:
+    """Return the rows as JSON, each made when its turn comes. ChannelError 311: the answer is too
+    large."""
+    found = JsonParts(is_exact=call.is_operator)
+    yield from add_rows(call, found, rows)
+    return found
+
+
+def add_rows(
+    call: Call, found: JsonParts, rows: Rows, key: str | None = None
+) -> Generator[None, None, None]:
+    """Add a list of these rows to an answer, as `listed` does. key: of it in the object."""
+    budget = call.vhost.budget
+    found.begin(b"[", key)
+    for row in rows:
+        if row is not None:
+            budget.left -= found.add(row) // STEP_BYTES
+            call.check_room(found.bytes)
+        budget.left -= ROW_STEPS
+        if budget.left <= 0:
+            yield
+    found.end(b"]")
 
 
 def first_names(

@@ -15,7 +15,7 @@ Who may read the queue may lease of it, commit and release.
 from typing import Final
 
 from penstock.broker.arguments import type_of
-from penstock.broker.broker_queue import BrokerQueue
+from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
 from penstock.broker.exactly_once.leases import (
     CommitLease,
     DescribeLease,
@@ -23,12 +23,9 @@ from penstock.broker.exactly_once.leases import (
     ReleaseLease,
     lease_manager,
 )
-from penstock.broker.operations.call import Call, Functions, Slices
-from penstock.broker.turn_budget import STEP_BYTES
+from penstock.broker.operations.call import Call, Functions, Rows, Slices, add_rows, listed
 from penstock.operation_json import JsonParts
 from penstock.operation_table import U63_MAX
-
-LEASE_STEPS: Final = 8  # to describe one
 
 
 def _lease_queue(call: Call) -> None:
@@ -86,41 +83,42 @@ def _disown_lease(call: Call) -> None:
 
 
 def _list_leases(call: Call) -> None:
-    call.in_slices(_listed(call))
+    call.in_slices(listed(call, _leases(call)))
 
 
-def _listed(call: Call) -> Slices:
+def _leases(call: Call) -> Rows:
     leases = lease_manager(call.vhost)
-    found = JsonParts(is_exact=call.is_operator)
-    found.begin(b"[")
     for name in leases.queues():
         if call.may_read(name):
-            for row in leases.of(name):
-                call.vhost.budget.left -= LEASE_STEPS + found.add(row) // STEP_BYTES
-                call.check_room(found.bytes)
-                if call.vhost.budget.left <= 0:
-                    yield
-        call.vhost.budget.left -= LEASE_STEPS
-        yield
-    found.end(b"]")
-    return found
+            yield from leases.of(name)
+        yield None
 
 
 def _describe_queue(call: Call) -> None:
-    name = call.args.text("queue")
-    queue = call.vhost.table.find_queue(name)
-    found: dict[str, object] = {
-        "name": name, "type": "stream", "durable": queue.is_durable, "ready": queue.len(),
-        "unacknowledged": 0, "bytes": 0, "leases": [],
+    queue = call.vhost.table.find_queue(call.args.text("queue"))
+    call.in_slices(_described(call, queue))
+
+
+def _described(call: Call, queue: QueueOrStream) -> Slices:
+    facts: dict[str, object] = {
+        "name": queue.name, "type": "stream", "durable": queue.is_durable, "ready": queue.len(),
+        "unacknowledged": 0, "bytes": 0,
     }  # fmt: skip
-    found |= call.vhost.policies.of(name, type_of(queue.arguments)).names()
+    facts |= call.vhost.policies.of(queue.name, type_of(queue.arguments)).names()
+    leases: Rows = iter(())
     if isinstance(queue, BrokerQueue):
-        found["type"] = "classic"
-        found["unacknowledged"] = queue.amq.depth() - queue.len()
-        found["bytes"] = queue.amq.body_bytes()
+        facts["type"] = "classic"
+        facts["unacknowledged"] = queue.amq.depth() - queue.len()
+        facts["bytes"] = queue.amq.body_bytes()
         if queue.is_durable:
-            found["leases"] = list(lease_manager(call.vhost).of_queue(queue))
-    call.reply(found)
+            leases = lease_manager(call.vhost).of_queue(queue)
+    found = JsonParts(is_exact=call.is_operator)
+    found.begin(b"{")
+    for key, value in facts.items():
+        found.add(value, key)
+    yield from add_rows(call, found, leases, "leases")
+    found.end(b"}")
+    return found
 
 
 FUNCTIONS: Final[Functions] = {

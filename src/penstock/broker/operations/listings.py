@@ -20,7 +20,7 @@ from penstock.broker.arguments import type_of
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import Channel, ChannelOwner
-from penstock.broker.operations.call import Call, Functions, Slices
+from penstock.broker.operations.call import ROW_STEPS, Call, Functions, Slices, listed
 from penstock.broker.policies import EXCHANGE, OPERATOR_POLICY, POLICY
 from penstock.broker.queue_table import indexes_of
 from penstock.broker.topology import QUEUE, Exchange
@@ -41,7 +41,6 @@ from penstock.storage.index.queue_index import QueueIndex
 
 Info = dict[str, object]
 
-ROW_STEPS: Final = 16
 INDEXES_SLICE: Final = 1024
 
 
@@ -329,7 +328,7 @@ def _list_channels(call: Call) -> None:
     rows = list_channels(call.vhost)
     if not call.is_operator and not call.identity.tags.intersection(WATCHERS):
         rows = (row for row in rows if row["user"] == call.identity.name)
-    call.in_slices(_in_slices(call, rows))
+    call.in_slices(listed(call, rows))
 
 
 def channel_info(vhost: VHost, channel: Channel) -> Info:
@@ -375,22 +374,6 @@ def consumer_info(vhost: VHost, queue: QueueOrStream, consumer: Consumer) -> Inf
         found["connection"] = channel.handler.name
         found["channel"] = f"{channel.handler.name} ({channel.number})"
         found["user"] = channel.identity.name
-    return found
-
-
-def _in_slices(call: Call, rows: Iterator[Info | None]) -> Slices:
-    """Return the rows as JSON."""
-    budget = call.vhost.budget
-    found = JsonParts(is_exact=call.is_operator)
-    found.begin(b"[")
-    for row in rows:
-        if row is not None:
-            budget.left -= found.add(row) // STEP_BYTES
-            call.check_room(found.bytes)
-        budget.left -= ROW_STEPS
-        if budget.left <= 0:
-            yield
-    found.end(b"]")
     return found
 
 
@@ -465,7 +448,7 @@ def _list_topology(call: Call) -> None:
 
 
 def _listing(rows: Callable[[VHost], Iterator[Info | None]]) -> Callable[[Call], None]:
-    return lambda call: call.in_slices(_in_slices(call, rows(call.vhost)))
+    return lambda call: call.in_slices(listed(call, rows(call.vhost)))
 
 
 FUNCTIONS: Final[Functions] = {

@@ -606,17 +606,20 @@ class Transaction:
         else:
             operations.append(_Run(published.queues[0], seq, messages))
 
-    def rollback(self) -> None:
-        """Drop the transaction and the bodies that were spooled for it."""
+    def rollback(self, most: int = 1 << 62) -> bool:
+        """Drop the transaction and the bodies that were spooled for it, those of `most` publishes.
+        Return whether that is all: else call it again, and nothing else."""
         self._check()
-        self.is_open = False
         if self._number:
             self._number = 0
             self._journal.end_parts()
-        for published in self.publishes:
+        for published in self.publishes[-most:]:
             message = published.message
             if message.store_file:
                 self._journal.state.store.disown(message.store_file, message.id)
+        del self.publishes[-most:]
+        self.is_open = len(self.publishes) > 0
+        return not self.is_open
 
     def _check(self) -> None:
         if not self.is_open:

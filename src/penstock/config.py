@@ -117,6 +117,8 @@ class Config:
     loopback_users: tuple[str, ...] = LOOPBACK_USERS
     load_definitions: str = ""
     auth_backends: tuple[str, ...] = (INTERNAL,)
+    audit_log: str = ""
+    audit_log_bytes: int = 64 << 20
     data_permissions: str = FIX
     http_hosts: tuple[str, ...] = ()
     http_connections_max: int = 4096
@@ -156,6 +158,7 @@ class Config:
             "mode": self.mode,
             "memory_bytes": memory_bytes,
             "is_strict": self.is_strict,
+            "is_audited": bool(self.audit_log),
             "log_level": self.log_level,
             "staging_timeout_s": self.staging_timeout_s,
             "lease_alert_s": self.lease_alert_s,
@@ -287,6 +290,16 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "auth_backends", _backends(),
         "[who decides on logins](../guides/logins.md), in this order: `internal`, the users of "
         "this broker; `oauth2`, an issuer of tokens",
+    ),
+    Option(
+        "audit_log", text("a file"),
+        "a file of JSON lines: [who has changed what](../guides/users.md#audit), and who could not "
+        "log in",
+        default="none",
+    ),
+    Option(
+        "audit_log_bytes", size(64 << 10),
+        "bytes of that file; then it becomes FILE.1, in place of the one before",
     ),
     Option(
         "data_permissions", choice(FIX, REFUSE, IGNORE),

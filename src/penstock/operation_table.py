@@ -64,6 +64,21 @@ NODE: Final = "the node"
 NODE_VHOST: Final = "the node, about a vhost"
 NODE_VHOSTS: Final = "the node, about one vhost or all"
 
+# What changes who may do what, or what there is; the audit log has each call that was accepted.
+AUDITED: Final = frozenset({
+    "add_user", "add_vhost", "bind_exchange", "bind_queue", "box.declare", "box.delete",
+    "box.purge", "change_password", "clear_global_parameter", "clear_operator_policy",
+    "clear_parameter", "clear_permissions", "clear_policy", "clear_topic_permissions",
+    "clear_user_limits", "clear_vhost_limits", "declare_exchange", "declare_queue",
+    "delete_exchange", "delete_queue", "delete_stream_reader", "delete_user", "delete_vhost",
+    "import_definitions", "init", "purge_queue", "release_query", "restart_vhost",
+    "retain_stream", "set_global_parameter", "set_operator_policy", "set_parameter",
+    "set_permissions", "set_policy", "set_topic_permissions", "set_user_limits",
+    "set_user_tags", "set_vhost_limits", "start_vhost", "stop", "stop_vhost",
+    "unbind_exchange", "unbind_queue", "update_vhost_metadata",
+})  # fmt: skip
+NOT_SHOWN: Final = frozenset({"password", "definitions"})  # arguments that the audit log has not
+
 # Words of kinds for which the command line has forms of its own.
 TEXTS: Final = "list of texts"
 TABLE: Final = "object"
@@ -259,6 +274,14 @@ class Arguments:
     def value(self, name: str) -> object:
         """Return a value of any type."""
         return self._values[name]
+
+    def shown(self) -> dict[str, object]:
+        """Return the values for the audit log: those that are set, without secrets."""
+        return {
+            name: value
+            for name, value in self._values.items()
+            if name not in NOT_SHOWN and value not in (None, "", [], {})
+        }
 
     def text(self, name: str) -> str:
         """Return a text or a name."""

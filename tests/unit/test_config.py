@@ -198,7 +198,8 @@ def test_what_a_vhost_is_told_crosses_a_processs_border() -> None:
     queues = told.pop("queues")
     assert queues == {"backing_queue": DEFAULT, "allowed_backing_queues": []}
     assert told == {
-        "mode": OS, "memory_bytes": 123, "is_strict": True, "log_level": "debug",
+        "mode": OS, "memory_bytes": 123, "is_strict": True, "is_audited": False,
+        "log_level": "debug",
         "staging_timeout_s": 86_400.0, "lease_alert_s": 3600.0,
         "consumer_timeout_s": None, "consumer_timeout_closes": False,
         "stream_hold_s_max": 86_400.0, "stream_hold_bytes_max": 8 << 30,
@@ -283,3 +284,13 @@ algorithms = ["ES256"]
     ):
         with pytest.raises(OptionError, match=text):
             config(wrong)
+
+
+def test_the_audit_log() -> None:
+    assert config().audit_log == ""
+    assert not config().vhost_settings(1)["is_audited"]
+    made = config('audit_log = "audit.jsonl"\naudit_log_bytes = "1MiB"')
+    assert (made.audit_log, made.audit_log_bytes) == ("audit.jsonl", 1 << 20)
+    assert made.vhost_settings(1)["is_audited"]
+    with pytest.raises(OptionError, match="audit_log_bytes: given 1"):
+        config("audit_log_bytes = 1")

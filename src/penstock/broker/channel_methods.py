@@ -781,6 +781,23 @@ def on_queue_delete(channel: Channel, method: Method) -> None:
     channel.wait_for(lsn, vhost.mode, then)
 
 
+PURGE: Final = "purge_queue"
+
+
+def audited_method(channel: Channel, method: Method) -> tuple[str, dict[str, object]]:
+    """Return (operation, arguments) of a method of TOPOLOGY_METHODS that was done, as the operation
+    that does the same has them."""
+    kind, _, verb = method.NAME.partition(".")
+    found: dict[str, object] = {}
+    for name in ("queue", "exchange", "type", "destination", "source", "routing_key", "arguments"):
+        value = getattr(method, name, None)
+        if value:
+            found[name] = value
+    if kind == "queue" and not found.get("queue"):
+        found["queue"] = channel.queue_name  # the last one, or the one that the server has named
+    return f"{verb}_{kind}", found
+
+
 TOPOLOGY_METHODS: Final[dict[int, Callable[[Channel, Method], None]]] = {
     ExchangeDeclare.INDEX: on_exchange_declare,
     ExchangeDelete.INDEX: on_exchange_delete,

@@ -64,6 +64,11 @@ class ConnectionFacts:
         return cls(**{**facts, "client_properties": properties})
 
 
+def client_of(connection: str) -> str:
+    """Return the client's address of a connection's name, for the audit log."""
+    return connection.partition(" -> ")[0]
+
+
 def shown(client_properties: bytes) -> dict[str, object]:
     """Return the properties for listings: all of a table of usual size, the well-known ones of a
     longer one. client_properties: checked."""

@@ -46,10 +46,16 @@ from typing import Any, Final
 from penstock.access.permissions import Identity
 from penstock.broker.background_tasks import AGAIN, ASLEEP, BackgroundTask
 from penstock.broker.channel import Channel, ChannelOwner
-from penstock.broker.channel_methods import BASIC_METHODS, TOPOLOGY_METHODS
+from penstock.broker.channel_methods import (
+    BASIC_METHODS,
+    PURGE,
+    TOPOLOGY_METHODS,
+    audited_method,
+)
 from penstock.broker.connection_facts import (
     ConnectionFacts,
     capabilities,
+    client_of,
     shown,
     tls_columns,
 )
@@ -773,12 +779,19 @@ class ConnectionHandler(ChannelOwner):
         handler = TOPOLOGY_METHODS.get(method.INDEX)
         if handler is None:
             raise AMQPConnectionError(COMMAND_INVALID, "unimplemented method")
+        version = self.vhost.router.version
         in_flight = self.vhost.in_flight
         in_flight.begin(self.identity.name, method.NAME)
         try:
             handler(channel, method)
         finally:
             in_flight.end()
+        on_audit = self.vhost.on_audit
+        if on_audit is not None:
+            audited = audited_method(channel, method)
+            # A purge changes no route; a stream is declared when its files exist.
+            if version != self.vhost.router.version or audited[0] == PURGE or channel.is_waiting:
+                on_audit(audited[0], self.identity.name, client_of(self.name), audited[1])
 
     def _open_channel(self, number: int) -> None:
         self.vhost.usage.channel_opened(self.identity)

@@ -268,6 +268,8 @@ class VHost(QueueOwner[BrokerQueue]):
         self.alerts: AlertManager = AlertManager(name, clock, on_event)
         # on_refused(client's address, text): a channel or connection was closed with an error.
         self.on_refused: Callable[[str, str], None] = _ignore_refusal
+        # on_audit(operation, user, from where, arguments): it was done; None: no audit log.
+        self.on_audit: Callable[[str, str, str, dict[str, object]], None] | None = None
         self._rng = rng
         self._rss_rounds: int = 0  # of the monitor, in which RSS was looked at
         self._rss_due_s: float = 0.0  # when it may be looked at again: rounds may come fast

@@ -32,6 +32,7 @@ from penstock.http.ranges import PageDirectories, RangeAnswers, StreamPages
 from penstock.http.read_endpoints import LeaseEndpoints, StreamEndpoints
 from penstock.http.requests import BasicAuth
 from penstock.http.staging_endpoints import StagingEndpoints
+from penstock.server.audit import LOGIN_FAILED
 from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.backends import Backends, made_backends
 from penstock.server.control import Facts
@@ -198,6 +199,8 @@ class HttpProcess(LinkedProcess):
             OAuth2Options.of(facts["auth_oauth2"]),
         )  # fmt: skip
         backends = Backends(made, str(facts["guest"]), facts["loopback_users"])
+        if facts["is_audited"]:
+            backends.on_refused = self._note_refusal
         auth = BasicAuth(node.users, backends)
         ranges = RangeAnswers(PageDirectories(node, clock), StreamPages(self._fs), self._reading)
         bodies = JsonBodies(self._parsing)
@@ -218,6 +221,10 @@ class HttpProcess(LinkedProcess):
         endpoints = {"streams": streams, "leases": leases, "staging": staging}
         admission = Admission([socket.gethostname(), *facts["hosts"]])
         return Api(node, auth, endpoints, admission, int(facts["user_requests_max"]))
+
+    def _note_refusal(self, user: str, host: str, why: str) -> None:
+        entry = {"event": LOGIN_FAILED, "user": user, "from": host, "why": why}
+        self._link.send({"do": "audit", "entry": entry})
 
     def _served(self, task: asyncio.Task[None]) -> None:
         if not self._ended.done() or task.exception() is not None:

@@ -91,6 +91,8 @@ class Backends:
         self._backends = backends
         self._guest = guest
         self._loopback_users = loopback_users
+        # on_refused(user, address, why): nobody has accepted it
+        self.on_refused: Callable[[str, str, str], None] | None = None
 
     async def login(self, user: str, password: bytes, host: str) -> Account:
         """Return the account of a client from this address. Raises Refused."""
@@ -104,9 +106,10 @@ class Backends:
                 why.append((backend.name, not_from))
             except Refused as error:
                 why.append((backend.name, str(error)))
-        if len(why) == 1:
-            raise Refused(why[0][1])
-        raise Refused("; ".join(f"{name}: {text}" for name, text in why))
+        text = "; ".join(f"{name}: {text}" for name, text in why) if len(why) > 1 else why[0][1]
+        if self.on_refused is not None:
+            self.on_refused(user, host, text)
+        raise Refused(text)
 
     def certified(self, user: str, host: str) -> Account:
         """Return the account of a client whose certificate names this user, which is one of

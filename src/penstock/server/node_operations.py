@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 
 from penstock.access.limits import OF_USERS, OF_VHOSTS, VHOST_OPTIONS, LimitTable
@@ -30,7 +30,9 @@ from penstock.native import VERSION, build_kind
 from penstock.operation_json import dumps, loads, parts_of, read
 from penstock.operation_table import (
     ALL,
+    AUDITED,
     DEFAULT_VHOST,
+    NODE_VHOST,
     NODE_VHOSTS,
     OPERATIONS,
     SESSION,
@@ -84,6 +86,9 @@ class Node(Protocol):
     def is_known(self, name: str) -> bool:
         """Return whether there is such a vhost."""
 
+    def note(self, entry: Mapping[str, object]) -> None:
+        """Write an entry of the audit log, if there is one."""
+
     def limits_changed(self) -> None:
         """Send changed limits to every vhost."""
 
@@ -126,6 +131,14 @@ class NodeOperations:
             function: Callable[[Arguments, str], Awaitable[object]] = getattr(self, f"_{op}")
             args = Arguments(op, row.arguments, loads(given, is_exact=True))
             found = await function(args, name)
+            if op in AUDITED:
+                self._node.note(
+                    {
+                        "event": op, "user": "operator", "from": "control socket",
+                        **({"vhost": name} if row.of == NODE_VHOST else {}),
+                        "args": args.shown(),
+                    }
+                )  # fmt: skip
             return parts_of({} if found is None else found, is_exact=True)
         except (OptionError, DefinitionsError) as error:
             raise ControlError(PRECONDITION_FAILED, f"PRECONDITION_FAILED - {error}") from error

@@ -24,7 +24,7 @@ import logging
 import random
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +44,7 @@ from penstock.errors import (
     StoppedError,
 )
 from penstock.server import vhost_directories
+from penstock.server.audit import LOGIN_FAILED, AuditLog
 from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.backends import Backends, Refused, made_backends
 from penstock.server.certificates import Certificates
@@ -111,6 +112,7 @@ class Supervisor:
         self._renewing: set[asyncio.Task[None]] = set()
         self.listener: Listener[ConnectionFacts]
         self.backends: Backends
+        self.audit: AuditLog | None = None
         self._hashing = ThreadPoolExecutor(HASHERS, "penstock-hash")
         self.users: Users
         self.data: DataDirectory
@@ -160,6 +162,12 @@ class Supervisor:
                         settings.guest,
                         settings.loopback_users,
                     )  # fmt: skip
+                    if settings.audit_log:
+                        self.audit = AuditLog(
+                            fs, str(Path(settings.audit_log).absolute()), settings.audit_log_bytes,
+                            self.clock,
+                        )  # fmt: skip
+                        self.backends.on_refused = self._note_refusal
                     networks = [ipaddress.ip_network(n) for n in settings.proxy_protocol_from]
 
                     def login(
@@ -172,6 +180,8 @@ class Supervisor:
                     self._warn()
                     await self._serve(on_ready, socks)
                 finally:
+                    if self.audit is not None:
+                        self.audit.close()
                     store.close()
             finally:
                 self.data.close()
@@ -236,6 +246,7 @@ class Supervisor:
                 operations.call_for_http,
                 operations.open_link,
             )
+            self.http.on_audit = self.note
             self.users.on_change = self.http.push_users
         if self.settings.tls.is_on:
             self._make_tls(socks)
@@ -341,6 +352,7 @@ class Supervisor:
                 name, path, self.settings, self.clock, self._on_down, limits=self.limits
             )
             vhost.on_new_secret = self._renew
+            vhost.on_audit = self.note
             self.vhosts[name] = vhost
             vhost.is_held = self.users.stopped_ms(name) is not None
             if not vhost.is_held:
@@ -386,6 +398,14 @@ class Supervisor:
     def _read_limits(self) -> None:
         users = self.users
         self.limits.set(users.limits("vhost"), users.limits("user"), users.queue_types())
+
+    def note(self, entry: Mapping[str, object]) -> None:
+        """Write an entry of the audit log, if there is one."""
+        if self.audit is not None:
+            self.audit.note(entry)
+
+    def _note_refusal(self, user: str, host: str, why: str) -> None:
+        self.note({"event": LOGIN_FAILED, "user": user, "from": host, "why": why})
 
     def _renew(self, vhost: WatchedVhost, facts: Facts) -> None:
         """Answer a connection.update-secret of a client of the vhost."""

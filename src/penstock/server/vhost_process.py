@@ -8,7 +8,7 @@ Its only argument is its end of the link to the supervisor, which sends everythi
           identity, close_user (permissions changed) · limits (set by operators) · stop
           renewed (connection, identity: what a client's new secret allows, null: nothing)
     out   ready · failed (why; is_final: another start would fail the same way) · pong · memory_is
-          gone (a client's connection has ended) · new_secret · stopped
+          gone (a client's connection has ended) · new_secret · audit (entry) · stopped
 
 When it ends (linked_process), it closes the connections and writes a checkpoint. When the storage
 has failed it ends at once and writes nothing [10]; operators see the reason that it has sent as
@@ -54,7 +54,7 @@ from penstock.errors import (
     PenstockError,
     VersionError,
 )
-from penstock.operation_json import JsonParts, loads, parts_of
+from penstock.operation_json import JsonParts, loads, parts_of, to_json
 from penstock.operation_table import OPERATIONS, OPERATORS
 from penstock.protocol.connection import Connection
 from penstock.queues.backing_choice import BackingChoice
@@ -204,6 +204,8 @@ class VhostProcess(LinkedProcess):
                 self._fs, facts["path"], facts["name"], options, clock=self._clock,
                 rng=random.SystemRandom(), on_event=event_logger(logger),
             )  # fmt: skip
+            if facts["settings"]["is_audited"]:
+                vhost.on_audit = self._note
             vhost.on_refused = lambda address, text: client_line(logger, address, "%s", text)
         except LockedError as error:
             if self._clock.monotonic() >= until_s:
@@ -321,6 +323,12 @@ class VhostProcess(LinkedProcess):
                 session.shutdown(CONNECTION_FORCED, str(facts["why"]))
         elif do == "renewed":
             self._renewed(str(facts["connection"]), facts["identity"])
+
+    def _note(self, op: str, user: str, place: str, args: dict[str, object]) -> None:
+        """Send an entry of the audit log."""
+        assert self._vhost is not None
+        entry = {"event": op, "user": user, "from": place, "vhost": self._vhost.name, "args": args}
+        self._link.send({"do": "audit", "entry": to_json(entry)})
 
     def _gone(self, user: str) -> None:
         """Report that a client's connection has ended: the supervisor counts them."""

@@ -13,6 +13,7 @@ News beyond those of all processes:
               auth_backends, auth_oauth2, hosts, limits: connections_max,
               address_connections_max, user_requests_max)
     from it   pong, with rss_bytes, returned_bytes and requests
+              audit (entry, of the audit log)
 
 It calls operations of the node, and OPEN: the answer comes with a socket, a link to the process of
 a vhost, where it calls the operations of that vhost. So their arguments and results do not pass
@@ -39,7 +40,7 @@ from penstock.server.descriptors import http_connections_max
 from penstock.server.listener import bind
 from penstock.server.login import Origin
 from penstock.server.process_link import AskedCall, ProcessLink
-from penstock.server.watched_process import PYTHON, RUNNING, WatchedProcess, whole
+from penstock.server.watched_process import PYTHON, RUNNING, WatchedProcess, entry_of, whole
 
 PROGRAM: Final = (*PYTHON, "penstock.http.process")
 
@@ -100,6 +101,7 @@ class WatchedHttp(WatchedProcess):
         super().__init__("http", settings, clock, program)
         self._sockets = ListeningSockets(settings.host, socks)
         self.port: Final = self._sockets.port
+        self.on_audit: Callable[[Facts], None] | None = None  # called with entries
         self.rss_bytes = 0
         self.returned_bytes = 0
         self.requests = 0
@@ -149,6 +151,7 @@ class WatchedHttp(WatchedProcess):
                 "staging_user_bytes_max": settings.staging_user_bytes_max,
                 "guest": settings.guest,
                 "loopback_users": settings.loopback_users,
+                "is_audited": bool(settings.audit_log),
                 "auth_backends": settings.auth_backends,
                 "auth_oauth2": settings.auth_oauth2.facts(),
                 "hosts": [settings.host, *settings.http_hosts],
@@ -163,6 +166,8 @@ class WatchedHttp(WatchedProcess):
             self.rss_bytes = whole(facts["rss_bytes"])
             self.returned_bytes = whole(facts["returned_bytes"])
             self.requests = whole(facts["requests"])
+        elif do == "audit" and self.on_audit is not None:
+            self.on_audit(entry_of(facts))
 
     def _on_call(self, asked: AskedCall) -> None:
         work = self._open(asked) if asked.op == OPEN else answer(asked, self._call)

@@ -449,6 +449,13 @@ def is_stopped(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
 
+def entry_of(facts: Facts) -> Facts:
+    """Return the entry of the audit log in a message of one of our processes."""
+    entry = facts["entry"]
+    assert isinstance(entry, dict)
+    return entry
+
+
 def whole(value: object) -> int:
     """Return an integer of a message. Our own processes send it."""
     assert isinstance(value, int)

@@ -21,6 +21,7 @@ News beyond those of all processes:
               memory (bytes) · identity · close_user · renewed
     from it   memory_is
               gone (user): a client's connection has ended
+              audit (entry, of the audit log)
               new_secret (connection, user, host, secret): answered with renewed
               pong, with depth_bytes, connections, rss_bytes, returned_bytes, counted_bytes,
               blocked_reason, clients_max
@@ -58,6 +59,7 @@ from penstock.server.watched_process import (
     WAITING_MAX,
     ProcessDown,
     WatchedProcess,
+    entry_of,
     whole,
 )
 
@@ -132,6 +134,7 @@ class WatchedVhost(WatchedProcess):
         self.blocked_reason = ""
         self.clients_max = clients_max(settings.nofile)
         self.on_memory: Callable[[], None] | None = None  # called when it has set its share
+        self.on_audit: Callable[[Facts], None] | None = None  # called with entries
         # called when a client has given a new secret; it is answered with `renewed`
         self.on_new_secret: Callable[[WatchedVhost, Facts], None] | None = None
         self._on_down = on_down
@@ -296,6 +299,8 @@ class WatchedVhost(WatchedProcess):
                 del self.clients[user]
         elif do == "memory_is" and self.on_memory is not None:
             self.on_memory()
+        elif do == "audit" and self.on_audit is not None:
+            self.on_audit(entry_of(facts))
         elif do == "new_secret" and self.on_new_secret is not None:
             self.on_new_secret(self, facts)
 

@@ -54,7 +54,7 @@ from penstock.errors import (
     PenstockError,
 )
 from penstock.operation_json import dumps, loads
-from penstock.operation_table import Arguments, find
+from penstock.operation_table import AUDITED, Arguments, find
 
 AS_USER: Final = "as_user"
 TEXT_BYTES_MAX: Final = 4000  # of an error's text: the smallest frame has 4096 bytes
@@ -78,6 +78,8 @@ def call(
             user = _user(op, args.pop(AS_USER))
         check_caller(row, channel, user)
         one = Call(vhost, channel, user, Arguments(op, row.arguments, args), reply)
+        if op in AUDITED and vhost.on_audit is not None:
+            one.reply = _audited(one, reply)
         for verb, kind, argument in row.needs:
             one.check(verb, kind, one.args.text(argument) if argument else "")
         FUNCTIONS[op](one)
@@ -86,6 +88,22 @@ def call(
         if answer is None or vhost.engine.failed is not None:
             raise
         reply(answer)
+
+
+def _audited(one: Call, reply: Reply) -> Reply:
+    """Return a reply that notes in the audit log what was done."""
+    if one.is_operator:
+        user, place = "operator", "control socket"
+    else:
+        user, place = one.identity.name, one.place
+
+    def replied(result: object) -> None:
+        on_audit = one.vhost.on_audit
+        if on_audit is not None and not isinstance(result, BaseException):
+            on_audit(one.args.op, user, place, one.args.shown())
+        reply(result)
+
+    return replied
 
 
 def _user(op: str, facts: object) -> Identity:

@@ -15,6 +15,7 @@ from penstock.access.permissions import Identity, everything
 from penstock.broker import permissions
 from penstock.broker.background_tasks import AGAIN, DONE, BackgroundTask
 from penstock.broker.channel import Channel
+from penstock.broker.connection_facts import client_of
 from penstock.broker.dispatch import Reply
 from penstock.broker.refusals import access_refused, precondition_failed
 from penstock.broker.turn_budget import STEP_BYTES, SlicedWork, TurnBudget
@@ -56,6 +57,11 @@ class Call:
         self.is_operator: bool = channel is None and user is None
         self.owner: object | None = None if channel is None else channel.handler
         self._channel: Channel | None = channel
+
+    @property
+    def place(self) -> str:
+        """Where a user has called from, for the audit log."""
+        return "http" if self._channel is None else client_of(self._channel.handler.name)
 
     @property
     def channel(self) -> Channel:

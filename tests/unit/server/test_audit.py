@@ -1,0 +1,104 @@
+"""The audit log: its lines, its size, floods of failed logins, and a disk that fails."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from penstock.clock import ManualClock
+from penstock.operation_table import AUDITED, OPERATIONS
+from penstock.server.audit import LOGINS_BURST, WAITING_MAX, AuditLog
+from penstock.storage.files.filesystem import OsFileSystem
+
+ENTRY = {"event": "delete_queue", "user": "ada", "from": "10.0.0.7:5", "vhost": "/"}
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def log(path: Path, bytes_max: int = 1 << 20, clock: ManualClock | None = None) -> AuditLog:
+    return AuditLog(OsFileSystem(0), str(path), bytes_max, clock or ManualClock())
+
+
+def test_entries_are_lines_after_those_that_are_there(tmp_path: Path) -> None:
+    path = tmp_path / "audit"
+    for _ in range(2):
+        one = log(path)
+        one.note(ENTRY)
+        one.note({**ENTRY, "args": {"x": b"\xff"}})
+        one.close()
+    found = lines(path)
+    assert len(found) == 4
+    assert {**found[0], "time": ""} == {"time": "", **ENTRY}
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_the_file_and_the_one_before_have_a_size(tmp_path: Path) -> None:
+    path = tmp_path / "audit"
+    one = log(path, bytes_max=1000)
+    for number in range(100):
+        one.note({**ENTRY, "number": number})
+        one._executor.submit(int).result()  # each is written alone
+    one.close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["audit", "audit.1"]
+    assert path.stat().st_size <= 1000
+    assert (tmp_path / "audit.1").stat().st_size <= 1000
+    assert lines(path)[-1]["number"] == 99
+
+
+def test_a_flood_of_failed_logins_is_counted(tmp_path: Path) -> None:
+    path, clock = tmp_path / "audit", ManualClock()
+    one = log(path, clock=clock)
+    for _ in range(10 * LOGINS_BURST):
+        one.note({"event": "login_failed", "user": "x", "from": "10.0.0.7", "why": "no"})
+    one.note(ENTRY)
+    one.close()
+    found = lines(path)
+    assert len(found) == LOGINS_BURST + 1
+    assert found[-1]["left_out"] == 9 * LOGINS_BURST
+
+
+def test_what_waits_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "audit"
+    one = log(path)
+    with one._lock:
+        one._waiting = [(b"{}\n", 1)] * WAITING_MAX
+        one._is_writing = True
+    one.note(ENTRY)
+    assert (len(one._waiting), one._left_out) == (WAITING_MAX, 1)
+    one._write_all()
+    one.note(ENTRY)
+    one.close()
+    assert lines(path)[-1]["left_out"] == 1
+
+
+def test_a_disk_that_fails_is_in_the_log_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "audit"
+    one = log(path)
+
+    def fails(_data: bytes) -> None:
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
+        patch.setattr(one, "_write", fails)
+        for _ in range(3):
+            one.note(ENTRY)
+            one._executor.submit(int).result()
+    assert caplog.messages == [f"the audit log {path} cannot be written: no space"]
+    one.note(ENTRY)
+    one.close()
+    (found,) = lines(path)
+    assert found["left_out"] == 3
+
+
+def test_operations_that_are_audited_exist_and_do_not_only_read() -> None:
+    assert set(OPERATIONS) >= AUDITED
+    assert not [name for name in AUDITED if name.startswith(("list_", "describe_", "get", "peek"))]
+    changing = ("add_", "delete_", "set_", "clear_", "declare_", "bind_", "unbind_", "purge_")
+    assert {name for name in OPERATIONS if name.startswith(changing)} <= AUDITED | {
+        "set_stream_reader",  # a reader says how far it is
+    }

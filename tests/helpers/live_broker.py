@@ -102,6 +102,10 @@ class Broker:
         where = f"{self.user}:{self.password}@{self.host}:{self.port}"
         return f"amqp://{where}/{quote(vhost, safe='')}"
 
+    def operate(self, op: str, args: dict[str, Any]) -> bool:
+        """Do what an operator does, by the name of Penstock's operation. Whether it was done."""
+        raise NotImplementedError
+
 
 class ExternalBroker(Broker):
     """A broker that somebody else runs, named by PENSTOCK_TEST_URL."""
@@ -254,6 +258,15 @@ class LiveBroker(Broker):
 
         with ControlClient(str(self.data / "control.sock")) as client:
             return client.call(op, vhost, **arguments)
+
+    def operate(self, op: str, args: dict[str, Any]) -> bool:
+        from penstock.errors import PenstockError
+
+        try:
+            self.control(op, "/", **args)
+        except PenstockError:
+            return False
+        return True
 
     def log_text(self) -> str:
         """What the broker wrote to standard error, its last 8,000 characters."""

@@ -429,14 +429,13 @@ def _text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
-SLICE: Final = 4  # queues or exchanges of one step: a millisecond or less
-
 Counts = Counter[tuple[str, str, str]]  # (component, name of the policy, EXCHANGE or QUEUE)
 QUEUE: Final = "queue"
 
 
 class PolicyChanges(BackgroundTask):
-    """Applies changed policies to all queues and exchanges of a vhost, in slices.
+    """Applies changed policies to all queues and exchanges of a vhost, one in a step. That drops a
+    slice of what is too much in a queue; the queue's ticks do the rest.
 
     everything(): returns the names of all exchanges and of all queues. exchange(name), queue(name):
     apply the policies to one, and return what applies; None: it is gone. on_error(what, error):
@@ -469,16 +468,13 @@ class PolicyChanges(BackgroundTask):
         self._wake(self)
 
     def step(self) -> int:
-        for _ in range(min(SLICE, len(self._left))):
+        if self._left:
             kind, name = self._left.popleft()
             applied = self._apply[kind](name)
-            if applied is None:
-                continue
-            if applied.policy is not None:
+            if applied is not None and applied.policy is not None:
                 self._counts[POLICY, applied.policy.name, kind] += 1
-            if applied.operator is not None:
+            if applied is not None and applied.operator is not None:
                 self._counts[OPERATOR_POLICY, applied.operator.name, kind] += 1
-        if self._left:
             return AGAIN
         waiters, self._waiters = self._waiters, []
         for done in waiters:

@@ -506,7 +506,7 @@ class QueueTable:
             if self._is_to_open(name, options):
                 opened = self._queue_set.find(name)
                 assert opened is not None, "it is stored"
-                self._queue_set.touch(opened)
+                self._queue_set.tick_queue(opened, self.clock.wall_ms())
             return self._policies.of(name, type_of(arguments)), options
         assert isinstance(queue, BrokerQueue), "there is no third kind"
         applied = self._policies.of(name, type_of(queue.arguments))
@@ -529,7 +529,7 @@ class QueueTable:
             self._queue_set.register(queue.amq.backing, options)
         if thresholds_of(options).all() != thresholds_of(before).all():
             self._on_deleted(queue.name)  # its alerts were about other thresholds
-        self._queue_set.touch(queue)
+        self._queue_set.tick_queue(queue, self.clock.wall_ms())
 
     def _is_to_open(self, name: str, options: QueueOptions) -> bool:
         """Return whether a stored queue has something to do with these options."""

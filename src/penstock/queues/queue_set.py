@@ -405,23 +405,28 @@ class QueueSet(Generic[Q]):
             queues.append(queue)
         has_more = bool(self.touched)
         for queue in queues:
-            if not queue.is_usable:
-                continue
-            if self.engine.page_out_left <= 0:  # enough for one turn
+            if self.tick_queue(queue, wall_ms):
                 has_more = True
-                self.touch(queue)
-                continue
-            try:
-                if queue.tick(wall_ms):
-                    has_more = True
-                    self.touch(queue)
-                else:
-                    self.note_due(queue)
-            except Exception as error:
-                if self.engine.failed is not None:
-                    raise
-                self._owner.queue_failed(queue, error)
         return has_more
+
+    def tick_queue(self, queue: Q, wall_ms: int) -> bool:
+        """Do a slice of what is due in a queue. Returns whether there is more; the next tick does
+        it."""
+        if not queue.is_usable:
+            return False
+        if self.engine.page_out_left <= 0:  # enough for one turn
+            self.touch(queue)
+            return True
+        try:
+            if queue.tick(wall_ms):
+                self.touch(queue)
+                return True
+            self.note_due(queue)
+        except Exception as error:
+            if self.engine.failed is not None:
+                raise
+            self._owner.queue_failed(queue, error)
+        return False
 
     # ---- the end -------------------------------------------------------------------------------
 

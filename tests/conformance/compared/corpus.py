@@ -7,6 +7,7 @@ from tests.conformance.compared import (
     corpus_content,
     corpus_messages,
     corpus_methods,
+    corpus_policies,
     corpus_wire,
 )
 from tests.conformance.compared.script import Script
@@ -17,6 +18,7 @@ FAMILIES: tuple[Callable[[], list[Script]], ...] = (
     *corpus_messages.FAMILIES,
     *corpus_content.FAMILIES,
     *corpus_wire.FAMILIES,
+    *corpus_policies.FAMILIES,
 )
 
 

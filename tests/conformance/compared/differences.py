@@ -38,7 +38,12 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
         "properties/mode-*", "properties/expiration-plus", "properties/bcc-list", "copies/bcc",
         "alternate/default", "content/too-much", "content/large-size",
     ),
-    "Confirms and transactions": ("confirm/rejected", "tx/reject-publish"),
+    "Policies": (
+        "policy/length/quorum", "policy/overflow/full", "policy/which/quorum/queue-version",
+    ),
+    "Confirms and transactions": (
+        "confirm/rejected", "tx/reject-publish", "policy/overflow/classic",
+    ),
     "Connections and channels": (
         "handshake/version-0-8", "handshake/version-0-9", "channel/reopen-at-once",
         "unexpected/channel/basic.return", "unexpected/channel/basic.deliver",

@@ -1,12 +1,15 @@
 """A RabbitMQ of the installed package, for the length of a run: an own directory, port and name."""
 
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.helpers.live_broker import Broker
 
@@ -30,6 +33,7 @@ class RabbitMQ(Broker):
     def __init__(self, directory: Path) -> None:
         super().__init__("127.0.0.1", free_port())
         self.directory = directory
+        self._lock = threading.Lock()
 
     def __enter__(self) -> "RabbitMQ":
         at = self.directory
@@ -71,6 +75,18 @@ class RabbitMQ(Broker):
         )  # fmt: skip
         assert done.returncode == 0, (words, done.stdout, done.stderr)
         return done.stdout
+
+    def operate(self, op: str, args: dict[str, Any]) -> bool:
+        words = [args["name"]]
+        if "pattern" in args:
+            words += [args["pattern"], json.dumps(args["definition"])]
+            words += ["--priority", str(args["priority"]), "--apply-to", args["apply_to"]]
+        try:
+            with self._lock:  # it takes a second of CPU
+                self.control(op, *words)
+        except AssertionError:
+            return False
+        return True
 
     def _is_there(self) -> bool:
         try:

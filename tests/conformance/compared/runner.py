@@ -220,6 +220,9 @@ class Runner:
                 if one.special == "lose":
                     talk.send(out)
                     talk.lose()
+                elif one.operation is not None:
+                    done = "done" if self.broker.operate(*one.operation) else "refused"
+                    talk.lines.append((0, "", f"{one.operation[0]} {done}"))
                 elif one.special != "open" or one.channel not in talk.open:
                     out += one.build(one.channel)
                     if one.is_asking:

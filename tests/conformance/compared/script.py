@@ -33,7 +33,7 @@ ANSWERS = {
 class Call:
     """build(channel): the bytes. is_asking: an answer must come. special: "open" opens the channel
     if it is not open, "lose" ends the connection without a word. is_whole: after it another method
-    may come on the channel."""
+    may come on the channel. operation: what an operator does meanwhile, with its arguments."""
 
     build: Callable[[int], bytes]
     is_asking: bool = False
@@ -41,6 +41,7 @@ class Call:
     connection: int = 0
     special: str = ""
     is_whole: bool = False
+    operation: tuple[str, dict[str, Any]] | None = None
 
 
 def on(channel: int, call: Call, connection: int = 0) -> Call:
@@ -158,6 +159,21 @@ def nack(tag: int, *, multiple: object = 0, requeue: object = 1) -> Call:
 
 def reject(tag: int, *, requeue: object = 1) -> Call:
     return call("basic.reject", tag, requeue)
+
+
+def policy(
+    name: str, pattern: str, definition: dict[str, Any] | None, *, priority: int = 0,
+    apply_to: str = "all", is_operators: bool = False,
+) -> Call:  # fmt: skip
+    """An operator sets a policy, or clears it (no definition)."""
+    what = "operator_policy" if is_operators else "policy"
+    if definition is None:
+        return Call(lambda _: b"", operation=(f"clear_{what}", {"name": name}))
+    given = {
+        "name": name, "pattern": pattern, "definition": definition, "priority": priority,
+        "apply_to": apply_to,
+    }  # fmt: skip
+    return Call(lambda _: b"", operation=(f"set_{what}", given))
 
 
 def publish(

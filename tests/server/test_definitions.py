@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pika
 import pytest
 
 from penstock.cli.main import main
-from penstock.server.control import ControlError
-from tests.helpers.live_broker import LiveBroker
+from penstock.server.control import ControlError, NoServerError
+from tests.conformance.compared.definitions import many
+from tests.helpers.live_broker import LiveBroker, wait_until
 
 FILES = Path(__file__).parent.parent / "fixtures" / "definitions"
 RABBITMQ = (FILES / "rabbitmq.json").read_text()  # by RabbitMQ 3.10
@@ -188,3 +190,30 @@ def test_definitions_are_loaded_once_at_the_start(tmp_path: Path) -> None:
             broker.start()
         del broker.environment["PENSTOCK_LOAD_DEFINITIONS"]
         broker.start()
+
+
+def test_an_import_that_a_kill_cuts_short_is_done_again(tmp_path: Path) -> None:
+    document = json.loads(RABBITMQ)
+    for section, rows in many(2000).items():
+        document[section] += rows
+    text = json.dumps(document)
+    with LiveBroker(tmp_path / "data") as broker, ThreadPoolExecutor(1) as pool:
+        importing = pool.submit(
+            broker.control, "import_definitions", "", definitions=text, leave_out=True
+        )
+        wait_until(lambda: len(broker.control("list_topology", "/")["queues"]) > 50)
+        broker.kill()
+        with pytest.raises(NoServerError):
+            importing.result()
+        broker.start()
+        half = len(broker.control("list_topology", "/")["queues"])
+        assert 50 < half < 2007
+        found = broker.control("import_definitions", "", definitions=text, leave_out=True)
+        assert (found["users"], found["vhosts"]) == (0, 0)
+        assert found["queues"] >= 2007 - half
+        exported = broker.control("export_definitions", "")
+        assert len(exported["queues"]) == 2009
+        assert len(exported["bindings"]) == len(document["bindings"])
+        again = broker.control("import_definitions", "", definitions=text, leave_out=True)
+        assert again["queues"] == again["bindings"] == 0
+        assert broker.control("export_definitions", "") == exported

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pika
 import pytest
 
 from penstock.cli.main import main
-from penstock.server.control import ControlError
-from tests.helpers.live_broker import LiveBroker
+from penstock.server.control import ControlError, NoServerError
+from tests.conformance.compared.definitions import many
+from tests.helpers.live_broker import LiveBroker, wait_until
 
 FILES = Path(__file__).parent.parent / "fixtures" / "definitions"
 RABBITMQ = (FILES / "rabbitmq.json").read_text()  # by RabbitMQ 3.10
@@ -32,8 +34,12 @@ def test_a_document_of_rabbitmq_is_imported(broker: LiveBroker) -> None:
         "exchanges": 7, "queues": 10, "bindings": 9, "differs": [],
     }  # fmt: skip
     assert [line.partition("]")[0] for line in left_out] == [
-        "parameters[2", "global_parameters[0", "global_parameters[1", "global_parameters[2",
+        "global_parameters[2", "parameters[2",
     ]  # fmt: skip
+    assert broker.control("list_global_parameters") == [
+        {"name": "cluster_name", "value": "ops-lab"},
+        {"name": "mqtt_port_to_vhost_mapping", "value": {"1883": "/"}},
+    ]
     exported = broker.control("export_definitions", "")
     assert exported == {**PENSTOCK, "product_version": exported["product_version"]}
     users = {row["name"]: row["tags"] for row in broker.control("list_users")}
@@ -67,6 +73,7 @@ def test_what_was_exported_is_equal_when_it_is_imported(
     broker.control("add_user", name="ann", password="secret", tags=["monitoring"])
     broker.control("set_user_limits", user="ann", limits={"max-publish-rate": 5})
     broker.control("set_vhost_limits", "shop", limits={"max-bindings": 50})
+    broker.control("update_vhost_metadata", name="shop", description="sells", tags="a,b")
     file = tmp_path / "all.json"
     data = ["--data", str(broker.data)]
     assert main(["export_definitions", str(file), *data]) == 0
@@ -183,3 +190,30 @@ def test_definitions_are_loaded_once_at_the_start(tmp_path: Path) -> None:
             broker.start()
         del broker.environment["PENSTOCK_LOAD_DEFINITIONS"]
         broker.start()
+
+
+def test_an_import_that_a_kill_cuts_short_is_done_again(tmp_path: Path) -> None:
+    document = json.loads(RABBITMQ)
+    for section, rows in many(2000).items():
+        document[section] += rows
+    text = json.dumps(document)
+    with LiveBroker(tmp_path / "data") as broker, ThreadPoolExecutor(1) as pool:
+        importing = pool.submit(
+            broker.control, "import_definitions", "", definitions=text, leave_out=True
+        )
+        wait_until(lambda: len(broker.control("list_topology", "/")["queues"]) > 50)
+        broker.kill()
+        with pytest.raises(NoServerError):
+            importing.result()
+        broker.start()
+        half = len(broker.control("list_topology", "/")["queues"])
+        assert 50 < half < 2007
+        found = broker.control("import_definitions", "", definitions=text, leave_out=True)
+        assert (found["users"], found["vhosts"]) == (0, 0)
+        assert found["queues"] >= 2007 - half
+        exported = broker.control("export_definitions", "")
+        assert len(exported["queues"]) == 2009
+        assert len(exported["bindings"]) == len(document["bindings"])
+        again = broker.control("import_definitions", "", definitions=text, leave_out=True)
+        assert again["queues"] == again["bindings"] == 0
+        assert broker.control("export_definitions", "") == exported

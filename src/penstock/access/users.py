@@ -283,17 +283,18 @@ KINDS: Final[Mapping[str, Mapping[str, str]]] = {USER: OF_USERS, VHOST: OF_VHOST
 
 @dataclass(slots=True)
 class Tables:
-    """Rows of all tables, as definitions have them: users by name, as (hash, tags); names of
-    vhosts; (user, vhost) -> three patterns; (user, vhost, exchange) -> two; "user" and "vhost" ->
-    name -> limits."""
+    """Rows of all tables, as definitions have them: users by name, as (hash, tags); vhosts by name,
+    with those of VHOST_OPTIONS that are set; (user, vhost) -> three patterns; (user, vhost,
+    exchange) -> two; "user" and "vhost" -> name -> limits; global parameters."""
 
     users: dict[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
-    vhosts: list[str] = field(default_factory=list)
+    vhosts: dict[str, dict[str, object]] = field(default_factory=dict)
     permissions: dict[tuple[str, str], tuple[str, str, str]] = field(default_factory=dict)
     topics: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
     limits: dict[str, dict[str, dict[str, int]]] = field(
         default_factory=lambda: {kind: {} for kind in KINDS}
     )
+    parameters: dict[str, object] = field(default_factory=dict)
 
 
 def _do_nothing() -> None:
@@ -533,12 +534,8 @@ class Users(KnownUsers):
 
     def set_global_parameter(self, name: str, value: object) -> None:
         """Store a value, of which Penstock makes no use, under this name. Raises OptionError."""
-        check_name("name", name)
-        text = json.dumps(value, sort_keys=True)
-        if len(text) > PARAMETER_CHARS_MAX:
-            expected = f"at most {PARAMETER_CHARS_MAX} characters of JSON"
-            raise OptionError(name, f"{len(text)} characters", expected)
-        self._store.put_parameter(name, text)
+        check_parameter(name, value)
+        self._store.put_parameter(name, json.dumps(value, sort_keys=True))
 
     def clear_global_parameter(self, name: str) -> None:
         """Delete a value. Raises AMQPError 404."""
@@ -554,12 +551,12 @@ class Users(KnownUsers):
         check_name("vhost", name)
         if name in self._vhosts:
             raise AMQPError(PRECONDITION_FAILED, f"vhost '{name}' already exists")
-        self._put_vhost(name, CREATING, _checked_options(options or {}))
+        self._put_vhost(name, CREATING, checked_vhost(options or {}))
 
     def update_vhost(self, name: str, options: Mapping[str, object]) -> None:
         """Change the given ones of VHOST_OPTIONS; others stay. Raises AMQPError 404,
         OptionError."""
-        self._put_vhost(name, self._known_vhost(name), _checked_options(options))
+        self._put_vhost(name, self._known_vhost(name), checked_vhost(options))
 
     def vhost_options(self, name: str) -> dict[str, Any]:
         """Return description, tags and default_queue_type of a vhost. Raises AMQPError 404."""
@@ -624,14 +621,24 @@ class Users(KnownUsers):
 
     def tables(self) -> Tables:
         """Return all rows, of vhosts that are ready."""
-        vhosts = [name for name, (state, _) in self._vhosts.items() if state == READY]
+        vhosts = {
+            name: self._set_options(name)
+            for name, (state, _) in self._vhosts.items()
+            if state == READY
+        }
         return Tables(
             users=dict(self._users),
             vhosts=vhosts,
             permissions={who: p for who, p in self._permissions.items() if who[1] in vhosts},
             topics={who: p for who, p in self._all_topics().items() if who[1] in vhosts},
             limits={kind: self.limits(kind) for kind in KINDS},
+            parameters=self.global_parameters(),
         )
+
+    def _set_options(self, vhost: str) -> dict[str, object]:
+        """Return those options of a vhost that are set."""
+        meta = json.loads(self._vhosts[vhost][1])
+        return {one.name: meta[one.name] for one in VHOST_OPTIONS if one.name in meta}
 
     def _all_topics(self) -> dict[tuple[str, str, str], tuple[str, str]]:
         return {
@@ -659,24 +666,18 @@ class Users(KnownUsers):
     def put(self, given: Tables) -> Tables:
         """Add or replace all these rows, or none, and return those that were not there yet. New
         vhosts are `creating`. The caller has made sure that `unknown_in` finds nothing."""
-        new = Tables(
-            users={n: user for n, user in given.users.items() if self._users.get(n) != user},
-            vhosts=[name for name in given.vhosts if name not in self._vhosts],
-            permissions={
-                who: p for who, p in given.permissions.items() if self._permissions.get(who) != p
-            },
-            topics=dict(given.topics.items() - self._all_topics().items()),
-        )
-        for kind, owners in given.limits.items():
-            for name, own in owners.items():
-                known = self._limits[kind].get(name, {})
-                if known != {**known, **own}:
-                    new.limits[kind][name] = {**known, **own}
+        new = self._changes_in(given)
+        vhosts: dict[str, tuple[str, str]] = {}
+        for name, options in new.vhosts.items():
+            state, meta = self._vhosts.get(name, (CREATING, "{}"))
+            vhosts[name] = state, json.dumps({**json.loads(meta), **options}, sort_keys=True)
         with self._store.transaction():
             for name, (hashed, tags) in new.users.items():
                 self._store.put_user(name, hashed, tags)
-            for name in new.vhosts:
-                self._store.put_vhost(name, CREATING)
+            for name, (state, meta) in vhosts.items():
+                self._store.put_vhost(name, state, meta)
+            for name, value in new.parameters.items():
+                self._store.put_parameter(name, json.dumps(value, sort_keys=True))
             for (user, vhost), patterns in new.permissions.items():
                 self._store.put_permission(user, vhost, patterns)
             for (user, vhost, exchange), two in new.topics.items():
@@ -685,13 +686,41 @@ class Users(KnownUsers):
                 for name, own in owners.items():
                     self._store.put_limits(kind, name, json.dumps(own, sort_keys=True))
         self._users.update(new.users)
-        self._vhosts.update(dict.fromkeys(new.vhosts, (CREATING, "{}")))
+        self._vhosts.update(vhosts)
         self._permissions.update(new.permissions)
         for (user, vhost, exchange), two in new.topics.items():
             self._topics.setdefault((user, vhost), {})[exchange] = two
         for kind, owners in new.limits.items():
             self._limits[kind].update(owners)
         self.on_change()
+        return new
+
+    def _changes_in(self, given: Tables) -> Tables:
+        """Return those rows that are not here yet, with limits as they will be."""
+        known_parameters = self.global_parameters()
+        new = Tables(
+            users={n: user for n, user in given.users.items() if self._users.get(n) != user},
+            vhosts={
+                name: options
+                for name, options in given.vhosts.items()
+                if name not in self._vhosts
+                or options != {one: self._set_options(name).get(one) for one in options}
+            },
+            permissions={
+                who: p for who, p in given.permissions.items() if self._permissions.get(who) != p
+            },
+            topics=dict(given.topics.items() - self._all_topics().items()),
+            parameters={
+                name: value
+                for name, value in given.parameters.items()
+                if name not in known_parameters or known_parameters[name] != value
+            },
+        )
+        for kind, owners in given.limits.items():
+            for name, own in owners.items():
+                known = self._limits[kind].get(name, {})
+                if known != {**known, **own}:
+                    new.limits[kind][name] = {**known, **own}
         return new
 
     def loaded(self) -> str:
@@ -750,7 +779,16 @@ def _limits_of(stored: Mapping[str, str], kind: str) -> dict[str, dict[str, int]
     return found
 
 
-def _checked_options(given: Mapping[str, object]) -> dict[str, object]:
+def check_parameter(name: str, value: object) -> None:
+    """Raise OptionError unless it can be a global parameter."""
+    check_name("name", name)
+    size = len(json.dumps(value))
+    if size > PARAMETER_CHARS_MAX:
+        expected = f"at most {PARAMETER_CHARS_MAX} characters of JSON"
+        raise OptionError(name, f"{size} characters", expected)
+
+
+def checked_vhost(given: Mapping[str, object]) -> dict[str, object]:
     """Return these of VHOST_OPTIONS as a vhost's meta has them. Raises OptionError."""
     rows = by_name(VHOST_OPTIONS)
     found: dict[str, object] = {}

@@ -8,8 +8,7 @@ document of JSON, in RabbitMQ's form.
 A document is checked as a whole before anything is applied: each entry by itself, what it refers
 to (a binding's queue, a permission's user), and the limits. `DefinitionsError` lists all that is
 wrong, up to PROBLEMS_MAX. What RabbitMQ's documents have and Penstock has not is wrong, too, unless
-the caller leaves it out; global parameters, which change no message, are left out in any case.
-`left_out` lists it. Unknown members are ignored, as RabbitMQ does.
+the caller leaves it out; `left_out` lists it. Unknown members are ignored, as RabbitMQ does.
 
 A whole document has users and vhosts, and its entries name their vhost. A document of one vhost has
 neither; it is for the vhost that the caller names. Of a whole document only that vhost's entries
@@ -35,6 +34,8 @@ from penstock.access.limits import (
     MAX_QUEUES,
     OF_USERS,
     OF_VHOSTS,
+    UNDEFINED,
+    VHOST_OPTIONS,
     checked_limits,
 )
 from penstock.access.permissions import check_pattern, expanded
@@ -42,7 +43,9 @@ from penstock.access.users import (
     NO_PASSWORD,
     Tables,
     check_name,
+    check_parameter,
     checked_tags,
+    checked_vhost,
     is_of_rabbitmq,
     rabbitmq_hash,
 )
@@ -82,6 +85,7 @@ from penstock.routing.exchange_types import (
 PROBLEMS_MAX: Final = 100
 RABBITMQ_VERSION: Final = "3.13.0"  # whose form it is; readers decide by it
 PENSTOCK: Final = "penstock"
+CLUSTER_ID: Final = "internal_cluster_id"
 LIMITS_COMPONENT: Final = "vhost-limits"
 # Limits that RabbitMQ has.
 OF_RABBITMQ: Final = frozenset({MAX_CONNECTIONS, MAX_CHANNELS, MAX_QUEUES})
@@ -155,6 +159,7 @@ class Definitions:
             self._take_vhosts()
             self._take_users()
             self._take_permissions()
+            self._take_global_parameters()
         self._take_parameters()
         for place, row in self._rows("policies"):
             self._take_policy(place, self._vhost_of(place, row), POLICY, row.get("name"), row)
@@ -212,11 +217,17 @@ class Definitions:
 
     def _take_vhosts(self) -> None:
         for place, row in self._rows("vhosts"):
-            found = self._checked(place, row, (_NAME, table(PENSTOCK, "")))
+            found = self._checked(place, row, (_NAME, table("metadata", ""), table(PENSTOCK, "")))
             if found is not None:
                 name = found["name"]
                 self._try(place, check_name, "vhost", name)
-                self.tables.vhosts.append(name)
+                said = {**row, **found["metadata"]}
+                options = {
+                    one.name: said[one.name]
+                    for one in VHOST_OPTIONS
+                    if said.get(one.name) not in (None, "", UNDEFINED, [])
+                }
+                self.tables.vhosts[name] = self._try(place, checked_vhost, options) or {}
                 self._take_limits(place, "vhost", name, found[PENSTOCK].get("limits", {}))
 
     def _take_users(self) -> None:
@@ -276,8 +287,17 @@ class Definitions:
                 self._take_policy(place, vhost, OPERATOR_POLICY, found["name"], found["value"])
             else:
                 self._unsupported(f"{place}: no parameters of the component {found['component']}")
-        for place, _ in self._rows("global_parameters"):
-            self.left_out.append(f"{place}: Penstock has no global parameters")
+
+    def _take_global_parameters(self) -> None:
+        for place, row in self._rows("global_parameters"):
+            found = self._checked(place, row, (_NAME,))
+            if found is None:
+                continue
+            if found["name"] == CLUSTER_ID:
+                self.left_out.append(f"{place}: it is of the other broker alone")
+            else:
+                self._try(place, check_parameter, found["name"], row.get("value"))
+                self.tables.parameters[found["name"]] = row.get("value")
 
     def _take_policy(
         self, place: str, vhost: str | None, component: str, name: object, value: Json
@@ -548,8 +568,12 @@ def document(tables: Tables, topology: Mapping[str, VhostTopology], vhost: str) 
                 for name, (hashed, tags) in tables.users.items()
             ],
             "vhosts": [
-                {"name": name, **_own_limits(tables.limits["vhost"].get(name, {}))}
-                for name in tables.vhosts
+                {
+                    "name": name,
+                    "metadata": options,
+                    **_own_limits(tables.limits["vhost"].get(name, {})),
+                }
+                for name, options in tables.vhosts.items()
             ],
             "permissions": [
                 {"user": user, "vhost": of, "configure": c, "write": w, "read": r}
@@ -559,7 +583,9 @@ def document(tables: Tables, topology: Mapping[str, VhostTopology], vhost: str) 
                 {"user": user, "vhost": of, "exchange": exchange, "write": w, "read": r}
                 for (user, of, exchange), (w, r) in tables.topics.items()
             ],
-            "global_parameters": [],
+            "global_parameters": [
+                {"name": name, "value": value} for name, value in tables.parameters.items()
+            ],
             **sections,
         }
     for section, rows in sections.items():

@@ -52,8 +52,8 @@ def comparable(document: dict[str, Any]) -> dict[str, list[str]]:
     """What has to come back, in an order that is the same everywhere."""
     found: dict[str, list[str]] = {}
     for section in (
-        "users", "vhosts", "permissions", "topic_permissions", "policies", "queues", "exchanges",
-        "bindings",
+        "users", "vhosts", "global_parameters", "permissions", "topic_permissions", "policies",
+        "queues", "exchanges", "bindings",
     ):  # fmt: skip
         rows = [row for row in document[section] if row.get("durable", True)]
         if section == "users":
@@ -90,6 +90,7 @@ def through_penstock(at: Path, text: str) -> dict[str, Any]:
         broker.control("import_definitions", "", definitions=text, leave_out=True)
         broker.control("set_user_limits", user="eve", limits={"max-publish-rate": 5})
         broker.control("change_password", name="eve", password="other")
+        broker.control("update_vhost_metadata", name="shop", description="sells", tags=["a"])
         found: dict[str, Any] = broker.control("export_definitions", "")
     return found
 

@@ -4,13 +4,14 @@ import base64
 import hashlib
 import json
 import random
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock.access import users as module
-from penstock.access.users import KnownUsers, Users, hash_password, rabbitmq_hash, verify
+from penstock.access.users import KnownUsers, Tables, Users, hash_password, rabbitmq_hash, verify
 from penstock.clock import ManualClock
 from penstock.errors import AMQPError, OptionError
 from penstock.storage.files.user_store import UserStore
@@ -572,3 +573,34 @@ def test_init_does_all_or_nothing(world: World, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(OptionError, match="another name"):
         world.users.init("guest", b"secret", is_forced=False)
     assert world.users.init("admin", b"secret", is_forced=False) == (True, True)
+
+
+# --- definitions ---
+
+
+def test_rows_of_definitions_are_put_all_or_none(world: World) -> None:
+    new = Tables(
+        users={"ann": (hash_password(b"a", salt=b"s" * 16, log2_n=1), frozenset({"monitoring"}))},
+        vhosts={"shop": {"description": "sells"}},
+        permissions={("ann", "shop"): ("", ".*", ".*"), ("zoe", "moon"): ("", "", "")},
+        topics={("ann", "shop", "t"): ("^a", ".*")},
+        limits={"user": {"ann": {"max-channels": 5}}, "vhost": {}},
+        parameters={"cluster_name": "x"},
+    )
+    assert world.users.unknown_in(new) == [
+        "permissions of user 'zoe' in vhost 'moon': no user 'zoe'",
+        "permissions of user 'zoe' in vhost 'moon': no vhost 'moon'",
+    ]
+    before = world.users.tables()
+    with pytest.raises(sqlite3.IntegrityError):
+        world.users.put(new)
+    assert world.users.tables() == before == world.open().tables()
+    del new.permissions[("zoe", "moon")]
+    assert world.users.put(new) == new
+    world.users.vhost_made("shop")
+    tables = world.users.tables()
+    assert tables == world.open().tables()
+    assert tables.vhosts == {"shop": {"description": "sells"}}
+    assert world.users.put(tables) == Tables()
+    world.users.delete_vhost("shop")
+    assert world.users.unknown_in(new) == ["vhost 'shop' is being deleted"]

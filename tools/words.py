@@ -230,7 +230,8 @@ def other_arguments() -> list[Word]:
     return plain((
         "alternate-exchange", "x-delayed-type", "hash-header", "hash-property",
         "x-recent-history-length", "x-match", "x-priority", "x-stream-offset",
-        "x-stream-reader", "x-stream-partition", "mandatory", "prefetch_count", "exclusive",
+        "x-stream-reader", "x-stream-partition", "x-stream-filter",
+        "x-stream-match-unfiltered", "mandatory", "prefetch_count", "exclusive",
         "auto_delete", "no_ack", "amq.rabbitmq.reply-to", "amq.penstock.alert", "heartbeat",
         "frame_max", "channel_max", "PLAIN", "AMQPLAIN", "capabilities",
     ))  # fmt: skip
@@ -241,7 +242,7 @@ def headers() -> list[Word]:
         "x-death", "x-first-death-exchange", "x-first-death-queue", "x-first-death-reason",
         "x-delay", "x-recent-history-no-store", "x-deduplication-header",
         "x-delivery-count", "CC", "BCC",
-        "x-stream-timestamp", "x-stream-gap",
+        "x-stream-timestamp", "x-stream-gap", "x-stream-filter-value",
         "expiration", "user_id", "reply_to", "delivery_mode", "priority",
     ))  # fmt: skip
 

@@ -967,6 +967,13 @@ _ROWS: Final = (
         needs_text="the query's owner", answer=("batch",),
         more="The broker forgets the query's last batch, so the query could commit it once more.",
     ),
+    # the firehose
+    Operation(
+        "trace_on", "Copy each message that comes and goes to amq.rabbitmq.trace.",
+        tags=ADMINISTRATORS, is_command=True,
+        more="Until trace_off or a restart: see the page about the firehose.",
+    ),
+    Operation("trace_off", "End what trace_on began.", tags=ADMINISTRATORS, is_command=True),
     # policies
     Operation(
         "set_policy", "Set a policy of queues and exchanges.", _POLICY_ARGUMENTS,

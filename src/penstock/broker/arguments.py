@@ -201,6 +201,11 @@ _IN_ORDER: Final[tuple[Option, ...]] = (
         PAGE_BYTES, _COUNT, "bytes of a page; [retention](../guides/streams.md) takes whole pages",
         applies=_STREAM, policy=POLICY_KEY,
     ),
+    Option(
+        "x-stream-filter-size-bytes", whole(16, 255),
+        "accepted, no effect: [filters](../guides/streams.md) look at each record",
+        applies=_STREAM,
+    ),
     Option(CLUSTER_SIZE, _COUNT_FROM_1, _ONE_NODE, applies=_STREAM, policy=POLICY_KEY),
     Option(LEADER_LOCATOR, _LOCATOR, _ONE_NODE, applies=(QUORUM, STREAM), policy=POLICY_KEY),
     Option("x-queue-master-locator", _TEXT, _ONE_NODE, applies=_CLASSIC, policy=POLICY_KEY),

@@ -83,6 +83,10 @@ class ConsumerChannel(ABC):
         """Return how many messages all its consumers together may be given now."""
         return NO_LIMIT if self.can_deliver else 0
 
+    def facts(self) -> tuple[str, int, str]:
+        """Return the connection's name, the channel's number and the user."""
+        return "", 0, ""
+
     @abstractmethod
     def deliver(self, consumer: "Consumer", delivery: Delivery) -> None:
         """Send a message to the client; it is unacked then, unless the consumer is no_ack."""
@@ -95,7 +99,9 @@ class ConsumerChannel(ABC):
 class Consumer:
     """One basic.consume. prefetch: its own limit, 0 for none. unacked: its deliveries that are not
     settled yet. source: where they come from: the queue, or its own reading of a stream.
-    timeout_s: its own, after which a delivery goes back, 0 for none; None: its queue's."""
+    timeout_s: its own, after which a delivery goes back, 0 for none; None: its queue's.
+    tracer(consumer, address, properties, delivery): called with each while it is set; `trace` sets
+    it."""
 
     def __init__(
         self, tag: str, channel: ConsumerChannel, queue: "QueueOrStream", *, no_ack: bool,
@@ -112,6 +118,7 @@ class Consumer:
         self._arguments: bytes = encode_table(arguments) if arguments else b""
         self.counts: int = NO_COUNTS
         self.timeout_s: float | None = None
+        self.tracer: Callable[[Consumer, bytes, bytes, Delivery], None] | None = None
         self.unacked: int = 0
         self.is_cancelled: bool = False
         self.is_parked: bool = False  # it was not ready when it was asked last
@@ -131,6 +138,11 @@ class Consumer:
     def held_bytes(self) -> int:
         """Return about how many bytes of RAM it takes."""
         return CONSUMER_BYTES + 3 * len(self.tag) + len(self._arguments)
+
+    def trace(self, tracer: "Callable[[Consumer, bytes, bytes, Delivery], None] | None") -> None:
+        """Have each delivery traced, or none any more."""
+        self.tracer = tracer
+        self.forget_address()
 
     def forget_address(self) -> None:
         """Forget the last address, which is long: it would take memory that nobody counts."""

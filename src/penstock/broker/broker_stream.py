@@ -15,15 +15,18 @@ without prefetch or without acknowledgements, no limit of the whole channel, no 
 
 **Arguments of a consumer:**
 
-    x-stream-offset      "first", "last", "next"; an offset; a time (AMQP's timestamp, seconds); an
-                         interval before now, "1h"; without it "next", or where the reader is
+    x-stream-offset      "first", "last", "next"; an offset; -n: the last n records; a time (AMQP's
+                         timestamp, seconds); an interval before now, "1h"; without it "next", or
+                         where the reader is
+    x-stream-filter      a text or several: records whose header x-stream-filter-value is one of
+                         them, and with x-stream-match-unfiltered also those without that header
     x-stream-reader      the name of a reader, whose position the server keeps (ours)
     x-stream-partition   read this partition alone (ours)
 
 They differ from RabbitMQ's in two points: "last" is the last record, not the last chunk, and a time
-is met to the record. An offset holds for every partition that is read. Invalid values are a 406;
-RabbitMQ 3.10 ends the connection with an internal error for some. Other arguments, such as
-x-stream-filter, are ignored.
+is met to the record. An offset holds for every partition that is read. A filter is exact; RabbitMQ
+skips chunks by it and leaves the rest to the client. Invalid values are a 406; RabbitMQ 3.10 ends
+the connection with an internal error for some. Other arguments are ignored.
 
 **Readings.** Every consumer of a stream reads everything, by itself, so each has a StreamReading,
 which is in the dispatch's list of work. It delivers as long as its consumer's prefetch and its
@@ -73,7 +76,7 @@ from penstock.errors import (
     OptionError,
 )
 from penstock.message import QueuedMessage
-from penstock.queues import stream_options
+from penstock.queues import raw_fields, stream_options
 from penstock.queues.amqp_headers import FORMAT, AmqpHeaders, split_address
 from penstock.queues.backing_queue import Delivery
 from penstock.queues.dead_letter import StreamTarget
@@ -103,21 +106,28 @@ FIRST: Final = "first"
 LAST: Final = "last"
 NEXT: Final = "next"
 WORDS: Final = (FIRST, LAST, NEXT)
+FILTER: Final = "x-stream-filter"
+MATCH_UNFILTERED: Final = "x-stream-match-unfiltered"
+FILTER_VALUE: Final = b"x-stream-filter-value"
+FILTERS_MAX: Final = 255
 OFFSET_MAX: Final = (1 << 53) - 1
 READER_BYTES_MAX: Final = 255
 KNOWN_READER_BYTES: Final = 500  # measured: a named reader in one partition, without its name
 EXPECTED: Final = (
-    '"first", "last", "next", an offset from 0, a timestamp, or an interval such as "1h"'
+    '"first", "last", "next", an offset, -n for the last n records, a timestamp, or an interval '
+    'such as "1h"'
 )
 
 
 class Start:
-    """Where a consumer begins: a word, or an offset (not negative), or a time in us since 1970."""
+    """Where a consumer begins: a word, or an offset (not negative), or `back` records before the
+    head, or a time in us since 1970."""
 
-    __slots__ = ("offset", "time_us", "word")
+    __slots__ = ("back", "offset", "time_us", "word")
 
-    def __init__(self, word: str = "", offset: int = -1, time_us: int = 0) -> None:
+    def __init__(self, word: str = "", offset: int = -1, time_us: int = 0, back: int = 0) -> None:
         self.word: str = word
+        self.back: int = back
         self.offset: int = offset
         self.time_us: int = time_us
 
@@ -126,6 +136,8 @@ class Start:
         head. CorruptionError, OSError: the index cannot be read."""
         if self.offset >= 0:
             return self.offset
+        if self.back:
+            return max(stream.head_offset - self.back, stream.first_offset)
         if self.word == FIRST:
             return stream.first_offset
         if self.word == LAST:
@@ -150,9 +162,45 @@ def start_of(what: str, arguments: Mapping[str, object], now_ms: int) -> Start |
     elif isinstance(given, datetime):
         whole = given if given.tzinfo is not None else given.replace(tzinfo=UTC)
         return Start(time_us=max(int(whole.timestamp()), 0) * 1_000_000)
-    elif isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= OFFSET_MAX:
-        return Start(offset=given)
+    elif isinstance(given, int) and not isinstance(given, bool) and abs(given) <= OFFSET_MAX:
+        return Start(offset=given) if given >= 0 else Start(back=-given)
     raise invalid(OFFSET, what, given, EXPECTED)
+
+
+class StreamFilter:
+    """Which records a consumer takes: those with one of these values, and perhaps those without
+    one."""
+
+    __slots__ = ("_takes_unfiltered", "_values")
+
+    def __init__(self, values: list[str], *, takes_unfiltered: bool) -> None:
+        self._values: set[bytes] = {one.encode("utf-8", "surrogateescape") for one in values}
+        self._takes_unfiltered: bool = takes_unfiltered
+
+    def takes(self, meta: bytes) -> bool:
+        """Return whether it takes a record with this header."""
+        if FILTER_VALUE not in meta:
+            return self._takes_unfiltered
+        value = raw_fields.get(_CODEC.headers(meta), FILTER_VALUE)
+        if value is None or value[:1] != b"S":
+            return self._takes_unfiltered
+        return value[LONG_STRING_FRONT_BYTES:] in self._values
+
+
+def filter_of(what: str, arguments: Mapping[str, object]) -> StreamFilter | None:
+    """Return what a consumer filters by; None: it takes all. ChannelError 406."""
+    given = arguments.get(FILTER)
+    takes_unfiltered = arguments.get(MATCH_UNFILTERED, False)
+    if not isinstance(takes_unfiltered, bool):
+        raise invalid(MATCH_UNFILTERED, what, takes_unfiltered, "a boolean")
+    if given is None:
+        return None
+    values = [given] if isinstance(given, str) else given
+    if isinstance(values, list) and 0 < len(values) <= FILTERS_MAX:
+        texts = [one for one in values if isinstance(one, str)]
+        if len(texts) == len(values):
+            return StreamFilter(texts, takes_unfiltered=takes_unfiltered)
+    raise invalid(FILTER, what, given, f"a text, or an array of 1 to {FILTERS_MAX} texts")
 
 
 def reader_of(what: str, arguments: Mapping[str, object]) -> str:
@@ -199,14 +247,16 @@ class StreamReading(Source):
     """The reading of one consumer of `stream`. reader: its name, "" for none."""
 
     def __init__(
-        self, stream: "BrokerStream", consumer: Consumer, cursor: StreamCursor, reader: str
-    ) -> None:
+        self, stream: "BrokerStream", consumer: Consumer, cursor: StreamCursor, reader: str,
+        wanted: StreamFilter | None,
+    ) -> None:  # fmt: skip
         self.is_touched = True  # no tick has to do with it
         self.stream: BrokerStream = stream
         self.consumer: Consumer = consumer
         self.reader: str = reader
         self.cursor: StreamCursor = cursor
         self._placer: Placer = Placer(stream.name)
+        self._filter: StreamFilter | None = wanted
         self._counted_bytes: int = 0
 
     # ---- delivery ------------------------------------------------------------------------------
@@ -230,17 +280,21 @@ class StreamReading(Source):
         consumer = self.consumer
         channel = consumer.channel
         placer = self._placer
-        n = 0
+        n = looked_at = 0
         while consumer.is_ready():
-            if n >= READING_SLICE:
+            if looked_at >= READING_SLICE:
                 dispatch.mark(self)
                 break
             record = cursor.fetch()
             if record is None:
                 break
-            n += 1
+            looked_at += 1
             offset = record.offset
             partition = cursor.partition
+            if self._filter is not None and not self._filter.takes(record.meta):
+                cursor.ack([cursor.tag(offset, partition)])
+                continue
+            n += 1
             header = placer.header(record.meta, offset, partition, record.time_us, cursor.gap)
             body = record.payload
             message = QueuedMessage(offset, header, body, len(body), record.time_us // US_PER_S)
@@ -248,6 +302,8 @@ class StreamReading(Source):
             channel.deliver(consumer, Delivery(tag, message, False, 0))
         if n:
             self.stream.delivered += n
+        if looked_at > n and self.reader:
+            dispatch.mark(self)  # its position has moved
         if consumer.is_cancelled:
             cursor.drop_chunk()
         return n
@@ -294,6 +350,7 @@ class StreamReading(Source):
 PARTITION_BYTES: Final = 4 << 10  # measured: one more, without records
 PRIORITY: Final = "x-priority"
 CHUNK_RECORDS_MIN: Final = 64  # read at once, also for a small prefetch
+LONG_STRING_FRONT_BYTES: Final = 5  # its letter and its length
 
 _CODEC: Final = AmqpHeaders()
 
@@ -381,6 +438,7 @@ class BrokerStream(QueueOrStream):
             raise precondition_failed(f"invalid arg '{PRIORITY}' for {self.what} {of_type(STREAM)}")
         start = start_of(self.what, arguments, self._engine.clock.wall_ms())
         reader = reader_of(self.what, arguments)
+        wanted = filter_of(self.what, arguments)
         only = partition_of(self.what, arguments, len(self.parts))
         numbers = list(range(len(self.parts))) if only is None else [only]
         if reader:
@@ -391,7 +449,7 @@ class BrokerStream(QueueOrStream):
         ]
         room = max(2 * consumer.prefetch, CHUNK_RECORDS_MIN)
         cursor = StreamCursor(places, is_named=bool(reader), chunk_records=room)
-        reading = StreamReading(self, consumer, cursor, reader)
+        reading = StreamReading(self, consumer, cursor, reader, wanted)
         if reader:
             for number in numbers:
                 self.readings[reader, number] = reading

@@ -891,6 +891,7 @@ class Channel(ConsumerChannel):
         self.number: int = number
         self.output: Output = output
         self.publisher: Publisher = Publisher(vhost, handler.identity, number, output, self._failed)
+        self.publisher.connection = handler.name
         self.transaction: ChannelTransaction | None = None
         self.spooled: SpooledPublish | None = None
         self.unacked: Unacked = Unacked()
@@ -961,6 +962,9 @@ class Channel(ConsumerChannel):
         if output.is_full():
             self.handler.on_output_full()
 
+    def facts(self) -> tuple[str, int, str]:
+        return self.handler.name, self.number, self.identity.name
+
     def open_body(self, source: Source, delivery: Delivery) -> StoredBody:
         """Open the large body of a message that was fetched. CorruptionError, OSError: it cannot be
         opened now, and the message is back in its source."""
@@ -1005,6 +1009,8 @@ class Channel(ConsumerChannel):
     def add_consumer(self, consumer: Consumer) -> None:
         """Add a consumer of this tag."""
         self.consumers[consumer.tag] = consumer
+        if self.vhost.firehose.is_on:
+            consumer.trace(self.vhost.firehose.delivered)
         self._least_s = min(self._least_s, consumer.timeout_or(0.0) or self._least_s)
         if self.is_shared:
             self._turns[consumer] = None

@@ -31,7 +31,7 @@ from penstock.broker.broker_queue import (
 from penstock.broker.broker_stream import BrokerStream, reader_of
 from penstock.broker.channel import Channel, ChannelTransaction, FinishingWork, SettleFailed
 from penstock.broker.dispatch import DISCARD, REQUEUE
-from penstock.broker.output import write_get_ok
+from penstock.broker.output import address_of, write_get_ok
 from penstock.broker.permissions import (
     CONFIGURE,
     READ,
@@ -286,6 +286,9 @@ def _send_get_ok(channel: Channel, queue: BrokerQueue, delivery: Delivery, *, no
     counts = ALL_COUNTS if queue.is_quorum else NO_COUNTS
     if channel.handler.has_capability(DELIVERY_COUNT):
         counts |= COUNTS_OF_BOXES
+    if channel.vhost.firehose.is_on:
+        address, props = address_of(delivery.message.header, queue.name)
+        channel.vhost.firehose.sent(channel.facts(), queue.name, address, props, delivery)
     write_get_ok(channel.output, channel.number, queue.name, tag, delivery, queue.amq.len(), counts)
     if stored is not None:
         channel.send_body(stored, queue if no_ack else None, delivery.tag)

@@ -348,6 +348,9 @@ def write_delivery(
         props = header[at:]
     if address != consumer.address or not consumer.front:
         _set_address(consumer, channel, address)
+        if consumer.tracer is not None:
+            consumer.address = b""  # so that the next one comes here, too
+            consumer.tracer(consumer, address, props, delivery)
     out = output.writer(channel)
     out.write(consumer.front)
     write_i64_be(out, delivery_tag)

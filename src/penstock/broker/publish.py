@@ -88,6 +88,7 @@ from penstock.broker import refusals
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.dispatch import Dispatch, Unconfirmed
+from penstock.broker.firehose import Firehose
 from penstock.broker.output import (
     END,
     HEADERS,
@@ -362,6 +363,8 @@ class Publisher(Unconfirmed):
         self._is_unconfirmed: bool = False  # the dispatch calls `settle`
         self._on_failed = on_failed
         self.transaction: PublishCollector | None = None
+        self.connection: str = ""  # its name
+        self._firehose: Firehose = vhost.firehose
         self._windows: KeyWindows = vhost.engine.windows
         self.knows_duplicates: bool = True  # False: it publishes them all
         self.is_sliced: bool = False  # the last run ended before its time
@@ -546,6 +549,7 @@ class Publisher(Unconfirmed):
                 route.targets = targets_of(self.vhost, way.queues)
                 route.queues = route.targets.queues
         route.is_special = route.is_per_message or route.is_delayed or bool(route.targets.streams)
+        route.is_special = route.is_special or self._firehose.is_on
         return route
 
     def _follow(self, way: Way, asked: Asked) -> bool:
@@ -649,7 +653,7 @@ class Publisher(Unconfirmed):
         Returns False if the turn's budget does not suffice to find out where it goes."""
         if not (info >> 16 & SPECIAL or route.is_per_message or self.transaction is not None):
             streams = route.targets.streams
-            if len(streams) == 1 and not route.queues:
+            if len(streams) == 1 and not route.queues and not self._firehose.is_on:
                 self._append(streams[0], route.front + props, body)
                 self._budget.left -= 2
                 return True
@@ -661,6 +665,8 @@ class Publisher(Unconfirmed):
                 targets = route.targets
                 self._budget.left -= SPECIAL_STEPS + len(targets.queues) + len(targets.streams)
                 self.publish_with(route, targets, props, body, facts)
+                if self._firehose.is_on:
+                    self.trace(route, targets, props, body)
                 return True
             routing = self.begin_routing(route, props, info)
         if not self.finish_routing(routing):
@@ -670,7 +676,16 @@ class Publisher(Unconfirmed):
         targets = routing.targets
         self._budget.left -= SPECIAL_STEPS + len(targets.queues) + len(targets.streams)
         self.publish_with(route, targets, routing.props, body, routing.facts)
+        if self._firehose.is_on:
+            self.trace(route, targets, routing.props, body)
         return True
+
+    def trace(self, route: Route, targets: Targets, props: bytes, body: bytes) -> None:
+        """Give a copy of what was published to the firehose."""
+        names = [queue.name for queue in targets.queues]
+        names += [stream.name for stream in targets.streams]
+        facts = (self.connection, self.number, self.identity.name)
+        self._firehose.published(facts, route.address, props, body, names)
 
     def _append(self, stream: BrokerStream, header: bytes, body: bytes) -> None:
         """Publish a message to one stream alone."""
@@ -949,6 +964,8 @@ class SpooledPublish:
                 publisher.publish_with(self._route, targets, props, body, facts)
             else:
                 publisher.publish_with(self._route, targets, props, b"", facts, message)
+            if vhost.firehose.is_on:
+                publisher.trace(self._route, targets, props, b"")
         finally:
             engine.disown_body(message)
             publisher.note_unconfirmed()

@@ -54,6 +54,7 @@ from penstock.broker.background_tasks import (
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable
 from penstock.broker.dispatch import Dispatch, Peer, Source
+from penstock.broker.firehose import Firehose
 from penstock.broker.in_flight import InFlight
 from penstock.broker.policies import Applied, Counts, Policies, PolicyChanges, expires_ms
 from penstock.broker.queue_table import GENERATED, QueueRestarts, QueueTable, QueueTimers
@@ -349,6 +350,9 @@ class VHost(QueueOwner[BrokerQueue]):
         self.dispatch.on_internal_error = self._internal_error
         self.router: Router = self.topology.router
         self.exchanges: dict[str, Exchange] = self.topology.exchanges
+        self.firehose: Firehose = Firehose(
+            self.name, self.router, self.table.usable, self.dispatch, self._wake_task, self.event
+        )
         self.queues: dict[str, QueueOrStream] = self.table.served
         self.topology.recover()
         self.table.check_limits()
@@ -505,6 +509,17 @@ class VHost(QueueOwner[BrokerQueue]):
         self.usage.set_memory(memory_bytes)
         self.body_room.bytes_max = memory_bytes // BODIES_PART
         self.table.recheck_kept_down()
+
+    def _wake_task(self, task: BackgroundTask) -> None:
+        self.background.wake(task)
+
+    def set_tracing(self, *, is_on: bool) -> None:
+        """Turn the firehose on or off."""
+        self.firehose.is_on = is_on
+        self.usage.routes.drop_all()
+        for queue in self.table.served.values():
+            for consumer in queue.consumers.all():
+                consumer.trace(self.firehose.delivered if is_on else None)
 
     # ---- limits --------------------------------------------------------------------------------
 

@@ -198,7 +198,7 @@ def test_all_arguments_of_streams_can_be_given_at_once() -> None:
     given: dict[str, object] = {
         **STREAM, "x-max-age": "7D", "x-max-length-bytes": 1 << 40, "x-max-length": 5,
         "x-stream-max-segment-size-bytes": 1 << 20, "x-partitions": 4, "x-initial-cluster-size": 1,
-        "x-queue-leader-locator": "balanced",
+        "x-queue-leader-locator": "balanced", "x-stream-filter-size-bytes": 32,
     }  # fmt: skip
     assert set(given) == of_type("stream")
     options = check_stream_arguments(WHAT, {**given, "x-mine": 1})
@@ -238,6 +238,7 @@ def test_what_some_types_of_queue_do_not_have() -> None:
     }  # fmt: skip
     assert of_type("stream") - of_type("classic") - of_type("quorum") == {
         "x-max-age", "x-stream-max-segment-size-bytes", "x-initial-cluster-size", "x-partitions",
+        "x-stream-filter-size-bytes",
     }  # fmt: skip
 
 

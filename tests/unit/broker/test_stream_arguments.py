@@ -7,6 +7,7 @@ import pytest
 from penstock.codec.spec import BasicQos
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.stream_steps import (
+    ack,
     bodies,
     consume,
     numbers,
@@ -48,7 +49,9 @@ def test_a_limit_of_the_whole_channel(c: RigClient) -> None:
     ("name", "value"),
     [
         ("x-priority", 5), ("x-stream-offset", "1X"), ("x-stream-offset", ""),
-        ("x-stream-offset", "foo"), ("x-stream-offset", -1), ("x-stream-offset", True),
+        ("x-stream-offset", "foo"), ("x-stream-offset", -(1 << 53)), ("x-stream-offset", True),
+        ("x-stream-filter", 5), ("x-stream-filter", []), ("x-stream-filter", ["a", 1]),
+        ("x-stream-filter", ["a"] * 256), ("x-stream-match-unfiltered", "true"),
         ("x-stream-offset", 1.5), ("x-stream-offset", ["first"]), ("x-stream-offset", None),
         ("x-stream-offset", 1 << 60), ("x-stream-reader", ""), ("x-stream-reader", 5),
         ("x-stream-reader", "r" * 256), ("x-stream-partition", 1), ("x-stream-partition", -1),
@@ -69,9 +72,67 @@ def test_a_consumer_that_was_refused_is_none(rig: BrokerRig, c: RigClient) -> No
 
 
 def test_unknown_arguments_are_passed_over(c: RigClient) -> None:
-    consume(c, offset="first", filter="a")
+    consume(c, offset="first", other="a")
     publish(c, b"1")
     assert bodies(c) == [b"1"]
+
+
+# ---- what it filters by --------------------------------------------------------------------------
+
+
+def filtered(c: RigClient, values: object, *, unfiltered: bool | None = None) -> list[bytes]:
+    """What a consumer with this filter gets of six records."""
+    for body, value in (
+        (b"1", "a"),
+        (b"2", "b"),
+        (b"3", None),
+        (b"4", "a"),
+        (b"5", 7),
+        (b"6", "c"),
+    ):
+        headers = {"other": "x-stream-filter-value"}
+        if value is not None:
+            headers["x-stream-filter-value"] = value  # type: ignore[assignment]
+        publish(c, body, headers=headers)
+    more: dict[str, object] = {} if unfiltered is None else {"match-unfiltered": unfiltered}
+    consume(c, offset="first", filter=values, **more)  # type: ignore[arg-type]
+    return bodies(c)
+
+
+@pytest.mark.parametrize(
+    ("values", "unfiltered", "expected"),
+    [
+        ("a", None, [b"1", b"4"]), (["a", "b"], False, [b"1", b"2", b"4"]),
+        ("b", True, [b"2", b"3", b"5"]), ("none", None, []), (["none"], True, [b"3", b"5"]),
+    ],
+)  # fmt: skip
+def test_a_filter_takes_its_values_and_perhaps_records_without_one(
+    c: RigClient, values: object, unfiltered: bool | None, expected: list[bytes]
+) -> None:
+    assert filtered(c, values, unfiltered=unfiltered) == expected
+
+
+def test_what_a_filter_skips_takes_no_prefetch_and_is_done_for_a_named_reader(
+    rig: BrokerRig, c: RigClient
+) -> None:
+    for n in range(3000):
+        c.publish(1, "", "s", b"%d" % n, headers={"x-stream-filter-value": "ab"[n == 2500]})
+    rig.turn()
+    consume(c, offset="first", filter="b", reader="r", prefetch=1)
+    (found,) = records(c)
+    assert (found.offset, found.gap) == (2500, 0)
+    ack(c, found)
+    rig.turn()
+    assert rig.vhost.table.find_queue("s").parts[0].readers["r"].offset == 3000  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("back", "expected"), [(-1, [b"4"]), (-3, [b"2", b"3", b"4"]), (-9, 5)])
+def test_a_negative_offset_is_that_many_records_before_the_end(
+    c: RigClient, back: int, expected: object
+) -> None:
+    publish(c, *numbers(5))
+    consume(c, offset=back)
+    assert bodies(c) == (numbers(5) if expected == 5 else expected)
 
 
 # ---- where it begins -----------------------------------------------------------------------------

@@ -1,11 +1,19 @@
 """KeyWindow: the keys that a queue or an exchange has seen, live, in a checkpoint and in replay."""
 
+import random
+
 import pytest
 
+from penstock.clock import ManualClock
 from penstock.storage.files.durability import DISK
 from penstock.storage.index.key_windows import NEVER, KeyWindow, KeyWindows, decode
 from penstock.storage.index.routing_table import DurableExchange, delete_exchange
+from penstock.storage.tools.dump import dump
+from penstock.storage.tools.salvage import salvage
+from penstock.storage.tools.verify import verify
 from tests.helpers.engine_rig import EngineRig
+from tests.helpers.tiny_engine import PATH, VHOST
+from tests.helpers.tool_stores import open_vhost, vhost_path
 
 
 def key(n: int) -> bytes:
@@ -121,3 +129,25 @@ def test_a_deleted_queue_or_exchange_has_seen_nothing() -> None:
     rig.settle()
     rig.crash()
     assert list(seen(rig)) == [b"eother"]
+
+
+def test_the_tools_know_windows() -> None:
+    rig = EngineRig()
+    rig.engine.declare_queue(b"a")
+    gone = rig.engine.declare_queue(b"gone")
+    for name, n in ((b"qa", 1), (b"qgone", 2), (b"qa", 3)):
+        rig.engine.see(name, key(n), NEVER)
+    assert rig.engine.checkpoint()
+    rig.finish_checkpoint()
+    rig.engine.see(b"qa", key(4), NEVER)
+    rig.engine.delete_queue(gone)
+    rig.settle()
+    (name,) = [one for one in rig.fs.list(PATH) if one.startswith("checkpoint-")]
+    text = "\n".join(dump(rig.fs, f"{PATH}/{name}"))
+    assert "window b'qa' keys" in text
+    assert verify(rig.fs.crash("kept", random.Random(1)), PATH).is_fine
+    fs = rig.fs.crash("kept", random.Random(1))
+    report = salvage(fs, PATH, "/new", clock=ManualClock(), rng=random.Random(2))
+    assert not report.losses
+    engine = open_vhost(fs, vhost_path(fs, "/new"), VHOST)
+    assert [numbers(window) for window in engine.windows.by_name.values()] == [[1, 3, 4]]

@@ -379,7 +379,19 @@ def _peeked(call: Call, queue: BrokerQueue) -> Slices:
     return {"messages": found, "after": after}
 
 
+def _trace_on(call: Call) -> None:
+    call.vhost.set_tracing(is_on=True)
+    call.settled(0, {})
+
+
+def _trace_off(call: Call) -> None:
+    call.vhost.set_tracing(is_on=False)
+    call.settled(0, {})
+
+
 FUNCTIONS: Final[Functions] = {
+    "trace_on": _trace_on,
+    "trace_off": _trace_off,
     "publish": _publish,
     "peek": _peek,
     "get": _get,

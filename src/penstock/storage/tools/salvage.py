@@ -87,7 +87,12 @@ from penstock.storage.index.queue_segment import (
     encode_header,
     queue_seed,
 )
-from penstock.storage.index.routing_table import DurableQueue, RoutingTable
+from penstock.storage.index.routing_table import (
+    DELETE_EXCHANGE,
+    DurableQueue,
+    RoutingTable,
+    name_of,
+)
 from penstock.storage.journal.checkpoint import Manifest
 from penstock.storage.journal.record_types import (
     AppliedRecord,
@@ -657,6 +662,9 @@ class SalvagedVhost(LogState):
             queue.clear(seq, self.slots)
 
     def apply_delete(self, lsn: int, number: int) -> None:
+        for declared in self.routing.queues.values():
+            if declared.number == number:
+                self.windows.delete(b"q" + declared.name)
         self.routing.delete_queue(number)
         self.queues.pop(number, None)
         self.leases.delete(number)
@@ -665,6 +673,8 @@ class SalvagedVhost(LogState):
 
     def apply_topology(self, data: bytes) -> None:
         self.routing.apply(data)
+        if data[0] == DELETE_EXCHANGE:
+            self.windows.delete(b"e" + name_of(data))
         for declared in self.routing.queues.values():
             if declared.flags & STREAM_FLAG:
                 self.streams.add(declared.number, declared.name)

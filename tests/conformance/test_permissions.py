@@ -324,7 +324,7 @@ def test_direct_reply_to_needs_write_on_the_default_exchange_alone(users: Users)
 
 def test_topic_permissions_are_of_routing_keys_of_one_exchange(users: Users) -> None:
     def refused(verb: str, key: str, text: str) -> bool:
-        what = f"access to topic '{key}' in exchange topic 'amq.topic' in vhost '/' refused for "
+        what = f"access to topic '{key}' in exchange 'amq.topic' in vhost '/' refused for "
         return (
             re.fullmatch(rf"ACCESS_REFUSED - ({verb} )?{re.escape(what)}user 'topics'", text)
             is not None

@@ -17,7 +17,7 @@ from typing import Final
 from penstock.broker.arguments import ARGUMENTS
 from penstock.broker.policies import KEYS
 from penstock.cli.serve import FLAGS
-from penstock.config import AUTH_OAUTH2, LIMITS, QUEUES, STORAGE, TLS, settings
+from penstock.config import AUTH_HTTP, AUTH_OAUTH2, LIMITS, QUEUES, STORAGE, TLS, settings
 from penstock.embedded.option_parsing import QUEUE_KEYWORDS, STREAM_KEYWORDS
 from penstock.operation_table import OPERATIONS, Operation
 from penstock.options import Option
@@ -54,6 +54,9 @@ Of users and vhosts: in a table `[limits]`; -1 is no limit. `penstock set_user_l
 happens beyond one: [security](../guides/security.md#what-one-user-can-cost-the-others-limits).""",
     QUEUES: "In a table `[queues]`: the classes that hold messages.",
     TLS: "In a table `[tls]`: certificates and ports, see [TLS](../guides/tls.md).",
+    AUTH_HTTP: """\
+In a table `[auth_http]`: of the backend `http`, a [server that checks
+passwords](../guides/logins.md#passwords-that-a-server-checks).""",
     AUTH_OAUTH2: """\
 In a table `[auth_oauth2]`: of the backend `oauth2`, which takes [tokens](../guides/logins.md).""",
 }

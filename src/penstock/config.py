@@ -37,6 +37,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, TypeVar
 
+from penstock.access.http_options import (
+    HTTP,
+    HTTP_LOGIN_OPTIONS,
+    HttpLoginOptions,
+    check_http_options,
+)
 from penstock.access.limits import LIMIT_OPTIONS, Limits
 from penstock.access.permissions import GUEST_LOOPBACK, GUEST_OFF, INTERNAL, LOOPBACK_USERS
 from penstock.access.tls_options import PORT_MAX, TLS_OPTIONS, TlsOptions
@@ -71,10 +77,11 @@ LIMITS: Final = "limits"
 QUEUES: Final = "queues"
 TLS: Final = "tls"
 AUTH_OAUTH2: Final = "auth_oauth2"
-BACKENDS: Final = (INTERNAL, OAUTH2)
+AUTH_HTTP: Final = "auth_http"
+BACKENDS: Final = (INTERNAL, OAUTH2, HTTP)
 TABLES: Final[Mapping[str, tuple[Option, ...]]] = {
     STORAGE: STORAGE_OPTIONS, LIMITS: LIMIT_OPTIONS, QUEUES: QUEUE_OPTIONS, TLS: TLS_OPTIONS,
-    AUTH_OAUTH2: OAUTH2_OPTIONS,
+    AUTH_OAUTH2: OAUTH2_OPTIONS, AUTH_HTTP: HTTP_LOGIN_OPTIONS,
 }  # fmt: skip
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 FIX: Final = "fix"
@@ -144,6 +151,7 @@ class Config:
     queues: BackingChoice = field(default_factory=BackingChoice)
     tls: TlsOptions = field(default_factory=TlsOptions)
     auth_oauth2: OAuth2Options = field(default_factory=OAuth2Options)
+    auth_http: HttpLoginOptions = field(default_factory=HttpLoginOptions)
     notes: tuple[str, ...] = ()
     silent_close_s: float = 1.0  # before a client is dropped that was refused without an answer
     nofile: int = 1 << 20  # files and sockets that a process may open (server.descriptors)
@@ -289,7 +297,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "auth_backends", _backends(),
         "[who decides on logins](../guides/logins.md), in this order: `internal`, the users of "
-        "this broker; `oauth2`, an issuer of tokens",
+        "this broker; `oauth2`, an issuer of tokens; `http`, a server that checks passwords",
     ),
     Option(
         "audit_log", text("a file"),
@@ -495,10 +503,13 @@ def config_of(
         queues=_made(BackingChoice, QUEUE_OPTIONS, tables[QUEUES]),
         tls=_made(TlsOptions, TLS_OPTIONS, tables[TLS]),
         auth_oauth2=_made(OAuth2Options, OAUTH2_OPTIONS, tables[AUTH_OAUTH2]),
+        auth_http=_made(HttpLoginOptions, HTTP_LOGIN_OPTIONS, tables[AUTH_HTTP]),
         notes=notes,
     )
     if OAUTH2 in config.auth_backends:
         check_options(config.auth_oauth2)
+    if HTTP in config.auth_backends:
+        check_http_options(config.auth_http)
     _check_ports(config, given, tables[TLS])
     return config
 

@@ -38,7 +38,10 @@ USERS = {
     "no-read": (".*", ".*", "^dead$"),
     "no-write": (".*", GENERATED, ".*"),
     "server-named": (GENERATED, GENERATED, GENERATED),
+    "topics": (".*", ".*", ".*"),
 }
+# of user topics on amq.topic: write, read
+TOPICS = (r"^(a|{username}|{vhost})\.", r"^b\.")
 _numbers = itertools.count(1)
 
 
@@ -58,6 +61,13 @@ class Users:
             else:
                 self._ctl("add_user", user, user)
                 self._ctl("set_permissions", "-p", "/", user, *patterns)
+        if isinstance(broker, LiveBroker):
+            broker.control(
+                "set_topic_permissions", "/", user="topics", exchange="amq.topic",
+                write=TOPICS[0], read=TOPICS[1],
+            )  # fmt: skip
+        else:
+            self._ctl("set_topic_permissions", "-p", "/", "topics", "amq.topic", *TOPICS)
 
     def _ctl(self, *words: str) -> None:
         command = shlex.split(os.environ[CTL_VARIABLE])
@@ -206,7 +216,7 @@ NOT_REFUSED = {"basic.publish to none": 404}
 def code_of(wire: Wire, method: base.Frame) -> tuple[int, str]:
     """What the method is answered: (0, "") if it is done."""
     if isinstance(method, Basic.Publish):
-        wire.publish(1, "", exchange=method.exchange or "")
+        wire.publish(1, method.routing_key or "", exchange=method.exchange or "")
         wire.send(Basic.Qos(), 1)
     else:
         wire.send(method, 1)
@@ -310,3 +320,33 @@ def test_direct_reply_to_needs_write_on_the_default_exchange_alone(users: Users)
         assert code_of(wire, consume) == (0, "")
         assert code_of(wire, Queue.Declare(queue="amq.rabbitmq.reply-to")) == (0, "")
         assert code_of(wire, Basic.Publish())[0] == 403
+
+
+def test_topic_permissions_are_of_routing_keys_of_one_exchange(users: Users) -> None:
+    def refused(verb: str, key: str, text: str) -> bool:
+        what = f"access to topic '{key}' in exchange 'amq.topic' in vhost '/' refused for "
+        return (
+            re.fullmatch(rf"ACCESS_REFUSED - ({verb} )?{re.escape(what)}user 'topics'", text)
+            is not None
+        )
+
+    with users.open("topics") as wire:
+        queue = wire.declare("")
+        for key in ("a.k", "topics.k", "/.k"):
+            assert code_of(wire, Basic.Publish(exchange="amq.topic", routing_key=key)) == (0, "")
+        for key in ("b.k", "a", "", "{client_id}.k"):
+            publish = Basic.Publish(exchange="amq.topic", routing_key=key)
+            code, text = code_of(wire, publish)
+            assert (code, refused("write", key, text)) == (403, True), text
+        for exchange in ("amq.direct", "amq.fanout", "amq.headers"):
+            assert code_of(wire, Basic.Publish(exchange=exchange, routing_key="b")) == (0, "")
+        bind = Queue.Bind(queue=queue, exchange="amq.topic", routing_key="b.k")
+        assert code_of(wire, bind) == (0, "")
+        for method in (
+            Queue.Bind(queue=queue, exchange="amq.topic", routing_key="a.k"),
+            Queue.Unbind(queue=queue, exchange="amq.topic", routing_key="a.k"),
+            Exchange.Bind(destination="amq.fanout", source="amq.topic", routing_key="a.k"),
+            Exchange.Unbind(destination="amq.fanout", source="amq.topic", routing_key="a.k"),
+        ):
+            code, text = code_of(wire, method)
+            assert (code, refused("read", "a.k", text)) == (403, True), text

@@ -19,6 +19,7 @@ class TokenIssuer:
         self._keys: dict[str, ec.EllipticCurvePrivateKey] = {}
         self._server: ThreadingHTTPServer | None = None
         self.asked = 0
+        self.forms: list[str] = []  # of requests that had one
         self.answer: str | None = None  # instead of the JWKS
         self.rotate()
 
@@ -50,7 +51,14 @@ class TokenIssuer:
         issuer = self
 
         class Answer(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                size = int(self.headers["Content-Length"])
+                issuer.forms.append(self.rfile.read(size).decode())
+                self.do_GET()
+
             def do_GET(self) -> None:
+                if "?" in self.path:
+                    issuer.forms.append(self.path.partition("?")[2])
                 issuer.asked += 1
                 body = (issuer.answer if issuer.answer is not None else issuer.jwks).encode()
                 self.send_response(200)

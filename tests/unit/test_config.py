@@ -276,6 +276,7 @@ algorithms = ["ES256"]
     assert config(file, aliases).auth_oauth2.scope_aliases == {"a": "b"}
     for wrong, text in (
         ('auth_backends = ["ldap"]', "some of internal, oauth2"),
+        ('auth_backends = ["http"]', "auth_http.user_path: given '', expected https"),
         ("auth_backends = []", "some of internal, oauth2"),
         ('auth_backends = ["oauth2"]', "auth_oauth2.resource_server_id: given '', expected a name"),
         (file.replace("ES256", "none"), "algorithms: given .*none"),

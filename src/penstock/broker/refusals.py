@@ -76,12 +76,9 @@ def no_access(verb: str, kind: str, name: str, vhost: str, user: str) -> Channel
 
 
 def no_topic(verb: str, exchange: str, key: str, vhost: str, user: str) -> ChannelError:
-    """403: this user may not write or read the routing key. RabbitMQ's text, which calls the
-    exchange a topic."""
-    what = called("topic", exchange, vhost)
-    return access_refused(
-        f"{verb} access to topic '{key}' in exchange {what} refused for user '{user}'"
-    )
+    """403: this user may not write or read the routing key."""
+    what = called("exchange", exchange, vhost)
+    return access_refused(f"{verb} access to topic '{key}' in {what} refused for user '{user}'")
 
 
 def locked(what: str) -> ChannelError:

@@ -129,6 +129,21 @@ KEYS: Final[Mapping[str, Callable[[str], Values]]] = {
     "load_definitions": _to("load_definitions"),
     "management.load_definitions": _to("load_definitions"),
     "definitions.local.path": _to("load_definitions"),
+    "auth_oauth2.resource_server_id": _to("auth_oauth2.resource_server_id"),
+    "auth_oauth2.jwks_ur[il]": _to("auth_oauth2.jwks_uri"),
+    "auth_oauth2.https.cacertfile": _to("auth_oauth2.cacertfile"),
+    "auth_oauth2.scope_prefix": _to("auth_oauth2.scope_prefix"),
+    "auth_oauth2.additional_scopes_key": _to("auth_oauth2.additional_scopes_key"),
+    "auth_oauth2.verify_aud": _to("auth_oauth2.verify_aud", _flag),
+    "auth_http.user_path": _to("auth_http.user_path"),
+    "auth_http.http_method": _to("auth_http.http_method"),
+}
+# value of auth_backends.NUMBER -> a backend
+BACKENDS: Final[Mapping[str, str]] = {
+    "internal": "internal",
+    "rabbit_auth_backend_internal": "internal",
+    "oauth2": "oauth2",
+    "rabbit_auth_backend_oauth2": "oauth2",
 }
 _NODE: Final = "there is one node"
 _PLUGIN: Final = "there is no such plugin"
@@ -165,7 +180,9 @@ WHY: Final[Mapping[str, str]] = {
     "tcp_listen_options.*": "sockets are set by the broker",
     "num_acceptors.*": "one process accepts connections",
     "socket_writer.*": "sockets are set by the broker",
-    "auth_backends.*": "see users.md for what there is",
+    "auth_backends.*": "auth_backends has internal, oauth2, and http for passwords alone",
+    "auth_oauth2.*": "see the table [auth_oauth2] for what can be set",
+    "auth_http.*": "the backend http checks passwords; set_permissions sets permissions",
     "auth_ldap.*": "there is no LDAP",
     "auth_mechanisms.*": "PLAIN and AMQPLAIN, and EXTERNAL with certificates",
     "ssl_options.*": "see the table [tls] for what can be set",
@@ -214,10 +231,14 @@ def converted(text: str) -> str:
     found: Values = {"host": "0.0.0.0"}  # noqa: S104 - where RabbitMQ listens by default
     hosts: set[object] = set()
     users: dict[str, bool] = {}
+    backends: list[str] = []
     left: list[str] = []
     for line in _lines(text):
         if line.key.startswith("loopback_users."):
             users[line.key.partition(".")[2]] = _flag(line.value)
+            continue
+        if line.key.startswith("auth_backends.") and line.value in BACKENDS:
+            backends.append(BACKENDS[line.value])
             continue
         convert = next((KEYS[key] for key in KEYS if fnmatchcase(line.key, key)), None)
         if convert is None or "$(" in line.value or line.value.startswith("encrypted:"):
@@ -240,6 +261,8 @@ def converted(text: str) -> str:
     if users:
         known = {"guest": True, **users}
         found["loopback_users"] = [name for name, is_loopback in known.items() if is_loopback]
+    if backends:
+        found["auth_backends"] = list(dict.fromkeys(backends))
     made = _toml(found, left)
     _check(made)
     return made

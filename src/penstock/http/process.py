@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import uvicorn
 
+from penstock.access.http_options import HttpLoginOptions
 from penstock.access.tokens import OAuth2Options
 from penstock.access.users import KnownUsers
 from penstock.http.api import Admission, Api
@@ -196,7 +197,7 @@ class HttpProcess(LinkedProcess):
         )
         made = made_backends(
             facts["auth_backends"], node.users, authenticator, clock,
-            OAuth2Options.of(facts["auth_oauth2"]),
+            OAuth2Options.of(facts["auth_oauth2"]), HttpLoginOptions(**facts["auth_http"]),
         )  # fmt: skip
         backends = Backends(made, str(facts["guest"]), facts["loopback_users"])
         if facts["is_audited"]:

@@ -2,12 +2,17 @@
 `auth_backends`.
 
     internal   users with passwords that are kept here (authenticator, access.users)
+    http       users that are kept here, whose passwords a server checks
     oauth2     tokens of an issuer (access.tokens)
 
 A login asks one backend after the other, until one accepts; that one also decides on vhosts and
 names. Whom all refuse is refused, and the log says what each of them said. The user of `internal`
 need not exist: then it is asked last, so that its brakes and its time count only for those whom
 nobody else accepts, and the time does not show which users exist.
+
+The server of `http` is asked in ASKERS threads; if it is slow or dead, only logins that it decides
+wait, timeout_s at most once they have a thread, and the log says so. It is not asked about a user
+who is not kept here. Passwords that it has allowed are remembered for cache_s, CACHE_MAX of them.
 
 An issuer that is slow or dead delays nobody but those whose tokens wait for its keys. They are
 fetched in a thread of their own, once for all that wait, and kept: for jwks_cache_s, and longer if
@@ -20,10 +25,14 @@ import logging
 import ssl
 import urllib.request
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from typing import Any, Final
+from urllib.parse import urlencode
 
+from penstock.access.http_options import HTTP, POST, HttpLoginOptions
 from penstock.access.permissions import (
     GUEST_LOOPBACK,
     INTERNAL,
@@ -46,6 +55,8 @@ from penstock.errors import OptionError, PenstockError
 from penstock.server.authenticator import Authenticator
 
 FETCH_AGAIN_S: Final = 10.0
+ASKERS: Final = 8
+CACHE_MAX: Final = 4096
 ANSWER_BYTES_MAX: Final = 1 << 20
 PIECE_BYTES: Final = 1 << 14
 
@@ -158,6 +169,72 @@ class InternalBackend(Backend):
         return _OwnAccount(user, self._users)
 
 
+# ---- HTTP ----------------------------------------------------------------------------------------
+
+
+class HttpBackend(Backend):
+    """A server that checks passwords. ask(options, user, password, now_s): returns its answer;
+    called in a thread."""
+
+    name = HTTP
+
+    def __init__(
+        self, options: HttpLoginOptions, users: KnownUsers, clock: Clock,
+        ask: Callable[[HttpLoginOptions, str, bytes, Callable[[], float]], str] | None = None,
+    ) -> None:  # fmt: skip
+        self._options = options
+        self._users = users
+        self._clock = clock
+        self._ask = ask_http if ask is None else ask
+        self._allowed: OrderedDict[bytes, float] = OrderedDict()  # password's key -> until when
+        self._executor = ThreadPoolExecutor(ASKERS, "penstock-http-login")
+        self._warned_s = float("-inf")
+
+    async def login(self, user: str, password: bytes, host: str) -> Account:
+        if not self._users.knows(user):
+            raise Refused("there is no such user")
+        key, now_s = self._users.key(user, password), self._clock.monotonic()
+        if self._allowed.get(key, now_s) <= now_s:
+            await self._check(user, password)
+            self._allowed[key] = self._clock.monotonic() + self._options.cache_s
+            self._allowed.move_to_end(key)
+            if len(self._allowed) > CACHE_MAX:
+                self._allowed.popitem(last=False)
+        return _OwnAccount(user, self._users)
+
+    async def _check(self, user: str, password: bytes) -> None:
+        options, now_s = self._options, self._clock.monotonic
+        try:
+            answer = await asyncio.get_running_loop().run_in_executor(
+                self._executor, self._ask, options, user, password, now_s
+            )
+        except (OSError, ValueError, HTTPException) as error:
+            if now_s() - self._warned_s >= FETCH_AGAIN_S:
+                self._warned_s = now_s()
+                logger.warning("logins cannot be checked at %s: %s", options.user_path, error)
+            raise Refused(f"{options.user_path} does not answer: {error}") from error
+        said = answer.split()[:1]
+        if said and said[0].lower() == "allow":
+            return
+        if said and said[0].lower() == "deny":
+            raise Refused("the server denies it")
+        raise Refused(f"the server answers {answer!r:.100}, expected allow or deny")
+
+
+def ask_http(
+    options: HttpLoginOptions, user: str, password: bytes, now_s: Callable[[], float]
+) -> str:
+    """Return what the server says. Blocks for timeout_s, twice at most. Raises OSError, ValueError,
+    HTTPException."""
+    who = user.encode("utf-8", "surrogateescape")
+    form = urlencode({"username": who, "password": password}).encode()
+    if options.http_method == POST:
+        return _read(options.user_path, form, options.cacertfile, options.timeout_s, now_s)
+    mark = "&" if "?" in options.user_path else "?"
+    address = options.user_path + mark + form.decode()
+    return _read(address, None, options.cacertfile, options.timeout_s, now_s)
+
+
 # ---- OAuth 2 -------------------------------------------------------------------------------------
 
 
@@ -242,7 +319,7 @@ class OAuth2Backend(Backend):
             )
             self._fetched = key_set(found)
             self._fetched_s = clock.monotonic()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             logger.warning(
                 "the keys of tokens cannot be fetched from %s: %s; %s", options.jwks_uri, error,
                 "those from before are used" if self._fetched else "there are none from before",
@@ -253,12 +330,13 @@ class OAuth2Backend(Backend):
 
 def made_backends(
     names: Collection[str], users: KnownUsers, authenticator: Authenticator, clock: Clock,
-    oauth2: OAuth2Options,
+    oauth2: OAuth2Options, http: HttpLoginOptions,
 ) -> list[Backend]:  # fmt: skip
     """Return the backends of these names."""
     makers: dict[str, Callable[[], Backend]] = {
         INTERNAL: lambda: InternalBackend(users, authenticator),
         OAUTH2: lambda: OAuth2Backend(oauth2, clock),
+        HTTP: lambda: HttpBackend(http, users, clock),
     }
     return [makers[name]() for name in names]
 
@@ -266,11 +344,16 @@ def made_backends(
 def fetch_keys(options: OAuth2Options, now_s: Callable[[], float]) -> str:
     """Return the text at jwks_uri. Blocks for timeout_s, twice at most. Raises OSError,
     ValueError."""
-    end_s = now_s() + options.timeout_s
-    context = ssl.create_default_context(cafile=options.cacertfile or None)
-    uri, timeout_s = options.jwks_uri, options.timeout_s
-    # check_options: it is https or http.
-    with urllib.request.urlopen(uri, timeout=timeout_s, context=context) as answer:  # noqa: S310
+    return _read(options.jwks_uri, None, options.cacertfile, options.timeout_s, now_s)
+
+
+def _read(
+    uri: str, form: bytes | None, cacertfile: str, timeout_s: float, now_s: Callable[[], float]
+) -> str:
+    end_s = now_s() + timeout_s
+    context = ssl.create_default_context(cafile=cacertfile or None)
+    # The options' checks: it is https or http.
+    with urllib.request.urlopen(uri, form, timeout_s, context=context) as answer:  # noqa: S310
         found = bytearray()
         while piece := answer.read1(PIECE_BYTES):
             found += piece

@@ -157,7 +157,7 @@ class Supervisor:
                     self.backends = Backends(
                         made_backends(
                             settings.auth_backends, self.users, authenticator, self.clock,
-                            settings.auth_oauth2,
+                            settings.auth_oauth2, settings.auth_http,
                         ),
                         settings.guest,
                         settings.loopback_users,

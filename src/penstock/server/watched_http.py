@@ -154,6 +154,7 @@ class WatchedHttp(WatchedProcess):
                 "is_audited": bool(settings.audit_log),
                 "auth_backends": settings.auth_backends,
                 "auth_oauth2": settings.auth_oauth2.facts(),
+                "auth_http": settings.auth_http.facts(),
                 "hosts": [settings.host, *settings.http_hosts],
                 "connections_max": most,
                 "address_connections_max": min(settings.http_address_connections_max, most),

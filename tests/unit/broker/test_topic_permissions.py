@@ -19,7 +19,7 @@ from penstock.codec.spec import (
 )
 from tests.helpers.broker_rig import BrokerRig, RigClient
 
-TEXT = "ACCESS_REFUSED - {} access to topic '{}' in exchange topic 'x' in vhost '/' refused for "
+TEXT = "ACCESS_REFUSED - {} access to topic '{}' in exchange 'x' in vhost '/' refused for "
 TEXT += "user 'ada'"
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from penstock.access.http_options import HttpLoginOptions
 from penstock.access.tokens import OAuth2Options
 from penstock.access.users import Users
 from penstock.clock import ManualClock
@@ -17,8 +18,10 @@ from penstock.server.backends import (
     ANSWER_BYTES_MAX,
     FETCH_AGAIN_S,
     Backends,
+    HttpBackend,
     OAuth2Backend,
     Refused,
+    ask_http,
     fetch_keys,
     made_backends,
 )
@@ -39,13 +42,22 @@ class World:
         self.authenticator = Authenticator(self.users, self.executor, self.clock)
         given = {"resource_server_id": "rabbit", "jwks_uri": "http://issuer", **options}
         made = made_backends(
-            names, self.users, self.authenticator, self.clock, OAuth2Options.of(given)
+            names,
+            self.users,
+            self.authenticator,
+            self.clock,
+            OAuth2Options.of(given),
+            HttpLoginOptions(user_path="http://accounts"),
         )
         self.fetched = 0
         self.fails = ""
+        self.asked: list[tuple[str, bytes]] = []
+        self.says = "allow administrator"
         for backend in made:
             if isinstance(backend, OAuth2Backend):
                 backend._fetch = self.fetch
+            if isinstance(backend, HttpBackend):
+                backend._ask = self.ask
         self.backends = Backends(made)
 
     def fetch(self, _options: OAuth2Options, _now_s: object) -> str:
@@ -53,6 +65,12 @@ class World:
         if self.fails:
             raise OSError(self.fails)
         return self.issuer.jwks
+
+    def ask(self, _options: HttpLoginOptions, user: str, password: bytes, _now_s: object) -> str:
+        self.asked.append((user, password))
+        if self.fails:
+            raise OSError(self.fails)
+        return self.says
 
     async def why(self, user: str, password: str, host: str = "10.0.0.1") -> str:
         """The refusal, or who has logged in."""
@@ -206,3 +224,35 @@ def test_what_the_issuer_answers_is_limited(issuer: TokenIssuer) -> None:
     times = iter((0.0, 6.0))
     with pytest.raises(TimeoutError, match="no whole answer in 5 s"):
         fetch_keys(options, lambda: next(times))
+
+
+def test_a_server_checks_passwords_of_users_that_are_kept_here(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        world = World("http")
+        assert await world.why("nobody", "x") == "there is no such user"
+        assert world.asked == []
+        for _ in range(2):  # remembered
+            assert await world.why("ann", "of the server") == "is ann"
+        assert world.asked == [("ann", b"of the server")]
+        world.says = "deny"
+        assert await world.why("ann", "other") == "the server denies it"
+        world.clock.advance(15)
+        assert await world.why("ann", "of the server") == "the server denies it"
+        for world.says in ("", "allowed", "<html>"):
+            assert "expected allow or deny" in await world.why("ann", "x")
+        world.fails = "no route"
+        for _ in range(3):
+            assert await world.why("ann", "x") == "http://accounts does not answer: no route"
+
+    run(test)
+    assert caplog.messages == ["logins cannot be checked at http://accounts: no route"]
+
+
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_the_server_gets_user_and_password(issuer: TokenIssuer, method: str) -> None:
+    options = HttpLoginOptions(user_path=issuer.serve(), http_method=method)
+    issuer.answer = "allow"
+    assert ask_http(options, "a&b", b"p\xff=", lambda: 0.0) == "allow"
+    assert issuer.forms == ["username=a%26b&password=p%FF%3D"]

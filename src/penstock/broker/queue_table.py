@@ -933,7 +933,7 @@ class QueueRestarts:
         engine = self._engine
         if engine.is_gathering:
             raise UntrustedError("the error occurred while one record was being made")
-        if engine.journal.is_committing:  # its index may have what parts of it are to take
+        if engine.is_committing:  # its index may have what parts of it are to take
             raise UntrustedError("a large transaction is being committed")
         if not old.is_durable:
             lost = old.backing.depth()

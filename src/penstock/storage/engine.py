@@ -237,6 +237,11 @@ class StorageEngine:
         return self.journal.blocked
 
     @property
+    def is_committing(self) -> bool:
+        """Whether a transaction is being written in parts, or an atomic group is open."""
+        return self.journal.is_committing
+
+    @property
     def cut_waits(self) -> bool:
         """Whether a checkpoint waits until no transaction is being written in parts."""
         return self.journal.cut_waits

@@ -28,7 +28,6 @@ from setuptools.command.build_ext import build_ext
 HOT_MODULES = (
     "penstock.message",
     "penstock.storage.log.record",
-    "penstock.storage.files.holder",
     "penstock.storage.log.log_file",
     "penstock.storage.log.transaction_log",
     "penstock.storage.index.queue_segment",
@@ -58,7 +57,7 @@ HOT_MODULES = (
     "penstock.queues.variable_queue",
     "penstock.queues.priority_queue",
     "penstock.queues.headers",
-    "penstock.queues.alerts",
+    "penstock.queues.thresholds",
     "penstock.queues.dead_letter",
     "penstock.queues.delays",
     "penstock.queues.amq_queue",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import aio
-from penstock.aio.stream import AsyncReader
+from penstock.aio.box import AsyncReader
 
 
 class Tasks:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import QueueFullError
-from penstock.queues.alerts import Alert
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import BackingQueue, Delivery
 from penstock.queues.dead_letter import DeadLetterRoute, QueueTarget
@@ -20,6 +19,7 @@ from penstock.queues.delays import MARK
 from penstock.queues.headers import HeaderCodec, PlainHeaders
 from penstock.queues.priority_queue import open_backing
 from penstock.queues.queue_options import QueueOptions
+from penstock.queues.thresholds import Alert
 from penstock.storage.files.durability import DISK, OS
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.reference_queue import ReferenceQueue

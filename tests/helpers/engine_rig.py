@@ -14,9 +14,8 @@ from penstock.message import Entry, QueuedMessage
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.data_directory import vhost_number
 from penstock.storage.files.durability import DISK, OS
-from penstock.storage.files.holder import DictHolder
 from penstock.storage.files.options import StorageOptions
-from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.queue_index import DictHolder, QueueIndex
 from penstock.storage.index.queue_segment import Handles, SegmentFiles
 from penstock.storage.journal.checkpoint import IDLE, SLICES
 from penstock.storage.tools.verify import verify

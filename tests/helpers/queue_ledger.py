@@ -26,8 +26,7 @@ from penstock.message import Entry
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK, OS
-from penstock.storage.files.holder import Holder
-from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.queue_index import Holder, QueueIndex
 from tests.helpers.ledger import Content, Ledger, Model, Violation
 
 Place = tuple[int, int]  # queue number, seq

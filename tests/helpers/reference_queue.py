@@ -20,8 +20,7 @@ from penstock.queues.backing_queue import BackingQueue, Delivery, NewMessage, Re
 from penstock.queues.rows import Row
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK, NONE, OS
-from penstock.storage.files.holder import Holder
-from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.queue_index import Holder, QueueIndex
 from penstock.storage.parts.lease_engine import Taken
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.inside import live_seqs
@@ -221,7 +220,7 @@ class ReferenceQueue(BackingQueue):
         self._flags.pop(entry.seq, None)
         self._attempts.pop(entry.seq, None)
         if not entry.message.persistent:
-            self._engine.release(entry.message)
+            self._engine.bodies.release(entry.message)
 
     def _known(self, tags: list[int]) -> list[Entry]:
         """The pending ones of these, each once, in the order of the tags."""
@@ -448,7 +447,7 @@ class ReferenceQueue(BackingQueue):
     def delete_and_terminate(self, mode: int) -> int:
         for entry in [*self._held.ready.values(), *self._held.pending.values()]:
             if not entry.message.persistent:
-                self._engine.release(entry.message)
+                self._engine.bodies.release(entry.message)
         lsn = self._engine.delete_queue(self._index, mode)
         self._held.ready.clear()
         self._held.pending.clear()

@@ -18,9 +18,8 @@ from typing import ClassVar
 from penstock.clock import ManualClock
 from penstock.message import Entry, QueuedMessage
 from penstock.storage.files.durability import DISK, INTERVAL, OS
-from penstock.storage.files.holder import DictHolder
 from penstock.storage.files.options import StorageOptions
-from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.queue_index import DictHolder, QueueIndex
 from penstock.storage.index.routing_table import set_parameter
 from penstock.storage.journal.checkpoint import IDLE, SLICES
 from penstock.storage.parts.transaction import Transaction

@@ -18,8 +18,8 @@ from penstock.aio.alone import open_stream, persist
 from penstock.aio.box import AsyncBox as Box
 from penstock.aio.box import AsyncJob as Job
 from penstock.aio.box import AsyncQueue as Queue
+from penstock.aio.box import AsyncStream as Stream
 from penstock.aio.loop import Opening
-from penstock.aio.stream import AsyncStream as Stream
 
 if TYPE_CHECKING:
     from penstock.aio.directory import open_directory as open  # noqa: A004  # as gzip.open is

@@ -16,8 +16,8 @@ from collections.abc import AsyncGenerator, AsyncIterable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from penstock.aio.box import AsyncStream
 from penstock.aio.loop import FutureWaiter, LoopRunner, Opening
-from penstock.aio.stream import AsyncStream
 from penstock.embedded.alone_stream import (
     AloneDriver,
     AloneSettings,

@@ -69,7 +69,7 @@ from penstock.broker.topology import ALERTS
 from penstock.clock import Clock, TokenBucket, date
 from penstock.codec.properties import BasicProperties
 from penstock.errors import DiskFullError, QueueFullError, damaged_at, valid_text
-from penstock.queues.alerts import Alert
+from penstock.queues.thresholds import Alert
 from penstock.routing.router import Router, Walk, Way
 from penstock.storage.files.durability import NONE
 

@@ -969,7 +969,7 @@ class Channel(ConsumerChannel):
         """Open the large body of a message that was fetched. CorruptionError, OSError: it cannot be
         opened now, and the message is back in its source."""
         try:
-            return self.vhost.engine.open_body(delivery.message)
+            return self.vhost.engine.bodies.open(delivery.message)
         except (CorruptionError, OSError):
             source.release([delivery.tag])
             raise

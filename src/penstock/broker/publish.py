@@ -12,7 +12,7 @@ So permission, exchange and bindings are looked up once per slice and channel. A
 the vhost (`router.version`) a cached route is checked once and mostly stays. CHANGES_MAX changes
 after a channel's cache was begun, all of it is forgotten, because it may name queues that are gone.
 Of messages that headers route, what their keys decide is cached (`Route.way`); nothing of messages
-with CC or BCC is. The memory of all caches is bounded (route_caches.py).
+with CC or BCC is. The memory of all caches is bounded (usage.py).
 
 **Routing is done in slices** (turn_budget.py), because a message may have hundreds of keys, and
 others may have bound thousands of patterns and exchanges. A run stops before the message whose
@@ -859,7 +859,7 @@ class Publisher(Unconfirmed):
 
     def return_stored(self, route: Route, props: bytes, message: QueuedMessage) -> None:
         """Return a mandatory message whose body is in the store. CorruptionError, OSError."""
-        body = self.vhost.engine.open_body(message)
+        body = self.vhost.engine.bodies.open(message)
         self._return(route, props, message.size, None)
         self.output.put_large(LargeContent(self.number, self.output.frame_max, body))
 
@@ -924,7 +924,7 @@ class SpooledPublish:
         self._message = engine.new_message(b"", b"")
         self._message.body = None
         self._message.persistent = self._info & 0xFF == PERSISTENT and leads_to_durable(self._route)
-        self._spool: Spool = engine.spool(self._message)
+        self._spool: Spool = engine.bodies.spool(self._message)
 
     def write(self, data: bytes) -> None:
         """Write the next bytes. DiskFullError: only `abort` may be called then."""
@@ -956,7 +956,7 @@ class SpooledPublish:
         except OSError as error:
             raise engine.disk_full(error, self._spool.size) from error
         message.size = self._spool.size
-        engine.own_body(message)
+        engine.bodies.own(message)
         try:
             facts, targets, props = routing.facts, routing.targets, routing.props
             if publisher.transaction is not None:
@@ -967,7 +967,7 @@ class SpooledPublish:
             if vhost.firehose.is_on:
                 publisher.trace(self._route, targets, props, b"")
         finally:
-            engine.disown_body(message)
+            engine.bodies.disown(message)
             publisher.note_unconfirmed()
 
     def abort(self) -> None:
@@ -1098,14 +1098,14 @@ def _fan_out(
     if spooled is not None and _has_dead_letters(dead):
         whole = whole_body(vhost, spooled)
         engine = vhost.engine
-        engine.own_body(spooled)
+        engine.bodies.own(spooled)
         try:
             with engine.share(engine.share_of(whole, len(dead) + 1), owned=spooled):
                 return _send(
                     vhost, shared, streams, header, body, facts, spooled, whole, dead, before_lsn
                 )
         finally:
-            engine.disown_body(spooled)
+            engine.bodies.disown(spooled)
     is_joined = len(streams) > 0 or facts.key is not None
     whole = body if spooled is None or not is_joined else whole_body(vhost, spooled)
     return _send(vhost, shared, streams, header, body, facts, spooled, whole, dead, before_lsn)
@@ -1209,10 +1209,10 @@ def _publish_shared(
             if spooled is None:
                 engine.publish(targets, like.header, body, mode, like.expiry_ms)
             elif mode == NONE:
-                spooled = engine.in_transient(spooled)
+                spooled = engine.bodies.placed(spooled, is_persistent=False)
                 engine.publish_stored(targets, like.header, spooled, like.expiry_ms)
             else:
-                spooled = engine.in_persistent(spooled)
+                spooled = engine.bodies.placed(spooled, is_persistent=True)
                 message = spooled.copy()
                 message.expiry_ms = like.expiry_ms
                 engine.publish_spooled(targets, like.header, message, mode)
@@ -1337,7 +1337,7 @@ def by_durability(
 
 def whole_body(vhost: VHost, spooled: QueuedMessage) -> bytes:
     """Return a spooled body, read back, for a queue that cannot share it."""
-    return vhost.engine.read_stored(spooled)
+    return vhost.engine.bodies.read(spooled)
 
 
 def plan_of(queue: BrokerQueue, header: bytes, facts: PublishFacts) -> Plan:

@@ -73,18 +73,17 @@ from penstock.clock import Clock
 from penstock.errors import CorruptionError, DiskFullError, OptionError, StoppedError
 from penstock.message import Entry
 from penstock.queues import priority_queue
-from penstock.queues.alerts import thresholds_of
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.delays import MARK
 from penstock.queues.queue_options import BACKING, MAX_SIZE, QUORUM, QueueOptions
 from penstock.queues.queue_set import SHOWN_MAX, STORED_BYTES, QueueSet, bytes_of, text_of
 from penstock.queues.stream_options import STREAM, StreamOptions
+from penstock.queues.thresholds import thresholds_of
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK
-from penstock.storage.files.holder import DictHolder
 from penstock.storage.index import routing_table
 from penstock.storage.index.leases import Lease
-from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.queue_index import DictHolder, QueueIndex
 
 EXCLUSIVE_FLAG: Final = 1
 AUTO_DELETE_FLAG: Final = 2
@@ -934,7 +933,7 @@ class QueueRestarts:
         engine = self._engine
         if engine.is_gathering:
             raise UntrustedError("the error occurred while one record was being made")
-        if engine.journal.is_committing:  # its index may have what parts of it are to take
+        if engine.is_committing:  # its index may have what parts of it are to take
             raise UntrustedError("a large transaction is being committed")
         if not old.is_durable:
             lost = old.backing.depth()

@@ -65,7 +65,6 @@ from penstock.clock import Clock
 from penstock.errors import DiskFullError, is_shortage
 from penstock.options import format_bytes
 from penstock.protocol.connection import BodyRoom
-from penstock.queues.alerts import Alert
 from penstock.queues.amqp_headers import AmqpHeaders
 from penstock.queues.backing_choice import BackingChoice
 from penstock.queues.dead_letter import DeadLetterRoute, Target
@@ -73,6 +72,7 @@ from penstock.queues.memory_monitor import INTERVAL_S, MemoryMonitor
 from penstock.queues.queue_options import QueueOptions
 from penstock.queues.queue_set import QueueOwner, QueueSet, bytes_of, text_of
 from penstock.queues.stream_options import QUEUE_TYPE
+from penstock.queues.thresholds import Alert
 from penstock.routing.router import Router
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK

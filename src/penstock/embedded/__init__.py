@@ -7,13 +7,12 @@ without a box. From what users touch down:
     box, queue, stream, messages         Box, Queue, Stream, Job for threads, in a directory or on a
                                          broker
     sources                              what they call: BoxSource, QueueSource, StreamSource
-    directory_box, directory_queue,      a directory as a source (penstock.client is the broker)
-    directory_stream, transaction
+    directory_box, directory_queue       a directory as a source (penstock.client is the broker)
     stream_reading, local_stream         passes over a stream, named readers; chunks and following
     driver, waiting                      the lock, the thread, group commit, interrupts, forks
     core                                 engine, queues and memory monitor of a box
     alone_stream, persist                a stream without a box
-    option_parsing, settings, new_body,  what users give, checked
+    option_parsing, new_body,            what users give, checked
     stream_record
     box_headers, events
 

@@ -35,7 +35,6 @@ again, which finds all that was forced.
 `penstock.aio` has the same for asyncio; `persist` has a producer and a consumer in one line.
 """
 
-import atexit
 import os
 import random
 import threading
@@ -55,6 +54,7 @@ from penstock.embedded.sources import Call, PartitionInfo, StreamInfo
 from penstock.embedded.stream import Stream
 from penstock.embedded.stream_record import NewRecord
 from penstock.embedded.waiting import (
+    OPEN,
     RECHECK_S,
     WAITING,
     WOKEN,
@@ -557,7 +557,7 @@ class AloneDriver:
         except BaseException:
             self.core.close()
             raise
-        _open.append(self)
+        OPEN.add(self)
 
     def nudge(self) -> None:
         """Wake the thread: there is work for it."""
@@ -612,8 +612,7 @@ class AloneDriver:
             self.gate = Gate(self._refuse_closed)
             self.core.wake_followers()
         self._report_events()
-        if self in _open:
-            _open.remove(self)
+        OPEN.forget(self)
 
     def _report_events(self) -> None:
         while self._events:
@@ -646,28 +645,8 @@ class AloneDriver:
     def _refuse_forked(self) -> None:
         raise ForkedError(self.path, self._pid, os.getpid())
 
-
-_open: list[AloneDriver] = []
-
-
-def _close_all() -> None:
-    """Close all streams at the end of the interpreter."""
-    for driver in reversed(list(_open)):
-        try:
-            driver.close()
-        except Exception as error:  # noqa: BLE001  # the others must be closed as well
-            driver._on_event("stopped", f"the stream could not be closed in order: {error}")
-
-
-def _in_child() -> None:
-    drivers = list(_open)
-    _open.clear()
-    for driver in drivers:
-        driver.in_child()
-
-
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_in_child)
+    def not_closed(self, error: Exception) -> None:
+        self._on_event("stopped", f"the stream could not be closed in order: {error}")
 
 
 class AloneStreamSource(LocalStream):

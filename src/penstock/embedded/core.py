@@ -46,7 +46,6 @@ from penstock.embedded.option_parsing import URLS, box_durability, size_bytes
 from penstock.embedded.waiting import WOKEN, Waiter
 from penstock.errors import OptionError, SettledError, StoppedError, UnknownQueueError
 from penstock.queues import priority_queue
-from penstock.queues.alerts import Alert
 from penstock.queues.amq_queue import AMQQueue, Plan
 from penstock.queues.backing_choice import BackingChoice
 from penstock.queues.budget import machine_memory
@@ -54,6 +53,7 @@ from penstock.queues.memory_monitor import MemoryMonitor
 from penstock.queues.queue_options import QueueOptions
 from penstock.queues.queue_set import QueueOwner, QueueSet, bytes_of, text_of
 from penstock.queues.stream_options import KEPT_S, StreamOptions, base_name, partition_names
+from penstock.queues.thresholds import Alert
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.data_directory import DataDirectory
 from penstock.storage.files.durability import DISK, MODE_NAMES, OS

@@ -44,7 +44,6 @@ At the end of the interpreter boxes that are still open are closed in order, new
 that could not be closed is as after a crash, and loses nothing that was confirmed.
 """
 
-import atexit
 import os
 import threading
 from collections import deque
@@ -55,6 +54,7 @@ from penstock.embedded.core import BoxTransaction, Core, QueueState
 from penstock.embedded.waiting import (
     FAILED,
     LEADING,
+    OPEN,
     RECHECK_S,
     WAITING,
     WOKEN,
@@ -158,7 +158,7 @@ class Driver:
         self._bell.acquire()
         self._is_open = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-box", daemon=True)
-        _open.append(self)
+        OPEN.add(self)
         try:
             self._thread.start()
             self._is_open.wait()
@@ -474,7 +474,7 @@ class Driver:
         except BaseException as error:  # noqa: BLE001  # `__init__` raises it
             self._error = error
             self.is_closed = True
-            _forget(self)
+            OPEN.forget(self)
             return
         finally:
             self._is_open.set()
@@ -561,7 +561,7 @@ class Driver:
                 self.core.fs.on_complete = None
         self._fail_gate_waiters()
         self.core.release()
-        _forget(self)
+        OPEN.forget(self)
 
     def _refuse_closed(self) -> None:
         raise BoxClosedError(self.path)
@@ -575,31 +575,6 @@ class Driver:
     def _refuse_forked(self) -> None:
         raise ForkedError(self.path, self._pid, os.getpid())
 
-
-_open: list[Driver] = []
-
-
-def _forget(box: Driver) -> None:
-    if box in _open:
-        _open.remove(box)
-
-
-def _close_all() -> None:
-    """Close all boxes at the end of the interpreter."""
-    for box in reversed(list(_open)):
-        try:
-            box.close()
-        except Exception as error:  # noqa: BLE001  # the others must be closed as well
-            box.core.event("stopped", f"the box could not be closed in order: {error}")
-            box._report_events()
-
-
-def _in_child() -> None:
-    boxes = list(_open)
-    _open.clear()
-    for box in boxes:
-        box.in_child()
-
-
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_in_child)
+    def not_closed(self, error: Exception) -> None:
+        self.core.event("stopped", f"the box could not be closed in order: {error}")
+        self._report_events()

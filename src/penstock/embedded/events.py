@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import damaged_at
-from penstock.queues.alerts import Alert
+from penstock.queues.thresholds import Alert
 
 OnEvent = Callable[[str, str], None]
 OnAlert = Callable[[Alert], None]

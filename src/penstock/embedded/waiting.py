@@ -16,6 +16,8 @@ the gate is the lock itself. A box that is closed, or in a forked child, has a G
 interrupted in the middle of a change.
 """
 
+import atexit
+import os
 import threading
 from collections.abc import Callable, Generator
 from types import TracebackType
@@ -158,3 +160,51 @@ class Guard:
     ) -> None:
         if error is not None and not isinstance(error, Exception):
             self._box.interrupted(error)
+
+
+class OpenDriver(Protocol):
+    """The driver of an open box or stream."""
+
+    def close(self) -> None:
+        """Close it."""
+
+    def not_closed(self, error: Exception) -> None:
+        """Report that it could not be closed in order."""
+
+    def in_child(self) -> None:
+        """In a forked child: refuse all calls."""
+
+
+class OpenDrivers:
+    """The boxes and streams that are open in this process. Those that are left at the end of the
+    interpreter are closed, the last opened first; a forked child may not use them."""
+
+    def __init__(self) -> None:
+        self._open: list[OpenDriver] = []
+        atexit.register(self._close_all)
+        os.register_at_fork(after_in_child=self._in_child)
+
+    def add(self, driver: OpenDriver) -> None:
+        """Add what was opened."""
+        self._open.append(driver)
+
+    def forget(self, driver: OpenDriver) -> None:
+        """Remove what is closed."""
+        if driver in self._open:
+            self._open.remove(driver)
+
+    def _close_all(self) -> None:
+        for driver in reversed(list(self._open)):
+            try:
+                driver.close()
+            except Exception as error:  # noqa: BLE001  # the others must be closed as well
+                driver.not_closed(error)
+
+    def _in_child(self) -> None:
+        drivers = list(self._open)
+        self._open.clear()
+        for driver in drivers:
+            driver.in_child()
+
+
+OPEN: Final = OpenDrivers()

@@ -87,7 +87,6 @@ from penstock.errors import (
 )
 from penstock.message import Entry, QueuedMessage
 from penstock.native import mypyc_attr
-from penstock.queues.alerts import Alert, Alerts, thresholds_of
 from penstock.queues.backing_queue import (
     PART_SHIFT,
     UNLIMITED,
@@ -114,6 +113,7 @@ from penstock.queues.queue_options import (
     QueueOptions,
 )
 from penstock.queues.rows import Row
+from penstock.queues.thresholds import Alert, Alerts, thresholds_of
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK, NONE, OS
 from penstock.storage.index.leases import Lease

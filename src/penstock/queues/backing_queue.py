@@ -134,7 +134,7 @@ class BackingQueue(ABC):
         """Return the head, which becomes pending, or is dequeued at once without `ack_required`
         (after its body is in RAM). None if the queue is empty or the head is held. in_pieces, with
         `ack_required`: the body of a large message (message.is_large) stays in the store and
-        `message.body` is None; the caller opens it (engine.open_body) before the message is
+        `message.body` is None; the caller opens it (engine.bodies.open) before the message is
         settled."""
 
     @abstractmethod

@@ -427,7 +427,7 @@ class DeadLetterMove:
             index = _index(each)
             if durable or not index.is_durable:
                 if stored is None:
-                    stored = engine.in_transient(self.delivery.message)
+                    stored = engine.bodies.placed(self.delivery.message, is_persistent=False)
                 engine.publish_stored([index], each.header, stored, each.expiry_ms)
 
     def _apart(self, destinations: list[Destination], mode: int, engine: StorageEngine) -> int:

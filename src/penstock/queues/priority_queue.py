@@ -81,8 +81,7 @@ from penstock.queues.rows import Row
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK
-from penstock.storage.files.holder import Holder
-from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.queue_index import Holder, QueueIndex
 from penstock.storage.index.routing_table import DurableQueue
 from penstock.storage.parts.lease_engine import Taken
 

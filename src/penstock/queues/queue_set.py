@@ -34,7 +34,6 @@ from penstock.clock import Clock
 from penstock.errors import OptionError, StoppedError
 from penstock.options import format_bytes
 from penstock.queues import priority_queue
-from penstock.queues.alerts import Alert
 from penstock.queues.amq_queue import AGE_CHECK_MS, AMQQueue, TickInterval
 from penstock.queues.backing_choice import BackingChoice
 from penstock.queues.backing_queue import UNLIMITED, BackingQueue
@@ -43,6 +42,7 @@ from penstock.queues.delays import find_parts
 from penstock.queues.headers import HeaderCodec
 from penstock.queues.memory_monitor import WARN_PART, MemoryMonitor
 from penstock.queues.queue_options import QueueOptions
+from penstock.queues.thresholds import Alert
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.data_directory import queue_title
 from penstock.storage.files.durability import OS

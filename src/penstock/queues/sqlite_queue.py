@@ -55,8 +55,7 @@ from penstock.queues.variable_queue import DeliveredMark
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.data_directory import queue_title
 from penstock.storage.files.durability import DISK, NONE
-from penstock.storage.files.holder import DictHolder, Holder
-from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.queue_index import DictHolder, Holder, QueueIndex
 from penstock.storage.parts.lease_engine import Taken
 
 FILE: Final = "messages.sqlite"
@@ -360,7 +359,7 @@ class SqliteQueue(BackingQueue):
         message = one.message()
         if message.body is None:
             if in_pieces and is_large(message):
-                self._engine.open_body(message).close()
+                self._engine.bodies.open(message).close()
             else:
                 self._engine.load_body(self._index, one.seq, message)
                 self._reads += 1
@@ -437,7 +436,7 @@ class SqliteQueue(BackingQueue):
         self._change("DELETE FROM messages WHERE seq = ?", [one.seq for one in some])
         for one in some:
             if not one.is_persistent and one.store_file:
-                self._engine.release(one.message())
+                self._engine.bodies.release(one.message())
 
     def _settled(self, some: list["_Stored"]) -> None:
         """Count messages that are not pending any more."""
@@ -484,7 +483,9 @@ class SqliteQueue(BackingQueue):
                 entry = Entry(tag, message, on_slot=tag not in self._index.section)
                 lsn, _ = engine.move(self._index, entry, durable, header, mode, expiry_ms)
             if others and body is None:  # before it dies: both may refer to the same body
-                engine.publish_stored(others, header, engine.in_transient(message), expiry_ms)
+                engine.publish_stored(
+                    others, header, engine.bodies.placed(message, is_persistent=False), expiry_ms
+                )
             if durable:
                 self._remove([one])
             else:
@@ -579,14 +580,14 @@ class SqliteQueue(BackingQueue):
         self._held.arrived.clear()
         self._arrived_bytes = self._len = self._bytes = 0
         for one in self._select("state = 'ready' AND NOT is_persistent AND store_file"):
-            self._engine.release(one.message())
+            self._engine.bodies.release(one.message())
         self.sql("DELETE FROM messages WHERE state != 'pending'")
 
     def _release_arrived(self) -> None:
         """Release bodies of transient messages that arrived and are not written yet."""
         for entry in self._held.arrived.values():
             if not entry.message.persistent:
-                self._engine.release(entry.message)
+                self._engine.bodies.release(entry.message)
 
     def purge_acks(self, mode: int) -> int:
         died = self._pending
@@ -646,7 +647,7 @@ class SqliteQueue(BackingQueue):
         for one in taken:
             for entry in one.entries:
                 if not entry.message.persistent:
-                    self._engine.release(entry.message)
+                    self._engine.bodies.release(entry.message)
                 elif entry.seq >= self._mark.delivered:
                     self._mark.delivered = entry.seq + 1
             if one.mark:
@@ -740,7 +741,7 @@ class SqliteQueue(BackingQueue):
 
     def delete_and_terminate(self, mode: int) -> int:
         for one in self._select("NOT is_persistent AND store_file"):
-            self._engine.release(one.message())
+            self._engine.bodies.release(one.message())
         self._release_arrived()
         self._len = self._bytes = self._pending = self._pending_bytes = self._arrived_bytes = 0
         self._close()

@@ -77,8 +77,7 @@ from penstock.queues.queue_ram import ALPHA_BYTES, CHECKS, QueueRam, alpha_bytes
 from penstock.queues.rows import AT_ENTRY, IN_STORE, ON_SLOT, PERSISTENT, Row, seq_of_row
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK, NONE, OS
-from penstock.storage.files.holder import DictHolder, Holder
-from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.queue_index import DictHolder, Holder, QueueIndex
 from penstock.storage.index.queue_segment import IN_STORE as SLOT_IN_STORE
 from penstock.storage.parts.lease_engine import Taken
 
@@ -656,7 +655,7 @@ class VariableQueue(BackingQueue):
         that is large and may stay in the store. Raises CorruptionError, OSError."""
         message = entry.message
         if in_pieces and is_large(message):
-            self.engine.open_body(message).close()
+            self.engine.bodies.open(message).close()
             return message
         return self._with_body(entry)
 
@@ -971,7 +970,7 @@ class VariableQueue(BackingQueue):
             if attempts:
                 attempts.pop(seq, None)
             if message.store_file:
-                self.engine.release(message)
+                self.engine.bodies.release(message)
         if count:
             index.keep_transients(number, -count)
 
@@ -1059,7 +1058,9 @@ class VariableQueue(BackingQueue):
                 self._drop_pending(Entry(tag, message))
                 self.state.rates.n_ack_out += 1
             if others and is_stored:  # before it is acked: both may refer to the same body
-                engine.publish_stored(others, header, engine.in_transient(message), expiry_ms)
+                engine.publish_stored(
+                    others, header, engine.bodies.placed(message, is_persistent=False), expiry_ms
+                )
             if not durable:
                 self.ack([tag], mode)
                 lsn = engine.last_lsn if message.persistent else 0
@@ -1162,7 +1163,7 @@ class VariableQueue(BackingQueue):
             if in_files:
                 self._index.keep_transients(seq // self._index.slots, -1)
             if file:
-                self.engine.release(QueuedMessage(id, b"", None, 0, 0, 0, file, False))
+                self.engine.bodies.release(QueuedMessage(id, b"", None, 0, 0, 0, file, False))
             state.transient_attempts.pop(seq, None)
         if state.has_transients:
             self._release([*state.q4, *state.q1, *state.back.values()])

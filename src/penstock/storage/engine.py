@@ -5,11 +5,12 @@ files at checkpoints. A log apart from the store is the TransactionLog of Qpid's
 Design; the files are RabbitMQ's queue index and message store.
 
 The owners of the engine (queues, the broker, the library) call the engine, and its parts `streams`,
-`leases` and `batches`. Of `checkpoints` they only read the counts. The parts do not know the
-engine; `_compose` gives each what it needs:
+`leases`, `batches` and `bodies`. Of `checkpoints` they only read the counts. The parts do not know
+the engine; `_compose` gives each what it needs:
 
     Journal        append, apply, stop on failure; completions     journal.py
     StorageState   what the log's records have led to              state.py
+    BodyStores     bodies in the two stores                        message_store.py
     StreamEngine   streams: declare, append, heads, retention      stream_engine.py
     BatchEngine    batches of Spark's sink                         batch_engine.py
     LeaseEngine    leases of readers                               lease_engine.py
@@ -54,10 +55,9 @@ from penstock.message import Entry, Placement, QueuedMessage, SharedBody, Sharin
 from penstock.storage.files.data_directory import placed, vhost_number
 from penstock.storage.files.durability import DISK, NONE, OS
 from penstock.storage.files.filesystem import FileSystem
-from penstock.storage.files.holder import DictHolder
 from penstock.storage.files.options import StorageOptions
 from penstock.storage.index.key_windows import KeyWindows
-from penstock.storage.index.queue_index import QueueIndex, check_targets, store_refs
+from penstock.storage.index.queue_index import DictHolder, QueueIndex, check_targets, store_refs
 from penstock.storage.index.routing_table import DurableQueue, RoutingTable
 from penstock.storage.journal import recovery
 from penstock.storage.journal.checkpoint import Checkpointer
@@ -81,9 +81,8 @@ from penstock.storage.parts.batch_engine import BatchEngine
 from penstock.storage.parts.lease_engine import LeaseEngine
 from penstock.storage.parts.stream_engine import StreamEngine
 from penstock.storage.parts.transaction import Transaction
-from penstock.storage.store.file_queue_backing import SPOOL_BYTES, Spool
-from penstock.storage.store.message_store import MessageStore
-from penstock.storage.store.store_file import StoredBody, StoreRecord
+from penstock.storage.store.message_store import BodyStores, MessageStore
+from penstock.storage.store.store_file import StoreRecord
 from penstock.storage.upkeep import Upkeep
 
 ENTRY_BYTES: Final = 64  # on disk beside header and body, about
@@ -176,6 +175,7 @@ class StorageEngine:
         journal = Journal(
             self.fs, self.path, self.clock, self.options, state, self.log, self._on_event
         )
+        self.bodies: BodyStores = BodyStores(state.store, transient, journal.disk_full)
         time_s = self.clock.wall_ms() // 1000
         self.journal: Journal = journal
         self.placement: Placement = Placement(
@@ -237,6 +237,11 @@ class StorageEngine:
         return self.journal.blocked
 
     @property
+    def is_committing(self) -> bool:
+        """Whether a transaction is being written in parts, or an atomic group is open."""
+        return self.journal.is_committing
+
+    @property
     def cut_waits(self) -> bool:
         """Whether a checkpoint waits until no transaction is being written in parts."""
         return self.journal.cut_waits
@@ -267,10 +272,6 @@ class StorageEngine:
     def disk_error(self, needed: int) -> DiskFullError:
         """Return the error for a write of `needed` bytes that one of the disks has no room for."""
         return DiskFullError(*fullest_disk(self.fs, self.path), needed)
-
-    def event(self, kind: str, text: str) -> None:
-        """Report an event for people to the owner."""
-        self._on_event(kind, text)
 
     def stop(self, error: BaseException) -> None:
         """Stop for good: nothing is confirmed after this, and only the first error counts [10]."""
@@ -395,7 +396,7 @@ class StorageEngine:
     ) -> Sharing:
         """Return a `with` inside of which every message published with this body object shares it,
         in RAM and in the store. owned: a message that has the body in the store already, and keeps
-        it there (`own_body`)."""
+        it there (`bodies.own`)."""
         return Sharing(self.placement, shared, completes=completes, owned=owned)
 
     def publish(
@@ -421,7 +422,7 @@ class StorageEngine:
         """Write the body of a new message to its store, or let it have the body of another that
         shares it. DiskFullError: nothing happened."""
         placement = self.placement
-        store = self.store_of(message)
+        store = self.bodies.of(message)
         known = placement.stored_like(message, body)
         if known is not None and (
             known is placement.owned or store.refs(known.store_file, known.id) > 0
@@ -515,73 +516,6 @@ class StorageEngine:
         for queue in queues:
             queue.holder.add(Entry(queue.take_seq(), new))
 
-    def store_of(self, message: QueuedMessage) -> MessageStore:
-        """Return the store for the body of a message, if it is in one."""
-        return self.state.store if message.persistent else self.transient
-
-    def open_body(self, message: QueuedMessage) -> StoredBody:
-        """Open a body in the store, to be read in pieces even if the message is deleted meanwhile.
-        The caller closes it. CorruptionError, OSError."""
-        return self.store_of(message).open_body(message.store_file, message.id)
-
-    def in_transient(self, message: QueuedMessage) -> QueuedMessage:
-        """Return the message, if its body is in the transient store; else a copy whose body was
-        copied there in pieces. The caller publishes it in the same step. DiskFullError,
-        CorruptionError: there is no copy."""
-        return self._in_store(message, is_persistent=False)
-
-    def in_persistent(self, message: QueuedMessage) -> QueuedMessage:
-        """As `in_transient`, with the persistent store."""
-        return self._in_store(message, is_persistent=True)
-
-    def _in_store(self, message: QueuedMessage, *, is_persistent: bool) -> QueuedMessage:
-        if message.persistent == is_persistent:
-            return message
-        copy = message.copy()
-        copy.persistent = is_persistent
-        body = self.open_body(message)
-        spool = self.store_of(copy).spool(message.id)
-        try:
-            while body.left:
-                spool.write(body.read(SPOOL_BYTES))
-            copy.store_file = spool.finish()
-        except OSError as error:
-            spool.abort()
-            raise self.disk_full(error, message.size) from error
-        except BaseException:
-            spool.abort()
-            raise
-        finally:
-            body.close()
-        return copy
-
-    def release(self, message: QueuedMessage) -> None:
-        """Release one queue's reference to a transient message."""
-        if message.store_file:
-            self.transient.unref(message.store_file, message.id)
-
-    def spool(self, message: QueuedMessage) -> Spool:
-        """Begin to write the body of a new message to the store, piece by piece."""
-        return self.store_of(message).spool(message.id)
-
-    def store_body(self, message: QueuedMessage, body: bytes) -> None:
-        """Write a body to the store, without a reference, for a message that `publish_spooled`
-        publishes next. OSError."""
-        message.store_file = self.store_of(message).write(message.id, body, 0)
-
-    def own_body(self, message: QueuedMessage) -> None:
-        """Keep the spooled body of a message although it has no reference yet. `disown_body` must
-        follow."""
-        self.store_of(message).own(message.store_file, message.id)
-
-    def disown_body(self, message: QueuedMessage) -> None:
-        """End `own_body`: a body without a reference is deleted."""
-        self.store_of(message).disown(message.store_file, message.id)
-
-    def read_stored(self, message: QueuedMessage) -> bytes:
-        """Read the body of a message that is in the store. CorruptionError."""
-        return self.store_of(message).read(message.store_file, message.id)
-
     def record_of(self, queue: QueueIndex, seq: int, message: QueuedMessage) -> StoreRecord | None:
         """Return where `read_records` finds the body of a message that `read` returned; None if it
         has a file of its own, or its place in the store does not fit the message: `load_body` finds
@@ -592,7 +526,7 @@ class StorageEngine:
             file = 0 if section_row is None else section_row.body_file
         if not file:
             return None
-        found = self.store_of(message).record_of(file, message.id)
+        found = self.bodies.of(message).record_of(file, message.id)
         return found if found is not None and found.size == message.size else None
 
     def dequeue(self, queue: QueueIndex, entries: list[Entry], mode: int) -> int:

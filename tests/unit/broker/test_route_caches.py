@@ -7,7 +7,7 @@ import pytest
 import penstock
 from penstock.access.permissions import everything
 from penstock.broker.publish import CHANGES_MAX, Publisher, Route
-from penstock.broker.route_caches import CHANNEL_PART, USER_PART, VHOST_PART
+from penstock.broker.usage import CHANNEL_PART, USER_PART, VHOST_PART
 from penstock.codec.spec import ChannelClose, ChannelCloseOk, QueueDeclare, QueueDeclareOk
 from tests.helpers.broker_rig import BrokerRig, RigClient
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.embedded import alone_stream
+from penstock.embedded import waiting
 from penstock.errors import (
     CorruptionError,
     ForkedError,
@@ -185,7 +185,7 @@ def test_so_much_in_ram_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_stream_that_is_left_open_is_closed_at_the_end(tmp_path: Path) -> None:
     s = penstock.open_stream(tmp_path / "s", force_every="1h")
     s.append(b"a")
-    alone_stream._close_all()
+    waiting.OPEN._close_all()
     with penstock.open_stream(tmp_path / "s") as s:
         assert bodies(s) == [b"a"]
 

@@ -5,7 +5,7 @@ import pytest
 from penstock.message import Entry
 from penstock.queues.variable_queue import QueueHolder
 from penstock.storage.files.durability import DISK
-from penstock.storage.files.holder import DictHolder
+from penstock.storage.index.queue_index import DictHolder
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import World
 from tests.helpers.variable_queues import LIMIT, opens, real

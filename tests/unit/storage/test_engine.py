@@ -18,7 +18,7 @@ from penstock.storage.engine import StorageEngine
 from penstock.storage.files.data_directory import DataDirectory
 from penstock.storage.files.durability import DISK, INTERVAL, OS
 from penstock.storage.files.filesystem import OsFileSystem
-from penstock.storage.files.holder import DictHolder
+from penstock.storage.index.queue_index import DictHolder
 from penstock.storage.index.routing_table import (
     DurableBinding,
     DurableExchange,

@@ -1,7 +1,7 @@
 """DictHolder: what is in RAM of one queue, and what a checkpoint still has to write."""
 
 from penstock.message import Entry, QueuedMessage
-from penstock.storage.files.holder import DictHolder, unwritten
+from penstock.storage.index.queue_index import DictHolder, unwritten
 
 
 def filled(*seqs: int, keeps: bool = False) -> DictHolder:

@@ -7,8 +7,7 @@ import pytest
 from penstock.errors import CorruptionError, SyncFailedError
 from penstock.message import Entry, QueuedMessage
 from penstock.storage.files.durability import DISK
-from penstock.storage.files.holder import DictHolder
-from penstock.storage.index.queue_index import QueueIndex, SectionRow, Ticks
+from penstock.storage.index.queue_index import DictHolder, QueueIndex, SectionRow, Ticks
 from penstock.storage.journal.checkpoint import DELETING, SLICES
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem

@@ -300,8 +300,8 @@ def test_dead_transient_bodies_go_without_a_checkpoint() -> None:
     path = PATH + "/msg_store_transient"
     assert r.fs.list(path)
     for message in made:
-        r.engine.release(message)
-        r.engine.release(message)
+        r.engine.bodies.release(message)
+        r.engine.bodies.release(message)
     rest(r)
     assert r.fs.list(path) == []
     kept = r.engine.publish_transient([queue, other], b"", b"again" * 100)

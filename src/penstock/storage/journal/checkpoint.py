@@ -70,9 +70,14 @@ from penstock.fast_crc import crc32
 from penstock.message import Entry, QueuedMessage, seq_of
 from penstock.storage.files.data_directory import sync_dir, write_small
 from penstock.storage.files.filesystem import FileSystem, sync_closed
-from penstock.storage.files.holder import unwritten
 from penstock.storage.index.key_windows import KeyWindow
-from penstock.storage.index.queue_index import IndexSegment, QueueIndex, Section, SectionRow
+from penstock.storage.index.queue_index import (
+    IndexSegment,
+    QueueIndex,
+    Section,
+    SectionRow,
+    unwritten,
+)
 from penstock.storage.journal.journal import Journal
 from penstock.storage.log.record import NOT_KEPT
 from penstock.storage.pages import streams

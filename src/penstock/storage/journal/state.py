@@ -23,10 +23,9 @@ from penstock.message import Entry, MessageFactory, QueuedMessage
 from penstock.storage.files.data_directory import hash_name
 from penstock.storage.files.durability import DISK, NONE
 from penstock.storage.files.filesystem import FileSystem
-from penstock.storage.files.holder import unwritten
 from penstock.storage.index.key_windows import KeyWindows
 from penstock.storage.index.leases import LeaseTable
-from penstock.storage.index.queue_index import Departed, QueueIndex, Ticks
+from penstock.storage.index.queue_index import Departed, QueueIndex, Ticks, unwritten
 from penstock.storage.index.routing_table import (
     DELETE_EXCHANGE,
     DurableQueue,

@@ -69,6 +69,7 @@ directory is emptied at start.
 import struct
 from array import array
 from bisect import bisect_right
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
 
@@ -79,8 +80,9 @@ from penstock.errors import (
     SyncFailedError,
     VersionError,
 )
+from penstock.message import QueuedMessage
 from penstock.storage.files.filesystem import File, FileSystem
-from penstock.storage.store.file_queue_backing import FileQueueBacking, Spool
+from penstock.storage.store.file_queue_backing import SPOOL_BYTES, FileQueueBacking, Spool
 from penstock.storage.store.store_file import (
     BLOCK_BYTES,
     BLOCK_ENTRIES,
@@ -1118,3 +1120,78 @@ def _scan_file(tables: StoreTables, file: StoreFile, durable_end: int) -> None:
     tables.damage += scan.damage
     if scan.damage:
         file.is_damaged = True
+
+
+# ---- both stores of an engine --------------------------------------------------------------------
+
+
+class BodyStores:
+    """The bodies of messages that are in a store: of persistent ones in one, of transient ones in
+    another. disk_full(error, bytes): returns what to raise for a failed write."""
+
+    def __init__(
+        self, persistent: MessageStore, transient: MessageStore,
+        disk_full: Callable[[OSError, int], Exception],
+    ) -> None:  # fmt: skip
+        self._persistent: MessageStore = persistent
+        self._transient: MessageStore = transient
+        self._disk_full: Callable[[OSError, int], Exception] = disk_full
+
+    def of(self, message: QueuedMessage) -> MessageStore:
+        """Return the store for the body of a message, if it is in one."""
+        return self._persistent if message.persistent else self._transient
+
+    def open(self, message: QueuedMessage) -> StoredBody:
+        """Open a body, to be read in pieces even if the message is deleted meanwhile. The caller
+        closes it. CorruptionError, OSError."""
+        return self.of(message).open_body(message.store_file, message.id)
+
+    def read(self, message: QueuedMessage) -> bytes:
+        """Read a body. CorruptionError."""
+        return self.of(message).read(message.store_file, message.id)
+
+    def spool(self, message: QueuedMessage) -> Spool:
+        """Begin to write the body of a new message, piece by piece."""
+        return self.of(message).spool(message.id)
+
+    def write(self, message: QueuedMessage, body: bytes) -> None:
+        """Write a body, without a reference, for a message that `publish_spooled` publishes next.
+        OSError."""
+        message.store_file = self.of(message).write(message.id, body, 0)
+
+    def own(self, message: QueuedMessage) -> None:
+        """Keep a spooled body although it has no reference yet. `disown` must follow."""
+        self.of(message).own(message.store_file, message.id)
+
+    def disown(self, message: QueuedMessage) -> None:
+        """End `own`: a body without a reference is deleted."""
+        self.of(message).disown(message.store_file, message.id)
+
+    def release(self, message: QueuedMessage) -> None:
+        """Release one queue's reference to a transient message."""
+        if message.store_file:
+            self._transient.unref(message.store_file, message.id)
+
+    def placed(self, message: QueuedMessage, *, is_persistent: bool) -> QueuedMessage:
+        """Return the message, if its body is in that store; else a copy whose body was copied there
+        in pieces. The caller publishes it in the same step. DiskFullError, CorruptionError: there
+        is no copy."""
+        if message.persistent == is_persistent:
+            return message
+        copy = message.copy()
+        copy.persistent = is_persistent
+        body = self.open(message)
+        spool = self.spool(copy)
+        try:
+            while body.left:
+                spool.write(body.read(SPOOL_BYTES))
+            copy.store_file = spool.finish()
+        except OSError as error:
+            spool.abort()
+            raise self._disk_full(error, message.size) from error
+        except BaseException:
+            spool.abort()
+            raise
+        finally:
+            body.close()
+        return copy

@@ -1097,7 +1097,7 @@ class _VhostSalvage:
             message = new.new_message(found.header, found.body, found.expiry_ms)
             shared = self._shared.get(found.id)
             if shared is None:
-                new.store_body(message, found.body)
+                new.bodies.write(message, found.body)
                 shared = self._shared[found.id] = (message.id, message.store_file)
             message.id, message.store_file = shared
             message.body = None

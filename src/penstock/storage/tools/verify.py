@@ -57,10 +57,9 @@ from penstock.storage.files.data_directory import (
     text_of,
 )
 from penstock.storage.files.filesystem import File, FileSystem
-from penstock.storage.files.holder import DictHolder
 from penstock.storage.files.offline import Offline, ReadOnlyFileSystem, Vhost
 from penstock.storage.files.options import StorageOptions
-from penstock.storage.index.queue_index import IndexSegment, QueueIndex
+from penstock.storage.index.queue_index import DictHolder, IndexSegment, QueueIndex
 from penstock.storage.journal import recovery
 from penstock.storage.journal.state import StorageState
 from penstock.storage.pages import stream_meta

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import OptionError
-from penstock.queues.alerts import Alert, Alerts, Thresholds
+from penstock.queues.thresholds import Alert, Alerts, Thresholds
 
 MIB = 1 << 20
 

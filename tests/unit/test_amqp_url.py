@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.amqp_url import AmqpUrl
+from penstock.amqp_url import AmqpUrl, TlsTrust
 from penstock.errors import OptionError
 
 
@@ -24,6 +24,20 @@ def test_every_part() -> None:
     assert "p/w" not in str(url)
 
 
+def test_the_parameters_of_tls_are_those_of_rabbitmq() -> None:
+    assert AmqpUrl.parse("amqps://host/") == AmqpUrl(host="host", port=5671, tls=TlsTrust())
+    url = AmqpUrl.parse(
+        "amqps://host:1/?cacertfile=ca.pem&certfile=c.pem&keyfile=c.key&verify=verify_none"
+        "&server_name_indication=a.example&auth_mechanism=external"
+    )
+    assert url.tls == TlsTrust("ca.pem", "c.pem", "c.key", verify=False, server_name="a.example")
+    assert url.is_external
+    assert str(url) == "amqps://guest@host:1/"
+    assert url.with_tls(cacerts="b.pem", verify=None).tls == TlsTrust(
+        "b.pem", "c.pem", "c.key", verify=False, server_name="a.example"
+    )
+
+
 @pytest.mark.parametrize("text", ["amqp://", "amqp://localhost", "amqp://localhost/"])
 def test_what_is_left_out(text: str) -> None:
     assert AmqpUrl.parse(text) == AmqpUrl()
@@ -38,7 +52,9 @@ def test_an_address_of_version_6() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("amqps://host/", "no TLS yet"),
+        ("amqp://host/?cacertfile=ca.pem", "cacertfile: given 'ca.pem', expected amqps://"),
+        ("amqps://host/?verify=no", "verify: given 'no', expected verify_peer or verify_none"),
+        ("amqps://host/?cacert=a", "did you mean 'cacertfile'"),
         ("http://host/", "expected amqp://user:password@host:port/vhost"),
         ("amqp://host:port/", "expected amqp://user:password@host:port/vhost"),
         ("amqp://host/?heartbeat=often", "heartbeat: given 'often', expected a whole number"),
@@ -63,7 +79,7 @@ def test_what_is_wrong_is_told(text: str, said: str) -> None:
         "amqp:/user:secret@host/",
         "amqp:user:secret@host/",
         "user:secret@host/",
-        "amqps://user:secret@host/",
+        "amqps://user:secret@host:port/",
         "amqp://user:secret@[::1/",
         "amqp://user:secret@host/?hartbeat=5",
     ],

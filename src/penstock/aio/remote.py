@@ -57,13 +57,22 @@ class RemoteLoopDriver(LoopRunner, RemoteDriver):
 
 
 def open_remote_async(
-    url: str, *, durability: str = "disk", on_event: OnEvent | None = None, **others: object
+    url: str,
+    *,
+    durability: str = "disk",
+    on_event: OnEvent | None = None,
+    cacerts: str | None = None,
+    certfile: str | None = None,
+    keyfile: str | None = None,
+    verify: bool | None = None,
+    **others: object,
 ) -> Opening[AsyncBox]:
     """Open the box of a broker as penstock.open does: `box = await open(...)`, or `async with
     open(...) as box:`."""
 
     async def make() -> AsyncBox:
-        driver = driver_of(url, durability, on_event, others, RemoteLoopDriver)
+        trust = {"cacerts": cacerts, "certfile": certfile, "keyfile": keyfile, "verify": verify}
+        driver = driver_of(url, durability, on_event, others, trust, RemoteLoopDriver)
         assert isinstance(driver, RemoteLoopDriver)
         try:
             await driver.run_async(driver.linked())

@@ -150,30 +150,41 @@ def _check_same(
 
 def driver_of(
     url: str, durability: object, on_event: OnEvent | None, others: Mapping[str, object],
+    trust: Mapping[str, object],
     make: Callable[[AmqpUrl, int, OnEvent], RemoteDriver] = RemoteDriver,
 ) -> RemoteDriver:  # fmt: skip
     """Return the driver of a box on a broker, not yet connected. others: options that only a
-    directory has. OptionError."""
+    directory has. trust: fields of TlsTrust, None for those of the URL. OptionError."""
     for name, value in others.items():
         raise OptionError(name, value, OF_A_BROKER)
     mode = option_parsing.box_durability(durability).mode
-    where = AmqpUrl.parse(url)
+    where = AmqpUrl.parse(url).with_tls(**trust)
     return make(where, mode, reporter(str(where), on_event))
 
 
 def open_remote(
-    url: str, *, durability: str = "disk", on_event: OnEvent | None = None, **others: object
+    url: str,
+    *,
+    durability: str = "disk",
+    on_event: OnEvent | None = None,
+    cacerts: str | None = None,
+    certfile: str | None = None,
+    keyfile: str | None = None,
+    verify: bool | None = None,
+    **others: object,
 ) -> Box:
     """Open the box of a broker. `penstock.open` is this for a URL.
 
     durability: of puts that name none: "none" makes messages transient, all others are as safe as
     the broker's own mode. on_event(kind, text): called with "connected", "blocked" and "unblocked",
-    in another thread, which must not wait for this box.
+    in another thread, which must not wait for this box. cacerts, certfile, keyfile, verify: of
+    amqps://, as AmqpUrl has them; None for what the URL says.
 
     Raises OptionError, UnreachableError, AMQPConnectionError (the user or the vhost is refused) or
     MissingCapabilityError (the broker is not Penstock).
     """
-    driver = driver_of(url, durability, on_event, others)
+    trust = {"cacerts": cacerts, "certfile": certfile, "keyfile": keyfile, "verify": verify}
+    driver = driver_of(url, durability, on_event, others, trust)
     try:
         driver.run(driver.linked())
     except BaseException:

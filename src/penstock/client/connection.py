@@ -38,6 +38,7 @@ import json
 import os
 import platform
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -48,6 +49,7 @@ from typing import Any, Final, TypeVar
 
 from penstock.amqp_url import AmqpUrl
 from penstock.client.publish_window import ManyPublished
+from penstock.client.tls import OWN_HINT, TLS_HINT, TlsSocket, tls_reason
 from penstock.client.wire import Wire, WireClosedError
 from penstock.codec.fields import encode_table
 from penstock.codec.frames import PROTOCOL_HEADER
@@ -575,10 +577,13 @@ class Greeting:
     heartbeat_s: int
 
 
+TLS_ALERT: Final = b"\x15"  # the first byte of what TLS answers to plain AMQP
+
+
 class _Handshake:
     """The methods of channel 0 until the connection is open, one after the other."""
 
-    def __init__(self, sock: socket.socket, url: AmqpUrl) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket, url: AmqpUrl) -> None:
         self._socket = sock
         self._deadline = time.monotonic() + url.connection_timeout_s
         self._methods: list[Method] = []
@@ -599,6 +604,8 @@ class _Handshake:
             data = self._socket.recv(READ_BYTES)
             if not data:
                 raise ConnectionError("the broker closed the connection before it was open")
+            if data[:1] == TLS_ALERT:
+                raise ConnectionError(TLS_HINT)
             for event in self.machine.receive(data):
                 if isinstance(event, MethodReceived):
                     self._methods.append(event.method)
@@ -625,19 +632,23 @@ def _agreed(ours: int, theirs: int) -> int:
     return min(ours, theirs) if ours and theirs else ours or theirs
 
 
-def greet(sock: socket.socket, url: AmqpUrl) -> Greeting:
+def greet(sock: socket.socket | TlsSocket, url: AmqpUrl) -> Greeting:
     """Open an AMQP connection on this socket. AMQPConnectionError; OSError, also after a
     time-out."""
     handshake = _Handshake(sock, url)
     handshake.send(PROTOCOL_HEADER)
     start = _expect(handshake.receive(), ConnectionStart)
-    if b"PLAIN" not in start.mechanisms.split():
-        raise AMQPConnectionError(
-            ACCESS_REFUSED, f"the broker accepts {start.mechanisms!r}, not PLAIN"
-        )
+    mechanism = "EXTERNAL" if url.is_external else "PLAIN"
+    if mechanism.encode() not in start.mechanisms.split():
+        text = f"the broker accepts {start.mechanisms.decode()}, not {mechanism}"
+        if url.is_external:
+            text += f": it knows no user by a certificate of this client ({OWN_HINT})"
+        raise AMQPConnectionError(ACCESS_REFUSED, text)
     response = b"\0" + url.user.encode() + b"\0" + url.password.encode()
+    if url.is_external:
+        response = b""
     start_ok = ConnectionStartOk(
-        client_properties=encode_table(_properties(url)), mechanism="PLAIN", response=response,
+        client_properties=encode_table(_properties(url)), mechanism=mechanism, response=response,
         locale="en_US",
     )  # fmt: skip
     handshake.send_method(start_ok)
@@ -696,18 +707,24 @@ def connect(
     """
     where = AmqpUrl.of(url, os.environ)
     try:
-        sock = socket.create_connection((where.host, where.port), where.connection_timeout_s)
+        plain = socket.create_connection((where.host, where.port), where.connection_timeout_s)
     except OSError as error:
         raise UnreachableError(str(where), str(error)) from None
+    sock: socket.socket | TlsSocket = plain
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if where.tls is not None:
+            sock = TlsSocket(plain, where.host, where.tls)
         greeting = greet(sock, where)
     except AMQPError:
         sock.close()
         raise
     except OSError as error:  # a time-out is one
         sock.close()
-        raise UnreachableError(str(where), str(error) or type(error).__name__) from None
+        reason = str(error) or type(error).__name__
+        if isinstance(error, ssl.SSLError):
+            reason = tls_reason(error)
+        raise UnreachableError(str(where), reason) from None
     except BaseException:
         sock.close()
         raise
@@ -719,7 +736,11 @@ class ClientConnection:
     itself. frame_max, channel_max: the limits agreed on."""
 
     def __init__(
-        self, url: AmqpUrl, sock: socket.socket, greeting: Greeting, on_blocked: OnBlocked | None
+        self,
+        url: AmqpUrl,
+        sock: socket.socket | TlsSocket,
+        greeting: Greeting,
+        on_blocked: OnBlocked | None,
     ) -> None:
         self.url: AmqpUrl = url
         self.server_properties: dict[str, object] = greeting.server_properties

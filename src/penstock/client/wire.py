@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from penstock.client.tls import TlsSocket
 from penstock.codec.frames import HEARTBEAT_FRAME
 
 # A read asks for twice as much as the last one brought. The room for 256 KiB, of which a confirm
@@ -42,8 +43,8 @@ class Wire:
     more will come."""
 
     def __init__(
-        self, sock: socket.socket, on_data: Callable[[bytes], None], on_end: Callable[[str], None],
-        *, heartbeat_s: int, name: str,
+        self, sock: socket.socket | TlsSocket, on_data: Callable[[bytes], None],
+        on_end: Callable[[str], None], *, heartbeat_s: int, name: str,
     ) -> None:  # fmt: skip
         self._socket = sock
         self._on_data = on_data

@@ -50,6 +50,7 @@ LOOK_S: Final = 2.0  # between two looks at the files
 READ_BYTES: Final = 16 << 10
 HANDSHAKE_BYTES_MAX: Final = 64 << 10  # with chains of certificates
 HANDSHAKE: Final = b"\x16"  # the first byte of one
+ALERT: Final = b"\x15\x03\x01\0\x02\x02\x46"  # fatal, protocol_version: clients know it
 EX_CONFIG: Final = 78
 THREADS: Final = 1
 
@@ -95,6 +96,7 @@ class TlsHandshake:
         if not data:
             data = await self._recv()
         if data[:1] != HANDSHAKE:
+            await self._loop.sock_sendall(self.sock, ALERT)
             raise Silent(f"no TLS: it began with {data[:8]!r}; plain AMQP has a port of its own")
         total = 0
         while True:

@@ -89,7 +89,9 @@ def explained(
         what = "AMQP" if error.reason.startswith("AMQP") else "no HTTP"
         return OptionError(place.option, place.http_url, f"{BOTH}: this port speaks {what}")
     if isinstance(cause, ssl.SSLError):
-        expected = f"a port with TLS and a trusted certificate, or http:// without TLS: {cause}"
+        expected = (
+            f"a port with TLS and a trusted certificate, or http:// without TLS: {error.reason}"
+        )
         return OptionError(place.option, place.http_url, expected)
     if isinstance(cause, socket.gaierror):
         return OptionError(place.option, place.http_url, f"the name of a host: {cause}")

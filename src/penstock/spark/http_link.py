@@ -30,6 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
+from penstock.client.tls import client_context, tls_reason
 from penstock.errors import PenstockError
 from penstock.spark.options import Place, SourceOptions
 
@@ -288,10 +289,11 @@ class BrokerWait:
 def new_connection(place: Place, timeout_s: float) -> http.client.HTTPConnection:
     """Return a connection object for that place; it connects when it is first used."""
     parts = urlsplit(place.http_url)
-    kind: type[http.client.HTTPConnection] = http.client.HTTPConnection
+    host = parts.hostname or ""
     if parts.scheme == "https":
-        kind = http.client.HTTPSConnection
-    return kind(parts.hostname or "", parts.port, timeout=timeout_s)
+        context = client_context(place.tls)
+        return http.client.HTTPSConnection(host, parts.port, timeout=timeout_s, context=context)
+    return http.client.HTTPConnection(host, parts.port, timeout=timeout_s)
 
 
 def is_amqp_open(place: Place) -> bool:
@@ -327,4 +329,6 @@ def refused(place: Place, what: str, status: int, raw: bytes) -> RefusedError:
 
 def reason_of(error: Exception) -> str:
     """Return what a message says of a connection that broke."""
+    if isinstance(error, ssl.SSLError):
+        return tls_reason(error)
     return str(error) or type(error).__name__

@@ -21,7 +21,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from penstock.amqp_url import ESCAPED, AmqpUrl, url_of, without_password
+from penstock.amqp_url import (
+    ESCAPED,
+    SCHEMES,
+    AmqpUrl,
+    TlsTrust,
+    parameters,
+    url_of,
+    without_password,
+)
 from penstock.errors import OptionError
 from penstock.options import (
     BYTES_MAX,
@@ -42,6 +50,9 @@ from penstock.options import (
 )
 
 HTTP_PORT: Final = 15672
+HTTPS_PORT: Final = 15671
+SYSTEM: Final = TlsTrust()
+PORTS: Final = {"http": HTTP_PORT, "https": HTTPS_PORT}
 ACCESS: Final = ("auto", "file", "network")
 READER_TIMEOUT_S_MAX: Final = 3600
 EARLIEST: Final = -2  # as an offset, in Kafka's JSON and in ours
@@ -73,7 +84,7 @@ _BYTES: Final = re.compile(r"(\d{1,18})\s*(|[kmgt])(|b|ib)", re.IGNORECASE)
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where the streams are: http_url ("http://host:port") with its user, or path. option: the one
-    that names http_url. amqp: host and port of a url with amqp://."""
+    that names http_url. amqp: host and port of a url with amqp:// or amqps://. tls: for https."""
 
     http_url: str = ""
     user: str = "guest"
@@ -82,6 +93,7 @@ class Place:
     path: str = ""
     option: str = field(default="url", compare=False, repr=False)
     amqp: tuple[str, int] | None = field(default=None, compare=False, repr=False)
+    tls: TlsTrust = SYSTEM
 
     def __str__(self) -> str:
         """Return the place without its password, for messages."""
@@ -103,18 +115,30 @@ def parse_place(given: Mapping[str, str]) -> Place:
     assert url is not None
     if "vhost" in options:
         raise OptionError("vhost", options["vhost"], "the vhost at the end of 'url'")
-    return _url_place(url, options.get("httpUrl"))
+    place = _url_place(url, options.get("httpUrl"))
+    return replace(place, tls=_trust(place.tls, options, place.http_url.startswith("https:")))
+
+
+def _trust(tls: TlsTrust, options: Mapping[str, str], is_tls: bool) -> TlsTrust:
+    """Return what the URL says with the options of TLS that are given."""
+    given = {name: options[name] for name in TRUST if name in options}
+    for name, value in given.items():
+        if not is_tls:
+            raise OptionError(name, value, "amqps:// or https:// with it")
+    return replace(tls, **values_of(_TRUST, given))
 
 
 def _url_place(url: str, http_url: str | None) -> Place:
     option = "url" if http_url is None else "httpUrl"
-    if url.startswith("amqp:"):
+    if url.startswith(SCHEMES):
         amqp = AmqpUrl.parse(url)
         host = f"[{amqp.host}]" if ":" in amqp.host else amqp.host
-        base = f"http://{host}:{HTTP_PORT}" if http_url is None else _http_base(option, http_url)
+        base = f"http://{host}:{HTTP_PORT}" if amqp.tls is None else f"https://{host}:{HTTPS_PORT}"
+        if http_url is not None:
+            base = _http_base(option, http_url)
         return Place(
             base, amqp.user, amqp.password, amqp.vhost, option=option,
-            amqp=(amqp.host, amqp.port),
+            amqp=(amqp.host, amqp.port), tls=amqp.tls or SYSTEM,
         )  # fmt: skip
     base = _http_base("url", url)
     if http_url is not None:
@@ -126,6 +150,7 @@ def _url_place(url: str, http_url: str | None) -> Place:
         "guest" if parts.password is None else unquote(parts.password),
         unquote(parts.path[1:]) or "/",
         option=option,
+        tls=TlsTrust.of(parameters(parts.query)),
     )
 
 
@@ -140,7 +165,7 @@ def _http_base(name: str, text: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise OptionError(name, without_password(text), expected)
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}:{port or HTTP_PORT}"
+    return f"{parts.scheme}://{host}:{port or PORTS[parts.scheme]}"
 
 
 # ---- kinds of values -----------------------------------------------------------------------------
@@ -332,6 +357,21 @@ _MOMENT: Final = _kind(
 )
 _MOMENTS: Final = _kind('`{"stream": {"0": 1357016400000}}`', _times)
 _BATCH: Final = ("batch",)
+_TLS_OPTIONS: Final[tuple[Option, ...]] = (
+    Option(
+        "cacerts", _TEXT, "of `amqps://` and `https://`: a PEM file of the authorities to trust"
+    ),
+    Option("certfile", _TEXT, "of the same: a PEM file with a certificate of this client"),
+    Option("keyfile", _TEXT, "and its key, if it is not in that file"),
+    Option(
+        "verify",
+        flag(),
+        "of the same: `false` leaves the broker's certificate unchecked",
+        default="`true`",
+    ),
+)
+TRUST: Final = tuple(one.name for one in _TLS_OPTIONS)
+_TRUST: Final = by_name(_TLS_OPTIONS)
 SOURCE_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "url", _TEXT,
@@ -339,6 +379,7 @@ SOURCE_OPTIONS: Final[tuple[Option, ...]] = (
         "host is used",
     ),
     Option("httpUrl", _TEXT, "the HTTP address, if it differs"),
+    *_TLS_OPTIONS,
     Option(
         "path", _TEXT,
         "instead of `url`: a store, a vhost or box in it, or one stream, read beside its owner",
@@ -464,7 +505,7 @@ _SOURCE_OF_BATCH: Final = {
         kind=_offsets({"earliest": EARLIEST}, "; a batch has no records from the latest offset on"),
     ),
 }
-_OF_PLACE: Final = ("url", "httpUrl", "path", "vhost")
+_OF_PLACE: Final = ("url", "httpUrl", "path", "vhost", *TRUST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,6 +599,7 @@ SINK_OPTIONS: Final[tuple[Option, ...]] = (
         "httpUrl", _TEXT, "the broker's HTTP address, if it differs",
         default="port 15672 of that host", applies=_STAGED,
     ),
+    *_TLS_OPTIONS,
     Option("queue", _TEXT, "the target, a queue or a stream"),
     Option("exchange", _TEXT, "or this one", default="the column `exchange`"),
     Option(
@@ -625,9 +667,10 @@ class SinkOptions:
     """Options of a writer. url: None for what the environment says. place: where to stage, None for
     at-least-once. queue: None if exchanges are the target; exchange: None if a column names it.
     query_id, batch_id: both or neither. fails_on_loss: whether missing batches are an error.
-    begins_late: the query may begin with any batch."""
+    begins_late: the query may begin with any batch. trust: options of TLS that are given."""
 
     url: str | None = None
+    trust: tuple[tuple[str, Any], ...] = ()
     place: Place | None = None
     queue: str | None = None
     exchange: str | None = None
@@ -664,6 +707,7 @@ class SinkOptions:
             if _SINK[name].applies and delivery not in _SINK[name].applies:
                 raise OptionError(name, text, f"none with delivery={delivery}")
         http_url = values.pop("http_url", None)
+        values["trust"] = tuple((name, values.pop(name)) for name in TRUST if name in values)
         if "queue" in values:
             values["exchange"] = ""
         if delivery == AT_LEAST_ONCE:
@@ -672,13 +716,18 @@ class SinkOptions:
                 values["routing_key"] = values["queue"]
         else:
             of_process = os.environ if environment is None else environment
-            values["place"] = _sink_place(values.get("url"), http_url, of_process)
+            trust = {name: texts[name] for name in TRUST if name in texts}
+            values["place"] = _sink_place(values.get("url"), http_url, trust, of_process)
         if ("query_id" in values) != ("batch_id" in values):
             name = "batchId" if "query_id" in values else "queryId"
             raise OptionError(name, None, "queryId and batchId, both or neither")
         if "query_id" not in values and "beginsLate" in texts:
             raise OptionError("beginsLate", texts["beginsLate"], "none without queryId")
         return cls(**values, checkpoint=of_spark.get(_CHECKPOINT))
+
+    def broker(self, environment: Mapping[str, str]) -> AmqpUrl:
+        """Return the broker of a writer at least once. Raises OptionError."""
+        return AmqpUrl.of(self.url, environment).with_tls(**dict(self.trust))
 
     @property
     def is_staged(self) -> bool:
@@ -693,10 +742,13 @@ class SinkOptions:
         return "the exchanges" if self.exchange is None else f"exchange {self.exchange!r}"
 
 
-def _sink_place(url: str | None, http_url: str | None, environment: Mapping[str, str]) -> Place:
+def _sink_place(
+    url: str | None, http_url: str | None, trust: Mapping[str, str], environment: Mapping[str, str]
+) -> Place:
     """Return where to stage: as for the source, and without a url as for a client."""
     url = url_of(environment) if url is None else url
-    return parse_place({"url": url} if http_url is None else {"url": url, "httpUrl": http_url})
+    given = {"url": url, **trust}
+    return parse_place(given if http_url is None else {**given, "httpUrl": http_url})
 
 
 def _refuse_of_staging(texts: Mapping[str, str]) -> None:

@@ -308,7 +308,7 @@ class RowPublisher:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._options = options
-        self._url = AmqpUrl.of(options.url, os.environ)
+        self._url = options.broker(os.environ)
         self._sleep = sleep
         self._monotonic = monotonic
         self._rows: list[Row] = []  # to be sent next, all to one exchange
@@ -477,7 +477,7 @@ def check_target(options: SinkOptions) -> None:
     """Check at the driver that the broker knows the user, that the target exists and, if the broker
     is Penstock, that the user may write to it; asks once in a process. A broker that does not
     answer is no error: tasks wait for it. Raises OptionError."""
-    url = AmqpUrl.of(options.url, os.environ)
+    url = options.broker(os.environ)
     key = url, options.target
     if key in _checked_targets:
         return

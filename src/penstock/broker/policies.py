@@ -252,6 +252,7 @@ class Policies:
         self._on_event = on_event
         self._known: dict[str, dict[str, Policy]] = {POLICY: {}, OPERATOR_POLICY: {}}
         self._ordered: dict[str, list[Policy]] = {POLICY: [], OPERATOR_POLICY: []}
+        self._reported: set[tuple[str, str]] = set()  # since the last change
         for (component, name), value in engine.routing.parameters.items():
             if component.decode() in self._known:
                 self._recover(component.decode(), _text(name), value)
@@ -267,6 +268,7 @@ class Policies:
             self._on_event("warning", f"{what} {name!r} applies to nothing: {error}")
 
     def _order(self) -> None:
+        self._reported = set()
         for component, known in self._known.items():
             self._ordered[component] = sorted(known.values(), key=_rank)
 
@@ -322,8 +324,10 @@ class Policies:
             try:
                 found = QueueOptions.from_arguments(joined(given, {**taken, key: value}, kind))
             except OptionError as error:
-                text = f"queue {name!r}: {key} of its policy is left out: {error}"
-                self._on_event("warning", text)
+                if (key, error.name) not in self._reported:
+                    self._reported.add((key, error.name))
+                    text = f"queue {name!r}: {key} of its policy is left out: {error}"
+                    self._on_event("warning", text)
                 continue
             options, taken[key] = found, value
         return _with_priorities(options, own)

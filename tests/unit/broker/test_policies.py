@@ -176,6 +176,7 @@ def test_qpids_limits_are_arguments_too(rig: OperationRig) -> None:
 
 def test_a_key_that_contradicts_the_arguments_is_left_out(rig: OperationRig) -> None:
     declare(rig, retry_delay_min=5000, retry_delay_max=6000, max_priority=3)
+    declare(rig, "r")
     put_policy(rig, queue_min_memory_bytes=100, max_length=4)
     assert amq_of(rig).options.max_length == 4
     assert amq_of(rig).options.min_memory_bytes is None

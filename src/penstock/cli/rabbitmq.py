@@ -10,7 +10,6 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -137,5 +136,9 @@ def _type_of(row: dict[str, Any]) -> object:
 def _here(data: str, source: AmqpUrl) -> AmqpUrl:
     """Return the URL of the broker of this data directory, for the user of the old broker."""
     status = ask(data, "status")
+    if status["port"] is None:
+        raise click.UsageError(f"the broker in {data} takes no plain AMQP: name it with --to")
     host = str(status["host"])
-    return replace(source, host=LOCAL.get(host, host), port=int(status["port"]))
+    return AmqpUrl(
+        LOCAL.get(host, host), int(status["port"]), source.user, source.password, source.vhost
+    )

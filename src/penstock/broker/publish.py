@@ -893,9 +893,9 @@ def publish_history(vhost: VHost, bindings: int, source: str, kind: str, destina
         for kept in list(history.kept):
             names = [destination]
             if kind == EXCHANGE:
-                headers = BasicProperties.decode(HEADERS.parts(kept.header)[1]).headers
+                props = BasicProperties.decode(HEADERS.parts(kept.header)[1])
                 keys = [key.decode("utf-8", "surrogateescape") for key in HEADERS.keys(kept.header)]
-                names = vhost.router.route(destination, keys[0], headers, keys[1:])
+                names = vhost.router.route(destination, keys[0], props.headers, keys[1:], props)
             facts = PublishFacts()
             facts.is_persistent, facts.priority = kept.is_persistent, kept.priority
             facts.ttl_ms = kept.ttl_ms

@@ -500,16 +500,21 @@ class Router:
         key: str,
         headers: dict[str, object] | None = None,
         cc: list[str] | None = None,
+        properties: BasicProperties | None = None,
     ) -> list[str]:
         """Return the queues for a message. cc: more keys. headers: None if the message has none.
-        Raises KeyError if there is no such exchange."""
+        properties: if they are known. Raises KeyError if there is no such exchange."""
         if not self.has(exchange):
             raise KeyError(exchange)
-        return self.route_on(Way(self, exchange), [key] if not cc else [key, *cc], headers)
+        keys = [key] if not cc else [key, *cc]
+        return self.route_on(Way(self, exchange), keys, headers, properties)
 
-    def route_on(self, way: Way, keys: list[str], headers: dict[str, object] | None) -> list[str]:
+    def route_on(
+        self, way: Way, keys: list[str], headers: dict[str, object] | None,
+        properties: BasicProperties | None = None,
+    ) -> list[str]:  # fmt: skip
         """Return the queues for a message with these keys, whose Way is known, or just begun."""
-        walk = Walk(self, way, keys, headers)
+        walk = Walk(self, way, keys, headers, properties)
         while not walk.is_done:
             walk.advance(SLICE_STEPS)
         return list(walk.queues)

@@ -160,6 +160,22 @@ def test_an_exchange_that_is_bound_routes_the_history_by_its_own_type() -> None:
     assert taken(rig, "a") == b"l"
 
 
+def test_a_history_is_spread_by_the_properties_of_its_messages() -> None:
+    rig = BrokerRig()
+    c = rig.client().open()
+    declare(c, "x-recent-history", x_recent_history_length=60)
+    for i in range(60):
+        c.publish(1, "x", "k", b"m", message_id=str(i))
+    arguments: dict[str, object] = {"hash-property": "message_id"}
+    spread = ExchangeDeclare(exchange="y", type="x-consistent-hash", arguments=arguments)
+    c.call(1, spread, ExchangeDeclareOk)
+    for name in ("a", "b"):
+        c.call(1, QueueDeclare(queue=name), QueueDeclareOk)
+        c.call(1, QueueBind(queue=name, exchange="y", routing_key="1"), QueueBindOk)
+    c.call(1, ExchangeBind(destination="y", source="x"), ExchangeBindOk)
+    assert min(depths(rig, "ab")) > 15
+
+
 def test_a_transaction_keeps_messages_when_it_commits() -> None:
     rig = BrokerRig()
     c = rig.client().open()

@@ -372,6 +372,7 @@ def beside_kafka(
         "load": load,
         "meter": own.meter,
         "cells": lab.figures,
+        "costs": lab.costs,
     }
 
 

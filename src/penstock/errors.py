@@ -248,7 +248,7 @@ class OptionError(PenstockError):
     """
 
     def __init__(self, name: str, given: object, expected: object) -> None:
-        text = f"option {name}: given {shortened(given)}, expected {expected}"
+        text = f"option {name}: given {shortened(given, 300)}, expected {expected}"
         if isinstance(expected, Iterable) and not isinstance(expected, str):
             near = difflib.get_close_matches(name, [str(known) for known in expected], n=1)
             text = f"unknown option {shortened(name)}" + (
@@ -449,11 +449,13 @@ class ConnectionLostError(PenstockError, ConnectionError):
 
 
 class UnreachableError(PenstockError, ConnectionError):
-    """No connection could be made: url (without the password), reason."""
+    """No connection could be made: url (without the password), reason. is_of_tls: the two do not
+    agree about TLS, which waiting does not change."""
 
-    def __init__(self, url: str, reason: str) -> None:
+    def __init__(self, url: str, reason: str, *, is_of_tls: bool = False) -> None:
         super().__init__(f"no connection to {url}: {reason}")
         self.url = url
+        self.is_of_tls = is_of_tls
         self.reason = reason
 
 

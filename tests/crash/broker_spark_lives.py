@@ -33,6 +33,8 @@ from penstock.codec.spec import (
     QueueDeclare,
     QueueDeclareOk,
 )
+from penstock.operation_json import JsonParts
+from penstock.operation_json import read as read_json
 from penstock.queues import stream_options
 from penstock.storage.pages.stream_view import StreamView
 from tests.crash.broker_life import NEVER, BrokerLife, BrokerStory, body_of, drain, id_of
@@ -229,7 +231,9 @@ def asked(rig: BrokerRig, op: str, **args: object) -> Any:
     operations.call(rig.vhost, None, op, args, replies.append)
     rig.turn()
     assert not isinstance(replies[0], BaseException), replies[0]
-    return replies[0]
+    return (
+        read_json(b"".join(replies[0].take())) if isinstance(replies[0], JsonParts) else replies[0]
+    )
 
 
 def judge(story: Story, fs: FaultyFileSystem, at: int) -> list[str]:

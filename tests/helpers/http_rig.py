@@ -47,7 +47,7 @@ class FakeNode:
             raise answer
         return answer
 
-    call_once = call
+    call_once = value = call
 
 
 def users_facts(**permissions: tuple[str, str, str]) -> dict[str, Any]:

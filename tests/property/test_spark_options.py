@@ -18,7 +18,7 @@ from penstock.spark.options import (
 
 URL = "http://h"
 LONG = "9" * 5000  # more digits than Python makes a number of
-NO_URL = ("amqp://h:port", "amqps://h", "http://h:99999", "http://", "ftp://h", "h:5672", "")
+NO_URL = ("amqp://h:port", "amqps://h:port", "http://h:99999", "http://", "ftp://h", "h:5672", "")
 NO_JSON = ("", "s", "[]", "{", '{"s": 1}', "[" * 100_000)
 NO_OFFSETS = (
     *NO_JSON, "first", '{"s": {"x": 1}}', '{"s": {"0": -3}}', '{"s": {"0": true}}',
@@ -34,6 +34,10 @@ NO_TRUTH = ("", "yes", "2", "none")
 NO_BYTES = ("", "-1", "64 megs", "1.5.5m", LONG)
 NO_DURATION = ("", "soon", "-1s", "5 years", f"{LONG}h")
 NO_NAME = ("", "n" * 256)
+# All values of these are wrong without TLS.
+WRONG_OF_TLS: dict[str, tuple[str, ...]] = {
+    "cacerts": ("ca.pem",), "certfile": ("c.pem",), "keyfile": ("c.key",), "verify": NO_TRUTH,
+}  # fmt: skip
 WRONG_OF_SOURCE: dict[str, tuple[str, ...]] = {
     "url": NO_URL,
     "httpUrl": ("amqp://h", *NO_URL[2:]),
@@ -65,6 +69,7 @@ WRONG_OF_SOURCE: dict[str, tuple[str, ...]] = {
     "fetchOffset.retryIntervalMs": ("", "-1", "1.5", "1s", LONG),
     "fetchOffset.numRetries": ("", "-1", "1.5", "many", LONG),
     "timeoutMs": ("", "0", "-1", "1s", LONG),
+    **WRONG_OF_TLS,
 }
 # Any text is a name of something; the catalog and the broker know whether it exists.
 TEXTS_OF_SOURCE = ("path", "vhost", "columns")
@@ -81,6 +86,7 @@ WRONG_OF_SINK: dict[str, tuple[str, ...]] = {
     "sameRows": NO_TRUTH,
     "timeout": ("", "-1", "soon", "nan", "inf", LONG),
     "in_flight": NO_COUNT,
+    **WRONG_OF_TLS,
 }
 TEXTS_OF_SINK = ("queue", "exchange", "routing_key", "content_type", "deadLetterTo")
 

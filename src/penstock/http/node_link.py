@@ -49,6 +49,11 @@ class NodeLink:
                 raise
         return await self.call_once(op, vhost, **args)
 
+    async def value(self, op: str, vhost: str, /, **args: object) -> Any:
+        """Return the result as `call` does, read if it is long."""
+        found = await self.call(op, vhost, **args)
+        return read(found.text) if isinstance(found, JsonText) else found
+
     async def call_once(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
         """Call an operation that must not be repeated. Otherwise as `call`."""
         if self._is_gone:
@@ -158,6 +163,6 @@ async def _kind(node: NodeLink, error: ControlError, vhost: str, queue: str) -> 
     if error.code != PRECONDITION_FAILED:
         return None
     try:
-        return str((await node.call("describe_queue", vhost, queue=queue))["type"])
+        return str((await node.value("describe_queue", vhost, queue=queue))["type"])
     except ControlError:
         return None

@@ -224,7 +224,7 @@ class LeaseEndpoints:
 
     async def _describe_queue(self, request: Request) -> Response:
         vhost, queue = readable(request, self._auth, "queue")
-        described = await self._node.call("describe_queue", vhost, queue=queue)
+        described = await self._node.value("describe_queue", vhost, queue=queue)
         if described["type"] == STREAM:
             raise is_a_stream(vhost, queue)
         return JsonAnswer(described)

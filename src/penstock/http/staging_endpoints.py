@@ -665,7 +665,7 @@ class StagingEndpoints:
 
     async def _list(self, request: Request) -> Response:
         vhost, identity = identity_in(request, self._auth)
-        found = await self._node.call("list_batches", vhost)
+        found = await self._node.value("list_batches", vhost)
         return JsonAnswer(
             [
                 row for row in found

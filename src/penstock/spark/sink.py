@@ -489,7 +489,12 @@ def check_target(options: SinkOptions) -> None:
         if error.code in GOING_DOWN:
             return
         raise OptionError("url", str(url), f"a user and a vhost of that broker: {error}") from None
-    except (UnreachableError, ConnectionLostError, TimeoutError):
+    except UnreachableError as error:
+        if error.is_of_tls:
+            expected = f"a broker that speaks TLS there, and is trusted: {error.reason}"
+            raise OptionError("url", str(url), expected) from None
+        return
+    except (ConnectionLostError, TimeoutError):
         return
     _checked_targets.add(key)
 

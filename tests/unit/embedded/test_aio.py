@@ -196,7 +196,7 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
     async def main() -> None:
         with pytest.raises(NotAStoreError, match="it is a file"):
             await aio.open(tmp_path / "box.d")
-        with pytest.raises(OptionError, match="no TLS yet"):
-            await aio.open("amqps://localhost")
+        with pytest.raises(OptionError, match=r"cacerts: given 'ca\.pem', expected amqps://"):
+            await aio.open("amqp://localhost", cacerts="ca.pem")
 
     asyncio.run(main())

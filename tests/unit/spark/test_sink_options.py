@@ -26,7 +26,7 @@ def test_exactly_once_is_the_default_and_goes_to_the_http_port() -> None:
         ({}, {"AMQP_URL": "amqp://a", "PENSTOCK_URL": "amqp://b"}, "http://b:15672"),
         ({"url": "http://c:80/v"}, {"AMQP_URL": "amqp://a"}, "http://c:80"),
         ({"url": "amqp://c", "httpUrl": "http://d:81"}, {}, "http://d:81"),
-        ({"http_url": "https://d"}, {}, "https://d:15672"),
+        ({"http_url": "https://d"}, {}, "https://d:15671"),
     ],
 )
 def test_where_to_stage(given: dict[str, str], environment: dict[str, str], http_url: str) -> None:

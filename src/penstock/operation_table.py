@@ -64,20 +64,6 @@ NODE: Final = "the node"
 NODE_VHOST: Final = "the node, about a vhost"
 NODE_VHOSTS: Final = "the node, about one vhost or all"
 
-# What changes who may do what, or what there is; the audit log has each call that was accepted.
-AUDITED: Final = frozenset({
-    "add_user", "add_vhost", "bind_exchange", "bind_queue", "box.declare", "box.delete",
-    "box.purge", "change_password", "clear_global_parameter", "clear_operator_policy",
-    "clear_parameter", "clear_permissions", "clear_policy", "clear_topic_permissions",
-    "clear_user_limits", "clear_vhost_limits", "declare_exchange", "declare_queue",
-    "delete_exchange", "delete_queue", "delete_stream_reader", "delete_user", "delete_vhost",
-    "import_definitions", "init", "purge_queue", "release_query", "restart_vhost",
-    "retain_stream", "set_global_parameter", "set_operator_policy", "set_parameter",
-    "set_permissions", "set_policy", "set_topic_permissions", "set_user_limits",
-    "set_user_tags", "set_vhost_limits", "start_vhost", "stop", "stop_vhost",
-    "unbind_exchange", "unbind_queue", "update_vhost_metadata",
-})  # fmt: skip
-NOT_SHOWN: Final = frozenset({"password", "definitions"})  # arguments that the audit log has not
 
 # Words of kinds for which the command line has forms of its own.
 TEXTS: Final = "list of texts"
@@ -89,10 +75,12 @@ FIELD_TABLE: Final = "object as a field table of AMQP"
 @dataclass(frozen=True, slots=True)
 class Argument(Option):
     """One argument of an operation. value: what is meant if it is not given; REQUIRED if it must
-    be. is_option: it is an option of the command."""
+    be. is_option: it is an option of the command. is_noted: the audit log has it: it is neither
+    secret nor long."""
 
     value: object = REQUIRED
     is_option: bool = False
+    is_noted: bool = True
 
     @property
     def is_required(self) -> bool:
@@ -250,6 +238,7 @@ class Arguments:
     def __init__(self, op: str, expected: Sequence[Argument], given: Mapping[str, object]) -> None:
         self.op: str = op
         self._values: dict[str, object] = {}
+        self._unnoted = {argument.name for argument in expected if not argument.is_noted}
         names = [argument.name for argument in expected]
         for name in given:
             if name not in names:
@@ -280,7 +269,7 @@ class Arguments:
         return {
             name: value
             for name, value in self._values.items()
-            if name not in NOT_SHOWN and value not in (None, "", [], {})
+            if name not in self._unnoted and value not in (None, "", [], {})
         }
 
     def text(self, name: str) -> str:
@@ -450,7 +439,8 @@ class Operation:
     help: one line. more: what else there is to say. of: who answers. answer: the members of the
     answer, or of each row of a list; () if it has none. shown: of a list: the columns that the
     command shows if none is asked for. is_command: the command of this name is made from the row.
-    said: what the command prints, with arguments and members of the answer in braces.
+    said: what the command prints, with arguments and members of the answer in braces. is_audited:
+    it changes who may do what, or what there is: the audit log has each call that was accepted.
     """
 
     name: str
@@ -466,6 +456,7 @@ class Operation:
     more: str = ""
     is_command: bool = False
     said: str = ""
+    is_audited: bool = False
 
     @property
     def permission(self) -> str:
@@ -499,7 +490,7 @@ _USER_NAME: Final = text("name", "the user's")
 _USER: Final = text("user", "the user")
 _TOPIC_COLUMNS: Final = ("user", "vhost", "exchange", "write", "read")
 _ONE_USER: Final = short_text_or_null("user", "only of this user")
-_PASSWORD: Final = text("password", "the password")
+_PASSWORD: Final = replace(text("password", "the password"), is_noted=False)
 _LIMITS: Final = table("limits", 'an object such as {"max-connections": 10}; -1 is no limit')
 _LIMIT: Final = text("limit", "one limit, or all", default="all")
 
@@ -597,35 +588,37 @@ _ROWS: Final = (
         number("timeout_s", 0, "seconds to wait", default=60.0),
         more="It is ready when all its vhosts serve.",
     ),
-    _of_node("stop", "Stop the broker in order."),
+    _of_node("stop", "Stop the broker in order.", is_audited=True),
     _of_node(
         "add_vhost", "Add a vhost.", _NAME, *_OF_VHOST, is_command=True,
         more="It has its own queues, exchanges and permissions, process and directory.",
+        is_audited=True,
     ),
     _of_node(
         "update_vhost_metadata", "Change what is said about a vhost.", _NAME, *_OF_VHOST,
-        is_command=True, more="What is not given stays.",
+        is_command=True, more="What is not given stays.", is_audited=True,
     ),
     _of_node(
         "delete_vhost", "Delete a vhost and everything in it.", _NAME, is_command=True,
-        more="Its queues, messages and permissions are deleted.",
+        more="Its queues, messages and permissions are deleted.", is_audited=True,
     ),
     _of_node(
         "restart_vhost", "Start a vhost that is down, or restart one.", _NAME, is_command=True,
         more="Clears its failures, and the requests that are refused because they ended its "
         "process. Returns when it serves. Exit code 69: it is down again; the message says why.",
+        is_audited=True,
     ),
     _of_node(
         "stop_vhost", "Stop one vhost until start_vhost.", _NAME, is_command=True,
         more="Closes its connections, makes a checkpoint and ends its process; other vhosts "
         "continue. It stays stopped when the broker restarts. Returns when its process has ended. "
-        "Exit code 64: it is stopped already.",
+        "Exit code 64: it is stopped already.", is_audited=True,
     ),
     _of_node(
         "start_vhost", "Start a vhost that is stopped or down.", _NAME, is_command=True,
         more="Also starts one that nobody has opened yet. Clears its failures, and the requests "
         "that are refused because they ended its process. Returns when it serves. Exit code 64: "
-        "it runs already; 69: it cannot start, and the message says why.",
+        "it runs already; 69: it cannot start, and the message says why.", is_audited=True,
     ),
     _list(
         "list_vhosts", "List vhosts and their state.", ("name", "state", "since", "why"),
@@ -651,11 +644,11 @@ _ROWS: Final = (
     _of_node(
         "set_global_parameter", "Store a parameter of the whole broker.",
         short_text("name", "the parameter's"), _VALUE, is_command=True,
-        more="VALUE is JSON. Penstock makes no use of it; clients' tools do.",
+        more="VALUE is JSON. Penstock makes no use of it; clients' tools do.", is_audited=True,
     ),
     _of_node(
         "clear_global_parameter", "Delete a parameter of the whole broker.",
-        short_text("name", "the parameter's"), is_command=True,
+        short_text("name", "the parameter's"), is_command=True, is_audited=True,
     ),
     # users, permissions and limits
     _list(
@@ -664,25 +657,25 @@ _ROWS: Final = (
     _of_node(
         "add_user", "Add a user.", _USER_NAME, _PASSWORD,
         texts("tags", "such as administrator", default=[]),
-        more="The user has no permissions yet: see set_permissions.",
+        more="The user has no permissions yet: see set_permissions.", is_audited=True,
     ),
     _of_node(
         "init", "Make a first administrator and delete guest.", _USER_NAME, _PASSWORD,
         flag("force", "set the password of one that exists, too"),
         answer=("password_set", "guest_deleted"),
-        more="All of it or nothing; a second time nothing changes.",
+        more="All of it or nothing; a second time nothing changes.", is_audited=True,
     ),
     _of_node(
         "delete_user", "Delete a user.", _USER_NAME, is_command=True,
-        more="The user's connections are closed.",
+        more="The user's connections are closed.", is_audited=True,
     ),
     _of_node(
         "change_password", "Change a user's password.", _USER_NAME, _PASSWORD,
-        more="Open connections stay open.",
+        more="Open connections stay open.", is_audited=True,
     ),
     _of_node(
         "set_user_tags", "Set a user's tags.", _USER_NAME, texts("tags", "the tags"),
-        is_command=True, more="They replace all earlier tags.",
+        is_command=True, more="They replace all earlier tags.", is_audited=True,
     ),
     _list(
         "list_permissions", "List users' permissions.",
@@ -694,11 +687,11 @@ _ROWS: Final = (
         text("configure", "a regular expression of names"), text("write", "the same"),
         text("read", "the same"), of=NODE_VHOST, is_command=True,
         more="CONFIGURE, WRITE and READ are regular expressions of names. They apply at once, to "
-        "open connections too.",
+        "open connections too.", is_audited=True,
     ),
     _of_node(
         "clear_permissions", "Remove a user's permissions on a vhost.", _USER, of=NODE_VHOST,
-        is_command=True, more="The user can no longer open connections to it.",
+        is_command=True, more="The user can no longer open connections to it.", is_audited=True,
     ),
     _list(
         "list_topic_permissions", "List users' permissions on routing keys of topic exchanges.",
@@ -716,12 +709,13 @@ _ROWS: Final = (
         text("read", "the same for binding"), of=NODE_VHOST, is_command=True,
         more="They add to set_permissions, which must allow the exchange too. {username} and "
         "{vhost} in WRITE and READ stand for these names. They apply at once, to open connections "
-        "too; bindings that are there stay.",
+        "too; bindings that are there stay.", is_audited=True,
     ),
     _of_node(
         "clear_topic_permissions", "Allow a user every routing key of topic exchanges again.",
         _USER, text("exchange", "one exchange, or all", default=""), of=NODE_VHOST,
         is_command=True, more="Without EXCHANGE those of all the vhost's exchanges are removed.",
+        is_audited=True,
     ),
     _list(
         "list_user_limits", "List the limits of users; -1 is none.", ("user", *OF_USERS),
@@ -730,11 +724,12 @@ _ROWS: Final = (
     _of_node(
         "set_user_limits", "Set limits of a user.", _USER, _LIMITS, is_command=True,
         more='LIMITS is JSON: \'{"max-connections": 10, "max-channels": 100}\'. -1 means no '
-        "limit. Other limits keep their values.",
+        "limit. Other limits keep their values.", is_audited=True,
     ),
     _of_node(
         "clear_user_limits", "Restore the server's default limits of a user.", _USER, _LIMIT,
         is_command=True, more="LIMIT is one limit; without it all limits are restored.",
+        is_audited=True,
     ),
     _list(
         "list_vhost_limits", "List the limits of vhosts; -1 is none.", ("vhost", *OF_VHOSTS),
@@ -743,12 +738,12 @@ _ROWS: Final = (
     _of_node(
         "set_vhost_limits", "Set limits of a vhost.", _LIMITS, of=NODE_VHOST, is_command=True,
         more='LIMITS is JSON: \'{"max-connections": 100, "max-queues": 1000}\'. -1 means no '
-        "limit. Other limits keep their values.",
+        "limit. Other limits keep their values.", is_audited=True,
     ),
     _of_node(
         "clear_vhost_limits", "Restore the server's default limits of a vhost.", _LIMIT,
         of=NODE_VHOST, is_command=True,
-        more="LIMIT is one limit; without it all limits are restored.",
+        more="LIMIT is one limit; without it all limits are restored.", is_audited=True,
     ),
     # definitions
     _of_node(
@@ -758,7 +753,7 @@ _ROWS: Final = (
     ),
     _of_node(
         "import_definitions", "Import RabbitMQ's or Penstock's definitions: all, or nothing.",
-        text("definitions", "the document of JSON, as a text"),
+        replace(text("definitions", "the document of JSON, as a text"), is_noted=False),
         flag("leave_out", "leave out what Penstock has not, and list it"),
         of=NODE_VHOSTS,
         answer=(
@@ -766,14 +761,14 @@ _ROWS: Final = (
             "queues", "bindings", "differs", "left_out",
         ),
         more="What is there and equal is skipped, and nothing is deleted. differs: exchanges and "
-        "queues that are there with other properties, which are left as they are.",
+        "queues that are there with other properties, which are left as they are.", is_audited=True,
     ),
     # queues, exchanges and bindings
     Operation(
         "declare_queue", "Declare a queue.", (_QUEUE, _DURABLE, _AUTO_DELETE, _ARGUMENTS),
         needs_text="configure on the queue; read on it and write on its dead letter exchange, if "
         "it names one", answer=("queue", "messages", "consumers"),
-        more='A stream too. "" lets the server name it.',
+        more='A stream too. "" lets the server name it.', is_audited=True,
     ),
     Operation(
         "delete_queue", "Delete a queue and its messages.",
@@ -783,13 +778,13 @@ _ROWS: Final = (
         ),
         (("configure", "queue", "queue"),), answer=("messages",), is_command=True,
         said="queue {queue!r} deleted, with {messages} messages",
-        more="A stream too.",
+        more="A stream too.", is_audited=True,
     ),
     Operation(
         "purge_queue", "Delete all ready messages of a queue.", (_QUEUE,),
         (("read", "queue", "queue"),), answer=("messages",), is_command=True,
         said="{messages} messages purged from queue {queue!r}",
-        more="Messages that are delivered and not acknowledged stay.",
+        more="Messages that are delivered and not acknowledged stay.", is_audited=True,
     ),
     Operation(
         "describe_queue", "Describe a queue or stream.", (_QUEUE,), _READ_QUEUE,
@@ -806,24 +801,29 @@ _ROWS: Final = (
             _AUTO_DELETE, flag("internal", "only exchanges can publish to it"), _ARGUMENTS,
         ),
         needs_text="configure on the exchange; read on it and write on its alternate exchange, if "
-        "it names one", answer=("exchange",),
+        "it names one", answer=("exchange",), is_audited=True,
     ),
     Operation(
         "delete_exchange", "Delete an exchange.", (_EXCHANGE, _IF_UNUSED),
         (("configure", "exchange", "exchange"),), is_command=True,
-        more="Its bindings are deleted too.",
+        more="Its bindings are deleted too.", is_audited=True,
     ),
     Operation(
         "bind_queue", "Bind a queue to an exchange.", _TO_QUEUE, _BIND_QUEUE, is_command=True,
         more="ROUTING_KEY is what the exchange's type compares: a key, a pattern, or nothing.",
+        is_audited=True,
     ),
     Operation(
         "unbind_queue", "Remove a binding.", _TO_QUEUE, _BIND_QUEUE, is_command=True,
-        more="The arguments are those of bind_queue.",
+        more="The arguments are those of bind_queue.", is_audited=True,
     ),
-    Operation("bind_exchange", "Bind an exchange to another one.", _TO_EXCHANGE, _BIND_EXCHANGE),
     Operation(
-        "unbind_exchange", "Remove a binding between exchanges.", _TO_EXCHANGE, _BIND_EXCHANGE
+        "bind_exchange", "Bind an exchange to another one.", _TO_EXCHANGE, _BIND_EXCHANGE,
+        is_audited=True,
+    ),
+    Operation(
+        "unbind_exchange", "Remove a binding between exchanges.", _TO_EXCHANGE, _BIND_EXCHANGE,
+        is_audited=True,
     ),
     # messages
     Operation(
@@ -888,12 +888,12 @@ _ROWS: Final = (
     ),
     Operation(
         "delete_stream_reader", "Delete a named reader; one that does not exist is no error.",
-        (_QUEUE, text("reader", "the reader")), _READ_QUEUE,
+        (_QUEUE, text("reader", "the reader")), _READ_QUEUE, is_audited=True,
     ),
     Operation(
         "retain_stream", "Delete the pages of a stream that no limit keeps.", (_QUEUE,),
         (("configure", "queue", "queue"),), answer=("pages",),
-        more="Of those that are in a checkpoint.",
+        more="Of those that are in a checkpoint.", is_audited=True,
     ),
     # leases
     Operation(
@@ -966,6 +966,7 @@ _ROWS: Final = (
         (_QUERY, flag("force", "even if its last batch is not completely in its target")),
         needs_text="the query's owner", answer=("batch",),
         more="The broker forgets the query's last batch, so the query could commit it once more.",
+        is_audited=True,
     ),
     # the firehose
     Operation(
@@ -980,11 +981,11 @@ _ROWS: Final = (
         tags=POLICYMAKERS, answer=_POLICY_COUNTS, is_command=True,
         said="policy {name!r} set: it applies to {queues} queues and {exchanges} exchanges",
         more="DEFINITION is JSON: '{\"max-length\": 1000}'. It applies to what there is, too. A "
-        "policy of that name is replaced.",
+        "policy of that name is replaced.", is_audited=True,
     ),
     Operation(
         "clear_policy", "Delete a policy.", (_POLICY,), tags=POLICYMAKERS, is_command=True,
-        more="Queues and exchanges that had it get the next one, or none.",
+        more="Queues and exchanges that had it get the next one, or none.", is_audited=True,
     ),
     _list("list_policies", "List policies.", _POLICY_COLUMNS, tags=POLICYMAKERS),
     Operation(
@@ -993,11 +994,11 @@ _ROWS: Final = (
         said="operator policy {name!r} set: it applies to {queues} queues and {exchanges} "
         "exchanges",
         more="DEFINITION is JSON with limits: '{\"max-length\": 1000}'. The least of argument, "
-        "policy and operator policy counts.",
+        "policy and operator policy counts.", is_audited=True,
     ),
     Operation(
         "clear_operator_policy", "Delete an operator policy.", (_POLICY,), tags=ADMINISTRATORS,
-        is_command=True,
+        is_command=True, is_audited=True,
     ),
     _list(
         "list_operator_policies", "List operator policies.", _POLICY_COLUMNS, tags=POLICYMAKERS
@@ -1011,11 +1012,12 @@ _ROWS: Final = (
         (_COMPONENT, short_text("name", "the parameter's"), _VALUE), tags=POLICYMAKERS,
         is_command=True,
         more="VALUE is JSON. Stored only: there are no shovels and no federation here. For "
-        "policies and limits there are commands of their own.",
+        "policies and limits there are commands of their own.", is_audited=True,
     ),
     Operation(
         "clear_parameter", "Delete a parameter of a vhost.",
         (_COMPONENT, short_text("name", "the parameter's")), tags=POLICYMAKERS, is_command=True,
+        is_audited=True,
     ),
     # long work
     Operation(
@@ -1118,7 +1120,7 @@ _ROWS: Final = (
     Operation(
         "box.declare", "Declare a durable queue, as AMQP's queue.declare does.",
         (_BOX_NAME, table("arguments", "as of AMQP")),
-        needs_text="configure on the queue `name`", audience=CLIENTS,
+        needs_text="configure on the queue `name`", audience=CLIENTS, is_audited=True,
     ),
     Operation(
         "box.queues",
@@ -1155,10 +1157,11 @@ _ROWS: Final = (
     Operation(
         "box.purge", "Delete ready messages; return how many.",
         (_BOX_NAME, flag("with_delayed", "delayed ones too")), _READ_NAME, audience=CLIENTS,
+        is_audited=True,
     ),
     Operation(
         "box.delete", "Delete a queue or stream.", (_BOX_NAME,), (("configure", "queue", "name"),),
-        audience=CLIENTS,
+        audience=CLIENTS, is_audited=True,
     ),
     Operation(
         "box.nack", "Requeue an unacked delivery of this channel.",
@@ -1202,6 +1205,8 @@ _ROWS: Final = (
 )  # fmt: skip
 
 OPERATIONS: Final[Mapping[str, Operation]] = {row.name: row for row in _ROWS}
+
+AUDITED: Final = frozenset(row.name for row in _ROWS if row.is_audited)
 
 # What a session holds is put back when the connection ends whose calls have named it.
 SESSION_OPERATIONS: Final = frozenset(row.name for row in _ROWS if _SESSION in row.arguments)

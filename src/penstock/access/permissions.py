@@ -7,9 +7,8 @@ matched in time linear in the name, so a little of RabbitMQ's PCRE is missing.
 
 A topic permission is for one topic exchange: the routing keys of publishes to it (write) and of
 bindings from it (read) must match too. Without one every key is allowed, with an empty pattern the
-empty key. "{username}" and "{vhost}"
-in it stand for the user's and the vhost's name, literally: RabbitMQ would match the name as a
-pattern, so that the user "a.b" could publish as "axb".
+empty key. "{username}" and "{vhost}" in it stand for the user's and the vhost's name, literally:
+RabbitMQ would match the name as a pattern, so that the user "a.b" could publish as "axb".
 
 An Identity never changes: when permissions change, the connection gets another Identity. So results
 can be cached, at most CACHE_NAMES_MAX per verb. Every method that names a resource checks it, also

@@ -18,7 +18,7 @@ A routing key is checked together with its exchange, as "EXCHANGE\\nKEY": no exc
 line feed.
 
 PyJWT checks signatures (the extra `oauth2`). Keys are a JWKS, the text or what the issuer's address
-answers; server.oauth2 fetches it. An algorithm has to be allowed, and that of the key, so neither
+answers; server.backends fetches it. An algorithm has to be allowed, and that of the key, so neither
 "none" nor a public key taken as a shared secret is accepted.
 """
 

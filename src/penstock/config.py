@@ -61,6 +61,7 @@ from penstock.options import (
     parse_bytes,
     seconds,
     size,
+    some_of,
     text,
     unparsed,
     value_of,
@@ -224,19 +225,6 @@ def _networks() -> Kind:
     return replace(inner, words="networks with commas between them", check=check)
 
 
-def _backends() -> Kind:
-    expected = f"some of {', '.join(BACKENDS)}, each once"
-    kind = names(expected)
-
-    def check(value: object) -> tuple[str, ...]:
-        found: tuple[str, ...] = kind.check(value)
-        if not found or not set(found) <= set(BACKENDS):
-            raise WrongValueError(expected)
-        return found
-
-    return Kind("names with commas between them", check, shown=", ".join)
-
-
 _PORT: Final = whole(0, PORT_MAX)
 OPTIONS: Final[tuple[Option, ...]] = (
     Option("data", text("a directory"), "the data directory, made if it is missing"),
@@ -295,7 +283,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         default="none",
     ),
     Option(
-        "auth_backends", _backends(),
+        "auth_backends", some_of(BACKENDS, ", each once"),
         "[who decides on logins](../guides/logins.md), in this order: `internal`, the users of "
         "this broker; `oauth2`, an issuer of tokens; `http`, a server that checks passwords",
     ),

@@ -20,7 +20,7 @@ Sizes as text: a whole number is bytes; B, kB, MB, GB, TB count by 1000 and KiB,
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -277,6 +277,20 @@ def names(expected: str = 'names with commas between them, as "a.net, b.net"') -
         return tuple(dict.fromkeys(name.strip() for name in found if name.strip()))
 
     return Kind("names with commas between them", check, shown=", ".join)
+
+
+def some_of(allowed: Sequence[str], more: str = "") -> Kind:
+    """At least one of these names, as `names`. more: what else is expected, for the error."""
+    expected = f"some of {', '.join(allowed)}{more}"
+    kind = names(expected)
+
+    def check(value: object) -> tuple[str, ...]:
+        found: tuple[str, ...] = kind.check(value)
+        if not found or not set(found) <= set(allowed):
+            raise WrongValueError(expected)
+        return found
+
+    return replace(kind, check=check)
 
 
 def size(low: int) -> Kind:

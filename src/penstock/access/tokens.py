@@ -32,7 +32,7 @@ from urllib.parse import unquote
 
 from penstock.access.permissions import SCOPES_CHARS_MAX, Identity, Pattern
 from penstock.errors import OptionError, install_advice
-from penstock.options import Kind, Option, WrongValueError, flag, names, seconds, text
+from penstock.options import Kind, Option, WrongValueError, flag, names, seconds, some_of, text
 
 OAUTH2: Final = "oauth2"
 ALGORITHMS: Final = (
@@ -100,18 +100,6 @@ def _texts() -> Kind:
     return Kind("table of texts", check, shown=json.dumps)
 
 
-def _algorithms() -> Kind:
-    one_of = names(f"some of {', '.join(ALGORITHMS)}")
-
-    def check(value: object) -> tuple[str, ...]:
-        found: tuple[str, ...] = one_of.check(value)
-        if not found or not set(found) <= set(ALGORITHMS):
-            raise WrongValueError(f"some of {', '.join(ALGORITHMS)}")
-        return found
-
-    return Kind("names with commas between them", check, shown=", ".join)
-
-
 OAUTH2_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "resource_server_id", text("the name by which the issuer knows this broker"),
@@ -137,7 +125,7 @@ OAUTH2_OPTIONS: Final[tuple[Option, ...]] = (
         "preferred_username_claims", names(), "claims; the first that a token has names its user"
     ),
     Option("verify_aud", flag(), "refuse tokens whose `aud` lacks the resource server's id"),
-    Option("algorithms", _algorithms(), "algorithms of signatures that are accepted"),
+    Option("algorithms", some_of(ALGORITHMS), "algorithms of signatures that are accepted"),
     Option("jwks_cache_s", seconds(), "seconds for which the issuer's keys are kept"),
     Option("timeout_s", seconds(), "seconds that the issuer has for an answer"),
 )  # fmt: skip

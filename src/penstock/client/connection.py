@@ -721,11 +721,9 @@ def connect(
         raise
     except OSError as error:  # a time-out is one
         sock.close()
-        reason = str(error) or type(error).__name__
-        is_of_tls = isinstance(error, ssl.SSLError)
         if isinstance(error, ssl.SSLError):
-            reason = tls_reason(error)
-        raise UnreachableError(str(where), reason, is_of_tls=is_of_tls) from None
+            raise UnreachableError(str(where), tls_reason(error), is_of_tls=True) from None
+        raise UnreachableError(str(where), str(error) or type(error).__name__) from None
     except BaseException:
         sock.close()
         raise

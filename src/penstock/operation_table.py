@@ -559,8 +559,8 @@ _STATUS: Final = (
     "stream_bytes", "readers", "messages_leased", "batches_rolling", "messages_persistent",
     "message_bytes_persistent", "lsn", "lsn_settled", "syncs", "checkpoints", "memory_bytes",
     "counted_bytes", "other_bytes", "topology_bytes", "client_bytes", "transaction_bytes",
-    "unfinished_bytes", "output_bytes", "rss_bytes", "rss_limit_bytes", "is_memory_alarmed",
-    "is_disk_full", "blocked_reason",
+    "unfinished_bytes", "output_bytes", "unacked_bytes", "rss_bytes", "rss_limit_bytes",
+    "is_memory_alarmed", "is_disk_full", "blocked_reason",
 )  # fmt: skip
 
 _BOX_NAME: Final = short_text("name", "the queue")
@@ -1093,7 +1093,7 @@ _ROWS: Final = (
         ("name", "user", "consumer_count", "messages_unacknowledged"),
         (
             "connection", "number", "vhost", "prefetch_count", "global_prefetch_count", "confirm",
-            "transactional", "messages_unconfirmed", "state",
+            "transactional", "messages_unconfirmed", "state", "why", "since",
         ), tags=MANAGERS,
         more="Without the tag monitoring or administrator: the user's own.",
     ),

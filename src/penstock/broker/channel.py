@@ -839,6 +839,7 @@ class ChannelOwner(Peer):
     identity: Identity
     name: str
     is_open_to_output: bool  # the client takes what is sent
+    has_unacked_room: bool  # its user is not one of Usage.full
     is_ended_by_server: bool  # not by its client, whose consumers are not to blame
 
     @abstractmethod
@@ -997,6 +998,7 @@ class Channel(ConsumerChannel):
         """Compute `can_deliver` again after something changed that decides it."""
         can = (
             self.handler.is_open_to_output
+            and (self.handler.has_unacked_room or not self._acknowledges())
             and not self.is_closed
             and (not self.prefetch or self.consumer_unacked < self.prefetch)
             and not self.output.is_busy(self.number)
@@ -1006,9 +1008,15 @@ class Channel(ConsumerChannel):
             self.mark_queues()
         self.can_deliver = can
 
+    def _acknowledges(self) -> bool:
+        """Return whether one of its consumers acknowledges what it is given."""
+        return any(not consumer.no_ack for consumer in self.consumers.values())
+
     def add_consumer(self, consumer: Consumer) -> None:
         """Add a consumer of this tag."""
         self.consumers[consumer.tag] = consumer
+        if not self.handler.has_unacked_room:
+            self.update()
         if self.vhost.firehose.is_on:
             consumer.trace(self.vhost.firehose.delivered)
         self._least_s = min(self._least_s, consumer.timeout_or(0.0) or self._least_s)

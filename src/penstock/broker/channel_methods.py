@@ -243,6 +243,9 @@ def on_get(channel: Channel, method: Method) -> None:
     name = queue_named(channel, method.queue)
     channel.check(READ, "queue", name)
     queue = channel.vhost.table.find_messages(name, channel.handler, "basic.get")
+    if not method.no_ack and not channel.handler.has_unacked_room:
+        text = channel.vhost.usage.full_text(channel.identity.name)
+        raise ChannelError(RESOURCE_ERROR, f"cannot get from queue '{name}': {text}", 60, 70)
     queue.used_at_s = channel.vhost.clock.monotonic()
     queue.serve()
     _get(channel, queue, no_ack=method.no_ack)

@@ -174,6 +174,7 @@ class ConnectionHandler(ChannelOwner):
         self.name: str = facts.name
         self.channels: dict[int, Channel] = {}
         self.is_open_to_output: bool = outlet.is_writable
+        self.has_unacked_room: bool = identity.name not in vhost.usage.full
         self.is_closing: bool = False
         self.is_closed: bool = False
         self.is_ended_by_server: bool = False
@@ -294,6 +295,7 @@ class ConnectionHandler(ChannelOwner):
         if self.is_closed and not self.is_closing:
             self.outlet.close(client_first=self._said_goodbye)
         else:
+            self._count_unacked()
             self.writable(self.outlet.is_writable)
             if self.output.lanes:
                 self.vhost.background.wake(self._sending)
@@ -403,11 +405,23 @@ class ConnectionHandler(ChannelOwner):
                 now += self.output.large_bytes()
         change = now - self._counted_bytes
         self._counted_bytes = now
+        if change:
+            self.vhost.add_other(change)
+        self._count_unacked()
+
+    def _count_unacked(self) -> None:
+        change = 0
         for channel in self.channels.values():
             if channel.unacked.count != channel.counted_unacked:
                 change += channel.count_bytes()
         if change:
-            self.vhost.add_other(change)
+            self.vhost.count_unacked(self.identity.name, change)
+
+    def look_at_unacked(self, user: str) -> None:
+        if user == self.identity.name:
+            self.has_unacked_room = user not in self.vhost.usage.full
+            for channel in self.channels.values():
+                channel.update()
 
     def held(self) -> tuple[int, str]:
         return (
@@ -961,7 +975,7 @@ class ConnectionHandler(ChannelOwner):
             channel.close()
             change = channel.count_bytes()
             if change:
-                self.vhost.add_other(change)
+                self.vhost.count_unacked(self.identity.name, change)
 
     def _end_channels(self) -> None:
         for number in list(self.channels):
@@ -979,7 +993,7 @@ class ConnectionHandler(ChannelOwner):
         state = "running"
         if self._told_blocked or self._is_short:
             state = "blocked"
-        elif not self.is_open_to_output:
+        elif not self.is_open_to_output or not self.has_unacked_room:
             state = "flow"
         return {
             "name": facts.name,

@@ -69,6 +69,10 @@ class Peer(ABC):
         """End the connection if a message in progress has not advanced for more than `most_s`."""
 
     @abstractmethod
+    def look_at_unacked(self, user: str) -> None:
+        """Deliver to the connections of this user again, or no more: Usage.full has changed."""
+
+    @abstractmethod
     def check_timeouts(self, now_s: float) -> None:
         """Put back deliveries that consumers have had for longer than their timeout."""
 

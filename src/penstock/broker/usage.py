@@ -16,6 +16,9 @@ transactions hold.
 * **Unread output.** What waits to be sent may take an eighth of the memory. It is not refused: a
   user's connections with anything waiting get nothing more while that user's output is not less
   than what is free for the others.
+* **Unacknowledged deliveries.** They may take a quarter of the memory. A user whose own are not
+  less than what is free for the others is given no more, on any channel with a consumer that
+  acknowledges, and basic.get is refused (506), until enough of them are acknowledged (`full`).
 * **The memory alarm.** What is counted here is part of what the MemoryMonitor compares with the
   budget. Things that last (topology, connections) count there as three quarters of the budget at
   most: they cannot be paged out, so they must never be the whole reason why publishers wait.
@@ -65,6 +68,8 @@ TOPOLOGY_PART: Final = 2  # one half of the budget
 CLIENTS_PART: Final = 4  # a quarter: channels and consumers
 TRANSACTIONS_PART: Final = 4
 OUTPUT_PART: Final = 8  # an eighth: what waits for the sockets of clients
+UNACKED_PART: Final = 4
+UNACKED_GAP: Final = 16  # the part of its share that a user has to free to be given more again
 BURST_S: Final = 1.0  # what a user may publish at once is what is allowed in so many seconds
 NEVER_S: Final = 3600.0  # a rate of 0: looked at again so much later
 
@@ -101,7 +106,9 @@ class UserBytes:
 class Usage:
     """Counts what the clients of one vhost use. memory_bytes: its budget.
     topology: the bytes of queues, exchanges, bindings and readers by who made them. clients: the
-    bytes of channels and consumers by user. output: those that wait to be sent, by user."""
+    bytes of channels and consumers by user. output: those that wait to be sent, by user. unacked:
+    those of deliveries, by user. full: the users who are given no more deliveries, and the
+    monotonic seconds since when."""
 
     def __init__(self, vhost: str, limits: LimitTable, memory_bytes: int) -> None:
         self.limits: LimitTable = limits
@@ -111,6 +118,8 @@ class Usage:
         self.topology: UserBytes = UserBytes()
         self.clients: UserBytes = UserBytes()
         self.output: UserBytes = UserBytes()
+        self.unacked: UserBytes = UserBytes()
+        self.full: dict[str, float] = {}
         self.transaction_bytes: int = 0
         self._vhost: str = vhost
         self._channels: dict[str, int] = {}  # by user
@@ -236,6 +245,34 @@ class Usage:
         """Return whether more may wait to be sent to this user."""
         left = self.memory_bytes // OUTPUT_PART - self.output.total
         return self.output.of(user) < left
+
+    def unacked_changed(self, user: str, change: int, now_s: float) -> bool:
+        """Count bytes of unacknowledged deliveries; return whether this user has become one of
+        `full`, or is no longer one."""
+        self.unacked.add(user, change)
+        own, left = self._unacked_share(user)
+        if user in self.full:
+            if own >= left - left // UNACKED_GAP:
+                return False
+            del self.full[user]
+            return True
+        if change <= 0 or own < left:
+            return False
+        self.full[user] = now_s
+        return True
+
+    def full_text(self, user: str) -> str:
+        """Return why a user who is `full` is given no more deliveries."""
+        own, left = self._unacked_share(user)
+        return (
+            f"deliveries that user '{user}' has not acknowledged take {format_bytes(own)} of "
+            f"memory, and {format_bytes(max(left, 0))} are left for all others: a user is given no "
+            "more then until some are acknowledged"
+        )
+
+    def _unacked_share(self, user: str) -> tuple[int, int]:
+        """Return the bytes of the user's own deliveries, and what is left for the others."""
+        return self.unacked.of(user), self.memory_bytes // UNACKED_PART - self.unacked.total
 
     # ---- transactions --------------------------------------------------------------------------
 

@@ -480,6 +480,10 @@ class VHost(QueueOwner[BrokerQueue]):
             for peer in list(self.handlers):
                 peer.check_stalled(now_s, most_s)
 
+    def _watch_unacked(self, _: float) -> None:
+        for user in list(self.usage.full):
+            self.count_unacked(user, 0)
+
     def _watch_timeouts(self, now_s: float) -> None:
         if self.has_timeouts and now_s >= self._timeouts_due_s:
             self._timeouts_due_s = now_s + TIMEOUT_LOOK_S
@@ -501,6 +505,16 @@ class VHost(QueueOwner[BrokerQueue]):
     def has_output_room(self, user: str) -> bool:
         """Return whether more may wait for this user's connections."""
         return self.usage.has_output_room(user)
+
+    def count_unacked(self, user: str, delta: int) -> None:
+        """Count bytes of deliveries that a user has not acknowledged; negative: fewer. 0: look
+        whether others have left room."""
+        self.monitor.other_bytes += delta
+        if self.usage.unacked_changed(user, delta, self.clock.monotonic()):
+            if user in self.usage.full:
+                self.event("warning", self.usage.full_text(user))
+            for peer in list(self.handlers):
+                peer.look_at_unacked(user)
 
     def set_memory(self, memory_bytes: int) -> None:
         """Set the memory budget: the vhost's share of the broker's."""
@@ -776,8 +790,8 @@ class VHost(QueueOwner[BrokerQueue]):
         self.dispatch.retry(now_s)
         has_more = self.timers.tick(now_s)
         for call in (
-            self.streams.tick, self.alerts.tick, self._watch_unfinished, self._watch_timeouts,
-            *self.on_tick,
+            self.streams.tick, self.alerts.tick, self._watch_unfinished, self._watch_unacked,
+            self._watch_timeouts,             *self.on_tick,
         ):  # fmt: skip
             try:
                 call(now_s)

@@ -6,13 +6,19 @@ import pytest
 
 from penstock.access.limits import Limits
 from penstock.access.permissions import everything
+from penstock.broker.broker_queue import QUEUE_SLICE
+from penstock.broker.channel import UNACKED_BYTES
+from penstock.broker.dispatch import TURN_SLICE
+from penstock.broker.operations.listings import list_channels
 from penstock.broker.usage import CHANNEL_BYTES, CONNECTION_BYTES
-from penstock.clock import ManualClock
+from penstock.clock import ManualClock, date
 from penstock.codec.frames import content_frames, method_frame
 from penstock.codec.spec import (
+    BasicAck,
     BasicConsume,
     BasicConsumeOk,
     BasicGet,
+    BasicGetEmpty,
     BasicPublish,
     ChannelClose,
     ChannelCloseOk,
@@ -30,7 +36,7 @@ from penstock.codec.spec import (
     TxSelect,
     TxSelectOk,
 )
-from penstock.errors import ChannelError
+from penstock.errors import RESOURCE_ERROR, ChannelError
 from tests.helpers.broker_rig import BrokerRig, RigClient
 
 MIB = 1 << 20
@@ -213,11 +219,11 @@ def test_what_a_bounded_transaction_acknowledged_goes_back() -> None:
     n = 1500
     for _ in range(n):
         client.publish(1, "", "q", b"")
-    for _ in range(n):
-        client.send(1, BasicGet(queue="q"))
-    rig.turn()
     client.call(1, TxSelect(), TxSelectOk)
-    client.raw(method_frame(1, b"\x00\x3c\x00\x50" + (0).to_bytes(8) + b"\x01"))
+    for _ in range(2):
+        for _ in range(n // 2):
+            client.send(1, BasicGet(queue="q"))
+        client.send(1, BasicAck(delivery_tag=0, multiple=True))
     rig.turn()
     assert [close.reply_code for close in client.methods(ChannelClose)] == [506]
     assert rig.vhost.table.usable("q").len() == n  # type: ignore[union-attr]
@@ -462,3 +468,105 @@ def test_output_that_waits_is_shared_between_users() -> None:
     vhost.add_output("eve", -4 * MIB)
     assert vhost.has_output_room("eve")
     assert vhost.has_output_room("adam")
+
+
+# --- deliveries that are not acknowledged ---
+
+
+def consuming(rig: BrokerRig, user: str, queue: str, n_messages: int, **given: bool) -> RigClient:
+    """A client that consumes without a prefetch from a queue of its own with so many messages."""
+    client = rig.client(everything(user)).open(1)
+    client.call(1, QueueDeclare(queue=queue), QueueDeclareOk)
+    for _ in range(n_messages):
+        client.publish(1, "", queue, b"x", delivery_mode=1)
+    rig.turn()
+    client.call(1, BasicConsume(queue=queue, **given), BasicConsumeOk)
+    return client
+
+
+def counted_unacked(client: RigClient) -> int:
+    return client.handler.channels[1].counted_unacked
+
+
+def delivered(client: RigClient) -> int:
+    return sum(one.delivered for one in client.handler.channels[1].consumers.values())
+
+
+def test_a_delivery_is_counted_when_it_is_delivered() -> None:
+    rig = rig_of()
+    consuming(rig, "eve", "q", 100)
+    rig.turn()
+    assert rig.vhost.usage.unacked.of("eve") == 100 * UNACKED_BYTES
+    assert rig.vhost.monitor.other_bytes >= 100 * UNACKED_BYTES
+
+
+def test_a_user_who_does_not_acknowledge_waits_and_nobody_else() -> None:
+    """Of 4 MiB a quarter is for what is not acknowledged, and one user may have half of that."""
+    rig = rig_of(memory_bytes=4 * MIB)
+    most = 4 * MIB // 4 // 2 // UNACKED_BYTES
+    eve = consuming(rig, "eve", "q", 8000)
+    second = consuming(rig, "eve", "r", 8000)
+    third = consuming(rig, "eve", "s", 10, no_ack=True)
+    rig.turn()
+    rig.vhost.tick()
+    held = counted_unacked(eve) + counted_unacked(second)
+    assert most <= held <= most + TURN_SLICE + QUEUE_SLICE
+    assert delivered(third) == 10
+    assert rig.vhost.blocked_reason == ""
+    (info,) = [row for row in list_channels(rig.vhost) if row["connection"] == eve.handler.name]
+    assert "deliveries that user 'eve' has not acknowledged take" in str(info["why"])
+    assert (info["state"], info["since"]) == ("flow", date(rig.clock.wall_ms()))
+    assert eve.handler.info()["state"] == "flow"
+    warned = [text for kind, text in rig.events if kind == "warning"]
+    assert len([text for text in warned if "user 'eve' has not acknowledged" in text]) == 1
+
+    adam = consuming(rig, "adam", "a", 100)
+    rig.turn()
+    assert counted_unacked(adam) == 100
+
+    eve.send(1, BasicAck(delivery_tag=0, multiple=True))
+    rig.turn()
+    assert counted_unacked(second) > 0
+    second.send(1, BasicAck(delivery_tag=0, multiple=True))
+    for _ in range(4):
+        eve.send(1, BasicAck(delivery_tag=0, multiple=True))
+        second.send(1, BasicAck(delivery_tag=0, multiple=True))
+        rig.turn()
+    assert (delivered(eve), delivered(second)) == (8000, 8000)
+    (info,) = [row for row in list_channels(rig.vhost) if row["connection"] == eve.handler.name]
+    assert (info["why"], info["since"], info["state"]) == ("", "", "running")
+    for client in (eve, second, third, adam):
+        client.lose()
+    assert rig.vhost.usage.unacked.total == 0
+
+
+def test_messages_that_are_got_and_not_acknowledged_have_a_bound() -> None:
+    rig = rig_of(memory_bytes=4 * MIB)
+    client = rig.client(everything("eve")).open(1).open(2)
+    client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    for _ in range(6000):
+        client.publish(1, "", "q", b"x", delivery_mode=1)
+    rig.turn()
+    for _ in range(6000):
+        client.send(1, BasicGet(queue="q"))
+    rig.turn()
+    (closed,) = client.methods(ChannelClose)
+    assert closed.reply_code == RESOURCE_ERROR
+    assert "deliveries that user 'eve' has not acknowledged take" in closed.reply_text
+    assert rig.vhost.usage.unacked.total == 0
+    assert rig.vhost.table.served["q"].len() == 6000
+    client.call(2, QueueDeclare(queue="r"), QueueDeclareOk)
+    client.call(2, BasicGet(queue="r", no_ack=True), BasicGetEmpty)
+
+
+def test_others_who_acknowledge_make_room() -> None:
+    rig = rig_of(memory_bytes=4 * MIB)
+    eve = consuming(rig, "eve", "q", 8000)
+    adam = consuming(rig, "adam", "a", 8000)
+    rig.turn()
+    before = counted_unacked(adam)
+    assert "adam" in rig.vhost.usage.full
+    eve.lose()
+    rig.vhost.tick()
+    rig.turn()
+    assert counted_unacked(adam) > before

@@ -36,6 +36,9 @@ class Told(Peer):
     def check_timeouts(self, now_s: float) -> None:
         pass
 
+    def look_at_unacked(self, user: str) -> None:
+        raise AssertionError(user)
+
     def check_stalled(self, now_s: float, most_s: float) -> None:
         """It has nothing unfinished."""
 

@@ -304,6 +304,7 @@ def status(vhost: VHost) -> Info:
         "transaction_bytes": vhost.usage.transaction_bytes,
         "unfinished_bytes": vhost.unfinished_bytes,
         "output_bytes": vhost.usage.output.total,
+        "unacked_bytes": vhost.usage.unacked.total,
         "rss_bytes": 0 if rss is None else rss.rss_bytes,
         "rss_limit_bytes": 0 if rss is None else rss.limit_bytes(vhost.monitor.budget_bytes),
         "is_memory_alarmed": vhost.is_memory_short,
@@ -333,8 +334,21 @@ def _list_channels(call: Call) -> None:
 
 def channel_info(vhost: VHost, channel: Channel) -> Info:
     """Return the row of a channel."""
-    name = f"{channel.handler.name} ({channel.number})"
-    return {"name": name, "user": channel.identity.name, "vhost": vhost.name, **channel.info()}
+    user = channel.identity.name
+    found = {
+        "name": f"{channel.handler.name} ({channel.number})",
+        "user": user,
+        "vhost": vhost.name,
+        **channel.info(),
+        "why": "",
+        "since": "",
+    }
+    if user in vhost.usage.full and not channel.can_deliver:
+        waited_s = vhost.clock.monotonic() - vhost.usage.full[user]
+        found["state"] = "flow"
+        found["why"] = vhost.usage.full_text(user)
+        found["since"] = date(vhost.clock.wall_ms() - round(waited_s * 1000))
+    return found
 
 
 def list_alerts(vhost: VHost) -> Iterator[Info]:

@@ -791,7 +791,7 @@ class VHost(QueueOwner[BrokerQueue]):
         has_more = self.timers.tick(now_s)
         for call in (
             self.streams.tick, self.alerts.tick, self._watch_unfinished, self._watch_unacked,
-            self._watch_timeouts,             *self.on_tick,
+            self._watch_timeouts, *self.on_tick,
         ):  # fmt: skip
             try:
                 call(now_s)

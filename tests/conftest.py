@@ -11,13 +11,16 @@ PENSTOCK_CHECK=1  what can check its own invariants does so after every operatio
 
 import contextlib
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from penstock.queues.queue_ram import CHECKS
 from tests.helpers.few_cases import few_cases
+from tests.helpers.live_broker import LiveBroker
 from tests.helpers.quick_spark import quicken
+from tests.helpers.tls_files import TlsFiles
 
 CRASH_IMAGES = 1_000
 CRASH_IMAGES_SMALL = 500
@@ -62,6 +65,25 @@ def crash_images() -> int:
 def quick_spark(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whatever Spark is started from now on starts sooner: see tests/helpers/quick_spark.py."""
     quicken(tmp_path_factory.mktemp("quick_spark"))
+
+
+@pytest.fixture(scope="module")
+def tls_files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    return TlsFiles(tmp_path_factory.mktemp("tls") / "certificates")
+
+
+@pytest.fixture(scope="module")
+def tls_broker(
+    tls_files: TlsFiles, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveBroker]:
+    """A broker that asks for a client's certificate, and does without."""
+    environment = tls_files.environment(
+        ca=tls_files.path("ca.pem"), verify_peer="true", login_from="common_name"
+    )
+    data = tmp_path_factory.mktemp("broker") / "data"
+    with LiveBroker(data, environment=environment, has_http=True) as live:
+        live.control("await_startup")
+        yield live
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -133,6 +133,7 @@ class Config:
     http_address_connections_max: int = 1024
     http_user_requests_max: int = 256
     proxy_protocol_from: tuple[str, ...] = ()
+    http_proxy_protocol_from: tuple[str, ...] = ()
     vhost_hang_s: float = 30.0
     vhost_restarts_max: int = 3
     vhost_restart_window_s: float = 300.0
@@ -318,6 +319,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "networks of proxies, whose AMQP connections begin with a header of "
         "[the PROXY protocol](../guides/tls.md#behind-a-proxy)",
     ),
+    Option("http_proxy_protocol_from", _networks(), "the same for HTTP and HTTPS connections"),
     Option(
         "vhost_hang", seconds(),
         "seconds without an answer after which a vhost's process is killed, or that of HTTP",

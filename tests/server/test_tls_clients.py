@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,29 +17,13 @@ from tests.helpers.live_broker import LiveBroker
 from tests.helpers.tls_files import TlsFiles
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
-    return TlsFiles(tmp_path_factory.mktemp("tls") / "certificates")
-
-
-@pytest.fixture(scope="module")
-def broker(files: TlsFiles, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
-    environment = files.environment(
-        ca=files.path("ca.pem"), verify_peer="true", login_from="common_name"
-    )
-    data = tmp_path_factory.mktemp("broker") / "data"
-    with LiveBroker(data, environment=environment, has_http=True) as live:
-        live.control("await_startup")
-        yield live
-
-
 def url(broker: LiveBroker, query: str = "", host: str = "localhost") -> str:
     return f"amqps://guest:guest@{host}:{broker.tls_port}/{query}"
 
 
-def test_a_box_over_tls(broker: LiveBroker, files: TlsFiles) -> None:
+def test_a_box_over_tls(tls_broker: LiveBroker, tls_files: TlsFiles) -> None:
     body = bytes(range(256)) * (16 << 10)
-    with penstock.open(url(broker), cacerts=str(files.path("ca.pem"))) as box:
+    with penstock.open(url(tls_broker), cacerts=str(tls_files.path("ca.pem"))) as box:
         queue = box.queue("box")
         queue.put_many([body, b"", b"small"] * 4)
         got = [queue.get(timeout=30) for _ in range(12)]
@@ -49,9 +32,9 @@ def test_a_box_over_tls(broker: LiveBroker, files: TlsFiles) -> None:
             job.ack()
 
 
-def test_a_box_for_asyncio_over_tls(broker: LiveBroker, files: TlsFiles) -> None:
+def test_a_box_for_asyncio_over_tls(tls_broker: LiveBroker, tls_files: TlsFiles) -> None:
     async def use() -> bytes:
-        async with penstock.aio.open(url(broker), cacerts=str(files.path("ca.pem"))) as box:
+        async with penstock.aio.open(url(tls_broker), cacerts=str(tls_files.path("ca.pem"))) as box:
             queue = await box.queue("aio")
             await queue.put(b"x" * 1_000_000)
             job = await queue.get(timeout=30)
@@ -61,42 +44,42 @@ def test_a_box_for_asyncio_over_tls(broker: LiveBroker, files: TlsFiles) -> None
     assert asyncio.run(use()) == b"x" * 1_000_000
 
 
-def test_a_client_logs_in_with_its_certificate(broker: LiveBroker, files: TlsFiles) -> None:
-    trust = f"?cacertfile={files.path('ca.pem')}&auth_mechanism=external"
-    own = f"&certfile={files.path('client.pem')}&keyfile={files.path('client.key')}"
-    with connect(url(broker, trust + own)) as connection:
+def test_a_client_logs_in_with_its_certificate(tls_broker: LiveBroker, tls_files: TlsFiles) -> None:
+    trust = f"?cacertfile={tls_files.path('ca.pem')}&auth_mechanism=external"
+    own = f"&certfile={tls_files.path('client.pem')}&keyfile={tls_files.path('client.key')}"
+    with connect(url(tls_broker, trust + own)) as connection:
         assert connection.is_open
-        row = broker.control("list_connections")[0]
+        row = tls_broker.control("list_connections")[0]
         assert (row["user"], row["peer_cert_subject"]) == ("guest", "CN=guest")
     with pytest.raises(AMQPConnectionError, match=r"not EXTERNAL.*give this client's certificate"):
-        connect(url(broker, trust))
+        connect(url(tls_broker, trust))
 
 
 def test_commands_over_tls(
-    broker: LiveBroker, files: TlsFiles, capsys: pytest.CaptureFixture[str]
+    tls_broker: LiveBroker, tls_files: TlsFiles, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = url(broker, f"?cacertfile={files.path('ca.pem')}")
+    whole = url(tls_broker, f"?cacertfile={tls_files.path('ca.pem')}")
     with penstock.open(whole) as box:
         box.stream("lines").append(b"one")
     assert main(["tail", "lines", "--url", whole, "--since", "first", "-n", "1"]) == 0
     assert "one" in capsys.readouterr().out
 
 
-def test_https_of_spark(broker: LiveBroker, files: TlsFiles) -> None:
-    ca = str(files.path("ca.pem"))
-    port = broker.https_port
-    with penstock.open(url(broker), cacerts=ca) as box:
+def test_https_of_spark(tls_broker: LiveBroker, tls_files: TlsFiles) -> None:
+    ca = str(tls_files.path("ca.pem"))
+    port = tls_broker.https_port
+    with penstock.open(url(tls_broker), cacerts=ca) as box:
         box.stream("events").append(b"one")
     http = f"https://guest:guest@localhost:{port}/"
     for options in (
         {"url": http, "cacerts": ca},
         {"url": f"{http}?cacertfile={ca}"},
-        {"url": url(broker), "httpUrl": f"https://localhost:{port}", "cacerts": ca},
+        {"url": url(tls_broker), "httpUrl": f"https://localhost:{port}", "cacerts": ca},
     ):
         link = HttpLink(parse_place(options), 30)
         assert link.json("GET", ("events",))["partitions"]
         link.close()
-    sink = SinkOptions.of({"url": url(broker), "cacerts": ca, "queue": "q"})
+    sink = SinkOptions.of({"url": url(tls_broker), "cacerts": ca, "queue": "q"})
     assert sink.place is not None
     assert sink.place.http_url == "https://localhost:15671"
     assert sink.place.tls.cacerts == ca
@@ -106,16 +89,16 @@ def test_https_of_spark(broker: LiveBroker, files: TlsFiles) -> None:
         parse_place({"url": "amqp://localhost/", "cacerts": ca})
 
 
-def test_certificates_as_options_of_spark(broker: LiveBroker, files: TlsFiles) -> None:
+def test_certificates_as_options_of_spark(tls_broker: LiveBroker, tls_files: TlsFiles) -> None:
     options = {
-        "url": f"https://guest:guest@localhost:{broker.https_port}/", "verify": "false",
-        "certfile": str(files.path("client.pem")), "keyfile": str(files.path("client.key")),
+        "url": f"https://guest:guest@localhost:{tls_broker.https_port}/", "verify": "false",
+        "certfile": str(tls_files.path("client.pem")), "keyfile": str(tls_files.path("client.key")),
     }  # fmt: skip
     link = HttpLink(parse_place(options), 30)
     assert link.json("GET", ()) is not None
     link.close()
     sink = SinkOptions.of(
-        {**options, "url": url(broker), "queue": "q", "delivery": "at-least-once"}
+        {**options, "url": url(tls_broker), "queue": "q", "delivery": "at-least-once"}
     )
     connect(sink.broker({})).close()
 
@@ -129,21 +112,21 @@ def refusal(place: str) -> str:
     return str(caught.value)
 
 
-def test_an_authority_that_is_not_trusted(broker: LiveBroker) -> None:
-    assert "not trusted here: name that authority's PEM file as cacerts" in refusal(url(broker))
-    connect(url(broker, "?verify=verify_none")).close()
+def test_an_authority_that_is_not_trusted(tls_broker: LiveBroker) -> None:
+    assert "not trusted here: name that authority's PEM file as cacerts" in refusal(url(tls_broker))
+    connect(url(tls_broker, "?verify=verify_none")).close()
 
 
-def test_a_wrong_host(broker: LiveBroker, files: TlsFiles) -> None:
-    trust = f"?cacertfile={files.path('ca.pem')}"
-    text = refusal(url(broker, f"{trust}&server_name_indication=b.example"))
+def test_a_wrong_host(tls_broker: LiveBroker, tls_files: TlsFiles) -> None:
+    trust = f"?cacertfile={tls_files.path('ca.pem')}"
+    text = refusal(url(tls_broker, f"{trust}&server_name_indication=b.example"))
     assert "not valid for 'b.example': use a host name of the certificate" in text
 
 
-def test_tls_at_a_plain_port_and_the_reverse(broker: LiveBroker) -> None:
-    text = refusal(f"amqps://localhost:{broker.port}/")
+def test_tls_at_a_plain_port_and_the_reverse(tls_broker: LiveBroker) -> None:
+    text = refusal(f"amqps://localhost:{tls_broker.port}/")
     assert "nothing speaks TLS at that port" in text
-    text = refusal(f"amqp://localhost:{broker.tls_port}/")
+    text = refusal(f"amqp://localhost:{tls_broker.tls_port}/")
     assert "that port speaks TLS: use amqps://" in text
 
 
@@ -175,9 +158,9 @@ def test_a_broker_that_wants_a_certificate(tmp_path: Path) -> None:
         ("keyfile=/missing.pem", "keyfile: .*the certificate of this key, too"),
     ],
 )
-def test_files_that_are_wrong(broker: LiveBroker, query: str, said: str) -> None:
+def test_files_that_are_wrong(tls_broker: LiveBroker, query: str, said: str) -> None:
     with pytest.raises(OptionError, match=said):
-        connect(url(broker, f"?{query}"))
+        connect(url(tls_broker, f"?{query}"))
 
 
 def test_a_port_that_hangs_up(tmp_path: Path) -> None:

@@ -16,10 +16,15 @@ beyond which every client gets 503. Anybody can connect, so this module adds:
 
 A connection is idle while none of its requests is under way, also while a head is coming. It is
 read in pieces of READ_BYTES until a body is asked for, so that the memory of all is bounded.
+
+A connection of a trusted proxy begins with a header (proxy_protocol), which counts as a part of the
+head. It is a connection of the proxy up to then, and of the client from then on.
 """
 
 import asyncio
+import logging
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, Final
 
 import h11
@@ -30,6 +35,8 @@ from uvicorn.server import ServerState
 
 from penstock.http.requests import HttpError, error_answer
 from penstock.server.authenticator import network_of
+from penstock.server.log_lines import client_line
+from penstock.server.proxy_protocol import Network, WrongProxyHeader, is_of, read_header
 
 HEALTH: Final = "/health"
 HEAD_S: Final = 10.0
@@ -40,12 +47,15 @@ READ_BYTES: Final = 16 << 10
 BODY_READ_BYTES: Final = 256 << 10
 RESERVE: Final = 64
 
+logger = logging.getLogger(__name__)
+
 
 class Connections:
-    """All connections. evicted: how many were closed for new ones; refused: how many had no
-    room."""
+    """All connections. proxies: whose connections begin with a header of the PROXY protocol.
+    evicted: how many were closed for new ones; refused: how many had no room."""
 
-    def __init__(self, most: int, most_of_address: int) -> None:
+    def __init__(self, most: int, most_of_address: int, proxies: Sequence[Network] = ()) -> None:
+        self.proxies: Final = proxies
         self.evicted = 0
         self.refused = 0
         self._most = most
@@ -93,6 +103,13 @@ class Connections:
         if not self._of[one.address]:
             del self._of[one.address]
 
+    def move(self, one: "GuardedProtocol", address: str) -> None:
+        """Count a new connection for another address, as a new one."""
+        self.remove(one)
+        one.is_gone = one.is_reserved = False
+        one.address = address
+        self.add(one)
+
     def idle(self, one: "GuardedProtocol") -> None:
         """Note that the connection waits for a request."""
         if not one.is_reserved and not one.is_gone:
@@ -133,6 +150,7 @@ class GuardedProtocol(H11Protocol):
         self.is_gone = False
         self._connections = connections
         self._peer = peer
+        self._header: bytes | None = None  # that of a proxy so far, if there is one to come
         self._inner_app = self.app
         self.app = self._answer
         self._limit: asyncio.TimerHandle | None = None
@@ -147,7 +165,10 @@ class GuardedProtocol(H11Protocol):
         if self._peer is not None:
             self.client, self.scheme = self._peer, "https"
         self._read_at_most(READ_BYTES)
-        self.address = network_of(self.client[0] if self.client is not None else "")
+        host = self.client[0] if self.client is not None else ""
+        self.address = network_of(host)
+        if self._peer is None and is_of(self._connections.proxies, host):
+            self._header = b""
         self._wait(HEAD_S)
         self._connections.add(self)
 
@@ -159,6 +180,10 @@ class GuardedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take received bytes."""
+        if self._header is not None:
+            data = self._proxy_header(self._header + data)
+            if not data:
+                return
         if self.is_idle and not self._has_begun:
             self._has_begun = True
             self._wait(HEAD_S)
@@ -175,6 +200,24 @@ class GuardedProtocol(H11Protocol):
             self._connections.idle(self)
         else:
             self._look()
+
+    def _proxy_header(self, data: bytes) -> bytes:
+        """Take the header of a proxy, and return what came after it."""
+        self._header = data
+        try:
+            found = read_header(data)
+        except WrongProxyHeader as error:
+            client_line(logger, self.address, "HTTP connection of %s dropped: %s",
+                        self.address, error)  # fmt: skip
+            self.close()
+            return b""
+        if found is None:
+            return b""
+        self._header = None
+        if found.peer_host:
+            self.client = (found.peer_host, found.peer_port)
+            self._connections.move(self, network_of(found.peer_host))
+        return data[found.size :]
 
     # ---- waiting -------------------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ from penstock.server.heap import freeze_start
 from penstock.server.linked_process import LinkedProcess, main
 from penstock.server.log_lines import set_up
 from penstock.server.process_link import ProcessLink
+from penstock.server.proxy_protocol import networks_of
 from penstock.server.vhost_directories import name_bytes
 from penstock.storage.files.data_directory import hash_name, placed
 from penstock.storage.files.filesystem import OsFileSystem
@@ -139,7 +140,9 @@ class HttpProcess(LinkedProcess):
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self._api = self._made_api(facts)
         self._connections = Connections(
-            int(facts["connections_max"]), int(facts["address_connections_max"])
+            int(facts["connections_max"]),
+            int(facts["address_connections_max"]),
+            networks_of(facts["proxies"]),
         )
         protocol: Any = partial(GuardedProtocol, self._connections)
         config = uvicorn.Config(

@@ -43,6 +43,11 @@ class Proxied(NamedTuple):
     port: int = 0
 
 
+def networks_of(texts: Sequence[str]) -> list[Network]:
+    """Return the networks, which Config has checked."""
+    return [ipaddress.ip_network(one) for one in texts]
+
+
 def is_of(networks: Sequence[Network], host: str) -> bool:
     """Return whether the address is of one of the networks."""
     if not networks:

@@ -19,7 +19,6 @@ node_operations has the operations, watched_vhost one vhost, login the handshake
 """
 
 import asyncio
-import ipaddress
 import logging
 import random
 import signal
@@ -57,6 +56,7 @@ from penstock.server.log_lines import client_line, set_up
 from penstock.server.login import Login, Origin
 from penstock.server.memory_shares import MemoryShares
 from penstock.server.node_operations import NodeOperations
+from penstock.server.proxy_protocol import networks_of
 from penstock.server.watched_http import ListeningSockets, WatchedHttp
 from penstock.server.watched_process import WatchedProcess
 from penstock.server.watched_tls import WatchedTls
@@ -168,7 +168,7 @@ class Supervisor:
                             self.clock,
                         )  # fmt: skip
                         self.backends.on_refused = self._note_refusal
-                    networks = [ipaddress.ip_network(n) for n in settings.proxy_protocol_from]
+                    networks = networks_of(settings.proxy_protocol_from)
 
                     def login(
                         sock: socket.socket, on_held: Callable[[int], None],

@@ -20,7 +20,6 @@ wrong file is logged once as an error, and the old certificates stay.
 """
 
 import asyncio
-import ipaddress
 import logging
 import resource
 import socket
@@ -42,7 +41,13 @@ from penstock.server.linked_process import LinkedProcess, PollingLoop, main, pol
 from penstock.server.listener import Listener
 from penstock.server.log_lines import set_up
 from penstock.server.login import Gone, Origin, Silent
-from penstock.server.proxy_protocol import Network, WrongProxyHeader, is_of, read_header
+from penstock.server.proxy_protocol import (
+    Network,
+    WrongProxyHeader,
+    is_of,
+    networks_of,
+    read_header,
+)
 from penstock.server.tls_pump import TlsPump
 from penstock.storage.files.filesystem import OsFileSystem
 
@@ -220,8 +225,8 @@ class TlsProcess(LinkedProcess):
             return
         self._warn()
         settings = Config(**facts["settings"])
-        networks = [ipaddress.ip_network(one) for one in facts["networks"]]
         for kind, socks in self._socks.items():
+            networks = networks_of(facts["networks"][kind])
             make = partial(self._handshake, options, networks)
             listener = Listener(socks, settings, self._clock, make, partial(self._admit, kind))
             listener.start()

@@ -10,7 +10,7 @@ News beyond those of all processes:
     to it     socket (with a listening socket) · client (origin; with a socket, after TLS)
               users (KnownUsers.facts)
               start (log_level, data: the directory, staging_bytes_max, guest, loopback_users,
-              auth_backends, auth_oauth2, hosts, limits: connections_max,
+              auth_backends, auth_oauth2, hosts, proxies (networks), limits: connections_max,
               address_connections_max, user_requests_max)
     from it   pong, with rss_bytes, returned_bytes and requests
               audit (entry, of the audit log)
@@ -156,6 +156,7 @@ class WatchedHttp(WatchedProcess):
                 "auth_oauth2": settings.auth_oauth2.facts(),
                 "auth_http": settings.auth_http.facts(),
                 "hosts": [settings.host, *settings.http_hosts],
+                "proxies": list(settings.http_proxy_protocol_from),
                 "connections_max": most,
                 "address_connections_max": min(settings.http_address_connections_max, most),
                 "user_requests_max": settings.http_user_requests_max,

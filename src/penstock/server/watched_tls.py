@@ -73,7 +73,10 @@ class WatchedTls(WatchedProcess):
         link.send(
             {
                 "do": "start", "log_level": settings.log_level, "options": asdict(settings.tls),
-                "networks": list(settings.proxy_protocol_from),
+                "networks": {
+                    "amqp": list(settings.proxy_protocol_from),
+                    "http": list(settings.http_proxy_protocol_from),
+                },
                 "settings": {
                     "handshake_timeout_s": settings.handshake_timeout_s,
                     "half_open_max": settings.half_open_max, "nofile": settings.nofile,

@@ -19,11 +19,6 @@ PEER = {
 }
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
-    return TlsFiles(tmp_path_factory.mktemp("tls") / "certificates")
-
-
 def options(files: TlsFiles, **more: object) -> TlsOptions:
     names = {"cert": "server.pem", "key": "server.key", **more}
     paths = ("cert", "key", "ca")
@@ -42,9 +37,9 @@ def options(files: TlsFiles, **more: object) -> TlsOptions:
         ({"ciphers": "none such"}, "tls.ciphers: given 'none such'"),
     ],
 )
-def test_a_wrong_file_is_named(files: TlsFiles, more: dict[str, object], text: str) -> None:
+def test_a_wrong_file_is_named(tls_files: TlsFiles, more: dict[str, object], text: str) -> None:
     with pytest.raises(OptionError, match=text):
-        Certificates(options(files, **more), OsFileSystem(0))
+        Certificates(options(tls_files, **more), OsFileSystem(0))
 
 
 @pytest.mark.parametrize(
@@ -79,8 +74,8 @@ def test_a_broken_file_changes_nothing_until_it_is_right_again(tmp_path: Path) -
     assert certificates.context is not before
 
 
-def test_the_oldest_version_and_the_ciphers(files: TlsFiles) -> None:
-    context = Certificates(options(files), OsFileSystem(0)).context
+def test_the_oldest_version_and_the_ciphers(tls_files: TlsFiles) -> None:
+    context = Certificates(options(tls_files), OsFileSystem(0)).context
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
     old = {one["name"] for one in context.get_ciphers() if one["protocol"] != "TLSv1.3"}
     assert all(name.startswith("ECDHE-") for name in old)

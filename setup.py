@@ -73,6 +73,7 @@ HOT_MODULES = (
     "penstock.queues.stream_cursor",
     "penstock.routing.exchange_types",
     "penstock.routing.router",
+    "penstock.broker.counts",
     "penstock.broker.turn_budget",
     "penstock.broker.publish",
     "penstock.broker.dispatch",

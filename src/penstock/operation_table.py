@@ -1049,6 +1049,14 @@ _ROWS: Final = (
         "vhost_status", "Return counts, sizes, the log and the alarms of a vhost.", tags=WATCHERS,
         answer=_STATUS,
     ),
+    Operation(
+        "vhost_totals", "Return the counters of a vhost since it was opened, for metrics.",
+        tags=MANAGERS,
+        answer=(
+            "message_stats", "churn_rates", "object_totals", "dead_lettered",
+            "dead_letters_dropped", "recv_oct", "send_oct",
+        ),
+    ),
     _list(
         "list_queues", "List the queues of a vhost.", ("name", "messages", "consumers"),
         (

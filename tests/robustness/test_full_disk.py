@@ -214,7 +214,7 @@ def test_consumers_wait_at_a_full_log_and_get_each_message_once() -> None:
     rig.tick(1.1)
     assert channel.bodies() == [b"%d" % i for i in range(100)]
     assert queue.amq.depth() == 0
-    assert queue.acked == 100
+    assert queue.counts.deliver_no_ack == 100
     assert not rig.told("queue_restarted")
 
 

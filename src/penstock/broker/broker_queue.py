@@ -37,6 +37,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.broker.arguments import CACHE_SIZE_DEFAULT, decode_arguments, encode_arguments
+from penstock.broker.counts import DeliveryCounts
 from penstock.broker.dispatch import DISCARD, Dispatch, Source
 from penstock.broker.turn_budget import TurnBudget
 from penstock.codec.fields import decode_table, encode_table
@@ -123,6 +124,7 @@ class Consumer:
         self.is_cancelled: bool = False
         self.is_parked: bool = False  # it was not ready when it was asked last
         self.delivered: int = 0
+        self.came_again: int = 0  # of those that were delivered
         # The basic.deliver frame before and after the delivery tag, for the last address.
         self.address: bytes = b""
         self.front: bytes = b""
@@ -367,10 +369,7 @@ class QueueOrStream(Source):
         self.used_at_s: float = 0.0
         self.waiters: list[Callable[[], None]] = []
         self.published: int = 0
-        self.delivered: int = 0
-        self.redelivered: int = 0
-        self.acked: int = 0
-        self.got: int = 0
+        self.counts: DeliveryCounts = DeliveryCounts()
 
     @property
     def arguments(self) -> dict[str, object]:
@@ -422,14 +421,9 @@ class QueueOrStream(Source):
                 waiter()
 
     def counters(self) -> dict[str, int]:
-        """Return how many messages were published, delivered, redelivered, got and acknowledged."""
-        return {
-            "publish": self.published,
-            "deliver": self.delivered,
-            "redeliver": self.redelivered,
-            "get": self.got,
-            "ack": self.acked,
-        }
+        """Return RabbitMQ's message_stats: how many messages were published, delivered and so on
+        since it was opened."""
+        return {"publish": self.published, **self.counts.stats()}
 
 
 class BrokerQueue(QueueOrStream):
@@ -521,7 +515,7 @@ class BrokerQueue(QueueOrStream):
         self._raise_failure()
         amq = self.amq
         consumers = self.consumers
-        n = 0
+        n = no_ack = again = 0
         self._ack_delivered()
         done = self._delivered_no_ack
         self._is_delivering = True
@@ -542,10 +536,12 @@ class BrokerQueue(QueueOrStream):
                     else:
                         self._wait_for_head(dispatch)
                     break
-                n += 1
-                self.redelivered += delivery.is_redelivered
                 consumer.channel.deliver(consumer, delivery)
+                n += 1
+                again += delivery.is_redelivered
+                consumer.came_again += delivery.is_redelivered
                 if consumer.no_ack:
+                    no_ack += 1
                     if delivery.message.body is not None:  # else `sent` is called later
                         done.append(delivery.tag)
                 elif consumer.channel.is_shared and not dispatch.is_serving:
@@ -553,9 +549,10 @@ class BrokerQueue(QueueOrStream):
                     break
         finally:
             self._is_delivering = False
+            self.counts.delivered(n - no_ack, no_ack, again)
+            dispatch.counts.messages.delivered(n - no_ack, no_ack, again)
             self._ack_delivered()
         if n:
-            self.delivered += n
             amq.backing.inhale()
         if self.waiters and amq.backing.len():
             self.wake_waiters()
@@ -585,7 +582,6 @@ class BrokerQueue(QueueOrStream):
         now, and they are acknowledged later."""
         if self._delivered_no_ack:
             self.amq.ack(self._delivered_no_ack, OS)
-            self.acked += len(self._delivered_no_ack)
             self._delivered_no_ack.clear()
 
     def _wait_for_head(self, dispatch: Dispatch) -> None:
@@ -605,7 +601,7 @@ class BrokerQueue(QueueOrStream):
 
     def ack(self, tags: list[int]) -> None:
         self.amq.ack(tags, OS)
-        self.acked += len(tags)
+        self.counts.ack += len(tags)
 
     def sent(self, tags: list[int]) -> None:
         self._delivered_no_ack += tags

@@ -301,7 +301,9 @@ class StreamReading(Source):
             tag = cursor.tag(offset, partition)
             channel.deliver(consumer, Delivery(tag, message, False, 0))
         if n:
-            self.stream.delivered += n
+            no_ack = n if consumer.no_ack else 0
+            for counts in (self.stream.counts, dispatch.counts.messages):
+                counts.delivered(n - no_ack, no_ack, 0)
         if looked_at > n and self.reader:
             dispatch.mark(self)  # its position has moved
         if consumer.is_cancelled:
@@ -335,7 +337,7 @@ class StreamReading(Source):
 
     def ack(self, tags: list[int]) -> None:
         self.cursor.ack(tags)
-        self.stream.acked += len(tags)
+        self.stream.counts.ack += len(tags)
 
     def requeue(self, tags: list[int]) -> None:
         self.cursor.hold(tags)

@@ -71,6 +71,7 @@ from penstock.broker.broker_queue import (
     QueueOrStream,
 )
 from penstock.broker.broker_stream import BrokerStream
+from penstock.broker.counts import ExchangeCounts, MessageCounts
 from penstock.broker.dispatch import DISCARD, GIVE_BACK, RELEASE, REQUEUE, Peer, Source
 from penstock.broker.output import LargeContent, Output, write_delivery
 from penstock.broker.publish import (
@@ -404,6 +405,8 @@ class ChannelTransaction(PublishCollector):
         self._acked: list[Delivered] = []  # what the engine's transaction has, in its order
         self._acked_else: list[Delivered] = []  # transient messages, and records of streams
         self._counts: dict[BrokerQueue, tuple[int, int]] = {}  # messages, bytes of bodies
+        self._published: dict[ExchangeCounts, ExchangeCounts] = {}  # exchanges -> what it adds
+        self._dropped: int = 0  # publishes that no queue gets, and that are not mandatory
         self.lsn: int = 0
         # What of these is done, after the commit.
         self._acked_done: int = 0
@@ -422,6 +425,10 @@ class ChannelTransaction(PublishCollector):
     ) -> None:  # fmt: skip
         queues = targets.queues
         self.vhost.usage.hold(self._hold, self._held_bytes(route, targets, header, body, facts))
+        places = len(queues) + len(targets.streams)
+        counts = self._published.setdefault(route.counts, ExchangeCounts())
+        counts.add(1, places, int(not places))
+        self._dropped += not (places or route.is_mandatory)
         if route.is_mandatory:
             self._mandatory.append((route, targets, props, body))
         if targets.histories:
@@ -539,6 +546,18 @@ class ChannelTransaction(PublishCollector):
             self._transaction.keep_dequeues(is_kept)
             self._acked = [one for one, keep in zip(self._acked, is_kept, strict=True) if keep]
 
+    def count(self, *all_counts: MessageCounts) -> None:
+        """Count what it has published and acknowledged, after the commit. all_counts: of the
+        channel and the vhost."""
+        published = 0
+        for exchange, own in self._published.items():
+            exchange.add(own.publish_in, own.publish_out, own.unroutable)
+            published += own.publish_in
+        for counts in all_counts:
+            counts.publish += published
+            counts.drop_unroutable += self._dropped
+            counts.ack += len(self.taken)
+
     def _settle_dequeued(self) -> None:
         """Remove from the queues what the engine has removed."""
         done = self._transaction.dequeued
@@ -555,7 +574,7 @@ class ChannelTransaction(PublishCollector):
                 continue
             if isinstance(source, BrokerQueue):
                 source.amq.backing.forget(tags)
-                source.acked += len(tags)
+                source.counts.ack += len(tags)
             else:
                 source.ack(tags)
             vhost.dispatch.mark(source)
@@ -893,6 +912,7 @@ class Channel(ConsumerChannel):
         self.output: Output = output
         self.publisher: Publisher = Publisher(vhost, handler.identity, number, output, self._failed)
         self.publisher.connection = handler.name
+        self.counts: MessageCounts = self.publisher.counts  # but for what its consumers count
         self.transaction: ChannelTransaction | None = None
         self.spooled: SpooledPublish | None = None
         self.unacked: Unacked = Unacked()
@@ -1017,6 +1037,7 @@ class Channel(ConsumerChannel):
         self.consumers[consumer.tag] = consumer
         if not self.handler.has_unacked_room:
             self.update()
+        self.vhost.counts.consumers += 1
         if self.vhost.firehose.is_on:
             consumer.trace(self.vhost.firehose.delivered)
         self._least_s = min(self._least_s, consumer.timeout_or(0.0) or self._least_s)
@@ -1027,7 +1048,9 @@ class Channel(ConsumerChannel):
 
     def remove_consumer(self, consumer: Consumer) -> None:
         """Remove a consumer."""
-        self.consumers.pop(consumer.tag, None)
+        if self.consumers.pop(consumer.tag, None) is not None:
+            self.vhost.counts.consumers -= 1
+            _add_consumer(self.counts, consumer)
         self._turns.pop(consumer, None)
         if len(self.consumers) < SHARING_MIN:
             self.update_sharing()
@@ -1187,7 +1210,11 @@ class Channel(ConsumerChannel):
         return tag
 
     def _ack(self, source: Source | None, tags: list[int]) -> None:
-        if source is None or not tags or source.is_deleted:
+        if source is None or not tags:
+            return
+        for counts in (self.counts, self.vhost.counts.messages):
+            counts.ack += len(tags)
+        if source.is_deleted:
             return
         source.ack(tags)
         self.vhost.dispatch.mark(source)
@@ -1254,7 +1281,8 @@ class Channel(ConsumerChannel):
         return taken
 
     def committed(self, transaction: ChannelTransaction) -> None:
-        """Make room for other deliveries after a commit."""
+        """Make room for other deliveries after a commit, and count what is in it."""
+        transaction.count(self.counts, self.vhost.counts.messages)
         for _, delivered in transaction.taken:
             self._returned(delivered)
         for _, delivered, _ in transaction.rejected:
@@ -1405,6 +1433,7 @@ class Channel(ConsumerChannel):
             self.transaction = self.publisher.transaction = None
         consumers = list(self.consumers.values())
         self.consumers = {}
+        self.vhost.counts.consumers -= len(consumers)
         for consumer in consumers:
             self._uncount(consumer)
             consumer.is_cancelled = True
@@ -1417,6 +1446,14 @@ class Channel(ConsumerChannel):
             queue = self.vhost.table.usable(self.publisher.reply_queue)
             if queue is not None:
                 self.vhost.delete_queue(queue, if_unused=False, if_empty=False)
+
+    def message_stats(self) -> dict[str, int]:
+        """Return its counters by RabbitMQ's names."""
+        found = MessageCounts()
+        for consumer in self.consumers.values():
+            _add_consumer(found, consumer)
+        now = found.stats()
+        return {name: n + now[name] for name, n in self.counts.stats().items()}
 
     def info(self) -> dict[str, object]:
         """Return the channel's columns for listings."""
@@ -1435,6 +1472,11 @@ class Channel(ConsumerChannel):
             "transactional": self.transaction is not None,
             "state": "waiting" if self.is_waiting else "running",
         }
+
+
+def _add_consumer(counts: MessageCounts, consumer: Consumer) -> None:
+    no_ack = consumer.delivered if consumer.no_ack else 0
+    counts.delivered(consumer.delivered - no_ack, no_ack, consumer.came_again)
 
 
 def unknown_tag(tag: int, method_id: int) -> ChannelError:

@@ -268,6 +268,8 @@ def _get(channel: Channel, queue: BrokerQueue, *, no_ack: bool) -> None:
         return
     held = None if queue.is_deleted else amq.held()
     if held is None:
+        for counts in (channel.counts, queue.counts, channel.vhost.counts.messages):
+            counts.get_empty += 1
         channel.send(BasicGetEmpty())
         return
     lsn, mode = held
@@ -282,10 +284,10 @@ def _send_get_ok(channel: Channel, queue: BrokerQueue, delivery: Delivery, *, no
         tag = channel.unacked.skip()
         if stored is None:
             queue.amq.ack([delivery.tag], OS)
-            queue.acked += 1
     else:
         tag = channel.add_pending(queue, delivery)
-    queue.got += 1
+    for got in (channel.counts, queue.counts, channel.vhost.counts.messages):
+        got.got(1, int(delivery.is_redelivered), no_ack=no_ack)
     counts = ALL_COUNTS if queue.is_quorum else NO_COUNTS
     if channel.handler.has_capability(DELIVERY_COUNT):
         counts |= COUNTS_OF_BOXES
@@ -524,6 +526,8 @@ class RestOfCommit(SlicedWork):
             self._settling.pop()
         channel = self._channel
         if not channel.is_closed:
+            for counts in (channel.counts, channel.vhost.counts.messages):
+                counts.return_unroutable += len(transaction.returned)
             for route, props, body in transaction.returned:
                 channel.publisher.return_message(route, props, body)
         channel.update()
@@ -663,6 +667,7 @@ def on_queue_declare(channel: Channel, method: Method) -> None:
         return
     if method.passive:
         queue = vhost.table.find_queue(name, channel.handler)
+        vhost.counts.queue_declared += 1
     else:
         is_named_here = not name
         name = queue_to_declare(vhost, channel.identity, name, method.arguments)

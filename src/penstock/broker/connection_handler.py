@@ -180,7 +180,9 @@ class ConnectionHandler(ChannelOwner):
         self.is_ended_by_server: bool = False
         self.has_published: bool = False
         self.received_bytes: int = 0
+        self.received_pieces: int = 0
         self.sent_bytes: int = 0
+        self.sent_pieces: int = 0
         self.output: Output = Output(vhost.dispatch, facts.frame_max)
         self.output.sender = self
         self._cancels: list[tuple[Channel, BasicCancel]] | None = None
@@ -210,6 +212,7 @@ class ConnectionHandler(ChannelOwner):
         self._stalled: dict[int, tuple[int, float]] = {}
         connection.room = vhost.body_room
         vhost.usage.connections += 1
+        vhost.counts.connection_created += 1
         self._capabilities: frozenset[str] = capabilities(facts.client_properties)
         vhost.handlers.add(self)
         self._say(0, ConnectionOpenOk())
@@ -237,6 +240,8 @@ class ConnectionHandler(ChannelOwner):
         if self.is_closed:
             return
         self.received_bytes += len(data)
+        self.received_pieces += 1
+        self.vhost.counts.received_bytes += len(data)
         connection = self.connection
         if not self._held:
             self._budget.begin()
@@ -274,6 +279,7 @@ class ConnectionHandler(ChannelOwner):
         self._drop_held()
         self.connection.forget_unfinished()
         self.vhost.usage.connections -= 1
+        self.vhost.counts.connection_closed += 1
         self._end_channels()
         self.vhost.handlers.discard(self)
         self.account()
@@ -284,8 +290,7 @@ class ConnectionHandler(ChannelOwner):
             return
         try:
             for piece in pieces:
-                self.sent_bytes += len(piece)
-                self.outlet.send(piece)
+                self._send(piece)
         except Exception as error:  # noqa: BLE001 - it is reported
             # The client misses bytes now: nothing more can be said to it.
             self._internal_error(error)
@@ -300,6 +305,12 @@ class ConnectionHandler(ChannelOwner):
             if self.output.lanes:
                 self.vhost.background.wake(self._sending)
                 self.account()
+
+    def _send(self, piece: bytes) -> None:
+        self.sent_bytes += len(piece)
+        self.sent_pieces += 1
+        self.vhost.counts.sent_bytes += len(piece)
+        self.outlet.send(piece)
 
     def send_piece(self) -> int:
         """Send the next piece of a large body, if the transport takes more: a step of a background
@@ -319,8 +330,7 @@ class ConnectionHandler(ChannelOwner):
             self._body_failed(error)
             return ASLEEP
         for part in parts:
-            self.sent_bytes += len(part)
-            self.outlet.send(part)
+            self._send(part)
         if freed >= 0:
             self.account()
             self._look_at_reading()
@@ -809,6 +819,7 @@ class ConnectionHandler(ChannelOwner):
 
     def _open_channel(self, number: int) -> None:
         self.vhost.usage.channel_opened(self.identity)
+        self.vhost.counts.channel_created += 1
         self.channels[number] = Channel(self, self.vhost, number, self.output)
         self._say(number, ChannelOpenOk())
 
@@ -968,6 +979,7 @@ class ConnectionHandler(ChannelOwner):
         channel = self.channels.pop(number, None)
         if channel is not None:
             self.vhost.usage.channel_closed(self.identity.name)
+            self.vhost.counts.channel_closed += 1
             self._backlog -= len(channel.backlog)
             for event in channel.backlog:
                 assert isinstance(event, Event), "nothing else is kept"

@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from penstock.broker.counts import VHostCounts
 from penstock.broker.turn_budget import TurnBudget
 from penstock.errors import is_shortage
 from penstock.native import mypyc_attr
@@ -169,8 +170,9 @@ class Dispatch:
 
     wake: called when there is work and no run is due yet. on_queue_error(source, error): an error
     in a source's own code. on_internal_error(where, error): any other error; the turn continues.
-    touched: queues for the next tick (QueueSet.touched). background(): runs background tasks for a
-    turn and returns True if there is more; has_background: it is to be called.
+    touched: queues for the next tick (QueueSet.touched). counts: of the vhost. background(): runs
+    background tasks for a turn and returns True if there is more; has_background: it is to be
+    called.
     """
 
     def __init__(self, engine: StorageEngine, mode: int, touched: list[Source]) -> None:
@@ -180,6 +182,7 @@ class Dispatch:
         self.on_queue_error: Callable[[Source, Exception], None] | None = None
         self.on_internal_error: Callable[[str, Exception], None] | None = None
         self.touched: list[Source] = touched
+        self.counts: VHostCounts = VHostCounts()
         self.budget: TurnBudget | None = None  # what clients' requests of one turn may take
         self.background: Callable[[], bool] = no_background
         self.has_background: bool = False

@@ -87,6 +87,7 @@ from penstock.access.permissions import IMPERSONATOR, Identity
 from penstock.broker import refusals
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import BrokerStream
+from penstock.broker.counts import ExchangeCounts, MessageCounts
 from penstock.broker.dispatch import Dispatch, Unconfirmed
 from penstock.broker.firehose import Firehose
 from penstock.broker.output import (
@@ -264,15 +265,16 @@ class Targets:
 class Route:
     """Where one slice of a publish frame leads. front: the start of the stored header. version: the
     router's when it was last known to be right. way: set if headers decide as well. counted_bytes:
-    of RAM, in the cache; 0: it is not cached."""
+    of RAM, in the cache; 0: it is not cached. counts: of its exchange."""
 
-    __slots__ = ("address", "counted_bytes", "exchange", "front", "is_delayed", "is_mandatory",
-                 "is_per_message", "is_special", "key", "passed", "queues", "targets", "version",
-                 "way")  # fmt: skip
+    __slots__ = ("address", "counted_bytes", "counts", "exchange", "front", "is_delayed",
+                 "is_mandatory", "is_per_message", "is_special", "key", "passed", "queues",
+                 "targets", "version", "way")  # fmt: skip
 
-    def __init__(self, raw: bytes, exchange: str, key: str) -> None:
+    def __init__(self, raw: bytes, exchange: str, key: str, counts: ExchangeCounts) -> None:
         self.exchange: str = exchange
         self.key: str = key
+        self.counts: ExchangeCounts = counts
         self.address: bytes = raw[:-1]
         self.front: bytes = b"\x02" + raw[:-1]
         self.is_mandatory: bool = raw[-1] & MANDATORY != 0
@@ -360,6 +362,8 @@ class Publisher(Unconfirmed):
         self.number: int = number
         self.output: Output = output
         self.confirms: Confirms | None = None
+        self.counts: MessageCounts = MessageCounts()
+        self._total: MessageCounts = vhost.counts.messages
         self._is_unconfirmed: bool = False  # the dispatch calls `settle`
         self._on_failed = on_failed
         self.transaction: PublishCollector | None = None
@@ -422,32 +426,64 @@ class Publisher(Unconfirmed):
         routing = self._routing
         if routing is not None:  # of the first one; its route may have changed since it began
             raw, route = routes[first], routing.route
-        for i in range(first, n):
-            if budget.left <= 0 and budget.is_over():
-                self.is_sliced = True
-                return i
-            if route is None or routes[i] != raw:
-                raw = routes[i]
-                route = self.route_in_slices(raw)
-                if route is None:
+        at = since = first  # since: all with this route that are not counted yet
+        try:
+            while at < n:
+                if budget.left <= 0 and budget.is_over():
                     self.is_sliced = True
-                    return i
-            if headers[i] != props or not info:
-                props = headers[i]
-                info = scan(props)
-            try:
-                if info >> 16 & SPECIAL or route.is_special:
-                    if not self._publish_special(route, props, info, bodies[i]):
+                    break
+                if route is None or routes[at] != raw:
+                    self._count_run(route, at - since)
+                    since = at
+                    raw = routes[at]
+                    route = self.route_in_slices(raw)
+                    if route is None:
                         self.is_sliced = True
-                        return i
+                        break
+                if headers[at] != props or not info:
+                    props = headers[at]
+                    info = scan(props)
+                if info >> 16 & SPECIAL or route.is_special:
+                    if not self._publish_special(route, props, info, bodies[at]):
+                        self.is_sliced = True
+                        break
+                    at += 1
                     if routing is not None:
+                        self._count_run(route, at - since)
+                        since = at
                         routing = route = None
                 else:
-                    self._publish(route, route.queues, props, info, bodies[i])
+                    self._publish(route, route.queues, props, info, bodies[at])
                     budget.left -= 1 + len(route.queues)
-            except DiskFullError:
-                return i
-        return n
+                    at += 1
+        except DiskFullError:
+            pass
+        finally:
+            self._count_run(route, at - since)
+        return at
+
+    def _count_run(self, route: Route | None, n: int) -> None:
+        """Count publishes with one route; a transaction counts them when it commits."""
+        if route is not None and n and self.transaction is None:
+            places = _places(route.targets)
+            is_lost = not places and not route.is_per_message
+            self.count(route, n, places * n, n if is_lost else 0)
+
+    def _count_apart(self, route: Route, targets: Targets) -> None:
+        """Correct what `_count_run` takes a message for that does not go where its route says."""
+        if self.transaction is None:
+            usual, places = _places(route.targets), _places(targets)
+            unroutable = int(not places) - int(not usual and not route.is_per_message)
+            self.count(route, 0, places - usual, unroutable)
+
+    def count(self, route: Route, n: int, places: int, unroutable: int) -> None:
+        """Count n publishes, which so many queues and streams got together; unroutable of them
+        went to none."""
+        route.counts.add(n, places, unroutable)
+        for counts in (self.counts, self._total):
+            counts.publish += n
+            if unroutable:
+                counts.unroutable(unroutable, is_mandatory=route.is_mandatory)
 
     def route_in_slices(self, raw: bytes) -> Route | None:
         """Return the route of a publish with this slice; None: the turn's budget is used up. Call
@@ -511,7 +547,8 @@ class Publisher(Unconfirmed):
         end = 1 + raw[0]
         exchange = raw[1:end].decode("utf-8", "surrogateescape")
         key = raw[end + 1 : -1].decode("utf-8", "surrogateescape")
-        route = Route(raw, exchange, key)
+        known = vhost.exchanges.get(exchange) or vhost.exchanges[""]
+        route = Route(raw, exchange, key, known.counts)
         if self._stream is not None:
             stream, identity = self._stream, self.identity
             if not identity.may_write(stream.name):  # it was revoked
@@ -598,6 +635,10 @@ class Publisher(Unconfirmed):
             self._on_failed(error)
             return False
         for run in runs:
+            if run.is_ack:
+                n = run.last_tag - run.first_tag + 1
+                self.counts.confirm += n
+                self._total.confirm += n
             out = self.output.writer(self.number)
             begin_frame(out, METHOD, self.number, 13)
             out.write(ACK if run.is_ack else NACK)
@@ -676,6 +717,8 @@ class Publisher(Unconfirmed):
         targets = routing.targets
         self._budget.left -= SPECIAL_STEPS + len(targets.queues) + len(targets.streams)
         self.publish_with(route, targets, routing.props, body, routing.facts)
+        if routing.way is not None:
+            self._count_apart(route, targets)
         if self._firehose.is_on:
             self.trace(route, targets, routing.props, body)
         return True
@@ -964,6 +1007,8 @@ class SpooledPublish:
                 publisher.publish_with(self._route, targets, props, body, facts)
             else:
                 publisher.publish_with(self._route, targets, props, b"", facts, message)
+                places = _places(targets)
+                publisher.count(self._route, 1, places, int(not places))
             if vhost.firehose.is_on:
                 publisher.trace(self._route, targets, props, b"")
         finally:
@@ -976,6 +1021,10 @@ class SpooledPublish:
             self._spool.abort()
         except DiskFullError:
             pass
+
+
+def _places(targets: Targets) -> int:
+    return len(targets.queues) + len(targets.streams)
 
 
 def targets_of(vhost: VHost, names: Iterable[str]) -> Targets:

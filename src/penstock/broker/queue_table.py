@@ -66,6 +66,7 @@ from penstock.broker.arguments import (
 )
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream, not_counted
 from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable, PreparedStream
+from penstock.broker.counts import VHostCounts
 from penstock.broker.dispatch import Dispatch, Source
 from penstock.broker.policies import Applied, Policies
 from penstock.broker.topology import Topology, store_creator
@@ -111,7 +112,7 @@ class QueueTable:
         self.served: dict[str, QueueOrStream] = {}
         self._served_bytes: int = 0
         self.start_s: float = clock.monotonic()
-        self.declared: int = 0  # how many were declared, deleted ones too
+        self.counts: VHostCounts = dispatch.counts
         self.engine: StorageEngine = queue_set.engine
         self._queue_set = queue_set
         self._vhost = vhost
@@ -367,7 +368,7 @@ class QueueTable:
         stream.creator = creator
         store_creator(self.engine, routing_table.queue_key(stream.parts[0].name), creator)
         self._serve(stream)
-        self.declared += 1
+        self.counts.queue_created += 1
         self._topology.router.queue_added(name)
         return stream
 
@@ -404,7 +405,7 @@ class QueueTable:
             store_creator(self.engine, key, creator)
         self._queue_set.add(queue)
         self._serve(queue)
-        self.declared += 1
+        self.counts.queue_created += 1
         if exclusive:
             self._owned.setdefault(owner, []).append(queue)
         self._topology.router.queue_added(name)
@@ -607,6 +608,7 @@ class QueueTable:
             self._queue_set.remove(queue)
             self._on_deleted(queue.name)
         del self.served[queue.name]
+        self.counts.queue_deleted += 1
         self._uncount(queue)
         self.recheck_kept_down()
         if queue.is_exclusive and (owned := self._owned.get(queue.owner)) is not None:

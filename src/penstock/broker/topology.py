@@ -25,6 +25,7 @@ from typing import Final
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.arguments import check_same_argument, wrong_type
+from penstock.broker.counts import ExchangeCounts
 from penstock.broker.policies import ALTERNATE, Applied, Policies
 from penstock.broker.policies import EXCHANGE as EXCHANGE_KIND
 from penstock.broker.turn_budget import TurnBudget
@@ -77,8 +78,8 @@ class Exchange:
     declared it, "" if that is not known. ValueError, TypeError: the arguments hold a value that
     AMQP has no type for."""
 
-    __slots__ = ("_arguments", "auto_delete", "creator", "durable", "internal", "is_system",
-                 "name", "type")  # fmt: skip
+    __slots__ = ("_arguments", "auto_delete", "counts", "creator", "durable", "internal",
+                 "is_system", "name", "type")  # fmt: skip
 
     def __init__(
         self, name: str, type_name: str, *, durable: bool, auto_delete: bool = False,
@@ -93,6 +94,7 @@ class Exchange:
         self._arguments: bytes = _encoded(arguments or {})
         self.is_system: bool = is_system
         self.creator: str = creator
+        self.counts: ExchangeCounts = ExchangeCounts()
 
     @property
     def arguments(self) -> dict[str, object]:

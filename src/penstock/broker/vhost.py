@@ -53,6 +53,7 @@ from penstock.broker.background_tasks import (
 )
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable
+from penstock.broker.counts import VHostCounts
 from penstock.broker.dispatch import Dispatch, Peer, Source
 from penstock.broker.firehose import Firehose
 from penstock.broker.in_flight import InFlight
@@ -312,6 +313,7 @@ class VHost(QueueOwner[BrokerQueue]):
         self.dispatch: Dispatch = Dispatch(engine, self.mode, touched)
         self.budget: TurnBudget = TurnBudget(self.clock)
         self.dispatch.budget = self.budget
+        self.counts: VHostCounts = self.dispatch.counts
         self.policies: Policies = Policies(engine, self.event)
         # Deliver, write, answer: the end of an iteration of the owner's loop. Returns True if there
         # is more to do at once: call it again, after other events.
@@ -582,14 +584,15 @@ class VHost(QueueOwner[BrokerQueue]):
         """Declare a queue ("": it is named here) or a stream for this user, or find that it exists
         with these properties. Returns it, and the LSN to wait for. ChannelError: 403, 404, 405,
         406."""
-        declared = self.table.declared
+        created = self.counts.queue_created
         arguments = self._typed(name, arguments, durable and not exclusive and not auto_delete)
         queue, lsn = self.table.declare(
             name, durable=durable, exclusive=exclusive, auto_delete=auto_delete,
             arguments=arguments, owner=owner, is_reserved_allowed=is_reserved_allowed,
             by=by,
         )  # fmt: skip
-        if self.table.declared != declared and isinstance(queue, BrokerQueue):
+        self.counts.queue_declared += 1
+        if self.counts.queue_created != created and isinstance(queue, BrokerQueue):
             self.timers.expire_unused(queue.name, expires_ms(queue.amq.options))
         return queue, lsn
 

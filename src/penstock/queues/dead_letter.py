@@ -209,11 +209,20 @@ def is_too_far(deaths: list[Death]) -> bool:
     return not [death for death in deaths[:HOPS_MAX] if death.reason == REJECTED]
 
 
+class DeathCounts:
+    """How many messages of all queues of a set died. of: for each reason; dropped: how many of them
+    had no target."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, int] = dict.fromkeys(REASONS, 0)
+        self.dropped: int = 0
+
+
 class DeadLetters:
     """The dead letters of one queue. `route`: finds their targets, or None. `counts`: how many died
-    for each reason; `dropped`: how many of them had no target; `cycles`: how many were kept from a
-    queue in which they died; `sent_bytes`: of headers that were written, and TARGET_BYTES for each
-    target, a measure of what it has cost."""
+    for each reason; `dropped`: how many of them had no target; `total`: of all queues; `cycles`:
+    how many were kept from a queue in which they died; `sent_bytes`: of headers that were
+    written, and TARGET_BYTES for each target, a measure of what it has cost."""
 
     def __init__(
         self, queue: str, headers: HeaderCodec, engine: StorageEngine,
@@ -222,6 +231,7 @@ class DeadLetters:
         self.route: DeadLetterRoute | None = None
         self.counts: dict[str, int] = dict.fromkeys(REASONS, 0)
         self.dropped: int = 0
+        self.total: DeathCounts | None = None
         self.cycles: int = 0
         self.sent_bytes: int = 0
         self.hops: int = 0  # moves before this one in the call; set by the queue
@@ -247,8 +257,7 @@ class DeadLetters:
                 target.pass_on(routed.header, body, priority, mode if message.persistent else NONE)
         if not routed.targets:
             source.ack([delivery.tag], mode)
-            self.counts[reason] += 1
-            self.dropped += not passing
+            self.count(reason, 1, 0 if passing else 1)
             return 0
         header = routed.header
         destinations: list[Destination] = []
@@ -272,8 +281,7 @@ class DeadLetters:
         for target in passing:
             lsn = max(lsn, target.pass_on(routed.header, body, priority, mode))
         if not routed.targets:
-            self.counts[reason] += 1
-            self.dropped += not passing
+            self.count(reason, 1, 0 if passing else 1)
             return lsn
         engine = self._engine
         with engine.share(engine.share_of(body, len(routed.targets))):
@@ -282,12 +290,16 @@ class DeadLetters:
         self._count_taken(reason, routed)
         return lsn
 
-    def count(self, reason: str, n: int) -> None:
-        """Count n messages that died without a route."""
+    def count(self, reason: str, n: int, dropped: int = 0) -> None:
+        """Count n messages that died; dropped: of them, that had a route and no target."""
         self.counts[reason] += n
+        self.dropped += dropped
+        if self.total is not None:
+            self.total.of[reason] += n
+            self.total.dropped += dropped
 
     def _count_taken(self, reason: str, routed: Routed) -> None:
-        self.counts[reason] += 1
+        self.count(reason, 1)
         if not routed.kind:
             self._last_event = ""
         for target in routed.targets:

@@ -37,7 +37,7 @@ from penstock.queues import priority_queue
 from penstock.queues.amq_queue import AGE_CHECK_MS, AMQQueue, TickInterval
 from penstock.queues.backing_choice import BackingChoice
 from penstock.queues.backing_queue import UNLIMITED, BackingQueue
-from penstock.queues.dead_letter import DeadLetterRoute, QueueTarget
+from penstock.queues.dead_letter import DeadLetterRoute, DeathCounts, QueueTarget
 from penstock.queues.delays import find_parts
 from penstock.queues.headers import HeaderCodec
 from penstock.queues.memory_monitor import WARN_PART, MemoryMonitor
@@ -144,7 +144,7 @@ class QueueSet(Generic[Q]):
     limits: own limits in bytes of queues that take no part in the monitor, because they are not
     open or are kept down. kept_down: names of queues that an owner does not start for want of
     memory, and why. opened_seq: number of an index -> its next seq when it was opened; all below
-    was on disk then.
+    was on disk then. deaths: of all its queues, since it was made.
     """
 
     def __init__(
@@ -159,6 +159,7 @@ class QueueSet(Generic[Q]):
         self.kept_down: dict[str, str] = {}
         self.opened_seq: dict[int, int] = {}
         self.touched: list[Q] = []
+        self.deaths: DeathCounts = DeathCounts()
         self.is_strict: bool = is_strict
         self._owner = owner
         self._on_queue_event: Callable[[str, str, str], None] = on_queue_event
@@ -248,13 +249,15 @@ class QueueSet(Generic[Q]):
         self.register(backing, options)
         for index in backing.indexes() if is_durable else ():
             self._note_opened(index)
-        return AMQQueue(
+        amq = AMQQueue(
             self.engine, name, options, backing, headers=owner.headers, open_part=self._open_part,
             find=owner.dead_letter_queue, route_of=owner.dead_letter_routes(name), mode=self._mode,
             is_durable=is_durable, close_part=self._close_part, on_event=on_event,
             on_alert=owner.alert, on_alert_over=owner.alert_over, on_ready=owner.ready,
             delay_parts=self._delay_parts.pop(name, []),
         )  # fmt: skip
+        amq.dead_letters.total = self.deaths
+        return amq
 
     def _class_of(self, name: bytes, options: QueueOptions) -> Callable[..., BackingQueue]:
         """Return the class of a queue; the usual one, with a warning, if it is not allowed any

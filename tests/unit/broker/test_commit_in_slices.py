@@ -198,7 +198,7 @@ def test_acknowledgements_take_effect_in_slices(
     rig.turn()
     if not how:
         assert len(c.methods(TxCommitOk)) == 1
-        assert queue_of(rig, "a").acked == N
+        assert queue_of(rig, "a").counts.ack == N
         assert c.bodies()[N:] == [b"1000"]
         c.lose()
     assert numbers(rig, "a") == [1000]

@@ -688,5 +688,5 @@ def test_what_cannot_be_logged_at_its_end_is_acknowledged_later(
     assert asked
     assert not client.outlet.must_close
     rig.tick(2.0)
-    assert queue.acked == 1
+    assert queue.counts.deliver_no_ack == 1
     assert queue.amq.depth() == 0

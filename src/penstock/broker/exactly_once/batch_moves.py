@@ -60,6 +60,7 @@ from penstock.broker import refusals
 from penstock.broker.background_tasks import AGAIN, ASLEEP, DONE, BackgroundTask, Pace, SliceSize
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
+from penstock.broker.counts import ExchangeCounts
 from penstock.broker.output import HEADERS, Output
 from penstock.broker.publish import (
     HAS_EXPIRATION,
@@ -228,13 +229,14 @@ class BatchWaitsError(PenstockError):
 
 class BatchRoute:
     """Where messages with one header go, and with which properties. targets: with what keeps them
-    (histories), and whether each goes elsewhere (is_by_chance)."""
+    (histories), and whether each goes elsewhere (is_by_chance). counts: of its exchange."""
 
-    __slots__ = ("durable", "facts", "header", "others", "streams", "targets")
+    __slots__ = ("counts", "durable", "facts", "header", "others", "streams", "targets")
 
-    def __init__(self, header: bytes, facts: PublishFacts) -> None:
+    def __init__(self, header: bytes, facts: PublishFacts, counts: ExchangeCounts) -> None:
         self.header: bytes = header
         self.facts: PublishFacts = facts
+        self.counts: ExchangeCounts = counts
         self.durable: list[BrokerQueue] = []
         self.others: list[BrokerQueue] = []
         self.streams: list[BrokerStream] = []
@@ -259,6 +261,7 @@ class BatchSlice:
         self._appends: list[BrokerStream] = []
         self._later: list[tuple[BatchRoute, bytes, SharedBody | None]] = []
         self._kept: list[tuple[Targets, Kept]] = []
+        self._published: dict[ExchangeCounts, ExchangeCounts] = {}  # exchanges -> what it adds
         self.bytes: int = 0
         self.dropped: int = 0
 
@@ -274,6 +277,10 @@ class BatchSlice:
                     way = self._slices.route(meta)
         for body in bodies:
             self.bytes += len(body) + len(meta)
+        n = len(bodies)
+        places = len(way.durable) + len(way.others) + len(way.streams)
+        counts = self._published.setdefault(way.counts, ExchangeCounts())
+        counts.add(n, places * n, 0 if places else n)
 
     def _put_as_one(self, way: BatchRoute, bodies: list[bytes]) -> bool:
         """Add them as one step; return False if they must go one by one."""
@@ -330,6 +337,10 @@ class BatchSlice:
         except BaseException:
             self.rollback()
             raise
+        vhost.counts.messages.drop_unroutable += self.dropped
+        for exchange, own in self._published.items():
+            exchange.add(own.publish_in, own.publish_out, own.unroutable)
+            vhost.counts.messages.publish += own.publish_in
         touched: dict[BrokerQueue, None] = {}
         held: set[int] = set()  # queue numbers: what is behind a message that is held waits too
         for one in self._planned:
@@ -378,6 +389,7 @@ class BatchRouter:
         self._target = target
         self._publisher = Publisher(vhost, operator, 0, Output(vhost.dispatch, FRAME_MAX))
         self._publisher.knows_duplicates = False  # each row comes once anyway
+        self._counts: ExchangeCounts = vhost.exchanges[""].counts  # of what names no exchange
         self._meta: bytes | None = None
         self._way: BatchRoute | None = None
         self.streams: dict[BrokerStream, None] = {}
@@ -454,7 +466,7 @@ class BatchRouter:
             queue = self._usable(self._target.queue)
             if queue is None:
                 return self._undeliverable(meta, f"there is no queue '{self._target.queue}'")
-            way = BatchRoute(meta, facts_alone(props, info))
+            way = BatchRoute(meta, facts_alone(props, info), self._counts)
             way.add(queue)
             return way
         route = self._publisher.route(address + b"\0")
@@ -465,7 +477,7 @@ class BatchRouter:
         header = route.front + props
         if facts.hidden:
             header = HEADERS.with_hidden(header, facts.hidden)
-        way = BatchRoute(header, facts)
+        way = BatchRoute(header, facts, route.counts)
         way.targets = targets
         for queue in (*targets.queues, *targets.streams):
             way.add(queue)
@@ -494,7 +506,7 @@ class BatchRouter:
         facts = PublishFacts()
         facts.is_persistent = True
         facts.priority = headers.priority(header)
-        way = BatchRoute(header, facts)
+        way = BatchRoute(header, facts, self._counts)
         way.add(queue)
         return way
 
@@ -702,6 +714,7 @@ class BatchMove(BackgroundTask):
         rows = batch.current.rows
         engine.batches.adopt(self.query, stream.parts[part])
         stream.published += rows
+        self.vhost.counts.messages.publish += rows
         self._went_on(engine.last_lsn, 0)
         return True
 

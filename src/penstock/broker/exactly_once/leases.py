@@ -370,6 +370,8 @@ class LeaseMessages(LeaseRequest):
         n = taken.next - taken.first
         self._messages -= n
         self._bytes -= taken.bytes
+        for counts in (queue.counts, self.dispatch.counts.messages):
+            counts.get += n
         self.dispatch.mark(queue)
         if n or taken.has_more:
             return AGAIN
@@ -410,7 +412,8 @@ class CommitLease(LeaseRequest):
         self.logged(before)
         known = _info_of(queue.amq, self.reader)
         first = self._offset if known is None else known.committed
-        queue.acked += first - acked
+        for counts in (queue.counts, self.dispatch.counts.messages):
+            counts.ack += first - acked
         self.dispatch.mark(queue)
         if has_more:
             return AGAIN

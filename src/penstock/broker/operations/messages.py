@@ -23,6 +23,7 @@ from penstock.broker.output import Output
 from penstock.broker.publish import (
     Publisher,
     PublishFacts,
+    Route,
     Targets,
     fan_out,
     keep_in_histories,
@@ -109,34 +110,45 @@ def _publish_all(call: Call) -> Iterator[None]:
     publisher = Publisher(vhost, call.identity, 0, Output(vhost.dispatch, FRAME_MAX))
     props = encoded_properties(call.args.table("properties"))
     version = vhost.router.version
-    header, facts, targets = _route(call, publisher, props)
-    for body in call.args.bodies("bodies"):
-        if vhost.blocked_reason:
-            text = f"publishing is blocked, short of {vhost.blocked_reason}"
-            raise ChannelError(RESOURCE_ERROR, text)
-        if version != vhost.router.version or targets.is_by_chance:
-            version = vhost.router.version
-            header, facts, targets = _route(call, publisher, props)
-        lsn, is_refused = fan_out(vhost, targets.queues, targets.streams, header, body, facts)
-        keep_in_histories(targets, kept_of(header, body, facts))
-        call.lsn = max(call.lsn, lsn)
-        if is_refused:
-            raise ChannelError(RESOURCE_ERROR, "a queue is full")
-        places = len(targets.queues) + len(targets.streams)
-        vhost.budget.left -= 1 + places + (len(body) >> 10)
-        yield
+    route, header, facts, targets = _route(call, publisher, props)
+    places = len(targets.queues) + len(targets.streams)
+    n = 0  # with this route
+    try:
+        for body in call.args.bodies("bodies"):
+            if vhost.blocked_reason:
+                text = f"publishing is blocked, short of {vhost.blocked_reason}"
+                raise ChannelError(RESOURCE_ERROR, text)
+            if version != vhost.router.version or targets.is_by_chance:
+                version = vhost.router.version
+                publisher.count(route, n, places * n, 0)
+                n = 0
+                route, header, facts, targets = _route(call, publisher, props)
+                places = len(targets.queues) + len(targets.streams)
+            lsn, is_refused = fan_out(vhost, targets.queues, targets.streams, header, body, facts)
+            keep_in_histories(targets, kept_of(header, body, facts))
+            call.lsn = max(call.lsn, lsn)
+            if is_refused:
+                raise ChannelError(RESOURCE_ERROR, "a queue is full")
+            vhost.budget.left -= 1 + places + (len(body) >> 10)
+            n += 1
+            yield
+    finally:
+        publisher.count(route, n, places * n, 0)
 
 
-def _route(call: Call, publisher: Publisher, props: bytes) -> tuple[bytes, PublishFacts, Targets]:
-    """Return the header as stored, what a queue must know, and where the messages go."""
+def _route(
+    call: Call, publisher: Publisher, props: bytes
+) -> tuple[Route, bytes, PublishFacts, Targets]:
+    """Return the route, the header as stored, what a queue must know, and where the messages go."""
     exchange, key = call.args.text("exchange"), call.args.text("routing_key")
     route = publisher.resolve(_short(exchange) + _short(key) + bytes((MANDATORY,)))
     facts, targets, props = publisher.facts_of(route, props, scan(props))
     if not targets.queues and not targets.streams:
+        publisher.count(route, 1, 0, 1)
         what, name = ("exchange", exchange) if exchange else ("queue", key)
         place = called(what, name, call.vhost.name)
         raise ChannelError(NO_ROUTE, f"no queue gets it: key '{key}', {place}")
-    return route.front + props, facts, targets
+    return route, route.front + props, facts, targets
 
 
 def encoded_properties(given: dict[str, object]) -> bytes:
@@ -249,6 +261,9 @@ class _Get:
 
     def _answer(self, messages: list[dict[str, object]]) -> None:
         self._is_done = True
+        if not messages:
+            self._queue.counts.get_empty += 1
+            self._vhost.counts.messages.get_empty += 1
         if self._woken in self._queue.waiters:
             self._queue.waiters.remove(self._woken)
         self._reply({"messages": messages})
@@ -260,7 +275,7 @@ def _take(
     """Return up to `count` of the next messages; the session holds them now."""
     amq = queue.amq
     found: list[dict[str, object]] = []
-    size = 0
+    size = again = 0
     while len(found) < count and size < REPLY_BYTES:
         delivery = amq.fetch()
         if delivery is None:
@@ -270,10 +285,10 @@ def _take(
         session.held.setdefault(queue.name, {})[delivery.tag] = (queue, amq)
         found.append(_message(vhost, queue, delivery))
         size += delivery.message.size
-        if delivery.is_redelivered:
-            queue.redelivered += 1
+        again += delivery.is_redelivered
     if found:
-        queue.got += len(found)
+        for counts in (queue.counts, vhost.counts.messages):
+            counts.got(len(found), again, no_ack=False)
         vhost.dispatch.mark(queue)
     return found
 
@@ -332,7 +347,8 @@ def _settle(
             count += queue.amq.release(mine)
         else:
             settled = queue.amq.ack(mine)
-            queue.acked += settled
+            queue.counts.ack += settled
+            vhost.counts.messages.ack += settled
             count += settled
         vhost.dispatch.mark(queue)
     return count

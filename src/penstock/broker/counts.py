@@ -1,0 +1,144 @@
+"""The counters of a vhost: what RabbitMQ calls message_stats, churn_rates and object_totals.
+
+    Channel.counts       MessageCounts of one channel; what its consumers were given is theirs
+    QueueOrStream.counts DeliveryCounts of one queue or stream
+    Exchange.counts      ExchangeCounts of one exchange: of what was published to it by name, as in
+                         RabbitMQ; an exchange that messages reach through another counts nothing
+    VHost.counts         VHostCounts: of all there were since the start
+
+Each is added to once for a run (of publishes with one route, of deliveries of one queue, of acks of
+one queue, of confirms), and the vhost's in the same place, so that its totals need no walk. All
+begin with 0 when the vhost is opened.
+"""
+
+from typing import Final
+
+DELIVERY_NAMES: Final = (
+    "deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty", "ack", "redeliver",
+)  # fmt: skip
+
+
+class DeliveryCounts:
+    """What was delivered and settled. deliver, get: to consumers and by basic.get, what is to be
+    acknowledged; deliver_no_ack, get_no_ack: what is not. get_empty: there was nothing. redeliver:
+    of the four, those that came again. ack: by clients."""
+
+    __slots__ = ("ack", "deliver", "deliver_no_ack", "get", "get_empty", "get_no_ack", "redeliver")
+
+    def __init__(self) -> None:
+        self.deliver: int = 0
+        self.deliver_no_ack: int = 0
+        self.get: int = 0
+        self.get_no_ack: int = 0
+        self.get_empty: int = 0
+        self.ack: int = 0
+        self.redeliver: int = 0
+
+    def stats(self) -> dict[str, int]:
+        """Return all counters by RabbitMQ's names, with the sum of the four."""
+        return {
+            "deliver": self.deliver,
+            "deliver_no_ack": self.deliver_no_ack,
+            "get": self.get,
+            "get_no_ack": self.get_no_ack,
+            "get_empty": self.get_empty,
+            "deliver_get": self.deliver + self.deliver_no_ack + self.get + self.get_no_ack,
+            "ack": self.ack,
+            "redeliver": self.redeliver,
+        }
+
+    def got(self, count: int, redelivered: int, *, no_ack: bool) -> None:
+        """Count messages that were got."""
+        if no_ack:
+            self.get_no_ack += count
+        else:
+            self.get += count
+        self.redeliver += redelivered
+
+    def delivered(self, deliver: int, deliver_no_ack: int, redeliver: int) -> None:
+        """Count messages that consumers were given."""
+        self.deliver += deliver
+        self.deliver_no_ack += deliver_no_ack
+        self.redeliver += redeliver
+
+
+class MessageCounts(DeliveryCounts):
+    """What was published, too. publish: all that clients sent, or committed; confirm: by basic.ack;
+    return_unroutable, drop_unroutable: no queue got it, and it was mandatory, or not."""
+
+    __slots__ = ("confirm", "drop_unroutable", "publish", "return_unroutable")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.publish: int = 0
+        self.confirm: int = 0
+        self.return_unroutable: int = 0
+        self.drop_unroutable: int = 0
+
+    def stats(self) -> dict[str, int]:
+        return {
+            "publish": self.publish,
+            "confirm": self.confirm,
+            "return_unroutable": self.return_unroutable,
+            "drop_unroutable": self.drop_unroutable,
+            **super().stats(),
+        }
+
+    def unroutable(self, count: int, *, is_mandatory: bool) -> None:
+        """Count messages that no queue got."""
+        if is_mandatory:
+            self.return_unroutable += count
+        else:
+            self.drop_unroutable += count
+
+
+class ExchangeCounts:
+    """What was published to one exchange: publish_in messages, which publish_out queues got;
+    unroutable of them went to none."""
+
+    __slots__ = ("publish_in", "publish_out", "unroutable")
+
+    def __init__(self) -> None:
+        self.publish_in: int = 0
+        self.publish_out: int = 0
+        self.unroutable: int = 0
+
+    def add(self, count: int, out: int, unroutable: int) -> None:
+        """Count messages, which so many queues got together."""
+        self.publish_in += count
+        self.publish_out += out
+        self.unroutable += unroutable
+
+    def stats(self) -> dict[str, int]:
+        """Return publish_in and publish_out."""
+        return {"publish_in": self.publish_in, "publish_out": self.publish_out}
+
+
+class VHostCounts:
+    """Of a vhost since it was opened. consumers: that there are now. queue_declared: each declare
+    that succeeded, also of a queue that existed."""
+
+    def __init__(self) -> None:
+        self.messages: MessageCounts = MessageCounts()
+        self.connection_created: int = 0
+        self.connection_closed: int = 0
+        self.channel_created: int = 0
+        self.channel_closed: int = 0
+        self.queue_declared: int = 0
+        self.queue_created: int = 0
+        self.queue_deleted: int = 0
+        self.consumers: int = 0
+        self.received_bytes: int = 0
+        self.sent_bytes: int = 0
+
+    def churn(self) -> dict[str, int]:
+        """Return the counters of RabbitMQ's churn_rates."""
+        return {
+            "connection_created": self.connection_created,
+            "connection_closed": self.connection_closed,
+            "channel_created": self.channel_created,
+            "channel_closed": self.channel_closed,
+            "queue_declared": self.queue_declared,
+            "queue_created": self.queue_created,
+            "queue_deleted": self.queue_deleted,
+        }

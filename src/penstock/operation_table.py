@@ -108,6 +108,11 @@ def short_text_or_null(name: str, meaning: str = "") -> Argument:
     return _argument(name, Kind("name or null", _or_null(_name)), meaning, None)
 
 
+def text_or_null(name: str, meaning: str = "") -> Argument:
+    """As `text`, or null, which is the default."""
+    return _argument(name, Kind("text or null", _or_null(_text)), meaning, None)
+
+
 def texts(name: str, meaning: str = "", *, default: list[str] | None = None) -> Argument:
     """A list of texts. It must be given if `default` is None."""
 
@@ -492,6 +497,7 @@ _TOPIC_COLUMNS: Final = ("user", "vhost", "exchange", "write", "read")
 _ONE_USER: Final = short_text_or_null("user", "only of this user")
 _PASSWORD: Final = replace(text("password", "the password"), is_noted=False)
 _LIMITS: Final = table("limits", 'an object such as {"max-connections": 10}; -1 is no limit')
+_WITHOUT_DEFAULTS: Final = flag("without_defaults", "only limits that were set")
 _LIMIT: Final = text("limit", "one limit, or all", default="all")
 
 _POLICY: Final = short_text("name", "the policy's")
@@ -513,7 +519,7 @@ _VALUE: Final = any_value("value", "any JSON")
 _COMPONENT: Final = chosen(
     "component", "whose it is", "shovel", "federation-upstream", "federation-upstream-set"
 )
-_POLICY_COUNTS: Final = ("queues", "exchanges")
+_POLICY_COUNTS: Final = ("queues", "exchanges", "is_new")
 _POLICY_COLUMNS: Final = ("vhost", "name", "pattern", "apply-to", "definition", "priority")
 _APPLIED: Final = ("policy", "operator_policy", "effective_policy_definition")
 
@@ -643,7 +649,7 @@ _ROWS: Final = (
     ),
     _of_node(
         "set_global_parameter", "Store a parameter of the whole broker.",
-        short_text("name", "the parameter's"), _VALUE, is_command=True,
+        short_text("name", "the parameter's"), _VALUE, answer=("is_new",), is_command=True,
         more="VALUE is JSON. Penstock makes no use of it; clients' tools do.", is_audited=True,
     ),
     _of_node(
@@ -652,7 +658,9 @@ _ROWS: Final = (
     ),
     # users, permissions and limits
     _list(
-        "list_users", "List users and their tags.", ("name", "tags"), of=NODE, audience=OPERATORS
+        "list_users", "List users and their tags.", ("name", "tags"),
+        ("password_hash", "hashing_algorithm", "limits", "penstock"), of=NODE, audience=OPERATORS,
+        arguments=(flag("without_permissions", "only users who may use no vhost"),),
     ),
     _of_node(
         "add_user", "Add a user.", _USER_NAME, _PASSWORD,
@@ -664,6 +672,25 @@ _ROWS: Final = (
         flag("force", "set the password of one that exists, too"),
         answer=("password_set", "guest_deleted"),
         more="All of it or nothing; a second time nothing changes.", is_audited=True,
+    ),
+    _of_node(
+        "put_user", "Add a user, or replace the password and the tags of one.", _USER_NAME,
+        replace(text_or_null("password", "the password"), is_noted=False),
+        replace(
+            text_or_null("password_hash", "instead, as RabbitMQ has it; empty: no password is "
+            "right"), is_noted=False,
+        ),
+        text(
+            "hashing_algorithm", "of the hash, RabbitMQ's name",
+            default="rabbit_password_hashing_sha256",
+        ),
+        texts("tags", "such as administrator"), _LIMITS, answer=("is_new",),
+        more="All of it or nothing. Without password and hash no password is right.",
+        is_audited=True,
+    ),
+    _of_node(
+        "delete_users", "Delete users: all of them, or none.", texts("names", "their names"),
+        more="Their connections are closed.", is_audited=True,
     ),
     _of_node(
         "delete_user", "Delete a user.", _USER_NAME, is_command=True,
@@ -685,17 +712,18 @@ _ROWS: Final = (
     _of_node(
         "set_permissions", "Set what a user may configure, write and read in a vhost.", _USER,
         text("configure", "a regular expression of names"), text("write", "the same"),
-        text("read", "the same"), of=NODE_VHOST, is_command=True,
+        text("read", "the same"), of=NODE_VHOST, answer=("is_new",), is_command=True,
         more="CONFIGURE, WRITE and READ are regular expressions of names. They apply at once, to "
         "open connections too.", is_audited=True,
     ),
     _of_node(
         "clear_permissions", "Remove a user's permissions on a vhost.", _USER, of=NODE_VHOST,
-        is_command=True, more="The user can no longer open connections to it.", is_audited=True,
+        answer=("was_there",), is_command=True,
+        more="The user can no longer open connections to it.", is_audited=True,
     ),
     _list(
         "list_topic_permissions", "List users' permissions on routing keys of topic exchanges.",
-        _TOPIC_COLUMNS, of=NODE_VHOSTS, audience=OPERATORS,
+        _TOPIC_COLUMNS, of=NODE_VHOSTS, audience=OPERATORS, arguments=(_ONE_USER,),
     ),
     _list(
         "list_user_topic_permissions", "List a user's topic permissions, in all vhosts.",
@@ -706,7 +734,7 @@ _ROWS: Final = (
         "Set with which routing keys a user may publish to a topic exchange and bind from it.",
         _USER, short_text("exchange", "the topic exchange"),
         text("write", "a regular expression of routing keys, for publishing"),
-        text("read", "the same for binding"), of=NODE_VHOST, is_command=True,
+        text("read", "the same for binding"), of=NODE_VHOST, answer=("is_new",), is_command=True,
         more="They add to set_permissions, which must allow the exchange too. {username} and "
         "{vhost} in WRITE and READ stand for these names. They apply at once, to open connections "
         "too; bindings that are there stay.", is_audited=True,
@@ -714,12 +742,13 @@ _ROWS: Final = (
     _of_node(
         "clear_topic_permissions", "Allow a user every routing key of topic exchanges again.",
         _USER, text("exchange", "one exchange, or all", default=""), of=NODE_VHOST,
-        is_command=True, more="Without EXCHANGE those of all the vhost's exchanges are removed.",
+        answer=("was_there",), is_command=True,
+        more="Without EXCHANGE those of all the vhost's exchanges are removed.",
         is_audited=True,
     ),
     _list(
         "list_user_limits", "List the limits of users; -1 is none.", ("user", *OF_USERS),
-        of=NODE, audience=OPERATORS, arguments=(_ONE_USER,),
+        of=NODE, audience=OPERATORS, arguments=(_ONE_USER, _WITHOUT_DEFAULTS),
     ),
     _of_node(
         "set_user_limits", "Set limits of a user.", _USER, _LIMITS, is_command=True,
@@ -733,7 +762,7 @@ _ROWS: Final = (
     ),
     _list(
         "list_vhost_limits", "List the limits of vhosts; -1 is none.", ("vhost", *OF_VHOSTS),
-        of=NODE_VHOSTS, audience=OPERATORS,
+        of=NODE_VHOSTS, audience=OPERATORS, arguments=(_WITHOUT_DEFAULTS,),
     ),
     _of_node(
         "set_vhost_limits", "Set limits of a vhost.", _LIMITS, of=NODE_VHOST, is_command=True,
@@ -767,7 +796,7 @@ _ROWS: Final = (
     Operation(
         "declare_queue", "Declare a queue.", (_QUEUE, _DURABLE, _AUTO_DELETE, _ARGUMENTS),
         needs_text="configure on the queue; read on it and write on its dead letter exchange, if "
-        "it names one", answer=("queue", "messages", "consumers"),
+        "it names one", answer=("queue", "messages", "consumers", "is_new"),
         more='A stream too. "" lets the server name it.', is_audited=True,
     ),
     Operation(
@@ -801,7 +830,7 @@ _ROWS: Final = (
             _AUTO_DELETE, flag("internal", "only exchanges can publish to it"), _ARGUMENTS,
         ),
         needs_text="configure on the exchange; read on it and write on its alternate exchange, if "
-        "it names one", answer=("exchange",), is_audited=True,
+        "it names one", answer=("exchange", "is_new"), is_audited=True,
     ),
     Operation(
         "delete_exchange", "Delete an exchange.", (_EXCHANGE, _IF_UNUSED),
@@ -851,6 +880,25 @@ _ROWS: Final = (
         ),
         audience=OPERATORS, answer=("messages",),
         more="The operation takes them for the session; `settle` acknowledges them.",
+    ),
+    Operation(
+        "get_messages", "Get messages and settle them at once, as RabbitMQ's HTTP API does.",
+        (
+            _QUEUE, whole("count", 1, U63_MAX, "how many messages at most", default=1),
+            chosen(
+                "ackmode", "what becomes of them", "ack_requeue_true", "ack_requeue_false",
+                "reject_requeue_true", "reject_requeue_false", default="ack_requeue_true",
+            ),
+            chosen("encoding", "auto: text if it is UTF-8", "auto", "base64", default="auto"),
+            whole_or_null("truncate", 0, meaning="bytes of each body that are shown"),
+        ), _READ_QUEUE,
+        answer=(
+            "payload_bytes", "redelivered", "exchange", "routing_key", "message_count",
+            "properties", "payload", "payload_encoding",
+        ),
+        more=f"At most {GET_MAX}, and some 8 MiB, in one answer. requeue_true: they return to "
+        "their places, as redelivered. reject_requeue_false: as dead letters, if the queue has "
+        "a dead letter exchange.",
     ),
     Operation(
         "settle", "Acknowledge messages that a session holds, or put them back.",
@@ -1010,7 +1058,7 @@ _ROWS: Final = (
     Operation(
         "set_parameter", "Store a parameter of a vhost.",
         (_COMPONENT, short_text("name", "the parameter's"), _VALUE), tags=POLICYMAKERS,
-        is_command=True,
+        answer=("is_new",), is_command=True,
         more="VALUE is JSON. Stored only: there are no shovels and no federation here. For "
         "policies and limits there are commands of their own.", is_audited=True,
     ),

@@ -370,6 +370,18 @@ class Users(KnownUsers):
             raise AMQPError(PRECONDITION_FAILED, f"user '{name}' already exists")
         self._put_user(name, self.new_hash(password), checked_tags(tags))
 
+    def put_user(
+        self, name: str, hashed: str, tags: Iterable[str], limits: Mapping[str, object]
+    ) -> bool:
+        """Add a user, or replace the password and tags of one and set these limits; all of it or
+        nothing. hashed: as `new_hash` makes it, or of `rabbitmq_hash`. Returns whether the user is
+        new. Raises OptionError."""
+        check_name("user", name)
+        is_new = name not in self._users
+        own = {USER: {name: checked_limits(limits, OF_USERS)}, VHOST: {}}
+        self.put(Tables(users={name: (hashed, checked_tags(tags))}, limits=own))
+        return is_new
+
     def init(self, name: str, password: bytes, *, is_forced: bool) -> tuple[bool, bool]:
         """Make an administrator with all permissions on all vhosts, and delete guest: all of it, or
         nothing. One of this name that exists keeps its password, unless is_forced. Returns (whether
@@ -404,34 +416,43 @@ class Users(KnownUsers):
         hashed, _ = self._known(name)
         self._put_user(name, hashed, checked_tags(tags))
 
-    def delete_user(self, name: str) -> None:
-        """Delete a user and all its permissions. Raises AMQPError 404."""
-        self._known(name)
-        self._store.delete_user(name)
-        self._forget_user(name)
+    def delete_users(self, names: Iterable[str]) -> None:
+        """Delete users and all their permissions; all of them or none. Raises AMQPError 404."""
+        known = sorted(set(names))
+        for name in known:
+            self._known(name)
+        with self._store.transaction():
+            for name in known:
+                self._store.delete_user(name)
+        for name in known:
+            self._forget_user(name)
         self.on_change()
 
     # --- permissions ---
 
-    def set_permissions(self, user: str, vhost: str, configure: str, write: str, read: str) -> None:
-        """Set three patterns. Raises AMQPError 404 without user or vhost, OptionError for a
-        pattern."""
+    def set_permissions(self, user: str, vhost: str, configure: str, write: str, read: str) -> bool:
+        """Set three patterns. Returns whether the user had none. Raises AMQPError 404 without user
+        or vhost, OptionError for a pattern."""
         self._known(user)
         self._known_vhost(vhost)
         for verb, pattern in (("configure", configure), ("write", write), ("read", read)):
             check_pattern(verb, pattern)
         patterns = (configure, write, read)
         self._store.put_permission(user, vhost, patterns)
+        is_new = (user, vhost) not in self._permissions
         self._permissions[(user, vhost)] = patterns
         self.on_change()
+        return is_new
 
-    def clear_permissions(self, user: str, vhost: str) -> None:
-        """Remove the user's access to a vhost. Raises AMQPError 404."""
+    def clear_permissions(self, user: str, vhost: str) -> bool:
+        """Remove the user's access to a vhost. Returns whether there was one. Raises AMQPError
+        404."""
         self._known(user)
         self._known_vhost(vhost)
         self._store.delete_permission(user, vhost)
-        self._permissions.pop((user, vhost), None)
+        was_there = self._permissions.pop((user, vhost), None) is not None
         self.on_change()
+        return was_there
 
     def list_permissions(
         self, *, vhost: str | None = None, user: str | None = None
@@ -450,21 +471,24 @@ class Users(KnownUsers):
 
     def set_topic_permissions(
         self, user: str, vhost: str, exchange: str, write: str, read: str
-    ) -> None:
+    ) -> bool:
         """Set the patterns of routing keys with which the user may publish to a topic exchange and
-        bind from it; the exchange need not exist. Raises AMQPError 404 without user or vhost,
-        OptionError for a pattern."""
+        bind from it; the exchange need not exist. Returns whether there were none for it. Raises
+        AMQPError 404 without user or vhost, OptionError for a pattern."""
         self._known(user)
         self._known_vhost(vhost)
         for verb, pattern in (("write", write), ("read", read)):
             check_pattern(verb, expanded(pattern, user, vhost))
         self._store.put_topic_permission(user, vhost, exchange, (write, read))
-        self._topics.setdefault((user, vhost), {})[exchange] = (write, read)
+        on = self._topics.setdefault((user, vhost), {})
+        is_new = exchange not in on
+        on[exchange] = (write, read)
         self.on_change()
+        return is_new
 
-    def clear_topic_permissions(self, user: str, vhost: str, exchange: str | None = None) -> None:
-        """Remove those on one exchange, or on all: every routing key is allowed again. Raises
-        AMQPError 404 without user or vhost."""
+    def clear_topic_permissions(self, user: str, vhost: str, exchange: str | None = None) -> bool:
+        """Remove those on one exchange, or on all: every routing key is allowed again. Returns
+        whether there were any. Raises AMQPError 404 without user or vhost."""
         self._known(user)
         self._known_vhost(vhost)
         self._store.delete_topic_permissions(user, vhost, exchange)
@@ -474,6 +498,7 @@ class Users(KnownUsers):
         if not left:
             del self._topics[(user, vhost)]
         self.on_change()
+        return len(left) < len(on)
 
     def list_topic_permissions(
         self, *, vhost: str | None = None, user: str | None = None
@@ -532,10 +557,13 @@ class Users(KnownUsers):
         """Return name -> value of what operators have stored about the whole broker."""
         return {name: json.loads(text) for name, text in self._store.parameters().items()}
 
-    def set_global_parameter(self, name: str, value: object) -> None:
-        """Store a value, of which Penstock makes no use, under this name. Raises OptionError."""
+    def set_global_parameter(self, name: str, value: object) -> bool:
+        """Store a value, of which Penstock makes no use, under this name. Returns whether there was
+        none. Raises OptionError."""
         check_parameter(name, value)
+        is_new = name not in self._store.parameters()
         self._store.put_parameter(name, json.dumps(value, sort_keys=True))
+        return is_new
 
     def clear_global_parameter(self, name: str) -> None:
         """Delete a value. Raises AMQPError 404."""

@@ -564,7 +564,7 @@ def document(tables: Tables, topology: Mapping[str, VhostTopology], vhost: str) 
     if not vhost:
         sections = {
             "users": [
-                _user(name, hashed, tags, tables.limits["user"].get(name, {}))
+                user_row(name, hashed, tags, tables.limits["user"].get(name, {}))
                 for name, (hashed, tags) in tables.users.items()
             ],
             "vhosts": [
@@ -600,7 +600,8 @@ def document(tables: Tables, topology: Mapping[str, VhostTopology], vhost: str) 
     return parts
 
 
-def _user(name: str, hashed: str, tags: frozenset[str], limits: Mapping[str, int]) -> Json:
+def user_row(name: str, hashed: str, tags: frozenset[str], limits: Mapping[str, int]) -> Json:
+    """Return a user as definitions have one."""
     found: Json = {
         "name": name, "password_hash": "", "hashing_algorithm": "rabbit_password_hashing_sha256",
         "tags": sorted(tags), "limits": _of_rabbitmq(limits), **_own_limits(limits),

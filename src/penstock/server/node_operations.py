@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from penstock.access.limits import OF_USERS, OF_VHOSTS, VHOST_OPTIONS, LimitTable
 from penstock.access.permissions import GUEST
-from penstock.access.users import Users
+from penstock.access.users import Users, rabbitmq_hash
 from penstock.clock import Clock, date
 from penstock.config import Config
 from penstock.errors import (
@@ -356,15 +356,23 @@ class NodeOperations:
         known = self._node.users.global_parameters()
         return [{"name": name, "value": value} for name, value in sorted(known.items())]
 
-    async def _set_global_parameter(self, args: Arguments, _vhost: str) -> None:
-        self._node.users.set_global_parameter(args.text("name"), args.value("value"))
+    async def _set_global_parameter(self, args: Arguments, _vhost: str) -> object:
+        name, value = args.text("name"), args.value("value")
+        return {"is_new": self._node.users.set_global_parameter(name, value)}
 
     async def _clear_global_parameter(self, args: Arguments, _vhost: str) -> None:
         self._node.users.clear_global_parameter(args.text("name"))
 
-    async def _list_users(self, _args: Arguments, _vhost: str) -> object:
+    async def _list_users(self, args: Arguments, _vhost: str) -> object:
+        tables = self._node.users.tables()
+        hidden = set[str]()
+        if args.flag("without_permissions"):
+            hidden = {user for user, _ in tables.permissions}
+        limits = tables.limits["user"]
         return [
-            {"name": user["user"], "tags": user["tags"]} for user in self._node.users.list_users()
+            {"penstock": {}, **definitions.user_row(name, hashed, tags, limits.get(name, {}))}
+            for name, (hashed, tags) in tables.users.items()
+            if name not in hidden
         ]
 
     async def _add_user(self, args: Arguments, _vhost: str) -> None:
@@ -380,11 +388,32 @@ class NodeOperations:
             vhost.notify("close_user", user=GUEST, why=f"user '{GUEST}' was deleted")
         return {"password_set": is_set, "guest_deleted": had_guest}
 
-    async def _delete_user(self, args: Arguments, _vhost: str) -> None:
-        name = args.text("name")
-        self._node.users.delete_user(name)
+    async def _put_user(self, args: Arguments, _vhost: str) -> object:
+        name, users = args.text("name"), self._node.users
+        password, hashed = args.value("password"), args.value("password_hash")
+        if password is not None and hashed is not None:
+            raise _wrong("both_password_and_password_hash_are_provided: expected one of them")
+        if password is not None:
+            stored = users.new_hash(str(password).encode("utf-8", "surrogateescape"))
+        else:
+            stored = rabbitmq_hash(str(hashed or ""), args.text("hashing_algorithm"))
+        is_new = users.put_user(name, stored, args.texts("tags"), args.table("limits"))
+        self._node.limits_changed()
         for vhost in self._running():
-            vhost.notify("close_user", user=name, why=f"user '{name}' was deleted")
+            self._push(name, vhost.name)
+        return {"is_new": is_new}
+
+    async def _delete_user(self, args: Arguments, _vhost: str) -> None:
+        self._forget_users([args.text("name")])
+
+    async def _delete_users(self, args: Arguments, _vhost: str) -> None:
+        self._forget_users(args.texts("names"))
+
+    def _forget_users(self, names: list[str]) -> None:
+        self._node.users.delete_users(names)
+        for vhost in self._running():
+            for name in names:
+                vhost.notify("close_user", user=name, why=f"user '{name}' was deleted")
 
     async def _change_password(self, args: Arguments, _vhost: str) -> None:
         self._node.users.change_password(args.text("name"), _password(args))
@@ -399,37 +428,42 @@ class NodeOperations:
         user = args.text_or_none("user")
         return self._node.users.list_permissions(vhost=vhost or None, user=user)
 
-    async def _set_permissions(self, args: Arguments, vhost: str) -> None:
+    async def _set_permissions(self, args: Arguments, vhost: str) -> object:
         user = args.text("user")
-        self._node.users.set_permissions(
+        is_new = self._node.users.set_permissions(
             user, vhost, args.text("configure"), args.text("write"), args.text("read")
         )
         self._push(user, vhost)
+        return {"is_new": is_new}
 
-    async def _clear_permissions(self, args: Arguments, vhost: str) -> None:
+    async def _clear_permissions(self, args: Arguments, vhost: str) -> object:
         user = args.text("user")
-        self._node.users.clear_permissions(user, vhost)
+        was_there = self._node.users.clear_permissions(user, vhost)
         watched = self._node.vhosts.get(vhost)
         if watched is not None:
             watched.notify("close_user", user=user, why=f"access to vhost '{vhost}' was taken away")
+        return {"was_there": was_there}
 
     async def _list_topic_permissions(self, args: Arguments, vhost: str) -> object:
-        return self._node.users.list_topic_permissions(vhost=vhost or None)
+        user = args.text_or_none("user")
+        return self._node.users.list_topic_permissions(vhost=vhost or None, user=user)
 
     async def _list_user_topic_permissions(self, args: Arguments, _vhost: str) -> object:
         return self._node.users.list_topic_permissions(user=args.text("user"))
 
-    async def _set_topic_permissions(self, args: Arguments, vhost: str) -> None:
+    async def _set_topic_permissions(self, args: Arguments, vhost: str) -> object:
         user = args.text("user")
-        self._node.users.set_topic_permissions(
+        is_new = self._node.users.set_topic_permissions(
             user, vhost, args.text("exchange"), args.text("write"), args.text("read")
         )
         self._push(user, vhost)
+        return {"is_new": is_new}
 
-    async def _clear_topic_permissions(self, args: Arguments, vhost: str) -> None:
-        user = args.text("user")
-        self._node.users.clear_topic_permissions(user, vhost, args.text("exchange") or None)
+    async def _clear_topic_permissions(self, args: Arguments, vhost: str) -> object:
+        user, exchange = args.text("user"), args.text("exchange") or None
+        was_there = self._node.users.clear_topic_permissions(user, vhost, exchange)
         self._push(user, vhost)
+        return {"was_there": was_there}
 
     # ---- definitions ---------------------------------------------------------------------------
 
@@ -543,6 +577,9 @@ class NodeOperations:
         if asked is not None:
             self._node.users.tags(asked)  # AMQPError 404
             names = [asked]
+        if args.flag("without_defaults"):
+            known = self._node.users.limits("user")
+            return [{"user": name, **known[name]} for name in names if name in known]
         return [
             {"user": name, **{limit: table.of_user(name, limit) for limit in OF_USERS}}
             for name in names
@@ -556,12 +593,15 @@ class NodeOperations:
         self._node.users.clear_limits("user", args.text("user"), args.text("limit"))
         self._node.limits_changed()
 
-    async def _list_vhost_limits(self, _args: Arguments, vhost: str) -> object:
+    async def _list_vhost_limits(self, args: Arguments, vhost: str) -> object:
         """Return the limits of each vhost, or of the one that is named."""
         table = self._node.limits
         if vhost and vhost not in self._node.users.vhosts():
             raise ControlError(NOT_FOUND, f"NOT_FOUND - no vhost '{vhost}'")
         names = [vhost] if vhost else sorted(self._node.users.vhosts())
+        if args.flag("without_defaults"):
+            known = self._node.users.limits("vhost")
+            return [{"vhost": name, **known[name]} for name in names if name in known]
         return [
             {"vhost": name, **{limit: table.of_vhost(name, limit) for limit in OF_VHOSTS}}
             for name in names

@@ -105,7 +105,7 @@ def test_they_are_on_disk_and_go_with_their_user_and_vhost(tmp_path: object) -> 
         assert found.list_topic_permissions() == []
     users = made(path)
     users.set_topic_permissions("ada", "/", "x", "a", "b")
-    users.delete_user("ada")
+    users.delete_users(["ada"])
     users.add_user("ada", b"")
     assert users.list_topic_permissions() == []
     assert made(path).list_topic_permissions() == []

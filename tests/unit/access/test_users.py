@@ -57,7 +57,7 @@ def test_the_first_start_makes_guest_and_a_vhost(world: World) -> None:
 
 
 def test_guest_does_not_come_back_once_it_was_deleted(world: World) -> None:
-    world.users.delete_user("guest")
+    world.users.delete_users(["guest"])
     world.users.delete_vhost("/")
     world.users.vhost_gone("/")
     assert world.open().list_users() == []
@@ -160,7 +160,7 @@ def test_nothing_is_remembered_across_a_change(world: World) -> None:
     users.change_password("u", b"new")
     assert not users.authenticate("u", b"old")
     assert users.authenticate("u", b"new")
-    users.delete_user("u")
+    users.delete_users(["u"])
     assert not users.remembers("u", b"new")
     assert not users.authenticate("u", b"new")
     users.add_user("u", b"new")
@@ -188,7 +188,7 @@ def test_what_is_remembered_is_bounded_by_the_users_there_are(world: World) -> N
         users.add_user(name, b"p")
         assert users.authenticate(name, b"p")
         assert not users.authenticate(name, b"wrong")
-        users.delete_user(name)
+        users.delete_users([name])
     assert len(users._remembered) <= 2
 
 
@@ -231,7 +231,7 @@ def test_permissions_go_with_their_user_and_their_vhost(world: World) -> None:
     for name in ("u", "w"):
         users.add_user(name, b"p")
         users.set_permissions(name, "v", "", "", "")
-    users.delete_user("u")
+    users.delete_users(["u"])
     assert [p["user"] for p in users.list_permissions(vhost="v")] == ["w"]
     users.delete_vhost("v")
     users.vhost_gone("v")
@@ -286,7 +286,7 @@ def test_a_vhost_that_is_ready_is_not_forgotten(world: World) -> None:
     [
         (404, "no user 'n'", lambda u: u.change_password("n", b"")),
         (404, "no user 'n'", lambda u: u.set_user_tags("n", [])),
-        (404, "no user 'n'", lambda u: u.delete_user("n")),
+        (404, "no user 'n'", lambda u: u.delete_users(["n"])),
         (404, "no user 'n'", lambda u: u.tags("n")),
         (404, "no user 'n'", lambda u: u.set_permissions("n", "/", "", "", "")),
         (404, "no user 'n'", lambda u: u.clear_permissions("n", "/")),
@@ -373,7 +373,7 @@ def test_whoever_is_handed_the_facts_decides_as_the_owner_does(world: World) -> 
     users.add_vhost("v")
     users.delete_vhost("v")
     users.vhost_gone("v")
-    users.delete_user("ann")
+    users.delete_users(["ann"])
     assert not verify(b"b", other.claim("ann"))
     assert len(told) == 10
 
@@ -399,7 +399,7 @@ def test_limits_are_on_disk_and_go_with_their_user(world: World) -> None:
     assert world.users.limits("user") == {"u": {"max-connections": -1}}
     world.users.clear_limits("user", "u")
     world.users.set_limits("user", "u", {"max-publish-rate": 1})
-    world.users.delete_user("u")
+    world.users.delete_users(["u"])
     for known in (world.users, world.open()):
         assert known.limits("user") == {}
 
@@ -604,3 +604,51 @@ def test_rows_of_definitions_are_put_all_or_none(world: World) -> None:
     assert world.users.put(tables) == Tables()
     world.users.delete_vhost("shop")
     assert world.users.unknown_in(new) == ["vhost 'shop' is being deleted"]
+
+
+# --- put and deleted as RabbitMQ's HTTP API does it ---
+
+
+def test_a_user_is_put_with_a_hash_tags_and_limits(world: World) -> None:
+    users = world.users
+    hashed = users.new_hash(b"one")
+    assert users.put_user("ann", hashed, ["monitoring"], {"max-channels": 5})
+    assert not users.put_user("ann", users.new_hash(b"two"), [], {})
+    for known in (users, world.open()):
+        assert known.authenticate("ann", b"two")
+        assert known.tags("ann") == frozenset()
+        assert known.limits("user") == {"ann": {"max-channels": 5}}
+
+
+@pytest.mark.parametrize(
+    ("name", "tags", "limits"),
+    [("", [], {}), ("ann", ["a b"], {}), ("ann", [], {"max-cats": 1})],
+)
+def test_a_user_that_is_wrong_is_not_put(
+    world: World, name: str, tags: list[str], limits: dict[str, object]
+) -> None:
+    with pytest.raises(OptionError):
+        world.users.put_user(name, "none", tags, limits)
+    assert [user["user"] for user in world.open().list_users()] == ["guest"]
+
+
+def test_users_are_deleted_all_or_none(world: World) -> None:
+    for name in ("ann", "bob"):
+        world.users.add_user(name, b"x")
+    with pytest.raises(AMQPError, match="no user 'eve'"):
+        world.users.delete_users(["ann", "eve", "bob"])
+    assert world.open().authenticate("ann", b"x")
+    world.users.delete_users(["ann", "bob", "ann"])
+    assert [user["user"] for user in world.open().list_users()] == ["guest"]
+
+
+def test_what_is_set_says_whether_it_is_new(world: World) -> None:
+    users = world.users
+    users.add_user("ann", b"x")
+    for is_new in (True, False):
+        assert users.set_permissions("ann", "/", "", "", "") is is_new
+        assert users.set_topic_permissions("ann", "/", "x", "", "") is is_new
+        assert users.set_global_parameter("p", {"n": 1}) is is_new
+    for was_there in (True, False):
+        assert users.clear_topic_permissions("ann", "/", "x") is was_there
+        assert users.clear_permissions("ann", "/") is was_there

@@ -1,5 +1,7 @@
 """Operations on messages: publish, get, settle, peek, and sessions that end."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from penstock.access.permissions import Identity
@@ -281,3 +283,98 @@ def test_get_is_not_for_clients_but_peek_and_publish_are(rig: OperationRig) -> N
     assert rig.result("publish", channel, routing_key="q", bodies=["x"]) == {"published": 1}
     assert len(rig.result("peek", channel, queue="q")["messages"]) == 1
     assert rig.refusal("peek", channel, queue="other").code == 403
+
+
+# ---- get and settle at once ----------------------------------------------------------------------
+
+
+def taken(rig: OperationRig, **args: object) -> list[tuple[object, ...]]:
+    return [
+        (row["payload"], row["message_count"], row["redelivered"])
+        for row in rig.result("get_messages", queue="q", **args)
+    ]
+
+
+def test_a_message_as_rabbitmq_shows_it(rig: OperationRig) -> None:
+    died = {"x-death": [{"time": datetime(2026, 11, 27, tzinfo=UTC), "count": 1}]}
+    rig.put("q", b"text", headers=died, timestamp=1_795_373_666, message_id="m1")
+    assert rig.result("get_messages", queue="q") == [
+        {
+            "payload_bytes": 4, "redelivered": False, "exchange": "", "routing_key": "q",
+            "message_count": 0,
+            "properties": {
+                "delivery_mode": 2, "timestamp": 1_795_373_666, "message_id": "m1",
+                "headers": {"x-death": [{"time": 1_795_737_600, "count": 1}]},
+            },
+            "payload": "text", "payload_encoding": "string",
+        }
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("ackmode", ["ack_requeue_true", "reject_requeue_true"])
+def test_messages_that_are_requeued_stay_as_redelivered(rig: OperationRig, ackmode: str) -> None:
+    rig.put("q", b"1", b"2", b"3")
+    assert taken(rig, count=2, ackmode=ackmode) == [("1", 2, False), ("2", 1, False)]
+    assert counts(rig) == (3, 0)
+    assert taken(rig, count=5) == [("1", 2, True), ("2", 1, True), ("3", 0, False)]
+
+
+def test_messages_that_are_acknowledged_are_gone(rig: OperationRig) -> None:
+    rig.put("q", b"1", b"2")
+    assert taken(rig, ackmode="ack_requeue_false") == [("1", 1, False)]
+    assert counts(rig) == (1, 0)
+    rig.restart()
+    assert taken(rig, count=10, ackmode="ack_requeue_false") == [("2", 0, False)]
+    assert taken(rig) == []
+
+
+def test_messages_that_are_rejected_are_dead_letters(rig: OperationRig) -> None:
+    rig.result("declare_queue", queue="dead")
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    rig.result("declare_queue", queue="with-dead", arguments=arguments)
+    rig.put("with-dead", b"1")
+    rig.result("get_messages", queue="with-dead", ackmode="reject_requeue_false")
+    (row,) = rig.result("get_messages", queue="dead")
+    assert row["properties"]["headers"]["x-first-death-reason"] == "rejected"
+
+
+@pytest.mark.parametrize(
+    ("body", "args", "payload", "encoding"),
+    [
+        (b"abc", {"encoding": "base64"}, "YWJj", "base64"),
+        (b"\xff\x00", {}, "/wA=", "base64"),
+        (b"a\0b", {}, "YQBi", "base64"),
+        (b"abcdef", {"truncate": 2}, "ab", "string"),
+        ("aé".encode(), {"truncate": 2}, "a", "string"),  # not half of a character
+        ("aé".encode()[:2], {}, "YcM=", "base64"),  # half of one was sent
+        (b"abc", {"truncate": 0}, "", "string"),
+        (b"abc", {"truncate": 3}, "abc", "string"),
+    ],
+)
+def test_payloads(
+    rig: OperationRig, body: bytes, args: dict[str, object], payload: str, encoding: str
+) -> None:
+    rig.put("q", body)
+    (row,) = rig.result("get_messages", queue="q", **args)
+    assert (row["payload"], row["payload_encoding"]) == (payload, encoding)
+    assert row["payload_bytes"] == len(body)
+
+
+def test_a_get_that_settles_needs_read(rig: OperationRig) -> None:
+    client = rig.client(Identity("ann", frozenset(), "", ".*", "^no$"))
+    client.pump()
+    client.open()
+    error = rig.refusal("get_messages", client.handler.channels[1], queue="q")
+    assert error.code == 403
+    assert rig.refusal("get_messages", queue="q", ackmode="none").code == 406
+    assert rig.refusal("get_messages", queue="none").code == 404
+
+
+def test_a_get_that_settles_waits_for_what_is_held(rig: OperationRig) -> None:
+    rig.put("q", *[b"%d" % n for n in range(600)])
+    seen: list[object] = []
+    while len(seen) < 600:
+        found = taken(rig, count=50, ackmode="ack_requeue_false")
+        assert found
+        seen += [payload for payload, _, _ in found]
+    assert seen == [str(n) for n in range(600)]

@@ -94,7 +94,9 @@ def test_what_it_applies_to(rig: OperationRig, apply_to: str, those: list[str]) 
 def test_a_key_of_other_types_makes_it_apply_to_none_of_this(rig: OperationRig) -> None:
     declare(rig)
     declare(rig, "s", queue_type="stream")
-    assert put_policy(rig, "low", max_length=7) == {"queues": 2, "exchanges": 8}
+    assert put_policy(rig, "low", max_length=7) == {
+        "queues": 2, "exchanges": 8, "is_new": True
+    }  # fmt: skip
     assert put_policy(rig, "p", max_age="1D", priority=1)["queues"] == 1
     assert applied(rig)[0] == "low"
     assert applied(rig, "s")[0] == "p"
@@ -392,7 +394,9 @@ def test_a_change_in_the_middle_of_another(rig: OperationRig) -> None:
     rig.vhost._policy_changes.step()
     second = rig.ask("set_policy", name="p", pattern="^q", definition={"max-length": 2})
     rig.turn()
-    assert first.result == second.result == {"queues": 50, "exchanges": 0}
+    counts = {"queues": 50, "exchanges": 0}
+    assert first.result == {**counts, "is_new": True}
+    assert second.result == {**counts, "is_new": False}
     assert {amq_of(rig, f"q{n}").options.max_length for n in range(50)} == {2}
 
 

@@ -4,6 +4,7 @@
     get       the next messages of a queue; they are pending, held by the caller's session, until
     settle    acknowledges them, or puts them back: an attempt is not counted then
     peek      returns ready messages and changes nothing
+    get_messages   gets and settles at once, with the words and the answer of RabbitMQ's HTTP API
 
 The caller chooses the session's name. A session ends with the caller's connection to the control
 socket (`session_closed`): what it holds then goes back to its place. A get that waits is woken when
@@ -13,7 +14,10 @@ Each held tag is remembered with the AMQQueue in which it is pending, so that a 
 in another queue after a restart or a deletion of the first.
 """
 
+import base64
+import codecs
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue
@@ -34,6 +38,7 @@ from penstock.broker.turn_budget import STEP_BYTES
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import PROPERTY_NAMES, BasicProperties, scan
 from penstock.errors import NO_ROUTE, RESOURCE_ERROR, ChannelError, DiskFullError, QueueFullError
+from penstock.operation_table import GET_MAX
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import Delivery
 
@@ -45,6 +50,15 @@ REPLY_BYTES: Final = 8 << 20  # of bodies: a reply ends after the one that passe
 HELD_MS: Final = 10_000
 MANDATORY: Final = 1
 FRAME_MAX: Final = 131_072  # of an output that nothing is written to
+# How messages that were got are settled. RELEASE counts no attempt.
+ACK: Final = 0
+RELEASE: Final = 1
+REQUEUE: Final = 2
+REJECT: Final = 3
+_OF_ACKMODE: Final = {
+    "ack_requeue_true": REQUEUE, "reject_requeue_true": REQUEUE, "ack_requeue_false": ACK,
+    "reject_requeue_false": REJECT,
+}  # fmt: skip
 
 
 class OperatorSession:
@@ -316,8 +330,8 @@ def _settle_messages(call: Call) -> None:
     args = call.args
     session = operators(call.vhost).sessions.get(args.text("session"))
     held = {} if session is None else session.held.get(args.text("queue"), {})
-    tags, is_back = args.numbers("tags"), args.flag("requeue")
-    call.reply({"settled": _settle(call.vhost, held, tags, is_back=is_back)})
+    how = RELEASE if args.flag("requeue") else ACK
+    call.reply({"settled": _settle(call.vhost, held, args.numbers("tags"), how)})
 
 
 def _session_closed(call: Call) -> None:
@@ -326,13 +340,14 @@ def _session_closed(call: Call) -> None:
     if session is not None:
         session.is_closed = True
         for held in session.held.values():
-            count += _settle(call.vhost, held, list(held), is_back=True)
+            count += _settle(call.vhost, held, list(held), RELEASE)
     call.reply({"released": count})
 
 
 def _settle(
-    vhost: VHost, held: dict[int, tuple[BrokerQueue, AMQQueue]], tags: list[int], *, is_back: bool
+    vhost: VHost, held: dict[int, tuple[BrokerQueue, AMQQueue]], tags: list[int], how: int
 ) -> int:
+    """Settle those that are still pending in their queues; return how many. how: ACK ..."""
     count = 0
     by_queue: dict[BrokerQueue, list[int]] = {}
     for tag in tags:
@@ -343,8 +358,12 @@ def _settle(
         if not queue.is_deleted and not queue.is_crashed and queue.amq is amq:
             by_queue.setdefault(queue, []).append(tag)
     for queue, mine in by_queue.items():
-        if is_back:
+        if how == RELEASE:
             count += queue.amq.release(mine)
+        elif how == REQUEUE:
+            count += queue.amq.requeue(mine)
+        elif how == REJECT:
+            count += queue.amq.discard(mine)
         else:
             settled = queue.amq.ack(mine)
             queue.counts.ack += settled
@@ -352,6 +371,66 @@ def _settle(
             count += settled
         vhost.dispatch.mark(queue)
     return count
+
+
+# ---- get and settle at once ----------------------------------------------------------------------
+
+
+def _get_messages(call: Call) -> None:
+    vhost, args = call.vhost, call.args
+    queue = vhost.table.find_messages(args.text("queue"), call.owner, "get")
+    session = OperatorSession()
+
+    def got(result: object) -> None:
+        if isinstance(result, dict):
+            result = _settled(call, queue, session, result["messages"])
+        call.reply(result)
+
+    queue.serve()
+    queue.used_at_s = vhost.clock.monotonic()
+    _Get(vhost, queue, session, min(args.whole("count"), GET_MAX), got).begin(0)
+
+
+def _settled(
+    call: Call, queue: BrokerQueue, session: OperatorSession, messages: list[dict[str, object]]
+) -> list[dict[str, object]]:
+    """Settle what was got, and return it as RabbitMQ shows it."""
+    left = queue.len() + len(messages)
+    found: list[dict[str, object]] = []
+    for message in messages:
+        left -= 1
+        body = message["body"]
+        assert isinstance(body, bytes)
+        found.append({
+            "payload_bytes": len(body), "redelivered": message["redelivered"],
+            "exchange": message["exchange"], "routing_key": message["routing_key"],
+            "message_count": left, "properties": _in_seconds(message["properties"]),
+            **_payload(body, call.args.whole_or_none("truncate"), call.args.text("encoding")),
+        })  # fmt: skip
+    held = session.held.get(queue.name, {})
+    _settle(call.vhost, held, list(held), _OF_ACKMODE[call.args.text("ackmode")])
+    return found
+
+
+def _payload(body: bytes, truncate: int | None, encoding: str) -> dict[str, object]:
+    """Return text if it is UTF-8 without NUL, which some clients cannot show; otherwise base64."""
+    cut = body[:truncate]
+    if encoding == "auto" and b"\0" not in cut:
+        try:
+            text, _ = codecs.utf_8_decode(cut, "strict", len(cut) == len(body))
+            return {"payload": text, "payload_encoding": "string"}
+        except UnicodeDecodeError:
+            pass
+    return {"payload": base64.b64encode(cut).decode(), "payload_encoding": "base64"}
+
+
+def _in_seconds(value: object) -> object:
+    """Return a value of properties with each time as RabbitMQ shows it: seconds since 1970."""
+    if isinstance(value, dict):
+        return {key: _in_seconds(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_in_seconds(one) for one in value]
+    return int(value.timestamp()) if isinstance(value, datetime) else value
 
 
 # ---- peek ----------------------------------------------------------------------------------------
@@ -411,6 +490,7 @@ FUNCTIONS: Final[Functions] = {
     "publish": _publish,
     "peek": _peek,
     "get": _get,
+    "get_messages": _get_messages,
     "settle": _settle_messages,
     "session_closed": _session_closed,
 }

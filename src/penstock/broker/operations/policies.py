@@ -32,10 +32,11 @@ def _set(component: str, call: Call) -> None:
     }  # fmt: skip
 
     def done(counts: Counts) -> None:
-        found = {"queues": counts[component, name, QUEUE]}
-        found["exchanges"] = counts[component, name, EXCHANGE]
+        of_queues, of_exchanges = (counts[component, name, kind] for kind in (QUEUE, EXCHANGE))
+        found = {"queues": of_queues, "exchanges": of_exchanges, "is_new": is_new}
         call.settled(lsn, found)
 
+    is_new = all(policy.name != name for policy in vhost.policies.all(component))
     lsn = vhost.set_policy(component, name, value, done)
 
 
@@ -87,9 +88,11 @@ def _set_parameter(call: Call) -> None:
     data = json.dumps(args.value("value"), sort_keys=True, separators=(",", ":")).encode()
     if len(data) > VALUE_BYTES_MAX:
         raise args.wrong("value", f"given {len(data)} bytes, expected at most {VALUE_BYTES_MAX}")
-    if key not in _parameters(call.vhost) and len(_parameters(call.vhost)) >= PARAMETERS_MAX:
+    known = _parameters(call.vhost)
+    if key not in known and len(known) >= PARAMETERS_MAX:
         raise args.wrong("name", f"expected at most {PARAMETERS_MAX} parameters of a vhost")
-    call.settled(engine.apply_topology(routing_table.set_parameter(*key, data)), {})
+    lsn = engine.apply_topology(routing_table.set_parameter(*key, data))
+    call.settled(lsn, {"is_new": key not in known})
 
 
 def _clear_parameter(call: Call) -> None:

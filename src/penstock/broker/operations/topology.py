@@ -33,12 +33,14 @@ def _declare_queue(call: Call) -> None:
             again=lambda: call.answer_errors(declare), failed=call.fail, by=call.identity,
         ):  # fmt: skip
             return
+        is_new = not vhost.table.has(name)
         queue, lsn = vhost.declare_queue(
             name, durable=durable, auto_delete=auto_delete, arguments=arguments,
             owner=call.owner, is_reserved_allowed=not given, by=call.identity,
         )  # fmt: skip
         found = {
             "queue": queue.name, "messages": queue.len(), "consumers": queue.consumers.count,
+            "is_new": is_new,
         }  # fmt: skip
         call.settled(lsn, found)
 
@@ -68,12 +70,13 @@ def _declare_exchange(call: Call) -> None:
     args = call.args
     name, arguments = one_line(args.text("exchange")), args.table("arguments")
     check_exchange_to_declare(call.vhost, call.identity, name, arguments)
+    is_new = name not in call.vhost.exchanges
     lsn = call.vhost.topology.declare_exchange(
         name, args.text("type"), durable=args.flag("durable"),
         auto_delete=args.flag("auto_delete"), internal=args.flag("internal"), arguments=arguments,
         by=call.identity,
     )  # fmt: skip
-    call.settled(lsn, {"exchange": name})
+    call.settled(lsn, {"exchange": name, "is_new": is_new})
 
 
 def _delete_exchange(call: Call) -> None:

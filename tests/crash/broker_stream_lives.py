@@ -15,10 +15,14 @@ everything is read. Then must hold:
     S5  the reader goes on no later than at the first record that it had not acknowledged when the
         crash came; what is told of streams agrees with what is read
     S6  a message that was rejected is in its queue or in the stream, never in both or in neither
+    S7  who made a named reader is known as long as the reader is, and no longer; what was answered
+        by `at` is so
 """
 
+import json
 from dataclasses import dataclass, field
 
+from penstock.broker.broker_stream import BrokerStream
 from penstock.codec.spec import (
     BasicAck,
     BasicConsume,
@@ -28,7 +32,10 @@ from penstock.codec.spec import (
     BasicQos,
     BasicQosOk,
     BasicReject,
+    PenstockCall,
+    PenstockCallOk,
 )
+from penstock.storage.index.routing_table import reader_key
 from tests.crash.broker_life import NEVER, BrokerLife, BrokerStory, drain, id_of
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.broker_steps import declared
@@ -45,6 +52,7 @@ class Story(BrokerStory):
 
     acked: list[tuple[int, int]] = field(default_factory=list)  # (operation before it, offset)
     rejected: set[int] = field(default_factory=set)
+    named: list[tuple[int, str, bool]] = field(default_factory=list)  # (when, reader, is there)
 
 
 class Life(BrokerLife[Story]):
@@ -52,7 +60,7 @@ class Life(BrokerLife[Story]):
 
     STEPS = (
         "append", "append", "spread", "fan_out", "commit", "rollback", "settle", "work", "bury",
-        "tick", "turn",
+        "name", "name", "unname", "tick", "turn",
     )  # fmt: skip
     PUT_TO = ("log", "copy")
 
@@ -98,6 +106,21 @@ class Life(BrokerLife[Story]):
             self.story.rejected.add(id_of(message.body))
             tag = message.method.delivery_tag
             self.worker.send(1, BasicReject(delivery_tag=tag, requeue=False))
+
+    def _name(self) -> None:
+        self._call("set_stream_reader", is_there=True, offsets={"1": 0}, wait=True)
+
+    def _unname(self) -> None:
+        self._call("delete_stream_reader", is_there=False)
+
+    def _call(self, op: str, *, is_there: bool, **given: object) -> None:
+        reader = self.rng.choice("abc")
+        self.story.named.append((NEVER, reader, is_there))
+        data = json.dumps({"queue": "parts", "reader": reader, **given}).encode()
+        self.worker.call(1, PenstockCall(op=op, arguments=data), PenstockCallOk)
+        if not is_there:  # it is not waited for
+            self.rig.vhost.engine.sync()
+        self.story.named[-1] = self.journal.last, reader, is_there
 
     def _settle(self) -> None:
         self.rng.shuffle(self.open)
@@ -157,7 +180,7 @@ def judge(story: Story, fs: FaultyFileSystem, at: int) -> list[str]:
             wrong.append(f"S3: of {commit.put} are there: {is_in}")
         if must and not all(is_in):
             wrong.append(f"S3: {commit.put} were committed and are lost")
-    wrong += judge_reader(story, rig, at)
+    wrong += judge_reader(story, rig, at) + judge_creators(story, rig, at)
     for stream in STREAMS:
         if rig.vhost.table.find_queue(stream).len() != len(read[stream]):
             wrong.append(f"S5: {stream} has {len(read[stream])} records, and tells another number")
@@ -196,6 +219,27 @@ def judge_reader(story: Story, rig: BrokerRig, at: int) -> list[str]:
         return [f"S5: the reader is at {reader.offset}, it acknowledged {sorted(acked)}"]
     missing = [offset for offset in range(reader.offset) if offset not in acked]
     return [f"S5: the reader is at {reader.offset}, without {missing}"] if missing else []
+
+
+def judge_creators(story: Story, rig: BrokerRig, at: int) -> list[str]:
+    """S7."""
+    engine = rig.vhost.engine
+    stream = rig.vhost.table.served["parts"]
+    assert isinstance(stream, BrokerStream)
+    keys = {
+        reader_key(part.name, reader.encode()): (part.name, reader)
+        for part in (engine.streams.get(b"log"), *stream.parts)
+        for reader in part.readers
+    }
+    stored = [key for key in engine.routing.creators if key.startswith(b"r")]
+    wrong = ["S7: the maker of no reader" for key in stored if key not in keys]
+    told = {reader: is_there for when, reader, is_there in story.named if when <= at}
+    doubtful = {reader for when, reader, _ in story.named if when > at}
+    users = {where[1]: engine.routing.creators.get(key) for key, where in keys.items()}
+    for reader, is_there in told.items():
+        if reader not in doubtful and (users.get(reader) == b"guest") != is_there:
+            wrong.append(f"S7: reader {reader} is of {users.get(reader)}, is there: {is_there}")
+    return wrong
 
 
 def explore(seed: int, images: int, steps: int = 30) -> tuple[int, list[str]]:

@@ -66,6 +66,7 @@ from penstock.broker.arguments import decode_arguments, encode_arguments, of_typ
 from penstock.broker.broker_queue import Consumer, QueueOrStream
 from penstock.broker.dispatch import Dispatch, Source
 from penstock.broker.refusals import access_refused, called, precondition_failed
+from penstock.broker.topology import store_creator
 from penstock.errors import (
     NOT_IMPLEMENTED,
     RESOURCE_ERROR,
@@ -81,6 +82,7 @@ from penstock.queues.amqp_headers import FORMAT, AmqpHeaders, split_address
 from penstock.queues.backing_queue import Delivery
 from penstock.queues.dead_letter import StreamTarget
 from penstock.queues.memory_monitor import MemoryMonitor
+from penstock.queues.queue_set import text_of
 from penstock.queues.stream_cursor import CursorPlace, Placer, StreamCursor
 from penstock.queues.stream_options import (
     KEPT_S,
@@ -93,6 +95,7 @@ from penstock.queues.stream_options import (
 from penstock.routing.exchange_types import not_counted
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK, OS
+from penstock.storage.index import routing_table
 from penstock.storage.pages.stream_meta import ReaderOffset
 from penstock.storage.pages.streams import STREAM_FLAG, StoredStream
 from penstock.storage.parts.stream_engine import StreamCreation
@@ -381,7 +384,7 @@ class BrokerStream(QueueOrStream):
         self.add_other: Callable[[int], None] = add_other
         # Of those that are named, by reader and partition.
         self.readings: dict[tuple[str, int], StreamReading] = {}
-        # Named readers and who made them, "" of before the start, as far as they are counted;
+        # Named readers and who made them, "" if that is not known, as far as they are counted;
         # on_reader(user, bytes): called with the RAM that one takes, and with what it frees.
         self._makers: dict[str, str] = {}
         self.on_reader: Callable[[str, int], None] = not_counted
@@ -550,14 +553,25 @@ class BrokerStream(QueueOrStream):
     def count_readers(self, on_reader: Callable[[str, int], None]) -> None:
         """Count the readers that there are, and those to come."""
         self.on_reader = on_reader
-        for reader in self.known_readers():
-            self.reader_made(reader, "")
+        creators = self._engine.routing.creators
+        for reader, positions in self.known_readers().items():
+            users = [text_of(creators.get(self._key(n, reader), b"")) for n in positions]
+            self._count_reader(reader, next(filter(None, users), ""))
 
     def reader_made(self, reader: str, user: str) -> None:
-        """Count a reader for the user who made it."""
-        if reader not in self._makers and self.has_reader(reader):
-            self._makers[reader] = user
-            self.on_reader(user, self._reader_bytes(reader))
+        """Count a reader for the user who made it, and store that."""
+        if reader not in self._makers:
+            number = next((n for n, part in enumerate(self.parts) if reader in part.readers), None)
+            if number is not None:
+                self._count_reader(reader, user)
+                store_creator(self._engine, self._key(number, reader), user)
+
+    def _count_reader(self, reader: str, user: str) -> None:
+        self._makers[reader] = user
+        self.on_reader(user, self._reader_bytes(reader))
+
+    def _key(self, partition: int, reader: str) -> bytes:
+        return routing_table.reader_key(self.parts[partition].name, reader.encode())
 
     def reader_deleted(self, reader: str) -> None:
         """Count a reader no longer."""

@@ -323,11 +323,16 @@ def test_named_readers_are_counted_for_who_made_them(*, consumes: bool) -> None:
         data = json.dumps({"queue": "s", "reader": known, **args}).encode()
         u.call(1, PenstockCall(op=op, arguments=data), PenstockCallOk)
     assert rig.vhost.usage.topology.of("u") == (count - 1) * 700
-    rig.restart()
-    assert rig.vhost.usage.topology.of("") >= (count - 1) * 700  # nobody knows who made them
+    for how in ("killed", "stopped"):
+        restarted(rig, how)
+        assert rig.vhost.usage.topology.of("u") == (count - 1) * 700
+    client = rig.client(plain("u")).open()
+    more, _ = named_until_refused(client, "s", consumes=consumes)
+    assert more <= count + 1
     client = rig.client().open()
     client.call(1, QueueDelete(queue="s"), QueueDeleteOk)
     assert rig.vhost.topology_bytes < before
+    assert not [key for key in rig.vhost.engine.routing.creators if key.startswith(b"r")]
 
 
 def restarted(rig: BrokerRig, how: str) -> None:

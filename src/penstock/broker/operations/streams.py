@@ -201,12 +201,12 @@ def _set_stream_reader(call: Call) -> None:
             raise precondition_failed(f"{op}: kept_from of partition {number} without its offset")
     engine = call.vhost.engine
     call.vhost.check_reader(stream, reader, call.identity)
-    with engine.one_record(DISK if must_wait else OS) as one:
+    with engine.one_record(DISK if must_wait else OS):
         for number, offset in offsets.items():
             part = stream.parts[number]
             engine.streams.set_reader(part, reader, offset, OS, kept_from.get(number))
     stream.reader_made(reader, call.identity.name)
-    _answer(call, one.lsn if must_wait else 0)
+    _answer(call, engine.last_lsn if must_wait else 0)
 
 
 def _delete_stream_reader(call: Call) -> None:

@@ -17,9 +17,10 @@ name, type, source, key ...: length 2 and bytes. arguments, value: length 4 and 
 (an encoded AMQP table). Big-endian. Deleting an exchange or a queue deletes its bindings.
 
 Who has declared something is a parameter of the component "creator", so an older Penstock keeps it
-and does not look at it. Its name is `e` and the exchange, `q` and the queue's first part, or `b`
-and a digest of the binding; its value is the user. It is deleted with what it is about. What an
-older Penstock has declared has none.
+and does not look at it. Its name is `e` and the exchange, `q` and the queue's first part, `b` and a
+digest of the binding, or `r` and a digest of a stream's partition and a named reader of it; its
+value is the user. It is deleted with what it is about. What an older Penstock has declared has
+none.
 """
 
 import struct
@@ -115,6 +116,11 @@ def binding_key(binding: DurableBinding) -> bytes:
     return b"b" + blake2b(binding.record(), digest_size=_DIGEST_BYTES).digest()
 
 
+def reader_key(stream: bytes, reader: bytes) -> bytes:
+    """Return the key in `creators` of a named reader of the stream with this name."""
+    return b"r" + blake2b(_short(stream) + reader, digest_size=_DIGEST_BYTES).digest()
+
+
 def set_creator(key: bytes, user: bytes) -> bytes:
     """Return the record that says who has declared what has this key."""
     return set_parameter(CREATOR, key, user)
@@ -143,8 +149,9 @@ def clear_parameter(component: bytes, name: bytes) -> bytes:
 
 
 class RoutingTable:
-    """The durable topology, which only `apply` and `delete_queue` change. creators: key -> user;
-    `exchange_key`, `queue_key` and `binding_key` make the keys."""
+    """The durable topology, which only `apply`, `delete_queue` and `delete_reader`
+    change. creators: key -> user;
+    `exchange_key`, `queue_key`, `binding_key` and `reader_key` make the keys."""
 
     def __init__(self, ticks: Ticks) -> None:
         self.exchanges: dict[bytes, DurableExchange] = {}
@@ -214,6 +221,13 @@ class RoutingTable:
             del self.queues[name]
             self.creators.pop(queue_key(name), None)
             self._unbind_all(name, b"q")
+
+    def delete_reader(self, stream: bytes, reader: bytes) -> None:
+        """Forget who made a named reader of the stream with this name, which is gone."""
+        key = reader_key(stream, reader)
+        if key in self.creators:
+            self.capture()
+            del self.creators[key]
 
     def _set_creator(self, key: bytes, user: bytes) -> None:
         if user:

@@ -146,6 +146,8 @@ class StorageState(LogState):
         if queue is not None:
             self.delete_queue(lsn, queue)
         elif stream is not None:
+            for reader in stream.readers:
+                self.routing.delete_reader(stream.name, reader.encode())
             self.routing.delete_queue(number)
             self.streams.delete(stream)
 
@@ -238,6 +240,9 @@ class StorageState(LogState):
 
     def apply_reader(self, found: ReaderData, flags: int) -> None:
         self.streams.set_reader(found, flags)
+        stream = self.streams.by_number.get(found.stream)
+        if flags & record.READER_DELETED and stream is not None:
+            self.routing.delete_reader(stream.name, found.reader)
 
     def apply_part(self, at: AppliedRecord, transaction: int, ops: list[Op]) -> None:
         """Keep the position of the part: its bodies need not stay in RAM until the commit."""

@@ -665,6 +665,10 @@ class SalvagedVhost(LogState):
         for declared in self.routing.queues.values():
             if declared.number == number:
                 self.windows.delete(b"q" + declared.name)
+        stream = self.streams.streams.get(number)
+        if stream is not None:
+            for reader in stream.readers:
+                self.routing.delete_reader(stream.name, reader.encode())
         self.routing.delete_queue(number)
         self.queues.pop(number, None)
         self.leases.delete(number)
@@ -689,6 +693,9 @@ class SalvagedVhost(LogState):
 
     def apply_reader(self, found: ReaderData, flags: int) -> None:
         self.streams.set_reader(found, flags)
+        stream = self.streams.streams.get(found.stream)
+        if flags & record.READER_DELETED and stream is not None:
+            self.routing.delete_reader(stream.name, found.reader)
 
     def apply_seen(self, lsn: int, name: bytes, key: bytes, until_ms: int) -> None:
         self.windows.of(name).add(key, until_ms, lsn=lsn)

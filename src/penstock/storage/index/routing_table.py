@@ -149,9 +149,9 @@ def clear_parameter(component: bytes, name: bytes) -> bytes:
 
 
 class RoutingTable:
-    """The durable topology, which only `apply`, `delete_queue` and `delete_reader`
-    change. creators: key -> user;
-    `exchange_key`, `queue_key`, `binding_key` and `reader_key` make the keys."""
+    """The durable topology, which only `apply`, `delete_queue` and `delete_reader` change.
+    creators: key -> user; `exchange_key`, `queue_key`, `binding_key` and `reader_key` make the
+    keys."""
 
     def __init__(self, ticks: Ticks) -> None:
         self.exchanges: dict[bytes, DurableExchange] = {}

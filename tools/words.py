@@ -305,11 +305,10 @@ def commands() -> list[Word]:
 
 
 def http_routes() -> list[Word]:
+    """Return those that are not rows of http.endpoint_table: these are tested row by row, and
+    docs/reference/http.md is made from them."""
     api, start = of("http/", "Api"), of("http/", "API")
-    found = [
-        Word("GET /health", ("/health",), place(api._health)),
-        Word("GET /api/overview", ("/api/overview",), place(api._overview)),
-    ]
+    found = [Word("GET /health", ("/health",), place(api._health))]
     for word, name in (
         ("streams", "StreamEndpoints"), ("leases", "LeaseEndpoints"),
         ("staging", "StagingEndpoints"),

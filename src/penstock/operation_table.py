@@ -20,9 +20,10 @@ the default exchange; a user without one gets a 403. An operation whose permissi
 than names checks them itself, and `needs_text` says which they are. `tags`: the caller needs one of
 these, RabbitMQ's. MANAGERS may see what is in a vhost that they may open, where rows belong to
 users their own; WATCHERS all of it. `audience` is ALL, OPERATORS (over the control socket alone:
-what changes users and vhosts, writes files or takes messages without a consumer; no tag is enough,
-because a user with an administrator's password need not have an account on this machine), or
-CLIENTS (over an AMQP channel alone).
+what stops the broker or writes files; no tag is enough, because a user with an administrator's
+password need not have an account on this machine), MANAGEMENT (over the control socket, and over
+HTTP for users with one of the tags: users, permissions, vhosts, definitions, messages that are
+taken without a consumer), or CLIENTS (over an AMQP channel alone).
 """
 
 import difflib
@@ -33,7 +34,7 @@ from typing import Any, Final
 
 from penstock import options
 from penstock.access.limits import OF_USERS, OF_VHOSTS, VHOST_OPTIONS
-from penstock.errors import NOT_FOUND, PRECONDITION_FAILED, ChannelError, shortened
+from penstock.errors import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, ChannelError, shortened
 from penstock.operation_json import is_name
 from penstock.options import Check, Kind, Option, WrongValueError
 
@@ -57,6 +58,7 @@ POLICYMAKERS: Final = ("policymaker", "administrator")
 ADMINISTRATORS: Final = ("administrator",)
 ALL: Final = "all"
 OPERATORS: Final = "operators"
+MANAGEMENT: Final = "operators and HTTP"
 CLIENTS: Final = "clients"
 
 VHOST: Final = "a vhost"  # its process answers
@@ -477,8 +479,8 @@ class Operation:
 
 
 def _of_node(name: str, line: str, *arguments: Argument, **more: Any) -> Operation:
-    """Return a row of the node for operators."""
-    of: dict[str, Any] = {"of": NODE, "audience": OPERATORS, **more}
+    """Return a row of the node for operators, and for administrators over HTTP."""
+    of: dict[str, Any] = {"of": NODE, "audience": MANAGEMENT, "tags": ADMINISTRATORS, **more}
     return Operation(name, line, arguments, **of)
 
 
@@ -540,6 +542,7 @@ _BIND_QUEUE: Final = (("write", "queue", "queue"), ("read", "exchange", "exchang
 _BIND_EXCHANGE: Final = (("write", "exchange", "destination"), ("read", "exchange", "source"))
 
 SESSION: Final = "session"
+AS_USER: Final = "as_user"  # of a call of the HTTP process: name, tags, permissions, `from`
 _SESSION: Final = text(SESSION, "the session, by a name that the caller chooses")
 _COUNT: Final = whole("count", 1, GET_MAX, "how many messages at most", default=1)
 _READER: Final = matching_text(
@@ -580,8 +583,8 @@ _ROWS: Final = (
     Operation(
         "status", "Show the broker's state, memory and disk use.", of=NODE, tags=WATCHERS,
         answer=(
-            "product", "version", "build", "uptime_s", "data", "host", "port", "durability",
-            "memory_bytes", "counted_bytes", "log_directory", "spill_directory",
+            "product", "version", "build", "uptime_s", "data", "host", "port", "listeners",
+            "durability", "memory_bytes", "counted_bytes", "log_directory", "spill_directory",
             "disk_free_bytes", "disk_free_limit_bytes", "is_ready", "is_healthy", "takes_clients",
             "problems", "connections", "half_open", "accepted", "vhosts", "http",
             "tls",
@@ -591,10 +594,10 @@ _ROWS: Final = (
     ),
     _of_node(
         "await_startup", "Wait until the broker is ready.",
-        number("timeout_s", 0, "seconds to wait", default=60.0),
+        number("timeout_s", 0, "seconds to wait", default=60.0), audience=OPERATORS, tags=(),
         more="It is ready when all its vhosts serve.",
     ),
-    _of_node("stop", "Stop the broker in order.", is_audited=True),
+    _of_node("stop", "Stop the broker in order.", audience=OPERATORS, tags=(), is_audited=True),
     _of_node(
         "add_vhost", "Add a vhost.", _NAME, *_OF_VHOST, is_command=True,
         more="It has its own queues, exchanges and permissions, process and directory.",
@@ -632,7 +635,7 @@ _ROWS: Final = (
             "pid", "error", "retry_in_s", "blocked_reason", "refused", "restarts", "memory_bytes",
             "counted_bytes", "connections", "depth_bytes", "rss_bytes", "returned_bytes",
             "takes_clients", "unserved", "description", "tags", "default_queue_type",
-        ), of=NODE, audience=OPERATORS,
+        ), of=NODE, audience=MANAGEMENT, tags=WATCHERS,
     ),
     _list(
         "list_connections", "List the connections of all vhosts.",
@@ -641,25 +644,27 @@ _ROWS: Final = (
             "peer_host", "peer_port", "host", "port", "client_properties", "connected_at",
             "frame_max", "channel_max", "timeout", "recv_oct", "send_oct", "ssl", "ssl_protocol",
             "ssl_cipher", "peer_cert_subject", "peer_cert_issuer", "peer_cert_validity",
-        ), of=NODE, audience=OPERATORS,
+        ), of=NODE, audience=MANAGEMENT, tags=WATCHERS,
     ),
     _list(
         "list_global_parameters", "List the parameters of the whole broker.", ("name", "value"),
-        of=NODE, audience=OPERATORS,
+        of=NODE, audience=MANAGEMENT, tags=POLICYMAKERS,
     ),
     _of_node(
         "set_global_parameter", "Store a parameter of the whole broker.",
-        short_text("name", "the parameter's"), _VALUE, answer=("is_new",), is_command=True,
-        more="VALUE is JSON. Penstock makes no use of it; clients' tools do.", is_audited=True,
+        short_text("name", "the parameter's"), _VALUE, tags=POLICYMAKERS, answer=("is_new",),
+        is_command=True, is_audited=True,
+        more="VALUE is JSON. Penstock makes no use of it; clients' tools do.",
     ),
     _of_node(
         "clear_global_parameter", "Delete a parameter of the whole broker.",
-        short_text("name", "the parameter's"), is_command=True, is_audited=True,
+        short_text("name", "the parameter's"), tags=POLICYMAKERS, is_command=True, is_audited=True,
     ),
     # users, permissions and limits
     _list(
         "list_users", "List users and their tags.", ("name", "tags"),
-        ("password_hash", "hashing_algorithm", "limits", "penstock"), of=NODE, audience=OPERATORS,
+        ("password_hash", "hashing_algorithm", "limits", "penstock"), of=NODE,
+        audience=MANAGEMENT, tags=ADMINISTRATORS,
         arguments=(flag("without_permissions", "only users who may use no vhost"),),
     ),
     _of_node(
@@ -670,7 +675,7 @@ _ROWS: Final = (
     _of_node(
         "init", "Make a first administrator and delete guest.", _USER_NAME, _PASSWORD,
         flag("force", "set the password of one that exists, too"),
-        answer=("password_set", "guest_deleted"),
+        audience=OPERATORS, tags=(), answer=("password_set", "guest_deleted"),
         more="All of it or nothing; a second time nothing changes.", is_audited=True,
     ),
     _of_node(
@@ -706,8 +711,8 @@ _ROWS: Final = (
     ),
     _list(
         "list_permissions", "List users' permissions.",
-        ("user", "vhost", "configure", "write", "read"), of=NODE_VHOSTS, audience=OPERATORS,
-        arguments=(_ONE_USER,),
+        ("user", "vhost", "configure", "write", "read"), of=NODE_VHOSTS,
+        audience=MANAGEMENT, tags=ADMINISTRATORS, arguments=(_ONE_USER,),
     ),
     _of_node(
         "set_permissions", "Set what a user may configure, write and read in a vhost.", _USER,
@@ -723,11 +728,12 @@ _ROWS: Final = (
     ),
     _list(
         "list_topic_permissions", "List users' permissions on routing keys of topic exchanges.",
-        _TOPIC_COLUMNS, of=NODE_VHOSTS, audience=OPERATORS, arguments=(_ONE_USER,),
+        _TOPIC_COLUMNS, of=NODE_VHOSTS, audience=MANAGEMENT, tags=ADMINISTRATORS,
+        arguments=(_ONE_USER,),
     ),
     _list(
         "list_user_topic_permissions", "List a user's topic permissions, in all vhosts.",
-        _TOPIC_COLUMNS, of=NODE, audience=OPERATORS, arguments=(_USER,),
+        _TOPIC_COLUMNS, of=NODE, audience=MANAGEMENT, tags=ADMINISTRATORS, arguments=(_USER,),
     ),
     _of_node(
         "set_topic_permissions",
@@ -748,7 +754,7 @@ _ROWS: Final = (
     ),
     _list(
         "list_user_limits", "List the limits of users; -1 is none.", ("user", *OF_USERS),
-        of=NODE, audience=OPERATORS, arguments=(_ONE_USER, _WITHOUT_DEFAULTS),
+        of=NODE, audience=MANAGEMENT, tags=ADMINISTRATORS, arguments=(_ONE_USER, _WITHOUT_DEFAULTS),
     ),
     _of_node(
         "set_user_limits", "Set limits of a user.", _USER, _LIMITS, is_command=True,
@@ -762,7 +768,7 @@ _ROWS: Final = (
     ),
     _list(
         "list_vhost_limits", "List the limits of vhosts; -1 is none.", ("vhost", *OF_VHOSTS),
-        of=NODE_VHOSTS, audience=OPERATORS, arguments=(_WITHOUT_DEFAULTS,),
+        of=NODE_VHOSTS, audience=MANAGEMENT, tags=ADMINISTRATORS, arguments=(_WITHOUT_DEFAULTS,),
     ),
     _of_node(
         "set_vhost_limits", "Set limits of a vhost.", _LIMITS, of=NODE_VHOST, is_command=True,
@@ -1273,6 +1279,28 @@ def find(op: str, known: Collection[str]) -> Operation:
     if op in known:
         return OPERATIONS[op]
     raise ChannelError(NOT_FOUND, f"no operation {op!r}{_hint(op, known)}")
+
+
+def is_of_node(op: str) -> bool:
+    """Return whether the node answers the operation; an unknown one is a vhost's."""
+    return op in OPERATIONS and OPERATIONS[op].of != VHOST
+
+
+def check_over_http(row: Operation, caller: str, tags: Collection[str] | None) -> None:
+    """Raise ChannelError 403 if HTTP may not call the operation, or not for the user `caller` with
+    these tags. tags: None if HTTP calls it of its own accord."""
+    if row.audience not in (ALL, MANAGEMENT):
+        raise ChannelError(ACCESS_REFUSED, f"{row.name} is not available over HTTP")
+    if tags is not None:
+        check_tags(row, caller, tags)
+
+
+def check_tags(row: Operation, caller: str, tags: Collection[str]) -> None:
+    """Raise ChannelError 403 unless the operation needs no tag, or the caller has one of its."""
+    if row.tags and not set(row.tags).intersection(tags):
+        needed = " or ".join(row.tags)
+        text = f"operation '{row.name}' refused for user '{caller}': it needs the tag {needed}"
+        raise ChannelError(ACCESS_REFUSED, text)
 
 
 def _hint(name: str, known: Collection[str]) -> str:

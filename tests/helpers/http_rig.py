@@ -17,6 +17,7 @@ from penstock.clock import ManualClock
 from penstock.errors import AMQPError
 from penstock.http.api import Admission, Api
 from penstock.http.bodies import JsonBodies
+from penstock.http.management import Management
 from penstock.http.ranges import PageDirectories, RangeAnswers, StreamPages
 from penstock.http.read_endpoints import LeaseEndpoints, StreamEndpoints
 from penstock.http.requests import BasicAuth
@@ -29,12 +30,17 @@ from penstock.storage.pages.persistent_queue import PersistentQueue
 from tests.helpers.asgi_client import Reply, ask
 
 EVERYTHING = (".*", ".*", ".*")
+TAGS = {
+    "boss": ["administrator"], "watcher": ["monitoring"], "policy": ["policymaker"],
+    "untagged": [],
+}  # fmt: skip
 
 
 class FakeNode:
     """answers: operation -> its result, an error to raise, or a function of vhost and arguments."""
 
-    def __init__(self) -> None:
+    def __init__(self, users: KnownUsers) -> None:
+        self.users = users
         self.answers: dict[str, Any] = {"claim_query": {"owner": "guest", "partitions": 1}}
         self.asked: list[tuple[str, str | None, dict[str, object]]] = []
 
@@ -49,12 +55,20 @@ class FakeNode:
 
     call_once = value = call
 
+    async def status(self) -> Any:
+        return await self.call("status")
+
 
 def users_facts(**permissions: tuple[str, str, str]) -> dict[str, Any]:
-    """Users whose passwords are their names, with these permissions in vhost "/"."""
+    """Users whose passwords are their names, with these permissions in vhost "/". They have the tag
+    management, and what stands in TAGS."""
     return {
         "users": [
-            [name, hash_password(name.encode(), salt=b"s" * 16, log2_n=1), []]
+            [
+                name,
+                hash_password(name.encode(), salt=b"s" * 16, log2_n=1),
+                TAGS.get(name, ["management"]),
+            ]
             for name in permissions
         ],
         "vhosts": [["/", "ready"], ["other", "ready"], ["new", "creating"]],
@@ -70,8 +84,8 @@ class HttpRig:
         self.directory = directory
         self.clock = ManualClock()
         self.fs = OsFileSystem(0)
-        self.node = FakeNode()
         self.users = KnownUsers(rng=random.Random(1), log2_n=1)
+        self.node = FakeNode(self.users)
         self.users.take(users_facts(guest=EVERYTHING))
         self.threads = ThreadPoolExecutor(2)
         self.pages = StreamPages(self.fs)
@@ -150,7 +164,10 @@ class HttpRig:
                 kind(node, auth, ranges, bodies) for kind in (StreamEndpoints, LeaseEndpoints)
             )
             endpoints = {"streams": streams, "leases": leases, "staging": staging}
-            app = Api(node, auth, endpoints, Admission(["broker.test"]), self.user_requests_max)
+            app = Api(
+                node, auth, endpoints, Management(node, bodies), Admission(["broker.test"]),
+                self.user_requests_max,
+            )  # fmt: skip
             async with asyncio.timeout(240):
                 return await scenario(app)
 

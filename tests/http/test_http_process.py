@@ -78,7 +78,7 @@ def test_whoever_connects_before_it_runs_waits(broker: LiveBroker) -> None:
 def test_users_are_those_of_amqp_and_changes_count_at_once(shared: LiveBroker) -> None:
     assert get(shared, "/api/overview", "guest", "wrong")[0] == 401
     assert get(shared, "/api/overview", "eve")[0] == 401
-    shared.control("add_user", name="eve", password="eve")
+    shared.control("add_user", name="eve", password="eve", tags=["management"])
     assert get(shared, "/api/overview", "eve")[0] == 200
     assert get(shared, "/api/streams/%2F", "eve")[0] == 403
     shared.control("set_permissions", "/", user="eve", configure="", write="", read=".*")

@@ -250,6 +250,10 @@ class KnownUsers:
         }
         return Identity(user, self._users[user][1], configure, write, read, topics)
 
+    def tags_of(self, user: str) -> frozenset[str]:
+        """Return the tags of a user, none if it is unknown."""
+        return self._users[user][1] if user in self._users else frozenset()
+
     def _usable(self, user: str, vhost: str, pattern: str) -> str:
         """Return the pattern. For one that an older version accepted and that cannot be matched in
         linear time, log a warning and return NOTHING: the user may log in, but the permission

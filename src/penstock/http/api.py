@@ -1,17 +1,17 @@
 """Api: the ASGI application: its addresses, who may use them, and the form of errors.
 
     GET  /health                    whether the broker is well; needs no password
-    GET  /api/overview              product, version, node
          /api/streams/...           read_endpoints
          /api/leases/...            read_endpoints
          /api/staging/...           staging_endpoints
+         /api/...                   management: the table of endpoint_table, RabbitMQ's HTTP API
 
-A request below /api must pass Admission and needs a name and password; a user may have
-`user_requests_max` requests under way, and one more is answered 429. Every error has the form of
-requests.HttpError, also for an unknown address or method. Names in an address are percent-encoded,
-"/" as %2F; the address is split before they are decoded. An unexpected error is logged with its
-traceback and answered with 500, or cuts the answer that has begun. Each request is a line of the
-log at level debug.
+A request below /api must pass Admission and needs a name and password, unless its row says that
+anybody may ask; a user may have `user_requests_max` requests under way, and one more is answered
+429. Errors have the form of requests.HttpError, also for an unknown address or method, and at
+management's addresses RabbitMQ's. Names in an address are percent-encoded, "/" as %2F; the address
+is split before they are decoded. An unexpected error is logged with its traceback and answered with
+500, or cuts the answer that has begun. Each request is a line of the log at level debug.
 
 **Admission** refuses requests before anybody is asked for a password:
 
@@ -28,12 +28,10 @@ the broker listens at, and those of the option `http_hosts`, where "*" allows an
 answered for any Host, because it reveals nothing.
 """
 
-import asyncio
 import ipaddress
 import logging
-import socket
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -43,7 +41,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from penstock.errors import CorruptionError
+from penstock.errors import CorruptionError, PenstockError
+from penstock.http import management
+from penstock.http.management import Found, Management
 from penstock.http.node_link import NodeLink
 from penstock.http.requests import (
     ACCOUNT,
@@ -56,14 +56,12 @@ from penstock.http.requests import (
     error_answer,
     refused,
 )
-from penstock.native import VERSION
 from penstock.server.control import ControlError
 
 ANY: Final = "*"
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 API: Final = "/api"
 DOWN: Final = "down"
-HEALTH_S: Final = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -135,20 +133,19 @@ class Api:
 
     def __init__(
         self, node: NodeLink, auth: BasicAuth, endpoints: Mapping[str, Endpoints],
-        admission: Admission, user_requests_max: int,
+        management: Management, admission: Admission, user_requests_max: int,
     ) -> None:  # fmt: skip
         self.requests = 0
         self._admission = admission
+        self._words = frozenset(endpoints)
+        self._management = management
         self._user_requests_max = user_requests_max
         self._of_user: dict[str, int] = {}  # requests under way
-        self._asked: asyncio.Future[Any] | None = None  # the status, see `_status`
-        self._asked_until_s = 0.0
         self._node = node
         self._auth = auth
         self._app = Starlette(
             routes=[
                 Route("/health", self._health),
-                Route(f"{API}/overview", self._overview),
                 *(
                     Route(f"{API}/{word}/{address}", endpoint, methods=methods)
                     for word, there in endpoints.items()
@@ -188,32 +185,62 @@ class Api:
         )
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope)
-        peer = request.client.host if request.client is not None else ""
+        request = Request(scope, receive)
+        path, method = scope["path"], scope["method"]
+        found: Found | None = None
         try:
             check_framing(request.headers)
-            if not scope["path"].startswith(API):
+            if path != API and not path.startswith(API + "/"):
                 await self._app(scope, receive, send)
                 return
-            self._admission.check(scope["method"], request.headers)
-            account = await self._auth.account(request.headers.get("authorization"), peer)
-            user = account.user
-            if self._of_user.get(user, 0) >= self._user_requests_max:
-                raise HttpError(
-                    429, f"user '{user}' has {self._user_requests_max} requests under way, which "
-                    "is the most (http_user_requests_max)",
-                )  # fmt: skip
-        except HttpError as error:
-            await error_answer(error)(scope, receive, send)
+            self._admission.check(method, request.headers)
+            below = path.removeprefix(API + "/")
+            if below.partition("/")[0] not in self._words:
+                found = self._management.find(below, method)
+            if found is not None and found.is_open:
+                await (await self._management.answer(found, request))(scope, receive, send)
+                return
+            await self._log_in(request)
+        except (HttpError, ControlError) as error:
+            await self._refuse(request, error, found)(scope, receive, send)
             return
-        scope[USER], scope[ACCOUNT] = user, account
+        user = scope[USER]
         self._of_user[user] = self._of_user.get(user, 0) + 1
         try:
-            await self._app(scope, receive, send)
+            if found is None:
+                await self._app(scope, receive, send)
+                return
+            try:
+                answer = await self._management.answer(found, request)
+            except (HttpError, ControlError) as error:
+                answer = self._refuse(request, error, found)
+            await answer(scope, receive, send)
         finally:
             self._of_user[user] -= 1
             if not self._of_user[user]:
                 del self._of_user[user]
+
+    async def _log_in(self, request: Request) -> None:
+        """Note in the scope who asks. Raises HttpError 401, 429."""
+        peer = request.client.host if request.client is not None else ""
+        account = await self._auth.account(request.headers.get("authorization"), peer)
+        user = account.user
+        if self._of_user.get(user, 0) >= self._user_requests_max:
+            raise HttpError(
+                429, f"user '{user}' has {self._user_requests_max} requests under way, which is "
+                "the most (http_user_requests_max)",
+            )  # fmt: skip
+        request.scope[USER], request.scope[ACCOUNT] = user, account
+
+    def _refuse(self, request: Request, error: PenstockError, found: Found | None) -> Response:
+        """Return the answer for a refusal: in RabbitMQ's form at RabbitMQ's addresses."""
+        if found is None:
+            return _expected_error(request, error)
+        if isinstance(error, ControlError):
+            error = management.refusal(error)
+        assert isinstance(error, HttpError)
+        has_password = "authorization" in request.headers
+        return management.error_answer(error, has_password=has_password)
 
     async def _health(self, _request: Request) -> Response:
         """Answer 200 if the broker has started and no vhost is down, otherwise 503. Publishers that
@@ -221,7 +248,7 @@ class Api:
         with 200, because a restart does not help them. Names of vhosts are not shown: anybody may
         ask."""
         try:
-            found = await self._status()
+            found = await self._node.status()
         except ControlError as error:
             raise HttpError(503, error.text) from error
         down = sum(row["state"] == DOWN for row in found["vhosts"])
@@ -244,32 +271,6 @@ class Api:
         if are_refused:
             reasons.add("descriptors")
         return JsonAnswer({"status": status, "low_on": sorted(reasons)})
-
-    async def _status(self) -> Any:
-        """Return the broker's status, at most HEALTH_S old: anybody may ask, and each call costs
-        the supervisor some work. Requests meanwhile wait for the same call."""
-        now_s = asyncio.get_running_loop().time()
-        asked = self._asked
-        if asked is None or now_s >= self._asked_until_s:
-            asked = self._asked = asyncio.ensure_future(self._node.call("status"))
-            self._asked_until_s = now_s + HEALTH_S
-            asked.add_done_callback(_mark_seen)
-        return await asyncio.shield(asked)
-
-    async def _overview(self, _request: Request) -> Response:
-        return JsonAnswer(
-            {
-                "product_name": "Penstock",
-                "product_version": VERSION,
-                "node": f"penstock@{socket.gethostname()}",
-            }
-        )
-
-
-def _mark_seen(answer: "asyncio.Future[Any]") -> None:
-    """Mark the error as seen; those who still wait for the call get it."""
-    if not answer.cancelled():
-        answer.exception()
 
 
 def _internal_error(_request: Request, _error: Exception) -> Response:

@@ -105,14 +105,23 @@ class JsonBodies:
             raise HttpError(400, "expected a JSON object")
         return body
 
+    async def untyped(self, request: Request, bytes_max: int = SMALL_BYTES_MAX) -> object:
+        """Return the value of a body of any Content-Type, {} if it is empty, as clients of
+        RabbitMQ send it; Admission has checked that no page of another site sends it. Raises as
+        `small`, but 415."""
+        assert bytes_max <= SMALL_BYTES_MAX
+        async with self._read(request, bytes_max, is_typed=False) as data:
+            return from_json(data, "not_json") if data.strip() else {}
+
     @asynccontextmanager
     async def long(
-        self, request: Request, bytes_max: int, parse: Callable[[bytes], T]
-    ) -> AsyncIterator[T]:
+        self, request: Request, bytes_max: int, parse: Callable[[bytes], T], *,
+        is_typed: bool = True,
+    ) -> AsyncIterator[T]:  # fmt: skip
         """Yield what `parse` makes of the body, in a thread; its bytes count as in memory until
         the end of the with block. One body of each user is parsed at a time. Errors as `small`."""
         user = request.scope[USER]
-        async with self._read(request, bytes_max) as data:
+        async with self._read(request, bytes_max, is_typed=is_typed) as data:
             async with self._turn(user):
                 loop = asyncio.get_running_loop()
                 found = await loop.run_in_executor(self._parsing, parse, data)
@@ -133,10 +142,12 @@ class JsonBodies:
                 del self._asking[user], self._turns[user]
 
     @asynccontextmanager
-    async def _read(self, request: Request, bytes_max: int) -> AsyncIterator[bytes]:
+    async def _read(
+        self, request: Request, bytes_max: int, *, is_typed: bool = True
+    ) -> AsyncIterator[bytes]:
         """Yield the whole body, which counts as in memory until the end of the with block."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != JSON:
+        if is_typed and kind != JSON:
             raise HttpError(415, f"expected Content-Type: {JSON}, found {kind or 'none'}")
         size = _announced_bytes(request, bytes_max)
         user = request.scope[USER]

@@ -21,10 +21,12 @@ from penstock.access.users import KnownUsers
 from penstock.errors import INTERNAL_ERROR, PRECONDITION_FAILED
 from penstock.http.requests import HttpError
 from penstock.operation_json import JsonText, dumps, read
+from penstock.operation_table import is_of_node
 from penstock.server.control import OPEN, ControlError, Facts
 from penstock.server.process_link import CALL_S, LinkEndedError, ProcessLink
 
 STREAM: Final = "stream"
+STATUS_S: Final = 0.25
 AGAIN_S: Final = 0.05  # after a link that the vhost's process has not taken
 
 
@@ -37,6 +39,8 @@ class NodeLink:
         self._loop = asyncio.get_running_loop()
         self._is_gone = False
         self._vhosts: dict[str, asyncio.Task[ProcessLink]] = {}
+        self._asked: asyncio.Future[Any] | None = None  # the status, see `status`
+        self._asked_until_s = 0.0
 
     async def call(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
         """Return the result of an operation that may be repeated, a JsonText if it is long: if its
@@ -48,6 +52,17 @@ class NodeLink:
             if error.code != INTERNAL_ERROR:
                 raise
         return await self.call_once(op, vhost, **args)
+
+    async def status(self) -> Any:
+        """Return the broker's status, at most STATUS_S old: anybody may ask, and each call costs
+        the supervisor some work. Requests meanwhile wait for the same call."""
+        now_s = self._loop.time()
+        asked = self._asked
+        if asked is None or now_s >= self._asked_until_s:
+            asked = self._asked = asyncio.ensure_future(self.call("status"))
+            self._asked_until_s = now_s + STATUS_S
+            asked.add_done_callback(_mark_seen)
+        return await asyncio.shield(asked)
 
     async def value(self, op: str, vhost: str, /, **args: object) -> Any:
         """Return the result as `call` does, read if it is long."""
@@ -61,8 +76,10 @@ class NodeLink:
         data = dumps(args, is_exact=True)
         try:
             async with asyncio.timeout(CALL_S):
-                link = self._supervisor if vhost is None else await self._link_to(vhost)
-                found = await link.call(op, None, data)
+                if vhost is None or is_of_node(op):
+                    found = await self._supervisor.call(op, vhost, data)
+                else:
+                    found = await (await self._link_to(vhost)).call(op, None, data)
                 return JsonText(found.data) if found.is_long else read(found.data)
         except TimeoutError:
             raise HttpError(503, "the broker has not answered") from None
@@ -119,6 +136,12 @@ class NodeLink:
         self._is_gone = True
         for link in self.links():
             link.close()
+
+
+def _mark_seen(answer: "asyncio.Future[Any]") -> None:
+    """Mark the error as seen; those who still wait for the call get it."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 def _is_of_no_use(opening: "asyncio.Task[ProcessLink]") -> bool:

@@ -28,6 +28,7 @@ from penstock.access.users import KnownUsers
 from penstock.http.api import Admission, Api
 from penstock.http.bodies import JsonBodies
 from penstock.http.connections import KEEP_ALIVE_S, Connections, GuardedProtocol
+from penstock.http.management import Management
 from penstock.http.node_link import NodeLink
 from penstock.http.ranges import PageDirectories, RangeAnswers, StreamPages
 from penstock.http.read_endpoints import LeaseEndpoints, StreamEndpoints
@@ -224,7 +225,9 @@ class HttpProcess(LinkedProcess):
         )
         endpoints = {"streams": streams, "leases": leases, "staging": staging}
         admission = Admission([socket.gethostname(), *facts["hosts"]])
-        return Api(node, auth, endpoints, admission, int(facts["user_requests_max"]))
+        management = Management(node, bodies)
+        most = int(facts["user_requests_max"])
+        return Api(node, auth, endpoints, management, admission, most)
 
     def _note_refusal(self, user: str, host: str, why: str) -> None:
         entry = {"event": LOGIN_FAILED, "user": user, "from": host, "why": why}

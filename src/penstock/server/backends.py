@@ -73,6 +73,11 @@ class Account(ABC):
     def __init__(self, user: str) -> None:
         self.user: Final = user
 
+    @property
+    @abstractmethod
+    def tags(self) -> frozenset[str]:
+        """Return the user's tags."""
+
     @abstractmethod
     def identity(self, vhost: str) -> Identity | None:
         """Return what it may do in a vhost, None if it may not open it."""
@@ -138,6 +143,10 @@ class _OwnAccount(Account):
     def __init__(self, user: str, users: KnownUsers) -> None:
         super().__init__(user)
         self._users = users
+
+    @property
+    def tags(self) -> frozenset[str]:
+        return self._users.tags_of(self.user)
 
     def identity(self, vhost: str) -> Identity | None:
         return self._users.identity(self.user, vhost)
@@ -242,6 +251,10 @@ class _TokenAccount(Account):
     def __init__(self, grants: Grants) -> None:
         super().__init__(grants.user)
         self._grants = grants
+
+    @property
+    def tags(self) -> frozenset[str]:
+        return self._grants.tags
 
     def identity(self, vhost: str) -> Identity | None:
         try:

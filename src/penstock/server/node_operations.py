@@ -20,7 +20,6 @@ from penstock.access.users import Users, rabbitmq_hash
 from penstock.clock import Clock, date
 from penstock.config import Config
 from penstock.errors import (
-    ACCESS_REFUSED,
     INTERNAL_ERROR,
     NOT_FOUND,
     PRECONDITION_FAILED,
@@ -29,7 +28,7 @@ from penstock.errors import (
 from penstock.native import VERSION, build_kind
 from penstock.operation_json import dumps, loads, parts_of, read
 from penstock.operation_table import (
-    ALL,
+    AS_USER,
     AUDITED,
     DEFAULT_VHOST,
     NODE_VHOST,
@@ -38,6 +37,7 @@ from penstock.operation_table import (
     SESSION,
     VHOST,
     Arguments,
+    check_over_http,
     find,
 )
 from penstock.server import definitions, vhost_directories
@@ -59,6 +59,7 @@ COUNTS: Final = (
     "returned_bytes",
 )  # fmt: skip
 DECLARED_AT_ONCE: Final = 32
+OPERATOR: Final = ("operator", "control socket")
 ASK_S: Final = 5.0  # for the answer of each vhost to a list
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,9 @@ class Node(Protocol):
     def limits_changed(self) -> None:
         """Send changed limits to every vhost."""
 
+    def ports(self) -> dict[str, int]:
+        """Return the ports that are listened at, by the names of what is spoken there."""
+
     def stop(self) -> None:
         """Stop the broker."""
 
@@ -104,12 +108,19 @@ class NodeOperations:
         self._importing = asyncio.Lock()
 
     async def call_for_http(self, op: str, vhost: str | None, args: bytes) -> list[bytes]:
-        """Call an operation of the node for the HTTP process, which checks the permissions of its
-        callers. Refuses those that are for operators alone."""
+        """Call an operation of the node for the HTTP process: of its own accord, or for the user
+        in `as_user`, with name, tags and address (`from`)."""
         row = find(op, OPERATIONS)
-        if row.of == VHOST or row.audience != ALL:
-            raise ControlError(ACCESS_REFUSED, f"ACCESS_REFUSED - {op} is not available over HTTP")
-        return await self.call(op, vhost, args)
+        if row.of == VHOST:
+            raise _wrong(f"{op} is asked on the vhost's own link")
+        given = loads(args, is_exact=True)
+        user: Any = given.pop(AS_USER, None)
+        if user is None:
+            check_over_http(row, "", None)
+            return await self.call(op, vhost, args)
+        check_over_http(row, user["name"], user["tags"])
+        given_json = dumps(given, is_exact=True)
+        return await self.call(op, vhost, given_json, (str(user["name"]), str(user["from"])))
 
     async def open_link(self, vhost: str) -> socket.socket:
         """Return an end of a link to the vhost's process, for the HTTP process. Raises
@@ -119,9 +130,11 @@ class NodeOperations:
         except ProcessDown as error:
             raise ControlError(INTERNAL_ERROR, f"INTERNAL_ERROR - {error}") from error
 
-    async def call(self, op: str, vhost: str | None, given: bytes) -> list[bytes]:
-        """Return the result in parts. given, result: exact JSON. Raises PenstockError if the
-        operation is refused."""
+    async def call(
+        self, op: str, vhost: str | None, given: bytes, caller: tuple[str, str] = OPERATOR
+    ) -> list[bytes]:
+        """Return the result in parts. given, result: exact JSON. caller: user and place, for the
+        audit log. Raises PenstockError if the operation is refused."""
         row = find(op, OPERATIONS)
         name = "" if row.of == NODE_VHOSTS else DEFAULT_VHOST
         name = name if vhost is None else vhost
@@ -134,7 +147,7 @@ class NodeOperations:
             if op in AUDITED:
                 self._node.note(
                     {
-                        "event": op, "user": "operator", "from": "control socket",
+                        "event": op, "user": caller[0], "from": caller[1],
                         **({"vhost": name} if row.of == NODE_VHOST else {}),
                         "args": args.shown(),
                     }
@@ -182,6 +195,7 @@ class NodeOperations:
             "data": node.data.path,
             "host": host,
             "port": port,
+            "listeners": node.ports(),
             "durability": MODE_NAMES[node.settings.mode],
             "memory_bytes": node.settings.memory_bytes,
             "counted_bytes": sum(v.counted_bytes for v in node.vhosts.values()),

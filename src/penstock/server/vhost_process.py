@@ -41,7 +41,6 @@ from penstock.broker.exactly_once.leases import lease_manager
 from penstock.broker.in_flight import SIZE, InFlight
 from penstock.broker.vhost import VHost, VHostSettings
 from penstock.errors import (
-    ACCESS_REFUSED,
     CONNECTION_FORCED,
     INTERNAL_ERROR,
     NOT_ALLOWED,
@@ -55,10 +54,10 @@ from penstock.errors import (
     VersionError,
 )
 from penstock.operation_json import JsonParts, loads, parts_of, to_json
-from penstock.operation_table import OPERATIONS, OPERATORS
+from penstock.operation_table import OPERATIONS, check_over_http
 from penstock.protocol.connection import Connection
 from penstock.queues.backing_choice import BackingChoice
-from penstock.server.control import ControlError, Facts
+from penstock.server.control import Facts
 from penstock.server.descriptors import RESERVE, clients_max
 from penstock.server.heap import freeze_start
 from penstock.server.hub import Hub, Session
@@ -440,10 +439,11 @@ class VhostProcess(LinkedProcess):
 
     def _on_http_call(self, asked: AskedCall) -> None:
         """Answer a call of the HTTP process, which checks the permissions of its callers."""
-        row = OPERATIONS.get(asked.op)
-        if row is not None and row.audience == OPERATORS:
-            text = f"ACCESS_REFUSED - {asked.op} is not available over HTTP"
-            asked.refuse(ControlError(ACCESS_REFUSED, text))
+        try:
+            if asked.op in OPERATIONS:
+                check_over_http(OPERATIONS[asked.op], "", None)
+        except PenstockError as error:
+            asked.refuse(error)
         else:
             self._on_call(asked)
 

@@ -97,6 +97,26 @@ def test_a_vhost_is_asked_on_a_link_of_its_own() -> None:
     with_broker(scenario)
 
 
+def test_many_who_ask_for_the_status_cost_the_broker_one_question() -> None:
+    async def scenario(broker: Broker) -> None:
+        broker.answers = {"status": [{"is_ready": True}]}
+        found = await asyncio.gather(*(broker.node.status() for _ in range(50)))
+        assert found == [{"is_ready": True}] * 50
+        assert broker.asked == [("status", {})]
+
+    with_broker(scenario)
+
+
+def test_what_the_node_answers_about_a_vhost_goes_to_the_supervisor() -> None:
+    async def scenario(broker: Broker) -> None:
+        broker.answers = {"set_permissions": [{}]}
+        await broker.node.call("set_permissions", "/", user="ann")
+        assert broker.asked == [("set_permissions", {"user": "ann"})]
+        assert not broker.opened
+
+    with_broker(scenario)
+
+
 def test_a_long_answer_is_passed_on_unread() -> None:
     """To read 10 MB of JSON takes half a second, in which nobody else is answered."""
 

@@ -8,9 +8,9 @@
     on_penstock_call(channel, method)        the same for the AMQP method penstock.call
 
 Operators call over the control socket; whoever can open that may do everything (channel is None).
-An operator may call for a user, with the argument `as_user` (an Identity as a dict): then that
-user's permissions count. The HTTP process does so. Clients call by penstock.call on a channel, with
-the permissions of their user.
+An operator may call for a user, with the argument `as_user` (an Identity as a dict, and `from`, the
+user's address): then that user's permissions count. The HTTP process does so. Clients call by
+penstock.call on a channel, with the permissions of their user.
 
 An unknown operation is a 404 and a wrong argument a 406; both suggest the right name. A failure of
 the engine is raised: it ends the vhost.
@@ -54,9 +54,8 @@ from penstock.errors import (
     PenstockError,
 )
 from penstock.operation_json import dumps, loads
-from penstock.operation_table import AUDITED, Arguments, find
+from penstock.operation_table import AS_USER, AUDITED, Arguments, find
 
-AS_USER: Final = "as_user"
 TEXT_BYTES_MAX: Final = 4000  # of an error's text: the smallest frame has 4096 bytes
 
 FUNCTIONS: Final[dict[str, Callable[[Call], None]]] = {
@@ -72,12 +71,12 @@ def call(
     """Call an operation; `reply` is called once, from here or later."""
     try:
         row = find(op, FUNCTIONS)
-        user = None
+        user, address = None, ""
         if channel is None and AS_USER in args:
             args = dict(args)
-            user = _user(op, args.pop(AS_USER))
+            user, address = _user(op, args.pop(AS_USER))
         check_caller(row, channel, user)
-        one = Call(vhost, channel, user, Arguments(op, row.arguments, args), reply)
+        one = Call(vhost, channel, user, Arguments(op, row.arguments, args), reply, address)
         if op in AUDITED and vhost.on_audit is not None:
             one.reply = _audited(one, reply)
         for verb, kind, argument in row.needs:
@@ -106,11 +105,11 @@ def _audited(one: Call, reply: Reply) -> Reply:
     return replied
 
 
-def _user(op: str, facts: object) -> Identity:
-    """Return the user for whom an operator calls. ChannelError 406."""
+def _user(op: str, facts: object) -> tuple[Identity, str]:
+    """Return the user for whom an operator calls, and its address. ChannelError 406."""
     try:
         assert isinstance(facts, dict)
-        return Identity.from_facts(facts)
+        return Identity.from_facts(facts), str(facts.get("from", ""))
     except (AssertionError, KeyError, TypeError, PenstockError) as error:
         text = "expected name, tags, configure, write and read"
         raise precondition_failed(f"{op}: argument {AS_USER!r}: {text}") from error

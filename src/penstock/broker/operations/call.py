@@ -29,7 +29,14 @@ from penstock.errors import (
     QueueFullError,
 )
 from penstock.operation_json import JsonParts
-from penstock.operation_table import CLIENTS, OPERATORS, Arguments, Operation
+from penstock.operation_table import (
+    CLIENTS,
+    MANAGEMENT,
+    OPERATORS,
+    Arguments,
+    Operation,
+    check_tags,
+)
 
 OPERATOR: Final = everything("operator")
 OVERHEAD_BYTES: Final = 32  # of a frame with an answer, more than enough
@@ -42,12 +49,13 @@ class Call:
     """One call of an operation, with its arguments checked. reply: takes the answer, once.
 
     channel: the client's; None if an operator calls. user: the user for whom an operator calls;
-    that user's permissions count then. lsn: what an answer that is made in slices waits for.
+    that user's permissions count then. address: where that user calls from. lsn: what an answer
+    that is made in slices waits for.
     """
 
     def __init__(
         self, vhost: VHost, channel: Channel | None, user: Identity | None, args: Arguments,
-        reply: Reply,
+        reply: Reply, address: str = "",
     ) -> None:  # fmt: skip
         self.vhost: VHost = vhost
         self.args: Arguments = args
@@ -57,11 +65,13 @@ class Call:
         self.is_operator: bool = channel is None and user is None
         self.owner: object | None = None if channel is None else channel.handler
         self._channel: Channel | None = channel
+        self._address: str = address
 
     @property
     def place(self) -> str:
         """Where a user has called from, for the audit log."""
-        return "http" if self._channel is None else client_of(self._channel.handler.name)
+        channel = self._channel
+        return self._address or "http" if channel is None else client_of(channel.handler.name)
 
     @property
     def channel(self) -> Channel:
@@ -213,20 +223,18 @@ Functions = Mapping[str, Callable[[Call], None]]  # of a module, by the names of
 
 def check_caller(row: Operation, channel: Channel | None, user: Identity | None) -> None:
     """Raise ChannelError 403 or 406 if a caller of this kind may not call the operation at all."""
-    is_operator = channel is None and user is None
     if row.audience == CLIENTS and channel is None:
         raise precondition_failed(f"{row.name}: is for channels of AMQP connections")
-    if is_operator or (row.audience != OPERATORS and not row.tags):
+    identity = user if channel is None else channel.identity
+    if identity is None:
         return
-    identity = user or channel.identity if channel is not None else user
-    assert identity is not None
-    start = f"operation '{row.name}' refused for user '{identity.name}': it "
-    if row.audience == OPERATORS:
+    if row.audience == OPERATORS or (row.audience == MANAGEMENT and channel is not None):
+        ways = "control socket alone" if row.audience == OPERATORS else "control socket or HTTP"
         raise access_refused(
-            start + "is done over the broker's control socket alone, by the command penstock"
+            f"operation '{row.name}' refused for user '{identity.name}': it is done over the "
+            f"broker's {ways}, by the command penstock"
         )
-    if not identity.tags.intersection(row.tags):
-        raise access_refused(start + "needs the tag " + " or ".join(row.tags))
+    check_tags(row, identity.name, identity.tags)
 
 
 def too_large(size: str, frame_max: int) -> AMQPError:

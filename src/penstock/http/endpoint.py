@@ -1,0 +1,354 @@
+"""Endpoint: a row of the table of the HTTP API; ApiRequest: one request to it; ListQuery: its rows.
+
+An endpoint is data: an address below /api, a method, who may call it, and what answers. That is
+one of
+
+    does        an operation of penstock.operation_table: its arguments are the names in the address
+                and the members of the body that have the same names; or a function of ApiRequest
+    rows        a list of the vhosts: the kind of `list_rows`
+    describes   one object of a vhost: the kind of `describe_row`; the last name in the address
+
+`shape` makes RabbitMQ's JSON of a result. A function may return an Answer to choose the status.
+
+Names in an address, such as {queue}, are decoded; "amq.default" is the default exchange, "".
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from starlette.requests import Request
+
+from penstock.access.permissions import DEFAULT_EXCHANGE, NOTHING, Identity, Pattern
+from penstock.http.node_link import NodeLink
+from penstock.http.requests import HttpError
+from penstock.operation_json import JsonText, read
+from penstock.operation_table import AS_USER, MANAGERS, WATCHERS, Argument, is_of_node
+from penstock.server.backends import Account
+from penstock.storage.files.user_store import READY
+
+VHOST: Final = "vhost"
+PAGE_SIZE: Final = 100
+PAGE_SIZE_MAX: Final = 500
+SMALL_BODY_BYTES: Final = 64 << 10
+
+# Which vhosts an address may name: one that the user may open; or see, which watchers may do with
+# all; or any that there is; or also one that there is not.
+OPENED: Final = "the user's permissions on the vhost"
+SEEN: Final = "permissions on the vhost, or the tag monitoring or administrator"
+ANY: Final = ""
+NEW: Final = "new"
+
+COLUMNS: Final = "columns"
+LIST_QUERY: Final[Mapping[str, str]] = {
+    COLUMNS: "only these members, separated by commas; a dot goes into objects",
+    "sort": "sort by this member",
+    "sort_reverse": "true: the largest first",
+    "page": "answer one page: its number, from 1",
+    "page_size": f"rows of a page, at most {PAGE_SIZE_MAX}",
+    "name": "with page: only names with this text in them",
+    "use_regex": "true: `name` is a regular expression",
+}
+STATS_QUERY: Final[Mapping[str, str]] = {
+    "disable_stats": "true: without statistics",
+    "enable_queue_totals": "true: with the counts of messages, also without statistics",
+}
+_SAMPLED: Final = re.compile(r"^(?:lengths|msg_rates|data_rates|node_stats)_(?:age|incr)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One address and method, see the head of this module.
+
+    help: one line. tags: the user needs one of these; () with is_open: no password either. vhost:
+    OPENED, SEEN, ANY or NEW. body: the members that are read, None if a body is not read; others
+    are ignored, as RabbitMQ does. query: parameter -> meaning. status: of an answer that is not an
+    Answer; 204 has no body. is_ours: RabbitMQ has nothing like it.
+    """
+
+    path: str
+    method: str
+    help: str
+    does: "str | Function" = ""
+    rows: str = ""
+    describes: str = ""
+    tags: tuple[str, ...] = MANAGERS
+    vhost: str = SEEN
+    body: tuple[Argument, ...] | None = None
+    body_bytes_max: int = SMALL_BODY_BYTES
+    query: Mapping[str, str] = field(default_factory=dict)
+    shape: "Callable[[Any], object] | None" = None
+    status: int = 200
+    is_open: bool = False
+    is_ours: bool = False
+
+    @property
+    def is_list(self) -> bool:
+        """Return whether the answer is a list that can be sorted and paged."""
+        return "sort" in self.query
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer with a status of its own. body: JSON; None: empty."""
+
+    status: int
+    body: object = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class ApiRequest:
+    """One request. names: in the address. query: parameters, the last of several. body: members of
+    the JSON, checked against the row; `raw_body` has all of them. account: who asks."""
+
+    def __init__(
+        self, endpoint: Endpoint, request: Request, node: NodeLink, names: dict[str, str],
+        account: Account | None,
+    ) -> None:  # fmt: skip
+        self.endpoint = endpoint
+        self.request = request
+        self.node = node
+        self.names = names
+        self.query: dict[str, str] = dict(request.query_params.multi_items())
+        self.raw_body: dict[str, Any] = {}
+        self.body: dict[str, Any] = {}
+        self.down: list[str] = []  # vhosts that did not answer
+        self._account = account
+
+    @property
+    def account(self) -> Account:
+        """Return who asks; an endpoint without password has nobody."""
+        assert self._account is not None, "the row says that anybody may ask"
+        return self._account
+
+    @property
+    def vhost(self) -> str:
+        """Return the vhost in the address."""
+        return self.names[VHOST]
+
+    @property
+    def sees_all(self) -> bool:
+        """Return whether the user may see what is in every vhost."""
+        return not self.account.tags.isdisjoint(WATCHERS)
+
+    def is_set(self, name: str) -> bool:
+        """Return whether a parameter is true."""
+        return self.query.get(name, "").lower() == "true"
+
+    def identity(self, vhost: str) -> Identity | None:
+        """Return what the user may do in the vhost; None if it may not see it."""
+        found = self.account.identity(vhost)
+        if found is None and self.sees_all:
+            account = self.account
+            return Identity(account.user, account.tags, NOTHING, NOTHING, NOTHING)
+        return found
+
+    def check_vhost(self) -> None:
+        """Raise HttpError 401 or 404 if the user may not use the vhost in the address so."""
+        rule, vhost = self.endpoint.vhost, self.names.get(VHOST)
+        if vhost is None or rule == NEW:
+            return
+        if vhost not in self.node.users.vhosts():
+            raise HttpError(404, f"no vhost '{vhost}'")
+        if rule == ANY:
+            return
+        found = self.identity(vhost) if rule == SEEN else self.account.identity(vhost)
+        if found is None:
+            raise not_authorised("User not authorised to access virtual host")
+
+    def vhosts(self) -> list[str]:
+        """Return the vhosts that the user sees, or the one in the address."""
+        if VHOST in self.names:
+            return [self.vhost]
+        return [
+            name for name, state in sorted(self.node.users.vhosts().items())
+            if state == READY and (self.sees_all or self.account.identity(name) is not None)
+        ]  # fmt: skip
+
+    async def call(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
+        """Return the result of an operation for the user, a JsonText if it is long. vhost: None for
+        one of the node that is not about a vhost. Raises ControlError, HttpError."""
+        return await self.node.call(op, vhost, **args, **{AS_USER: self._as_user(op, vhost)})
+
+    async def call_once(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
+        """As `call`, for an operation that must not be repeated if its vhost ends meanwhile."""
+        return await self.node.call_once(op, vhost, **args, **{AS_USER: self._as_user(op, vhost)})
+
+    async def value(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
+        """As `call`, read if it is long."""
+        found = await self.call(op, vhost, **args)
+        return read(found.text) if isinstance(found, JsonText) else found
+
+    def _as_user(self, op: str, vhost: str | None) -> dict[str, object]:
+        account = self.account
+        peer = self.request.client
+        place = f"{peer.host}:{peer.port}" if peer is not None else "http"
+        if is_of_node(op):
+            return {"name": account.user, "tags": sorted(account.tags), "from": place}
+        assert vhost is not None
+        identity = self.identity(vhost)
+        if identity is None:
+            raise not_authorised("User not authorised to access virtual host")
+        return {**identity.facts(), "from": place}
+
+    def sampled(self) -> dict[str, int]:
+        """Return the parameters that ask for samples: lengths_age, lengths_incr and so on, in
+        seconds. Raises HttpError 400."""
+        return {
+            name: _whole(name, value) for name, value in self.query.items() if _SAMPLED.match(name)
+        }
+
+
+Function = Callable[[ApiRequest], Awaitable[object]]
+
+
+def not_authorised(reason: str) -> HttpError:
+    """Return the 401 for a user who is known and may not."""
+    return HttpError(401, reason, error="not_authorised")
+
+
+# ---- which rows of a list ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ListQuery:
+    """Which rows and members of a list are asked for. page: None for all rows."""
+
+    columns: tuple[str, ...] = ()
+    sort: str = ""
+    is_reverse: bool = False
+    page: int | None = None
+    page_size: int = PAGE_SIZE
+    name: str = ""
+    use_regex: bool = False
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> "ListQuery":
+        """Return what these parameters ask for. Raises HttpError 400."""
+        page = _whole("page", query["page"]) if "page" in query else None
+        size = _whole("page_size", query["page_size"]) if query.get("page_size") else PAGE_SIZE
+        if page is not None and (page < 1 or not 1 <= size <= PAGE_SIZE_MAX):
+            raise HttpError(
+                400, f"expected page from 1 on and page_size from 1 to {PAGE_SIZE_MAX}, given page "
+                f"{page} and page_size {size}", error="invalid_pagination_parameters",
+            )  # fmt: skip
+        found = cls(
+            tuple(name for name in query.get(COLUMNS, "").split(",") if name),
+            query.get("sort", ""), query.get("sort_reverse", "").lower() == "true", page, size,
+            query.get("name", "") if page is not None else "",
+            query.get("use_regex", "").lower() == "true",
+        )  # fmt: skip
+        if found.name and found.use_regex:
+            found._pattern()
+        return found
+
+    def _pattern(self) -> Pattern:
+        try:
+            return Pattern(self.name)
+        except ValueError as error:
+            text = f"name: given {self.name!r}, expected a regular expression of RE2 ({error})"
+            raise HttpError(400, text[:600]) from error
+
+    def cut(self, rows: Sequence[Mapping[str, object]]) -> object:
+        """Return the rows as they are asked for; an object about the page if one is. Raises
+        HttpError 400 for a page beyond the end."""
+        found = list(rows)
+        if self.name and self.use_regex:
+            pattern = self._pattern()
+            found = [row for row in found if pattern.is_in(str(row.get("name", "")))]
+        elif self.name:
+            found = [row for row in found if self.name in str(row.get("name", ""))]
+        found = self.ordered(found)
+        if self.page is None:
+            return self.picked(found)
+        first = (self.page - 1) * self.page_size
+        return self.page_of(found[first : first + self.page_size], len(found), len(rows))
+
+    def ordered(self, rows: list[Mapping[str, object]]) -> list[Mapping[str, object]]:
+        """Return the rows as they are to be sorted; as they are if nothing is said about it."""
+        if self.sort:
+            rows = sorted(rows, key=lambda row: _order(nested(row, self.sort)))
+        if self.is_reverse:
+            rows = rows[::-1]
+        return rows
+
+    def picked(self, rows: Sequence[Mapping[str, object]]) -> list[object]:
+        """Return only the members of the rows that are asked for."""
+        return [picked(row, self.columns) for row in rows]
+
+    def page_of(
+        self, rows: Sequence[Mapping[str, object]], filtered: int, total: int
+    ) -> dict[str, object]:
+        """Return the object about a page of these rows, whose members are picked. filtered, total:
+        how many rows there are, with and without the name. Raises HttpError 400."""
+        assert self.page is not None
+        pages = max(-(-filtered // self.page_size), 1)
+        if self.page > pages:
+            text = f"Page out of range, page: {self.page} page size: {self.page_size}, len: {total}"
+            raise HttpError(400, text, error="page_out_of_range")
+        return {
+            "filtered_count": filtered,
+            "item_count": len(rows),
+            "items": self.picked(rows),
+            "page": self.page,
+            "page_count": pages,
+            "page_size": self.page_size,
+            "total_count": total,
+        }
+
+
+def nested(row: object, name: str) -> object:
+    """Return a member of a row, None if there is none. name: with dots into objects."""
+    for part in name.split("."):
+        row = row.get(part) if isinstance(row, Mapping) else None
+    return row
+
+
+def picked(row: Mapping[str, object], columns: Sequence[str]) -> Mapping[str, object]:
+    """Return the row with these members alone, nested as before; all of it if none is named."""
+    if not columns:
+        return row
+    found: dict[str, object] = {}
+    deeper: dict[str, list[str]] = {}
+    for column in columns:
+        name, dot, rest = column.partition(".")
+        if name in row and not dot:
+            found[name] = row[name]
+        elif dot:
+            deeper.setdefault(name, []).append(rest)
+    for name, rests in deeper.items():
+        value = row.get(name)
+        if isinstance(value, Mapping) and name not in found:
+            inner = picked(value, rests)
+            if inner:
+                found[name] = inner
+    return found
+
+
+def _order(value: object) -> tuple[int, float, str]:
+    """Return a key that puts what is missing first, then numbers, then texts."""
+    if value is None:
+        return (0, 0.0, "")
+    if isinstance(value, int | float):
+        return (1, float(value), "")
+    return (2, 0.0, str(value))
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        error = "invalid_pagination_parameters" if name.startswith("page") else "bad_request"
+        raise HttpError(
+            400, f"parameter {name!r}: given {text[:40]!r}, expected a whole number", error=error
+        )
+    return int(text)
+
+
+def described_names(path: str) -> list[str]:
+    """Return the names in an address: ["vhost", "queue"] of "queues/{vhost}/{queue}"."""
+    return [part[1:-1] for part in path.split("/") if part.startswith("{")]
+
+
+def decoded_name(part: str, text: str) -> str:
+    """Return a name of an address as operations have it."""
+    return "" if part == "exchange" and text == DEFAULT_EXCHANGE else text

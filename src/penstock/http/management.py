@@ -1,0 +1,400 @@
+"""Management: answers the addresses of the table of endpoints, as RabbitMQ's HTTP API does.
+
+Finds the row of an address and method, checks who asks, calls what answers, and makes the answer:
+members and pages (endpoint.ListQuery), errors in RabbitMQ's form, gzip.
+
+    401   no or a wrong password: with WWW-Authenticate, and without a body if none was sent. A user
+          who may not: `not_authorised`, without that header. There is no 403: clients test for 401
+    404   {"error": "Object Not Found"}, with our reason
+    405   another method, with Allow
+
+A list of several vhosts is asked of each of them. One that is down leaves its rows out: the others
+are there, and the header X-Penstock-Down, and the member `penstock.down` of a page, name it. The
+list of vhosts itself has a row for it.
+"""
+
+import asyncio
+import gzip
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+from urllib.parse import quote, unquote_to_bytes
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.errors import INTERNAL_ERROR, NOT_FOUND
+from penstock.http.bodies import SMALL_BYTES_MAX, JsonBodies, from_json
+from penstock.http.endpoint import (
+    COLUMNS,
+    VHOST,
+    Answer,
+    ApiRequest,
+    Endpoint,
+    ListQuery,
+    decoded_name,
+    not_authorised,
+    picked,
+)
+from penstock.http.endpoint_table import ENDPOINTS
+from penstock.http.node_link import NodeLink
+from penstock.http.requests import ACCOUNT, HttpError, JsonAnswer, NotAuthorizedError
+from penstock.operation_json import JsonText, read, to_json
+from penstock.operation_table import (
+    ADMINISTRATORS,
+    MANAGERS,
+    NODE,
+    OPERATIONS,
+    POLICYMAKERS,
+    WATCHERS,
+)
+from penstock.options import WrongValueError
+from penstock.server.control import ControlError
+
+GZIP_BYTES_MIN: Final = 1400  # a shorter answer fits into one packet
+THREAD_BYTES: Final = 64 << 10  # a longer one is compressed in a thread
+GZIP_LEVEL: Final = 4
+HEADERS: Final = {"Cache-Control": "no-cache", "Vary": "accept, accept-encoding, origin"}
+NO_TAG: Final[Mapping[tuple[str, ...], str]] = {
+    MANAGERS: "Not management user",
+    POLICYMAKERS: "Not policymaker user",
+    WATCHERS: "Not monitor user",
+    ADMINISTRATORS: "Not administrator user",
+}
+TRUE_FALSE: Final = {"true": True, "false": False}
+
+
+class Found:
+    """What is at an address. methods: method -> its row. names: in the address."""
+
+    def __init__(self, methods: dict[str, Endpoint], names: dict[str, str], method: str) -> None:
+        self.methods = methods
+        self.names = names
+        self.endpoint = methods.get("GET" if method == "HEAD" else method)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether no password is needed: also to learn which methods there are."""
+        return self.endpoint.is_open if self.endpoint is not None else bool(self.methods)
+
+
+class AddressTree:
+    """Finds the rows of an address. A word is preferred to a name: users/bulk-delete."""
+
+    def __init__(self, endpoints: Iterable[Endpoint]) -> None:
+        self._root: dict[str, Any] = {}
+        for one in endpoints:
+            at = self._root
+            for part in one.path.split("/"):
+                at = at.setdefault("{}" if part.startswith("{") else part, {})
+            methods = at.setdefault("", {})
+            assert one.method not in methods, (one.path, one.method)
+            methods[one.method] = one
+
+    def find(self, path: str, method: str) -> Found:
+        """Return what is there, with no methods if nothing is. path: below /api/, encoded."""
+        parts = path.removesuffix("/").split("/")
+        texts = [unquote_to_bytes(part).decode("utf-8", "surrogateescape") for part in parts]
+        methods = self._methods(self._root, texts)
+        names: dict[str, str] = {}
+        if methods:
+            words = next(iter(methods.values())).path.split("/")
+            names = {
+                word[1:-1]: decoded_name(word[1:-1], text)
+                for word, text in zip(words, texts, strict=True) if word.startswith("{")
+            }  # fmt: skip
+        return Found(methods, names, method)
+
+    def _methods(self, at: dict[str, Any], texts: list[str]) -> dict[str, Endpoint]:
+        if not texts:
+            found: dict[str, Endpoint] = at.get("", {})
+            return found
+        for word in (texts[0], "{}"):
+            if word and word in at:
+                methods = self._methods(at[word], texts[1:])
+                if methods:
+                    return methods
+        return {}
+
+
+class Management:
+    """Answers requests. bodies: reads bodies."""
+
+    def __init__(
+        self, node: NodeLink, bodies: JsonBodies, endpoints: Iterable[Endpoint] = ENDPOINTS
+    ) -> None:
+        self._node = node
+        self._bodies = bodies
+        self._tree = AddressTree(endpoints)
+
+    def find(self, path: str, method: str) -> Found:
+        """Return what is at this address. path: below /api/."""
+        return self._tree.find(path, method)
+
+    async def answer(self, found: Found, request: Request) -> Response:
+        """Return the answer. The account of who asks is in the request's scope, unless the row
+        needs none. Raises HttpError, ControlError."""
+        endpoint = found.endpoint
+        if not found.methods:
+            raise HttpError(404, "Not Found")
+        allowed = ", ".join(sorted({*found.methods, "HEAD", "OPTIONS"}))
+        if endpoint is None:
+            status = 200 if request.method == "OPTIONS" else 405
+            return Response(status_code=status, headers={**HEADERS, "Allow": allowed})
+        account = None if endpoint.is_open else request.scope[ACCOUNT]
+        asked = ApiRequest(endpoint, request, self._node, found.names, account)
+        if account is not None:
+            if account.tags.isdisjoint(endpoint.tags):
+                has_any = not account.tags.isdisjoint(MANAGERS)
+                raise not_authorised(NO_TAG[endpoint.tags if has_any else MANAGERS])
+            asked.check_vhost()
+        if endpoint.body is not None:
+            await self._read_body(asked, endpoint.body)
+        return await _encoded(await self._result(asked), asked)
+
+    async def _read_body(self, asked: ApiRequest, members: tuple[Any, ...]) -> None:
+        """Read the body, and check the members of the row. Raises HttpError."""
+        most = asked.endpoint.body_bytes_max
+        if most <= SMALL_BYTES_MAX:
+            body = await self._bodies.untyped(asked.request, most)
+        else:
+            async with self._bodies.long(asked.request, most, from_json, is_typed=False) as body:
+                pass
+        if not isinstance(body, dict):
+            raise HttpError(400, "not_json")
+        asked.raw_body = body
+        asked.body, missing = {}, []
+        for member in members:
+            value = body.get(member.name)
+            if value is None and member.is_required:
+                missing.append(f"{{key_missing,{member.name}}}")
+                continue
+            if value is None:
+                value = member.value
+            if member.kind.words == "true or false" and isinstance(value, str):
+                value = TRUE_FALSE.get(value, value)
+            try:
+                asked.body[member.name] = member.kind.check(value)
+            except WrongValueError as error:
+                text = f"{member.name}: given {value!r:.200}, expected {error.expected}"
+                raise HttpError(400, text) from error
+        if missing:
+            raise HttpError(400, f"[{','.join(missing)}]")
+
+    async def _result(self, asked: ApiRequest) -> object:
+        """Return what the row answers: an Answer, a value, or a JsonText."""
+        endpoint = asked.endpoint
+        if endpoint.rows:
+            return await self._rows(asked, ListQuery.of(asked.query))
+        if endpoint.describes:
+            name = [text for part, text in asked.names.items() if part != VHOST][-1]
+            found = await asked.call(
+                "describe_row", asked.vhost, kind=endpoint.describes, name=name,
+                columns=[one for one in asked.query.get(COLUMNS, "").split(",") if one],
+                **_stats(asked),
+            )  # fmt: skip
+        elif isinstance(endpoint.does, str):
+            found = await self._called(asked, endpoint.does)
+        else:
+            found = await endpoint.does(asked)
+        if isinstance(found, Answer) or (endpoint.shape is None and isinstance(found, JsonText)):
+            return found
+        if isinstance(found, JsonText):
+            found = read(found.text)
+        if endpoint.shape is not None:
+            found = endpoint.shape(found)
+        if endpoint.is_list and isinstance(found, list):
+            return ListQuery.of(asked.query).cut(found)
+        if isinstance(found, dict):
+            columns = asked.query.get(COLUMNS, "").split(",")
+            return picked(found, [one for one in columns if one])
+        return found
+
+    async def _called(self, asked: ApiRequest, op: str) -> object:
+        row = OPERATIONS[op]
+        values = {**asked.body, **asked.names}
+        args = {one.name: values[one.name] for one in row.arguments if one.name in values}
+        vhost = asked.names.get(VHOST) if row.of != NODE else None
+        if asked.endpoint.method == "GET":
+            return await asked.call(op, vhost, **args)
+        return await asked.call_once(op, vhost, **args)
+
+    # ---- lists of vhosts -----------------------------------------------------------------------
+
+    async def _rows(self, asked: ApiRequest, query: ListQuery) -> object:
+        """Return a list that the vhosts make."""
+        vhosts = asked.vhosts()
+        if len(vhosts) == 1 and VHOST in asked.names:
+            return await self._of_vhost(asked, vhosts[0], query)
+        if query.page is None:
+            texts = await self._of_all(asked, vhosts, query)
+            if not query.sort:
+                texts = texts[::-1] if query.is_reverse else texts
+                inner = [text.text.strip()[1:-1] for text in texts]
+                return JsonText(b"[" + b",".join(one for one in inner if one) + b"]")
+            rows = [row for text in texts for row in read(text.text)]
+            return query.picked(query.ordered(rows))
+        return await self._page(asked, vhosts, query)
+
+    async def _page(self, asked: ApiRequest, vhosts: list[str], query: ListQuery) -> object:
+        """Return a page of the rows of several vhosts. Sorted: each gives the first rows, up to the
+        end of the page. Not sorted: the vhosts follow one another, and their counts say which of
+        them have rows of the page."""
+        assert query.page is not None
+        end = query.page * query.page_size
+        first = end - query.page_size
+        if query.sort:
+            pages = [read(text.text) for text in await self._of_all(asked, vhosts, query, 1, end)]
+            rows = query.ordered([row for page in pages for row in page["items"]])
+            found = rows[first:end]
+        else:
+            size = query.page_size
+            pages = [read(text.text) for text in await self._of_all(asked, vhosts, query, 1, 1)]
+            found = []
+            at = 0
+            answered = [one for one in vhosts if one not in asked.down]
+            there = list(zip(answered, pages, strict=True))
+            for vhost, page in there[::-1] if query.is_reverse else there:
+                count = page["filtered_count"]
+                low, high = max(first - at, 0), min(end - at, count)
+                for number in range(low // size + 1, -(-high // size) + 1 if low < high else 0):
+                    text = await self._of_vhost(asked, vhost, query, number, size)
+                    some = read(text.text)["items"]
+                    base = (number - 1) * size
+                    found += some[max(low - base, 0) : high - base]
+                at += count
+        counts = {
+            name: sum(page[name] for page in pages) for name in ("filtered_count", "total_count")
+        }
+        answer = query.page_of(found, counts["filtered_count"], counts["total_count"])
+        if asked.down:
+            answer["penstock"] = {"down": sorted(asked.down)}
+        return answer
+
+    async def _of_all(
+        self, asked: ApiRequest, vhosts: list[str], query: ListQuery, page: int | None = None,
+        size: int | None = None,
+    ) -> list[JsonText]:  # fmt: skip
+        """Return the answers of the vhosts that answer, in order; `asked.down` has the others."""
+        found = await asyncio.gather(
+            *(self._of_vhost(asked, vhost, query, page, size) for vhost in vhosts),
+            return_exceptions=True,
+        )
+        texts: list[JsonText] = []
+        for vhost, one in zip(vhosts, found, strict=True):
+            if isinstance(one, JsonText):
+                texts.append(one)
+            elif is_down(one):
+                asked.down.append(vhost)
+            else:
+                raise one
+        return texts
+
+    async def _of_vhost(
+        self, asked: ApiRequest, vhost: str, query: ListQuery, page: int | None = None,
+        size: int | None = None,
+    ) -> JsonText:  # fmt: skip
+        columns = list(query.columns)
+        if columns and query.sort and VHOST not in asked.names:
+            columns += [query.sort, "name"]
+        page = query.page if page is None else page
+        if size is None and page is not None:
+            size = query.page_size
+        sees_all = asked.sees_all or asked.endpoint.rows not in OWN_KINDS
+        found = await asked.call(
+            "list_rows", vhost, kind=asked.endpoint.rows, columns=columns, sort=query.sort,
+            reverse=query.is_reverse, page=page, page_size=size,
+            name=query.name, use_regex=query.use_regex,
+            user=None if sees_all else asked.account.user, **_stats(asked),
+        )  # fmt: skip
+        return found if isinstance(found, JsonText) else JsonText(json.dumps(found).encode())
+
+
+OWN_KINDS: Final = ("connections", "channels")  # a user without the tag monitoring sees its own
+
+
+def _stats(asked: ApiRequest) -> dict[str, object]:
+    """Return what is said about statistics, for list_rows and describe_row."""
+    found: dict[str, object] = {"rates": not asked.is_set("disable_stats")}
+    if asked.is_set("enable_queue_totals"):
+        found["totals"] = True
+    sampled = asked.sampled()
+    if sampled:
+        found["samples"] = sampled
+    return found
+
+
+def is_down(error: object) -> bool:
+    """Return whether an error says that a vhost cannot answer."""
+    if isinstance(error, ControlError):
+        return error.code == INTERNAL_ERROR
+    return isinstance(error, HttpError) and error.status == 503
+
+
+# ---- answers -------------------------------------------------------------------------------------
+
+
+async def _encoded(found: object, asked: ApiRequest) -> Response:
+    """Return the HTTP answer for a result."""
+    answer = found if isinstance(found, Answer) else Answer(asked.endpoint.status, found)
+    headers = {**HEADERS, **answer.headers}
+    if asked.down:
+        headers["X-Penstock-Down"] = ", ".join(quote(name, safe="") for name in asked.down)
+    if answer.body is None or answer.status == 204:
+        return Response(status_code=answer.status, headers=headers)
+    if isinstance(answer.body, bytes):
+        data = answer.body
+    elif isinstance(answer.body, JsonText):
+        data = answer.body.text
+    else:
+        data = json.dumps(to_json(answer.body), separators=(",", ":")).encode()
+    headers.setdefault("Content-Type", "application/json")
+    accepted = asked.request.headers.get("accept-encoding", "")
+    if len(data) >= GZIP_BYTES_MIN and _accepts_gzip(accepted):
+        if len(data) < THREAD_BYTES:
+            data = gzip.compress(data, GZIP_LEVEL, mtime=0)
+        else:
+            data = await asyncio.to_thread(gzip.compress, data, GZIP_LEVEL, mtime=0)
+        headers["Content-Encoding"] = "gzip"
+    reply = Response(data, answer.status, headers)
+    if asked.request.method == "HEAD":
+        reply.body = b""
+    return reply
+
+
+def _accepts_gzip(header: str) -> bool:
+    for one in header.lower().split(","):
+        name, _, quality = one.strip().partition(";")
+        if name.strip() in ("gzip", "*"):
+            return quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
+
+
+def error_answer(error: HttpError, *, has_password: bool) -> Response:
+    """Return the answer for an error, in RabbitMQ's form. has_password: the request has an
+    Authorization header."""
+    headers = {**HEADERS, **error.headers}
+    if isinstance(error, NotAuthorizedError):
+        if not has_password:
+            return Response(status_code=401, headers=headers)
+        return JsonAnswer({"error": "not_authorized", "reason": "Login failed"}, 401, headers)
+    body = error.body()
+    status = error.status
+    if status == 403 and "error" not in error.more:
+        status, body["error"] = 401, "not_authorised"
+    elif status == 404 and "error" not in error.more:
+        body["error"] = "Object Not Found"
+    return JsonAnswer(body, status, headers)
+
+
+def refusal(error: ControlError) -> HttpError:
+    """Return the HTTP error for a refusal of an operation, with AMQP's text without its word."""
+    word, dash, rest = error.text.partition(" - ")
+    text = rest if dash and word.isupper() and " " not in word else error.text
+    if error.code == NOT_FOUND:
+        return HttpError(404, text)
+    if error.code == INTERNAL_ERROR:
+        return HttpError(503, text)
+    if error.code == 403:
+        return HttpError(403, text)
+    return HttpError(400, text)

@@ -1,0 +1,63 @@
+"""RabbitMQ's HTTP API of a broker that really runs: who may, what is audited, a vhost that is down.
+
+The forms of answers, row by row: tests/unit/http/test_management.py.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.http_caller import HttpCaller
+from tests.helpers.live_broker import LiveBroker
+
+pytestmark = pytest.mark.real
+
+
+def test_what_the_node_answers_and_changes(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    with LiveBroker(
+        tmp_path / "data", environment={"PENSTOCK_AUDIT_LOG": str(path)}, has_http=True
+    ) as broker, HttpCaller(broker) as http:  # fmt: skip
+        assert http.json("GET", "whoami") == {"name": "guest", "tags": ["administrator"]}
+        assert http.ask("PUT", "cluster-name", {"name": "lab"}) == (204, b"")
+        assert http.json("GET", "cluster-name") == {"name": "lab"}
+        overview = http.json("GET", "overview")
+        assert overview["cluster_name"] == "lab"
+        ports = {one["protocol"]: one["port"] for one in overview["listeners"]}
+        assert ports == {"amqp": broker.port, "http": broker.http_port}
+        assert http.json("GET", "aliveness-test/%2F") == {"status": "ok"}
+        for check in ("alarms", "virtual-hosts", f"port-listener/{broker.port}", "is-in-service"):
+            assert http.json("GET", f"health/checks/{check}")["status"] == "ok"
+        broker.control("add_user", name="eve", password="eve", tags=["management"])
+        with HttpCaller(broker, "eve") as eve:
+            assert eve.json("GET", "vhosts") == []
+            assert eve.json("PUT", "cluster-name", {"name": "mine"}, 401) == {
+                "error": "not_authorised",
+                "reason": "Not administrator user",
+            }
+            eve.json("GET", "aliveness-test/%2F", status=401)
+        broker.stop()
+    entry = next(
+        one
+        for one in map(json.loads, path.read_text().splitlines())
+        if one["event"] == "set_global_parameter"
+    )
+    assert entry["user"] == "guest"
+    assert entry["from"].startswith("127.0.0.1:")
+    assert entry["args"] == {"name": "cluster_name", "value": "lab"}
+
+
+def test_a_vhost_that_is_stopped_is_listed_with_its_reason(tmp_path: Path) -> None:
+    with LiveBroker(tmp_path / "data", has_http=True) as broker, HttpCaller(broker) as http:
+        broker.control("add_vhost", name="shop", description="sells", tags=["a"])
+        broker.control("stop_vhost", name="shop")
+        first, second = http.json("GET", "vhosts")
+        assert (first["name"], list(first["cluster_state"].values())) == ("/", ["running"])
+        assert (second["name"], list(second["cluster_state"].values())) == ("shop", ["stopped"])
+        assert second["penstock"]["why"] == "stopped by an operator"
+        assert second["metadata"] == {"description": "sells", "tags": ["a"]}
+        found = http.json("GET", "vhosts?page=1&page_size=1&name=sho&columns=name")
+        assert (found["items"], found["total_count"]) == ([{"name": "shop"}], 2)
+        assert http.json("GET", "vhosts/shop") == second
+        http.json("GET", "vhosts/none", status=404)

@@ -1170,7 +1170,9 @@ _ROWS: Final = (
     _list(
         "list_batches", "List the last batch of each query that writes exactly once.",
         ("query", "batch", "target", "rows", "is_done", "waits_for"),
-        ("owner", "pages", "page", "frame", "bytes", "time_us"), tags=WATCHERS,
+        ("owner", "pages", "page", "frame", "bytes", "time_us"),
+        more="Of the queries that the caller may use; of all with the tag monitoring or "
+        "administrator.",
     ),
     # the library's box on a broker
     Operation(

@@ -132,6 +132,10 @@ class ApiRequest:
         """Return whether the user may see what is in every vhost."""
         return not self.account.tags.isdisjoint(WATCHERS)
 
+    def names_of_row(self) -> dict[str, str]:
+        """Return the names in the address besides the vhost."""
+        return {part: text for part, text in self.names.items() if part != VHOST}
+
     def is_set(self, name: str) -> bool:
         """Return whether a parameter is true."""
         return self.query.get(name, "").lower() == "true"
@@ -245,7 +249,7 @@ class ListQuery:
 
     def _pattern(self) -> Pattern:
         try:
-            return Pattern(self.name)
+            return Pattern(f"(?i){self.name}")
         except ValueError as error:
             text = f"name: given {self.name!r}, expected a regular expression of RE2 ({error})"
             raise HttpError(400, text[:600]) from error
@@ -258,7 +262,8 @@ class ListQuery:
             pattern = self._pattern()
             found = [row for row in found if pattern.is_in(str(row.get("name", "")))]
         elif self.name:
-            found = [row for row in found if self.name in str(row.get("name", ""))]
+            name = self.name.casefold()
+            found = [row for row in found if name in str(row.get("name", "")).casefold()]
         found = self.ordered(found)
         if self.page is None:
             return self.picked(found)
@@ -285,8 +290,7 @@ class ListQuery:
         assert self.page is not None
         pages = max(-(-filtered // self.page_size), 1)
         if self.page > pages:
-            text = f"Page out of range, page: {self.page} page size: {self.page_size}, len: {total}"
-            raise HttpError(400, text, error="page_out_of_range")
+            raise out_of_range(self, f"{filtered} rows")
         return {
             "filtered_count": filtered,
             "item_count": len(rows),
@@ -296,6 +300,12 @@ class ListQuery:
             "page_size": self.page_size,
             "total_count": total,
         }
+
+
+def out_of_range(query: ListQuery, found: str) -> HttpError:
+    """Return the error for a page beyond the end. found: how many there are."""
+    text = f"Page out of range, page: {query.page} page size: {query.page_size}: {found}"
+    return HttpError(400, text, error="page_out_of_range")
 
 
 def nested(row: object, name: str) -> object:
@@ -320,9 +330,9 @@ def picked(row: Mapping[str, object], columns: Sequence[str]) -> Mapping[str, ob
     for name, rests in deeper.items():
         value = row.get(name)
         if isinstance(value, Mapping) and name not in found:
-            inner = picked(value, rests)
-            if inner:
-                found[name] = inner
+            found[name] = picked(value, rests)
+        elif isinstance(value, list) and name not in found:
+            found[name] = [picked(one, rests) for one in value if isinstance(one, Mapping)]
     return found
 
 

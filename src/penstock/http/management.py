@@ -27,6 +27,8 @@ from penstock.errors import INTERNAL_ERROR, NOT_FOUND
 from penstock.http.bodies import SMALL_BYTES_MAX, JsonBodies, from_json
 from penstock.http.endpoint import (
     COLUMNS,
+    PAGE_SIZE,
+    STATS_QUERY,
     VHOST,
     Answer,
     ApiRequest,
@@ -34,6 +36,7 @@ from penstock.http.endpoint import (
     ListQuery,
     decoded_name,
     not_authorised,
+    out_of_range,
     picked,
 )
 from penstock.http.endpoint_table import ENDPOINTS
@@ -54,6 +57,7 @@ from penstock.server.control import ControlError
 GZIP_BYTES_MIN: Final = 1400  # a shorter answer fits into one packet
 THREAD_BYTES: Final = 64 << 10  # a longer one is compressed in a thread
 GZIP_LEVEL: Final = 4
+ROWS_AT_ONCE: Final = 10_000  # of one page of list_rows
 HEADERS: Final = {"Cache-Control": "no-cache", "Vary": "accept, accept-encoding, origin"}
 NO_TAG: Final[Mapping[tuple[str, ...], str]] = {
     MANAGERS: "Not management user",
@@ -187,11 +191,12 @@ class Management:
         if endpoint.rows:
             return await self._rows(asked, ListQuery.of(asked.query))
         if endpoint.describes:
-            name = [text for part, text in asked.names.items() if part != VHOST][-1]
+            of = asked.names_of_row()
+            _, name = of.popitem()
             found = await asked.call(
-                "describe_row", asked.vhost, kind=endpoint.describes, name=name,
+                "describe_row", asked.vhost, kind=endpoint.describes, name=name, of=of,
                 columns=[one for one in asked.query.get(COLUMNS, "").split(",") if one],
-                **_stats(asked),
+                samples=asked.sampled(), **_stats(asked),
             )  # fmt: skip
         elif isinstance(endpoint.does, str):
             found = await self._called(asked, endpoint.does)
@@ -224,8 +229,13 @@ class Management:
     async def _rows(self, asked: ApiRequest, query: ListQuery) -> object:
         """Return a list that the vhosts make."""
         vhosts = asked.vhosts()
-        if len(vhosts) == 1 and VHOST in asked.names:
-            return await self._of_vhost(asked, vhosts[0], query)
+        if VHOST in asked.names:
+            try:
+                return await self._of_vhost(asked, vhosts[0], query, query.page, query.page_size)
+            except ControlError as error:
+                if query.page is None or "out of range" not in error.text:
+                    raise
+                raise out_of_range(query, error.text) from error
         if query.page is None:
             texts = await self._of_all(asked, vhosts, query)
             if not query.sort:
@@ -244,7 +254,13 @@ class Management:
         end = query.page * query.page_size
         first = end - query.page_size
         if query.sort:
-            pages = [read(text.text) for text in await self._of_all(asked, vhosts, query, 1, end)]
+            size = min(end, ROWS_AT_ONCE)
+            pages = [read(text.text) for text in await self._of_all(asked, vhosts, query, 1, size)]
+            answered = [one for one in vhosts if one not in asked.down]
+            for vhost, page in zip(answered, pages, strict=True):
+                for number in range(2, -(-min(end, page["filtered_count"]) // size) + 1):
+                    text = await self._of_vhost(asked, vhost, query, number, size)
+                    page["items"] += read(text.text)["items"]
             rows = query.ordered([row for page in pages for row in page["items"]])
             found = rows[first:end]
         else:
@@ -273,7 +289,7 @@ class Management:
 
     async def _of_all(
         self, asked: ApiRequest, vhosts: list[str], query: ListQuery, page: int | None = None,
-        size: int | None = None,
+        size: int = PAGE_SIZE,
     ) -> list[JsonText]:  # fmt: skip
         """Return the answers of the vhosts that answer, in order; `asked.down` has the others."""
         found = await asyncio.gather(
@@ -291,37 +307,23 @@ class Management:
         return texts
 
     async def _of_vhost(
-        self, asked: ApiRequest, vhost: str, query: ListQuery, page: int | None = None,
-        size: int | None = None,
-    ) -> JsonText:  # fmt: skip
+        self, asked: ApiRequest, vhost: str, query: ListQuery, page: int | None, size: int
+    ) -> JsonText:
+        """Return the rows of one vhost: all, or the page of this number."""
         columns = list(query.columns)
         if columns and query.sort and VHOST not in asked.names:
             columns += [query.sort, "name"]
-        page = query.page if page is None else page
-        if size is None and page is not None:
-            size = query.page_size
-        sees_all = asked.sees_all or asked.endpoint.rows not in OWN_KINDS
         found = await asked.call(
-            "list_rows", vhost, kind=asked.endpoint.rows, columns=columns, sort=query.sort,
-            reverse=query.is_reverse, page=page, page_size=size,
-            name=query.name, use_regex=query.use_regex,
-            user=None if sees_all else asked.account.user, **_stats(asked),
+            "list_rows", vhost, kind=asked.endpoint.rows, of=asked.names_of_row(),
+            columns=columns, sort=query.sort, sort_reverse=query.is_reverse, page=page or 0,
+            page_size=size, name=query.name, use_regex=query.use_regex, **_stats(asked),
         )  # fmt: skip
         return found if isinstance(found, JsonText) else JsonText(json.dumps(found).encode())
 
 
-OWN_KINDS: Final = ("connections", "channels")  # a user without the tag monitoring sees its own
-
-
-def _stats(asked: ApiRequest) -> dict[str, object]:
+def _stats(asked: ApiRequest) -> dict[str, bool]:
     """Return what is said about statistics, for list_rows and describe_row."""
-    found: dict[str, object] = {"rates": not asked.is_set("disable_stats")}
-    if asked.is_set("enable_queue_totals"):
-        found["totals"] = True
-    sampled = asked.sampled()
-    if sampled:
-        found["samples"] = sampled
-    return found
+    return {name: asked.is_set(name) for name in STATS_QUERY}
 
 
 def is_down(error: object) -> bool:

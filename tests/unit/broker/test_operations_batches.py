@@ -267,9 +267,16 @@ def test_who_may_not_write(rig: StagedRig) -> None:
         assert rig.refusal("commit_batch", channel, target=target, **more).code == 403
     for op, args in (
         ("abort_batch", {"query": QUERY, "batch": 0}), ("release_query", {"query": QUERY}),
-        ("list_batches", {}),
     ):  # fmt: skip
         assert rig.refusal(op, channel, **args).code == 403
+
+
+def test_who_sees_which_batches(rig: StagedRig) -> None:
+    rig.committed(0, rig.stage(0, plain("q", b"a")))
+    for tags, write, count in (((), "^mine", 0), ((), "^q$", 1), (("monitoring",), "", 1)):
+        client = rig.client(Identity("ann", frozenset(tags), "", write, ".*"))
+        channel = client.open().handler.channels[1]
+        assert len(rig.result("list_batches", channel)) == count
 
 
 # ---- the end of a query --------------------------------------------------------------------------

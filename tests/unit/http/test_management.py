@@ -201,6 +201,7 @@ def test_columns() -> None:
     assert cut(ROWS[:1], columns="name,stats.rate,nope,n.x") == [
         {"name": "b", "stats": {"rate": 1.5}}
     ]
+    assert cut([{"a": [{"b": 1, "c": 2}, 3]}], columns="a.b") == [{"a": [{"b": 1}]}]
     assert cut(ROWS, columns="") == ROWS
 
 
@@ -219,7 +220,7 @@ def test_pages() -> None:
         "filtered_count": 7, "item_count": 3, "items": rows[3:6], "page": 2, "page_count": 3,
         "page_size": 3, "total_count": 7,
     }  # fmt: skip
-    found = cut(rows, page="1", name="q[2-4]", use_regex="true", pagination="false")
+    found = cut(rows, page="1", name="Q[2-4]", use_regex="true", pagination="false")
     assert (found["items"], found["filtered_count"]) == (rows[2:5], 3)
     assert cut(rows, page="1", name="q[2-4]")["items"] == []
     assert cut([], page="1")["page_count"] == 1
@@ -264,20 +265,19 @@ class Vhosts:
         rig.node.answers["list_rows"] = self.list_rows
         self.rows = rows
         self.down: set[str] = set()
-        self.asked: list[tuple[str, int | None, int | None]] = []
 
     def list_rows(
-        self, vhost: str, *, sort: str, reverse: bool, page: int | None, page_size: int | None,
+        self, vhost: str, *, sort: str, sort_reverse: bool, page: int, page_size: int,
         columns: list[str], **_: object,
     ) -> Any:  # fmt: skip
         if vhost in self.down:
             return ControlError(541, "INTERNAL_ERROR - it is down")
-        self.asked.append((vhost, page, page_size))
-        rows = ListQuery(tuple(columns), sort, reverse).cut(self.rows[vhost])
+        rows = ListQuery(tuple(columns), sort, sort_reverse).cut(self.rows[vhost])
         assert isinstance(rows, list)
-        if page is None:
+        if not page:
             return rows
-        assert page_size is not None
+        if page > max(-(-len(rows) // page_size), 1):
+            return ControlError(406, "PRECONDITION_FAILED - out of range")
         return {
             "items": rows[(page - 1) * page_size : page * page_size],
             "filtered_count": len(rows), "total_count": len(rows),

@@ -646,10 +646,11 @@ class BatchManager:
 
     # ---- telling -------------------------------------------------------------------------------
 
-    def all(self) -> Iterator[Info]:
-        """Yield the last batch of every query, by query."""
+    def all(self, user: Identity | None = None) -> Iterator[Info]:
+        """Yield the last batch of every query, by query; only of those that the user may use."""
         for one in sorted(self.vhost.engine.batches.all(), key=_query_of):
-            yield self._told(one)
+            if user is None or may_use(user, owner_of(one)):
+                yield self._told(one)
 
     def _told(self, batch: Batch) -> Info:
         try:

@@ -52,7 +52,7 @@ def test_a_list_is_sorted_by_a_rate(rig: OperationRig) -> None:
     rig.put("q", b"1")
     passes(rig)
     for column in ("message_stats.publish_details.rate", "messages"):
-        found = rig.result("list_rows", kind="queues", sort=column, sort_reverse=True)
+        found = rig.result("list_rows", kind="queues", sort=column, reverse=True)
         assert [one["name"] for one in found] == ["busy", "q"]
 
 

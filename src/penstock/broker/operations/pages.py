@@ -32,10 +32,10 @@ from penstock.broker.operations.call import (
 )
 from penstock.broker.operations.kinds import Columns, RowAsked, RowKind
 from penstock.broker.operations.queue_rows import Queues
-from penstock.broker.rates import Info
+from penstock.broker.rates import WATCHED_MAX, Info
 from penstock.broker.refusals import called, not_found
 from penstock.operation_json import JsonParts
-from penstock.operation_table import WATCHERS
+from penstock.operation_table import PAGE_SIZE, WATCHERS
 
 KINDS: Final[Mapping[str, RowKind]] = {"queues": Queues()}
 
@@ -70,8 +70,9 @@ def _of(call: Call, kind: RowKind) -> dict[str, str]:
 def _asked(call: Call) -> RowAsked:
     return RowAsked(
         Columns(call.args.texts("columns")),
-        has_stats=not call.args.flag("disable_stats"),
-        has_totals=call.args.flag("enable_queue_totals"),
+        has_stats=call.args.flag("rates"),
+        has_totals=call.args.flag("totals"),
+        samples=_samples(call),
     )
 
 
@@ -134,7 +135,7 @@ def _sorted(
 ) -> Generator[None, None, Iterator[Any]]:
     """Return the things in the order of a column, or reversed; what has no value is lowest."""
     vhost = call.vhost
-    is_reversed = call.args.flag("sort_reverse")
+    is_reversed = call.args.flag("reverse")
     runs: list[list[Key]] = []
     run: list[Key] = []
     for n, thing in enumerate(things):
@@ -188,16 +189,19 @@ def _listed(call: Call, kind: RowKind, asked: RowAsked) -> Slices:
     if names := args.text("name"):
         things = yield from _filtered(call, kind, things, names)
     count = len(things)
-    page, size = args.whole("page"), args.whole("page_size")
+    page, size = args.whole_or_none("page"), args.whole_or_none("page_size") or PAGE_SIZE
     pages = -(-count // size)
-    if page > max(pages, 1):
-        raise args.wrong("page", f"given {page}, expected at most {max(pages, 1)}: out of range")
+    if page is not None and page > max(pages, 1):
+        text = f"given {page}, expected at most {max(pages, 1)}: page_out_of_range"
+        raise args.wrong("page", text)
     ordered: Iterable[Any] = things
     if column := args.text("sort"):
         ordered = yield from _sorted(call, kind, things, column)
-    elif args.flag("sort_reverse"):
+    elif args.flag("reverse"):
         ordered = reversed(things)
-    if not page:
+    if page is None or size > WATCHED_MAX:
+        asked = replace(asked, samples={})
+    if page is None:
         return (yield from listed(call, _rows(call, kind, ordered, asked)))
     chosen = islice(ordered, (page - 1) * size, page * size)
     found = JsonParts(is_exact=call.is_operator)
@@ -213,8 +217,7 @@ def _listed(call: Call, kind: RowKind, asked: RowAsked) -> Slices:
 
 
 def _describe_row(call: Call) -> None:
-    vhost, kind, name = call.vhost, _kind(call), call.args.text("name")
-    asked = replace(_asked(call), samples=_samples(call))
+    vhost, kind, name, asked = call.vhost, _kind(call), call.args.text("name"), _asked(call)
     thing = kind.find(vhost, name, _of(call, kind))
     row = None
     if thing is not None and kind.owner(thing) in (None, _only_user(call) or kind.owner(thing)):

@@ -93,7 +93,7 @@ class Queues(RowKind):
         row["consumer_details"] = [consumer_row(vhost, one) for one in consumers]
         row["incoming"] = []
         row["deliveries"] = []
-        if isinstance(queue, BrokerQueue) and asked.has_stats and not queue.is_crashed:
+        if isinstance(queue, BrokerQueue) and "penstock" in row and not queue.is_crashed:
             _add_head(vhost, queue, row)
         return row
 
@@ -152,6 +152,8 @@ def _full(
             row["owner_pid_details"] = _owner(queue)
     row |= _consumers(queue, lengths["messages_ready"]) | _places(queue, info)
     row |= _of_type(queue, str(info["type"]))
+    if isinstance(queue, BrokerQueue) and lengths["messages_ready"] == info["alphas"]:
+        _add_head(vhost, queue, row)  # from RAM
     return row
 
 
@@ -233,6 +235,7 @@ def _of_type(queue: QueueOrStream | None, kind: str) -> Info:
         found |= {"leader": node, "members": [node], "online": [node]}
     if kind == QUORUM:
         found |= {"messages_dlx": 0, "message_bytes_dlx": 0, "open_files": {node: 0}}
+        found["single_active_consumer_ctag"] = None
     if kind == STREAM:
         found["readers"] = {node: 0 if queue is None else queue.consumers.count}
     return found

@@ -50,6 +50,7 @@ PARTITIONS_MAX: Final = 256
 GET_MAX: Final = 1000  # messages
 NAMES_MAX: Final = 1000
 BROWSE_MAX: Final = 1000
+PAGE_SIZE: Final = 100
 DEFAULT_VHOST: Final = "/"
 
 WATCHERS: Final = ("monitoring", "administrator")
@@ -538,6 +539,12 @@ _TO_EXCHANGE: Final = (
     short_text("source", "the exchange that they come from"), _KEY, _ARGUMENTS,
 )  # fmt: skip
 _READ_QUEUE: Final = (("read", "queue", "queue"),)
+_KIND: Final = short_text("kind", "queues")
+_ROW_OF: Final = table("of", "of which things: of a queue, a connection and so on, by its name")
+_COLUMNS: Final = texts("columns", "names with dots; all if there are none", default=[])
+_RATES: Final = flag("rates", "not only what things were declared as", default=True)
+_TOTALS: Final = flag("totals", "without rates: the lengths of queues nevertheless")
+_SAMPLES: Final = table("samples", 'such as {"lengths_age": 60, "lengths_incr": 5}, in seconds')
 _BIND_QUEUE: Final = (("write", "queue", "queue"), ("read", "exchange", "exchange"))
 _BIND_EXCHANGE: Final = (("write", "exchange", "destination"), ("read", "exchange", "source"))
 
@@ -1110,6 +1117,34 @@ _ROWS: Final = (
             "message_stats", "churn_rates", "object_totals", "dead_lettered",
             "dead_letters_dropped", "recv_oct", "send_oct",
         ),
+    ),
+    Operation(
+        "list_rows", "List things of one kind as RabbitMQ's HTTP API does: all, or a page.",
+        (
+            _KIND, _ROW_OF, _COLUMNS, text("sort", "a column, by its name with dots", default=""),
+            flag("reverse", "the highest first"),
+            whole_or_null("page", 1, meaning="from 1; null: all, as a list"),
+            whole_or_null("page_size", 1, meaning=f"rows; null: {PAGE_SIZE}"),
+            text("name", "only names with this in them", default=""),
+            flag("use_regex", "`name` is a regular expression of RE2"), _ONE_USER, _RATES, _TOTALS,
+            _SAMPLES,
+        ), tags=MANAGERS,
+        more="A page: filtered_count, item_count, items, page, page_count, page_size and "
+        "total_count. Without the tag monitoring or administrator: of what belongs to users, the "
+        "caller's own. samples: of a page of 100 rows at most.",
+    ),
+    Operation(
+        "describe_row", "Describe one thing as RabbitMQ's HTTP API does.",
+        (
+            _KIND, text("name", "the thing's"), _ROW_OF, _COLUMNS, _RATES, _TOTALS, _SAMPLES,
+        ), tags=MANAGERS,
+    ),
+    Operation(
+        "names", "Return the first names of things of one kind, sorted.",
+        (
+            _KIND, text("prefix", "what they begin with", default=""),
+            whole("limit", 1, NAMES_MAX, "of them", default=200),
+        ), tags=MANAGERS,
     ),
     _list(
         "list_queues", "List the queues of a vhost.", ("name", "messages", "consumers"),

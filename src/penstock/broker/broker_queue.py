@@ -389,6 +389,19 @@ class QueueOrStream(Source):
     def len(self) -> int:
         """Return how many messages are ready, as queue.declare-ok reports it."""
 
+    @abstractmethod
+    def unacked(self) -> int:
+        """Return how many messages are delivered or leased, and not settled."""
+
+    def lengths(self) -> dict[str, int]:
+        """Return how many messages there are, by the names of RabbitMQ's columns."""
+        ready, unacked = self.len(), self.unacked()
+        return {
+            "messages": ready + unacked,
+            "messages_ready": ready,
+            "messages_unacknowledged": unacked,
+        }
+
     def check_consume(self, *, prefetch: int, no_ack: bool, is_global: bool) -> None:
         """Check whether a channel may consume whose consumers have this prefetch (0: no limit), or
         one limit for all (is_global). ChannelError, AMQPConnectionError."""
@@ -460,6 +473,9 @@ class BrokerQueue(QueueOrStream):
     def len(self) -> int:
         return self.amq.len()
 
+    def unacked(self) -> int:
+        return self.amq.depth() - self.amq.len()
+
     @property
     def is_usable(self) -> bool:
         """Return whether the queue was neither deleted nor has crashed."""
@@ -467,6 +483,7 @@ class BrokerQueue(QueueOrStream):
 
     def tick(self, wall_ms: int) -> bool:
         """Do what is due in the queue. Returns True if there is more to do at once."""
+        self._dispatch.changed[self] = None
         return self.amq.tick(wall_ms)
 
     def _part_opened(self) -> None:

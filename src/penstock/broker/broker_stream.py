@@ -398,6 +398,9 @@ class BrokerStream(QueueOrStream):
     def len(self) -> int:
         return sum([part.head_offset - part.first_offset for part in self.parts])
 
+    def unacked(self) -> int:
+        return sum([consumer.unacked for consumer in self.consumers.all()])
+
     def size_bytes(self) -> int:
         """Return the bytes of all pages."""
         return sum([part.queue.bytes for part in self.parts])

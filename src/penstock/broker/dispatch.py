@@ -183,6 +183,7 @@ class Dispatch:
         self.on_internal_error: Callable[[str, Exception], None] | None = None
         self.touched: list[Source] = touched
         self.counts: VHostCounts = VHostCounts()
+        self.changed: dict[Source, None] = {}  # queues that were touched, for their rates
         self.budget: TurnBudget | None = None  # what clients' requests of one turn may take
         self.background: Callable[[], bool] = no_background
         self.has_background: bool = False

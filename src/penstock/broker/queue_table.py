@@ -47,10 +47,10 @@ import base64
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
@@ -69,6 +69,7 @@ from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable, Prepa
 from penstock.broker.counts import VHostCounts
 from penstock.broker.dispatch import Dispatch, Source
 from penstock.broker.policies import Applied, Policies
+from penstock.broker.rates import QUEUE, RateSource
 from penstock.broker.topology import Topology, store_creator
 from penstock.clock import Clock
 from penstock.errors import CorruptionError, DiskFullError, OptionError, StoppedError
@@ -127,6 +128,8 @@ class QueueTable:
         self._on_deleted = on_deleted
         self._policies = policies
         self._owned: dict[object, list[QueueOrStream]] = {}
+        self._names: list[str] = []  # sorted, as there were at _names_state (created, count)
+        self._names_state: tuple[int, int] = (-1, -1)
         self.kept_down: dict[str, str] = queue_set.kept_down  # name -> why; opened or not
         self.on_leased_deleted: Callable[[str, dict[str, int]], None] = _ignore_leased
         # Of queues that are not open: who has declared them, and the bytes that count for them.
@@ -160,8 +163,12 @@ class QueueTable:
         return name in self.served or name in self._queue_set.stored
 
     def names(self) -> list[str]:
-        """Return the names of all queues, sorted."""
-        return sorted((*self.served, *self._queue_set.stored))
+        """Return the names of all queues, sorted. Nobody changes the list."""
+        state = self.counts.queue_created, self.count
+        if state != self._names_state:
+            self._names_state = state
+            self._names = sorted((*self.served, *self._queue_set.stored))
+        return self._names
 
     def is_stored(self, name: str) -> bool:
         """Return whether there is a queue of this name that is not open."""
@@ -743,6 +750,27 @@ def _ignore_leased(_name: str, _leases: dict[str, int]) -> None:
 
 EXPIRIES_SLICE: Final = 100  # unused queues that one tick deletes
 STALE_PART: Final = 2  # how many times as many entries as queues with x-expires there may be
+
+
+class QueueValues(RateSource):
+    """The counters and lengths of queues that were touched, and of all streams."""
+
+    kind = QUEUE
+
+    def __init__(self, table: QueueTable, streams: BrokerStreamTable, dispatch: Dispatch) -> None:
+        self._table = table
+        self._streams = streams
+        self._dispatch = dispatch
+
+    def changed(self) -> Iterator[tuple[str, Mapping[str, int]]]:
+        changed: list[Any] = list(self._dispatch.changed)  # only queues are touched
+        self._dispatch.changed.clear()
+        for queue in (*changed, *self._streams.all()):
+            if not queue.is_deleted and not queue.is_crashed:
+                yield queue.name, {**queue.lengths(), **queue.counters()}
+
+    def has(self, name: str) -> bool:
+        return self._table.has(name)
 
 
 class QueueTimers:

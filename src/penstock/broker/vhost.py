@@ -58,7 +58,14 @@ from penstock.broker.dispatch import Dispatch, Peer, Source
 from penstock.broker.firehose import Firehose
 from penstock.broker.in_flight import InFlight
 from penstock.broker.policies import Applied, Counts, Policies, PolicyChanges, expires_ms
-from penstock.broker.queue_table import GENERATED, QueueRestarts, QueueTable, QueueTimers
+from penstock.broker.queue_table import (
+    GENERATED,
+    QueueRestarts,
+    QueueTable,
+    QueueTimers,
+    QueueValues,
+)
+from penstock.broker.rates import RateTable
 from penstock.broker.topology import QUEUE, DeadLetterRoutes, Exchange, Topology
 from penstock.broker.turn_budget import TurnBudget
 from penstock.broker.usage import Usage
@@ -348,6 +355,8 @@ class VHost(QueueOwner[BrokerQueue]):
             self.queue_set, self.table, self.dispatch, self.event
         )
         self.timers: QueueTimers = QueueTimers(self.table, self.dispatch)
+        self.rates: RateTable = RateTable(self.clock, self._wake_task)
+        self.rates.add(QueueValues(self.table, self.streams, self.dispatch))
         self.dispatch.on_queue_error = self._delivery_failed
         self.dispatch.on_internal_error = self._internal_error
         self.router: Router = self.topology.router
@@ -793,8 +802,8 @@ class VHost(QueueOwner[BrokerQueue]):
         self.dispatch.retry(now_s)
         has_more = self.timers.tick(now_s)
         for call in (
-            self.streams.tick, self.alerts.tick, self._watch_unfinished, self._watch_unacked,
-            self._watch_timeouts, *self.on_tick,
+            self.rates.tick, self.streams.tick, self.alerts.tick, self._watch_unfinished,
+            self._watch_unacked, self._watch_timeouts, *self.on_tick,
         ):  # fmt: skip
             try:
                 call(now_s)

@@ -181,6 +181,13 @@ class QueueSet(Generic[Q]):
 
     # ---- finding and opening -------------------------------------------------------------------
 
+    def stored_indexes(self, name: str) -> list[QueueIndex]:
+        """Return the indexes of a queue that is not open, those of its delayed messages too."""
+        at = bytes_of(name)
+        parts = priority_queue.part_names(at, priority_queue.priorities_of(self.engine, at) or 0)
+        parts += self._delay_parts.get(at, [])
+        return [self.engine.queue(part) for part in parts if part in self.engine.routing.queues]
+
     def has(self, name: str) -> bool:
         """Return whether there is a queue of this name, open or not."""
         return name in self.queues or name in self.stored

@@ -150,18 +150,22 @@ def listed(call: Call, rows: Rows) -> Slices:
 
 def add_rows(
     call: Call, found: JsonParts, rows: Rows, key: str | None = None
-) -> Generator[None, None, None]:
-    """Add a list of these rows to an answer, as `listed` does. key: of it in the object."""
+) -> Generator[None, None, int]:
+    """Add a list of these rows to an answer, as `listed` does; return how many. key: of it in the
+    object."""
     budget = call.vhost.budget
+    n = 0
     found.begin(b"[", key)
     for row in rows:
         if row is not None:
+            n += 1
             budget.left -= found.add(row) // STEP_BYTES
             call.check_room(found.bytes)
         budget.left -= ROW_STEPS
         if budget.left <= 0:
             yield
     found.end(b"]")
+    return n
 
 
 def first_names(

@@ -29,11 +29,10 @@ from penstock.broker.vhost import VHost
 from penstock.clock import date
 from penstock.operation_json import JsonParts
 from penstock.operation_table import WATCHERS
-from penstock.queues import priority_queue
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.delays import MARK
 from penstock.queues.queue_options import CLASSIC
-from penstock.queues.queue_set import bytes_of, text_of
+from penstock.queues.queue_set import bytes_of
 from penstock.queues.stream_options import QUEUE_TYPE
 from penstock.routing.exchange_types import Binding
 from penstock.storage.files.durability import DISK, MODE_NAMES
@@ -41,20 +40,15 @@ from penstock.storage.index.queue_index import QueueIndex
 
 Info = dict[str, object]
 
-INDEXES_SLICE: Final = 1024
-
 
 def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
     """Return the row of a queue or stream that is open."""
-    found = _head(
-        vhost, queue.name, durable=queue.is_durable, exclusive=queue.is_exclusive,
-        auto_delete=queue.is_auto_delete, arguments=queue.arguments,
-    )  # fmt: skip
+    found = _queue_head(vhost, queue)
     if isinstance(queue, BrokerStream):
         return found | _stream_counts(vhost, queue)
     assert isinstance(queue, BrokerQueue), "there is no third kind"
     if queue.is_crashed:
-        state = "down" if queue.name in vhost.table.kept_down else "crashed"
+        state = _crashed_state(vhost, queue.name)
         counts = _stored_counts(indexes_of(vhost.engine, bytes_of(queue.name)), state, queue.why)
         return found | counts
     facts = queue.amq.info()
@@ -144,30 +138,56 @@ def _stream_counts(vhost: VHost, stream: BrokerStream) -> Info:
 
 def list_queues(vhost: VHost) -> Iterator[Info | None]:
     """Yield the rows of all queues, by name; None in between."""
-    names = vhost.table.names()
-    unopened: dict[str, list[QueueIndex]] = {name: [] for name in vhost.queue_set.stored}
-    if unopened:
-        for n, index in enumerate(list(vhost.engine.queues.values())):
-            of = unopened.get(text_of(index.name.partition(priority_queue.SEPARATOR)[0]))
-            if of is not None:
-                of.append(index)
-            if n % INDEXES_SLICE == INDEXES_SLICE - 1:
-                yield None
-    for name in names:
-        queue = vhost.table.served.get(name)
-        if queue is not None:
-            yield queue_info(vhost, queue)
-        elif name in unopened and vhost.table.is_stored(name):
-            yield _unopened_info(vhost, name, unopened[name])
+    for name in vhost.table.names():
+        yield queue_row(vhost, name)
 
 
-def _unopened_info(vhost: VHost, name: str, indexes: list[QueueIndex]) -> Info:
+def queue_row(vhost: VHost, name: str) -> Info | None:
+    """Return the row of a queue or stream, which need not be open; None if it is gone."""
+    queue = vhost.table.served.get(name)
+    if queue is not None:
+        return queue_info(vhost, queue)
+    return _unopened_info(vhost, name) if vhost.table.is_stored(name) else None
+
+
+def queue_head(vhost: VHost, name: str) -> Info | None:
+    """Return of the row what needs nothing of its messages, and its state; None if it is gone."""
+    queue = vhost.table.served.get(name)
+    if queue is not None:
+        head = _queue_head(vhost, queue)
+        head["state"] = _crashed_state(vhost, name) if queue.is_crashed else "running"
+        return head
+    if not vhost.table.is_stored(name):
+        return None
+    return _unopened_head(vhost, name) | {"state": _unopened_state(vhost, name)}
+
+
+def _crashed_state(vhost: VHost, name: str) -> str:
+    return "down" if name in vhost.table.kept_down else "crashed"
+
+
+def _unopened_state(vhost: VHost, name: str) -> str:
+    return "down" if vhost.table.kept_down.get(name) else "running"
+
+
+def _unopened_head(vhost: VHost, name: str) -> Info:
     arguments, auto_delete = vhost.table.stored_facts(name)
-    found = _head(
+    return _head(
         vhost, name, durable=True, exclusive=False, auto_delete=auto_delete, arguments=arguments
     )
+
+
+def _unopened_info(vhost: VHost, name: str) -> Info:
     why = vhost.table.kept_down.get(name, "")
-    return found | _stored_counts(indexes, "down" if why else "running", why)
+    indexes = vhost.queue_set.stored_indexes(name)
+    return _unopened_head(vhost, name) | _stored_counts(indexes, _unopened_state(vhost, name), why)
+
+
+def _queue_head(vhost: VHost, queue: QueueOrStream) -> Info:
+    return _head(
+        vhost, queue.name, durable=queue.is_durable, exclusive=queue.is_exclusive,
+        auto_delete=queue.is_auto_delete, arguments=queue.arguments,
+    )  # fmt: skip
 
 
 def _head(

@@ -1,0 +1,246 @@
+"""list_rows, describe_row and names: every list that HTTP shows of a vhost, cut and sorted here.
+
+One way for all kinds of things (kinds.py). What is asked for is chosen in this order, each step in
+slices between turns, and only then are rows made and written as JSON, one by one:
+
+    all things       the kind's, of the selector `of`, and of one user
+    filter           a part of the name, in any case, or a regular expression (RE2's language)
+    sort             by one column: a number or a text of each thing, not its row. Runs of
+                     SORT_SLICE are sorted in one step each, and merged as far as rows are wanted
+    page             page_size of them
+    rows, columns    only these rows, and of each only the columns that were asked for
+
+Without a page the answer is the list; with one it is RabbitMQ's object with counts beside `items`.
+"""
+
+import heapq
+import json
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Final
+
+from penstock.access.permissions import Pattern
+from penstock.broker.operations.call import (
+    ROW_STEPS,
+    Call,
+    Functions,
+    Slices,
+    add_rows,
+    first_names,
+    listed,
+)
+from penstock.broker.operations.kinds import Columns, RowAsked, RowKind
+from penstock.broker.operations.queue_rows import Queues
+from penstock.broker.rates import WATCHED_MAX, Info
+from penstock.broker.refusals import called, not_found
+from penstock.operation_json import JsonParts
+from penstock.operation_table import PAGE_SIZE, WATCHERS
+
+KINDS: Final[Mapping[str, RowKind]] = {"queues": Queues()}
+
+FILTER_SLICE: Final = 256
+KEYS_SLICE: Final = 64
+SORT_SLICE: Final = 2048
+SORT_STEPS: Final = SORT_SLICE  # to sort one run
+
+Key = tuple[int, Any, int]  # of one thing: the rank of its type, the value, its place in the list
+Chosen = Generator[None, None, Sequence[Any]]
+
+
+# ---- what is asked for ---------------------------------------------------------------------------
+
+
+def _kind(call: Call) -> RowKind:
+    name = call.args.text("kind")
+    if name not in KINDS:
+        raise call.args.wrong("kind", f"given {name!r}, expected one of {', '.join(KINDS)}")
+    return KINDS[name]
+
+
+def _of(call: Call, kind: RowKind) -> dict[str, str]:
+    given = call.args.table("of")
+    for name, value in given.items():
+        if name not in kind.selectors or not isinstance(value, str):
+            expected = "texts by " + (", ".join(kind.selectors) or "no name: this kind has none")
+            raise call.args.wrong("of", f"given {name!r}: {value!r}, expected {expected}")
+    return {name: str(value) for name, value in given.items()}
+
+
+def _asked(call: Call) -> RowAsked:
+    return RowAsked(
+        Columns(call.args.texts("columns")),
+        has_stats=call.args.flag("rates"),
+        has_totals=call.args.flag("totals"),
+        samples=_samples(call),
+    )
+
+
+def _samples(call: Call) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, value in call.args.table("samples").items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise call.args.wrong("samples", f"given {name!r}: {value!r}, expected seconds")
+        found[name] = value
+    return found
+
+
+def _only_user(call: Call) -> str | None:
+    """Return whose things the caller may see; None: everybody's."""
+    if call.is_operator or call.identity.tags.intersection(WATCHERS):
+        return None
+    return call.identity.name
+
+
+# ---- which things, in which order ----------------------------------------------------------------
+
+
+def _filtered(call: Call, kind: RowKind, things: Sequence[Any], names: str) -> Chosen:
+    """Return the things with such a name."""
+    is_in = _matcher(call, names)
+    found: list[Any] = []
+    for at in range(0, len(things), FILTER_SLICE):
+        found += [one for one in things[at : at + FILTER_SLICE] if is_in(kind.name(one))]
+        call.vhost.budget.left -= FILTER_SLICE // 2
+        yield
+    return found
+
+
+def _matcher(call: Call, names: str) -> Any:
+    if not call.args.flag("use_regex"):
+        wanted = names.casefold()
+        return lambda name: wanted in name.casefold()
+    try:
+        return Pattern(f"(?i){names}").is_in
+    except ValueError as error:
+        text = f"given {names!r}, expected a regular expression of RE2: {error}"
+        raise call.args.wrong("name", text) from error
+
+
+def _owned(call: Call, kind: RowKind, things: Sequence[Any], users: Sequence[str]) -> Chosen:
+    """Return the things that are everybody's or of all these users."""
+    found: list[Any] = []
+    for at in range(0, len(things), FILTER_SLICE):
+        for one in things[at : at + FILTER_SLICE]:
+            owner = kind.owner(one)
+            if owner is None or all(owner == user for user in users):
+                found.append(one)
+        call.vhost.budget.left -= FILTER_SLICE // 4
+        yield
+    return found
+
+
+def _sorted(
+    call: Call, kind: RowKind, things: Sequence[Any], column: str
+) -> Generator[None, None, Iterator[Any]]:
+    """Return the things in the order of a column, or reversed; what has no value is lowest."""
+    vhost = call.vhost
+    is_reversed = call.args.flag("reverse")
+    runs: list[list[Key]] = []
+    run: list[Key] = []
+    for n, thing in enumerate(things):
+        run.append(_sort_key(kind.key(vhost, thing, column), n))
+        if len(run) == SORT_SLICE or n + 1 == len(things):
+            run.sort(reverse=is_reversed)
+            runs.append(run)
+            run = []
+            vhost.budget.left -= SORT_STEPS
+            yield
+        elif n % KEYS_SLICE == 0:
+            vhost.budget.left -= KEYS_SLICE
+            if vhost.budget.left <= 0:
+                yield
+    return (things[key[2]] for key in heapq.merge(*runs, reverse=is_reversed))
+
+
+def _sort_key(value: object, place: int) -> Key:
+    if isinstance(value, int | float):
+        return 1, value, place
+    if isinstance(value, str):
+        return 2, value, place
+    if value is None:
+        return 0, 0, place
+    return 3, json.dumps(value, sort_keys=True, default=str), place
+
+
+# ---- the operations ------------------------------------------------------------------------------
+
+
+def _rows(
+    call: Call, kind: RowKind, things: Iterable[Any], asked: RowAsked
+) -> Iterator[Info | None]:
+    for thing in things:
+        row = kind.row(call.vhost, thing, asked)
+        if row is not None:
+            yield asked.columns.cut(row)
+
+
+def _list_rows(call: Call) -> None:
+    call.in_slices(_listed(call, _kind(call), _asked(call)))
+
+
+def _listed(call: Call, kind: RowKind, asked: RowAsked) -> Slices:
+    args = call.args
+    things = kind.all(call.vhost, _of(call, kind))
+    users = [user for user in (args.text_or_none("user"), _only_user(call)) if user is not None]
+    if users:
+        things = yield from _owned(call, kind, things, users)
+    total = len(things)
+    if names := args.text("name"):
+        things = yield from _filtered(call, kind, things, names)
+    count = len(things)
+    page, size = args.whole_or_none("page"), args.whole_or_none("page_size") or PAGE_SIZE
+    pages = -(-count // size)
+    if page is not None and page > max(pages, 1):
+        text = f"given {page}, expected at most {max(pages, 1)}: page_out_of_range"
+        raise args.wrong("page", text)
+    ordered: Iterable[Any] = things
+    if column := args.text("sort"):
+        ordered = yield from _sorted(call, kind, things, column)
+    elif args.flag("reverse"):
+        ordered = reversed(things)
+    if page is None or size > WATCHED_MAX:
+        asked = replace(asked, samples={})
+    if page is None:
+        return (yield from listed(call, _rows(call, kind, ordered, asked)))
+    chosen = islice(ordered, (page - 1) * size, page * size)
+    found = JsonParts(is_exact=call.is_operator)
+    found.begin(b"{")
+    items = yield from add_rows(call, found, _rows(call, kind, chosen, asked), "items")
+    for key, value in (
+        ("filtered_count", count), ("item_count", items), ("page", page), ("page_count", pages),
+        ("page_size", size), ("total_count", total),
+    ):  # fmt: skip
+        found.add(value, key)
+    found.end(b"}")
+    return found
+
+
+def _describe_row(call: Call) -> None:
+    vhost, kind, name, asked = call.vhost, _kind(call), call.args.text("name"), _asked(call)
+    thing = kind.find(vhost, name, _of(call, kind))
+    row = None
+    if thing is not None and kind.owner(thing) in (None, _only_user(call) or kind.owner(thing)):
+        row = kind.details(vhost, thing, asked)
+    if row is None:
+        raise not_found(called(kind.called, name, vhost.name))
+    vhost.budget.left -= ROW_STEPS
+    call.reply(asked.columns.cut(row))
+
+
+def _names(call: Call) -> None:
+    kind = _kind(call)
+    prefix = call.args.text("prefix")
+    things = kind.all(call.vhost, {})
+    user = _only_user(call)
+    names = [kind.name(one) for one in things if user is None or kind.owner(one) in (None, user)]
+    call.in_slices(
+        first_names(call, names, call.args.whole("limit"), "", lambda name: name.startswith(prefix))
+    )
+
+
+FUNCTIONS: Final[Functions] = {
+    "list_rows": _list_rows,
+    "describe_row": _describe_row,
+    "names": _names,
+}

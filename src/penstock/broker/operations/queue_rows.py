@@ -1,0 +1,314 @@
+"""Queues: the rows of queues and streams in RabbitMQ's HTTP shape, for list_rows and describe_row.
+
+They are made from the rows of `listings.queue_info`, whose columns are mostly RabbitMQ's: here they
+get rates, and RabbitMQ's names for the parts of a queue; what it has not is in `penstock`. What a
+row costs depends on what is asked for: the columns of HEAD need nothing of the messages, LENGTHS
+two numbers. Nothing is opened, and no file is read for a list: only `details` reads the head of a
+queue that has left RAM.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
+from penstock.broker.channel import Channel
+from penstock.broker.operations.kinds import Columns, RowAsked, RowKind
+from penstock.broker.operations.listings import queue_head, queue_row
+from penstock.broker.rates import LENGTHS, QUEUE, Info
+from penstock.broker.vhost import VHost
+from penstock.codec.properties import BasicProperties
+from penstock.node_name import node_name
+from penstock.queues.queue_options import QUORUM
+from penstock.queues.queue_ram import ALPHA_BYTES
+from penstock.queues.stream_options import STREAM
+
+# What is told without statistics.
+HEAD: Final = frozenset(
+    {
+        "name", "vhost", "type", "durable", "exclusive", "auto_delete", "arguments", "policy",
+        "operator_policy", "effective_policy_definition", "node", "state",
+    }
+)  # fmt: skip
+_DETAILS: Final = frozenset(f"{name}_details" for name in LENGTHS)
+# Columns of `queue_info` that RabbitMQ's rows have too, and what they are called in ours.
+SAME: Final = (
+    "state", "messages", "messages_ready", "messages_unacknowledged", "message_bytes",
+    "message_bytes_ready", "message_bytes_unacknowledged", "consumers", "memory", "idle_since",
+)  # fmt: skip
+OWN: Final = {
+    "alphas": "alphas", "betas": "betas", "gammas": "gammas", "delta": "delta",
+    "delayed": "delayed", "leased": "leased", "set_aside": "set_aside", "memory": "ram_bytes",
+    "memory_target": "target_bytes", "memory_max": "max_bytes", "memory_min": "min_bytes",
+    "memory_share": "share_bytes", "memory_duration": "duration_target_s", "paged_by": "paged_by",
+    "is_flowed": "is_flowed", "why": "why", "rejected": "rejected", "expired": "expired",
+    "maxlen": "maxlen", "delivery_limit": "delivery_limit",
+    "dead_letters_dropped": "dead_letters_dropped", "dead_letter_cycles": "dead_letter_cycles",
+    "alerts_raised": "alerts_raised", "partitions": "partitions", "readers": "readers",
+}  # fmt: skip
+EWMA: Final = {
+    "in_per_s": "avg_ingress_rate", "out_per_s": "avg_egress_rate",
+    "ack_in_per_s": "avg_ack_ingress_rate", "ack_out_per_s": "avg_ack_egress_rate",
+}  # fmt: skip
+STATS: Final = "message_stats"
+UNLIMITED: Final = "infinity"  # RabbitMQ's target_ram_count of a queue without a limit
+
+
+class Queues(RowKind):
+    """See the head of this module. A thing is a queue's name."""
+
+    called = "queue"
+
+    def all(self, vhost: VHost, of: Mapping[str, str]) -> Sequence[str]:
+        return vhost.table.names()
+
+    def find(self, vhost: VHost, name: str, of: Mapping[str, str]) -> str | None:
+        return name if vhost.table.has(name) else None
+
+    def key(self, vhost: VHost, thing: str, column: str) -> object:
+        first, _, rest = column.partition(".")
+        rates = vhost.rates.of((QUEUE, thing))
+        if rest.endswith("_details.rate") and first == STATS:
+            return rates.get(rest.removesuffix("_details.rate"), 0.0)
+        if column.endswith("_details.rate"):
+            return rates.get(column.removesuffix("_details.rate"), 0.0)
+        queue = vhost.table.served.get(thing)
+        if queue is not None and not queue.is_crashed:
+            if column == "consumers":
+                return queue.consumers.count
+            if first == STATS:
+                return queue.counters().get(rest, 0)
+            if column == "memory" and isinstance(queue, BrokerQueue):
+                return queue.amq.ram_bytes()
+        return super().key(vhost, thing, column)
+
+    def row(self, vhost: VHost, thing: str, asked: RowAsked) -> Info | None:
+        return _row(vhost, thing, asked)
+
+    def details(self, vhost: VHost, thing: str, asked: RowAsked) -> Info | None:
+        row = _row(vhost, thing, asked)
+        if row is None:
+            return None
+        queue = vhost.table.served.get(thing)
+        consumers = [] if queue is None else queue.consumers.all()
+        row["consumer_details"] = [consumer_row(vhost, one) for one in consumers]
+        row["incoming"] = []
+        row["deliveries"] = []
+        if isinstance(queue, BrokerQueue) and "penstock" in row and not queue.is_crashed:
+            _add_head(vhost, queue, row)
+        return row
+
+
+def _row(vhost: VHost, name: str, asked: RowAsked) -> Info | None:
+    columns = asked.columns
+    has_lengths = asked.has_stats or asked.has_totals
+    queue = vhost.table.served.get(name)
+    row: Info | None
+    if asked.has_stats and not _is_cheap(columns):
+        row = queue_row(vhost, name)
+        return None if row is None else _full(vhost, name, queue, row, asked)
+    row = queue_head(vhost, name)
+    if row is None:
+        return None
+    row["node"] = node_name()
+    if not asked.has_stats:
+        row = {key: value for key, value in row.items() if value is not None}
+        row.pop("effective_policy_definition", None)
+    if has_lengths and columns.has_any(LENGTHS | _DETAILS):
+        lengths = _lengths(vhost, name, queue)
+        row |= lengths
+        if asked.has_stats:
+            row |= asked.with_rates(vhost, (QUEUE, name), lengths, "lengths")
+    return row
+
+
+def _is_cheap(columns: Columns) -> bool:
+    """Return whether these columns need no more than HEAD and lengths."""
+    return not columns.are_all and columns.names <= HEAD | LENGTHS | _DETAILS
+
+
+def _lengths(vhost: VHost, name: str, queue: QueueOrStream | None) -> dict[str, int]:
+    if queue is not None and not queue.is_crashed:
+        return queue.lengths()
+    row = queue_row(vhost, name) or {}
+    return {key: int(str(row.get(key, 0))) for key in sorted(LENGTHS)}
+
+
+def _full(
+    vhost: VHost, name: str, queue: QueueOrStream | None, info: Info, asked: RowAsked
+) -> Info:
+    """Return a whole row. info: of `queue_info`."""
+    key = (QUEUE, name)
+    lengths = {column: _int(info, column) for column in LENGTHS}
+    row = {column: info[column] for column in (*HEAD, *SAME) if column in info}
+    row |= asked.with_rates(vhost, key, lengths, "lengths")
+    row["node"] = node_name()
+    if queue is not None and queue.is_crashed:
+        queue = None  # nothing is known of it but what is stored
+    if queue is not None:
+        counters = queue.counters()
+        if any(counters.values()):
+            row[STATS] = asked.with_rates(vhost, key, counters, "msg_rates")
+        if queue.is_exclusive:
+            row["owner_pid_details"] = _owner(queue)
+    row |= _consumers(queue, lengths["messages_ready"]) | _places(queue, info)
+    row |= _of_type(queue, str(info["type"]))
+    if isinstance(queue, BrokerQueue) and lengths["messages_ready"] == info["alphas"]:
+        _add_head(vhost, queue, row)  # from RAM
+    return row
+
+
+# What RabbitMQ's rows have and nothing here stands for.
+_NOTHING: Final[Info] = {
+    "garbage_collection": {}, "reductions": 0, "reductions_details": {"rate": 0.0},
+    "slave_nodes": [], "synchronised_slave_nodes": [], "recoverable_slaves": None,
+}  # fmt: skip
+
+
+def _consumers(queue: QueueOrStream | None, ready: int) -> Info:
+    """Return the columns about consumers. consumer_utilisation: 1.0 if they would take a message
+    now, else 0.0; None: there are none."""
+    found: Info = {
+        "active_consumers": 0, "consumer_utilisation": None, "consumer_capacity": 0,
+        "exclusive_consumer_tag": None, "single_active_consumer_tag": None,
+    }  # fmt: skip
+    if queue is None or not queue.consumers.count:
+        return found
+    consumers = queue.consumers
+    takes = 1.0 if not ready or consumers.room(1) else 0.0
+    found["consumer_utilisation"] = found["consumer_capacity"] = takes
+    found["active_consumers"] = consumers.count
+    if consumers.active is not None:
+        found["single_active_consumer_tag"] = consumers.active.tag
+        found["active_consumers"] = 1
+    if consumers.has_exclusive():
+        found["exclusive_consumer_tag"] = consumers.all()[0].tag
+    return found
+
+
+def _places(queue: QueueOrStream | None, info: Info) -> Info:
+    """Return the columns about where the messages are: in RAM, on disk, and in which part."""
+    ready, total = _int(info, "messages_ready"), _int(info, "messages")
+    in_ram, ready_in_ram = _int(info, "messages_ram"), _int(info, "alphas")
+    size = _int(info, "message_bytes")
+    ram_size = min(size, _int(info, "memory_alphas") + _int(info, "memory_elsewhere"))
+    stored, stored_size, next_seq = total, size, 0
+    if isinstance(queue, BrokerQueue):
+        indexes = queue.amq.backing.indexes()
+        next_seq = sum([index.next_seq for index in indexes])
+        kept = indexes if queue.is_durable else []
+        stored = sum([index.count for index in kept])
+        stored_size = sum([index.bytes for index in kept])
+    own: Info = {ours: info[theirs] for theirs, ours in OWN.items() if theirs in info}
+    own["disk_bytes"] = stored_size
+    own["backlog_as_alphas_bytes"] = size + total * ALPHA_BYTES
+    return {
+        **_NOTHING,
+        "messages_ram": in_ram,
+        "messages_ready_ram": ready_in_ram,
+        "messages_unacknowledged_ram": max(in_ram - ready_in_ram, 0),
+        "messages_paged_out": total - in_ram,
+        "messages_persistent": stored,
+        "message_bytes_ram": ram_size,
+        "message_bytes_paged_out": size - ram_size,
+        "message_bytes_persistent": stored_size,
+        "disk_reads": _int(info, "disk_reads"),
+        "disk_writes": _int(info, "disk_writes"),
+        "backing_queue_status": {
+            "version": 1,
+            "mode": info.get("mode", "default"),
+            "len": ready,
+            **{name: _int(info, name) for name in ("q1", "q2", "q3", "q4")},
+            "delta": ["delta", "todo", _int(info, "delta"), 0, "todo"],
+            "target_ram_count": _target_count(info, ready, size),
+            "next_seq_id": next_seq,
+            **{theirs: info.get(ours, 0.0) for ours, theirs in EWMA.items()},
+        },
+        "penstock": own,
+    }
+
+
+def _of_type(queue: QueueOrStream | None, kind: str) -> Info:
+    """Return the columns that only streams and quorum queues have."""
+    node = node_name()
+    found: Info = {}
+    if kind in (QUORUM, STREAM):
+        found |= {"leader": node, "members": [node], "online": [node]}
+    if kind == QUORUM:
+        found |= {"messages_dlx": 0, "message_bytes_dlx": 0, "open_files": {node: 0}}
+        found["single_active_consumer_ctag"] = None
+    if kind == STREAM:
+        found["readers"] = {node: 0 if queue is None else queue.consumers.count}
+    return found
+
+
+def _int(info: Info, name: str) -> int:
+    value = info.get(name, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _target_count(info: Info, ready: int, bytes_all: int) -> int | str:
+    """Return how many alphas may be in RAM, of the average size that messages have now."""
+    target = info.get("memory_target")
+    if not isinstance(target, int):
+        return UNLIMITED
+    return target // (ALPHA_BYTES + bytes_all // max(ready, 1))
+
+
+def _owner(queue: QueueOrStream) -> Info:
+    name = getattr(queue.owner, "name", "")
+    return {"name": name, **peer_of(name)}
+
+
+def _add_head(vhost: VHost, queue: BrokerQueue, row: Info) -> None:
+    """Add when the oldest ready message came, and its property timestamp."""
+    found = queue.amq.browse(None, 1)
+    if not found:
+        return
+    message = found[0].message
+    own = row.get("penstock")
+    if isinstance(own, dict):
+        own["oldest_ready_s"] = max(vhost.clock.wall_ms() // 1000 - message.time, 0)
+    _, properties = vhost.headers.parts(message.header, queue.name)
+    timestamp = BasicProperties.decode(properties).timestamp
+    if timestamp is not None:
+        row["head_message_timestamp"] = timestamp
+
+
+def consumer_row(vhost: VHost, consumer: Consumer) -> Info:
+    """Return the row of a consumer in RabbitMQ's HTTP shape."""
+    queue = consumer.queue
+    consumers = queue.consumers
+    channel = consumer.channel
+    is_active = not consumers.is_single_active or consumers.active is consumer
+    timeout_s = vhost.settings.consumer_timeout_s
+    return {
+        "arguments": consumer.arguments,
+        "ack_required": not consumer.no_ack,
+        "active": is_active,
+        "activity_status": "single_active" if consumers.is_single_active and is_active else "up",
+        "channel_details": channel_details(channel) if isinstance(channel, Channel) else [],
+        "consumer_tag": consumer.tag,
+        "consumer_timeout": round(consumer.timeout_or(timeout_s or 0.0) * 1000) or None,
+        "exclusive": consumer.is_exclusive,
+        "prefetch_count": consumer.prefetch,
+        "queue": {"name": queue.name, "vhost": vhost.name},
+    }
+
+
+def channel_details(channel: Channel) -> Info:
+    """Return what rows of other things say of a channel."""
+    connection = channel.handler.name
+    return {
+        "connection_name": connection,
+        "name": f"{connection} ({channel.number})",
+        "node": node_name(),
+        "number": channel.number,
+        "user": channel.identity.name,
+        **peer_of(connection),
+    }
+
+
+def peer_of(connection: str) -> Info:
+    """Return the client's address, from the name of its connection: "host:port -> host:port"."""
+    host, _, port = connection.partition(" -> ")[0].rpartition(":")
+    return {"peer_host": host, "peer_port": int(port) if port.isdecimal() else 0}

@@ -1,0 +1,270 @@
+"""Lists of a vhost as HTTP shows them: filtered, sorted and cut into pages where they are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.access.permissions import Identity, everything
+from penstock.broker.operations.kinds import Columns
+from penstock.codec.spec import (
+    BasicConsume,
+    BasicConsumeOk,
+    BasicQos,
+    BasicQosOk,
+    QueueDeclare,
+    QueueDeclareOk,
+)
+from penstock.operation_json import JsonParts
+from tests.helpers.operation_rig import OperationRig
+from tests.unit.broker.test_listings_in_slices import Passing, turns_until
+
+
+@pytest.fixture
+def rig() -> OperationRig:
+    rig = OperationRig()
+    for n, name in enumerate(("b", "a", "Orders.new", "orders.old", "c")):
+        rig.result("declare_queue", queue=name)
+        if n:
+            rig.put(name, *[b"x"] * n)
+    return rig
+
+
+def names(rows: list[dict[str, Any]]) -> list[Any]:
+    return [row["name"] for row in rows]
+
+
+def queues(rig: OperationRig, **args: object) -> Any:
+    return rig.result("list_rows", kind="queues", **args)
+
+
+def test_without_a_page_the_answer_is_the_list(rig: OperationRig) -> None:
+    assert names(queues(rig)) == ["Orders.new", "a", "b", "c", "orders.old"]
+    assert names(queues(rig, reverse=True)) == ["orders.old", "c", "b", "a", "Orders.new"]
+
+
+def test_a_page(rig: OperationRig) -> None:
+    found = queues(rig, page=2, page_size=2, columns=["name", "messages"])
+    assert found == {
+        "filtered_count": 5, "item_count": 2, "page": 2, "page_count": 3, "page_size": 2,
+        "total_count": 5,
+        "items": [{"name": "b", "messages": 0}, {"name": "c", "messages": 4}],
+    }  # fmt: skip
+
+
+def test_pages_that_are_not_there(rig: OperationRig) -> None:
+    error = rig.refusal("list_rows", kind="queues", page=4, page_size=2)
+    assert error.code == 406
+    assert "'page': given 4, expected at most 3: page_out_of_range" in error.text
+    nothing = queues(rig, page=1, name="nobody")
+    assert (nothing["items"], nothing["page_count"], nothing["total_count"]) == ([], 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ({"name": "ORD"}, ["Orders.new", "orders.old"]),
+        ({"name": "^o.*d$", "use_regex": True}, ["orders.old"]),
+        ({"name": "^[ab]$", "use_regex": True}, ["a", "b"]),
+        ({"name": "."}, ["Orders.new", "orders.old"]),
+    ],
+)
+def test_a_filter_of_names(rig: OperationRig, args: dict[str, Any], expected: list[str]) -> None:
+    found = queues(rig, page=1, **args)
+    assert names(found["items"]) == expected
+    assert found["filtered_count"] == found["item_count"] == len(expected)
+
+
+@pytest.mark.parametrize("pattern", ["(", "(a+)+$|(?=b)", "x{2000}{2000}"])
+def test_a_regular_expression_that_is_broken_or_without_bounds(
+    rig: OperationRig, pattern: str
+) -> None:
+    error = rig.refusal("list_rows", kind="queues", name=pattern, use_regex=True)
+    assert error.code == 406
+    assert "'name': given" in error.text
+
+
+def test_sorted_by_a_number_and_by_a_text(rig: OperationRig) -> None:
+    by_length = ["b", "a", "Orders.new", "orders.old", "c"]
+    assert names(queues(rig, sort="messages")) == by_length
+    assert names(queues(rig, sort="messages", reverse=True)) == by_length[::-1]
+    first = queues(rig, sort="messages", reverse=True, page=1, page_size=2)
+    assert names(first["items"]) == ["c", "orders.old"]
+    second = queues(rig, sort="messages", reverse=True, page=2, page_size=2)
+    assert names(second["items"]) == ["Orders.new", "a"]
+    assert names(queues(rig, sort="message_stats.publish")) == by_length
+    assert names(queues(rig, sort="name", reverse=True)) == sorted(by_length)[::-1]
+    assert names(queues(rig, sort="penstock.alphas")) == by_length
+
+
+def test_a_column_that_nobody_has_neither_sorts_nor_fails(rig: OperationRig) -> None:
+    found = queues(rig, sort="nothing.at_all", columns=["name", "nothing.at_all"])
+    assert found == [{"name": name} for name in ("Orders.new", "a", "b", "c", "orders.old")]
+
+
+def test_columns_keep_their_nesting() -> None:
+    row: dict[str, object] = {"a": 1, "b": {"c": 2, "d": {"e": 3, "f": 4}}, "g": [{"h": 5, "i": 6}]}
+    assert Columns(["b.d.e", "a", "x.y"]).cut(row) == {"a": 1, "b": {"d": {"e": 3}}}
+    assert Columns(["b.c", "b"]).cut(row) == {"b": row["b"]}
+    assert Columns(["g.h", "a.z"]).cut(row) == {"g": [{"h": 5}]}
+    assert Columns([]).cut(row) == row
+
+
+def test_without_statistics_there_are_no_rates(rig: OperationRig) -> None:
+    (row,) = queues(rig, name="c", rates=False)
+    assert row == {
+        "name": "c", "vhost": "/", "type": "classic", "durable": True, "exclusive": False,
+        "auto_delete": False, "arguments": {}, "state": "running", "node": row["node"],
+    }  # fmt: skip
+    (row,) = queues(rig, name="c", rates=False, totals=True)
+    assert (row["messages"], row["messages_ready"], row["messages_unacknowledged"]) == (4, 4, 0)
+    assert "messages_details" not in row
+
+
+def test_a_list_goes_in_slices_between_turns(rig: OperationRig) -> None:
+    for n in range(300):
+        rig.result("declare_queue", queue=f"many{n}")
+    rig.vhost.budget.clock = Passing()
+    asked = rig.ask("list_rows", kind="queues", sort="messages", page=1, page_size=200)
+    rig.vhost.background._clock = Passing()
+    assert turns_until(rig, asked) > 2
+    assert isinstance(asked.replies[0], JsonParts)
+    assert asked.result["item_count"] == 200
+
+
+def test_a_queue_that_is_deleted_meanwhile_is_left_out(rig: OperationRig) -> None:
+    for n in range(100):
+        rig.result("declare_queue", queue=f"many{n:03}")
+    rig.vhost.budget.clock = Passing()
+    asked = rig.ask("list_rows", kind="queues", name="many")
+    rig.result("delete_queue", queue="many099")
+    rig.turn()
+    assert names(asked.result) == [f"many{n:03}" for n in range(99)]
+
+
+def test_a_list_opens_nothing(rig: OperationRig) -> None:
+    rig.restart()
+    assert not rig.vhost.table.served or "c" not in rig.vhost.table.served
+    (row,) = queues(rig, name="c")
+    assert (row["messages"], row["state"], row["penstock"]["delta"]) == (4, "running", 4)
+    assert "message_stats" not in row
+    assert names(queues(rig, sort="messages", reverse=True))[0] == "c"
+    (row,) = queues(rig, name="c", columns=["messages_ready", "durable"])
+    assert row == {"messages_ready": 4, "durable": True}
+    assert "c" not in rig.vhost.table.served
+
+
+def test_one_queue(rig: OperationRig) -> None:
+    client = rig.client(everything("ann")).open(1)
+    client.call(1, QueueDeclare(queue="own", exclusive=True), QueueDeclareOk)
+    client.call(1, BasicConsume(queue="own", consumer_tag="t"), BasicConsumeOk)
+    rig.put("own", b"1", timestamp=1_795_373_660)
+    found = rig.result("describe_row", kind="queues", name="own")
+    assert found["owner_pid_details"]["name"] == "c0"
+    (consumer,) = found["consumer_details"]
+    assert (consumer["consumer_tag"], consumer["channel_details"]["name"]) == ("t", "c0 (1)")
+    assert consumer["queue"] == {"name": "own", "vhost": "/"}
+    rig.put("a", b"later")
+    rig.result("declare_queue", queue="stamped")
+    rig.put("stamped", b"1", timestamp=1_795_373_660)
+    rig.tick(3.0)
+    found = rig.result("describe_row", kind="queues", name="stamped")
+    assert found["head_message_timestamp"] == 1_795_373_660
+    assert found["penstock"]["oldest_ready_s"] == 3
+    assert found["incoming"] == found["deliveries"] == []
+    cut = rig.result("describe_row", kind="queues", name="stamped", columns=["messages"])
+    assert cut == {"messages": 1}
+
+
+def test_there_is_none(rig: OperationRig) -> None:
+    error = rig.refusal("describe_row", kind="queues", name="nobody")
+    assert error.code == 404
+    assert error.text == "NOT_FOUND - no queue 'nobody' in vhost '/'"
+    error = rig.refusal("list_rows", kind="things")
+    assert error.code == 406
+    assert "expected one of queues" in error.text
+    error = rig.refusal("list_rows", kind="queues", of={"planet": "mars"})
+    assert "'of': given 'planet'" in error.text
+
+
+def test_names_for_completion(rig: OperationRig) -> None:
+    assert rig.result("names", kind="queues", prefix="o") == ["orders.old"]
+    assert rig.result("names", kind="queues", limit=2) == ["Orders.new", "a"]
+
+
+def test_a_client_needs_a_tag(rig: OperationRig) -> None:
+    for tag, is_allowed in (("", False), ("management", True)):
+        client = rig.client(Identity("ann", frozenset({tag}), "", "", "")).open()
+        channel = client.handler.channels[1]
+        if is_allowed:
+            assert len(rig.result("list_rows", channel, kind="queues")) == 5
+        else:
+            assert rig.refusal("list_rows", channel, kind="queues").code == 403
+
+
+def test_the_columns_of_a_row_are_json(rig: OperationRig) -> None:
+    asked = rig.ask("list_rows", kind="queues")
+    rig.turn()
+    (reply,) = asked.replies
+    assert json.loads(b"".join(reply.take()))[0]["name"] == "Orders.new"
+
+
+# ---- beside RabbitMQ's rows ----------------------------------------------------------------------
+
+RECORDED = Path("tests/http/recorded")
+LEFT_OUT = {"priority_lengths", "next_deliver_seq_id"}  # of backing_queue_status; nobody reads them
+# Ours are null or absent where nothing happened yet, or whole where RabbitMQ's are not.
+MAY_DIFFER = {"consumer_utilisation", "consumer_capacity", "target_ram_count", "policy"}
+
+
+def check_like(ours: Any, theirs: Any, path: str = "") -> None:
+    """Assert that ours has what theirs has, with the same types."""
+    if isinstance(theirs, dict) and path.rpartition(".")[2] not in (
+        "arguments", "garbage_collection", "effective_policy_definition", "open_files",
+    ):  # fmt: skip
+        assert isinstance(ours, dict), path
+        missing = set(theirs) - set(ours) - LEFT_OUT
+        assert not missing, f"{path}: {sorted(missing)}"
+        for name in set(theirs) & set(ours) - MAY_DIFFER:
+            if not name.startswith("peer_") and theirs[name] is not None and ours[name] is not None:
+                inner = "" if name in ("readers",) else f"{path}.{name}"
+                if inner:
+                    check_like(ours[name], theirs[name], inner)
+    elif isinstance(theirs, list) and theirs and ours and isinstance(theirs[0], dict):
+        check_like(ours[0], theirs[0], path)
+    elif isinstance(theirs, float):
+        assert isinstance(ours, int | float), path
+    else:
+        assert type(ours) is type(theirs), path
+
+
+@pytest.mark.parametrize(
+    ("kind", "recorded"),
+    [("classic", "queue"), ("quorum", "queue-quorum"), ("stream", "queue-stream")],
+)
+def test_a_row_has_what_the_recorded_one_has(kind: str, recorded: str) -> None:
+    rig = OperationRig()
+    rig.result("declare_queue", queue="q", arguments={"x-queue-type": kind})
+    client = rig.client(everything("ann")).open(1)
+    if kind == "stream":
+        client.call(1, BasicQos(prefetch_count=10), BasicQosOk)
+    client.call(1, BasicConsume(queue="q", consumer_tag="t"), BasicConsumeOk)
+    rig.put("q", b"1", timestamp=1_795_373_660)
+    rig.put("q", b"1", timestamp=1_795_373_660)
+    theirs = json.loads((RECORDED / f"{recorded}.json").read_text())
+    theirs.pop("head_message_timestamp", None)  # of a queue with ready messages: another test
+    check_like(rig.result("describe_row", kind="queues", name="q"), theirs)
+
+
+def test_a_list_has_what_the_recorded_one_has() -> None:
+    rig = OperationRig()
+    rig.result("declare_queue", queue="q")
+    rig.put("q", b"1", timestamp=1_795_373_660)
+    (ours,) = queues(rig)
+    theirs = json.loads((RECORDED / "queues.json").read_text())[0]
+    check_like(ours, theirs)
+    theirs = json.loads((RECORDED / "queues-disable-stats.json").read_text())[0]
+    (ours,) = queues(rig, rates=False, totals=True)
+    assert set(ours) == set(theirs)
+    check_like(ours, theirs)

@@ -592,6 +592,10 @@ _ROWS: Final = (
         more="`is_healthy` is false while a vhost is down or publishers are blocked; `problems` "
         "says why.",
     ),
+    Operation(
+        "node_metrics", "Return the numbers of the node for /metrics.", of=NODE, tags=WATCHERS,
+        answer=("values", "vhosts"), more="Their names and meanings: see metrics.md.",
+    ),
     _of_node(
         "await_startup", "Wait until the broker is ready.",
         number("timeout_s", 0, "seconds to wait", default=60.0), audience=OPERATORS, tags=(),
@@ -1110,6 +1114,10 @@ _ROWS: Final = (
             "message_stats", "churn_rates", "object_totals", "dead_lettered",
             "dead_letters_dropped", "recv_oct", "send_oct",
         ),
+    ),
+    Operation(
+        "metrics", "Return the totals of a vhost for /metrics.", tags=WATCHERS,
+        more="Their names and meanings: see metrics.md.",
     ),
     _list(
         "list_queues", "List the queues of a vhost.", ("name", "messages", "consumers"),

@@ -33,6 +33,7 @@ from penstock.broker.operations import (
     leases,
     listings,
     messages,
+    metrics,
     policies,
     streams,
     topology,
@@ -60,7 +61,18 @@ TEXT_BYTES_MAX: Final = 4000  # of an error's text: the smallest frame has 4096 
 
 FUNCTIONS: Final[dict[str, Callable[[Call], None]]] = {
     name: function
-    for module in (topology, policies, messages, streams, leases, batches, jobs, listings, box)
+    for module in (
+        topology,
+        policies,
+        messages,
+        streams,
+        leases,
+        batches,
+        jobs,
+        listings,
+        metrics,
+        box,
+    )
     for name, function in module.FUNCTIONS.items()
 }
 

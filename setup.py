@@ -26,7 +26,9 @@ from setuptools.command.build_ext import build_ext
 
 # The hot modules, listed here and nowhere else.
 HOT_MODULES = (
+    "penstock.histogram",
     "penstock.message",
+    "penstock.storage.totals",
     "penstock.storage.log.record",
     "penstock.storage.log.log_file",
     "penstock.storage.log.transaction_log",

@@ -599,6 +599,10 @@ _ROWS: Final = (
         more="`is_healthy` is false while a vhost is down or publishers are blocked; `problems` "
         "says why.",
     ),
+    Operation(
+        "node_metrics", "Return the numbers of the node for /metrics.", of=NODE, tags=WATCHERS,
+        answer=("values", "vhosts"), more="Their names and meanings: see metrics.md.",
+    ),
     _of_node(
         "await_startup", "Wait until the broker is ready.",
         number("timeout_s", 0, "seconds to wait", default=60.0), audience=OPERATORS, tags=(),
@@ -1145,6 +1149,10 @@ _ROWS: Final = (
             _KIND, text("prefix", "what they begin with", default=""),
             whole("limit", 1, NAMES_MAX, "of them", default=200),
         ), tags=MANAGERS,
+    ),
+    Operation(
+        "metrics", "Return the totals of a vhost for /metrics.", tags=WATCHERS,
+        more="Their names and meanings: see metrics.md.",
     ),
     _list(
         "list_queues", "List the queues of a vhost.", ("name", "messages", "consumers"),

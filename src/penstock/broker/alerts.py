@@ -273,6 +273,7 @@ class AlertManager(BackgroundTask):
         self._of_all = TokenBucket(ALL_BURST, ALL_PER_S, clock.monotonic())
         self._waiting: OrderedDict[Key, PendingAlert] = OrderedDict()
         self._outbox: deque[PendingAlert] = deque(maxlen=OUTBOX_MAX)
+        self.damages: dict[str, int] = {}  # how often damage was found, by the kind of file
         self._damaged: dict[str, Damage] = {}
         self._is_damage_new: bool = False  # it is reported in the next turn
         self._looked_s: float = 0.0
@@ -342,6 +343,8 @@ class AlertManager(BackgroundTask):
 
     def _found_damage(self, text: str, queue: str) -> None:
         file = damaged_at(text)
+        kind = _kind_of_file(file)
+        self.damages[kind] = self.damages.get(kind, 0) + 1
         if file not in self._damaged and len(self._damaged) >= FILES_MAX:
             file = queue = ""
         damage = self._damaged.get(file)
@@ -536,3 +539,17 @@ def routing_key(kind: str, queue: str) -> str:
 def _short(text: str) -> bytes:
     data = text.encode("utf-8", "surrogateescape")
     return bytes((len(data),)) + data
+
+
+_FILES: Final = {
+    "wal": "log", "qi": "index", "qs": "index", "rdq": "store", "hint": "store", "msg": "store",
+    "page": "page", "idx": "page",
+}  # fmt: skip
+
+
+def _kind_of_file(path: str) -> str:
+    """Return what is in a file of this name: log, index, store, page, checkpoint or other."""
+    name = path.rpartition("/")[2]
+    if name.startswith(("checkpoint-", "CURRENT")):
+        return "checkpoint"
+    return _FILES.get(name.rpartition(".")[2], "other")

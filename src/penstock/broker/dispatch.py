@@ -32,6 +32,7 @@ from typing import Final
 from penstock.broker.counts import VHostCounts
 from penstock.broker.turn_budget import TurnBudget
 from penstock.errors import is_shortage
+from penstock.histogram import CONFIRM_S, Histogram
 from penstock.native import mypyc_attr
 from penstock.storage.engine import StorageEngine
 
@@ -195,6 +196,10 @@ class Dispatch:
         self._unconfirmed: list[Unconfirmed] = []
         self._settled: int = -1  # the LSN with which `settle` was called last
         self._has_new_unconfirmed: bool = False
+        # The seconds from the first publish of a turn that waits for a confirm to that confirm.
+        self.confirm_seconds: Histogram = Histogram(CONFIRM_S)
+        self._published_s: float = 0.0  # when the first publish of this turn was handled
+        self._published: deque[tuple[int, float]] = deque()  # (last LSN, that) of earlier turns
         self._sending: list[Peer] = []
         self._without_space: list[Source] = []
         self._retried_at_s: float = 0.0
@@ -232,12 +237,13 @@ class Dispatch:
     def add_unconfirmed(self, who: Unconfirmed) -> None:
         """Call `who.settle` at the end of turns, until it returns False."""
         self._unconfirmed.append(who)
-        self._has_new_unconfirmed = True
-        self.schedule()
+        self.note_unconfirmed()
 
     def note_unconfirmed(self) -> None:
         """Have `settle` called in this turn: a channel in the list has new publishes."""
-        self._has_new_unconfirmed = True
+        if not self._has_new_unconfirmed:
+            self._has_new_unconfirmed = True
+            self._published_s = self.engine.clock.monotonic()
         self.schedule()
 
     def add_output(self, who: Peer) -> None:
@@ -337,6 +343,7 @@ class Dispatch:
         settled = engine.settled(self.mode)
         if self._unconfirmed and (settled != self._settled or self._has_new_unconfirmed):
             self._settled = settled
+            self._measure(settled)
             self._has_new_unconfirmed = False
             self._unconfirmed = [who for who in self._unconfirmed if self._confirm(who, settled)]
         if self._waiting:
@@ -351,6 +358,16 @@ class Dispatch:
                     self._waiting.append((lsn, mode, call))
                     if mode > self.mode:
                         engine.request_sync()
+
+    def _measure(self, settled: int) -> None:
+        """Record how long the publishers waited whose turns are settled."""
+        waiting = self._published
+        if self._has_new_unconfirmed:
+            waiting.append((self.engine.last_lsn, self._published_s))
+        if waiting and waiting[0][0] <= settled:
+            now_s = self.engine.clock.monotonic()
+            while waiting and waiting[0][0] <= settled:
+                self.confirm_seconds.record(now_s - waiting.popleft()[1])
 
     def _confirm(self, who: Unconfirmed, settled: int) -> bool:
         """Have the channel confirm what is durable; return whether more is unconfirmed."""

@@ -71,6 +71,7 @@ from penstock.broker.turn_budget import TurnBudget
 from penstock.broker.usage import Usage
 from penstock.clock import Clock
 from penstock.errors import DiskFullError, is_shortage
+from penstock.histogram import Histogram
 from penstock.options import format_bytes
 from penstock.protocol.connection import BodyRoom
 from penstock.queues.amqp_headers import AmqpHeaders
@@ -263,6 +264,9 @@ class VHost(QueueOwner[BrokerQueue]):
         self.mode: int = settings.mode
         self.blocked_reason: str = ""
         self.blocked_since_ms: int = 0
+        self._blocked_s: dict[str, float] = {}  # reason -> how long publishers have waited for it
+        self._blocked_from_s: dict[str, float] = {}  # the reasons of now, and since when
+        self.loop_seconds: dict[str, Histogram] = {}  # of the loop of the vhost's process
         self._has_engine: bool = False  # which has events before it is open
         self.operations: object | None = None  # what operators' sessions hold (broker.operations)
         self.leases: object | None = None  # of readers of queues (leases.py)
@@ -418,6 +422,9 @@ class VHost(QueueOwner[BrokerQueue]):
             reasons.append(self.engine.short_of if is_known else "disk")
         reason = " and ".join(reasons)
         if reason != self.blocked_reason:
+            now_s = self.clock.monotonic()
+            self._blocked_s = self.blocked_seconds()
+            self._blocked_from_s = dict.fromkeys(reasons, now_s)
             was_blocked = self.blocked_reason != ""
             self.blocked_reason = reason
             self._report_blocked(was_blocked=was_blocked)
@@ -425,6 +432,13 @@ class VHost(QueueOwner[BrokerQueue]):
                 self.event("memory_holders", self._largest_holders())
             for handler in list(self.handlers):
                 handler.blocked(self.blocked_reason)  # what the others held may have changed it
+
+    def blocked_seconds(self) -> dict[str, float]:
+        """Return for how long publishers have waited since the start, by the reason."""
+        found = dict(self._blocked_s)
+        for reason, from_s in self._blocked_from_s.items():
+            found[reason] = found.get(reason, 0.0) + self.clock.monotonic() - from_s
+        return found
 
     def _report_blocked(self, *, was_blocked: bool) -> None:
         """Report why publishers wait, since when, and what helps; or that they wait no longer."""

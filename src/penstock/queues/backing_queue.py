@@ -91,6 +91,29 @@ class NewMessage:
         self.priority: int = priority
 
 
+class QueueStates:
+    """How many messages all queues have in each state, and bytes: of the bodies of ready and of
+    unacknowledged ones, of RAM if all ready ones were alphas. A row of a queue that has had
+    transient messages counts as a beta, of any other as a gamma. over_target: queues that count
+    more than their target."""
+
+    def __init__(self) -> None:
+        self.alphas: int = 0
+        self.betas: int = 0
+        self.gammas: int = 0
+        self.deltas: int = 0
+        self.unacked: int = 0
+        self.ready_bytes: int = 0
+        self.unacked_bytes: int = 0
+        self.as_alphas_bytes: int = 0
+        self.over_target: int = 0
+
+    @property
+    def ready(self) -> int:
+        """Return the number of ready messages."""
+        return self.alphas + self.betas + self.gammas + self.deltas
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class BackingQueue(ABC):
     """See the head of this module. `mode` is a durability mode of storage/files/durability.py."""
@@ -270,6 +293,14 @@ class BackingQueue(ABC):
         paged_pending, leased, leased_bytes, q1 ... q4, is_flowed, target_bytes, disk_reads,
         disk_writes, four rates per second, mode. unacked_bytes: of pending and leased messages.
         elsewhere_bytes: see the method."""
+
+    def add_states(self, into: "QueueStates") -> None:
+        """Add this queue's messages to the sums of all. By default all that is ready is on disk
+        only."""
+        ready = self.len()
+        into.deltas += ready
+        into.unacked += self.depth() - ready
+        into.ready_bytes += self.body_bytes()
 
     # ---- memory --------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ Files that are read, through the given FileSystem (Linux; they are missing elsew
 * `memory.max` (v2) or `memory.limit_in_bytes` (v1) of that group and of every group above it up to
   the mount: each limits all that is below it. "max" is no limit, and v1 writes no limit as some
   exabytes: a value that is not smaller than the RAM limits nothing, nor does a zero.
+* `/proc/PID/stat`: CPU time and resident pages of a process; `/proc/PID/fd`: its descriptors.
 * `/proc/self/statm`: the resident pages, second number. `/proc/self/auxv`: the size of a page
   (entry 6), which is not 4 KiB everywhere.
 
@@ -29,6 +30,7 @@ from penstock.storage.files.filesystem import FileSystem
 
 ASSUMED_BYTES: Final = 2 << 30
 PAGE_BYTES: Final = 4096
+TICKS_PER_S: Final = 100  # in which the kernel shows CPU time to programs, whatever its own are
 AUXV_PAGE_SIZE: Final = 6
 AUXV_ENTRY: Final = struct.Struct("@LL")
 
@@ -50,6 +52,20 @@ def rss_bytes(fs: FileSystem) -> int | None:
     if len(fields) < 2 or not fields[1].isdecimal():
         return None
     return int(fields[1]) * _page_bytes(fs)
+
+
+def process_usage(fs: FileSystem, pid: int) -> tuple[float, int, int] | None:
+    """Return the CPU seconds, the bytes of RAM and the open descriptors of a process of this user,
+    or None if it has gone or the kernel does not say."""
+    found = _text(fs, f"/proc/{pid}/stat").rpartition(")")[2].split()
+    if len(found) < 22:
+        return None
+    try:
+        descriptors = len(fs.list(f"/proc/{pid}/fd"))
+    except OSError:
+        return None
+    cpu_s = (int(found[11]) + int(found[12])) / TICKS_PER_S
+    return cpu_s, int(found[21]) * _page_bytes(fs), descriptors
 
 
 # ----------------------------------------------------------------------------------------

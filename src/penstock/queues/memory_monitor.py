@@ -60,7 +60,7 @@ from typing import Final
 from penstock.clock import Clock
 from penstock.errors import OptionError
 from penstock.options import format_bytes
-from penstock.queues.backing_queue import UNLIMITED, BackingQueue
+from penstock.queues.backing_queue import UNLIMITED, BackingQueue, QueueStates
 from penstock.queues.queue_ram import ALPHA_BYTES, INFINITY
 
 INTERVAL_S: Final = 2.5
@@ -89,8 +89,9 @@ GROWING: Final = 4
 class ManagedQueue:
     """A queue and the monitor's numbers about it. All bytes are of the current or last round."""
 
-    def __init__(self, queue: BackingQueue, own_max_bytes: int) -> None:
+    def __init__(self, queue: BackingQueue, own_max_bytes: int, *, is_delayed: bool) -> None:
         self.queue: BackingQueue = queue
+        self.is_delayed: bool = is_delayed  # its messages are not due yet
         self.own_max_bytes: int = own_max_bytes  # UNLIMITED: it has none
         self.is_registered: bool = True
         self.ram_bytes: int = 0
@@ -156,21 +157,30 @@ class MemoryMonitor:
         self._left_bytes: int = 0  # of the rest, likewise
         self._duration_sum: float = 0.0
         self._duration_count: int = 0
+        # Of all queues as of the last round, and of those in which messages are not due yet; and
+        # what the present round has counted so far.
+        self.states: QueueStates = QueueStates()
+        self.delayed: QueueStates = QueueStates()
+        self._states: QueueStates = QueueStates()
+        self._delayed: QueueStates = QueueStates()
         self._committed_sum: int = 0  # of max(share, RAM) of the queues, before any grows
         self._growth_sum: int = 0  # bytes that the growing ones want in addition
         self._growth_part: float = 0.0  # of what they want, that there is room for
 
     # ---- queues --------------------------------------------------------------------------------
 
-    def register(self, queue: BackingQueue, max_bytes: int = UNLIMITED) -> None:
+    def register(
+        self, queue: BackingQueue, max_bytes: int = UNLIMITED, *, is_delayed: bool = False
+    ) -> None:
         """Manage this queue, whose own limit is `max_bytes`. At once it gets an average share as
         far as there is room, and SPARE_BYTES in any case, which is too little to matter when many
-        queues come at once; a round follows soon. A second call changes the limit."""
+        queues come at once; a round follows soon. A second call changes the limit. is_delayed:
+        what it holds is not due yet."""
         known = self._managed.get(id(queue))
         if known is not None:
             known.own_max_bytes = max_bytes
             return
-        managed = ManagedQueue(queue, max_bytes)
+        managed = ManagedQueue(queue, max_bytes, is_delayed=is_delayed)
         self._managed[id(queue)] = managed
         if not self.is_disk_full:
             even = self._shared_bytes() // len(self._managed)
@@ -283,6 +293,8 @@ class MemoryMonitor:
         self._rest_bytes = shared
         self._duration_sum = 0.0
         self._duration_count = 0
+        self._states = QueueStates()
+        self._delayed = QueueStates()
 
     def _visit(self, managed: ManagedQueue) -> None:
         if self._phase == COLLECTING:
@@ -314,6 +326,7 @@ class MemoryMonitor:
 
     def _collect(self, managed: ManagedQueue) -> None:
         queue = managed.queue
+        queue.add_states(self._delayed if managed.is_delayed else self._states)
         duration_s = queue.ram_duration()
         if duration_s != INFINITY:
             self._duration_sum += duration_s
@@ -331,6 +344,7 @@ class MemoryMonitor:
 
     def _judge(self) -> None:
         """Set the duration and the alarm from what all queues reported."""
+        self.states, self.delayed = self._states, self._delayed
         self.counted_bytes = self._ram_sum + self.other_bytes
         if self._duration_sum < SUM_S_MIN:
             self._duration_sum = 0.0

@@ -83,6 +83,7 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop
 from typing import Final
 
+from penstock.clock import Clock
 from penstock.errors import CorruptionError, SyncFailedError
 from penstock.message import LARGE_FROM, Entry, QueuedMessage, is_large, seq_of
 from penstock.queues.backing_queue import UNLIMITED
@@ -489,7 +490,13 @@ def page_out(state: QueueRam, entries: list[Entry], *, with_slots: bool = False)
     if bodies:
         _write_bodies(state, bodies)
     rows = [_row(state, entry, written.get(entry.seq, 0)) for entry in entries]
-    state.engine.page_out_left -= len(entries) + (sum([row.size for row in rows]) >> 12)
+    size = sum([row.size for row in rows])
+    gammas = sum([row.flags & ON_SLOT != 0 for row in rows])
+    totals = state.engine.totals
+    totals.gammas += gammas
+    totals.betas += len(rows) - gammas
+    totals.paged_out_bytes += size
+    state.engine.page_out_left -= len(entries) + (size >> 12)
     state.leave(entries)
     return rows
 
@@ -671,6 +678,7 @@ def roll_rows(state: QueueRam, rows: list[Row]) -> None:
         raise
     for row in rows:
         _add_to_delta(state, row)
+    state.engine.totals.deltas += len(rows)
 
 
 def _add_to_delta(state: QueueRam, row: Row) -> None:
@@ -853,6 +861,8 @@ def back_to_alphas(state: QueueRam, run_bytes: int, messages_max: int) -> None:
 def _read_run(state: QueueRam, part: Rows, run_bytes: int, messages_max: int) -> list[Entry]:
     """Return the entries of a run from the front of a part; damaged ones are set aside. Raises
     OSError: nothing has moved."""
+    clock = state.engine.clock
+    began_s = clock.monotonic()
     rows = _take_run(state, part, run_bytes, messages_max)
     damaged: list[tuple[Row, CorruptionError]] = []
     try:
@@ -863,6 +873,8 @@ def _read_run(state: QueueRam, part: Rows, run_bytes: int, messages_max: int) ->
         raise
     for row, error in damaged:
         set_aside(state, row.seq, row.size, error)
+    size = sum([row.size for row in rows])
+    state.engine.totals.page_in(len(entries), size, clock.monotonic() - began_s)
     return entries
 
 
@@ -878,6 +890,8 @@ def deltas_to_alphas(state: QueueRam, run_bytes: int, messages_max: int) -> None
     seqs = state.ready_on_disk(start, stop)
     if not seqs:
         return
+    clock = state.engine.clock
+    began_s = clock.monotonic()
     try:
         messages = _plain_messages(state, seqs, run_bytes)
     except CorruptionError:
@@ -885,6 +899,8 @@ def deltas_to_alphas(state: QueueRam, run_bytes: int, messages_max: int) -> None
     n = len(messages)
     if not n:
         return
+    size = sum([message.size for message in messages])
+    state.engine.totals.page_in(n, size, clock.monotonic() - began_s)
     state.disk_reads += 1
     q4 = state.q4
     cost = 0
@@ -1140,6 +1156,7 @@ class ReadRun:
         self.end: int = 0
         self.path: str = path  # of .qs
         self.is_over: bool = False
+        self.seconds: float = 0.0  # that the read took
         self._inhaler = inhaler
         self._fs = fs
         self._entries: bytes = b""
@@ -1167,6 +1184,7 @@ class ReadRun:
 
     def read(self) -> object:
         """Read entries and bodies, in a worker. Raises OSError."""
+        began_s = self._inhaler.clock.monotonic()
         if self.end > self.start:
             file = self._fs.open(self.path)
             try:
@@ -1175,6 +1193,7 @@ class ReadRun:
                 file.close()
         if self.records:
             self._bodies = read_records(self._fs, self.records)
+        self.seconds = self._inhaler.clock.monotonic() - began_s
         self.is_over = True  # last: the owner's thread may look at any time
         return None
 
@@ -1206,6 +1225,7 @@ class Inhaler:
     run has arrived, or has failed as the text says."""
 
     def __init__(self, state: QueueRam, on_end: Callable[[str], None]) -> None:
+        self.clock: Clock = state.engine.clock
         self._state = state
         self._on_end = on_end
         self.runs: list[ReadRun] = []  # under way, in the order of their messages
@@ -1395,6 +1415,8 @@ class Inhaler:
         section = state.index.section
         files = state.index.files(run.rows[0].seq // state.index.slots)
         room = state.target_bytes - state.ram_bytes()
+        moved = 0
+        moved_bytes = 0
         for n, row in enumerate(run.rows):
             first = q3.first_seq() if q3.count else row.seq + 1
             if first > row.seq:
@@ -1423,6 +1445,10 @@ class Inhaler:
                     state.places[now.seq] = now.place
             state.q4.append(Entry(now.seq, message, on_slot))
             state.alpha_bytes += cost
+            moved += 1
+            moved_bytes += message.size
+        state.engine.totals.page_in(moved, moved_bytes, run.seconds)
+        state.engine.totals.read_ahead_hits += 1
         state.disk_reads += 1
         settle(state, FEW_ROWS)
 

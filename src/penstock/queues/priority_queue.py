@@ -73,6 +73,7 @@ from penstock.queues.backing_queue import (
     BackingQueue,
     Delivery,
     NewMessage,
+    QueueStates,
     ReadyHead,
 )
 from penstock.queues.paging import PUBLISH_BYTES, PUBLISH_MESSAGES
@@ -773,6 +774,10 @@ class PriorityQueue(BackingQueue):
 
     def body_bytes(self) -> int:
         return self._body_bytes
+
+    def add_states(self, into: QueueStates) -> None:
+        for part in self.opened:
+            part.queue.add_states(into)
 
     def info(self) -> dict[str, int | float | str]:
         whole: dict[str, int | float | str] = {}

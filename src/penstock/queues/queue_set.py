@@ -296,7 +296,7 @@ class QueueSet(Generic[Q]):
         part = priority_queue.open_backing(
             self.engine, name, is_durable=is_durable, mode=self._mode, on_event=self._event_of(name)
         )
-        self.monitor.register(part)
+        self.monitor.register(part, is_delayed=True)
         if is_durable:
             self._note_opened(part.index())
         return part

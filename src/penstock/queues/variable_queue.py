@@ -70,7 +70,13 @@ from typing import Final, TypeVar
 from penstock.errors import CorruptionError, DiskFullError, SyncFailedError, is_shortage
 from penstock.message import Entry, QueuedMessage, SharedMessage, is_large, seq_of
 from penstock.queues import paging
-from penstock.queues.backing_queue import BackingQueue, Delivery, NewMessage, ReadyHead
+from penstock.queues.backing_queue import (
+    BackingQueue,
+    Delivery,
+    NewMessage,
+    QueueStates,
+    ReadyHead,
+)
 from penstock.queues.paging import Paging
 from penstock.queues.queue_options import POLICIES, QUEUE_MODES
 from penstock.queues.queue_ram import ALPHA_BYTES, CHECKS, QueueRam, alpha_bytes
@@ -668,6 +674,7 @@ class VariableQueue(BackingQueue):
             self.paging.inhaler.take()
             if state.q4:
                 return True
+        self.engine.totals.read_ahead_misses += 1
         while True:
             if state.back_rows.count:
                 run = min(self._read_bytes, state.target_bytes // 4)
@@ -779,6 +786,22 @@ class VariableQueue(BackingQueue):
 
     def body_bytes(self) -> int:
         return self.state.bytes
+
+    def add_states(self, into: QueueStates) -> None:
+        state = self.state
+        rows = state.q2.count + state.q3.count + state.back_rows.count
+        into.alphas += state.ram_messages()
+        if state.has_transients:
+            into.betas += rows
+        else:
+            into.gammas += rows
+        leased = self._index.leased
+        into.deltas += state.delta.count
+        into.unacked += len(state.ram_pending) + state.disk_pending.count + leased.count
+        into.ready_bytes += state.bytes
+        into.unacked_bytes += state.unacked_bytes + leased.bytes
+        into.as_alphas_bytes += state.bytes + state.len * ALPHA_BYTES
+        into.over_target += state.ram_bytes() > state.target_bytes
 
     def info(self) -> dict[str, int | float | str]:
         return {**self.state.info(), **self.paging.info()}

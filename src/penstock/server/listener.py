@@ -20,6 +20,7 @@ import asyncio
 import errno
 import logging
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -112,6 +113,7 @@ class Listener(Generic[T]):
         self.socks = socks
         self.accepted = 0
         self.dropped = 0
+        self.failed: Counter[str] = Counter()  # handshakes, by the reason: see the table of metrics
         self.held_bytes = 0  # for clients that are half open
         sockets = supervisor_sockets(settings.nofile)
         self.half_open_max: Final = min(settings.half_open_max, sockets // 2)
@@ -232,6 +234,7 @@ class Listener(Generic[T]):
 
     async def _serve(self, login: Handshake[T], address: str) -> None:
         is_ours = True
+        opened = None
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -246,11 +249,13 @@ class Listener(Generic[T]):
                 is_ours = False
         except AMQPError as error:
             why = error.why if isinstance(error, LoginRefused) else error
+            self.failed[_reason(error, is_logged_in=opened is not None)] += 1
             client_line(logger, login.peer_host, "connection %s refused: %s", login.name, why)
             self._refuses(login, task, address)
             await self._within(LINGER_S, self._answer(login, error))
         except Silent as error:
             client_line(logger, login.peer_host, "connection %s dropped: %s", login.name, error)
+            self.failed["protocol"] += 1
             self._refuses(login, task, address)
             if isinstance(error, WrongHeader):
                 await self._within(LINGER_S, self._farewell(login.sock))
@@ -281,6 +286,7 @@ class Listener(Generic[T]):
             async with asyncio.timeout(self._settings.handshake_timeout_s):
                 return await login.run()
         except TimeoutError:
+            self.failed["timeout"] += 1
             client_line(logger, login.peer_host, "connection %s dropped: handshake timeout",
                         login.name)  # fmt: skip
             return None
@@ -315,3 +321,13 @@ class Listener(Generic[T]):
         """Read and discard until the client leaves."""
         while await self._loop.sock_recv(sock, DRAIN_BYTES):
             pass
+
+
+def _reason(error: AMQPError, *, is_logged_in: bool) -> str:
+    """Return why a client is refused, in a word."""
+    if isinstance(error, LoginRefused):
+        return "password"
+    if not is_logged_in:
+        return "protocol"
+    is_limit = error.code == RESOURCE_ERROR or "limit" in error.text
+    return "limit" if is_limit else "vhost"

@@ -10,6 +10,8 @@ deleted user are closed.
 import asyncio
 import hashlib
 import logging
+import os
+import platform
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
@@ -40,13 +42,14 @@ from penstock.operation_table import (
     check_over_http,
     find,
 )
+from penstock.queues.budget import process_usage
 from penstock.server import definitions, vhost_directories
 from penstock.server.control import ControlError
 from penstock.server.definitions import Definitions, DefinitionsError
 from penstock.server.listener import Listener
 from penstock.server.memory_shares import MemoryShares
 from penstock.server.watched_http import WatchedHttp
-from penstock.server.watched_process import DOWN, RUNNING, STOPPED, ProcessDown
+from penstock.server.watched_process import DOWN, RUNNING, STOPPED, ProcessDown, WatchedProcess
 from penstock.server.watched_tls import WatchedTls
 from penstock.server.watched_vhost import BY_OPERATOR, UNOPENED, WatchedVhost
 from penstock.storage.files.data_directory import LOG, SPILL, DataDirectory
@@ -71,6 +74,7 @@ class Node(Protocol):
     settings: Config
     clock: Clock
     started_s: float
+    started_ms: int
     vhosts: dict[str, WatchedVhost]
     http: WatchedHttp | None
     tls: WatchedTls | None
@@ -214,6 +218,46 @@ class NodeOperations:
             "http": None if node.http is None else node.http.facts(),
             "tls": None if node.tls is None else node.tls.facts(),
         }
+
+    async def _node_metrics(self, _args: Arguments, _vhost: str) -> object:
+        """Return values for the rows of the node, by their names, and the vhosts that serve."""
+        node = self._node
+        disks, limit_bytes = self._disks()
+        processes: list[tuple[str, str, WatchedProcess]] = [
+            (name, "vhost", one) for name, one in node.vhosts.items()
+        ]
+        processes += [("", "http", node.http)] if node.http is not None else []
+        processes += [("", "tls", node.tls)] if node.tls is not None else []
+        used = {
+            (vhost, kind): usage
+            for vhost, kind, pid in [
+                ("", "supervisor", os.getpid()), *((v, k, one.pid) for v, k, one in processes)
+            ]
+            if pid and (usage := process_usage(node.data.fs, pid)) is not None
+        }  # fmt: skip
+        values: dict[str, object] = {
+            "build_info": [[VERSION, build_kind(), platform.python_version(), 1]],
+            "start_time_seconds": node.started_ms / 1000,
+            "ready": int(node.is_ready.is_set()),
+            "disk_free_bytes": min(disks.values()),
+            "disk_free_limit_bytes": limit_bytes,
+            "accepted_connections_total": node.listener.accepted,
+            "handshakes_failed_total": dict(node.listener.failed),
+            "half_open_connections": node.listener.half_open,
+            "process_up": [
+                ["", "supervisor", 1],
+                *([v, kind, int(one.state == RUNNING)] for v, kind, one in processes),
+            ],
+            "process_restarts_total": [
+                [v, kind, reason, n] for v, kind, one in processes for reason, n in one.ends.items()
+            ],
+        }
+        for at, name in enumerate(
+            ("process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds")
+        ):
+            values[name] = [[*who, usage[at]] for who, usage in used.items()]
+        running = [name for name, one in node.vhosts.items() if one.state == RUNNING]
+        return {"values": values, "vhosts": running}
 
     def _disks(self) -> tuple[dict[str, int], int]:
         """Return a directory on each disk that the store uses, with the bytes that are free there,

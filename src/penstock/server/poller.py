@@ -28,6 +28,8 @@ import time
 from abc import ABC, abstractmethod
 from typing import Final
 
+from penstock.histogram import TURN_S, Histogram
+
 EVENTS_MAX: Final = 256
 PASS_S: Final = 0.02
 READ: Final = 0x001  # EPOLLIN
@@ -70,6 +72,8 @@ class Poller:
         self.turns: Turns | None = None
         self.is_measuring: bool = False
         self.longest_s: float = 0.0  # CPU seconds of the longest pass, if it is measuring
+        self.pass_seconds: Histogram = Histogram(TURN_S)  # of each pass, without its wait
+        self.late_seconds: Histogram = Histogram(TURN_S)  # from when a tick was due until it ran
         self._left: list[tuple[int, int]] = []  # events that the last pass had no time for
         self._inner: int = inner
         self._epoll: select.epoll = select.epoll()
@@ -145,7 +149,8 @@ class Poller:
             events = self._epoll.poll(wait_s, EVENTS_MAX)
         began_s = time.thread_time() if self.is_measuring else 0.0
         last = len(events) - 1
-        until_s = time.monotonic() + PASS_S if last > 0 else 0.0
+        now_s = time.monotonic()
+        until_s = now_s + PASS_S
         has_inner = False
         sources = self._sources
         self._left = []
@@ -165,11 +170,19 @@ class Poller:
         if turns is not None:
             if turns.is_awake:
                 turns.turn()
-            if turns.tick_at >= 0 and time.monotonic() >= turns.tick_at:
-                turns.tick()
+            if turns.tick_at >= 0:
+                self._tick(turns)
+        self.pass_seconds.record(time.monotonic() - now_s)
         if self.is_measuring:
             self.longest_s = max(self.longest_s, time.thread_time() - began_s)
         return has_inner
+
+    def _tick(self, turns: Turns) -> None:
+        """Run the tick if it is due."""
+        late_s = time.monotonic() - turns.tick_at
+        if late_s >= 0:
+            self.late_seconds.record(late_s)
+            turns.tick()
 
     def _take_signal(self) -> None:
         os.eventfd_read(self._worker)

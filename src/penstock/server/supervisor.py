@@ -100,6 +100,7 @@ class Supervisor:
         self.settings = settings
         self.clock: Clock = SystemClock()
         self.started_s = self.clock.monotonic()
+        self.started_ms = self.clock.wall_ms()
         self.vhosts: dict[str, WatchedVhost] = {}
         self.http: WatchedHttp | None = None
         self.tls: WatchedTls | None = None

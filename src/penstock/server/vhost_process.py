@@ -229,6 +229,9 @@ class VhostProcess(LinkedProcess):
         lease_manager(vhost)
         batch_manager(vhost)
         poller = self._poller
+        vhost.loop_seconds = {
+            "loop_turn_seconds": poller.pass_seconds, "loop_delay_seconds": poller.late_seconds
+        }  # fmt: skip
         hub = Hub(vhost, self._fail, poller, self._in_flight)
         hub.on_gone = self._gone
         hub.on_tick = self._heap.look

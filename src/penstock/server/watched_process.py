@@ -30,7 +30,7 @@ import logging
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -79,6 +79,7 @@ class WatchedProcess(ABC):
         self.last_failure = ""  # why it last ended by itself
         self.failed_ms = 0
         self.starts = 0
+        self.ends: Counter[str] = Counter()  # why it had to be started again
         self.pid = 0
         self.pongs = 0
         self._settings = settings
@@ -94,6 +95,7 @@ class WatchedProcess(ABC):
         self._retry: asyncio.TimerHandle | None = None
         self._retry_at_s = 0.0
         self._has_hung = False  # this process was killed because it did not answer, not by SIGSTOP
+        self._has_failed = False  # this process said that it failed
         self._ready_s: float | None = None  # when this process became ready
         self._is_final = False
         # Seconds since its last message, without those in which this process did not run.
@@ -207,6 +209,7 @@ class WatchedProcess(ABC):
         runs. Returns when it runs. Raises ProcessDown."""
         self._forget_failures()
         if self.state == RUNNING:
+            self.ends["asked"] += 1
             await self.stop()
         if self.state == DOWN:
             self._begin()
@@ -302,7 +305,7 @@ class WatchedProcess(ABC):
         while True:
             self.starts += 1
             self._ready_s = None
-            self._has_hung = False
+            self._has_hung = self._has_failed = False
             try:
                 status = await self._live()
             except OSError as error:
@@ -314,6 +317,7 @@ class WatchedProcess(ABC):
                 return
             self.why = self.why or f"its process ended with status {status}"
             self.last_failure, self.failed_ms = self.why, self._clock.wall_ms()
+            self.ends[self._reason()] += 1
             self._failed(status)
             if self._is_final or self._has_failed_too_often():
                 self._go_down()
@@ -328,6 +332,14 @@ class WatchedProcess(ABC):
                     self.state = STOPPED
                     return
             self.why = ""
+
+    def _reason(self) -> str:
+        """Return why the process ended by itself, in a word: see the metric process_restarts."""
+        if self._is_final:
+            return "damaged"
+        if self._has_hung:
+            return "hang"
+        return "failed" if self._has_failed else "died"
 
     def _go_down(self) -> None:
         self.state = DOWN
@@ -431,7 +443,7 @@ class WatchedProcess(ABC):
             self._settle()
         elif do == "failed":
             self.why = str(facts["why"])
-            self._is_final = bool(facts["is_final"])
+            self._is_final, self._has_failed = bool(facts["is_final"]), True
         else:
             self._on_own_message(str(do), facts)
 

@@ -83,6 +83,7 @@ from penstock.storage.parts.stream_engine import StreamEngine
 from penstock.storage.parts.transaction import Transaction
 from penstock.storage.store.message_store import BodyStores, MessageStore
 from penstock.storage.store.store_file import StoreRecord
+from penstock.storage.totals import StorageTotals
 from penstock.storage.upkeep import Upkeep
 
 ENTRY_BYTES: Final = 64  # on disk beside header and body, about
@@ -118,6 +119,7 @@ class StorageEngine:
         # What the queues may still page out in this turn, beside what each publish pages out: a
         # message is one, and so are 4 KiB of its body. `flush` begins the next turn.
         self.page_out_left: int = PAGE_OUT_MAX
+        self.totals: StorageTotals = StorageTotals()
         self._transient_below: int = self.options.transient_inline_below
         self._on_event: Callable[[str, str], None] = on_event or _ignore
         self._lock = self.fs.lock(path + "/LOCK")
@@ -132,6 +134,7 @@ class StorageEngine:
             raise
 
     def _open(self, name: bytes) -> None:
+        began_s = self.clock.monotonic()
         fs, path, options = self.fs, self.path, self.options
         vhost = self.vhost = vhost_number(name)
         recovery.make_directories(fs, path)
@@ -140,6 +143,7 @@ class StorageEngine:
         )
         recovery.begin(found)
         self.recovered: recovery.Recovered = found
+        self.recovery_seconds: float = 0.0  # what all of this took
         self.state: StorageState = found.state
         self.log: TransactionLog = TransactionLog(
             fs, path + "/wal", vhost, self.clock, self.rng,
@@ -168,6 +172,7 @@ class StorageEngine:
                 if row.body_file:
                     row.message.body = None  # the replay had it in RAM
         self.upkeep.delete_orphans(found)
+        self.recovery_seconds = self.clock.monotonic() - began_s
 
     def _compose(self, found: recovery.Recovered) -> None:
         """Make the parts of the engine; each is given those that it needs."""
@@ -663,6 +668,36 @@ class StorageEngine:
     def syncs(self) -> int:
         """The number of syncs of the log that have returned since the start."""
         return self.log.syncs
+
+    def facts(self) -> dict[str, object]:
+        """Return the numbers of log, checkpoints and store, by the names of metric_table."""
+        log, checkpoints, store = self.log, self.checkpoints, self.state.store
+        live = store.live_bytes
+        return {
+            "recovery_seconds": self.recovery_seconds,
+            "recovery_records": self.recovered.records,
+            "log_bytes_total": log.appended_bytes,
+            "log_records_total": {kind.lower(): n for kind, n in log.record_kinds().items()},
+            "log_groups_total": log.groups,
+            "log_group_records": log.synced_records.facts(),
+            "sync_seconds": log.sync_seconds.facts(),
+            "sync_failures_total": int(log.failed is not None),
+            "log_segments": log.segments,
+            "log_live_bytes": self.upkeep.needed_bytes - checkpoints.bytes,
+            "log_lag_lsn": log.last_lsn - log.settled(DISK),
+            "checkpoints_total": dict(self.upkeep.reasons),
+            "checkpoint_seconds": checkpoints.seconds.facts(),
+            "checkpoint_bytes": checkpoints.bytes,
+            "checkpoint_age_seconds": self.clock.monotonic() - checkpoints.made_s,
+            "store_bytes": {
+                "live": live,
+                "dead": max(store.total_bytes - live, 0),
+                "reserve": self.journal.reserve.bytes,
+            },
+            "store_files": len(store.files),
+            "queue_files_open": self.fs.open_files(),
+            "stream_records_total": log.stream_records,
+        }
 
     def has_log_room(self, size: int) -> bool:
         """Return whether records of `size` bytes can be appended without waiting for the disk."""

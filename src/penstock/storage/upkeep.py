@@ -92,6 +92,7 @@ class Upkeep:
         self._cut_at = journal.clock.monotonic()
         # The same before the checkpoint in progress, in case it is given up.
         self._before = (self._cut_bytes, self._cut_records, self._cut_store_bytes, self._cut_at)
+        self.reasons: dict[str, int] = {}  # how many cuts were made for: time, log, asked, stop
         self._is_given_up: bool = False  # the last checkpoint, because the disk was full
         self._given_up_free: int = 0  # bytes that were free then
         self._is_reported: bool = False  # that it was given up, since publishers are refused
@@ -112,7 +113,8 @@ class Upkeep:
         checkpoints = self._checkpoints
         journal.cut_waits = False
         if checkpoints.phase == IDLE and self._is_due(now):
-            self.begin_checkpoint()
+            is_late = now - self._cut_at >= journal.options.checkpoint_seconds
+            self.begin_checkpoint(reason="time" if is_late else "log")
         if checkpoints.phase == SLICES:
             self.step_checkpoint(now + journal.options.slice_ms / 1000)
         self._batches.place()
@@ -178,9 +180,11 @@ class Upkeep:
         store = self._journal.state.store
         return store.written_bytes + store.released_bytes
 
-    def begin_checkpoint(self, *, is_clean: bool = False, is_whole: bool = False) -> None:
+    def begin_checkpoint(
+        self, *, is_clean: bool = False, is_whole: bool = False, reason: str = "asked"
+    ) -> None:
         """Make the cut of a checkpoint (see Checkpointer.begin), unless one is in progress, or a
-        large commit or an adoption is."""
+        large commit or an adoption is. reason: for the counts."""
         journal = self._journal
         if self._checkpoints.phase != IDLE:
             return
@@ -190,6 +194,8 @@ class Upkeep:
         if journal.state.streams.adopting:
             return  # it would name pages that are not there yet
         self._checkpoints.begin(is_clean=is_clean, is_whole=is_whole)
+        reason = "stop" if is_clean else reason
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
         self._before = (self._cut_bytes, self._cut_records, self._cut_store_bytes, self._cut_at)
         self._is_given_up = False
         self._cut_bytes = journal.log.appended_bytes

@@ -33,6 +33,7 @@ from penstock.broker.operations import (
     leases,
     listings,
     messages,
+    metrics,
     pages,
     policies,
     streams,
@@ -71,6 +72,7 @@ FUNCTIONS: Final[dict[str, Callable[[Call], None]]] = {
         jobs,
         listings,
         pages,
+        metrics,
         box,
     )
     for name, function in module.FUNCTIONS.items()

@@ -67,6 +67,7 @@ from typing import Final
 
 from penstock.errors import CorruptionError, SyncFailedError, VersionError, is_shortage
 from penstock.fast_crc import crc32
+from penstock.histogram import LONG_S, Histogram
 from penstock.message import Entry, QueuedMessage, seq_of
 from penstock.storage.files.data_directory import sync_dir, write_small
 from penstock.storage.files.filesystem import FileSystem, sync_closed
@@ -493,7 +494,8 @@ class Small:
 class Checkpointer:
     """One per engine. phase: IDLE, or that of the checkpoint in progress.
 
-    number: of the checkpoint that is CURRENT. bytes: of its file. count: checkpoints made.
+    number: of the checkpoint that is CURRENT. bytes: of its file. count: checkpoints made. seconds:
+    from the cut of each to its end. made_s: monotonic time when the last one became CURRENT.
     written_bytes: to .qi and .qs files, by all of them. dead_staged: staged pages that the one in
     progress deletes. on_given_up(error): called when one was given up because the disk was full.
     """
@@ -506,6 +508,9 @@ class Checkpointer:
         self.number: int = number
         self.bytes: int = 0
         self.count: int = 0
+        self.seconds: Histogram = Histogram(LONG_S)
+        self.made_s: float = journal.clock.monotonic()
+        self._begun_s: float = 0.0
         self.phase: str = IDLE
         self._is_clean = False
         self._is_whole = False
@@ -544,6 +549,7 @@ class Checkpointer:
         state, store = journal.state, journal.state.store
         segment, position, lsn = journal.log.position()
         self._reset()
+        self._begun_s = journal.clock.monotonic()
         self._is_clean = is_clean
         self._is_whole = is_whole
         ticks = state.ticks
@@ -816,6 +822,8 @@ class Checkpointer:
         state = journal.state
         old, self.number = self.number, number
         self.count += 1
+        self.made_s = journal.clock.monotonic()
+        self.seconds.record(self.made_s - self._begun_s)
         paths = [f"{journal.path}/checkpoint-{old}"] if old else []
         for queue_number, segment in self._dead:
             key = (queue_number, segment)

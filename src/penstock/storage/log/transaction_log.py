@@ -80,6 +80,7 @@ from penstock.errors import (
     has_no_descriptor,
     is_shortage,
 )
+from penstock.histogram import DISK_S, RECORDS, Histogram
 from penstock.storage.files.durability import (
     DISK,
     INTERVAL,
@@ -103,10 +104,13 @@ from penstock.storage.log.log_file import (
     segment_seed,
 )
 from penstock.storage.log.record import (
+    DEQUEUE,
     HAS_EXPIRY,
     IN_STORE,
     MOVE,
     PUBLISH,
+    STREAM,
+    TYPE_NAMES,
     Run,
     StoreRef,
     encode,
@@ -246,6 +250,13 @@ class TransactionLog:
         self.written_lsn: int = 0
         self.durable_lsn: int = 0
         self.syncs: int = 0  # of the log that returned
+        self.groups: int = 0  # written
+        # The seconds of each sync, and how many records it made durable.
+        self.sync_seconds: Histogram = Histogram(DISK_S)
+        self.synced_records: Histogram = Histogram(RECORDS)
+        self.dequeues: int = 0  # records appended by append_dequeue
+        self.stream_records: int = 0  # and by append_stream
+        self.others: dict[int, int] = {}  # and by append, by their kinds
         self.failed: SyncFailedError | None = None
         self._clock: Clock = clock
         self._interval_s: float = interval_ms / 1000
@@ -331,6 +342,7 @@ class TransactionLog:
             record = encode(self._seed, self.last_lsn + 1, kind, flags, count, data)
         if kind in (PUBLISH, MOVE):
             names_store = names_store or flags & IN_STORE != 0
+        self.others[kind] = self.others.get(kind, 0) + 1
         return self._add(record, mode, names_store)
 
     def append_publish(
@@ -365,6 +377,7 @@ class TransactionLog:
         record = encode_dequeue(self._seed, self.last_lsn + 1, queue, runs, stores)
         if len(record) > self._room and self._make_room(len(record)):
             record = encode_dequeue(self._seed, self.last_lsn + 1, queue, runs, stores)
+        self.dequeues += 1
         return self._add(record, mode, False)
 
     def append_stream(
@@ -378,6 +391,7 @@ class TransactionLog:
             record = encode_stream(
                 self._seed, self.last_lsn + 1, stream, offset, time_us, meta, payload
             )
+        self.stream_records += 1
         return self._add(record, mode, False)
 
     def _add(self, record: bytes, mode: int, names_store: bool) -> int:
@@ -525,6 +539,22 @@ class TransactionLog:
         """Bytes of these records, without the headers of groups."""
         return self._closed_bytes + self._room_first - self._room
 
+    @property
+    def segments(self) -> int:
+        """Files in use."""
+        return len(self._pool.in_use)
+
+    def record_kinds(self) -> dict[str, int]:
+        """Return how many records were appended since `start`, by the names of their types.
+        `append_publish` counts none, because it is called for each message: what is left over are
+        its records."""
+        counts = dict(self.others)
+        counts[DEQUEUE] = counts.get(DEQUEUE, 0) + self.dequeues
+        counts[STREAM] = counts.get(STREAM, 0) + self.stream_records
+        counts.pop(PUBLISH, None)
+        counts[PUBLISH] = self.appended_records - sum(counts.values())
+        return {TYPE_NAMES[kind]: n for kind, n in counts.items()}
+
     def has_room(self, size: int) -> bool:
         """Return whether records of so many bytes can be appended without waiting for a segment to
         be prepared. For background work, which can wait better than a client."""
@@ -620,6 +650,7 @@ class TransactionLog:
             elif group.mode == INTERVAL:
                 self._interval_lsn = group.last_lsn
         self.is_full = self.queued_bytes > self._group_bytes_max
+        self.groups += len(run)
         self.written_lsn = run[-1].last_lsn
         self._claimed_lsn = self.durable_lsn
         self._last_written = segment
@@ -652,6 +683,8 @@ class TransactionLog:
             if self._sync_has_store:
                 self._store.synced(result)
                 self._store_lsn = max(self._store_lsn, self._sync_store_lsn)
+            self.synced_records.record(self._sync_lsn - self.durable_lsn)
+            self.sync_seconds.record(self._clock.monotonic() - self._sync_at)
             self.durable_lsn = self._sync_lsn
             self.syncs += 1
             self._unsynced_at = self._sync_at if self.written_lsn > self.durable_lsn else -1.0

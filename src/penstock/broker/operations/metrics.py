@@ -1,0 +1,168 @@
+"""The operation `metrics`: the numbers of a vhost for penstock.metric_table.
+
+All are totals that are kept where things happen, or counts of what there is one of in a vhost; no
+queue is asked. Streams, leases and channels are walked, in slices.
+"""
+
+from collections.abc import Generator
+from typing import Final
+
+from penstock.broker.channel import ChannelOwner
+from penstock.broker.operations.call import Call, Functions, Slices
+from penstock.broker.vhost import VHost
+from penstock.queues.backing_queue import QueueStates
+
+Values = dict[str, object]
+SLICE: Final = 256
+
+
+def _memory(vhost: VHost) -> Values:
+    monitor = vhost.monitor
+    states = monitor.states
+    desired_s = monitor.desired_s
+    return {
+        "memory_budget_bytes": monitor.budget_bytes,
+        "memory_counted_bytes": monitor.counted_bytes,
+        "memory_other_bytes": monitor.other_bytes,
+        "message_bytes": {"ready": states.ready_bytes, "unacked": states.unacked_bytes},
+        "backlog_as_alphas_bytes": states.as_alphas_bytes,
+        "queues_over_target": states.over_target,
+        "target_seconds": "+Inf" if desired_s == float("inf") else desired_s,
+    }
+
+
+def _flow(vhost: VHost) -> Values:
+    totals = vhost.engine.totals
+    counts = vhost.counts.messages
+    blocked = vhost.blocked_reason.split(" and ") if vhost.blocked_reason else []
+    return {
+        "publishers_blocked": {
+            reason: int(reason in blocked) for reason in ("memory", "disk", "descriptors")
+        },
+        "blocked_seconds_total": vhost.blocked_seconds(),
+        "confirm_seconds": vhost.dispatch.confirm_seconds.facts(),
+        "messages_published_total": counts.publish,
+        "messages_delivered_total": counts.stats()["deliver_get"],
+        "messages_acked_total": counts.ack,
+        "messages_redelivered_total": counts.redeliver,
+        "messages_unroutable_total": counts.return_unroutable + counts.drop_unroutable,
+        "dead_lettered_total": dict(vhost.queue_set.deaths.of),
+        "dead_letters_dropped_total": vhost.queue_set.deaths.dropped,
+        "paged_out_total": {
+            "beta": totals.betas, "gamma": totals.gammas, "delta": totals.deltas
+        },
+        "paged_out_bytes_total": totals.paged_out_bytes,
+        "paged_in_total": totals.paged_in,
+        "paged_in_bytes_total": totals.paged_in_bytes,
+        "page_in_runs_total": totals.page_in_runs,
+        "page_in_seconds": totals.page_in_seconds.facts(),
+        "read_ahead_hits_total": totals.read_ahead_hits,
+        "read_ahead_misses_total": totals.read_ahead_misses,
+    }  # fmt: skip
+
+
+def _storage(vhost: VHost) -> Values:
+    return {
+        **vhost.engine.facts(),
+        "checksum_failures_total": dict(vhost.alerts.damages),
+        "batches_rolling": len(vhost.engine.batches.rolling()),
+    }
+
+
+def _messages(vhost: VHost) -> Generator[None, None, Values]:
+    """Return the messages by state. Those of queues that nobody has opened since the start are in
+    delta, and their indexes count them."""
+    states, delayed = vhost.monitor.states, vhost.monitor.delayed
+    deltas = states.deltas
+    if vhost.queue_set.stored:
+        opened = vhost.queue_set.opened_seq
+        for n, index in enumerate(list(vhost.engine.queues.values())):
+            if index.is_durable and index.number not in opened:
+                deltas += index.count - index.leased.count
+            if n % SLICE == SLICE - 1:
+                yield
+    return {
+        "messages": {
+            "alpha": states.alphas, "beta": states.betas, "gamma": states.gammas, "delta": deltas,
+            "unacked": states.unacked, "delayed": _all_of(delayed),
+        }
+    }  # fmt: skip
+
+
+def _all_of(states: QueueStates) -> int:
+    return states.ready + states.unacked
+
+
+def _clients(vhost: VHost) -> Generator[None, None, Values]:
+    pending = 0
+    for peer in list(vhost.handlers):
+        assert isinstance(peer, ChannelOwner)
+        for channel in peer.channels.values():
+            confirms = channel.publisher.confirms
+            pending += 0 if confirms is None else confirms.last_tag - confirms.answered
+        yield
+    return {"confirms_pending": pending}
+
+
+def _streams(vhost: VHost) -> Generator[None, None, Values]:
+    size = lag = count = 0
+    for stream in list(vhost.engine.streams.by_number.values()):
+        size += stream.queue.bytes
+        for reader in stream.readers.values():
+            lag = max(lag, stream.head_offset - reader.offset)
+        yield
+    for _ in vhost.streams.all():
+        count += 1
+    return {
+        "streams": count,
+        "stream_stored_bytes": size,
+        "reader_lag_max_records": lag,
+    }
+
+
+def _leases(vhost: VHost) -> Generator[None, None, Values]:
+    leases = messages = 0
+    since_ms = now_ms = vhost.clock.wall_ms()
+    for number, readers in list(vhost.engine.leases.table.by_queue.items()):
+        index = vhost.engine.queues.get(number)
+        if index is not None:
+            leases += len(readers)
+            for lease in readers.values():
+                messages += lease.count
+                since_ms = min(since_ms, lease.since_ms or now_ms)
+        yield
+    return {
+        "leases": leases,
+        "messages_leased": messages,
+        "lease_oldest_seconds": (now_ms - since_ms) / 1000,
+    }
+
+
+def metrics(call: Call) -> Slices:
+    """Return the values of the vhost by the names of the table."""
+    vhost = call.vhost
+    found = {**_memory(vhost), **_flow(vhost), **_storage(vhost)}
+    found |= {name: one.facts() for name, one in vhost.loop_seconds.items()}
+    for part in (_messages, _clients, _streams, _leases):
+        found |= yield from _in_budget(call, part(vhost))
+    return found
+
+
+def _in_budget(call: Call, part: Generator[None, None, Values]) -> Generator[None, None, Values]:
+    """Return the values of a part, each step of which is taken from the turn's budget."""
+    try:
+        while True:
+            next(part)
+            call.vhost.budget.left -= 1
+            if call.vhost.budget.left <= 0:
+                yield
+    except StopIteration as end:
+        values: Values = end.value
+        return values
+
+
+def _metrics(call: Call) -> None:
+    call.in_slices(metrics(call))
+
+
+FUNCTIONS: Final[Functions] = {"metrics": _metrics}

@@ -1,0 +1,172 @@
+"""The table of metrics: everything that `/metrics` shows, with its type, labels and meaning.
+
+    METRICS    the rows: what Penstock measures. The text (http.metrics_text) and docs/reference/
+               metrics.md are made of them
+    RABBITMQ   RabbitMQ's names for the same, so that its dashboards and alerts work
+
+The processes count in plain numbers and answer `metrics` (a vhost) and `node_metrics` (the
+supervisor) with an object: the name of a row -> its value. A value is a number; or {label: number},
+or [[label, ..., number] ...], for a row with labels of its own; or, for a histogram, [sum, count of
+each range ...]. A row that is not in the answer is left out of the text. This module imports
+little, because the vhosts, HTTP and tools/ load it.
+
+Every row but those of the node has the label `vhost`. None has the name of a queue, a connection or
+a consumer, of which there may be any number: those are in the tables OF_QUEUES and the like, for
+`/metrics/per-object` and `/metrics/detailed`.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.histogram import CONFIRM_S, DISK_S, LONG_S, RECORDS, TURN_S, Bounds
+
+COUNTER: Final = "counter"
+GAUGE: Final = "gauge"
+HISTOGRAM: Final = "histogram"
+VHOST: Final = "vhost"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row. name: without its prefix. labels: all of them. group: its heading in the manual."""
+
+    group: str
+    name: str
+    kind: str
+    meaning: str
+    labels: tuple[str, ...] = (VHOST,)
+    bounds: Bounds = ()
+
+    @property
+    def own_labels(self) -> tuple[str, ...]:
+        """Return the labels besides the vhost."""
+        return self.labels[1:] if self.labels[:1] == (VHOST,) else self.labels
+
+
+def _counter(group: str, name: str, meaning: str, *labels: str) -> Metric:
+    return Metric(group, name, COUNTER, meaning, (VHOST, *labels))
+
+
+def _gauge(group: str, name: str, meaning: str, *labels: str) -> Metric:
+    return Metric(group, name, GAUGE, meaning, (VHOST, *labels))
+
+
+def _histogram(group: str, name: str, bounds: Bounds, meaning: str) -> Metric:
+    return Metric(group, name, HISTOGRAM, meaning, (VHOST,), bounds)
+
+
+def _of_node(
+    name: str, meaning: str, *labels: str, kind: str = GAUGE, group: str = "Node"
+) -> Metric:
+    return Metric(group, name, kind, meaning, labels)
+
+
+_PROCESS: Final = (VHOST, "process")
+
+METRICS: Final = (
+    _of_node("build_info", "1; build is compiled or pure", "version", "build", "python"),
+    _of_node("start_time_seconds", "when the broker was started, in seconds since 1970"),
+    _of_node("ready", "1 if clients can connect"),
+    _of_node("disk_free_bytes", "free bytes of the fullest disk that the broker writes to"),
+    _of_node("disk_free_limit_bytes", "publishers wait below so many free bytes"),
+    _of_node("accepted_connections_total", "AMQP clients that connected", kind=COUNTER),
+    _of_node(
+        "handshakes_failed_total", "AMQP clients that were not let in: password, vhost, limit, "
+        "timeout, protocol, other", "reason", kind=COUNTER,
+    ),
+    _of_node("half_open_connections", "AMQP clients that have not logged in yet"),
+    Metric("Processes", "process_up", GAUGE, "1 if it serves, 0 if not", _PROCESS),
+    Metric(
+        "Processes", "process_restarts_total", COUNTER, "how often it was started again: it died, "
+        "hang (did not answer), failed (said why), damaged (its files), asked (by an operator)",
+        (*_PROCESS, "reason"),
+    ),
+    Metric("Processes", "process_cpu_seconds_total", COUNTER, "CPU time, all threads", _PROCESS),
+    Metric("Processes", "process_resident_memory_bytes", GAUGE, "RAM", _PROCESS),
+    Metric("Processes", "process_open_fds", GAUGE, "open descriptors", _PROCESS),
+    _histogram(
+        "Processes", "loop_turn_seconds", TURN_S,
+        "one pass of the vhost's loop: what was read, one turn for all of it",
+    ),
+    _histogram(
+        "Processes", "loop_delay_seconds", TURN_S,
+        "from when a tick of the loop was due until it ran: so long a client may wait",
+    ),
+    _gauge("Processes", "recovery_seconds", "how long the last start took to open the store"),
+    _gauge("Processes", "recovery_records", "records of the log that it read"),
+    _gauge("Memory", "memory_budget_bytes", "RAM that the vhost may count: its share"),
+    _gauge("Memory", "memory_counted_bytes", "RAM that is counted"),
+    _gauge("Memory", "memory_other_bytes", "of that, what is not of queues"),
+    _gauge("Flow", "publishers_blocked", "1 while publishers wait for it", "reason"),
+    _counter("Flow", "blocked_seconds_total", "how long publishers have waited for it", "reason"),
+    _gauge("Flow", "confirms_pending", "publishes that are not confirmed yet"),
+    _histogram(
+        "Flow", "confirm_seconds", CONFIRM_S,
+        "from the first publish of a turn until all of that turn were confirmed",
+    ),
+    _counter("Flow", "messages_published_total", "messages that clients published"),
+    _counter("Flow", "messages_delivered_total", "messages that consumers and basic.get got"),
+    _counter("Flow", "messages_acked_total", "messages that clients acknowledged"),
+    _counter("Flow", "messages_redelivered_total", "of the delivered, those that came again"),
+    _counter("Flow", "messages_unroutable_total", "messages that no queue got"),
+    _counter(
+        "Flow", "dead_lettered_total", "messages that died: expired, rejected, maxlen, "
+        "delivery_limit", "reason",
+    ),
+    _counter("Flow", "dead_letters_dropped_total", "of these, those that had no target"),
+    _gauge(
+        "Paging", "messages", "messages by state: ready as alpha, beta, gamma, delta; unacked, "
+        "delayed; as of the memory monitor's last round (2.5 s)", "state",
+    ),
+    _gauge("Paging", "message_bytes", "bodies of messages that are ready and unacked", "state"),
+    _gauge(
+        "Paging", "backlog_as_alphas_bytes", "RAM that the ready messages would take without paging"
+    ),
+    _counter(
+        "Paging", "paged_out_total", "messages that became beta, gamma or delta in RAM's place",
+        "to",
+    ),
+    _counter("Paging", "paged_out_bytes_total", "bodies that left RAM"),
+    _counter("Paging", "paged_in_total", "messages that were read back"),
+    _counter("Paging", "paged_in_bytes_total", "their bodies"),
+    _counter("Paging", "page_in_runs_total", "reads of such messages, many at once"),
+    _histogram("Paging", "page_in_seconds", DISK_S, "one such read"),
+    _counter("Paging", "read_ahead_hits_total", "runs that were in RAM before they were needed"),
+    _counter("Paging", "read_ahead_misses_total", "runs that a delivery had to wait for"),
+    _gauge("Paging", "queues_over_target", "queues that count more RAM than their target"),
+    _gauge(
+        "Paging", "target_seconds", "for how long messages in RAM should last; +Inf without limit"
+    ),
+    _counter("Log", "log_bytes_total", "bytes appended to the log"),
+    _counter("Log", "log_records_total", "records appended, by their type", "kind"),
+    _counter("Log", "log_groups_total", "groups of records that were written"),
+    _histogram("Log", "log_group_records", RECORDS, "records that one sync made durable"),
+    _histogram("Log", "sync_seconds", DISK_S, "one sync of the log (fdatasync)"),
+    _counter("Log", "sync_failures_total", "failed syncs: the vhost's process ends at the first"),
+    _gauge("Log", "log_segments", "files of the log in use"),
+    _gauge("Log", "log_live_bytes", "log since the last checkpoint: what a start would read"),
+    _gauge("Log", "log_lag_lsn", "records that were appended and are not durable yet"),
+    _counter(
+        "Checkpoints", "checkpoints_total", "begun, because of: time, log, asked, stop", "reason"
+    ),
+    _histogram("Checkpoints", "checkpoint_seconds", LONG_S, "from its cut until it is valid"),
+    _gauge("Checkpoints", "checkpoint_bytes", "size of the last one"),
+    _gauge("Checkpoints", "checkpoint_age_seconds", "since the last one was finished"),
+    _gauge("Store", "store_bytes", "files of bodies: live, dead; reserve", "kind"),
+    _gauge("Store", "store_files", "files of bodies"),
+    _gauge("Store", "queue_files_open", "files that the vhost's process has open"),
+    _counter(
+        "Store", "checksum_failures_total", "damage that was found, by the kind of file: log, "
+        "index, store, page, checkpoint, other", "file",
+    ),
+    _gauge("Streams", "streams", "streams"),
+    _gauge("Streams", "stream_stored_bytes", "bytes of their pages"),
+    _counter("Streams", "stream_records_total", "records appended one by one"),
+    _gauge(
+        "Streams", "reader_lag_max_records", "records that the slowest named reader has not read"
+    ),
+    _gauge("Leases", "leases", "readers that have leases"),
+    _gauge("Leases", "messages_leased", "messages that are leased"),
+    _gauge("Leases", "lease_oldest_seconds", "since when the oldest message is leased"),
+    _gauge("Batches", "batches_rolling", "batches that are decided and not yet in their targets"),
+)  # fmt: skip

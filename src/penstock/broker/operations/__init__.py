@@ -29,6 +29,7 @@ from penstock.broker.dispatch import Reply
 from penstock.broker.operations import (
     batches,
     box,
+    connections,
     jobs,
     leases,
     listings,
@@ -72,6 +73,7 @@ FUNCTIONS: Final[dict[str, Callable[[Call], None]]] = {
         listings,
         pages,
         box,
+        connections,
     )
     for name, function in module.FUNCTIONS.items()
 }

@@ -1202,6 +1202,16 @@ _ROWS: Final = (
         ), tags=MANAGERS,
         more="Without the tag monitoring or administrator: the user's own.",
     ),
+    Operation(
+        "close_connections", "Close connections of a vhost.",
+        (
+            text("name", 'only the one of this name, "host:port -> host:port"', default=""),
+            text("user", "only those of this user", default=""),
+            text("reason", "what the clients get", default="closed by an operator"),
+        ), tags=MANAGERS, answer=("closed",), is_audited=True,
+        more="Each client gets 320 CONNECTION_FORCED with the reason. Without the tag monitoring "
+        "or administrator: the caller's own.",
+    ),
     _list(
         "list_alerts", "List the alerts of a vhost.", ("time", "queue", "kind", "is_on", "text"),
         ("first_time", "count", "value", "threshold", "vhost"), tags=WATCHERS,

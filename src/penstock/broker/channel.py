@@ -58,7 +58,7 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from penstock.access.permissions import Identity
 from penstock.broker import permissions
@@ -71,6 +71,7 @@ from penstock.broker.broker_queue import (
     QueueOrStream,
 )
 from penstock.broker.broker_stream import BrokerStream
+from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.counts import ExchangeCounts, MessageCounts
 from penstock.broker.dispatch import DISCARD, GIVE_BACK, RELEASE, REQUEUE, Peer, Source
 from penstock.broker.output import LargeContent, Output, write_delivery
@@ -95,6 +96,7 @@ from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
 from penstock.codec.spec import BasicCancel
 from penstock.errors import (
+    CONNECTION_FORCED,
     PRECONDITION_FAILED,
     AMQPError,
     ChannelError,
@@ -860,6 +862,7 @@ class ChannelOwner(Peer):
     is_open_to_output: bool  # the client takes what is sent
     has_unacked_room: bool  # its user is not one of Usage.full
     is_ended_by_server: bool  # not by its client, whose consumers are not to blame
+    facts: ConnectionFacts
 
     @abstractmethod
     def on_output_full(self) -> None:
@@ -895,6 +898,14 @@ class ChannelOwner(Peer):
     @abstractmethod
     def send_cancels(self) -> None:
         """Send the notifications that were kept."""
+
+    @abstractmethod
+    def shutdown(self, code: int = CONNECTION_FORCED, text: str = "broker forced") -> None:
+        """End the connection for the server; the client gets the reason."""
+
+    @abstractmethod
+    def info(self) -> dict[str, Any]:
+        """Return the connection's columns for listings."""
 
     @abstractmethod
     def has_capability(self, name: str) -> bool:

@@ -36,7 +36,7 @@ class ConnectionFacts:
     """Facts of a connection. name: as people see it, "host:port -> host:port". client_properties: a
     field table, checked, as bytes. frame_max (bytes), channel_max, heartbeat_s (0: none): as
     negotiated. connected_at_ms: since 1970. tls: None, or the facts of TLS that
-    server.certificates lists."""
+    server.certificates lists. auth_mechanism: by which the user logged in."""
 
     name: str
     peer_host: str
@@ -51,6 +51,7 @@ class ConnectionFacts:
     heartbeat_s: int = 60
     connected_at_ms: int = 0
     tls: dict[str, Any] | None = None
+    auth_mechanism: str = "PLAIN"
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON, with the properties in base64."""

@@ -120,6 +120,7 @@ BACKLOG_MAX: Final = 1000
 BACKLOG_BYTES_MAX: Final = 4 << 20
 EVENT_BYTES: Final = 300  # one event, one argument or one acknowledgement, about
 TEXT_BYTES_MAX: Final = 255
+LOST: Final = ("", 0, "the socket was closed without connection.close")
 LOGGED_CHARS_MAX: Final = 1000  # of an error's text
 
 
@@ -200,6 +201,7 @@ class ConnectionHandler(ChannelOwner):
         self._must_end: bool = False  # connection.close has come, and waits for the backlog
         self._returning: Channel | None = None  # whose requeues go back at the end of their run
         self._said_goodbye: bool = False  # the client, with connection.close
+        self._end: tuple[str, int, str] = LOST  # who ended it, with which code and text
         self._is_paused: bool = False
         self._is_lost: bool = False
         self._told_blocked: bool = False
@@ -276,6 +278,7 @@ class ConnectionHandler(ChannelOwner):
         if self._is_lost:
             return
         self._is_lost = self.is_closed = True
+        self._note_end()
         self._drop_held()
         self.connection.forget_unfinished()
         self.vhost.usage.connections -= 1
@@ -283,6 +286,22 @@ class ConnectionHandler(ChannelOwner):
         self._end_channels()
         self.vhost.handlers.discard(self)
         self.account()
+
+    def _note_end(self) -> None:
+        by, code, text = self._end
+        facts = self.facts
+        self.vhost.closed_connections.append(
+            {
+                "name": self.name,
+                "user": facts.user,
+                "vhost": facts.vhost,
+                "connected_at": facts.connected_at_ms,
+                "closed_at": self.vhost.clock.wall_ms(),
+                "closed_by": by,
+                "code": code,
+                "text": text,
+            }
+        )
 
     def flush(self) -> None:
         pieces = self.output.take()
@@ -400,7 +419,6 @@ class ConnectionHandler(ChannelOwner):
             self._say(0, ConnectionBlocked(reason=f"low on {self.vhost.blocked_reason}"))
 
     def shutdown(self, code: int = CONNECTION_FORCED, text: str = "broker forced") -> None:
-        """End the connection for the server; the client gets the reason."""
         self.is_ended_by_server = True
         self.fail(AMQPConnectionError(code, text))
 
@@ -825,6 +843,8 @@ class ConnectionHandler(ChannelOwner):
 
     def _on_connection_method(self, method: Method) -> None:
         if isinstance(method, ConnectionClose):
+            if method.reply_code:
+                self._end = "client", method.reply_code, method.reply_text
             if self._is_busy():  # what came before is handled first
                 self._must_end = True
                 return
@@ -941,6 +961,7 @@ class ConnectionHandler(ChannelOwner):
             return
         if error.code != CONNECTION_FORCED:
             self._log_refusal(0, error)
+        self._end = "server", error.code, short(error.text)
         self._end_channels()
         if self._held and is_goodbye(self._held[-1]):
             self._must_end = True
@@ -1000,7 +1021,6 @@ class ConnectionHandler(ChannelOwner):
         self.output.writer(number).write(self.connection.send(number, method))
 
     def info(self) -> dict[str, Any]:
-        """Return the connection's columns for listings."""
         facts = self.facts
         state = "running"
         if self._told_blocked or self._is_short:

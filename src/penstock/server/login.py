@@ -223,7 +223,7 @@ class Login:
             vhost=wanted.virtual_host,
             client_properties=self._properties, frame_max=tuned.frame_max,
             channel_max=tuned.channel_max, heartbeat_s=tuned.heartbeat_s,
-            connected_at_ms=self._connected_at_ms,
+            connected_at_ms=self._connected_at_ms, auth_mechanism=mechanism,
         )  # fmt: skip
 
     def forget(self) -> None:

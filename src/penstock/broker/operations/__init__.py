@@ -29,6 +29,7 @@ from penstock.broker.dispatch import Reply
 from penstock.broker.operations import (
     batches,
     box,
+    connections,
     jobs,
     leases,
     listings,
@@ -74,6 +75,7 @@ FUNCTIONS: Final[dict[str, Callable[[Call], None]]] = {
         pages,
         metrics,
         box,
+        connections,
     )
     for name, function in module.FUNCTIONS.items()
 }

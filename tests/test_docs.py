@@ -414,7 +414,10 @@ def test_each_command_has_a_heading_with_all_of_its_options() -> None:
     ]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     sections = re.split(r"^#+ ", text, flags=re.MULTILINE)
-    shared = {"--data", "--format", "--help", "-p", "--vhost", "-v", "--verbose"}
+    shared = {
+        "--data", "--format", "--help", "-p", "--vhost", "-v", "--verbose", "-q", "-s",
+        "--no-table-headers", "--online", "--offline", "--local", "--timeout",
+    }  # fmt: skip
     for name in VERBS:
         command, _ = command_of([name])
         both = command.commands.items() if isinstance(command, click.Group) else [("", command)]
@@ -467,8 +470,8 @@ UNITS = {"s": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 ROW = re.compile(r"^\| .* \| (?:`\[(\w+)\]` )?`(\w+)` \| ([^|]+) \| [^|]* \|$", re.MULTILINE)
 NO_LIMITS = {  # where the broker is and how it works, and what only tells somebody
     "audit_log", "auth_backends", "consumer_timeout_closes", "data", "data_permissions",
-    "durability", "host", "http_hosts", "http_port", "lease_alert_s", "load_definitions",
-    "log_level", "loopback_users", "port", "proxy_protocol_from", "strict",
+    "durability", "host", "http_hosts", "http_port", "http_proxy_protocol_from", "lease_alert_s",
+    "load_definitions", "log_level", "loopback_users", "port", "proxy_protocol_from", "strict",
     "vhost_restart_strategy",
 }  # fmt: skip
 

@@ -497,7 +497,7 @@ _OF_VHOST: Final = tuple(_option(row) for row in VHOST_OPTIONS)
 _USER_NAME: Final = text("name", "the user's")
 _USER: Final = text("user", "the user")
 _TOPIC_COLUMNS: Final = ("user", "vhost", "exchange", "write", "read")
-_ONE_USER: Final = short_text_or_null("user", "only of this user")
+_ONE_USER: Final = replace(short_text_or_null("user", "only of this user"), is_option=True)
 _PASSWORD: Final = replace(text("password", "the password"), is_noted=False)
 _LIMITS: Final = table("limits", 'an object such as {"max-connections": 10}; -1 is no limit')
 _WITHOUT_DEFAULTS: Final = flag("without_defaults", "only limits that were set")
@@ -717,6 +717,10 @@ _ROWS: Final = (
         more="Open connections stay open.", is_audited=True,
     ),
     _of_node(
+        "authenticate_user", "Check a user's password.", _USER_NAME, _PASSWORD,
+        more="As at a login from this machine, by auth_backends. 403: it is refused.",
+    ),
+    _of_node(
         "set_user_tags", "Set a user's tags.", _USER_NAME, texts("tags", "the tags"),
         is_command=True, more="They replace all earlier tags.", is_audited=True,
     ),
@@ -724,6 +728,11 @@ _ROWS: Final = (
         "list_permissions", "List users' permissions.",
         ("user", "vhost", "configure", "write", "read"), of=NODE_VHOSTS,
         audience=MANAGEMENT, tags=ADMINISTRATORS, arguments=(_ONE_USER,),
+    ),
+    _list(
+        "list_user_permissions", "List a user's permissions, in all vhosts.",
+        ("vhost", "configure", "write", "read"), ("user",), of=NODE, audience=OPERATORS,
+        arguments=(_USER,),
     ),
     _of_node(
         "set_permissions", "Set what a user may configure, write and read in a vhost.", _USER,

@@ -150,10 +150,10 @@ def test_vhosts_and_users(broker: LiveBroker) -> None:
     assert of(broker, "list_queues", "name", "-p", "/shop") == "name\norders\n"
     of(broker, "clear_permissions", "ann", "-p", "/shop")
     of(broker, "delete_user", "ann")
-    of(broker, "delete_vhost", "/shop")
+    of(broker, "delete_vhost", "/shop", "--yes")
     data = ["--data", str(broker.data)]
     assert quick("list_queues", "-p", "/shop", *data).returncode == 66
-    assert quick("delete_user", "ann", *data).returncode == 66
+    assert quick("delete_user", "ann", *data).returncode == 67
 
 
 def test_status_checkpoint_backup(broker: LiveBroker, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_what_is_wrong_is_told_in_a_line(broker: LiveBroker) -> None:
         (["peek", "no such queue"], 66),
         (["declare_queue", "q", "-a", "x-max-length=-1"], 64),
         (["declare_exchange", "x", "--type", "zigzag"], 64),
-        (["delete_vhost", "/none"], 66),
+        (["delete_vhost", "/none", "--yes"], 66),
         (["set_permissions", "guest", "(", "", ""], 64),
     ]:
         done = quick(*words, "--data", str(broker.data))
@@ -255,10 +255,10 @@ def test_no_address_of_this_machine(tmp_path: Path) -> None:
 
 
 def test_a_bad_option_from_anywhere(tmp_path: Path) -> None:
-    assert "PENSTOCK_PORT: given 'x'" in refused(64, PENSTOCK_PORT="x")
+    assert "PENSTOCK_PORT: given 'x'" in refused(78, PENSTOCK_PORT="x")
     (tmp_path / "penstock.toml").write_text("prot = 1")
     done = penstock("serve", cwd=tmp_path)
-    assert done.returncode == 64
+    assert done.returncode == 78
     assert b"did you mean 'port'?" in done.stderr
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.cli.main import main
 from tests.helpers.columns import COLUMNS
 from tests.helpers.live_broker import LiveBroker
 
@@ -71,6 +72,25 @@ def test_each_list_has_its_columns(broker: LiveBroker, command: str, names: list
     assert rows
     for row in rows:
         assert sorted(row) == sorted(names) == sorted({*first, *others})
+
+
+def test_permissions_of_a_user_have_their_columns(broker: LiveBroker) -> None:
+    expected = {"user": "guest", "vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}
+    assert broker.control("list_user_permissions", user="guest") == [expected]
+    first, others = COLUMNS["list_user_permissions"]
+    assert sorted(expected) == sorted({*first, *others})
+
+
+def test_a_password_is_checked_as_at_a_login(
+    broker: LiveBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", str(broker.data)]
+    assert main(["authenticate_user", "guest", "guest", *data]) == 0
+    assert capsys.readouterr().out == "user 'guest' is authenticated\n"
+    assert main(["authenticate_user", "guest", "wrong", *data]) == 77
+    assert "login of user 'guest' is refused" in capsys.readouterr().err
+    assert main(["delete_user", "nobody", *data]) == 67
+    assert "no user 'nobody'" in capsys.readouterr().err
 
 
 def test_topic_permissions_of_a_user_have_their_columns(broker: LiveBroker) -> None:

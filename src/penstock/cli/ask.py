@@ -20,7 +20,8 @@ from typing import Any, Final, Protocol
 import click
 
 from penstock import escaping
-from penstock.cli.main import CommandRefusedError, UnavailableError
+from penstock.cli.main import EX_CONFIG, CommandRefusedError, FailedError, UnavailableError
+from penstock.cli.output import NO_HEADER, QUIET, F, flagged
 from penstock.errors import OptionError
 
 FILE: Final = "penstock.toml"
@@ -36,19 +37,33 @@ def data_of(_ctx: click.Context, _param: click.Parameter, given: str | None) -> 
         return DEFAULT_DATA
     from penstock.config import parse_file
 
-    data = parse_file(path, Path(path).read_text(encoding="utf-8")).get("data", DEFAULT_DATA)
-    if not isinstance(data, str):
-        raise OptionError(f"{path}: data", data, "a directory")
+    try:
+        data = parse_file(path, Path(path).read_text(encoding="utf-8")).get("data", DEFAULT_DATA)
+        if not isinstance(data, str):
+            raise OptionError(f"{path}: data", data, "a directory")
+    except OptionError as error:
+        raise FailedError(EX_CONFIG, str(error)) from error
     return data
 
 
-DATA = click.option(
-    "--data",
-    metavar="DIR",
-    envvar="PENSTOCK_DATA",
-    callback=data_of,
-    help="Data directory of the broker [that of ./penstock.toml, or ./penstock-data].",
-)
+def DATA(function: F) -> F:
+    """Add the options of every command that asks a broker."""
+    for option in (
+        click.option(
+            "-s", "--silent", is_flag=True, expose_value=False, callback=flagged(QUIET, NO_HEADER),
+            help="As --quiet, and without names of columns.",
+        ),
+        click.option(
+            "-q", "--quiet", is_flag=True, expose_value=False, callback=flagged(QUIET),
+            help="Do not say what was done.",
+        ),
+        click.option(
+            "--data", metavar="DIR", envvar="PENSTOCK_DATA", callback=data_of,
+            help="Data directory of the broker [that of ./penstock.toml, or ./penstock-data].",
+        ),
+    ):  # fmt: skip
+        function = option(function)
+    return function
 
 
 def named(_ctx: click.Context, _param: click.Parameter, given: str | None) -> str | None:

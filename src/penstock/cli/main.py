@@ -2,20 +2,24 @@
 
 A command's module is imported when the command is used, so that frequent starts (completion,
 `--version`, a health check in a loop) import only click and the table of operations. Commands
-import `rich` only when they draw on a terminal.
+import `rich` only when they draw a bar.
 
 An error is one line on stderr that begins with `penstock:`, and an exit code after sysexits.h:
 
-     0  done                                   70  a bug in Penstock, with its traceback
-    64  wrong use: unknown command or option   73  creating the store there would not be safe
-    65  the data is damaged or too new         74  the disk failed, or is full
-    66  no such file, queue or store           75  try again later: another process has it
-    69  no broker there, or the port is taken  77  no permission
-   130  interrupted (Ctrl-C)
+     0  done                                   73  creating the store there would not be safe
+    64  wrong use: unknown command or option   74  the disk failed, or is full
+    65  the data is damaged or too new         75  try again later: another process has it
+    66  no such file, queue or store           77  no permission
+    67  no such user                           78  the configuration is wrong: file or environment
+    69  no broker there, or the port is taken 130  interrupted (Ctrl-C)
+    70  a bug in Penstock, with its traceback 141  the reader of stdout has exited (no line then)
+
+Commands and options that people know from rabbitmqctl, rabbitmq-diagnostics and rabbitmqadmin are
+understood: ALIASES and GENERAL have those that are not ours, rabbitmqadmin.py arguments key=value.
 """
 
 import difflib
-import os  # noqa: TID251 - the descriptor of stdout, when its reader has exited
+import os  # noqa: TID251 - NO_COLOR, and stdout when its reader has exited
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -65,13 +69,16 @@ EX_OK: Final = 0
 EX_USAGE: Final = 64
 EX_DATAERR: Final = 65
 EX_NOINPUT: Final = 66
+EX_NOUSER: Final = 67
 EX_UNAVAILABLE: Final = 69
 EX_SOFTWARE: Final = 70
 EX_CANTCREAT: Final = 73
 EX_IOERR: Final = 74
 EX_TEMPFAIL: Final = 75
 EX_NOPERM: Final = 77
+EX_CONFIG: Final = 78
 EX_INTERRUPTED: Final = 130
+EX_PIPE: Final = 141
 
 
 class UnavailableError(PenstockError):
@@ -153,6 +160,9 @@ REPLY_EXIT_CODES: Final[Mapping[int, int]] = {
 }
 
 
+NO_USER: Final = "NOT_FOUND - no user '"
+
+
 class Verb(NamedTuple):
     """A command: the module of this package that defines it by its name, and its line of help.
     "rows": it is made from its row of the table of operations."""
@@ -166,8 +176,8 @@ class Verb(NamedTuple):
 OWN: Final[Mapping[str, tuple[str, ...]]] = {
     "definitions": ("export_definitions", "import_definitions"),
     "node": (
-        "add_user", "await_startup", "backup", "change_password", "checkpoint", "init", "status",
-        "stop",
+        "add_user", "authenticate_user", "await_startup", "backup", "change_password",
+        "checkpoint", "init", "status", "stop",
     ),
     "queues": ("declare_exchange", "declare_queue", "get", "peek", "publish", "release_query"),
 }  # fmt: skip
@@ -184,6 +194,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     "serve": Verb("serve", "Run the broker."),
     "health_check": Verb("node", "Check that the broker serves; exit code 69 if not."),
     "consume": Verb("queues", "Print messages as they arrive, and acknowledge them."),
+    "declare_binding": Verb("queues", "Bind a queue or an exchange to an exchange."),
     "tail": Verb("queues", "Print the records of a stream."),
     "pipeline": Verb("pipelines", "Run, check, list and show pipelines from streams to tables."),
     "spark": Verb("pipelines", "Prepare Spark clusters: the package as a zip for --py-files."),
@@ -192,6 +203,65 @@ VERBS: Final[Mapping[str, Verb]] = {
     ),
     "store": Verb("store", "Check, dump, salvage, measure and copy a store that is not in use."),
 }
+
+
+# The commands by what they are about, as `--help` lists them.
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "The broker": (
+        "serve", "status", "health_check", "await_startup", "stop", "init", "list_alerts",
+        "list_global_parameters", "set_global_parameter", "clear_global_parameter",
+    ),
+    "Configuration": ("config_explain", "config_migrate", "tls_self_signed"),
+    "Vhosts": (
+        "list_vhosts", "add_vhost", "update_vhost_metadata", "delete_vhost", "start_vhost",
+        "stop_vhost", "restart_vhost", "list_vhost_limits", "set_vhost_limits",
+        "clear_vhost_limits", "trace_on", "trace_off",
+    ),
+    "Users and permissions": (
+        "list_users", "add_user", "change_password", "authenticate_user", "set_user_tags",
+        "delete_user", "list_permissions", "list_user_permissions", "set_permissions",
+        "clear_permissions", "list_topic_permissions", "list_user_topic_permissions",
+        "set_topic_permissions", "clear_topic_permissions",
+        "list_user_limits", "set_user_limits", "clear_user_limits",
+    ),
+    "Connections": ("list_connections", "list_channels", "list_consumers"),
+    "Queues, exchanges and bindings": (
+        "list_queues", "declare_queue", "purge_queue", "delete_queue", "list_exchanges",
+        "declare_exchange", "delete_exchange", "list_bindings", "declare_binding", "bind_queue",
+        "unbind_queue",
+    ),
+    "Messages": ("publish", "get", "peek", "consume", "tail"),
+    "Policies and parameters": (
+        "list_policies", "set_policy", "clear_policy", "list_operator_policies",
+        "set_operator_policy", "clear_operator_policy", "list_parameters", "set_parameter",
+        "clear_parameter",
+    ),
+    "Definitions and moving": ("export_definitions", "import_definitions", "migrate"),
+    "Spark": (
+        "list_leases", "release_lease", "list_batches", "release_query", "pipeline", "spark",
+    ),
+    "Storage": ("checkpoint", "backup", "store"),
+}  # fmt: skip
+
+# What others call a command, and the words that it is here. An empty command is `--help`.
+ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "declare_permission": ("set_permissions",),
+    "declare_policy": ("set_policy",),
+    "declare_user": ("add_user",),
+    "declare_vhost": ("add_vhost",),
+    "definitions_export": ("export_definitions",),
+    "definitions_import": ("import_definitions",),
+    "delete_permission": ("clear_permissions",),
+    "delete_policy": ("clear_policy",),
+    "export": ("export_definitions",),
+    "import": ("import_definitions",),
+}
+
+# Options of rabbitmqctl that may stand before the command, and whether they have a value.
+GENERAL: Final[Mapping[str, bool]] = {
+    "-q": False, "--quiet": False, "-s": False, "--silent": False, "-p": True, "--vhost": True,
+    "--format": True, "--formatter": True, "--data": True, "--no-table-headers": False,
+}  # fmt: skip
 
 
 class LazyGroup(click.Group):
@@ -211,6 +281,22 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command), f"{cmd_name} in {verb.module} is not a command"
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does. Options of GENERAL may stand before the command; `help list queues`
+        is `list queues --help`."""
+        words = [*args]
+        moved: list[str] = []
+        while words and (option := words[0].partition("=")[0]) in GENERAL:
+            count = 2 if GENERAL[option] and "=" not in words[0] else 1
+            moved += words[:count]
+            del words[:count]
+        if words and words[0] == "help":
+            words = [*words[1:], "--help"]
+        if moved and words and not words[0].startswith("-"):
+            name, *rest = _joined(words)
+            words = [name, *moved, *rest]
+        return super().parse_args(ctx, words)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -220,21 +306,33 @@ class LazyGroup(click.Group):
         name = args[0]
         if not name.startswith("-") and name not in VERBS and not ctx.resilient_parsing:
             raise click.UsageError(f"No such command {name!r}.{_hint(args)}", ctx)
+        if any("=" in word for word in args[1:]):
+            from penstock.cli.rabbitmqadmin import without_keys
+
+            args = [name, *without_keys(name, args[1:])]
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list for `--help` without importing the commands."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, VERBS[name].help) for name in sorted(VERBS)])
+        grouped = {name for names in GROUPS.values() for name in names}
+        others = tuple(sorted(VERBS.keys() - grouped))
+        for group, names in (*GROUPS.items(), ("Others", others)):
+            rows = [(name, VERBS[name].help) for name in names if name in VERBS]
+            if rows:
+                with formatter.section(group):
+                    formatter.write_dl(rows)
 
 
 def _joined(args: list[str]) -> list[str]:
-    """Return the arguments with a command of two words, or with hyphens, as one name."""
-    first = args[0].replace("-", "_")
-    if first in VERBS:
-        return [first, *args[1:]]
-    both = f"{first}_{args[1]}".replace("-", "_") if len(args) > 1 else first
-    return [both, *args[2:]] if both in VERBS else args
+    """Return the arguments with a command of two words, or with hyphens, as one name, and one of
+    ALIASES as ours."""
+    for count in (2, 1):
+        name = "_".join(args[:count]).replace("-", "_")
+        if name in VERBS:
+            return [name, *args[count:]]
+        if name in ALIASES:
+            return [*ALIASES[name], *args[count:]]
+    return args
 
 
 def _hint(args: list[str]) -> str:
@@ -277,6 +375,8 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """A durable message broker in Python."""
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -284,6 +384,8 @@ def cli(ctx: click.Context) -> None:
 def exit_code(error: BaseException) -> int:
     """Return the exit code of an error, by its class or by the broker's reply code."""
     if isinstance(error, AMQPError | CommandRefusedError):
+        if NO_USER in str(error):
+            return EX_NOUSER
         return REPLY_EXIT_CODES.get(error.code, EX_SOFTWARE)
     if isinstance(error, FailedError):
         return error.exit_code
@@ -322,11 +424,11 @@ def main(arguments: Sequence[str] | None = None, obj: object = None) -> int:
         click.echo("penstock: interrupted", err=True)
         return EX_INTERRUPTED
     except SystemExit:  # click's, when the reader of stdout has exited, as `head` does
-        return EX_IOERR
+        return EX_PIPE
     except BrokenPipeError:  # the same, at the end
         # Discard the buffer; otherwise Python would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EX_IOERR
+        return EX_PIPE
     except (PenstockError, OSError) as error:
         click.echo(one_line(error), err=True)
         return exit_code(error)

@@ -174,7 +174,7 @@ STDIN = click.option(
 )
 
 
-def _password(given: str | None, from_stdin: bool) -> str:
+def _password(given: str | None, from_stdin: bool, *, is_new: bool = True) -> str:
     if from_stdin:
         if given is not None:
             raise click.UsageError("a password as argument and --stdin do not go together")
@@ -183,7 +183,7 @@ def _password(given: str | None, from_stdin: bool) -> str:
             raise click.UsageError("stdin is empty, expected the password")
         given = line.rstrip("\r\n")
     elif given is None:
-        asked: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+        asked: str = click.prompt("Password", hide_input=True, confirmation_prompt=is_new, err=True)
         given = asked
     if not given:
         raise click.UsageError("the password is empty")
@@ -292,3 +292,18 @@ def change_password(name: str, password: str | None, from_stdin: bool, data: str
     Open connections stay open.
     """
     ask(data, "change_password", name=name, password=_password(password, from_stdin))
+
+
+@click.command("authenticate_user")
+@click.argument("name", callback=named)
+@click.argument("password", required=False)
+@STDIN
+@DATA
+def authenticate_user(name: str, password: str | None, from_stdin: bool, data: str) -> None:
+    """Check a user's password.
+
+    As at a login from this machine. Exit code 77: it is refused.
+    """
+    given = _password(password, from_stdin, is_new=False)
+    ask(data, "authenticate_user", name=name, password=given)
+    output.told(f"user {name!r} is authenticated")

@@ -1,35 +1,68 @@
-"""Output: a drawn table, lines with tabs, or JSON.
+"""Output: a table, lines with tabs, CSV, or JSON.
 
-On a terminal `rich`, which is imported then, draws tables. A pipe gets a line of names and a line
-for each row, with fields separated by tabs, for `cut` and `awk`; a tab or line break within a field
-is written as \\t or \\n. `--format json` prints one JSON document, in which bytes and names that
-are not text are {"b64": "..."}.
+A terminal gets a drawn table: numbers are right-aligned, and what is too wide for it is cut in the
+middle. A pipe gets a line of names and a line for each row, with fields separated by tabs, for
+`cut` and `awk`; a tab or line break within a field is written as \\t or \\n. `--format json`
+prints one JSON document, `jsonl` a document for each row, in which bytes and names that are not
+text are {"b64": "..."}. Each row is written as soon as it is made, except in a drawn table.
 
 Names and bodies come from clients. Unprintable characters in them are written as `\\xNN` (in JSON
 as `\\uNNNN`), so that no name can move the cursor or change the terminal. Only a body in a pipe or
-file is written unchanged.
+file is written unchanged. In CSV a quote is put before a text that a spreadsheet would take for a
+formula.
 """
 
 import base64
+import csv
 import json
 import re
+import shutil  # noqa: TID251 - the width of the terminal
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Final
+import textwrap
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import click
 
 from penstock import escaping
 
+F = TypeVar("F", bound=Callable[..., Any])
 # Not the line feeds of indented JSON.
 _NOT_ASCII: Final = re.compile(r"[^\n -~]")
-FORMAT = click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    help="text: a table on a terminal, tab-separated in a pipe.",
-)
+FORMULA: Final = ("=", "+", "-", "@")  # the first characters of one
+CELLS_MIN: Final = 12  # a column is cut to no fewer
+QUIET: Final = "penstock.quiet"
+NO_HEADER: Final = "penstock.no_header"
+
+
+def _format(default: str, help_text: str, *choices: str) -> Callable[[F], F]:
+    return click.option(
+        "--format", "--formatter", "form", type=click.Choice([default, *choices]), default=default,
+        help=help_text,
+    )  # fmt: skip
+
+
+FORMAT = _format("text", "text: a table on a terminal, tab-separated in a pipe.", "json")
+ROWS_FORMAT = _format(
+    "text", "text: a table on a terminal, tab-separated in a pipe; table is the same.", "table",
+    "json", "jsonl", "csv", "tsv", "pretty_table",
+)  # fmt: skip
+
+
+def flagged(*keys: str) -> Any:
+    """Return the callback of a flag that notes these keys for the command's output."""
+
+    def note(ctx: click.Context, _param: click.Parameter, given: bool) -> None:
+        if given:
+            ctx.meta.update(dict.fromkeys(keys, True))
+
+    return note
+
+
+def _is_noted(key: str) -> bool:
+    ctx = click.get_current_context(silent=True)
+    return ctx is not None and key in ctx.meta
 
 
 def is_terminal() -> bool:
@@ -37,25 +70,47 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table: drawn on a terminal, else as lines with tabs. No rows: print nothing."""
-    if not rows:
-        return
-    if not is_terminal():
-        for row in (names, *rows):
-            click.echo("\t".join(_flat(field) for field in row))
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def told(text: str) -> None:
+    """Print what a command has done, unless it is to be quiet."""
+    if not _is_noted(QUIET):
+        click.echo(text)
 
-    drawn = Table(box=None)
-    for i, name in enumerate(names):
-        is_number = all(isinstance(row[i], int) for row in rows)
-        drawn.add_column(name, justify="right" if is_number else "left")
+
+def table(
+    names: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    form: str = "text",
+    *,
+    is_prose: bool = False,
+) -> None:
+    """Print a table in this format of ROWS_FORMAT, JSON excepted. No rows: print nothing. is_prose:
+    the last column is wrapped, not cut."""
+    if form == "pretty_table" or (form in ("text", "table") and is_terminal()):
+        for line in _drawn(names, list(rows), is_boxed=form == "pretty_table", is_prose=is_prose):
+            click.echo(line)
+        return
+    writer = csv.writer(sys.stdout, lineterminator="\n") if form == "csv" else None
+    is_first = not _is_noted(NO_HEADER)
     for row in rows:
-        drawn.add_row(*(Text(escaping.one_line(text(field))) for field in row))
-    Console().print(drawn)
+        for fields in [names, row] if is_first else [row]:
+            if writer is None:
+                click.echo("\t".join(_flat(field) for field in fields))
+            else:
+                writer.writerow([_csv_field(field) for field in fields])
+        is_first = False
+
+
+def records(rows: Iterable[object], form: str) -> None:
+    """Print rows as JSON: one list, or a line for each."""
+    if form == "jsonl":
+        for row in rows:
+            click.echo(json_text(row))
+        return
+    before = "["
+    for row in rows:
+        click.echo(before + "\n  " + json_text(row), nl=False)
+        before = ","
+    click.echo("[]" if before == "[" else "\n]")
 
 
 def pairs(values: Mapping[str, object], form: str) -> None:
@@ -64,7 +119,7 @@ def pairs(values: Mapping[str, object], form: str) -> None:
     if form == "json":
         document(values)
         return
-    table(["name", "value"], list(_flattened("", values)))
+    table(["name", "value"], list(_flattened("", values)), is_prose=True)
 
 
 def document(value: object) -> None:
@@ -125,6 +180,91 @@ def readable(value: object) -> object:
     if isinstance(value, dict):
         return {name: readable(inner) for name, inner in value.items()}
     return [readable(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _drawn(
+    names: Sequence[str], rows: Sequence[Sequence[object]], *, is_boxed: bool, is_prose: bool
+) -> list[str]:
+    """Return the lines of a drawn table."""
+    if not rows:
+        return []
+    cells = [[escaping.one_line(text(field)) for field in row] for row in rows]
+    is_number = [
+        all(row[i] is None or type(row[i]) in (int, float) for row in rows)
+        for i in range(len(names))
+    ]
+    widths = [max(_cells(name), *(_cells(row[i]) for row in cells)) for i, name in enumerate(names)]
+    gap = 3 if is_boxed else 2
+    if is_terminal():
+        room = shutil.get_terminal_size().columns - gap * (len(names) - 1) - (4 if is_boxed else 0)
+        _narrow(widths, is_number, max(room, 1), last=CELLS_MIN * 2 if is_prose else CELLS_MIN)
+    lines: list[str] = []
+    has_header = not _is_noted(NO_HEADER)
+    for number, row in enumerate([list(names), *cells] if has_header else cells):
+        is_title = has_header and number == 0
+        wrapped = textwrap.wrap(row[-1], widths[-1]) if is_prose else []
+        fields = [_fitted(field, widths[i], is_right=is_number[i]) for i, field in enumerate(row)]
+        if len(wrapped) > 1:
+            fields[-1] = wrapped[0]
+        line = "│ " + " │ ".join(fields) + " │" if is_boxed else "  ".join(fields).rstrip()
+        lines.append(click.style(line, bold=True) if is_title and not is_boxed else line)
+        indent = " " * (sum(widths[:-1]) + gap * (len(names) - 1))
+        lines += [indent + rest for rest in wrapped[1:]]
+        if is_title and is_boxed:
+            lines.append(_rule(widths, "├┼┤"))
+    if is_boxed:
+        lines = [_rule(widths, "┌┬┐"), *lines, _rule(widths, "└┴┘")]
+    return lines
+
+
+def _rule(widths: Sequence[int], corners: str) -> str:
+    return corners[0] + corners[1].join("─" * (width + 2) for width in widths) + corners[2]
+
+
+def _narrow(widths: list[int], is_number: Sequence[bool], room: int, last: int) -> None:
+    """Make the widest columns of text narrower until all fit, if they can. last: the least width of
+    the last one."""
+    texts = [i for i, number in enumerate(is_number) if not number]
+    for i in texts:
+        widths[i] = min(widths[i], room)
+    while sum(widths) > room:
+        most = [i for i in texts if widths[i] > (last if i == len(widths) - 1 else CELLS_MIN)]
+        if not most:
+            return
+        widths[max(most, key=lambda i: widths[i])] -= 1
+
+
+def _fitted(text: str, width: int, *, is_right: bool) -> str:
+    """Return the text in so many cells of a terminal: cut in the middle, or filled up."""
+    if _cells(text) > width:
+        first = _beginning(text, width // 2)
+        text = first + "…" + _beginning(text[::-1], width - 1 - _cells(first))[::-1]
+    fill = " " * (width - _cells(text))
+    return fill + text if is_right else text + fill
+
+
+def _beginning(text: str, width: int) -> str:
+    """Return what of the text fits into so many cells."""
+    taken = text[:width]
+    while _cells(taken) > width:
+        taken = taken[:-1]
+    return taken
+
+
+def _cells(text: str) -> int:
+    """Return how many cells of a terminal the text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF")
+        for char in text
+    )
+
+
+def _csv_field(field: object) -> str:
+    line = escaping.one_line(text(field))
+    is_formula = line.startswith(FORMULA) and type(field) not in (int, float)
+    return "'" + line if is_formula else line
 
 
 def _flat(field: object) -> str:

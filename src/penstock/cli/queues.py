@@ -116,6 +116,35 @@ def declare_exchange(
     )  # fmt: skip
 
 
+@click.command("declare_binding")
+@click.argument("source", callback=named)
+@click.argument("destination", callback=named)
+@click.argument("routing_key", callback=named, default="")
+@click.option(
+    "--to", "kind", type=click.Choice(["queue", "exchange"]), default="queue", show_default=True,
+    help="What DESTINATION is.",
+)  # fmt: skip
+@ARGUMENTS
+@VHOST
+@DATA
+def declare_binding(
+    source: str, destination: str, routing_key: str, kind: str, arguments: tuple[str, ...],
+    vhost: str, data: str,
+) -> None:  # fmt: skip
+    """Bind a queue or an exchange to an exchange.
+
+    SOURCE is the exchange that messages come from. ROUTING_KEY is what its type compares: a key, a
+    pattern, or nothing.
+    """
+    ends = {"queue": destination, "exchange": source}
+    if kind == "exchange":
+        ends = {"destination": destination, "source": source}
+    ask(
+        data, f"bind_{kind}", vhost, **ends, routing_key=routing_key,
+        arguments=arguments_of(arguments),
+    )  # fmt: skip
+
+
 @click.command("release_query")
 @click.argument("query", callback=named)
 @click.option(

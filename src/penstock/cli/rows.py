@@ -6,21 +6,23 @@ NAME=VALUE`; what else may be left out is not for the command line. A list of na
 the command line, another table is JSON. `-p` names the vhost where the operation is about one.
 
 **Lists.** `penstock list_queues name messages consumers` prints these columns in this order;
-without columns a few, with `--format json` all. An unknown column is an error that suggests the
-nearest one. Columns of a broker of another version are printed when they are asked for and a row
-has them.
+without columns a few, with `--format json` or `jsonl` all. An unknown column is an error that
+suggests the nearest one. Columns of a broker of another version are printed when they are asked for
+and a row has them. What rabbitmqctl's lists take and has no meaning here is accepted.
 """
 
 import difflib
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import click
 
 from penstock.cli import output
-from penstock.cli.ask import ARGUMENTS, DATA, VHOST, arguments_of, ask, named
-from penstock.cli.output import FORMAT
+from penstock.cli.ask import ARGUMENTS, DATA, VHOST, Client, arguments_of, ask, asked, named
+from penstock.cli.main import EX_INTERRUPTED, FailedError
+from penstock.cli.output import NO_HEADER, ROWS_FORMAT
 from penstock.errors import OptionError
 from penstock.operation_table import (
     ANY,
@@ -34,6 +36,18 @@ from penstock.operation_table import (
     Operation,
 )
 
+# Options of rabbitmqctl's lists, and the types of their values.
+WITHOUT_MEANING: Final[tuple[tuple[tuple[str, ...], type | None], ...]] = (
+    (("--online",), None), (("--offline",), None), (("--local",), None),
+    (("-t", "--timeout"), float),
+)  # fmt: skip
+NO_TABLE_HEADERS: Final = click.option(
+    "--no-table-headers", is_flag=True, expose_value=False, callback=output.flagged(NO_HEADER),
+    help="Leave out the names of columns.",
+)  # fmt: skip
+YES: Final = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+DESTRUCTIVE: Final = ("delete_queue", "delete_vhost", "purge_queue")
+ASKED_MESSAGES: Final = 10_000  # without a terminal, --yes is needed to purge more
 EXAMPLE: Final = '{"max-connections": 10}'
 ONE_VHOST: Final = click.option(
     "-p", "--vhost", metavar="NAME", callback=named, help="One vhost [all]."
@@ -47,7 +61,7 @@ def command(name: str) -> click.Command:
     if row.shown:
         first, columns = ", ".join(row.shown), ", ".join(row.answer)
         text = f"{row.help}\n\nColumns: {columns}. By default: {first}."
-    function = _list_of(row) if row.shown else _change_of(row)
+    function = _with_arguments(row, _list_of(row) if row.shown else _change_of(row))
     if row.of != NODE:
         function = (ONE_VHOST if row.of == NODE_VHOSTS else VHOST)(function)
     made: click.Command = click.command(name, help=text)(DATA(function))
@@ -57,35 +71,78 @@ def command(name: str) -> click.Command:
 def _list_of(row: Operation) -> Any:
     """Return the function of a list, with its own options."""
 
-    def run(data: str, form: str, columns: tuple[str, ...], vhost: str | None = None) -> None:
-        found = ask(data, row.name, vhost)
-        if form == "json":
-            output.document([{name: one.get(name) for name in columns or one} for one in found])
-        else:
-            rows_of(row, found, columns)
+    def run(
+        data: str, form: str, columns: tuple[str, ...], vhost: str | None = None, **given: Any
+    ) -> None:
+        found = ask(data, row.name, vhost, **_given(given))
+        rows_of(row, found, columns, form)
 
-    return FORMAT(click.argument("columns", nargs=-1, metavar="[COLUMN]...")(run))
+    function = click.argument("columns", nargs=-1, metavar="[COLUMN]...")(run)
+    for names, kind in WITHOUT_MEANING:
+        function = click.option(
+            *names, is_flag=kind is None, type=kind, expose_value=False, hidden=True
+        )(function)
+    return ROWS_FORMAT(NO_TABLE_HEADERS(function))
 
 
 def _change_of(row: Operation) -> Any:
-    """Return the function of an operation that is not a list, with its own arguments."""
+    """Return the function of an operation that is not a list."""
 
-    def run(data: str, vhost: str | None = None, **given: Any) -> None:
-        args = {
-            name: list(one) if type(one) is tuple else one
-            for name, one in given.items()
-            if one is not None
-        }
+    def run(data: str, vhost: str | None = None, yes: bool = True, **given: Any) -> None:
+        args = _given(given)
         if "arguments" in args:
             args["arguments"] = arguments_of(given["arguments"])
-        found = ask(data, row.name, vhost, **args)
+        with asked(data) as client:
+            if not yes:
+                _confirm(client, row.name, vhost, args)
+            found = client.call(row.name, vhost, **args)
         if row.said:
-            click.echo(row.said.format(**{**args, **found}))
+            output.told(row.said.format(**{**args, **found}))
 
-    function: Any = run
+    return YES(run) if row.name in DESTRUCTIVE else run
+
+
+def _confirm(client: Client, op: str, vhost: str | None, args: Mapping[str, Any]) -> None:
+    """Ask on a terminal whether to delete that much; without one, refuse to delete a vhost, or more
+    than so many messages. Raises FailedError for no, click.UsageError if it cannot ask."""
+    has_terminal = sys.stdin.isatty()
+    if op == "delete_queue" and not has_terminal:
+        return
+    if op == "delete_vhost":
+        what = f"vhost {args['name']!r} with all its queues and messages"
+        count = 0
+    else:
+        found = client.call("describe_queue", vhost, queue=args["queue"])
+        count = found["ready"] + (found["unacknowledged"] if op == "delete_queue" else 0)
+        queue = f"queue {args['queue']!r}"
+        what = (
+            f"{count:,} messages of {queue}"
+            if op == "purge_queue"
+            else f"{queue} with {count:,} messages"
+        )
+    if has_terminal:
+        if not click.confirm(f"Delete {what}?", err=True):
+            raise FailedError(EX_INTERRUPTED, "nothing is deleted")
+    elif op == "delete_vhost" or (op == "purge_queue" and count > ASKED_MESSAGES):
+        raise click.UsageError(f"{op} would delete {what}: give --yes, there is no terminal to ask")
+
+
+def _given(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call that were given."""
+    return {
+        name: list(one) if type(one) is tuple else one
+        for name, one in given.items()
+        if one is not None
+    }
+
+
+def _with_arguments(row: Operation, function: Any) -> Any:
+    """Return the function with the arguments of its row, before those that it has. Of a list only
+    what must be given and what the row says is an option: the others are for other callers."""
     for argument in reversed(row.arguments):
         decorate = _decorator(argument)
-        if decorate is not None:
+        is_wanted = not row.shown or argument.is_required or argument.is_option
+        if decorate is not None and is_wanted:
             function = decorate(function)
     return function
 
@@ -134,7 +191,9 @@ def _table(text: str) -> dict[str, object]:
     return found
 
 
-def rows_of(row: Operation, found: Sequence[Mapping[str, object]], asked: Sequence[str]) -> None:
+def rows_of(
+    row: Operation, found: Sequence[Mapping[str, object]], asked: Sequence[str], form: str
+) -> None:
     """Print these columns of the rows. Raises OptionError for an unknown column."""
     names = list(asked or row.shown)
     known = {*row.answer}.union(*found)
@@ -144,4 +203,7 @@ def rows_of(row: Operation, found: Sequence[Mapping[str, object]], asked: Sequen
             near = difflib.get_close_matches(name, columns, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise OptionError("column", name, f"{hint}one of {', '.join(columns)}")
-    output.table(names, [[one.get(name) for name in names] for one in found])
+    if form in ("json", "jsonl"):
+        output.records(({name: one.get(name) for name in asked or one} for one in found), form)
+    else:
+        output.table(names, ([one.get(name) for name in names] for one in found), form)

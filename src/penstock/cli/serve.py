@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from penstock.cli.main import UnavailableError, version_text
+from penstock.cli.main import EX_CONFIG, FailedError, UnavailableError, version_text
 from penstock.cli.output import FORMAT, document, pairs, table
 from penstock.config import Config, Setting, config_of, parse_file, settings
 from penstock.errors import OptionError
@@ -112,7 +112,18 @@ def configured(
     flags: Mapping[str, object], path: str | None, environment: Mapping[str, str], directory: str
 ) -> Config:
     """Return the Config of these flags, this environment, and the file that is named or in the
-    directory."""
+    directory. Raises OptionError for a wrong flag, FailedError with EX_CONFIG for the others."""
+    try:
+        return _configured(flags, path, environment, directory)
+    except OptionError as error:
+        if error.name.startswith("--"):
+            raise
+        raise FailedError(EX_CONFIG, str(error)) from error
+
+
+def _configured(
+    flags: Mapping[str, object], path: str | None, environment: Mapping[str, str], directory: str
+) -> Config:
     path = path or environment.get("PENSTOCK_CONFIG")
     file: dict[str, object] = {}
     if path is None and (Path(directory) / FILE).exists():

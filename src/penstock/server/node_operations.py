@@ -44,6 +44,7 @@ from penstock.operation_table import (
 )
 from penstock.queues.budget import process_usage
 from penstock.server import definitions, vhost_directories
+from penstock.server.backends import Backends, Refused
 from penstock.server.control import ControlError
 from penstock.server.definitions import Definitions, DefinitionsError
 from penstock.server.listener import Listener
@@ -63,6 +64,7 @@ COUNTS: Final = (
 )  # fmt: skip
 DECLARED_AT_ONCE: Final = 32
 OPERATOR: Final = ("operator", "control socket")
+LOCAL: Final = "127.0.0.1"  # where an operator is
 ASK_S: Final = 5.0  # for the answer of each vhost to a list
 
 logger = logging.getLogger(__name__)
@@ -82,6 +84,7 @@ class Node(Protocol):
     memory: MemoryShares
     listener: Listener[Any]
     users: Users
+    backends: Backends
     data: DataDirectory
     is_ready: asyncio.Event
 
@@ -476,6 +479,14 @@ class NodeOperations:
     async def _change_password(self, args: Arguments, _vhost: str) -> None:
         self._node.users.change_password(args.text("name"), _password(args))
 
+    async def _authenticate_user(self, args: Arguments, _vhost: str) -> None:
+        name = args.text("name")
+        try:
+            await self._node.backends.login(name, _password(args), LOCAL)
+        except Refused as error:
+            text = f"ACCESS_REFUSED - login of user '{name}' is refused: {error}"
+            raise ControlError(ACCESS_REFUSED, text) from error
+
     async def _set_user_tags(self, args: Arguments, _vhost: str) -> None:
         name = args.text("name")
         self._node.users.set_user_tags(name, args.texts("tags"))
@@ -485,6 +496,9 @@ class NodeOperations:
     async def _list_permissions(self, args: Arguments, vhost: str) -> object:
         user = args.text_or_none("user")
         return self._node.users.list_permissions(vhost=vhost or None, user=user)
+
+    async def _list_user_permissions(self, args: Arguments, _vhost: str) -> object:
+        return self._node.users.list_permissions(user=args.text("user"))
 
     async def _set_permissions(self, args: Arguments, vhost: str) -> object:
         user = args.text("user")

@@ -39,7 +39,7 @@ def test_a_configuration_that_is_wrong_is_told(
     monkeypatch.delenv("PENSTOCK_DATA", raising=False)
     broker = FakeControl()
     (tmp_path / "penstock.toml").write_text("data = 5")
-    assert broker.run("status") == 64
+    assert broker.run("status") == 78
     assert "penstock.toml: data" in capsys.readouterr().err
     monkeypatch.setenv("PENSTOCK_CONFIG", "none.toml")
     assert broker.run("status") == 66

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from penstock.cli import output
+from penstock.operation_table import OPERATIONS
 from tests.helpers.columns import COLUMNS
 from tests.helpers.fake_control import FakeControl
 
@@ -70,6 +71,75 @@ def test_on_a_terminal_a_table_is_drawn(
     assert "[red]q" in out
 
 
+@pytest.mark.parametrize("form", ["table", "text", "tsv"])
+def test_lines_with_tabs(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert FakeControl(list_queues=QUEUES).run("list_queues", "name", "--formatter", form) == 0
+    assert capsys.readouterr().out == "name\njobs\na\\tb\\n\n"
+
+
+def test_a_line_of_json_for_each_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert FakeControl(list_queues=QUEUES).run("list_queues", "--format", "jsonl") == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == QUEUES
+    assert FakeControl(list_queues=[]).run("list_queues", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_csv_has_no_formulas(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"name": '=cmd()', "messages": -1}, {"name": 'a,"b"\n', "messages": 2},
+        {"name": "@x", "messages": None}, {"name": "-1", "messages": 0},
+    ]  # fmt: skip
+    assert (
+        FakeControl(list_queues=rows).run("list_queues", "name", "messages", "--format", "csv") == 0
+    )
+    out = capsys.readouterr().out
+    assert out == 'name,messages\n\'=cmd(),-1\n"a,""b""\\x0a",2\n\'@x,\n\'-1,0\n'
+
+
+def test_a_pretty_table_is_drawn_in_a_pipe_too(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"name": "jobs", "messages": 3}, {"name": "日本", "messages": 10}]
+    broker = FakeControl(list_queues=rows)
+    assert broker.run("list_queues", "name", "messages", "--formatter", "pretty_table") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "┌──────┬──────────┐",
+        "│ name │ messages │",
+        "├──────┼──────────┤",
+        "│ jobs │        3 │",
+        "│ 日本 │       10 │",
+        "└──────┴──────────┘",
+    ]
+
+
+def test_on_a_terminal_long_names_are_cut_in_the_middle(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    rows = [{"name": "a" * 30 + "b" * 30, "messages": 12_345}, {"name": "q", "messages": 7}]
+    assert FakeControl(list_queues=rows).run("list_queues", "name", "messages") == 0
+    title, first, second = capsys.readouterr().out.splitlines()
+    assert "name" in title
+    assert first == "a" * 15 + "…" + "b" * 14 + "     12345"
+    assert second == "q" + " " * 38 + "7"
+    assert len(first) == len(second) == 40
+
+
+def test_what_rabbitmqctl_takes_is_understood(capsys: pytest.CaptureFixture[str]) -> None:
+    broker = FakeControl(list_queues=QUEUES[:1], list_permissions=[])
+    for words in (
+        ["list_queues", "-q", "--no-table-headers", "name"], ["-s", "list", "queues", "name"],
+        ["--silent", "list_queues", "--online", "--local", "name"],
+        ["--formatter=tsv", "--no-table-headers", "list_queues", "--timeout", "60", "name"],
+    ):  # fmt: skip
+        assert broker.run(*words) == 0
+        assert capsys.readouterr().out == "jobs\n"
+    assert broker.run("-q", "-p", "/x", "list_queues", "name") == 0
+    assert capsys.readouterr().out == "name\njobs\n"
+    assert broker.asked[-1] == ("list_queues", "/x", {})
+    assert broker.run("list_permissions", "--user", "ann", "-p", "/x") == 0
+    assert broker.asked[-1] == ("list_permissions", "/x", {"user": "ann"})
+
+
 @pytest.mark.parametrize("words", [["list", "queues"], ["list-queues"], ["list_queues"]])
 def test_two_words_or_hyphens_will_do(words: list[str]) -> None:
     broker = FakeControl(list_queues=[])
@@ -84,8 +154,10 @@ def test_each_listing_asks_its_own_operation(
     first, others = COLUMNS[command]
     row = {name: f"the {name}" for name in (*first, *others)}
     broker = FakeControl(**{command: [row]})
-    assert broker.run(command, "--data", "there") == 0
+    needed = [one.name for one in OPERATIONS[command].arguments if one.is_required]
+    assert broker.run(command, *needed, "--data", "there") == 0
     assert broker.asked[0][0] == command
+    assert broker.asked[0][2] == {name: name for name in needed}
     assert broker.data == ["there"]
     assert capsys.readouterr().out.splitlines()[1].split("\t") == [f"the {n}" for n in first]
 

@@ -165,6 +165,7 @@ def test_every_error_that_we_name_has_an_exit_code_of_its_own_meaning() -> None:
         (errors.ChannelError(404, "no queue 'q' in vhost '/'"), 66),
         (errors.ChannelError(406, "inequivalent"), 64),
         (errors.AMQPConnectionError(320, "bye"), 69),
+        (cli.CommandRefusedError(404, "NOT_FOUND - no user 'ann'"), 67),
         (cli.CommandRefusedError(403, "not yours"), 77),
         (cli.CommandRefusedError(200, "what?"), 70),
         (cli.UnavailableError("nobody there"), 69),
@@ -197,5 +198,48 @@ def test_who_reads_us_may_go(lines: int, tmp_path: Path) -> None:
         assert process.stdin is not None
         process.stdout.close()
         process.stdin.close()
-        assert process.wait(timeout=60) == 74
+        assert process.wait(timeout=60) == 141
     assert (tmp_path / "err").read_bytes() == b""
+
+
+def test_each_command_is_in_a_group_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    grouped = [name for names in cli.GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(cli.VERBS)
+    assert cli.main(["help"]) == 0
+    out = capsys.readouterr().out
+    assert out.index("Users and permissions:") < out.index("add_user") < out.index("Storage:")
+    assert cli.main(["help", "list", "queues"]) == 0
+    assert "Usage: penstock list_queues" in capsys.readouterr().out
+
+
+def test_other_names_are_of_commands_that_there_are() -> None:
+    assert not cli.ALIASES.keys() & cli.VERBS.keys()
+    assert {words[0] for words in cli.ALIASES.values()} <= cli.VERBS.keys()
+
+
+def test_no_colours_if_the_environment_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @click.command("x")
+    def x() -> None:
+        click.secho("red", fg="red", color=click.get_current_context().find_root().color)
+
+    monkeypatch.setattr(cli.LazyGroup, "get_command", lambda *_: x)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert cli.main(["store"]) == 0
+    assert capsys.readouterr().out == "red\n"
+
+
+def test_a_command_starts_without_what_it_does_not_need() -> None:
+    """What keeps a start below a tenth of a second: no event loop, no drawing, no server."""
+    program = (
+        "import sys\nfrom penstock.cli.main import main\nmain(['list_vhosts', '--help'])\n"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stderr.split())
+    assert not loaded & {"asyncio", "rich", "ssl", "penstock.server", "penstock.storage"}
+    assert len({name for name in loaded if name.startswith("penstock")}) <= 16
+    assert len(loaded) <= 175

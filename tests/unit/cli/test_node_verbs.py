@@ -46,7 +46,7 @@ def test_vhosts_checkpoint_backup(
     assert broker.run("add_vhost", "/x") == 0
     assert broker.run("checkpoint", "-p", "/x") == 0
     assert broker.run("backup", "copy", "-p", "/x") == 0
-    assert broker.run("delete_vhost", "/x") == 0
+    assert broker.run("delete_vhost", "/x", "--yes") == 0
     assert broker.asked == [
         ("add_vhost", None, {"name": "/x"}),
         ("checkpoint", "/x", {}),

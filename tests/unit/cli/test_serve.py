@@ -43,9 +43,9 @@ def test_memory_is_a_part_of_what_there_is(tmp_path: Path) -> None:
 def test_a_file_that_is_missing_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--config", str(tmp_path / "no.toml")]) == 66
     (tmp_path / "bad.toml").write_bytes(b"\xff\xfe")
-    assert main(["serve", "--config", str(tmp_path / "bad.toml")]) == 64
+    assert main(["serve", "--config", str(tmp_path / "bad.toml")]) == 78
     (tmp_path / "typo.toml").write_text("prot = 5")
-    assert main(["serve", "--config", str(tmp_path / "typo.toml")]) == 64
+    assert main(["serve", "--config", str(tmp_path / "typo.toml")]) == 78
     assert "did you mean 'port'?" in capsys.readouterr().err
 
 

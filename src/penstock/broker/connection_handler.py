@@ -290,7 +290,7 @@ class ConnectionHandler(ChannelOwner):
     def _note_end(self) -> None:
         by, code, text = self._end
         facts = self.facts
-        self.vhost.closed_connections.append(
+        self.vhost.counts.closed_connections.append(
             {
                 "name": self.name,
                 "user": facts.user,

@@ -11,8 +11,10 @@ one queue, of confirms), and the vhost's in the same place, so that its totals n
 begin with 0 when the vhost is opened.
 """
 
+from collections import deque
 from typing import Final
 
+CLOSED_MAX: Final = 100  # connections whose end is remembered
 DELIVERY_NAMES: Final = (
     "deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty", "ack", "redeliver",
 )  # fmt: skip
@@ -116,7 +118,8 @@ class ExchangeCounts:
 
 class VHostCounts:
     """Of a vhost since it was opened. consumers: that there are now. queue_declared: each declare
-    that succeeded, also of a queue that existed."""
+    that succeeded, also of a queue that existed. closed_connections: rows of the last ones that
+    ended, and why."""
 
     def __init__(self) -> None:
         self.messages: MessageCounts = MessageCounts()
@@ -130,6 +133,7 @@ class VHostCounts:
         self.consumers: int = 0
         self.received_bytes: int = 0
         self.sent_bytes: int = 0
+        self.closed_connections: deque[dict[str, object]] = deque(maxlen=CLOSED_MAX)
 
     def churn(self) -> dict[str, int]:
         """Return the counters of RabbitMQ's churn_rates."""

@@ -33,7 +33,6 @@ raised it.
 import base64
 import random
 import traceback
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -213,7 +212,6 @@ HOLDERS_SHOWN: Final = 3
 UNFINISHED_PART: Final = 2  # of the budget: what unfinished messages of all clients may hold
 STALLED_LOOKS: Final = 4  # within the time for which a message may make no progress
 TIMEOUT_LOOK_S: Final = 1.0
-CLOSED_MAX: Final = 100  # connections whose end is remembered
 PEERS_LOOKED_AT: Final = 64  # connections in one step
 BODIES_PART: Final = 16  # of the budget: bodies of 64 KiB to 1 MiB that are arriving, in RAM
 
@@ -275,8 +273,6 @@ class VHost(QueueOwner[BrokerQueue]):
         self.batches: object | None = None  # of the exactly-once sink (batches.py)
         self.on_tick: list[Callable[[float], None]] = []  # called with monotonic seconds
         self.handlers: set[Peer] = set()  # clients' connections, kept by themselves
-        # Rows of the last ones that ended, and why.
-        self.closed_connections: deque[dict[str, object]] = deque(maxlen=CLOSED_MAX)
         self.has_timeouts: bool = settings.consumer_timeout_s is not None  # somebody has one
         self._timeouts: TimeoutLook = TimeoutLook(self.handlers, clock)
         self._timeouts_due_s: float = 0.0

@@ -22,6 +22,7 @@ from penstock.access.users import Users, rabbitmq_hash
 from penstock.clock import Clock, date
 from penstock.config import Config
 from penstock.errors import (
+    ACCESS_REFUSED,
     INTERNAL_ERROR,
     NOT_FOUND,
     PRECONDITION_FAILED,

@@ -29,7 +29,7 @@ def closed(client: RigClient) -> list[tuple[int, str]]:
 
 
 def ends(rig: OperationRig, *names: str) -> list[Any]:
-    return [tuple(row[name] for name in names) for row in rig.vhost.closed_connections]
+    return [tuple(row[name] for name in names) for row in rig.vhost.counts.closed_connections]
 
 
 def test_the_client_gets_the_reason(rig: OperationRig) -> None:
@@ -98,5 +98,5 @@ def test_how_connections_have_ended(rig: OperationRig) -> None:
 def test_the_last_hundred_are_remembered(rig: OperationRig) -> None:
     for _ in range(101):
         rig.client().lose()
-    assert len(rig.vhost.closed_connections) == 100
+    assert len(rig.vhost.counts.closed_connections) == 100
     assert ends(rig, "name")[0] == ("c1",)

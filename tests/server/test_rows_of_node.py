@@ -32,8 +32,8 @@ def test_status_has_every_field(broker: LiveBroker) -> None:
     }  # fmt: skip
     assert {name: found[name] for name in expected} == expected
     others = {
-        "version", "build", "uptime_s", "memory_bytes", "counted_bytes", "disk_free_bytes",
-        "disk_free_limit_bytes", "connections", "accepted", "vhosts",
+        "version", "build", "now_ms", "uptime_s", "memory_bytes", "counted_bytes",
+        "disk_free_bytes", "disk_free_limit_bytes", "connections", "accepted", "vhosts",
     }  # fmt: skip
     assert sorted(found) == sorted({*expected, *others})
     assert found["uptime_s"] >= 0

@@ -35,13 +35,20 @@ from penstock.http.endpoint import (
     Endpoint,
     ListQuery,
     decoded_name,
+    is_down,
     not_authorised,
     out_of_range,
     picked,
 )
 from penstock.http.endpoint_table import ENDPOINTS
 from penstock.http.node_link import NodeLink
-from penstock.http.requests import ACCOUNT, HttpError, JsonAnswer, NotAuthorizedError
+from penstock.http.requests import (
+    ACCOUNT,
+    BasicAuth,
+    HttpError,
+    JsonAnswer,
+    NotAuthorizedError,
+)
 from penstock.operation_json import JsonText, read, to_json
 from penstock.operation_table import (
     ADMINISTRATORS,
@@ -125,9 +132,11 @@ class Management:
     """Answers requests. bodies: reads bodies."""
 
     def __init__(
-        self, node: NodeLink, bodies: JsonBodies, endpoints: Iterable[Endpoint] = ENDPOINTS
-    ) -> None:
+        self, node: NodeLink, auth: BasicAuth, bodies: JsonBodies,
+        endpoints: Iterable[Endpoint] = ENDPOINTS,
+    ) -> None:  # fmt: skip
         self._node = node
+        self._auth = auth
         self._bodies = bodies
         self._tree = AddressTree(endpoints)
 
@@ -146,7 +155,7 @@ class Management:
             status = 200 if request.method == "OPTIONS" else 405
             return Response(status_code=status, headers={**HEADERS, "Allow": allowed})
         account = None if endpoint.is_open else request.scope[ACCOUNT]
-        asked = ApiRequest(endpoint, request, self._node, found.names, account)
+        asked = ApiRequest(endpoint, request, self._node, self._auth, found.names, account)
         if account is not None:
             if account.tags.isdisjoint(endpoint.tags):
                 has_any = not account.tags.isdisjoint(MANAGERS)
@@ -324,13 +333,6 @@ class Management:
 def _stats(asked: ApiRequest) -> dict[str, bool]:
     """Return what is said about statistics, for list_rows and describe_row."""
     return {name: asked.is_set(name) for name in STATS_QUERY}
-
-
-def is_down(error: object) -> bool:
-    """Return whether an error says that a vhost cannot answer."""
-    if isinstance(error, ControlError):
-        return error.code == INTERNAL_ERROR
-    return isinstance(error, HttpError) and error.status == 503
 
 
 # ---- answers -------------------------------------------------------------------------------------

@@ -591,10 +591,10 @@ _ROWS: Final = (
         "status", "Show the broker's state, memory and disk use.", of=NODE, tags=WATCHERS,
         answer=(
             "product", "version", "build", "now_ms", "uptime_s", "data", "host", "port",
-            "listeners", "durability", "memory_bytes", "counted_bytes", "log_directory", "spill_directory",
-            "disk_free_bytes", "disk_free_limit_bytes", "is_ready", "is_healthy", "takes_clients",
-            "problems", "connections", "half_open", "accepted", "vhosts", "http",
-            "tls",
+            "listeners", "durability", "memory_bytes", "counted_bytes", "log_directory",
+            "spill_directory", "disk_free_bytes", "disk_free_limit_bytes", "is_ready",
+            "is_healthy", "takes_clients", "problems", "connections", "half_open", "accepted",
+            "vhosts", "http", "tls",
         ),
         more="`is_healthy` is false while a vhost is down or publishers are blocked; `problems` "
         "says why.",

@@ -34,7 +34,7 @@ async def whoami(asked: ApiRequest) -> object:
 async def overview(asked: ApiRequest) -> object:
     """Return counts and versions of the whole node; of vhosts that the user sees."""
     status = await asked.node.status()
-    totals = await _totals(asked, asked.vhosts())
+    totals = await _totals(asked, asked.vhosts(), asked.sampled())
     found: Info = {
         "management_version": RABBITMQ_VERSION,
         "rates_mode": "basic",
@@ -61,9 +61,12 @@ async def overview(asked: ApiRequest) -> object:
     return found
 
 
-async def _totals(asked: ApiRequest, vhosts: Iterable[str]) -> Info:
+async def _totals(
+    asked: ApiRequest, vhosts: Iterable[str], samples: Mapping[str, int] | None = None
+) -> Info:
     """Return the sums of what the vhosts have counted; those that are down count nothing."""
-    found = await _of_running(asked, "vhost_totals", vhosts)
+    args: Info = {"samples": samples} if samples else {}
+    found = await _of_running(asked, "vhost_totals", vhosts, **args)
     return summed(found.values())
 
 
@@ -246,12 +249,14 @@ async def node_memory(asked: ApiRequest) -> object:
 
 
 async def _of_running(
-    asked: ApiRequest, op: str, vhosts: Iterable[str] | None = None
+    asked: ApiRequest, op: str, vhosts: Iterable[str] | None = None, **args: object
 ) -> dict[str, Any]:
     """Return what each of the vhosts, or each that the user sees, says to an operation, if it
     answers; `asked.down` has the others."""
     names = asked.vhosts() if vhosts is None else list(vhosts)
-    found = await asyncio.gather(*(asked.value(op, one) for one in names), return_exceptions=True)
+    found = await asyncio.gather(
+        *(asked.value(op, name, **args) for name in names), return_exceptions=True
+    )
     answered: dict[str, Any] = {}
     for name, one in zip(names, found, strict=True):
         if is_down(one):
@@ -280,7 +285,7 @@ async def alarms(asked: ApiRequest) -> object:
         if not one["blocked_reason"]:
             continue
         largest = await asked.value(
-            "list_rows", name, kind="queues", page=1, page_size=LARGEST, sort_reverse=True,
+            "list_rows", name, kind="queues", page=1, page_size=LARGEST, reverse=True,
             sort="memory" if "memory" in one["blocked_reason"] else "message_bytes",
             columns=["name", "memory", "message_bytes", "messages"],
         )  # fmt: skip

@@ -576,7 +576,7 @@ _STATUS: Final = (
     "message_bytes_persistent", "lsn", "lsn_settled", "syncs", "checkpoints", "memory_bytes",
     "counted_bytes", "other_bytes", "topology_bytes", "client_bytes", "transaction_bytes",
     "unfinished_bytes", "output_bytes", "unacked_bytes", "rss_bytes", "rss_limit_bytes",
-    "is_memory_alarmed", "is_disk_full", "blocked_reason",
+    "is_memory_alarmed", "is_disk_full", "blocked_reason", "blocked_since_ms",
 )  # fmt: skip
 
 _BOX_NAME: Final = short_text("name", "the queue")
@@ -590,11 +590,11 @@ _ROWS: Final = (
     Operation(
         "status", "Show the broker's state, memory and disk use.", of=NODE, tags=WATCHERS,
         answer=(
-            "product", "version", "build", "uptime_s", "data", "host", "port", "listeners",
-            "durability", "memory_bytes", "counted_bytes", "log_directory", "spill_directory",
-            "disk_free_bytes", "disk_free_limit_bytes", "is_ready", "is_healthy", "takes_clients",
-            "problems", "connections", "half_open", "accepted", "vhosts", "http",
-            "tls",
+            "product", "version", "build", "now_ms", "uptime_s", "data", "host", "port",
+            "listeners", "durability", "memory_bytes", "counted_bytes", "log_directory",
+            "spill_directory", "disk_free_bytes", "disk_free_limit_bytes", "is_ready",
+            "is_healthy", "takes_clients", "problems", "connections", "half_open", "accepted",
+            "vhosts", "http", "tls",
         ),
         more="`is_healthy` is false while a vhost is down or publishers are blocked; `problems` "
         "says why.",
@@ -602,6 +602,16 @@ _ROWS: Final = (
     Operation(
         "node_metrics", "Return the numbers of the node for /metrics.", of=NODE, tags=WATCHERS,
         answer=("values", "vhosts"), more="Their names and meanings: see metrics.md.",
+    ),
+    Operation(
+        "describe_node", "Describe the node and its processes, with what they use.", of=NODE,
+        tags=WATCHERS,
+        answer=(
+            "os_pid", "uptime_ms", "processors", "fd_total", "proc_total", "config_files", "db_dir",
+            "log_directory", "spill_directory", "processes", "logins",
+        ),
+        more="processes: process (supervisor, vhost, http or tls), vhost, pid, state, since, why, "
+        "restarts, cpu_s, rss_bytes and open_files of each; null if it does not run.",
     ),
     _of_node(
         "await_startup", "Wait until the broker is ready.",

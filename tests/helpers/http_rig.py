@@ -165,7 +165,7 @@ class HttpRig:
             )
             endpoints = {"streams": streams, "leases": leases, "staging": staging}
             app = Api(
-                node, auth, endpoints, Management(node, bodies), Admission(["broker.test"]),
+                node, auth, endpoints, Management(node, auth, bodies), Admission(["broker.test"]),
                 self.user_requests_max,
             )  # fmt: skip
             async with asyncio.timeout(240):

@@ -29,6 +29,22 @@ def test_what_the_node_answers_and_changes(tmp_path: Path) -> None:
         assert http.json("GET", "aliveness-test/%2F") == {"status": "ok"}
         for check in ("alarms", "virtual-hosts", f"port-listener/{broker.port}", "is-in-service"):
             assert http.json("GET", f"health/checks/{check}")["status"] == "ok"
+        (node,) = http.json("GET", "nodes?columns=name,os_pid,mem_used,penstock.processes")
+        kinds = [one["process"] for one in node["penstock"]["processes"]]
+        assert kinds == ["supervisor", "vhost", "http"]
+        assert http.json("GET", f"nodes/{node['name']}")["os_pid"] == node["os_pid"]
+        http.json("GET", "nodes/rabbit@x", status=404)
+        assert http.json("GET", "penstock/alarms") == []
+        assert len(http.json("GET", "penstock/processes")) == 3
+        assert http.json("GET", f"auth/attempts/{node['name']}")[0]["auth_attempts_failed"] == 0
+        assert http.ask("POST", "rebalance/queues") == (204, b"")
+        broker.control("declare_queue", "/", queue="q")
+        assert [row["name"] for row in http.json("GET", "queues")] == ["q"]
+        assert http.json("GET", "queues/%2F/q?columns=name,vhost") == {"name": "q", "vhost": "/"}
+        reply = http.json("GET", "queues/%2F?page=2&page_size=1", status=400)
+        assert reply["error"] == "page_out_of_range"
+        http.json("GET", "queues/%2F?page=1&name=(&use_regex=true", status=400)
+        http.json("GET", "queues/%2F/none", status=404)
         broker.control("add_user", name="eve", password="eve", tags=["management"])
         with HttpCaller(broker, "eve") as eve:
             assert eve.json("GET", "vhosts") == []

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.cli.main import main
+from penstock.operation_table import OPERATIONS
 from tests.helpers.columns import COLUMNS
 from tests.helpers.live_broker import LiveBroker
 
@@ -32,8 +33,8 @@ def test_status_has_every_field(broker: LiveBroker) -> None:
     }  # fmt: skip
     assert {name: found[name] for name in expected} == expected
     others = {
-        "version", "build", "uptime_s", "memory_bytes", "counted_bytes", "disk_free_bytes",
-        "disk_free_limit_bytes", "connections", "accepted", "vhosts",
+        "version", "build", "now_ms", "uptime_s", "memory_bytes", "counted_bytes",
+        "disk_free_bytes", "disk_free_limit_bytes", "connections", "accepted", "vhosts",
     }  # fmt: skip
     assert sorted(found) == sorted({*expected, *others})
     assert found["uptime_s"] >= 0
@@ -98,3 +99,16 @@ def test_topic_permissions_of_a_user_have_their_columns(broker: LiveBroker) -> N
     assert broker.control("list_user_topic_permissions", user="guest") == [expected]
     first, others = COLUMNS["list_user_topic_permissions"]
     assert sorted(expected) == sorted({*first, *others})
+
+
+def test_the_node_is_described_with_its_processes(broker: LiveBroker) -> None:
+    found = broker.control("describe_node")
+    assert sorted(found) == sorted(OPERATIONS["describe_node"].answer)
+    supervisor, vhost = found["processes"]
+    assert (supervisor["process"], supervisor["pid"]) == ("supervisor", found["os_pid"])
+    assert (vhost["process"], vhost["vhost"], vhost["state"]) == ("vhost", "/", "running")
+    for one in (supervisor, vhost):
+        assert one["rss_bytes"] > 1 << 20
+        assert one["cpu_s"] >= 0
+        assert one["open_files"] > 3
+    assert found["logins"]["failed"] == 0

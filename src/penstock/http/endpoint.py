@@ -21,11 +21,13 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from penstock.access.permissions import DEFAULT_EXCHANGE, NOTHING, Identity, Pattern
+from penstock.errors import INTERNAL_ERROR
 from penstock.http.node_link import NodeLink
-from penstock.http.requests import HttpError
+from penstock.http.requests import BasicAuth, HttpError
 from penstock.operation_json import JsonText, read
 from penstock.operation_table import AS_USER, MANAGERS, WATCHERS, Argument, is_of_node
 from penstock.server.backends import Account
+from penstock.server.control import ControlError
 from penstock.storage.files.user_store import READY
 
 VHOST: Final = "vhost"
@@ -103,12 +105,13 @@ class ApiRequest:
     the JSON, checked against the row; `raw_body` has all of them. account: who asks."""
 
     def __init__(
-        self, endpoint: Endpoint, request: Request, node: NodeLink, names: dict[str, str],
-        account: Account | None,
+        self, endpoint: Endpoint, request: Request, node: NodeLink, auth: BasicAuth,
+        names: dict[str, str], account: Account | None,
     ) -> None:  # fmt: skip
         self.endpoint = endpoint
         self.request = request
         self.node = node
+        self.auth = auth
         self.names = names
         self.query: dict[str, str] = dict(request.query_params.multi_items())
         self.raw_body: dict[str, Any] = {}
@@ -362,3 +365,10 @@ def described_names(path: str) -> list[str]:
 def decoded_name(part: str, text: str) -> str:
     """Return a name of an address as operations have it."""
     return "" if part == "exchange" and text == DEFAULT_EXCHANGE else text
+
+
+def is_down(error: object) -> bool:
+    """Return whether an error says that a vhost cannot answer."""
+    if isinstance(error, ControlError):
+        return error.code == INTERNAL_ERROR
+    return isinstance(error, HttpError) and error.status == 503

@@ -10,7 +10,7 @@ from typing import Final
 
 from penstock.http import node_pages
 from penstock.http.endpoint import ANY, COLUMNS, LIST_QUERY, STATS_QUERY, Endpoint
-from penstock.operation_table import ADMINISTRATORS, text
+from penstock.operation_table import ADMINISTRATORS, MANAGERS, WATCHERS, text
 
 _ONE: Final = {COLUMNS: LIST_QUERY[COLUMNS]}
 _LIST: Final = {**LIST_QUERY, **STATS_QUERY}
@@ -32,6 +32,14 @@ NODE_ROWS: Final = (
     Endpoint(
         "vhosts/{vhost}", "GET", "One vhost.", node_pages.vhost, tags=ADMINISTRATORS, vhost=ANY,
         query=_ONE,
+    ),
+    Endpoint(
+        "nodes", "GET", "The only node, in a list.", node_pages.nodes, tags=WATCHERS, query=_LIST
+    ),
+    Endpoint("nodes/{node}", "GET", "The node.", node_pages.node, tags=WATCHERS, query=_ONE),
+    Endpoint(
+        "nodes/{node}/memory", "GET", "What the RAM of the node is for.", node_pages.node_memory,
+        tags=WATCHERS, query=_ONE,
     ),
     Endpoint(
         "aliveness-test/{vhost}", "GET", "Whether the vhost answers.", node_pages.aliveness
@@ -60,7 +68,78 @@ HEALTH_ROWS: Final = (
                 node_pages.check_ready,
             ),
             ("is-in-service", "The same.", node_pages.check_ready),
+            (
+                "certificate-expiration/{within}/{unit}",
+                "Fails if a certificate expires within so many days, weeks, months or years.",
+                node_pages.check_certificates,
+            ),
+            ("below-node-connection-limit", "Ok: there is none.", node_pages.check_ok),
+            ("metadata-store/initialized", "Ok.", node_pages.check_ok),
+            (
+                "metadata-store/initialized/with-data", "Ok.", node_pages.check_ok,
+            ),
+            ("reached-target-cluster-size", "Ok: one node.", node_pages.check_single_node),
+            ("quorum-queues-without-elected-leaders/all-vhosts/pattern/{pattern}",
+             "Ok: one node leads all.", node_pages.check_ok),
         )
+    ),
+    Endpoint(
+        "healthchecks/node", "GET", "The oldest health check.", node_pages.check_vhosts
+    ),
+)  # fmt: skip
+
+# What is the same for every broker of Penstock, or empty.
+FIXED_ROWS: Final = (
+    *(
+        Endpoint(path, "GET", "An empty list.", node_pages.nothing, tags=tags, query=_LIST)
+        for path, tags in (
+            ("extensions", MANAGERS), ("feature-flags", ADMINISTRATORS),
+            ("deprecated-features", ADMINISTRATORS), ("deprecated-features/used", ADMINISTRATORS),
+            ("shovels", WATCHERS), ("shovels/{vhost}", WATCHERS), ("federation-links", WATCHERS),
+            ("federation-links/{vhost}", WATCHERS), ("stream/connections", MANAGERS),
+            ("stream/connections/{vhost}", MANAGERS),
+        )
+    ),
+    Endpoint("auth", "GET", "How users log in.", node_pages.auth, tags=(), is_open=True),
+    Endpoint(
+        "auth/attempts/{node}", "GET", "How many logins there were.", node_pages.auth_attempts,
+        tags=WATCHERS, query=_LIST,
+    ),
+    Endpoint(
+        "auth/hash_password/{password}", "GET", "A hash for definitions or a user's PUT.",
+        node_pages.hash_password, tags=ADMINISTRATORS,
+    ),
+    Endpoint("version", "GET", "The versions.", node_pages.version, query=_ONE),
+    Endpoint(
+        "rebalance/queues", "POST", "Nothing: there is one node.", node_pages.rebalance,
+        tags=ADMINISTRATORS, status=204,
+    ),
+)  # fmt: skip
+
+OUR_ROWS: Final = (
+    Endpoint(
+        "penstock/processes", "GET", "The processes of the broker, with what they use.",
+        node_pages.processes, tags=WATCHERS, query=LIST_QUERY, is_ours=True,
+    ),
+    Endpoint(
+        "penstock/alerts", "GET", "The alerts of all vhosts.", node_pages.alerts, tags=WATCHERS,
+        query=LIST_QUERY, is_ours=True,
+    ),
+    Endpoint(
+        "penstock/alarms", "GET", "Whose publishers wait: why, since when, for which queues.",
+        node_pages.alarms, tags=WATCHERS, query=LIST_QUERY, is_ours=True,
+    ),
+    Endpoint(
+        "penstock/streams/{vhost}", "GET", "The streams that the user may read.", "list_streams",
+        query=LIST_QUERY, is_ours=True,
+    ),
+    Endpoint(
+        "penstock/leases/{vhost}", "GET", "The leases of queues that the user may read.",
+        "list_leases", query=LIST_QUERY, is_ours=True,
+    ),
+    Endpoint(
+        "penstock/batches/{vhost}", "GET", "The last batch of each query that the user may use.",
+        "list_batches", query=LIST_QUERY, is_ours=True,
     ),
 )  # fmt: skip
 
@@ -73,4 +152,6 @@ VHOST_ROWS: Final = (
     ),
 )  # fmt: skip
 
-ENDPOINTS: Final[tuple[Endpoint, ...]] = (*NODE_ROWS, *HEALTH_ROWS, *VHOST_ROWS)
+ENDPOINTS: Final[tuple[Endpoint, ...]] = (
+    *NODE_ROWS, *HEALTH_ROWS, *FIXED_ROWS, *OUR_ROWS, *VHOST_ROWS,
+)  # fmt: skip

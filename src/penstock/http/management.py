@@ -28,20 +28,26 @@ from penstock.http.bodies import SMALL_BYTES_MAX, JsonBodies, from_json
 from penstock.http.endpoint import (
     COLUMNS,
     PAGE_SIZE,
-    STATS_QUERY,
     VHOST,
     Answer,
     ApiRequest,
     Endpoint,
     ListQuery,
     decoded_name,
+    is_down,
     not_authorised,
     out_of_range,
     picked,
 )
 from penstock.http.endpoint_table import ENDPOINTS
 from penstock.http.node_link import NodeLink
-from penstock.http.requests import ACCOUNT, HttpError, JsonAnswer, NotAuthorizedError
+from penstock.http.requests import (
+    ACCOUNT,
+    BasicAuth,
+    HttpError,
+    JsonAnswer,
+    NotAuthorizedError,
+)
 from penstock.operation_json import JsonText, read, to_json
 from penstock.operation_table import (
     ADMINISTRATORS,
@@ -57,7 +63,6 @@ from penstock.server.control import ControlError
 GZIP_BYTES_MIN: Final = 1400  # a shorter answer fits into one packet
 THREAD_BYTES: Final = 64 << 10  # a longer one is compressed in a thread
 GZIP_LEVEL: Final = 4
-ROWS_AT_ONCE: Final = 10_000  # of one page of list_rows
 HEADERS: Final = {"Cache-Control": "no-cache", "Vary": "accept, accept-encoding, origin"}
 NO_TAG: Final[Mapping[tuple[str, ...], str]] = {
     MANAGERS: "Not management user",
@@ -125,9 +130,11 @@ class Management:
     """Answers requests. bodies: reads bodies."""
 
     def __init__(
-        self, node: NodeLink, bodies: JsonBodies, endpoints: Iterable[Endpoint] = ENDPOINTS
-    ) -> None:
+        self, node: NodeLink, auth: BasicAuth, bodies: JsonBodies,
+        endpoints: Iterable[Endpoint] = ENDPOINTS,
+    ) -> None:  # fmt: skip
         self._node = node
+        self._auth = auth
         self._bodies = bodies
         self._tree = AddressTree(endpoints)
 
@@ -146,7 +153,7 @@ class Management:
             status = 200 if request.method == "OPTIONS" else 405
             return Response(status_code=status, headers={**HEADERS, "Allow": allowed})
         account = None if endpoint.is_open else request.scope[ACCOUNT]
-        asked = ApiRequest(endpoint, request, self._node, found.names, account)
+        asked = ApiRequest(endpoint, request, self._node, self._auth, found.names, account)
         if account is not None:
             if account.tags.isdisjoint(endpoint.tags):
                 has_any = not account.tags.isdisjoint(MANAGERS)
@@ -233,7 +240,7 @@ class Management:
             try:
                 return await self._of_vhost(asked, vhosts[0], query, query.page, query.page_size)
             except ControlError as error:
-                if query.page is None or "out of range" not in error.text:
+                if query.page is None or "argument 'page'" not in error.text:
                     raise
                 raise out_of_range(query, error.text) from error
         if query.page is None:
@@ -254,13 +261,7 @@ class Management:
         end = query.page * query.page_size
         first = end - query.page_size
         if query.sort:
-            size = min(end, ROWS_AT_ONCE)
-            pages = [read(text.text) for text in await self._of_all(asked, vhosts, query, 1, size)]
-            answered = [one for one in vhosts if one not in asked.down]
-            for vhost, page in zip(answered, pages, strict=True):
-                for number in range(2, -(-min(end, page["filtered_count"]) // size) + 1):
-                    text = await self._of_vhost(asked, vhost, query, number, size)
-                    page["items"] += read(text.text)["items"]
+            pages = [read(text.text) for text in await self._of_all(asked, vhosts, query, 1, end)]
             rows = query.ordered([row for page in pages for row in page["items"]])
             found = rows[first:end]
         else:
@@ -315,22 +316,17 @@ class Management:
             columns += [query.sort, "name"]
         found = await asked.call(
             "list_rows", vhost, kind=asked.endpoint.rows, of=asked.names_of_row(),
-            columns=columns, sort=query.sort, sort_reverse=query.is_reverse, page=page or 0,
-            page_size=size, name=query.name, use_regex=query.use_regex, **_stats(asked),
+            columns=columns, sort=query.sort, reverse=query.is_reverse, page=page, page_size=size,
+            name=query.name, use_regex=query.use_regex, samples=asked.sampled(), **_stats(asked),
         )  # fmt: skip
         return found if isinstance(found, JsonText) else JsonText(json.dumps(found).encode())
 
 
 def _stats(asked: ApiRequest) -> dict[str, bool]:
     """Return what is said about statistics, for list_rows and describe_row."""
-    return {name: asked.is_set(name) for name in STATS_QUERY}
-
-
-def is_down(error: object) -> bool:
-    """Return whether an error says that a vhost cannot answer."""
-    if isinstance(error, ControlError):
-        return error.code == INTERNAL_ERROR
-    return isinstance(error, HttpError) and error.status == 503
+    return {
+        "rates": not asked.is_set("disable_stats"), "totals": asked.is_set("enable_queue_totals")
+    }  # fmt: skip
 
 
 # ---- answers -------------------------------------------------------------------------------------

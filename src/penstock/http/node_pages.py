@@ -5,19 +5,20 @@ Penstock cannot have is 0, [] or {}, with RabbitMQ's type: strict clients parse 
 """
 
 import asyncio
+import base64
+import hashlib
+import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from penstock.errors import PenstockError
-from penstock.http.endpoint import VHOST, Answer, ApiRequest, not_authorised
+from penstock.access.users import RABBITMQ_SALT_BYTES
+from penstock.http.endpoint import VHOST, Answer, ApiRequest, is_down, not_authorised
 from penstock.http.requests import HttpError
 from penstock.native import VERSION
 from penstock.node_name import node_name
-from penstock.operation_table import OPERATIONS
 
 RABBITMQ_VERSION: Final = "3.13.0"  # whose HTTP API this is; clients compare it
 RUNNING: Final = "running"
-TOTALS: Final = "vhost_totals"
 EXCHANGE_TYPES: Final = ("direct", "fanout", "headers", "topic")
 CLUSTER_NAME: Final = "cluster_name"
 
@@ -33,7 +34,7 @@ async def whoami(asked: ApiRequest) -> object:
 async def overview(asked: ApiRequest) -> object:
     """Return counts and versions of the whole node; of vhosts that the user sees."""
     status = await asked.node.status()
-    totals = await _totals(asked, asked.vhosts())
+    totals = await _totals(asked, asked.vhosts(), asked.sampled())
     found: Info = {
         "management_version": RABBITMQ_VERSION,
         "rates_mode": "basic",
@@ -60,24 +61,13 @@ async def overview(asked: ApiRequest) -> object:
     return found
 
 
-async def _totals(asked: ApiRequest, vhosts: Iterable[str]) -> Info:
+async def _totals(
+    asked: ApiRequest, vhosts: Iterable[str], samples: Mapping[str, int] | None = None
+) -> Info:
     """Return the sums of what the vhosts have counted; those that are down count nothing."""
-    if TOTALS not in OPERATIONS:
-        return {}
-    args: Info = {"samples": asked.sampled()} if asked.sampled() else {}
-    names = list(vhosts)
-    found = await asyncio.gather(
-        *(asked.value(TOTALS, name, **args) for name in names), return_exceptions=True
-    )
-    answered: list[Info] = []
-    for name, one in zip(names, found, strict=True):
-        if isinstance(one, PenstockError):
-            asked.down.append(name)
-        elif isinstance(one, BaseException):
-            raise one
-        else:
-            answered.append(one)
-    return summed(answered)
+    args: Info = {"samples": samples} if samples else {}
+    found = await _of_running(asked, "vhost_totals", vhosts, **args)
+    return summed(found.values())
 
 
 def summed(rows: Iterable[Mapping[str, Any]]) -> Info:
@@ -149,6 +139,163 @@ async def set_cluster_name(asked: ApiRequest) -> object:
     """Set it."""
     await asked.call_once("set_global_parameter", name=CLUSTER_NAME, value=asked.body["name"])
     return Answer(204)
+
+
+# ---- nodes ---------------------------------------------------------------------------------------
+
+# Of RabbitMQ's virtual machine and store, which clients want to be numbers.
+NOT_COUNTED: Final = (
+    "gc_num", "gc_bytes_reclaimed", "context_switches", "io_read_count", "io_read_bytes",
+    "io_read_avg_time", "io_write_count", "io_write_bytes", "io_write_avg_time", "io_sync_count",
+    "io_sync_avg_time", "io_seek_count", "io_seek_avg_time", "io_reopen_count",
+    "mnesia_ram_tx_count", "mnesia_disk_tx_count", "msg_store_read_count", "msg_store_write_count",
+    "queue_index_write_count", "queue_index_read_count",
+)  # fmt: skip
+MEMORY_PARTS: Final = {
+    "queue_procs": "counted_bytes", "connection_other": "client_bytes",
+    "connection_writers": "output_bytes", "connection_channels": "transaction_bytes",
+    "connection_readers": "unfinished_bytes", "mnesia": "topology_bytes",
+}  # fmt: skip
+NO_MEMORY: Final = (
+    "queue_slave_procs", "quorum_queue_procs", "quorum_queue_dlx_procs", "stream_queue_procs",
+    "stream_queue_replica_reader_procs", "stream_queue_coordinator_procs", "plugins", "other_proc",
+    "metrics", "mgmt_db", "quorum_ets", "other_ets", "binary", "msg_index", "code", "atom",
+    "allocated_unused", "reserved_unallocated",
+)  # fmt: skip
+LARGEST: Final = 5  # queues that are named with an alarm
+
+
+async def nodes(asked: ApiRequest) -> object:
+    """Return the only node, in a list."""
+    return [await _node(asked)]
+
+
+async def node(asked: ApiRequest) -> object:
+    """Return the node of the address."""
+    check_node(asked)
+    return await _node(asked)
+
+
+async def _node(asked: ApiRequest) -> Info:
+    """Return the node. Descriptors, RAM and CPU are those of all its processes together."""
+    status, found = await asked.node.status(), await asked.value("describe_node")
+    running = [one for one in found["processes"] if one["pid"]]
+    totals = await _totals(asked, asked.vhosts())
+    reasons = {row["blocked_reason"] for row in status["vhosts"]}
+    return {
+        "name": node_name(),
+        "type": "disc",
+        "running": True,
+        "being_drained": False,
+        "partitions": [],
+        "os_pid": str(found["os_pid"]),
+        "fd_used": sum(one["open_files"] or 0 for one in running),
+        "fd_total": found["fd_total"],
+        "sockets_used": status["connections"],
+        "sockets_total": found["fd_total"],
+        "proc_used": len(running),
+        "proc_total": found["proc_total"],
+        "mem_used": sum(one["rss_bytes"] or 0 for one in running),
+        "mem_limit": status["memory_bytes"],
+        "mem_alarm": "memory" in reasons,
+        "mem_calculation_strategy": "rss",
+        "disk_free": status["disk_free_bytes"],
+        "disk_free_limit": status["disk_free_limit_bytes"],
+        "disk_free_alarm": status["disk_free_bytes"] < status["disk_free_limit_bytes"],
+        "rates_mode": "basic",
+        "uptime": found["uptime_ms"],
+        "run_queue": 0,
+        "processors": found["processors"],
+        "exchange_types": _exchange_types(),
+        "auth_mechanisms": [
+            {"name": name, "description": f"SASL {name}", "enabled": True}
+            for name in ("PLAIN", "AMQPLAIN", "EXTERNAL")
+        ],
+        "applications": [{"name": "penstock", "description": "Penstock", "version": VERSION}],
+        "contexts": _contexts(status),
+        "log_files": ["<stderr>"],
+        "db_dir": found["db_dir"],
+        "config_files": found["config_files"],
+        "net_ticktime": 0,
+        "enabled_plugins": ["rabbitmq_management", "rabbitmq_prometheus"],
+        "ra_open_file_metrics": {},
+        **dict.fromkeys(NOT_COUNTED, 0),
+        **totals.get("churn_rates", {}),
+        "cluster_links": [],
+        "metrics_gc_queue_length": {},
+        "penstock": {
+            name: found[name] for name in ("processes", "log_directory", "spill_directory")
+        },
+    }  # fmt: skip
+
+
+async def node_memory(asked: ApiRequest) -> object:
+    """Return what the RAM of all processes is for, by RabbitMQ's nearest names; in `penstock`,
+    what each vhost says."""
+    check_node(asked)
+    found = await asked.value("describe_node")
+    statuses = await _of_running(asked, "vhost_status")
+    rss = sum(one["rss_bytes"] or 0 for one in found["processes"])
+    parts = {name: sum(one[of] for one in statuses.values()) for name, of in MEMORY_PARTS.items()}
+    parts["other_system"] = max(rss - sum(parts.values()), 0)
+    total = {"erlang": rss, "rss": rss, "allocated": rss}
+    return {
+        "memory": {**dict.fromkeys(NO_MEMORY, 0), **parts, "strategy": "rss", "total": total},
+        "penstock": {
+            name: {part: value for part, value in one.items() if part.endswith("_bytes")}
+            for name, one in statuses.items()
+        },
+    }  # fmt: skip
+
+
+async def _of_running(
+    asked: ApiRequest, op: str, vhosts: Iterable[str] | None = None, **args: object
+) -> dict[str, Any]:
+    """Return what each of the vhosts, or each that the user sees, says to an operation, if it
+    answers; `asked.down` has the others."""
+    names = asked.vhosts() if vhosts is None else list(vhosts)
+    found = await asyncio.gather(
+        *(asked.value(op, name, **args) for name in names), return_exceptions=True
+    )
+    answered: dict[str, Any] = {}
+    for name, one in zip(names, found, strict=True):
+        if is_down(one):
+            asked.down.append(name)
+        elif isinstance(one, BaseException):
+            raise one
+        else:
+            answered[name] = one
+    return answered
+
+
+async def processes(asked: ApiRequest) -> object:
+    """Return the processes of the broker, also those that are down."""
+    return (await asked.value("describe_node"))["processes"]
+
+
+async def alerts(asked: ApiRequest) -> object:
+    """Return the alerts of all vhosts that the user sees."""
+    return [row for rows in (await _of_running(asked, "list_alerts")).values() for row in rows]
+
+
+async def alarms(asked: ApiRequest) -> object:
+    """Return which vhosts' publishers wait: why, since when, and which queues hold the most."""
+    found: list[Info] = []
+    for name, one in (await _of_running(asked, "vhost_status")).items():
+        if not one["blocked_reason"]:
+            continue
+        largest = await asked.value(
+            "list_rows", name, kind="queues", page=1, page_size=LARGEST, reverse=True,
+            sort="memory" if "memory" in one["blocked_reason"] else "message_bytes",
+            columns=["name", "memory", "message_bytes", "messages"],
+        )  # fmt: skip
+        found.append(
+            {
+                VHOST: name, "reason": one["blocked_reason"], "since_ms": one["blocked_since_ms"],
+                "largest": largest["items"],
+            }
+        )  # fmt: skip
+    return found
 
 
 # ---- vhosts --------------------------------------------------------------------------------------
@@ -259,6 +406,8 @@ async def check_port(asked: ApiRequest) -> object:
     return _failed("No active listener", missing=int(text), ports=ports)
 
 
+UNIT_DAYS: Final = {"days": 1, "weeks": 7, "months": 30, "years": 365}
+# RabbitMQ's other names of protocols.
 PROTOCOLS: Final = {
     "amqp091": "amqp",
     "amqp0.9.1": "amqp",
@@ -276,6 +425,23 @@ async def check_protocol(asked: ApiRequest) -> object:
     return _failed("No active listener", missing=protocol, protocols=known)
 
 
+async def check_certificates(asked: ApiRequest) -> object:
+    """Fail if a certificate of TLS expires within a time: {within} days, weeks, months, years."""
+    unit, text = asked.names["unit"], asked.names["within"]
+    if unit not in UNIT_DAYS or not text.isascii() or not text.isdigit() or len(text) > 5:
+        units = ", ".join(UNIT_DAYS)
+        raise HttpError(400, f"given {text[:20]!r} {unit[:20]!r}, expected a number and {units}")
+    status = await asked.node.status()
+    until_ms = status["now_ms"] + int(text) * UNIT_DAYS[unit] * 86_400_000
+    late = [
+        one for one in (status["tls"] or {}).get("certificates", [])
+        if one["expires_ms"] < until_ms
+    ]  # fmt: skip
+    if not late:
+        return {"status": "ok"}
+    return _failed("Certificates expiring", expired=late)
+
+
 async def check_single_node(_asked: ApiRequest) -> object:
     """Return ok: there is one node."""
     return {"status": "ok", "reason": "single node cluster"}
@@ -288,6 +454,11 @@ async def check_ready(asked: ApiRequest) -> object:
         return {"status": "ok"}
     why = "; ".join(status["problems"]) if asked.sees_all else "see the broker's log"
     return _failed("the broker does not serve clients: " + why)
+
+
+async def check_ok(_asked: ApiRequest) -> object:
+    """Return ok: a broker that answers is well in this respect."""
+    return {"status": "ok"}
 
 
 def check_node(asked: ApiRequest) -> None:
@@ -313,6 +484,36 @@ async def nothing(_asked: ApiRequest) -> object:
 async def auth(_asked: ApiRequest) -> object:
     """Return that users log in with name and password."""
     return {"enable_uaa": False, "uaa_client_id": "", "uaa_location": ""}
+
+
+async def hash_password(asked: ApiRequest) -> object:
+    """Return a hash of the password in the address, as definitions and PUT of a user take it."""
+    salt = secrets.token_bytes(RABBITMQ_SALT_BYTES)
+    password = asked.names["password"].encode("utf-8", "surrogateescape")
+    digest = hashlib.sha256(salt + password).digest()
+    return {"ok": base64.b64encode(salt + digest).decode()}
+
+
+async def auth_attempts(asked: ApiRequest) -> object:
+    """Return how many logins there were since the start, over HTTP since its process began."""
+    check_node(asked)
+    logins = (await asked.value("describe_node"))["logins"]
+    http = asked.auth
+    return [
+        {
+            "protocol": protocol, "auth_attempts": good + bad, "auth_attempts_failed": bad,
+            "auth_attempts_succeeded": good,
+        }
+        for protocol, good, bad in (
+            ("http", http.succeeded, http.failed),
+            ("amqp091", logins["succeeded"], logins["failed"]),
+        )
+    ]  # fmt: skip
+
+
+async def rebalance(_asked: ApiRequest) -> object:
+    """Do nothing: one node leads all queues."""
+    return Answer(204)
 
 
 async def version(_asked: ApiRequest) -> object:

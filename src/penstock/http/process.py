@@ -225,7 +225,7 @@ class HttpProcess(LinkedProcess):
         )
         endpoints = {"streams": streams, "leases": leases, "staging": staging}
         admission = Admission([socket.gethostname(), *facts["hosts"]])
-        management = Management(node, bodies)
+        management = Management(node, auth, bodies)
         most = int(facts["user_requests_max"])
         return Api(node, auth, endpoints, management, admission, most)
 

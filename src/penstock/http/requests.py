@@ -142,11 +142,13 @@ def error_answer(error: HttpError) -> Response:
 
 
 class BasicAuth:
-    """Checks who sends a request. backends: check the passwords."""
+    """Checks who sends a request. backends: check the passwords. succeeded, failed: logins."""
 
     def __init__(self, users: KnownUsers, backends: Backends) -> None:
         self._users = users
         self._backends = backends
+        self.succeeded = 0
+        self.failed = 0
 
     async def account(self, header: str | None, peer_host: str) -> Account:
         """Return the account of an Authorization header from this host. Raises NotAuthorizedError,
@@ -154,9 +156,12 @@ class BasicAuth:
         name, password = parse(header)
         try:
             async with asyncio.timeout(LOGIN_S):
-                return await self._backends.login(name, password, peer_host)
+                account = await self._backends.login(name, password, peer_host)
+                self.succeeded += 1
+                return account
         except Refused as error:
             why = error
+            self.failed += 1
         except TimeoutError:
             late = HttpError(429, "too many wrong passwords from this address, try later")
             late.headers["Retry-After"] = "10"

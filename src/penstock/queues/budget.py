@@ -68,6 +68,12 @@ def process_usage(fs: FileSystem, pid: int) -> tuple[float, int, int] | None:
     return cpu_s, int(found[21]) * _page_bytes(fs), descriptors
 
 
+def pids_max(fs: FileSystem) -> int:
+    """Return the largest number that the kernel gives to a process, 0 if unknown."""
+    found = _text(fs, "/proc/sys/kernel/pid_max").strip()
+    return int(found) if found.isdecimal() else 0
+
+
 # ----------------------------------------------------------------------------------------
 # The kernel's files
 

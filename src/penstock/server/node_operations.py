@@ -43,7 +43,7 @@ from penstock.operation_table import (
     check_over_http,
     find,
 )
-from penstock.queues.budget import process_usage
+from penstock.queues.budget import pids_max, process_usage
 from penstock.server import definitions, vhost_directories
 from penstock.server.backends import Backends, Refused
 from penstock.server.control import ControlError
@@ -199,6 +199,7 @@ class NodeOperations:
             "product": "Penstock",
             "version": VERSION,
             "build": build_kind(),
+            "now_ms": node.clock.wall_ms(),
             "uptime_s": round(node.clock.monotonic() - node.started_s, 1),
             "data": node.data.path,
             "host": host,
@@ -227,11 +228,7 @@ class NodeOperations:
         """Return values for the rows of the node, by their names, and the vhosts that serve."""
         node = self._node
         disks, limit_bytes = self._disks()
-        processes: list[tuple[str, str, WatchedProcess]] = [
-            (name, "vhost", one) for name, one in node.vhosts.items()
-        ]
-        processes += [("", "http", node.http)] if node.http is not None else []
-        processes += [("", "tls", node.tls)] if node.tls is not None else []
+        processes = self._processes()
         used = {
             (vhost, kind): usage
             for vhost, kind, pid in [
@@ -262,6 +259,59 @@ class NodeOperations:
             values[name] = [[*who, usage[at]] for who, usage in used.items()]
         running = [name for name, one in node.vhosts.items() if one.state == RUNNING]
         return {"values": values, "vhosts": running}
+
+    async def _describe_node(self, _args: Arguments, _vhost: str) -> object:
+        node = self._node
+        listener = node.listener
+        refused = sum(listener.failed[why] for why in ("password", "protocol", "timeout"))
+        return {
+            "os_pid": os.getpid(),
+            "uptime_ms": int((node.clock.monotonic() - node.started_s) * 1000),
+            "processors": os.cpu_count() or 1,
+            "fd_total": node.settings.nofile,
+            "proc_total": pids_max(node.data.fs),
+            "config_files": [],
+            "db_dir": node.data.path,
+            "log_directory": node.data.places.get(LOG, node.data.path),
+            "spill_directory": node.data.places.get(SPILL, node.data.path),
+            "processes": self._process_rows(),
+            "logins": {
+                "succeeded": max(listener.accepted - listener.half_open - refused, 0),
+                "failed": listener.failed["password"],
+            },
+        }
+
+    def _processes(self) -> list[tuple[str, str, WatchedProcess]]:
+        """Return (vhost, kind, process) of all but this one."""
+        node = self._node
+        others = (("http", node.http), ("tls", node.tls))
+        return [
+            *((name, "vhost", one) for name, one in sorted(node.vhosts.items())),
+            *(("", kind, one) for kind, one in others if one is not None),
+        ]
+
+    def _process_rows(self) -> list[object]:
+        rows: list[object] = [
+            {
+                "process": "supervisor", "vhost": None, "pid": os.getpid(), "state": RUNNING,
+                "since": None, "why": None, "restarts": 0, **self._usage(os.getpid()),
+            }
+        ]  # fmt: skip
+        for vhost, kind, one in self._processes():
+            rows.append(
+                {
+                    "process": kind, "vhost": vhost or None, "pid": one.pid or None,
+                    "state": one.state,
+                    "since": None if one.since_ms is None else date(one.since_ms),
+                    "why": one.why or None, "restarts": one.restarts, **self._usage(one.pid),
+                }
+            )  # fmt: skip
+        return rows
+
+    def _usage(self, pid: int) -> dict[str, object]:
+        found = process_usage(self._node.data.fs, pid) if pid else None
+        cpu_s, rss_bytes, open_files = found if found is not None else (None, None, None)
+        return {"cpu_s": cpu_s, "rss_bytes": rss_bytes, "open_files": open_files}
 
     def _disks(self) -> tuple[dict[str, int], int]:
         """Return a directory on each disk that the store uses, with the bytes that are free there,

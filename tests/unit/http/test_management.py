@@ -31,6 +31,7 @@ def rig(tmp_path: Path) -> Iterator[HttpRig]:
     rig.users.take(users_facts(**dict.fromkeys((*USERS, "guest", "elsewhere"), EVERYTHING)))
     rig.node.answers["status"] = WELL
     rig.node.answers["list_global_parameters"] = []
+    rig.node.answers["vhost_totals"] = {"object_totals": {"queues": 2}, "recv_oct": 7}
     yield rig
     rig.close()
 
@@ -267,17 +268,17 @@ class Vhosts:
         self.down: set[str] = set()
 
     def list_rows(
-        self, vhost: str, *, sort: str, sort_reverse: bool, page: int, page_size: int,
+        self, vhost: str, *, sort: str, reverse: bool, page: int | None, page_size: int,
         columns: list[str], **_: object,
     ) -> Any:  # fmt: skip
         if vhost in self.down:
             return ControlError(541, "INTERNAL_ERROR - it is down")
-        rows = ListQuery(tuple(columns), sort, sort_reverse).cut(self.rows[vhost])
+        rows = ListQuery(tuple(columns), sort, reverse).cut(self.rows[vhost])
         assert isinstance(rows, list)
-        if not page:
+        if page is None:
             return rows
         if page > max(-(-len(rows) // page_size), 1):
-            return ControlError(406, "PRECONDITION_FAILED - out of range")
+            return ControlError(406, "PRECONDITION_FAILED - list_rows: argument 'page': given 2")
         return {
             "items": rows[(page - 1) * page_size : page * page_size],
             "filtered_count": len(rows), "total_count": len(rows),

@@ -330,6 +330,7 @@ def status(vhost: VHost) -> Info:
         "is_memory_alarmed": vhost.is_memory_short,
         "is_disk_full": bool(memory["is_disk_full"]),
         "blocked_reason": vhost.blocked_reason,
+        "blocked_since_ms": vhost.blocked_since_ms if vhost.blocked_reason else None,
     }
 
 

@@ -57,7 +57,7 @@ class JsonParts:
     def add(self, value: object, key: str | None = None) -> int:
         """Add a value, with its key in an object. Returns the bytes of its text."""
         before = self.bytes
-        self._write(_encoded(to_json(value, is_exact=self._is_exact)), key)
+        self._write(_text_of(value, is_exact=self._is_exact), key)
         return self.bytes - before
 
     def end(self, bracket: bytes) -> None:
@@ -97,12 +97,20 @@ def parts_of(result: object, *, is_exact: bool = False) -> list[bytes]:
     """Return a result as `dumps` does, in parts that follow one another, at least one."""
     if isinstance(result, JsonParts):
         return result.take()
-    return [_encoded(to_json(result, is_exact=is_exact))]
+    return [_text_of(result, is_exact=is_exact)]
 
 
 def read(data: bytes) -> Any:
     """Return the value of exact JSON, as a program of Penstock made it."""
     return from_json(json.loads(data), is_exact=True)
+
+
+def _text_of(value: object, *, is_exact: bool) -> bytes:
+    """Return the text of `to_json`, which is not called for a value that is JSON already."""
+    text = _ENCODER.encode(value)
+    if "\\ud" in text:  # a surrogate, perhaps one that stands for a byte
+        return _encoded(to_json(value, is_exact=is_exact))
+    return text.encode()
 
 
 def _encoded(value: object) -> bytes:
@@ -198,3 +206,6 @@ def is_name(text: str) -> bool:
 def _check_text(text: str) -> None:
     if not text.isascii():
         text.encode()  # UnicodeEncodeError is a ValueError
+
+
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), default=to_json)

@@ -390,16 +390,16 @@ class QueueOrStream(Source):
         """Return how many messages are ready, as queue.declare-ok reports it."""
 
     @abstractmethod
-    def unacked(self) -> int:
-        """Return how many messages are delivered or leased, and not settled."""
+    def depth(self) -> int:
+        """Return how many messages are ready, or delivered or leased and not settled."""
 
     def lengths(self) -> dict[str, int]:
         """Return how many messages there are, by the names of RabbitMQ's columns."""
-        ready, unacked = self.len(), self.unacked()
+        ready, depth = self.len(), self.depth()
         return {
-            "messages": ready + unacked,
+            "messages": depth,
             "messages_ready": ready,
-            "messages_unacknowledged": unacked,
+            "messages_unacknowledged": depth - ready,
         }
 
     def check_consume(self, *, prefetch: int, no_ack: bool, is_global: bool) -> None:
@@ -473,8 +473,8 @@ class BrokerQueue(QueueOrStream):
     def len(self) -> int:
         return self.amq.len()
 
-    def unacked(self) -> int:
-        return self.amq.depth() - self.amq.len()
+    def depth(self) -> int:
+        return self.amq.depth()
 
     @property
     def is_usable(self) -> bool:

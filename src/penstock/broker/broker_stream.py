@@ -398,8 +398,8 @@ class BrokerStream(QueueOrStream):
     def len(self) -> int:
         return sum([part.head_offset - part.first_offset for part in self.parts])
 
-    def unacked(self) -> int:
-        return sum([consumer.unacked for consumer in self.consumers.all()])
+    def depth(self) -> int:
+        return self.len()
 
     def size_bytes(self) -> int:
         """Return the bytes of all pages."""

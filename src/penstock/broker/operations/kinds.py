@@ -7,7 +7,7 @@ page have chosen them, and of each only what was asked for if that is cheaper. S
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,10 +112,16 @@ class RowKind(ABC):
         """Return the user to whom it belongs; None: whoever may open the vhost sees it."""
         return None
 
-    def key(self, vhost: VHost, thing: Any, column: str) -> object:
-        """Return the value of one column, for sorting. Make it cheap for columns of numbers."""
-        row = self.row(vhost, thing, RowAsked(Columns([column])))
-        return None if row is None else dug(row, column)
+    def key(self, vhost: VHost, column: str) -> Callable[[Any], object]:
+        """Return a function that returns the value of this column of a thing, for sorting. Make it
+        cheap for columns of numbers: it is called for every thing."""
+        asked = RowAsked(Columns([column]))
+
+        def value(thing: Any) -> object:
+            row = self.row(vhost, thing, asked)
+            return None if row is None else dug(row, column)
+
+        return value
 
     @abstractmethod
     def row(self, vhost: VHost, thing: Any, asked: RowAsked) -> Info | None:

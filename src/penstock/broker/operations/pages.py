@@ -136,10 +136,11 @@ def _sorted(
     """Return the things in the order of a column, or reversed; what has no value is lowest."""
     vhost = call.vhost
     is_reversed = call.args.flag("reverse")
+    key = kind.key(vhost, column)
     runs: list[list[Key]] = []
     run: list[Key] = []
     for n, thing in enumerate(things):
-        run.append(_sort_key(kind.key(vhost, thing, column), n))
+        run.append(_sort_key(key(thing), n))
         if len(run) == SORT_SLICE or n + 1 == len(things):
             run.sort(reverse=is_reversed)
             runs.append(run)

@@ -7,12 +7,13 @@ two numbers. Nothing is opened, and no file is read for a list: only `details` r
 queue that has left RAM.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.channel import Channel
-from penstock.broker.operations.kinds import Columns, RowAsked, RowKind
+from penstock.broker.operations.kinds import RowAsked, RowKind
 from penstock.broker.operations.listings import queue_head, queue_row
 from penstock.broker.rates import LENGTHS, QUEUE, Info
 from penstock.broker.vhost import VHost
@@ -32,8 +33,8 @@ HEAD: Final = frozenset(
 _DETAILS: Final = frozenset(f"{name}_details" for name in LENGTHS)
 # Columns of `queue_info` that RabbitMQ's rows have too, and what they are called in ours.
 SAME: Final = (
-    "state", "messages", "messages_ready", "messages_unacknowledged", "message_bytes",
-    "message_bytes_ready", "message_bytes_unacknowledged", "consumers", "memory", "idle_since",
+    "state", "message_bytes", "message_bytes_ready", "message_bytes_unacknowledged", "consumers",
+    "memory", "idle_since",
 )  # fmt: skip
 OWN: Final = {
     "alphas": "alphas", "betas": "betas", "gammas": "gammas", "delta": "delta",
@@ -50,7 +51,23 @@ EWMA: Final = {
     "ack_in_per_s": "avg_ack_ingress_rate", "ack_out_per_s": "avg_ack_egress_rate",
 }  # fmt: skip
 STATS: Final = "message_stats"
+RATE: Final = "_details.rate"
+# Columns for which nothing has to be found out about where messages are.
+CHEAP: Final = HEAD | LENGTHS | _DETAILS | {"consumers", STATS}
 UNLIMITED: Final = "infinity"  # RabbitMQ's target_ram_count of a queue without a limit
+
+
+# The columns by which many lists are sorted, of a queue or stream that is open.
+COUNTED: Final[Mapping[str, Callable[[QueueOrStream], object]]] = {
+    "messages": lambda queue: queue.depth(),
+    "messages_ready": lambda queue: queue.len(),
+    "messages_unacknowledged": lambda queue: queue.depth() - queue.len(),
+    "consumers": lambda queue: queue.consumers.count,
+}
+
+
+def _counter(name: str, queue: QueueOrStream) -> object:
+    return queue.counters().get(name)
 
 
 class Queues(RowKind):
@@ -64,22 +81,24 @@ class Queues(RowKind):
     def find(self, vhost: VHost, name: str, of: Mapping[str, str]) -> str | None:
         return name if vhost.table.has(name) else None
 
-    def key(self, vhost: VHost, thing: str, column: str) -> object:
-        first, _, rest = column.partition(".")
-        rates = vhost.rates.of((QUEUE, thing))
-        if rest.endswith("_details.rate") and first == STATS:
-            return rates.get(rest.removesuffix("_details.rate"), 0.0)
-        if column.endswith("_details.rate"):
-            return rates.get(column.removesuffix("_details.rate"), 0.0)
-        queue = vhost.table.served.get(thing)
-        if queue is not None and not queue.is_crashed:
-            if column == "consumers":
-                return queue.consumers.count
-            if first == STATS:
-                return queue.counters().get(rest, 0)
-            if column == "memory" and isinstance(queue, BrokerQueue):
-                return queue.amq.ram_bytes()
-        return super().key(vhost, thing, column)
+    def key(self, vhost: VHost, column: str) -> Callable[[str], object]:
+        name = column.removeprefix(f"{STATS}.")
+        if name.endswith(RATE):
+            rate = name.removesuffix(RATE)
+            return lambda thing: vhost.rates.of((QUEUE, thing)).get(rate, 0.0)
+        of_row = super().key(vhost, column)
+        of_queue = COUNTED.get(column)
+        if of_queue is None and name != column:
+            of_queue = partial(_counter, name)
+        if of_queue is None:
+            return of_row
+        served = vhost.table.served
+
+        def value(thing: str) -> object:
+            queue = served.get(thing)
+            return of_row(thing) if queue is None or queue.is_crashed else of_queue(queue)
+
+        return value
 
     def row(self, vhost: VHost, thing: str, asked: RowAsked) -> Info | None:
         return _row(vhost, thing, asked)
@@ -100,54 +119,62 @@ class Queues(RowKind):
 
 def _row(vhost: VHost, name: str, asked: RowAsked) -> Info | None:
     columns = asked.columns
-    has_lengths = asked.has_stats or asked.has_totals
     queue = vhost.table.served.get(name)
-    row: Info | None
-    if asked.has_stats and not _is_cheap(columns):
-        row = queue_row(vhost, name)
-        return None if row is None else _full(vhost, name, queue, row, asked)
-    row = queue_head(vhost, name)
+    if asked.has_stats and (columns.are_all or not columns.names <= CHEAP):
+        info = queue_row(vhost, name)
+        return None if info is None else _full(vhost, name, queue, info, asked)
+    row: Info | None = {"name": name, "vhost": vhost.name} if vhost.table.has(name) else None
+    if row is not None and (columns.are_all or not columns.names.isdisjoint(HEAD - row.keys())):
+        row = queue_head(vhost, name)
     if row is None:
         return None
     row["node"] = node_name()
     if not asked.has_stats:
         row = {key: value for key, value in row.items() if value is not None}
         row.pop("effective_policy_definition", None)
-    if has_lengths and columns.has_any(LENGTHS | _DETAILS):
-        lengths = _lengths(vhost, name, queue)
+    if (asked.has_stats or asked.has_totals) and columns.has_any(LENGTHS | _DETAILS):
+        is_open = queue is not None and not queue.is_crashed
+        lengths = _lengths({} if is_open else queue_row(vhost, name) or {}, queue)
         row |= lengths
         if asked.has_stats:
             row |= asked.with_rates(vhost, (QUEUE, name), lengths, "lengths")
+    if asked.has_stats:
+        row["consumers"] = 0 if queue is None else queue.consumers.count
+        if (
+            queue is not None
+            and columns.has(STATS)
+            and any((counters := queue.counters()).values())
+        ):
+            row[STATS] = asked.with_rates(vhost, (QUEUE, name), counters, "msg_rates")
     return row
 
 
-def _is_cheap(columns: Columns) -> bool:
-    """Return whether these columns need no more than HEAD and lengths."""
-    return not columns.are_all and columns.names <= HEAD | LENGTHS | _DETAILS
+def _add_stats(vhost: VHost, queue: QueueOrStream, row: Info, asked: RowAsked) -> None:
+    """Add message_stats, which RabbitMQ has from the first message on."""
+    counters = queue.counters()
+    if any(counters.values()):
+        row[STATS] = asked.with_rates(vhost, (QUEUE, queue.name), counters, "msg_rates")
 
 
-def _lengths(vhost: VHost, name: str, queue: QueueOrStream | None) -> dict[str, int]:
+def _lengths(info: Info, queue: QueueOrStream | None) -> dict[str, int]:
+    """Return the lengths of a queue. info: its row if it is not open, or has crashed."""
     if queue is not None and not queue.is_crashed:
         return queue.lengths()
-    row = queue_row(vhost, name) or {}
-    return {key: int(str(row.get(key, 0))) for key in sorted(LENGTHS)}
+    return {column: _int(info, column) for column in LENGTHS}
 
 
 def _full(
     vhost: VHost, name: str, queue: QueueOrStream | None, info: Info, asked: RowAsked
 ) -> Info:
     """Return a whole row. info: of `queue_info`."""
-    key = (QUEUE, name)
-    lengths = {column: _int(info, column) for column in LENGTHS}
+    lengths = _lengths(info, queue)
     row = {column: info[column] for column in (*HEAD, *SAME) if column in info}
-    row |= asked.with_rates(vhost, key, lengths, "lengths")
+    row |= asked.with_rates(vhost, (QUEUE, name), lengths, "lengths")
     row["node"] = node_name()
     if queue is not None and queue.is_crashed:
         queue = None  # nothing is known of it but what is stored
     if queue is not None:
-        counters = queue.counters()
-        if any(counters.values()):
-            row[STATS] = asked.with_rates(vhost, key, counters, "msg_rates")
+        _add_stats(vhost, queue, row, asked)
         if queue.is_exclusive:
             row["owner_pid_details"] = _owner(queue)
     row |= _consumers(queue, lengths["messages_ready"]) | _places(queue, info)

@@ -38,6 +38,12 @@ the file. The file is `--config`, else `PENSTOCK_CONFIG`, else `penstock.toml` i
 directory if it exists. An unknown name in it is an error that suggests the right one. `penstock
 config explain KEY` says on the command line what is said here.
 
+A running broker takes new values of what is called *live* below: at SIGHUP it reads the file again,
+and its log says what has changed, and by name what needs a restart; if anything in the file is
+wrong, nothing is changed. `penstock config set KEY VALUE` changes one until the next start or
+SIGHUP. `penstock config show` says what each is and where that is from, `--effective` of the broker
+that runs.
+
 Values such as `PENSTOCK_PORT=tcp://10.0.0.1:5672`, which Kubernetes sets in every pod for a service
 called penstock, are ignored, with a line in the log.
 
@@ -78,9 +84,10 @@ def page() -> str:
             name = one.option.name
             flag = f", `--{name.replace('_', '-')}`" if not table and name in FLAGS else ""
             default = f"`{one.default}`" if one.default else ""
+            live = " *Live.*" if one.option.is_live else ""
             cells = (
                 f"`{name}`{flag}", f"`{one.variable}`", one.option.kind.words, default,
-                one.option.meaning,
+                one.option.meaning + live,
             )  # fmt: skip
             parts.append("| " + " | ".join(cells) + " |\n")
     return "".join(parts)

@@ -56,6 +56,7 @@ from penstock.options import (
     check_known,
     choice,
     flag,
+    format_bytes,
     names,
     or_word,
     parse_bytes,
@@ -68,7 +69,7 @@ from penstock.options import (
     whole,
 )
 from penstock.queues.backing_choice import QUEUE_OPTIONS, BackingChoice
-from penstock.storage.files.durability import DISK, NONE, Durability
+from penstock.storage.files.durability import DISK, MODE_NAMES, NONE, Durability
 from penstock.storage.files.options import STORAGE_OPTIONS, StorageOptions
 
 T = TypeVar("T")
@@ -95,6 +96,7 @@ SERVICE_LINK: Final = re.compile(r"(tcp|udp|sctp)://")
 MEMORY_MIN_BYTES: Final = 1 << 20
 MANY: Final = 1_000_000
 GIB: Final = 1 << 30
+PASSWORD: Final = re.compile("//[^/@]*:[^/@]*@")
 # Of the environment, and not settings of a broker.
 NOT_SETTINGS: Final = frozenset(
     {"CONFIG", "PURE", "URL", "TEST_URL", "CRASH_IMAGES", "MEASURE_LOOP"}
@@ -106,8 +108,8 @@ class Config:
     """What a broker is started with: times in seconds, sizes in bytes.
 
     `OPTIONS` says what the fields mean that a user can set. mode: of durability. notes: lines for
-    the log about values that were given and are not used. The last fields cannot be set by users;
-    tests use shorter times.
+    the log about values that were given and are not used. origins: of an option's key: where it
+    was given. The last fields cannot be set by users; tests use shorter times.
     """
 
     data: str = "./penstock-data"
@@ -155,12 +157,21 @@ class Config:
     auth_oauth2: OAuth2Options = field(default_factory=OAuth2Options)
     auth_http: HttpLoginOptions = field(default_factory=HttpLoginOptions)
     notes: tuple[str, ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict)
     silent_close_s: float = 1.0  # before a client is dropped that was refused without an answer
     nofile: int = 1 << 20  # files and sockets that a process may open (server.descriptors)
     vhost_start_s: float = 600.0  # a recovery may take so long
     open_s: float = 30.0  # for which a client waits for its vhost to start
     ping_s: float = 2.5  # between two pings; the memory is divided again as often
     stop_s: float = 60.0  # an orderly stop of a vhost, its checkpoint included
+
+    def live_settings(self) -> dict[str, object]:
+        """Return what processes that run take of changed settings, as JSON."""
+        return {
+            "log_level": self.log_level,
+            "disk_free_limit": self.storage.disk_free_limit,
+            "limits": asdict(self.limits),
+        }
 
     def vhost_settings(self, memory_bytes: int) -> dict[str, object]:
         """Return the settings of a vhost's process with this memory, as JSON."""
@@ -193,7 +204,7 @@ def _share() -> Kind:
             raise WrongValueError('a size as "64MiB", or a fraction as "0.4"')
         return value
 
-    return Kind("size, or a fraction of the machine's", check)
+    return Kind("size, or a fraction of the machine's", check, shown=format_bytes)
 
 
 def _durability() -> Kind:
@@ -209,7 +220,7 @@ def _durability() -> Kind:
             raise WrongValueError(expected)
         return durability
 
-    return Kind("`disk`, `interval=MS`, `os`", check, unparsed)
+    return Kind("`disk`, `interval=MS`, `os`", check, unparsed, MODE_NAMES.__getitem__)
 
 
 def _networks() -> Kind:
@@ -245,7 +256,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "memory", _share(),
         "RAM for the queues of all vhosts: `64MiB`, or a fraction of what the machine or its "
         "control group has",
-        field="memory_bytes", default="0.4",
+        field="memory_bytes", default="0.4", is_live=True,
     ),
     Option(
         "durability", _durability(),
@@ -253,7 +264,9 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "written, and synced every MS milliseconds (`interval=MS`); written (`os`)",
         field="mode", default="disk",
     ),
-    Option("log_level", choice(*LOG_LEVELS), "the least important lines that are logged"),
+    Option(
+        "log_level", choice(*LOG_LEVELS), "the least important lines that are logged", is_live=True
+    ),
     Option(
         "strict", flag(),
         "refuse queues whose own memory limits exceed the budget, [at a declare and at a start]"
@@ -323,31 +336,31 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "vhost_hang", seconds(),
         "seconds without an answer after which a vhost's process is killed, or that of HTTP",
-        field="vhost_hang_s",
+        field="vhost_hang_s", is_live=True,
     ),
     Option(
         "vhost_restarts_max", whole(0, MANY),
         "failures of a vhost within the window; with one more it is "
-        "[down](../guides/vhosts.md#when-a-vhost-fails)",
+        "[down](../guides/vhosts.md#when-a-vhost-fails)", is_live=True,
     ),
     Option(
         "vhost_restart_window", seconds(), "seconds of that window",
-        field="vhost_restart_window_s",
+        field="vhost_restart_window_s", is_live=True,
     ),
     Option(
         "vhost_restart_strategy", choice(CONTINUE, STOP_NODE),
-        "`stop_node`: the broker stops when a vhost is down",
+        "`stop_node`: the broker stops when a vhost is down", is_live=True,
     ),
     Option(
         "vhost_retry", seconds(),
         "seconds until a vhost that is down is started again; doubled after each failure, up to "
         "300",
-        field="vhost_retry_s",
+        field="vhost_retry_s", is_live=True,
     ),
     Option(
         "vhost_refusal", seconds(),
         "seconds for which a request that ended a vhost's process twice is refused",
-        field="vhost_refusal_s",
+        field="vhost_refusal_s", is_live=True,
     ),
     Option(
         "staging_bytes_max", size(1 << 20),
@@ -413,6 +426,67 @@ def settings() -> Iterator[Setting]:
             if default is None:
                 default = option.kind.shown(getattr(defaults, option.target))
             yield Setting(table, option, default)
+
+
+def effective(config: Config) -> list[dict[str, object]]:
+    """Return each option with its value as users write it, where it is from, its default, and
+    whether a running broker takes a new value. Passwords in addresses are left out."""
+    own = Config()
+    rows: list[dict[str, object]] = []
+    for one in settings():
+        value = value_in(config, one)
+        is_default = value == value_in(own, one) and one.key not in config.origins
+        shown = one.default if is_default else one.option.kind.shown(value)
+        rows.append({
+            "option": one.key, "value": PASSWORD.sub("//***@", shown),
+            "origin": config.origins.get(one.key, "default"), "default": one.default,
+            "is_live": one.option.is_live,
+        })  # fmt: skip
+    return rows
+
+
+def value_in(config: Config, one: Setting) -> Any:
+    """Return the value of an option."""
+    return getattr(getattr(config, one.table) if one.table else config, one.option.target)
+
+
+def with_changes(now: Config, wanted: Config) -> tuple[Config, list[str], list[str]]:
+    """Return the settings of a running broker with those of `wanted` that it can take, the keys of
+    these, and the keys of the others that differ."""
+    live: list[str] = []
+    others: list[str] = []
+    found = now
+    for one in settings():
+        value = value_in(wanted, one)
+        if value == value_in(now, one):
+            continue
+        if not one.option.is_live:
+            others.append(one.key)
+            continue
+        live.append(one.key)
+        found = _with(found, one, value)
+    return replace(found, origins=wanted.origins), live, others
+
+
+def with_value(now: Config, key: str, given: str, whole_bytes: int, origin: str) -> Config:
+    """Return the settings with another value of a live option. whole_bytes: as of `config_of`.
+    Raises OptionError."""
+    known = {one.key: one for one in settings() if one.option.is_live}
+    if key not in known:
+        raise OptionError(key, given, tuple(known))
+    one = known[key]
+    if key == "memory":
+        value: Any = _memory(_Given(given, key), whole_bytes)
+    else:
+        value = value_of(one.option.kind, key, given)
+    return replace(_with(now, one, value), origins={**now.origins, key: origin})
+
+
+def _with(config: Config, one: Setting, value: Any) -> Config:
+    changed: dict[str, Any] = {one.option.target: value}
+    if one.table:
+        changed = {one.table: replace(getattr(config, one.table), **changed)}
+    return replace(config, **changed)
 
 
 # ---- from file, environment and flags ------------------------------------------------------------
@@ -495,6 +569,12 @@ def config_of(
         auth_oauth2=_made(OAuth2Options, OAUTH2_OPTIONS, tables[AUTH_OAUTH2]),
         auth_http=_made(HttpLoginOptions, HTTP_LOGIN_OPTIONS, tables[AUTH_HTTP]),
         notes=notes,
+        origins={
+            f"{table}.{name}" if table else name: one.place.rpartition(": ")[0] or one.place
+            for table, of_table in ({"": given} | tables).items()
+            for name, one in of_table.items()
+            if one.place != "memory"
+        },
     )
     if OAUTH2 in config.auth_backends:
         check_options(config.auth_oauth2)

@@ -618,6 +618,16 @@ _ROWS: Final = (
         number("timeout_s", 0, "seconds to wait", default=60.0), audience=OPERATORS, tags=(),
         more="It is ready when all its vhosts serve.",
     ),
+    _of_node(
+        "show_config", "Show the broker's options, and where each value is from.",
+        answer=("option", "value", "origin", "default", "is_live"), more="A list.",
+    ),
+    _of_node(
+        "set_config", "Change an option of a running broker, until its next start.",
+        text("key", "the option, with its table"), text("value", "as a text"), answer=("value",),
+        audience=OPERATORS, tags=(),
+        more="One that is live: see the page about the configuration.", is_audited=True,
+    ),
     _of_node("stop", "Stop the broker in order.", audience=OPERATORS, tags=(), is_audited=True),
     _of_node(
         "add_vhost", "Add a vhost.", _NAME, *_OF_VHOST, is_command=True,

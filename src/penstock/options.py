@@ -99,7 +99,7 @@ class Option:
     as users write it, if it is not the one of the program's field. since: the first release that
     has it. applies: to which of several kinds of things it applies, if not to all. policy: whether
     a policy may have it as a key, and which value counts then: POLICY_KEY, POLICY_LIMIT, "" for no
-    key."""
+    key. is_live: of a broker: a running one takes a new value."""
 
     name: str
     kind: Kind
@@ -109,6 +109,7 @@ class Option:
     applies: tuple[str, ...] = ()
     since: str = FIRST_RELEASE
     policy: str = ""
+    is_live: bool = False
 
     @property
     def target(self) -> str:

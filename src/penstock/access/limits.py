@@ -65,22 +65,24 @@ LIMIT_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "user_connections", _LIMIT,
         "connections of one user, in all vhosts; the default is less where "
-        "[descriptors](../guides/vhosts.md#descriptors) are few",
+        "[descriptors](../guides/vhosts.md#descriptors) are few", is_live=True,
     ),
-    Option("user_channels", _LIMIT, "channels of one user in each vhost"),
-    Option("user_publish_rate", _LIMIT, "messages a second of one user in each vhost"),
+    Option("user_channels", _LIMIT, "channels of one user in each vhost", is_live=True),
+    Option(
+        "user_publish_rate", _LIMIT, "messages a second of one user in each vhost", is_live=True
+    ),
     Option(
         "vhost_connections", _LIMIT,
         "connections of a vhost; by default as many as there are "
-        "[descriptors](../guides/vhosts.md#descriptors) for",
+        "[descriptors](../guides/vhosts.md#descriptors) for", is_live=True,
     ),
-    Option("vhost_queues", _LIMIT, "queues of a vhost"),
-    Option("vhost_exchanges", _LIMIT, "exchanges of a vhost"),
-    Option("vhost_bindings", _LIMIT, "bindings of a vhost"),
-    Option("channel_consumers", _LIMIT, "consumers of one channel"),
+    Option("vhost_queues", _LIMIT, "queues of a vhost", is_live=True),
+    Option("vhost_exchanges", _LIMIT, "exchanges of a vhost", is_live=True),
+    Option("vhost_bindings", _LIMIT, "bindings of a vhost", is_live=True),
+    Option("channel_consumers", _LIMIT, "consumers of one channel", is_live=True),
     Option(
         "user_exchange_bindings", _LIMIT,
-        "bindings of one user from exchange to exchange, in each vhost",
+        "bindings of one user from exchange to exchange, in each vhost", is_live=True,
     ),
     Option(
         "stalled_body_s", seconds(),
@@ -149,6 +151,11 @@ class LimitTable:
         self.users: dict[str, dict[str, int]] = {}
         self.queue_types: dict[str, str] = {}
         self.has_publish_rates: bool = defaults.user_publish_rate >= 0
+
+    def set_defaults(self, defaults: Limits) -> None:
+        """Replace what is meant where an operator has set nothing."""
+        self.defaults = defaults
+        self.set(self.vhosts, self.users, self.queue_types)
 
     def set(
         self, vhosts: dict[str, dict[str, int]], users: dict[str, dict[str, int]],

@@ -189,6 +189,9 @@ VERBS: Final[Mapping[str, Verb]] = {
         name: Verb(module, OPERATIONS[name].help) for module, names in OWN.items() for name in names
     },
     "config_explain": Verb("serve", "Explain an option of the broker; without KEY, list all."),
+    "config_check": Verb("serve", "Check the configuration of a broker."),
+    "config_set": Verb("serve", OPERATIONS["set_config"].help),
+    "config_show": Verb("serve", "Show the options of a broker, and where each value is from."),
     "config_migrate": Verb("rabbitmq_conf", "Make a penstock.toml of a rabbitmq.conf."),
     "migrate": Verb("rabbitmq", "Move definitions and messages here from another broker."),
     "serve": Verb("serve", "Run the broker."),
@@ -211,7 +214,10 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "serve", "status", "health_check", "await_startup", "stop", "init", "list_alerts",
         "list_global_parameters", "set_global_parameter", "clear_global_parameter",
     ),
-    "Configuration": ("config_explain", "config_migrate", "tls_self_signed"),
+    "Configuration": (
+        "config_show", "config_check", "config_explain", "config_set", "config_migrate",
+        "tls_self_signed",
+    ),
     "Vhosts": (
         "list_vhosts", "add_vhost", "update_vhost_metadata", "delete_vhost", "start_vhost",
         "stop_vhost", "restart_vhost", "list_vhost_limits", "set_vhost_limits",
@@ -253,8 +259,14 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "definitions_import": ("import_definitions",),
     "delete_permission": ("clear_permissions",),
     "delete_policy": ("clear_policy",),
+    "environment": ("config_show", "--effective"),
     "export": ("export_definitions",),
     "import": ("import_definitions",),
+    "set_disk_free_limit": ("config_set", "storage.disk_free_limit"),
+    "set_log_level": ("config_set", "log_level"),
+    "set_memory": ("config_set", "memory"),
+    "set_vm_memory_high_watermark": ("config_set", "memory"),
+    "set_vm_memory_high_watermark_absolute": ("config_set", "memory"),
 }
 
 # Options of rabbitmqctl that may stand before the command, and whether they have a value.

@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from penstock.cli.ask import DATA, ask
 from penstock.cli.main import EX_CONFIG, FailedError, UnavailableError, version_text
-from penstock.cli.output import FORMAT, document, pairs, table
+from penstock.cli.output import FORMAT, ROWS_FORMAT, document, pairs, records, say, table, told
 from penstock.config import Config, Setting, config_of, parse_file, settings
+from penstock.config import effective as effective_rows
 from penstock.errors import OptionError
 from penstock.escaping import one_line
 from penstock.options import format_bytes, plain
@@ -67,7 +69,8 @@ def serve(config: str | None, **flags: str | None) -> None:
     penstock.toml and PENSTOCK_DATA, PENSTOCK_PORT ... can set the same values; an option overrides
     them. `penstock config explain` lists all that can be set.
     """
-    run(configured(flags, config, dict(os.environ), str(Path.cwd())))
+    given = (flags, config, dict(os.environ), str(Path.cwd()))
+    run(configured(*given), lambda: configured(*given))
 
 
 @click.command("config_explain")
@@ -84,13 +87,68 @@ def config_explain(key: str | None, form: str) -> None:
         if form == "json":
             document([explanation(one) for one in rows.values()])
         else:
-            table(names, [(n, one.default, plain(one.option.meaning)) for n, one in rows.items()])
+            lines = [(n, one.default, plain(one.option.meaning)) for n, one in rows.items()]
+            table(names, lines, is_prose=True)
         return
     by_variable = {one.variable: one for one in rows.values()}
     found = rows.get(key.replace("-", "_")) or by_variable.get(key)
     if found is None:
         raise OptionError(key, None, list(rows))
     pairs(explanation(found), form)
+
+
+CONFIG = click.option("--config", metavar="FILE", help="The file of options [./penstock.toml].")
+
+
+@click.command("config_show")
+@click.option("--effective", is_flag=True, help="Of the broker that runs.")
+@CONFIG
+@ROWS_FORMAT
+@DATA
+def config_show(effective: bool, config: str | None, form: str, data: str) -> None:
+    """Show the options of a broker, and where each value is from.
+
+    As `penstock serve` would have them here; with --effective as the broker that runs has them.
+    """
+    if effective:
+        rows = ask(data, "show_config")
+    else:
+        rows = effective_rows(configured({}, config, dict(os.environ), str(Path.cwd())))
+    if form in ("json", "jsonl"):
+        records(rows, form)
+    else:
+        names = ("option", "value", "origin")
+        table(names, [[row[name] for name in names] for row in rows], form)
+
+
+@click.command("config_check")
+@click.argument("file", required=False)
+def config_check(file: str | None) -> None:
+    """Check the configuration of a broker.
+
+    A file and the environment, and whether both fit together.
+
+    Without FILE that of `penstock serve` here. Exit code 78: it is wrong.
+    """
+    config = configured({}, file, dict(os.environ), str(Path.cwd()))
+    for note in config.notes:
+        say(f"note: {note}")
+    given = sum(row["origin"] != "default" for row in effective_rows(config))
+    told(f"the configuration is right: {given} options are set")
+
+
+@click.command("config_set")
+@click.argument("key")
+@click.argument("value")
+@DATA
+def config_set(key: str, value: str, data: str) -> None:
+    """Change an option of a running broker, until its next start.
+
+    KEY is one that `penstock config explain KEY` calls live. To keep it, set it in penstock.toml
+    and send SIGHUP.
+    """
+    found = ask(data, "set_config", key=key.replace("-", "_"), value=value)
+    told(f"{key} is {found['value']} now, until the next start")
 
 
 def explanation(one: Setting) -> dict[str, object]:
@@ -104,6 +162,7 @@ def explanation(one: Setting) -> dict[str, object]:
         "file": f"[{one.table}] {one.option.name}" if one.table else one.option.name,
         "environment": one.variable,
         "flag": "--" + one.option.name.replace("_", "-") if is_flag else None,
+        "live": one.option.is_live,
         "since": one.option.since,
     }
 
@@ -147,13 +206,13 @@ def _configured(
     )  # fmt: skip
 
 
-def run(config: Config) -> None:
-    """Serve until stopped. Raises UnavailableError if the address is taken or not of this
-    machine."""
+def run(config: Config, reread: Callable[[], Config]) -> None:
+    """Serve until stopped. reread: called at SIGHUP. Raises UnavailableError if the address is
+    taken or not of this machine."""
     from penstock.server.supervisor import serve as serve_until_stopped
 
     try:
-        serve_until_stopped(config, lambda facts: click.echo(ready_line(config, facts)))
+        serve_until_stopped(config, lambda facts: click.echo(ready_line(config, facts)), reread)
     except OSError as error:
         raise explained(config, error) from error
 

@@ -40,7 +40,7 @@ from penstock.server.backends import Backends, made_backends
 from penstock.server.control import Facts
 from penstock.server.heap import freeze_start
 from penstock.server.linked_process import LinkedProcess, main
-from penstock.server.log_lines import set_up
+from penstock.server.log_lines import set_level, set_up
 from penstock.server.process_link import ProcessLink
 from penstock.server.proxy_protocol import networks_of
 from penstock.server.vhost_directories import name_bytes
@@ -119,6 +119,8 @@ class HttpProcess(LinkedProcess):
             self._take(facts["origin"], descriptors)
         elif do == "start":
             self._start(facts)
+        elif do == "settings":
+            set_level(facts["log_level"])
         elif do == "stop":
             self._end("")
 

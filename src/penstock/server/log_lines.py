@@ -123,6 +123,11 @@ def set_up(level: str, who: str) -> None:
     logging.getLogger("asyncio").setLevel(logging.INFO)
 
 
+def set_level(level: str) -> None:
+    """Change from which level on this process logs. level: one of LEVELS."""
+    logging.getLogger().setLevel(LEVELS[level])
+
+
 def event_logger(logger: logging.Logger) -> Callable[[str, str], None]:
     """Return an on_event(kind, text) that logs the core's events."""
 

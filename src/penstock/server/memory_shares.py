@@ -27,6 +27,10 @@ class MemoryShares:
         self._whole_bytes = whole_bytes
         self._period_s = period_s
 
+    def set_whole(self, whole_bytes: int) -> None:
+        """Set how much there is; the next division is of that."""
+        self._whole_bytes = whole_bytes
+
     def make_room(self, newcomer: WatchedVhost) -> None:
         """Set the share of a vhost that is about to start, and shrink the others for it. They have
         done so before it holds anything."""

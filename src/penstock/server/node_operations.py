@@ -20,7 +20,7 @@ from penstock.access.limits import OF_USERS, OF_VHOSTS, VHOST_OPTIONS, LimitTabl
 from penstock.access.permissions import GUEST
 from penstock.access.users import Users, rabbitmq_hash
 from penstock.clock import Clock, date
-from penstock.config import Config
+from penstock.config import Config, effective, with_value
 from penstock.errors import (
     ACCESS_REFUSED,
     INTERNAL_ERROR,
@@ -43,7 +43,7 @@ from penstock.operation_table import (
     check_over_http,
     find,
 )
-from penstock.queues.budget import pids_max, process_usage
+from penstock.queues.budget import machine_memory, pids_max, process_usage
 from penstock.server import definitions, vhost_directories
 from penstock.server.backends import Backends, Refused
 from penstock.server.control import ControlError
@@ -106,6 +106,9 @@ class Node(Protocol):
 
     def stop(self) -> None:
         """Stop the broker."""
+
+    def use(self, changed: Config) -> None:
+        """Use other settings, which differ in live options only."""
 
 
 class NodeOperations:
@@ -366,6 +369,17 @@ class NodeOperations:
         except TimeoutError:
             text = f"INTERNAL_ERROR - not ready after {seconds:g} s"
             raise ControlError(INTERNAL_ERROR, text) from None
+
+    async def _show_config(self, _args: Arguments, _vhost: str) -> object:
+        return effective(self._node.settings)
+
+    async def _set_config(self, args: Arguments, _vhost: str) -> object:
+        node, key, given = self._node, args.text("key"), args.text("value")
+        whole_bytes = machine_memory(node.data.fs)[0]
+        node.use(with_value(node.settings, key, given, whole_bytes, "config_set"))
+        logger.info("%s is %s now, until the next start", key, given)
+        (row,) = [one for one in effective(node.settings) if one["option"] == key]
+        return {"value": row["value"]}
 
     async def _stop(self, _args: Arguments, _vhost: str) -> None:
         asyncio.get_running_loop().call_later(0.05, self._node.stop)  # the answer goes first

@@ -34,12 +34,13 @@ from penstock.access.permissions import GUEST_LOOPBACK, is_loopback
 from penstock.access.users import Users, verify
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.clock import Clock, SystemClock, date
-from penstock.config import STOP_NODE, Config
+from penstock.config import STOP_NODE, Config, with_changes
 from penstock.errors import (
     INTERNAL_ERROR,
     NOT_ALLOWED,
     RESOURCE_ERROR,
     AMQPConnectionError,
+    PenstockError,
     StoppedError,
 )
 from penstock.server import vhost_directories
@@ -52,7 +53,7 @@ from penstock.server.control_server import ControlServer
 from penstock.server.descriptors import clients_max, raise_limit
 from penstock.server.heap import Heap, find_trim, freeze_start
 from penstock.server.listener import Listener, bind
-from penstock.server.log_lines import client_line, set_up
+from penstock.server.log_lines import client_line, set_level, set_up
 from penstock.server.login import Login, Origin
 from penstock.server.memory_shares import MemoryShares
 from penstock.server.node_operations import NodeOperations
@@ -107,6 +108,8 @@ class Supervisor:
         self.memory = MemoryShares(self.vhosts, settings.memory_bytes, settings.ping_s)
         self.limits = LimitTable(settings.limits)
         self.is_ready = asyncio.Event()
+        # Reads the configuration again, for SIGHUP. Raises PenstockError and OSError.
+        self.reread: Callable[[], Config] | None = None
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._failed: BaseException | None = None
@@ -127,6 +130,7 @@ class Supervisor:
         the strategy is to stop the node then."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop)
+        self._loop.add_signal_handler(signal.SIGHUP, self.reload)
         settings = self.settings
         fs = OsFileSystem(0)
         socks: dict[str, list[socket.socket]] = {}
@@ -301,7 +305,7 @@ class Supervisor:
             await control.stop()
 
     def _make_tls(self, socks: dict[str, list[socket.socket]]) -> None:
-        """Make the process of TLS. SIGHUP has it read its certificates again."""
+        """Make the process of TLS."""
         host = self.settings.host
         takers: dict[str, Callable[[socket.socket, Origin], None]] = {AMQP: self.listener.take}
         sockets = {AMQP: ListeningSockets(host, socks[AMQPS])}
@@ -309,7 +313,37 @@ class Supervisor:
             takers[HTTP] = self.http.take
             sockets[HTTP] = ListeningSockets(host, socks[HTTPS])
         self.tls = WatchedTls(sockets, self.settings, self.clock, takers)
-        self._loop.add_signal_handler(signal.SIGHUP, self.tls.reload)
+
+    # ---- changed settings ----------------------------------------------------------------------
+
+    def reload(self) -> None:
+        """Read the configuration and the certificates again, and use of it what a running broker
+        can use. If it is wrong, everything stays as it is."""
+        if self.tls is not None:
+            self.tls.reload()
+        if self.reread is None:
+            return
+        try:
+            wanted = self.reread()
+        except (PenstockError, OSError) as error:
+            logger.error("the configuration cannot be used, nothing is changed: %s", error)
+            return
+        changed, live, others = with_changes(self.settings, wanted)
+        self.use(changed)
+        logger.info("the configuration is read again: %s", ", ".join(live) or "nothing to change")
+        if others:
+            text = "%s: changed in the configuration, but a running broker cannot take it: restart"
+            logger.warning(text, ", ".join(others))
+
+    def use(self, changed: Config) -> None:
+        """Use other settings, which differ in live options only."""
+        self.settings = changed
+        set_level(changed.log_level)
+        self.memory.set_whole(changed.memory_bytes)
+        self.limits.set_defaults(changed.limits)
+        for process in (*self.vhosts.values(), self.http, self.tls):
+            if process is not None:
+                process.use(changed)
 
     def ports(self) -> dict[str, int]:
         """Return the ports that are listened at, by the names of what is spoken there."""
@@ -457,9 +491,13 @@ class Supervisor:
             raise AMQPConnectionError(RESOURCE_ERROR, text, *OPEN)
 
 
-def serve(settings: Config, on_ready: Callable[[ReadyFacts], None]) -> None:
+def serve(
+    settings: Config, on_ready: Callable[[ReadyFacts], None],
+    reread: Callable[[], Config] | None = None,
+) -> None:  # fmt: skip
     """Serve until SIGTERM, SIGINT or the operation `stop`. on_ready: called once, when clients can
-    connect. Raises the errors of the start, see above."""
+    connect. reread: reads the configuration again, see Supervisor. Raises the errors of the start,
+    see above."""
     # A closed terminal or a service manager's reload must not end the broker; its processes inherit
     # that.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -467,6 +505,8 @@ def serve(settings: Config, on_ready: Callable[[ReadyFacts], None]) -> None:
     of_process = replace(settings, nofile=raise_limit())
 
     async def live() -> None:
-        await Supervisor(of_process).run(on_ready)
+        supervisor = Supervisor(of_process)
+        supervisor.reread = reread
+        await supervisor.run(on_ready)
 
     asyncio.run(live())

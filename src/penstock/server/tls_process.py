@@ -39,7 +39,7 @@ from penstock.server.descriptors import OWN
 from penstock.server.heap import freeze_start
 from penstock.server.linked_process import LinkedProcess, PollingLoop, main, polling_loop
 from penstock.server.listener import Listener
-from penstock.server.log_lines import set_up
+from penstock.server.log_lines import set_level, set_up
 from penstock.server.login import Gone, Origin, Silent
 from penstock.server.proxy_protocol import (
     Network,
@@ -193,6 +193,8 @@ class TlsProcess(LinkedProcess):
             self._start(facts)
         elif do == "reload":
             self._reload()
+        elif do == "settings":
+            set_level(facts["log_level"])
         elif do == "stop":
             self._end("")
 

@@ -69,7 +69,7 @@ from penstock.server.linked_process import (
     polling_loop,
     take_longest_s,
 )
-from penstock.server.log_lines import client_line, event_logger, set_up
+from penstock.server.log_lines import client_line, event_logger, set_level, set_up
 from penstock.server.process_link import AskedCall, ProcessLink
 from penstock.storage.files.data_directory import placed
 from penstock.storage.files.filesystem import OsFileSystem
@@ -160,12 +160,21 @@ class VhostProcess(LinkedProcess):
             self._start(facts, descriptors)
         elif do == "stop":
             self._end("")
+        elif do == "settings":
+            self._change(facts)
         elif do == "limits":
             self._limits = {name: facts[name] for name in ("vhosts", "users", "queue_types")}
             if self._vhost is not None:
                 self._vhost.limits.set(**self._limits)
         elif self._vhost is not None and self._hub is not None:
             self._on_news(str(do), facts)
+
+    def _change(self, facts: dict[str, Any]) -> None:
+        """Take settings that have changed."""
+        set_level(facts["log_level"])
+        if self._vhost is not None:
+            self._vhost.limits.set_defaults(Limits(**facts["limits"]))
+            self._vhost.engine.set_disk_free_limit(facts["disk_free_limit"])
 
     def _start(self, facts: dict[str, Any], descriptors: list[int]) -> None:
         if descriptors:

@@ -83,6 +83,7 @@ class WatchedProcess(ABC):
         self.pid = 0
         self.pongs = 0
         self._settings = settings
+        self._is_behind = False
         self._clock = clock
         self._program = program
         self._loop = asyncio.get_running_loop()
@@ -214,6 +215,12 @@ class WatchedProcess(ABC):
         if self.state == DOWN:
             self._begin()
         await self.ready()
+
+    def use(self, settings: Config) -> None:
+        """Take changed settings, for the process that runs and for those that are started later."""
+        self._settings = settings
+        self._is_behind = self.state != RUNNING  # one that is starting may have got earlier ones
+        self.notify("settings", **settings.live_settings())
 
     def notify(self, do: str, **facts: object) -> None:
         """Send news. Does nothing if the process does not run: it gets everything when it
@@ -439,6 +446,8 @@ class WatchedProcess(ABC):
         elif do == "ready" and self.state == STARTING:
             self.state = RUNNING
             self._ready_s = self._clock.monotonic()
+            if self._is_behind:
+                self.use(self._settings)
             logger.info("%s serves, process %d", self.who, self.pid)
             self._settle()
         elif do == "failed":

@@ -40,6 +40,7 @@ Not thread-safe: its owner has the lock.
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from penstock.clock import Clock
@@ -277,6 +278,11 @@ class StorageEngine:
     def disk_error(self, needed: int) -> DiskFullError:
         """Return the error for a write of `needed` bytes that one of the disks has no room for."""
         return DiskFullError(*fullest_disk(self.fs, self.path), needed)
+
+    def set_disk_free_limit(self, limit_bytes: int) -> None:
+        """Refuse publishers below so many free bytes from now on."""
+        self.journal.options = replace(self.journal.options, disk_free_limit=limit_bytes)
+        self.upkeep.check_disk()
 
     def stop(self, error: BaseException) -> None:
         """Stop for good: nothing is confirmed after this, and only the first error counts [10]."""

@@ -147,3 +147,44 @@ def test_an_option_is_explained_by_any_of_its_names(capsys: pytest.CaptureFixtur
 def test_an_unknown_option_is_not_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "explain", "storage.slice"]) == 64
     assert "did you mean 'storage.slice_ms'?" in capsys.readouterr().err
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, tuple[str, str]]:
+    assert main(["config", "show", "--format", "json", *words]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    return {row["option"]: (row["value"], row["origin"]) for row in rows}
+
+
+def test_each_option_is_shown_with_where_it_is_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "penstock.toml"
+    file.write_text(
+        "durability = 'interval=50'\nmemory = '64MiB'\n[limits]\nuser_channels = 7\n"
+        "[auth_http]\nuser_path = 'https://ann:secret@a.net/u'\n"
+    )
+    monkeypatch.setenv("PENSTOCK_PORT", "1234")
+    found = shown(capsys)
+    assert found.keys() == {one.key for one in settings()}
+    assert found["port"] == ("1234", "PENSTOCK_PORT")
+    assert found["memory"] == ("64 MiB", str(file))
+    assert found["durability"] == ("interval", str(file))
+    assert found["limits.user_channels"] == ("7", str(file))
+    assert found["log_level"] == ("info", "default")
+    assert found["auth_http.user_path"] == ("https://***@a.net/u", str(file))
+    assert main(["config_show"]) == 0
+    assert "port\t1234\tPENSTOCK_PORT\n" in capsys.readouterr().out
+
+
+def test_a_configuration_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "other.toml"
+    file.write_text("port = 1\n[limits]\nuser_channels = 7\n")
+    assert main(["config_check", str(file)]) == 0
+    assert capsys.readouterr().out == "the configuration is right: 2 options are set\n"
+    file.write_text("port = 5\nhttp_port = 5\n")
+    assert main(["config", "check", str(file)]) == 78
+    assert "another than the port of AMQP" in capsys.readouterr().err

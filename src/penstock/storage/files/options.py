@@ -19,6 +19,7 @@ from penstock.options import (
     checked,
     number_from,
     number_in,
+    size,
     value_of,
     whole_from,
 )
@@ -193,8 +194,8 @@ STORAGE_OPTIONS: Final[tuple[Option, ...]] = (
         "milliseconds between two syncs with `durability = \"interval\"`",
     ),
     Option(
-        "disk_free_limit", whole_from(0),
-        "bytes that stay free on each disk; publishers wait until there is more",
+        "disk_free_limit", size(0),
+        "bytes that stay free on each disk; publishers wait until there is more", is_live=True,
     ),
     Option(
         "replay_ram_bytes", whole_from(0),

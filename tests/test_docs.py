@@ -56,6 +56,7 @@ NOT_RUN = {
     "spark-submit": "needs a cluster of Spark; tests/cluster has one",
     "cd examples/declarative": "is for the next line",
     "spark-pipelines": "starts Spark Connect; tests/cluster runs this example",
+    "rabbitmqadmin": "is not a package of this project; tests/http runs it where it is installed",
     "duckdb": "is not a package of this project",
     "python examples/read_stream": "test_read_stream_examples.py runs them",
 }

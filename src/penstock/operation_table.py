@@ -884,7 +884,8 @@ _ROWS: Final = (
         more="Its bindings are deleted too.", is_audited=True,
     ),
     Operation(
-        "bind_queue", "Bind a queue to an exchange.", _TO_QUEUE, _BIND_QUEUE, is_command=True,
+        "bind_queue", "Bind a queue to an exchange.", _TO_QUEUE, _BIND_QUEUE,
+        answer=("properties_key",), is_command=True,
         more="ROUTING_KEY is what the exchange's type compares: a key, a pattern, or nothing.",
         is_audited=True,
     ),
@@ -894,11 +895,20 @@ _ROWS: Final = (
     ),
     Operation(
         "bind_exchange", "Bind an exchange to another one.", _TO_EXCHANGE, _BIND_EXCHANGE,
-        is_audited=True,
+        answer=("properties_key",), is_audited=True,
     ),
     Operation(
         "unbind_exchange", "Remove a binding between exchanges.", _TO_EXCHANGE, _BIND_EXCHANGE,
         is_audited=True,
+    ),
+    Operation(
+        "delete_binding", "Remove a binding that is named as by RabbitMQ's HTTP API.",
+        (
+            short_text("source", "the exchange that messages come from"),
+            short_text("destination", "what gets them"),
+            chosen("destination_type", "which of them it is", "queue", "exchange"),
+            text("properties_key", "of the binding, as bind_queue answers it"),
+        ), needs_text="as of unbind_queue and unbind_exchange", is_audited=True,
     ),
     # messages
     Operation(

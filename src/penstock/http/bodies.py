@@ -223,9 +223,17 @@ def _check_texts(data: bytes, value: object, what: str = "expected JSON") -> Non
             raise HttpError(400, reason) from None
 
 
+def members_of(data: bytes) -> dict[str, Any]:
+    """Return the members of a JSON object, {} of no text. A text may be as long as the body, others
+    have at most ELEMENT_BYTES_MAX. Raises HttpError 400."""
+    if not data.strip():
+        return {}
+    return {name: value for name, value, _ in JsonMembers(data, {}).read()}
+
+
 class JsonMembers:
-    """Reads a JSON object member by member. lists: names of the members that are read element by
-    element, and how many elements each may have."""
+    """Reads a JSON object member by member; a text may have any length. lists: names of the members
+    that are read element by element, and how many elements each may have."""
 
     def __init__(self, data: bytes, lists: Mapping[str, int]) -> None:
         self._data = data
@@ -320,7 +328,7 @@ class JsonMembers:
                     else:
                         self._at += len(text[:end].encode())
                     return value
-            if size >= ELEMENT_BYTES_MAX:
+            if size >= ELEMENT_BYTES_MAX and not piece.startswith(b'"'):
                 raise HttpError(
                     400, f"expected JSON: {what}, at byte {self._at}: it is invalid, or has more "
                     f"than {ELEMENT_BYTES_MAX} bytes",

@@ -65,8 +65,9 @@ class Endpoint:
 
     help: one line. tags: the user needs one of these; () with is_open: no password either. vhost:
     OPENED, SEEN, ANY or NEW. body: the members that are read, None if a body is not read; others
-    are ignored, as RabbitMQ does. query: parameter -> meaning. status: of an answer that is not an
-    Answer; 204 has no body. is_ours: RabbitMQ has nothing like it.
+    are ignored, as RabbitMQ does. is_raw: the body is read, and not parsed. query: parameter ->
+    meaning. status: of an answer that is not an Answer; 204 has no body. is_ours:
+    RabbitMQ has nothing like it.
     """
 
     path: str
@@ -79,6 +80,7 @@ class Endpoint:
     vhost: str = SEEN
     body: tuple[Argument, ...] | None = None
     body_bytes_max: int = SMALL_BODY_BYTES
+    is_raw: bool = False
     query: Mapping[str, str] = field(default_factory=dict)
     shape: "Callable[[Any], object] | None" = None
     status: int = 200
@@ -102,7 +104,8 @@ class Answer:
 
 class ApiRequest:
     """One request. names: in the address. query: parameters, the last of several. body: members of
-    the JSON, checked against the row; `raw_body` has all of them. account: who asks."""
+    the JSON, checked against the row; `raw_body` has all of them. data: the body of a row with
+    is_raw. account: who asks."""
 
     def __init__(
         self, endpoint: Endpoint, request: Request, node: NodeLink, auth: BasicAuth,
@@ -116,6 +119,7 @@ class ApiRequest:
         self.query: dict[str, str] = dict(request.query_params.multi_items())
         self.raw_body: dict[str, Any] = {}
         self.body: dict[str, Any] = {}
+        self.data = b""
         self.down: list[str] = []  # vhosts that did not answer
         self._account = account
 

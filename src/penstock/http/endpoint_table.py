@@ -6,11 +6,29 @@ tags and forms are RabbitMQ's; rows with `is_ours` are not. /api/streams, leases
 elsewhere: read_endpoints, staging_endpoints.
 """
 
+from dataclasses import replace
 from typing import Final
 
-from penstock.http import node_pages
-from penstock.http.endpoint import ANY, COLUMNS, LIST_QUERY, STATS_QUERY, Endpoint
-from penstock.operation_table import ADMINISTRATORS, MANAGERS, WATCHERS, text
+from penstock.http import change_pages, node_pages
+from penstock.http.change_pages import OPERATOR_POLICY, POLICY
+from penstock.http.endpoint import ANY, COLUMNS, LIST_QUERY, NEW, OPENED, STATS_QUERY, Endpoint
+from penstock.operation_table import (
+    ADMINISTRATORS,
+    MANAGERS,
+    POLICYMAKERS,
+    U63_MAX,
+    WATCHERS,
+    any_value,
+    field_table,
+    flag,
+    short_text,
+    table,
+    text,
+    text_or_null,
+    texts,
+    whole,
+    whole_or_null,
+)
 
 _ONE: Final = {COLUMNS: LIST_QUERY[COLUMNS]}
 _LIST: Final = {**LIST_QUERY, **STATS_QUERY}
@@ -152,6 +170,296 @@ VHOST_ROWS: Final = (
     ),
 )  # fmt: skip
 
+_TRUE: Final = "true: "
+_DURABLE: Final = flag("durable", "kept after a restart")
+_AUTO_DELETE: Final = flag("auto_delete", "deleted after its last use")
+_ARGUMENTS: Final = field_table("arguments", "arguments as of AMQP")
+_PUBLISH: Final = (
+    table("properties", "properties of AMQP, by their names"),
+    short_text("routing_key", "the routing key"), text("payload", "the body"),
+    text("payload_encoding", "string or base64"),
+)  # fmt: skip
+_GET: Final = (
+    whole("count", 1, U63_MAX, "how many messages at most"),
+    text("ackmode", "what becomes of them"), text("encoding", "auto or base64"),
+    whole_or_null("truncate", 0, meaning="bytes of each body that are shown"),
+)  # fmt: skip
+_BINDING: Final = (short_text("routing_key", "a key or a pattern", default=""), _ARGUMENTS)
+_USER: Final = (
+    text_or_null("password", "the password"),
+    text_or_null("password_hash", "instead, as RabbitMQ has it"),
+    text(
+        "hashing_algorithm", "of the hash", default="rabbit_password_hashing_sha256",
+    ),
+    replace(any_value("tags", "a list, or a text with commas"), value=None),
+    table("limits", 'such as {"max-connections": 10}'),
+)  # fmt: skip
+_PERMISSIONS: Final = (
+    text("configure", "a regular expression of names"), text("write", "the same"),
+    text("read", "the same"),
+)  # fmt: skip
+_TOPIC_PERMISSIONS: Final = (
+    short_text("exchange", "the topic exchange"),
+    text("write", "a regular expression of routing keys"), text("read", "the same"),
+)  # fmt: skip
+_POLICY: Final = (
+    text("pattern", "a regular expression of names"),
+    any_value("definition", 'keys and values, such as {"max-length": 1000}'),
+    whole("priority", -(1 << 31), 1 << 31, "of several, the highest counts", default=0),
+    text("apply-to", "queues, exchanges, all ...", default="all"),
+)  # fmt: skip
+_VALUE: Final = (any_value("value", "any JSON"),)
+_VHOST: Final = (
+    text_or_null("description", "what the vhost is for"),
+    replace(any_value("tags", "a list, or a text with commas"), value=None),
+    text_or_null("default_queue_type", "of queues that are declared without a type"),
+    flag("tracing", "copy messages to amq.rabbitmq.trace"),
+)  # fmt: skip
+DEFINITIONS_BYTES_MAX: Final = 20_000_000
+PUBLISH_BYTES_MAX: Final = 20_000_000
+
+
+CHANGE_ROWS: Final = (
+    # queues, exchanges, bindings
+    Endpoint(
+        "queues/{vhost}/{queue}", "PUT", "Declare a queue or stream.", "declare_queue",
+        vhost=OPENED, body=(_DURABLE, _AUTO_DELETE, _ARGUMENTS), shape=change_pages.made,
+    ),
+    Endpoint(
+        "queues/{vhost}/{queue}", "DELETE", "Delete a queue and its messages.",
+        change_pages.delete_queue, vhost=OPENED,
+        query={
+            "if-empty": _TRUE + "only if it has no messages",
+            "if-unused": _TRUE + "only if it has no consumers",
+        },
+    ),
+    Endpoint(
+        "queues/{vhost}/{queue}/contents", "DELETE", "Delete its ready messages.", "purge_queue",
+        vhost=OPENED, status=204,
+    ),
+    Endpoint(
+        "queues/{vhost}/{queue}/actions", "POST", "Does nothing: there are no mirrors.",
+        change_pages.queue_action, tags=ADMINISTRATORS, vhost=OPENED,
+        body=(text("action", "sync or cancel_sync"),),
+    ),
+    Endpoint(
+        "queues/{vhost}/{queue}/get", "POST", "Get messages, and settle them at once.",
+        change_pages.get, vhost=OPENED, body=_GET, shape=change_pages.without_empty,
+    ),
+    Endpoint(
+        "exchanges/{vhost}/{exchange}", "PUT", "Declare an exchange.", "declare_exchange",
+        vhost=OPENED, shape=change_pages.made,
+        body=(
+            short_text("type", "direct, fanout, topic, headers ...", default="direct"), _DURABLE,
+            _AUTO_DELETE, flag("internal", "only exchanges can publish to it"), _ARGUMENTS,
+        ),
+    ),
+    Endpoint(
+        "exchanges/{vhost}/{exchange}", "DELETE", "Delete an exchange and its bindings.",
+        change_pages.delete_exchange, vhost=OPENED,
+        query={"if-unused": _TRUE + "only if nothing is bound to it"},
+    ),
+    Endpoint(
+        "exchanges/{vhost}/{exchange}/publish", "POST", "Publish a message.",
+        change_pages.publish, vhost=OPENED, body=_PUBLISH, body_bytes_max=PUBLISH_BYTES_MAX,
+    ),
+    *(
+        row
+        for destination, what in (("q/{queue}", "a queue"), ("e/{destination}", "an exchange"))
+        for row in (
+            Endpoint(
+                f"bindings/{{vhost}}/e/{{exchange}}/{destination}", "POST", f"Bind {what}.",
+                change_pages.bind, vhost=OPENED, body=_BINDING, status=201,
+            ),
+            Endpoint(
+                f"bindings/{{vhost}}/e/{{exchange}}/{destination}/{{properties_key}}", "DELETE",
+                f"Delete a binding of {what}.", change_pages.unbind, vhost=OPENED, status=204,
+            ),
+        )
+    ),
+    # users
+    Endpoint(
+        "users", "GET", "Users, with hashes of their passwords.", "list_users",
+        tags=ADMINISTRATORS, query=_LIST,
+    ),
+    Endpoint(
+        "users/without-permissions", "GET", "Users who may use no vhost.",
+        change_pages.users_without_permissions, tags=ADMINISTRATORS, query=_LIST,
+    ),
+    Endpoint(
+        "users/bulk-delete", "POST", "Delete users: all of them, or none.",
+        change_pages.delete_users, tags=ADMINISTRATORS, body=(texts("users", "their names"),),
+    ),
+    Endpoint(
+        "users/{name}", "GET", "One user.", change_pages.user, tags=ADMINISTRATORS, query=_ONE
+    ),
+    Endpoint(
+        "users/{name}", "PUT", "Add a user, or replace the password and the tags of one.",
+        change_pages.put_user, tags=ADMINISTRATORS, body=_USER,
+    ),
+    Endpoint(
+        "users/{name}", "DELETE", "Delete a user.", "delete_user", tags=ADMINISTRATORS, status=204
+    ),
+    # permissions
+    *(
+        Endpoint(address, "GET", line, "list_permissions", tags=ADMINISTRATORS, vhost=ANY,
+                 query=_LIST)
+        for address, line in (
+            ("permissions", "What users may do."),
+            ("vhosts/{vhost}/permissions", "What users may do in a vhost."),
+            ("users/{user}/permissions", "What a user may do."),
+        )
+    ),
+    Endpoint(
+        "permissions/{vhost}/{user}", "GET", "What a user may do in a vhost.", "list_permissions",
+        tags=ADMINISTRATORS, vhost=ANY, query=_ONE, shape=change_pages.first,
+    ),
+    Endpoint(
+        "permissions/{vhost}/{user}", "PUT", "Set what a user may do in a vhost.",
+        change_pages.set_permissions("set_permissions"), tags=ADMINISTRATORS, vhost=NEW,
+        body=_PERMISSIONS,
+    ),
+    Endpoint(
+        "permissions/{vhost}/{user}", "DELETE", "Take a vhost away from a user.",
+        "clear_permissions", tags=ADMINISTRATORS, vhost=ANY, shape=change_pages.removed,
+    ),
+    *(
+        Endpoint(address, "GET", line, "list_topic_permissions", tags=ADMINISTRATORS, vhost=ANY,
+                 query=_LIST)
+        for address, line in (
+            ("topic-permissions", "Which routing keys users may use."),
+            ("vhosts/{vhost}/topic-permissions", "Those of a vhost."),
+            ("users/{user}/topic-permissions", "Those of a user."),
+            ("topic-permissions/{vhost}/{user}", "Those of a user in a vhost."),
+        )
+    ),
+    Endpoint(
+        "topic-permissions/{vhost}/{user}", "PUT", "Set which routing keys a user may use.",
+        change_pages.set_permissions("set_topic_permissions"), tags=ADMINISTRATORS, vhost=NEW,
+        body=_TOPIC_PERMISSIONS,
+    ),
+    Endpoint(
+        "topic-permissions/{vhost}/{user}", "DELETE", "Allow the user every routing key again.",
+        "clear_topic_permissions", tags=ADMINISTRATORS, vhost=ANY, shape=change_pages.removed,
+    ),
+    # limits
+    *(
+        Endpoint(address, "GET", line, change_pages.vhost_limits, query=_LIST,
+                 shape=change_pages.limits_of("vhost"))
+        for address, line in (
+            ("vhost-limits", "Limits that were set for vhosts."),
+            ("vhost-limits/{vhost}", "Limits that were set for a vhost."),
+        )
+    ),
+    *(
+        Endpoint(address, "GET", line, change_pages.user_limits, query=_LIST,
+                 shape=change_pages.limits_of("user"))
+        for address, line in (
+            ("user-limits", "Limits that were set for users."),
+            ("user-limits/{user}", "Limits that were set for a user."),
+        )
+    ),
+    *(
+        row
+        for owner in ("vhost", "user")
+        for row in (
+            Endpoint(
+                f"{owner}-limits/{{{owner}}}/{{limit}}", "PUT", f"Set a limit of a {owner}.",
+                change_pages.set_limit, tags=ADMINISTRATORS, vhost=ANY,
+                body=(any_value("value", "a number, -1 for no limit"),),
+            ),
+            Endpoint(
+                f"{owner}-limits/{{{owner}}}/{{limit}}", "DELETE", f"Clear a limit of a {owner}.",
+                change_pages.clear_limit, tags=ADMINISTRATORS, vhost=ANY,
+            ),
+        )
+    ),
+    # policies and parameters
+    *(
+        row
+        for word, component, clear, tags in (
+            ("policies", POLICY, "clear_policy", POLICYMAKERS),
+            ("operator-policies", OPERATOR_POLICY, "clear_operator_policy", ADMINISTRATORS),
+        )
+        for row in (
+            Endpoint(word, "GET", f"The {word}.", change_pages.policies(component),
+                     tags=POLICYMAKERS, query=_LIST),
+            Endpoint(f"{word}/{{vhost}}", "GET", f"The {word} of a vhost.",
+                     change_pages.policies(component), tags=POLICYMAKERS, query=_LIST),
+            Endpoint(f"{word}/{{vhost}}/{{name}}", "GET", f"One of the {word}.",
+                     change_pages.policies(component), tags=POLICYMAKERS, query=_ONE),
+            Endpoint(f"{word}/{{vhost}}/{{name}}", "PUT", f"Set one of the {word}.",
+                     change_pages.set_policy(component), tags=tags, body=_POLICY),
+            Endpoint(f"{word}/{{vhost}}/{{name}}", "DELETE", f"Delete one of the {word}.", clear,
+                     tags=tags, status=204),
+        )
+    ),
+    *(
+        Endpoint(address, "GET", line, change_pages.parameters, tags=POLICYMAKERS, query=query)
+        for address, line, query in (
+            ("parameters", "Parameters of vhosts.", _LIST),
+            ("parameters/{component}", "Those of a component.", _LIST),
+            ("parameters/{component}/{vhost}", "Those of a component in a vhost.", _LIST),
+            ("parameters/{component}/{vhost}/{name}", "One parameter.", _ONE),
+        )
+    ),
+    Endpoint(
+        "parameters/{component}/{vhost}/{name}", "PUT", "Store a parameter of a vhost.",
+        change_pages.set_parameter, tags=POLICYMAKERS, body=_VALUE,
+    ),
+    Endpoint(
+        "parameters/{component}/{vhost}/{name}", "DELETE", "Delete a parameter of a vhost.",
+        "clear_parameter", tags=POLICYMAKERS, status=204,
+    ),
+    Endpoint(
+        "global-parameters", "GET", "Parameters of the whole broker.", "list_global_parameters",
+        tags=POLICYMAKERS, query=_LIST,
+    ),
+    Endpoint(
+        "global-parameters/{name}", "GET", "One of them.", change_pages.global_parameter,
+        tags=POLICYMAKERS, query=_ONE,
+    ),
+    Endpoint(
+        "global-parameters/{name}", "PUT", "Store a parameter of the whole broker.",
+        "set_global_parameter", tags=POLICYMAKERS, body=_VALUE, shape=change_pages.made,
+    ),
+    Endpoint(
+        "global-parameters/{name}", "DELETE", "Delete a parameter of the whole broker.",
+        "clear_global_parameter", tags=POLICYMAKERS, status=204,
+    ),
+    # vhosts
+    Endpoint(
+        "vhosts/{vhost}", "PUT", "Add a vhost, or change what is said about one.",
+        change_pages.put_vhost, tags=ADMINISTRATORS, vhost=NEW, body=_VHOST,
+    ),
+    Endpoint(
+        "vhosts/{vhost}", "DELETE", "Delete a vhost and everything in it.",
+        change_pages.delete_vhost, tags=ADMINISTRATORS, vhost=ANY,
+    ),
+    Endpoint(
+        "vhosts/{vhost}/start/{node}", "POST", "Restart a vhost, also one that is down.",
+        change_pages.start_vhost, tags=ADMINISTRATORS, vhost=ANY,
+    ),
+    # definitions
+    *(
+        row
+        for address, of in (("definitions", "the broker"), ("definitions/{vhost}", "a vhost"))
+        for row in (
+            Endpoint(
+                address, "GET", f"Definitions of {of}.", change_pages.definitions,
+                tags=ADMINISTRATORS, vhost=ANY,
+                query={"download": "the file's name, for browsers"},
+            ),
+            Endpoint(
+                address, "POST", f"Import definitions of {of}: all, or nothing.",
+                change_pages.import_definitions, tags=ADMINISTRATORS, vhost=ANY, body=(),
+                body_bytes_max=DEFINITIONS_BYTES_MAX, is_raw=True,
+                query={"leave_out": _TRUE + "leave out what Penstock has not"},
+            ),
+        )
+    ),
+)  # fmt: skip
+
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    *NODE_ROWS, *HEALTH_ROWS, *FIXED_ROWS, *OUR_ROWS, *VHOST_ROWS,
+    *NODE_ROWS, *HEALTH_ROWS, *FIXED_ROWS, *OUR_ROWS, *VHOST_ROWS, *CHANGE_ROWS,
 )  # fmt: skip

@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.errors import INTERNAL_ERROR, NOT_FOUND
-from penstock.http.bodies import SMALL_BYTES_MAX, JsonBodies, from_json
+from penstock.http.bodies import SMALL_BYTES_MAX, JsonBodies, members_of
 from penstock.http.endpoint import (
     COLUMNS,
     PAGE_SIZE,
@@ -107,7 +107,7 @@ class AddressTree:
         methods = self._methods(self._root, texts)
         names: dict[str, str] = {}
         if methods:
-            words = next(iter(methods.values())).path.split("/")
+            words = methods.get(method, next(iter(methods.values()))).path.split("/")
             names = {
                 word[1:-1]: decoded_name(word[1:-1], text)
                 for word, text in zip(words, texts, strict=True) if word.startswith("{")
@@ -166,10 +166,14 @@ class Management:
     async def _read_body(self, asked: ApiRequest, members: tuple[Any, ...]) -> None:
         """Read the body, and check the members of the row. Raises HttpError."""
         most = asked.endpoint.body_bytes_max
+        if asked.endpoint.is_raw:
+            async with self._bodies.long(asked.request, most, bytes, is_typed=False) as data:
+                asked.data = data
+            return
         if most <= SMALL_BYTES_MAX:
             body = await self._bodies.untyped(asked.request, most)
         else:
-            async with self._bodies.long(asked.request, most, from_json, is_typed=False) as body:
+            async with self._bodies.long(asked.request, most, members_of, is_typed=False) as body:
                 pass
         if not isinstance(body, dict):
             raise HttpError(400, "not_json")
@@ -184,6 +188,8 @@ class Management:
                 value = member.value
             if member.kind.words == "true or false" and isinstance(value, str):
                 value = TRUE_FALSE.get(value, value)
+            if member.kind.words.startswith("whole number") and isinstance(value, str):
+                value = int(value) if value.isascii() and value.isdigit() else value
             try:
                 asked.body[member.name] = member.kind.check(value)
             except WrongValueError as error:

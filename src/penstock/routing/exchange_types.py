@@ -64,6 +64,7 @@ for a pattern stays until it was removed n times (bindings that differ in argume
 """
 
 from abc import ABC, abstractmethod
+from base64 import urlsafe_b64encode
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -72,6 +73,7 @@ from hashlib import blake2b
 from math import log
 from random import Random
 from typing import Final
+from urllib.parse import quote
 
 from penstock.codec.fields import decode_table, encode_table
 from penstock.codec.properties import BasicProperties
@@ -442,6 +444,7 @@ HASH_PROPERTIES: Final = ("correlation_id", "message_id", "timestamp")
 HISTORY_LENGTH: Final = "x-recent-history-length"
 HISTORY_NO_STORE: Final = "x-recent-history-no-store"
 HISTORY_LENGTH_DEFAULT: Final = 20  # the plugin's
+PROPERTIES_KEY_BYTES: Final = 12
 HISTORY_BYTES_MAX: Final = 1 << 20  # of one exchange, beside the limit of its length
 KEPT_BYTES: Final = 250  # measured: a message of a history, without header and body
 HASHES_PER_STEP: Final = 4
@@ -489,6 +492,16 @@ class Binding:
         if self._decoded is not None:
             return self._decoded
         return decode_table(self.encoded)[0] if self.encoded else {}
+
+    @property
+    def properties_key(self) -> str:
+        """What RabbitMQ's HTTP API calls a binding among those of the same source and destination:
+        the key, percent-encoded, "~" if there is nothing else; with arguments "~" and a hash."""
+        key = quote(self.key.encode("utf-8", "surrogateescape"), safe="").replace("~", "%7E")
+        if not self.encoded:
+            return key or "~"
+        named = blake2b(canonical(self.arguments), digest_size=PROPERTIES_KEY_BYTES).digest()
+        return f"{key}~{urlsafe_b64encode(named).decode().rstrip('=')}"
 
     def forget_decoded(self) -> None:
         """Keep the encoded arguments only."""

@@ -91,6 +91,40 @@ def test_exchanges_and_bindings(rig: OperationRig) -> None:
     assert rig.refusal("declare_exchange", exchange="z", type="zigzag").code == 503
 
 
+@pytest.mark.parametrize(
+    ("key", "arguments", "properties_key"),
+    [
+        ("a.#", {}, "a.%23"),
+        ("", {}, "~"),
+        ("~é/", {}, "%7E%C3%A9%2F"),
+        ("k", {"b": 1, "a": 2}, None),
+    ],
+)  # fmt: skip
+def test_a_binding_is_deleted_by_its_key(
+    rig: OperationRig, key: str, arguments: dict[str, object], properties_key: str | None
+) -> None:
+    rig.result("declare_queue", queue="q")
+    between = {"queue": "q", "exchange": "amq.topic", "routing_key": key}
+    named = rig.result("bind_queue", **between, arguments=arguments)["properties_key"]
+    if properties_key is None:
+        assert named.startswith("k~")
+        turned = dict(reversed(arguments.items()))
+        again = rig.result("bind_queue", **between, arguments=turned)
+        assert again == {"properties_key": named}
+        rig.restart()
+    else:
+        assert named == properties_key
+    ends = {"source": "amq.topic", "destination": "q", "destination_type": "queue"}
+    assert rig.refusal("delete_binding", **ends, properties_key="none").code == 404
+    rig.result("delete_binding", **ends, properties_key=named)
+    assert [row for row in rig.result("list_bindings") if row["source_name"]] == []
+    assert rig.refusal("delete_binding", **ends, properties_key=named).code == 404
+    rig.result("bind_exchange", destination="amq.fanout", source="amq.topic", routing_key="x")
+    ends = {"source": "amq.topic", "destination": "amq.fanout", "destination_type": "exchange"}
+    rig.result("delete_binding", **ends, properties_key="x")
+    assert [row for row in rig.result("list_bindings") if row["source_name"]] == []
+
+
 # ---- wrong words ---------------------------------------------------------------------------------
 
 
@@ -136,6 +170,12 @@ def test_a_client_needs_the_permissions_that_amqp_asks_for(rig: OperationRig) ->
         "delete_exchange": {"exchange": "x"},
         "bind_queue": {"queue": "mine", "exchange": "amq.fanout"},
         "unbind_queue": {"queue": "mine", "exchange": "amq.fanout"},
+        "delete_binding": {
+            "source": "amq.fanout",
+            "destination": "mine",
+            "destination_type": "queue",
+            "properties_key": "~",
+        },
         "bind_exchange": {"destination": "mine", "source": "amq.fanout"},
         "unbind_exchange": {"destination": "amq.fanout", "source": "mine"},
         "publish": {"exchange": "amq.fanout", "bodies": []},

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.http import bodies
 from penstock.http.api import Api
-from penstock.http.bodies import BodyMemory, JsonBodies, JsonMembers
+from penstock.http.bodies import BodyMemory, JsonBodies, JsonMembers, members_of
 from penstock.http.requests import HttpError
 from penstock.http.staging_endpoints import COMMIT_BYTES_MAX, commit_args
 from penstock.storage.pages.batches import StagedPage, pack_page
@@ -311,3 +311,21 @@ def test_texts_that_are_whole_pass(rig: HttpRig) -> None:
     body = b'{"owner": "\\u00e9 \\ud83d\\ude00", "seconds": 5}'
     ask: Callable[..., Reply] = rig.ask
     assert ask("/api/leases/%2F/q/r/owner", method="PUT", body=body).json() == "é 😀"
+
+
+# ---- a text may be as long as the body -----------------------------------------------------------
+
+
+def test_a_long_text_among_short_members() -> None:
+    text = 'é\\n"' * 400_000
+    body = {"a": 1, "payload": text, "b": {"c": [1]}}
+    for is_ascii in (True, False):
+        assert members_of(json.dumps(body, ensure_ascii=is_ascii).encode()) == body
+    assert members_of(b" ") == {}
+
+
+@pytest.mark.parametrize("data", [b'{"a": "' + b"x" * 400_000, b'{"a": ' + b"[" * 400_000, b"[]"])
+def test_a_long_member_that_is_no_text(data: bytes) -> None:
+    with pytest.raises(HttpError) as refused:
+        members_of(data)
+    assert refused.value.status == 400

@@ -9,13 +9,16 @@ from typing import Final
 from penstock.broker.operations.call import Call, Functions
 from penstock.broker.permissions import (
     READ,
+    WRITE,
     check_exchange_to_declare,
     check_topic,
     one_line,
     queue_to_declare,
 )
 from penstock.broker.publish import publish_history
+from penstock.broker.refusals import not_found
 from penstock.broker.topology import EXCHANGE, QUEUE
+from penstock.routing.exchange_types import Binding
 
 # ---- queues --------------------------------------------------------------------------------------
 
@@ -95,7 +98,7 @@ def _bind_queue(call: Call) -> None:
         args.table("arguments"), call.owner, call.identity,
     )  # fmt: skip
     publish_history(call.vhost, before, args.text("exchange"), QUEUE, args.text("queue"))
-    call.settled(lsn, {})
+    call.settled(lsn, _bound(call, args.text("exchange"), QUEUE, args.text("queue")))
 
 
 def _unbind_queue(call: Call) -> None:
@@ -113,11 +116,37 @@ def _bind_exchange(call: Call) -> None:
     before = call.vhost.router.binding_count
     lsn = call.vhost.topology.bind_exchange(*between, call.identity)
     publish_history(call.vhost, before, between[1], EXCHANGE, between[0])
-    call.settled(lsn, {})
+    call.settled(lsn, _bound(call, between[1], EXCHANGE, between[0]))
 
 
 def _unbind_exchange(call: Call) -> None:
     call.settled(call.vhost.topology.unbind_exchange(*_between_exchanges(call)), {})
+
+
+def _bound(call: Call, source: str, kind: str, destination: str) -> dict[str, object]:
+    key, arguments = call.args.text("routing_key"), call.args.table("arguments")
+    return {"properties_key": Binding(source, kind, destination, key, arguments).properties_key}
+
+
+def _delete_binding(call: Call) -> None:
+    args, vhost = call.args, call.vhost
+    source, destination = args.text("source"), args.text("destination")
+    kind = QUEUE if args.text("destination_type") == "queue" else EXCHANGE
+    call.check(WRITE, args.text("destination_type"), destination)
+    call.check(READ, "exchange", source)
+    wanted = args.text("properties_key")
+    for one in vhost.router.bindings_to(kind, destination):
+        if one.source == source and one.properties_key == wanted:
+            break
+    else:
+        what = f"'{source}' to {args.text('destination_type')} '{destination}'"
+        raise not_found(f"binding {wanted!r} of exchange {what} in vhost '{vhost.name}'")
+    check_topic(vhost, call.identity, READ, source, one.key)
+    if kind == QUEUE:
+        lsn = vhost.unbind_queue(destination, source, one.key, one.arguments, call.owner)
+    else:
+        lsn = vhost.topology.unbind_exchange(destination, source, one.key, one.arguments)
+    call.settled(lsn, {})
 
 
 def _check_key(call: Call, source: str) -> None:
@@ -144,4 +173,5 @@ FUNCTIONS: Final[Functions] = {
     "unbind_queue": _unbind_queue,
     "bind_exchange": _bind_exchange,
     "unbind_exchange": _unbind_exchange,
+    "delete_binding": _delete_binding,
 }

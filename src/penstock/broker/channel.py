@@ -777,8 +777,10 @@ class SettleFailed(SlicedWork):
         self.finish_later()
 
     def finish_later(self) -> None:
-        """Do a slice now, and the rest in the background, whatever becomes of the channel."""
-        if not self.step():
+        """Do a slice now, if there is room for it, and the rest in the background, whatever becomes
+        of the channel."""
+        budget = self._vhost.budget
+        if (budget.left <= 0 and budget.is_over()) or not self.step():
             self._vhost.background.wake(FinishingWork(self._vhost, self))
 
 

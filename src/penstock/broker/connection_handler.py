@@ -279,6 +279,7 @@ class ConnectionHandler(ChannelOwner):
             return
         self._is_lost = self.is_closed = True
         self._note_end()
+        self._budget.begin()
         self._drop_held()
         self.connection.forget_unfinished()
         self.vhost.usage.connections -= 1

@@ -526,6 +526,7 @@ class Trimmer:
         journal.log.end()
         while journal.log.is_ending:
             journal.poll(wait=True)
+        journal.finish()  # the reserve may still be growing, and is trimmed only after that
         self.is_idle = True
         self.trim_reserve(needed_bytes)
 

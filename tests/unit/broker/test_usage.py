@@ -20,6 +20,8 @@ from penstock.codec.spec import (
     BasicGet,
     BasicGetEmpty,
     BasicPublish,
+    BasicQos,
+    BasicQosOk,
     ChannelClose,
     ChannelCloseOk,
     ChannelOpen,
@@ -468,6 +470,28 @@ def test_output_that_waits_is_shared_between_users() -> None:
     vhost.add_output("eve", -4 * MIB)
     assert vhost.has_output_room("eve")
     assert vhost.has_output_room("adam")
+
+
+def test_the_end_of_many_channels_lets_others_in() -> None:
+    """What 40 channels have not acknowledged goes back a slice at a time, not a slice of each."""
+    rig = rig_of()
+    client = rig.client()
+    publisher = rig.client().open(1)
+    publisher.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    for number in range(1, 41):
+        client.open(number)
+        for _ in range(200):
+            publisher.publish(1, "", "q", b"x")
+        client.call(number, BasicQos(prefetch_count=200), BasicQosOk)
+        client.call(number, BasicConsume(queue="q"), BasicConsumeOk)
+        client.messages()
+    queue = rig.vhost.table.served["q"]
+    assert queue.len() == 0
+    rig.vhost.budget.clock = HastyClock()
+    client.handler.lost()
+    assert 0 < queue.len() < 6000
+    rig.turn()
+    assert queue.len() == 8000
 
 
 # --- deliveries that are not acknowledged ---

@@ -367,6 +367,31 @@ def test_closed_while_the_next_segment_is_being_prepared_nothing_of_it_stays() -
     assert again.queue().count == model
 
 
+class NewestFirst(random.Random):
+    """Workers complete one operation when somebody waits, the one that was submitted last."""
+
+    def shuffle(self, x: Any) -> None:
+        x.sort(reverse=True, key=lambda submitted: submitted[0])
+
+    def randrange(self, start: int, *_: Any) -> int:
+        return start
+
+
+def test_a_reserve_that_is_still_growing_is_trimmed_when_it_has_grown() -> None:
+    r = rig()
+    load(r)
+    upkeep, journal = r.engine.upkeep, r.engine.journal
+    assert upkeep.checkpoint(is_clean=True)
+    r.fs.completion_rng = NewestFirst()
+    journal.reserve.want(1 << 20)
+    growth = journal.reserve.take_growth(1 << 30)
+    assert growth is not None
+    journal.submit(growth, upkeep._grown, upkeep._not_grown)
+    upkeep.trimmer.after_close(0)
+    journal.finish()
+    assert r.fs.size(PATH + "/reserve") <= 2 * MIN
+
+
 @pytest.mark.parametrize("free", [0, 1000, MIN, 5 * MIN])
 def test_closing_on_a_full_disk_loses_nothing(free: int) -> None:
     r = rig()

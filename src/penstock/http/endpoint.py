@@ -105,16 +105,17 @@ class Answer:
 class ApiRequest:
     """One request. names: in the address. query: parameters, the last of several. body: members of
     the JSON, checked against the row; `raw_body` has all of them. data: the body of a row with
-    is_raw. account: who asks."""
+    is_raw. account: who asks. page(name): returns a page about the API, see api_pages."""
 
     def __init__(
         self, endpoint: Endpoint, request: Request, node: NodeLink, auth: BasicAuth,
-        names: dict[str, str], account: Account | None,
+        names: dict[str, str], account: Account | None, page: "Callable[[str], bytes]",
     ) -> None:  # fmt: skip
         self.endpoint = endpoint
         self.request = request
         self.node = node
         self.auth = auth
+        self.page = page
         self.names = names
         self.query: dict[str, str] = dict(request.query_params.multi_items())
         self.raw_body: dict[str, Any] = {}

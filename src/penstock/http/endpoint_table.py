@@ -9,7 +9,7 @@ elsewhere: read_endpoints, staging_endpoints.
 from dataclasses import replace
 from typing import Final
 
-from penstock.http import change_pages, node_pages
+from penstock.http import api_pages, change_pages, node_pages
 from penstock.http.change_pages import OPERATOR_POLICY, POLICY
 from penstock.http.endpoint import ANY, COLUMNS, LIST_QUERY, NEW, OPENED, STATS_QUERY, Endpoint
 from penstock.operation_table import (
@@ -126,6 +126,14 @@ FIXED_ROWS: Final = (
     Endpoint(
         "auth/hash_password/{password}", "GET", "A hash for definitions or a user's PUT.",
         node_pages.hash_password, tags=ADMINISTRATORS,
+    ),
+    Endpoint(
+        "openapi.json", "GET", "This table, as OpenAPI 3.1.", api_pages.openapi_document, tags=(),
+        is_open=True, is_ours=True,
+    ),
+    Endpoint(
+        "index.html", "GET", "This table, as a page (text/html).", api_pages.index_page, tags=(),
+        is_open=True,
     ),
     Endpoint("version", "GET", "The versions.", node_pages.version, query=_ONE),
     Endpoint(

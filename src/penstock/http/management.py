@@ -7,6 +7,7 @@ members and pages (endpoint.ListQuery), errors in RabbitMQ's form, gzip.
           who may not: `not_authorised`, without that header. There is no 403: clients test for 401
     404   {"error": "Object Not Found"}, with our reason
     405   another method, with Allow
+    301   /api and /api/, to the page that lists the API
 
 A list of several vhosts is asked of each of them. One that is down leaves its rows out: the others
 are there, and the header X-Penstock-Down, and the member `penstock.down` of a page, name it. The
@@ -24,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.errors import INTERNAL_ERROR, NOT_FOUND
+from penstock.http.api_pages import MAKERS
 from penstock.http.bodies import SMALL_BYTES_MAX, JsonBodies, members_of
 from penstock.http.endpoint import (
     COLUMNS,
@@ -136,11 +138,19 @@ class Management:
         self._node = node
         self._auth = auth
         self._bodies = bodies
-        self._tree = AddressTree(endpoints)
+        self._endpoints = tuple(endpoints)
+        self._tree = AddressTree(self._endpoints)
+        self._pages: dict[str, bytes] = {}
 
     def find(self, path: str, method: str) -> Found:
         """Return what is at this address. path: below /api/."""
         return self._tree.find(path, method)
+
+    def _about(self, name: str) -> bytes:
+        """Return a page about the API, which is made when it is first asked for."""
+        if name not in self._pages:
+            self._pages[name] = MAKERS[name](self._endpoints)
+        return self._pages[name]
 
     async def answer(self, found: Found, request: Request) -> Response:
         """Return the answer. The account of who asks is in the request's scope, unless the row
@@ -153,7 +163,9 @@ class Management:
             status = 200 if request.method == "OPTIONS" else 405
             return Response(status_code=status, headers={**HEADERS, "Allow": allowed})
         account = None if endpoint.is_open else request.scope[ACCOUNT]
-        asked = ApiRequest(endpoint, request, self._node, self._auth, found.names, account)
+        asked = ApiRequest(
+            endpoint, request, self._node, self._auth, found.names, account, self._about
+        )
         if account is not None:
             if account.tags.isdisjoint(endpoint.tags):
                 has_any = not account.tags.isdisjoint(MANAGERS)

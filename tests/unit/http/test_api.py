@@ -89,6 +89,14 @@ def test_health_needs_no_password_and_tells_no_names(rig: HttpRig) -> None:
     assert rig.ask("/health", user=None).json()["error"] == "unavailable"
 
 
+def test_ready_and_live(rig: HttpRig) -> None:
+    rig.node.answers["status"] = WELL
+    assert rig.ask("/health/ready", user=None).json() == {"status": "ok"}
+    rig.node.answers["status"] = {**WELL, "is_ready": False}
+    assert rig.ask("/health/ready", user=None).status == 503
+    assert rig.ask("/health/live", user=None).json() == {"status": "ok"}
+
+
 @pytest.mark.parametrize(
     ("code", "status"), [(403, 403), (404, 404), (406, 400), (541, 503), (999, 500)]
 )

@@ -365,3 +365,34 @@ def test_overview_has_what_telegraf_needs(rig: HttpRig) -> None:
     assert found["product_name"] == "Penstock"
     assert found["node"].startswith("penstock@")
     assert {"message_stats", "object_totals", "queue_totals", "listeners"} <= set(found)
+
+
+# ---- pages about the API -------------------------------------------------------------------------
+
+
+def test_api_redirects_to_the_page_that_lists_it(rig: HttpRig) -> None:
+    for address in ("/api", "/api/"):
+        reply = rig.ask(address, user=None)
+        assert (reply.status, reply.headers["location"]) == (301, "/api/index.html")
+    reply = rig.ask("/api/index.html", user=None)
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    assert reply.headers["content-security-policy"].startswith("default-src 'none'")
+    for row in ENDPOINTS:
+        assert f"/api/{row.path}".encode() in reply.body
+
+
+def test_openapi_has_each_row_once(rig: HttpRig) -> None:
+    document = rig.ask("/api/openapi.json", user=None).json()
+    rows = {
+        (path.removeprefix("/api/"), method.upper())
+        for path, methods in document["paths"].items()
+        for method in methods
+    }
+    assert rows == {(row.path, row.method) for row in ENDPOINTS}
+    operations = [one for methods in document["paths"].values() for one in methods.values()]
+    assert len({one["operationId"] for one in operations}) == len(operations)
+    put = document["paths"]["/api/cluster-name"]["put"]
+    schema = put["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["required"] == ["name"]
+    assert schema["properties"]["name"]["type"] == "string"
+    assert document["paths"]["/api/auth"]["get"]["security"] == []

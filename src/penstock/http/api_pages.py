@@ -144,10 +144,14 @@ def _operation(row: Endpoint) -> dict[str, Any]:
 
 
 def _responses(row: Endpoint) -> dict[str, Any]:
-    answer: dict[str, Any] = {"description": row.help}
-    if row.status != 204:
-        answer["content"] = {"application/json": {}}
-    statuses = [row.status] if row.method == "GET" else sorted({200, 201, 204, row.status})
+    statuses = {row.status} if row.method == "GET" else {200, 201, 204, row.status}
+    answers: dict[str, Any] = {
+        str(status): {
+            "description": row.help,
+            **({"content": {row.media_type: {}}} if status == 200 else {}),
+        }
+        for status in sorted(statuses)
+    }
     refused = {
         str(status): {
             "description": meaning,
@@ -155,9 +159,7 @@ def _responses(row: Endpoint) -> dict[str, Any]:
         }
         for status, meaning in REFUSALS.items()
     }  # fmt: skip
-    if "text/html" in row.help:
-        answer["content"] = {"text/html": {}}
-    return {**{str(status): answer for status in statuses}, **refused}
+    return answers | refused
 
 
 def schema_of(member: Argument) -> dict[str, Any]:

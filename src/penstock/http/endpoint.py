@@ -66,8 +66,8 @@ class Endpoint:
     help: one line. tags: the user needs one of these; () with is_open: no password either. vhost:
     OPENED, SEEN, ANY or NEW. body: the members that are read, None if a body is not read; others
     are ignored, as RabbitMQ does. is_raw: the body is read, and not parsed. query: parameter ->
-    meaning. status: of an answer that is not an Answer; 204 has no body. is_ours:
-    RabbitMQ has nothing like it.
+    meaning. status: of an answer that is not an Answer; 201 and 204 have no body. media_type: of
+    the answer. is_ours: RabbitMQ has nothing like it.
     """
 
     path: str
@@ -84,6 +84,7 @@ class Endpoint:
     query: Mapping[str, str] = field(default_factory=dict)
     shape: "Callable[[Any], object] | None" = None
     status: int = 200
+    media_type: str = "application/json"
     is_open: bool = False
     is_ours: bool = False
 

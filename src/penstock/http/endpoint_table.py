@@ -132,8 +132,8 @@ FIXED_ROWS: Final = (
         is_open=True, is_ours=True,
     ),
     Endpoint(
-        "index.html", "GET", "This table, as a page (text/html).", api_pages.index_page, tags=(),
-        is_open=True,
+        "index.html", "GET", "This table, as a page.", api_pages.index_page, tags=(),
+        media_type="text/html", is_open=True,
     ),
     Endpoint("version", "GET", "The versions.", node_pages.version, query=_ONE),
     Endpoint(

@@ -89,6 +89,11 @@ class Endpoint:
     is_ours: bool = False
 
     @property
+    def may_be_long(self) -> bool:
+        """Return whether the answer has what many things are, if no page of them is asked for."""
+        return bool(self.rows) or self.path.startswith("definitions")
+
+    @property
     def is_list(self) -> bool:
         """Return whether the answer is a list that can be sorted and paged."""
         return "sort" in self.query

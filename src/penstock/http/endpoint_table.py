@@ -118,6 +118,10 @@ FIXED_ROWS: Final = (
             ("stream/connections/{vhost}", MANAGERS),
         )
     ),
+    Endpoint(
+        "config/effective", "GET", "The broker's options, without secrets.", "show_config",
+        tags=ADMINISTRATORS, query=LIST_QUERY,
+    ),
     Endpoint("auth", "GET", "How users log in.", node_pages.auth, tags=(), is_open=True),
     Endpoint(
         "auth/attempts/{node}", "GET", "How many logins there were.", node_pages.auth_attempts,
@@ -171,6 +175,9 @@ OUR_ROWS: Final = (
 
 VHOST_ROWS: Final = (
     Endpoint("queues", "GET", "Queues and streams of all vhosts.", rows="queues", query=_LIST),
+    Endpoint(
+        "queues/detailed", "GET", "The same, as RabbitMQ 4 has it.", rows="queues", query=_LIST
+    ),
     Endpoint("queues/{vhost}", "GET", "Those of a vhost.", rows="queues", query=_LIST),
     Endpoint(
         "queues/{vhost}/{queue}", "GET", "One queue or stream.", describes="queues",

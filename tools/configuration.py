@@ -19,6 +19,8 @@ from penstock.broker.policies import KEYS
 from penstock.cli.serve import FLAGS
 from penstock.config import AUTH_HTTP, AUTH_OAUTH2, LIMITS, QUEUES, STORAGE, TLS, settings
 from penstock.embedded.option_parsing import QUEUE_KEYWORDS, STREAM_KEYWORDS
+from penstock.http.api_pages import reference
+from penstock.http.endpoint_table import ENDPOINTS
 from penstock.operation_table import OPERATIONS, Operation
 from penstock.options import Option
 from penstock.queues.queue_options import QueueOptions
@@ -135,6 +137,9 @@ TABLES: Final[dict[Path, dict[str, Callable[[], list[str]]]]] = {
     },
     DOCS / "guides" / "policies.md": {
         "| key | types | values | of argument and policy | meaning |": policy_keys
+    },
+    DOCS / "reference" / "http.md": {
+        "| method | address | for users with the tag | |": lambda: reference(ENDPOINTS)
     },
     DOCS / "start" / "library.md": {
         "| option of a queue | values | default | |": lambda: table(QUEUE_KEYWORDS, QueueOptions)

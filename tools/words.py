@@ -308,7 +308,11 @@ def http_routes() -> list[Word]:
     """Return those that are not rows of http.endpoint_table: these are tested row by row, and
     docs/reference/http.md is made from them."""
     api, start = of("http/", "Api"), of("http/", "API")
-    found = [Word("GET /health", ("/health",), place(api._health))]
+    found = [
+        Word("GET /health", ("/health",), place(api._health)),
+        Word("GET /health/ready", ("/health/ready",), place(api._health)),
+        Word("GET /health/live", ("/health/live",), place(api._live)),
+    ]
     for word, name in (
         ("streams", "StreamEndpoints"), ("leases", "LeaseEndpoints"),
         ("staging", "StagingEndpoints"),

@@ -6,7 +6,7 @@ and the directory of each is what the broker says when it is asked to describe t
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,13 @@ class FakeNode:
     def __init__(self, users: KnownUsers) -> None:
         self.users = users
         self.answers: dict[str, Any] = {"claim_query": {"owner": "guest", "partitions": 1}}
+        self.waits: dict[str, Callable[[], Awaitable[Any]]] = {}  # operation -> what takes a while
         self.asked: list[tuple[str, str | None, dict[str, object]]] = []
 
     async def call(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
         self.asked.append((op, vhost, args))
+        if op in self.waits:
+            return await self.waits[op]()
         answer = self.answers.get(op, ControlError(404, f"NOT_FOUND - no operation {op}"))
         if callable(answer):
             answer = answer(vhost, **args)

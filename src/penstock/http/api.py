@@ -1,6 +1,8 @@
 """Api: the ASGI application: its addresses, who may use them, and the form of errors.
 
     GET  /health                    whether the broker is well; needs no password
+         /health/ready              the same, for Kubernetes' readiness
+         /health/live               whether this process answers, whatever the broker does
          /api/streams/...           read_endpoints
          /api/leases/...            read_endpoints
          /api/staging/...           staging_endpoints
@@ -37,7 +39,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -146,6 +148,8 @@ class Api:
         self._app = Starlette(
             routes=[
                 Route("/health", self._health),
+                Route("/health/ready", self._health),
+                Route("/health/live", self._live),
                 *(
                     Route(f"{API}/{word}/{address}", endpoint, methods=methods)
                     for word, there in endpoints.items()
@@ -194,6 +198,9 @@ class Api:
                 await self._app(scope, receive, send)
                 return
             self._admission.check(method, request.headers)
+            if path in (API, API + "/"):
+                await RedirectResponse(f"{API}/index.html", 301)(scope, receive, send)
+                return
             below = path.removeprefix(API + "/")
             if below.partition("/")[0] not in self._words:
                 found = self._management.find(below, method)
@@ -241,6 +248,10 @@ class Api:
         assert isinstance(error, HttpError)
         has_password = "authorization" in request.headers
         return management.error_answer(error, has_password=has_password)
+
+    async def _live(self, _request: Request) -> Response:
+        """Answer 200: a restart of the broker is of no use while this process answers."""
+        return JsonAnswer({"status": "ok"})
 
     async def _health(self, _request: Request) -> Response:
         """Answer 200 if the broker has started and no vhost is down, otherwise 503. Publishers that

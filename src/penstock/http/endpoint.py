@@ -66,8 +66,8 @@ class Endpoint:
     help: one line. tags: the user needs one of these; () with is_open: no password either. vhost:
     OPENED, SEEN, ANY or NEW. body: the members that are read, None if a body is not read; others
     are ignored, as RabbitMQ does. is_raw: the body is read, and not parsed. query: parameter ->
-    meaning. status: of an answer that is not an Answer; 204 has no body. is_ours:
-    RabbitMQ has nothing like it.
+    meaning. status: of an answer that is not an Answer; 201 and 204 have no body. media_type: of
+    the answer. is_ours: RabbitMQ has nothing like it.
     """
 
     path: str
@@ -84,8 +84,14 @@ class Endpoint:
     query: Mapping[str, str] = field(default_factory=dict)
     shape: "Callable[[Any], object] | None" = None
     status: int = 200
+    media_type: str = "application/json"
     is_open: bool = False
     is_ours: bool = False
+
+    @property
+    def may_be_long(self) -> bool:
+        """Return whether the answer has what many things are, if no page of them is asked for."""
+        return bool(self.rows) or self.path.startswith("definitions")
 
     @property
     def is_list(self) -> bool:
@@ -105,16 +111,17 @@ class Answer:
 class ApiRequest:
     """One request. names: in the address. query: parameters, the last of several. body: members of
     the JSON, checked against the row; `raw_body` has all of them. data: the body of a row with
-    is_raw. account: who asks."""
+    is_raw. account: who asks. page(name): returns a page about the API, see api_pages."""
 
     def __init__(
         self, endpoint: Endpoint, request: Request, node: NodeLink, auth: BasicAuth,
-        names: dict[str, str], account: Account | None,
+        names: dict[str, str], account: Account | None, page: "Callable[[str], bytes]",
     ) -> None:  # fmt: skip
         self.endpoint = endpoint
         self.request = request
         self.node = node
         self.auth = auth
+        self.page = page
         self.names = names
         self.query: dict[str, str] = dict(request.query_params.multi_items())
         self.raw_body: dict[str, Any] = {}

@@ -9,7 +9,7 @@ elsewhere: read_endpoints, staging_endpoints.
 from dataclasses import replace
 from typing import Final
 
-from penstock.http import change_pages, node_pages
+from penstock.http import api_pages, change_pages, node_pages
 from penstock.http.change_pages import OPERATOR_POLICY, POLICY
 from penstock.http.endpoint import ANY, COLUMNS, LIST_QUERY, NEW, OPENED, STATS_QUERY, Endpoint
 from penstock.operation_table import (
@@ -118,6 +118,10 @@ FIXED_ROWS: Final = (
             ("stream/connections/{vhost}", MANAGERS),
         )
     ),
+    Endpoint(
+        "config/effective", "GET", "The broker's options, without secrets.", "show_config",
+        tags=ADMINISTRATORS, query=LIST_QUERY,
+    ),
     Endpoint("auth", "GET", "How users log in.", node_pages.auth, tags=(), is_open=True),
     Endpoint(
         "auth/attempts/{node}", "GET", "How many logins there were.", node_pages.auth_attempts,
@@ -126,6 +130,14 @@ FIXED_ROWS: Final = (
     Endpoint(
         "auth/hash_password/{password}", "GET", "A hash for definitions or a user's PUT.",
         node_pages.hash_password, tags=ADMINISTRATORS,
+    ),
+    Endpoint(
+        "openapi.json", "GET", "This table, as OpenAPI 3.1.", api_pages.openapi_document, tags=(),
+        is_open=True, is_ours=True,
+    ),
+    Endpoint(
+        "index.html", "GET", "This table, as a page.", api_pages.index_page, tags=(),
+        media_type="text/html", is_open=True,
     ),
     Endpoint("version", "GET", "The versions.", node_pages.version, query=_ONE),
     Endpoint(
@@ -163,6 +175,9 @@ OUR_ROWS: Final = (
 
 VHOST_ROWS: Final = (
     Endpoint("queues", "GET", "Queues and streams of all vhosts.", rows="queues", query=_LIST),
+    Endpoint(
+        "queues/detailed", "GET", "The same, as RabbitMQ 4 has it.", rows="queues", query=_LIST
+    ),
     Endpoint("queues/{vhost}", "GET", "Those of a vhost.", rows="queues", query=_LIST),
     Endpoint(
         "queues/{vhost}/{queue}", "GET", "One queue or stream.", describes="queues",

@@ -7,16 +7,21 @@ members and pages (endpoint.ListQuery), errors in RabbitMQ's form, gzip.
           who may not: `not_authorised`, without that header. There is no 403: clients test for 401
     404   {"error": "Object Not Found"}, with our reason
     405   another method, with Allow
+    301   /api and /api/, to the page that lists the API
 
 A list of several vhosts is asked of each of them. One that is down leaves its rows out: the others
 are there, and the header X-Penstock-Down, and the member `penstock.down` of a page, name it. The
 list of vhosts itself has a row for it.
+
+An answer that may be long, a list without a page or definitions, waits for its turn, and is sent in
+pieces (sending). So what clients ask for without pages does not fill the memory.
 """
 
 import asyncio
 import gzip
 import json
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote, unquote_to_bytes
 
@@ -24,6 +29,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.errors import INTERNAL_ERROR, NOT_FOUND
+from penstock.http.api_pages import MAKERS
 from penstock.http.bodies import SMALL_BYTES_MAX, JsonBodies, members_of
 from penstock.http.endpoint import (
     COLUMNS,
@@ -48,6 +54,7 @@ from penstock.http.requests import (
     JsonAnswer,
     NotAuthorizedError,
 )
+from penstock.http.sending import PIECE_BYTES, AnswerTurns, PiecesAnswer
 from penstock.operation_json import JsonText, read, to_json
 from penstock.operation_table import (
     ADMINISTRATORS,
@@ -63,6 +70,8 @@ from penstock.server.control import ControlError
 GZIP_BYTES_MIN: Final = 1400  # a shorter answer fits into one packet
 THREAD_BYTES: Final = 64 << 10  # a longer one is compressed in a thread
 GZIP_LEVEL: Final = 4
+LONG_MAX: Final = 4  # long answers at a time
+USER_LONG_MAX: Final = 2
 HEADERS: Final = {"Cache-Control": "no-cache", "Vary": "accept, accept-encoding, origin"}
 NO_TAG: Final[Mapping[tuple[str, ...], str]] = {
     MANAGERS: "Not management user",
@@ -136,11 +145,20 @@ class Management:
         self._node = node
         self._auth = auth
         self._bodies = bodies
-        self._tree = AddressTree(endpoints)
+        self._endpoints = tuple(endpoints)
+        self._tree = AddressTree(self._endpoints)
+        self._pages: dict[str, bytes] = {}
+        self._turns = AnswerTurns(LONG_MAX, USER_LONG_MAX)
 
     def find(self, path: str, method: str) -> Found:
         """Return what is at this address. path: below /api/."""
         return self._tree.find(path, method)
+
+    def _about(self, name: str) -> bytes:
+        """Return a page about the API, which is made when it is first asked for."""
+        if name not in self._pages:
+            self._pages[name] = MAKERS[name](self._endpoints)
+        return self._pages[name]
 
     async def answer(self, found: Found, request: Request) -> Response:
         """Return the answer. The account of who asks is in the request's scope, unless the row
@@ -153,7 +171,9 @@ class Management:
             status = 200 if request.method == "OPTIONS" else 405
             return Response(status_code=status, headers={**HEADERS, "Allow": allowed})
         account = None if endpoint.is_open else request.scope[ACCOUNT]
-        asked = ApiRequest(endpoint, request, self._node, self._auth, found.names, account)
+        asked = ApiRequest(
+            endpoint, request, self._node, self._auth, found.names, account, self._about
+        )
         if account is not None:
             if account.tags.isdisjoint(endpoint.tags):
                 has_any = not account.tags.isdisjoint(MANAGERS)
@@ -161,7 +181,25 @@ class Management:
             asked.check_vhost()
         if endpoint.body is not None:
             await self._read_body(asked, endpoint.body)
+        if endpoint.may_be_long and "page" not in asked.query:
+            return await self._in_turn(asked)
         return await _encoded(await self._result(asked), asked)
+
+    async def _in_turn(self, asked: ApiRequest) -> Response:
+        """Return a long answer, when it has a turn, which ends when the answer is sent."""
+        user = asked.account.user
+        await self._turns.take(user)
+        ended = partial(self._turns.give_back, user)
+        try:
+            reply = await _encoded(await self._result(asked), asked)
+        except BaseException:
+            ended()
+            raise
+        if len(reply.body) <= PIECE_BYTES:
+            ended()
+            return reply
+        what = f"{asked.request.method} {asked.request.url.path}"
+        return PiecesAnswer(bytes(reply.body), reply.status_code, reply.headers, what, ended)
 
     async def _read_body(self, asked: ApiRequest, members: tuple[Any, ...]) -> None:
         """Read the body, and check the members of the row. Raises HttpError."""

@@ -49,7 +49,6 @@ import functools
 import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
@@ -66,6 +65,7 @@ from penstock.errors import CorruptionError, NotAStoreError, PenstockError
 from penstock.http.node_link import NodeLink, ask_classic, ask_stream
 from penstock.http.pages import MEDIA_TYPE, ByteCache, Span, encode_chunk, open_page
 from penstock.http.requests import USER, HttpError, JsonAnswer, given, time_us, whole
+from penstock.http.sending import AnswerTurns, SendTime
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.pages.page_reading import list_bases
 from penstock.storage.pages.stream_meta import StreamHead
@@ -79,8 +79,6 @@ PATHS_MAX: Final = 4096
 CACHE_BYTES: Final = 16 << 20
 ANSWERS_MAX: Final = 32
 USER_ANSWERS_MAX: Final = 24
-STALL_S: Final = 60.0
-PACE: Final = 16 << 10  # bytes in a second
 RANGE_NOT_SATISFIABLE: Final = 416
 
 
@@ -406,84 +404,6 @@ class RangeAnswers:
                     raise
             self._directories.forget(directory)
         raise AssertionError
-
-
-class AnswerTurns:
-    """Limits how many long answers are made at a time: `most`, and `most_of_user` of one user. Used
-    on the loop only."""
-
-    def __init__(self, most: int, most_of_user: int) -> None:
-        self._most = most
-        self._most_of_user = most_of_user
-        self._count = 0
-        self._of_user: dict[str, int] = {}
-        # user -> who waits; the user whose turn is next is the first
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-
-    async def take(self, user: str) -> None:
-        """Wait for a turn."""
-        if self._has_room(user):
-            self._grant(user)
-            return
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(user, deque()).append(granted)
-        try:
-            await granted
-        except asyncio.CancelledError:
-            if not granted.cancelled():  # it was granted meanwhile
-                self.give_back(user)
-            raise
-
-    def give_back(self, user: str) -> None:
-        """End a turn, and let those who wait have theirs."""
-        self._count -= 1
-        self._of_user[user] -= 1
-        if not self._of_user[user]:
-            del self._of_user[user]
-        while (next_user := self._next()) is not None:
-            some = self._waiting.pop(next_user)
-            granted = some.popleft()
-            if some:
-                self._waiting[next_user] = some
-            if not granted.done():  # else its client has left
-                self._grant(next_user)
-                granted.set_result(None)
-
-    def _next(self) -> str | None:
-        return next((user for user in self._waiting if self._has_room(user)), None)
-
-    def _has_room(self, user: str) -> bool:
-        return self._count < self._most and self._of_user.get(user, 0) < self._most_of_user
-
-    def _grant(self, user: str) -> None:
-        self._count += 1
-        self._of_user[user] = self._of_user.get(user, 0) + 1
-
-
-class SendTime:
-    """How long a client takes for its answer: STALL_S at a time, and on average what PACE gives it
-    for what it has taken."""
-
-    def __init__(self) -> None:
-        self._spare_s = STALL_S
-
-    def left_s(self) -> float:
-        """Return how long the client may take for the next step. Raises TimeoutError if it has no
-        time left."""
-        if self._spare_s <= 0:
-            raise TimeoutError
-        return self._spare_s
-
-    def took(self, seconds: float, size: int) -> None:
-        """Note that the client has taken `size` bytes."""
-        # What a fast client has saved does not count for longer than a step.
-        self._spare_s = min(self._spare_s - seconds + size / PACE, STALL_S)
-
-    def why(self) -> str:
-        """Return why the answer is cut."""
-        if self._spare_s < STALL_S:
-            return f"the client takes too little, less than {PACE} bytes/s"
-        return f"the client takes nothing for {STALL_S:g} s"
 
 
 class LongAnswer(Response):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.http import pages, ranges
+from penstock.http import pages, ranges, sending
 from penstock.http.api import Api
 from penstock.http.ranges import StreamPages
 from penstock.server.control import ControlError
@@ -87,6 +87,14 @@ def test_health_needs_no_password_and_tells_no_names(rig: HttpRig) -> None:
     assert rig.ask("/health", user=None).status == 503
     rig.node.answers["status"] = ControlError(541, "INTERNAL_ERROR - x")
     assert rig.ask("/health", user=None).json()["error"] == "unavailable"
+
+
+def test_ready_and_live(rig: HttpRig) -> None:
+    rig.node.answers["status"] = WELL
+    assert rig.ask("/health/ready", user=None).json() == {"status": "ok"}
+    rig.node.answers["status"] = {**WELL, "is_ready": False}
+    assert rig.ask("/health/ready", user=None).status == 503
+    assert rig.ask("/health/live", user=None).json() == {"status": "ok"}
 
 
 @pytest.mark.parametrize(
@@ -368,7 +376,7 @@ def test_a_client_that_leaves_ends_the_work(rig: HttpRig, monkeypatch: pytest.Mo
 def test_a_client_that_takes_nothing_is_cut(
     rig: HttpRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ranges, "STALL_S", 0.01)
+    monkeypatch.setattr(sending, "STALL_S", 0.01)
 
     async def scenario(app: Api) -> Reply:
         async def stalled(scope: Any, receive: Any, send: Any) -> None:

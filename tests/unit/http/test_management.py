@@ -1,5 +1,6 @@
 """RabbitMQ's HTTP API: who may ask what, forms of errors, members, sorting, pages."""
 
+import asyncio
 import gzip
 import json
 from collections.abc import Iterator
@@ -8,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from penstock.http.api import Api
 from penstock.http.endpoint import ANY, NEW, OPENED, Endpoint, ListQuery, described_names
 from penstock.http.endpoint_table import ENDPOINTS
 from penstock.http.node_pages import summed
 from penstock.http.requests import HttpError
 from penstock.operation_table import ADMINISTRATORS, MANAGERS, OPERATIONS, POLICYMAKERS, WATCHERS
 from penstock.server.control import ControlError
-from tests.helpers.asgi_client import Reply
+from tests.helpers.asgi_client import Reply, ask
 from tests.helpers.http_rig import EVERYTHING, TAGS, HttpRig, users_facts
 
 WELL = {
@@ -128,7 +130,7 @@ def test_methods(rig: HttpRig) -> None:
 
 def test_addresses(rig: HttpRig) -> None:
     assert rig.ask("/api/whoami/").json()["name"] == "guest"
-    for address in ("/api/x", "/api/whoami/x", "/api/", "/api/health", "/api/queues/%2F/q/x"):
+    for address in ("/api/x", "/api/whoami/x", "/api/health", "/api/queues/%2F/q/x"):
         reply = rig.ask(address)
         assert (reply.status, reply.json()["error"]) == (404, "Object Not Found"), address
 
@@ -180,6 +182,36 @@ def test_long_answers_are_compressed_if_asked_for(rig: HttpRig) -> None:
     assert "content-encoding" not in rig.ask("/api/queues/%2F").headers
     asked = {"accept-encoding": "gzip;q=0, identity"}
     assert "content-encoding" not in rig.ask("/api/queues/%2F", headers=asked).headers
+
+
+def test_long_answers_have_turns_and_are_sent_in_pieces(rig: HttpRig) -> None:
+    rows = [{"name": "x" * 1000, "n": n} for n in range(3000)]
+    under_way: list[int] = []
+    most: list[int] = []
+
+    async def list_rows() -> list[dict[str, object]]:
+        under_way.append(1)
+        most.append(len(under_way))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        under_way.pop()
+        return rows
+
+    rig.node.waits["list_rows"] = list_rows
+
+    async def scenario(app: Api) -> Reply:
+        replies = await asyncio.gather(*[ask(app, "/api/queues/%2F") for _ in range(8)])
+        for reply in replies:
+            assert reply.json() == rows
+            assert len(reply.pieces) > 5
+            assert int(reply.headers["content-length"]) == len(reply.body)
+        left = await ask(app, "/api/queues/%2F", leaves_after=1)
+        assert left.status == 200
+        return await ask(app, "/api/queues/%2F", method="HEAD")
+
+    reply = rig.run(scenario)
+    assert (reply.status, reply.body) == (200, b"")
+    assert max(most) == 2  # of one user
 
 
 # ---- members, sorting, pages ---------------------------------------------------------------------
@@ -365,3 +397,34 @@ def test_overview_has_what_telegraf_needs(rig: HttpRig) -> None:
     assert found["product_name"] == "Penstock"
     assert found["node"].startswith("penstock@")
     assert {"message_stats", "object_totals", "queue_totals", "listeners"} <= set(found)
+
+
+# ---- pages about the API -------------------------------------------------------------------------
+
+
+def test_api_redirects_to_the_page_that_lists_it(rig: HttpRig) -> None:
+    for address in ("/api", "/api/"):
+        reply = rig.ask(address, user=None)
+        assert (reply.status, reply.headers["location"]) == (301, "/api/index.html")
+    reply = rig.ask("/api/index.html", user=None)
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    assert reply.headers["content-security-policy"].startswith("default-src 'none'")
+    for row in ENDPOINTS:
+        assert f"/api/{row.path}".encode() in reply.body
+
+
+def test_openapi_has_each_row_once(rig: HttpRig) -> None:
+    document = rig.ask("/api/openapi.json", user=None).json()
+    rows = {
+        (path.removeprefix("/api/"), method.upper())
+        for path, methods in document["paths"].items()
+        for method in methods
+    }
+    assert rows == {(row.path, row.method) for row in ENDPOINTS}
+    operations = [one for methods in document["paths"].values() for one in methods.values()]
+    assert len({one["operationId"] for one in operations}) == len(operations)
+    put = document["paths"]["/api/cluster-name"]["put"]
+    schema = put["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["required"] == ["name"]
+    assert schema["properties"]["name"]["type"] == "string"
+    assert document["paths"]["/api/auth"]["get"]["security"] == []

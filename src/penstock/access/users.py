@@ -537,7 +537,7 @@ class Users(KnownUsers):
         """Reset one limit, or all, to the default. Raises AMQPError 404."""
         self._check_known(kind, name)
         if limit != "all" and limit not in KINDS[kind]:
-            raise OptionError("limit", limit, [*KINDS[kind], "all"])
+            raise OptionError(limit, None, [*KINDS[kind], "all"])
         own = self._limits[kind].get(name, {})
         left = {one: n for one, n in own.items() if limit not in ("all", one)}
         self._put_limits(kind, name, left)

@@ -51,6 +51,12 @@ def first(rows: Any) -> object:
     return rows[0]
 
 
+def some(rows: Any) -> object:
+    """Return the rows. Raises HttpError 404 if there is none."""
+    first(rows)
+    return rows
+
+
 def _text_of(error: ControlError) -> str:
     return error.text.partition(" - ")[2] or error.text
 
@@ -388,11 +394,23 @@ async def put_vhost(asked: ApiRequest) -> object:
     is_new = name not in asked.node.users.vhosts()
     if is_new:
         await asked.call_once("add_vhost", name=name, **said)
+        await _open_to_creator(asked)
     elif said:
         await asked.call_once("update_vhost_metadata", name=name, **said)
     if "tracing" in asked.raw_body:
         await asked.call("trace_on" if asked.body["tracing"] else "trace_off", name)
     return Answer(201 if is_new else 204)
+
+
+async def _open_to_creator(asked: ApiRequest) -> None:
+    """Give the user all permissions on the new vhost, as RabbitMQ does; a user of another backend
+    has its own."""
+    everything = dict.fromkeys(("configure", "write", "read"), ".*")
+    try:
+        await asked.call_once("set_permissions", asked.vhost, user=asked.account.user, **everything)
+    except ControlError as error:
+        if error.code != NOT_FOUND:
+            raise
 
 
 async def delete_vhost(asked: ApiRequest) -> object:

@@ -345,8 +345,12 @@ CHANGE_ROWS: Final = (
             ("topic-permissions", "Which routing keys users may use."),
             ("vhosts/{vhost}/topic-permissions", "Those of a vhost."),
             ("users/{user}/topic-permissions", "Those of a user."),
-            ("topic-permissions/{vhost}/{user}", "Those of a user in a vhost."),
         )
+    ),
+    Endpoint(
+        "topic-permissions/{vhost}/{user}", "GET", "Those of a user in a vhost.",
+        "list_topic_permissions", tags=ADMINISTRATORS, vhost=ANY, query=_LIST,
+        shape=change_pages.some,
     ),
     Endpoint(
         "topic-permissions/{vhost}/{user}", "PUT", "Set which routing keys a user may use.",

@@ -73,7 +73,7 @@ from hashlib import blake2b
 from math import log
 from random import Random
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote_plus
 
 from penstock.codec.fields import decode_table, encode_table
 from penstock.codec.properties import BasicProperties
@@ -497,7 +497,7 @@ class Binding:
     def properties_key(self) -> str:
         """What RabbitMQ's HTTP API calls a binding among those of the same source and destination:
         the key, percent-encoded, "~" if there is nothing else; with arguments "~" and a hash."""
-        key = quote(self.key.encode("utf-8", "surrogateescape"), safe="").replace("~", "%7E")
+        key = quote_plus(self.key.encode("utf-8", "surrogateescape")).replace("~", "%7E")
         if not self.encoded:
             return key or "~"
         named = blake2b(canonical(self.arguments), digest_size=PROPERTIES_KEY_BYTES).digest()

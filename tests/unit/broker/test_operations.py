@@ -96,7 +96,7 @@ def test_exchanges_and_bindings(rig: OperationRig) -> None:
     [
         ("a.#", {}, "a.%23"),
         ("", {}, "~"),
-        ("~é/", {}, "%7E%C3%A9%2F"),
+        ("~é /+", {}, "%7E%C3%A9+%2F%2B"),
         ("k", {"b": 1, "a": 2}, None),
     ],
 )  # fmt: skip

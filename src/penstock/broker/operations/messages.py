@@ -63,9 +63,10 @@ _OF_ACKMODE: Final = {
 
 class OperatorSession:
     """What one caller holds: by queue, the pending tags and the AMQQueue in which they are
-    pending."""
+    pending. has_counts: messages that were delivered before have x-delivery-count."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_counts: bool = True) -> None:
+        self.has_counts: bool = has_counts
         self.is_closed: bool = False
         self.held: dict[str, dict[int, tuple[BrokerQueue, AMQQueue]]] = {}
 
@@ -297,7 +298,7 @@ def _take(
                 continue
             break
         session.held.setdefault(queue.name, {})[delivery.tag] = (queue, amq)
-        found.append(_message(vhost, queue, delivery))
+        found.append(_message(vhost, queue, delivery, has_count=session.has_counts))
         size += delivery.message.size
         again += delivery.is_redelivered
     if found:
@@ -307,11 +308,13 @@ def _take(
     return found
 
 
-def _message(vhost: VHost, queue: BrokerQueue, delivery: Delivery) -> dict[str, object]:
+def _message(
+    vhost: VHost, queue: BrokerQueue, delivery: Delivery, *, has_count: bool = True
+) -> dict[str, object]:
     """Return a message as operators get it; its body is bytes."""
     message = delivery.message
     address, props = vhost.headers.parts(message.header, queue.name)
-    if delivery.attempts:
+    if delivery.attempts and has_count:
         props = vhost.headers.delivered_props(props, delivery.attempts)
     cut = 1 + address[0]
     properties = BasicProperties.decode(props)
@@ -379,7 +382,7 @@ def _settle(
 def _get_messages(call: Call) -> None:
     vhost, args = call.vhost, call.args
     queue = vhost.table.find_messages(args.text("queue"), call.owner, "get")
-    session = OperatorSession()
+    session = OperatorSession(has_counts=queue.is_quorum)
 
     def got(result: object) -> None:
         if isinstance(result, dict):

@@ -741,14 +741,21 @@ class VHost(QueueOwner[BrokerQueue]):
         """Set a policy or an operator policy; return the LSN. done: called when all queues and
         exchanges have it. ChannelError 406: it is wrong, and nothing happened."""
         lsn = self.policies.set(component, name, value)
-        self._policy_changes.begin(done)
+        self._apply_policies(done)
         return lsn
 
     def clear_policy(self, component: str, name: str, done: Callable[[Counts], None]) -> int:
         """Delete a policy or an operator policy, as `set_policy` sets one. ChannelError 404."""
         lsn = self.policies.clear(component, name)
-        self._policy_changes.begin(done)
+        self._apply_policies(done)
         return lsn
+
+    def _apply_policies(self, done: Callable[[Counts], None]) -> None:
+        def applied(counts: Counts) -> None:
+            self.table.policies_changed()
+            done(counts)
+
+        self._policy_changes.begin(applied)
 
     def _everything(self) -> tuple[list[str], list[str]]:
         return list(self.exchanges), [*self.queues, *self.queue_set.stored]

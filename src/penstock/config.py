@@ -146,7 +146,7 @@ class Config:
     staging_user_bytes_max: int = 6 * GIB
     staging_timeout_s: float = 86_400.0
     lease_alert_s: float = 3600.0
-    consumer_timeout_s: float | None = None
+    consumer_timeout_s: float | None = 1800.0  # as RabbitMQ's
     consumer_timeout_closes: bool = False
     stream_hold_s_max: float = 86_400.0
     stream_hold_bytes_max: int = 8 * GIB

@@ -201,7 +201,7 @@ def test_what_a_vhost_is_told_crosses_a_processs_border() -> None:
         "mode": OS, "memory_bytes": 123, "is_strict": True, "is_audited": False,
         "log_level": "debug",
         "staging_timeout_s": 86_400.0, "lease_alert_s": 3600.0,
-        "consumer_timeout_s": None, "consumer_timeout_closes": False,
+        "consumer_timeout_s": 1800.0, "consumer_timeout_closes": False,
         "stream_hold_s_max": 86_400.0, "stream_hold_bytes_max": 8 << 30,
     }  # fmt: skip
 

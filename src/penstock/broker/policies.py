@@ -277,6 +277,15 @@ class Policies:
         """Whether there is no policy at all."""
         return not self._ordered[POLICY] and not self._ordered[OPERATOR_POLICY]
 
+    @property
+    def limits_memory(self) -> bool:
+        """Whether one of them gives queues a memory limit."""
+        return any(
+            "queue-max-memory-bytes" in policy.definition
+            for ordered in self._ordered.values()
+            for policy in ordered
+        )
+
     def all(self, component: str) -> list[Policy]:
         """Return all policies, or all operator policies, by name."""
         return sorted(self._known[component].values(), key=_name_of)

@@ -421,7 +421,7 @@ class QueueTable:
     def check_limits(self) -> None:
         """Check at the start whether the queues' own memory limits fit the budget together. If not,
         warn; if that is strict, keep down those that do not fit."""
-        self._queue_set.read_limits()
+        self._queue_set.read_limits(of_policies=self._policies.limits_memory)
         if not self._queue_set.is_strict:
             return
         for name, (given, expected) in self._queue_set.limits_beyond().items():
@@ -451,11 +451,21 @@ class QueueTable:
                 used += limit
                 self._start(name)
 
+    def policies_changed(self) -> None:
+        """Look at the memory limits once all queues have what changed policies say: start queues
+        for which there is room now; warn if the limits do not fit the budget together."""
+        self.recheck_kept_down()
+        if self._policies.limits_memory:
+            queue_set = self._queue_set
+            text = queue_set.monitor.check_limits(0, others_bytes=queue_set.unopened_limits())
+            if text is not None:
+                self._warn(text)
+
     def _limit_of(self, name: str) -> int:
         """Return the own memory limit of a queue that is kept down, in bytes."""
         queue = self._queue_set.queues.get(name)
         if queue is None:
-            return self._queue_set.limits[name]
+            return self._queue_set.limits.get(name, 0)
         return queue.amq.options.max_memory_bytes or 0
 
     def _start(self, name: str) -> None:
@@ -510,6 +520,7 @@ class QueueTable:
             if not self.is_stored(name):
                 return None
             arguments, options, _ = self.stored(bytes_of(name))
+            self._queue_set.note_limit(name, options)
             if self._is_to_open(name, options):
                 opened = self._queue_set.find(name)
                 assert opened is not None, "it is stored"

@@ -212,6 +212,7 @@ HOLDERS_SHOWN: Final = 3
 UNFINISHED_PART: Final = 2  # of the budget: what unfinished messages of all clients may hold
 STALLED_LOOKS: Final = 4  # within the time for which a message may make no progress
 TIMEOUT_LOOK_S: Final = 1.0
+TIMEOUT_LOOKS: Final = 60  # within the broker's own timeout, while nobody else has one
 PEERS_LOOKED_AT: Final = 64  # connections in one step
 BODIES_PART: Final = 16  # of the budget: bodies of 64 KiB to 1 MiB that are arriving, in RAM
 
@@ -273,9 +274,9 @@ class VHost(QueueOwner[BrokerQueue]):
         self.batches: object | None = None  # of the exactly-once sink (batches.py)
         self.on_tick: list[Callable[[float], None]] = []  # called with monotonic seconds
         self.handlers: set[Peer] = set()  # clients' connections, kept by themselves
-        self.has_timeouts: bool = settings.consumer_timeout_s is not None  # somebody has one
+        self.has_timeouts: bool = False  # of a queue or a consumer, beside the broker's
         self._timeouts: TimeoutLook = TimeoutLook(self.handlers, clock)
-        self._timeouts_due_s: float = 0.0
+        self._timeouts_looked_s: float = 0.0
         self.in_flight: InFlight = InFlight(clock.monotonic)  # a process shares it: vhost_process
         self._event = on_event
         self.alerts: AlertManager = AlertManager(name, clock, on_event)
@@ -510,8 +511,10 @@ class VHost(QueueOwner[BrokerQueue]):
             self.count_unacked(user, 0)
 
     def _watch_timeouts(self, now_s: float) -> None:
-        if self.has_timeouts and now_s >= self._timeouts_due_s:
-            self._timeouts_due_s = now_s + TIMEOUT_LOOK_S
+        default_s = self.settings.consumer_timeout_s or 0.0
+        every_s = TIMEOUT_LOOK_S if self.has_timeouts else default_s / TIMEOUT_LOOKS
+        if every_s and now_s - self._timeouts_looked_s >= max(every_s, TIMEOUT_LOOK_S):
+            self._timeouts_looked_s = now_s
             self.background.wake(self._timeouts)
 
     def token(self, n: int) -> str:
@@ -738,14 +741,21 @@ class VHost(QueueOwner[BrokerQueue]):
         """Set a policy or an operator policy; return the LSN. done: called when all queues and
         exchanges have it. ChannelError 406: it is wrong, and nothing happened."""
         lsn = self.policies.set(component, name, value)
-        self._policy_changes.begin(done)
+        self._apply_policies(done)
         return lsn
 
     def clear_policy(self, component: str, name: str, done: Callable[[Counts], None]) -> int:
         """Delete a policy or an operator policy, as `set_policy` sets one. ChannelError 404."""
         lsn = self.policies.clear(component, name)
-        self._policy_changes.begin(done)
+        self._apply_policies(done)
         return lsn
+
+    def _apply_policies(self, done: Callable[[Counts], None]) -> None:
+        def applied(counts: Counts) -> None:
+            self.table.policies_changed()
+            done(counts)
+
+        self._policy_changes.begin(applied)
 
     def _everything(self) -> tuple[list[str], list[str]]:
         return list(self.exchanges), [*self.queues, *self.queue_set.stored]

@@ -314,21 +314,29 @@ class QueueSet(Generic[Q]):
 
     # ---- own limits ----------------------------------------------------------------------------
 
-    def read_limits(self) -> None:
-        """Read the own limits of the stored queues, at the start. Reports a warning if they do not
-        fit the budget together."""
+    def read_limits(self, *, of_policies: bool = False) -> None:
+        """Read the own limits of the stored queues, at the start. of_policies: also queues whose
+        arguments say nothing may have one. Reports a warning if they do not fit the budget
+        together."""
         for queue in sorted(self.engine.routing.queues.values(), key=_number):
-            if may_have_limit(queue.arguments) and not queue.flags & STREAM_FLAG:
+            may_have = of_policies or may_have_limit(queue.arguments)
+            if may_have and not queue.flags & STREAM_FLAG:
                 name = queue.name.partition(priority_queue.SEPARATOR)[0]
                 try:
-                    limit = self._owner.stored_options(name).max_memory_bytes
+                    self.note_limit(text_of(name), self._owner.stored_options(name))
                 except (OptionError, ValueError):
                     continue  # opening the queue raises the error
-                if limit:
-                    self.limits[text_of(name)] = limit
         text = limits_warning(self.limits, self.monitor.budget_bytes)
         if text is not None:
             self._owner.event("warning", text)
+
+    def note_limit(self, name: str, options: QueueOptions) -> None:
+        """Note the own limit, if any, of a stored queue that is not open."""
+        limit = options.max_memory_bytes
+        if limit:
+            self.limits[name] = limit
+        else:
+            self.limits.pop(name, None)
 
     def limits_beyond(self) -> dict[str, tuple[str, str]]:
         """Return the queues whose own limits do not fit the budget, oldest first, each with its

@@ -272,3 +272,24 @@ def test_tags_that_are_late_are_bounded() -> None:
     pass_time(rig, 7)
     assert len(unacked.late) == LATE_MAX
     assert 1 in unacked.late
+
+
+def looks(rig: BrokerRig, seconds: int) -> int:
+    """How often the broker looks in so many seconds."""
+    found = set()
+    for _ in range(seconds):
+        rig.tick(1.0)
+        found.add(rig.vhost._timeouts_looked_s)
+    return len(found)
+
+
+def test_the_broker_looks_less_often_while_only_its_own_long_timeout_counts() -> None:
+    rig = with_settings(consumer_timeout_s=1800.0)
+    c = consuming(rig)
+    c.publish(1, "", "q", b"x")
+    assert got(c) == [(1, False, b"x")]
+    assert looks(rig, 300) < 15
+    pass_time(rig, 1600)
+    assert got(c) == [(2, True, b"x")]
+    c.call(1, BasicConsume(queue="q", arguments={"x-consumer-timeout": 2000}), BasicConsumeOk)
+    assert looks(rig, 10) == 10

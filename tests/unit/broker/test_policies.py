@@ -1,5 +1,6 @@
 """Policies: which one applies, what counts, and that a change reaches what there is."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -358,6 +359,32 @@ def test_a_memory_limit(rig: OperationRig) -> None:
     assert row_of(rig)["memory_max"] == 4096
     rig.result("clear_policy", name="p")
     assert row_of(rig)["memory_max"] is None
+
+
+def test_a_strict_start_keeps_down_what_a_policy_gives_too_much() -> None:
+    rig = OperationRig(memory_bytes=64 << 20)
+    rig.settings = replace(rig.settings, is_strict=True)
+    for name in "abc":
+        rig.result("declare_queue", queue=name, durable=True)
+        rig.put(name, b"x", delivery_mode=2)
+    put_policy(rig, pattern=".", queue_max_memory_bytes=30 << 20)
+    assert "come to 90 MiB" in rig.events[-1][1]
+    rig.restart()
+
+    def states() -> list[str]:
+        return [row["state"] for row in rig.result("list_queues")]
+
+    assert states() == ["running", "running", "down"]
+    assert rig.vhost.table.kept_down["c"].startswith("its own memory limit is 30 MiB, expected ")
+    put_policy(rig, pattern=".", queue_max_memory_bytes=20 << 20)
+    assert states() == ["running"] * 3
+    rig.restart()
+    assert states() == ["running"] * 3
+    put_policy(rig, pattern=".", queue_max_memory_bytes=60 << 20)
+    rig.restart()
+    assert states() == ["running", "down", "down"]
+    rig.result("clear_policy", name="p")
+    assert states() == ["running"] * 3
 
 
 def test_alerts_and_retries(rig: OperationRig) -> None:

@@ -212,6 +212,7 @@ HOLDERS_SHOWN: Final = 3
 UNFINISHED_PART: Final = 2  # of the budget: what unfinished messages of all clients may hold
 STALLED_LOOKS: Final = 4  # within the time for which a message may make no progress
 TIMEOUT_LOOK_S: Final = 1.0
+AGE_LOOK_S: Final = 5.0  # without timeouts, for the ages that people see
 PEERS_LOOKED_AT: Final = 64  # connections in one step
 BODIES_PART: Final = 16  # of the budget: bodies of 64 KiB to 1 MiB that are arriving, in RAM
 
@@ -510,8 +511,8 @@ class VHost(QueueOwner[BrokerQueue]):
             self.count_unacked(user, 0)
 
     def _watch_timeouts(self, now_s: float) -> None:
-        if self.has_timeouts and now_s >= self._timeouts_due_s:
-            self._timeouts_due_s = now_s + TIMEOUT_LOOK_S
+        if now_s >= self._timeouts_due_s:
+            self._timeouts_due_s = now_s + (TIMEOUT_LOOK_S if self.has_timeouts else AGE_LOOK_S)
             self.background.wake(self._timeouts)
 
     def token(self, n: int) -> str:

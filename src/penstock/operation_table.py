@@ -552,6 +552,8 @@ SESSION: Final = "session"
 AS_USER: Final = "as_user"  # of a call of the HTTP process: name, tags, permissions, `from`
 _SESSION: Final = text(SESSION, "the session, by a name that the caller chooses")
 _COUNT: Final = whole("count", 1, GET_MAX, "how many messages at most", default=1)
+_ENCODING: Final = chosen("encoding", "auto: text if it is UTF-8", "auto", "base64", default="auto")
+_TRUNCATE: Final = whole_or_null("truncate", 0, meaning="bytes of each body that are shown")
 _READER: Final = matching_text(
     "reader", f"1 to {READER_BYTES_MAX} bytes", _is_byte_name(READER_BYTES_MAX), "the reader"
 )
@@ -938,6 +940,18 @@ _ROWS: Final = (
         more="The operation takes them for the session; `settle` acknowledges them.",
     ),
     Operation(
+        "browse_messages", "Show messages of a queue with such a key, header or body.",
+        (
+            _QUEUE, _COUNT, whole_or_null("after", meaning="the tag before the first"),
+            whole("skip", 0, U63_MAX, "so many of those that are found", default=0),
+            text("key", "a part of the routing key", default=""),
+            table("headers", "headers and their values as text; null: any value"),
+            text("body", "a part of the body", default=""), _ENCODING, _TRUNCATE,
+        ), _READ_QUEUE, answer=("messages", "after", "scanned", "is_end"),
+        more="Looks at 20,000 messages at most, changes nothing, and takes none. after: the last "
+        "one's tag, from which the next call goes on. is_end: there is no more.",
+    ),
+    Operation(
         "get_messages", "Get messages and settle them at once, as RabbitMQ's HTTP API does.",
         (
             _QUEUE, whole("count", 1, U63_MAX, "how many messages at most", default=1),
@@ -945,8 +959,7 @@ _ROWS: Final = (
                 "ackmode", "what becomes of them", "ack_requeue_true", "ack_requeue_false",
                 "reject_requeue_true", "reject_requeue_false", default="ack_requeue_true",
             ),
-            chosen("encoding", "auto: text if it is UTF-8", "auto", "base64", default="auto"),
-            whole_or_null("truncate", 0, meaning="bytes of each body that are shown"),
+            _ENCODING, _TRUNCATE,
         ), _READ_QUEUE,
         answer=(
             "payload_bytes", "redelivered", "exchange", "routing_key", "message_count",

@@ -77,3 +77,27 @@ def test_a_vhost_that_is_stopped_is_listed_with_its_reason(tmp_path: Path) -> No
         assert (found["items"], found["total_count"]) == ([{"name": "shop"}], 2)
         assert http.json("GET", "vhosts/shop") == second
         http.json("GET", "vhosts/none", status=404)
+
+
+def test_queues_in_pages_their_messages_and_who_has_some(tmp_path: Path) -> None:
+    with LiveBroker(tmp_path / "data", has_http=True) as broker, HttpCaller(broker) as http:
+        broker.control("add_vhost", name="shop")
+        for vhost, name in (("/", "orders"), ("/", "a b/c"), ("shop", "orders")):
+            broker.control("declare_queue", vhost=vhost, queue=name)
+        for n in range(3):
+            broker.control("publish", routing_key="orders", bodies=[f"order {n}"], properties={})
+        assert [row["name"] for row in http.json("GET", "queues")] == ["a b/c", "orders", "orders"]
+        page = http.json("GET", "queues?page=1&page_size=1&sort=messages&sort_reverse=true")
+        assert (page["items"][0]["messages"], page["total_count"]) == (3, 3)
+        assert page["items"][0]["vhost"] == "/"
+        assert http.json("GET", "queues/%2F/a%20b%2Fc?columns=name") == {"name": "a b/c"}
+        http.json("GET", "queues/%2F/none", status=404)
+        assert http.json("GET", "queues/%2F?page=9", status=400)["error"] == "page_out_of_range"
+        broken = http.json("GET", "queues/%2F?page=1&name=(&use_regex=true", status=400)
+        assert "expected a regular expression" in broken["reason"]
+        ours = "penstock/queues/%2F/orders"
+        found = http.json("GET", f"{ours}/messages?count=9&body=r%201")
+        assert [one["payload"] for one in found["messages"]] == ["order 1"]
+        assert (found["scanned"], found["is_end"]) == (3, True)
+        assert http.json("GET", f"{ours}/unacked") == []
+        assert http.json("GET", "queues/%2F/orders")["messages_ready"] == 3

@@ -121,6 +121,8 @@ class Consumer:
         self.timeout_s: float | None = None
         self.tracer: Callable[[Consumer, bytes, bytes, Delivery], None] | None = None
         self.unacked: int = 0
+        self.ack_s: float | None = None  # see `look`
+        self._looked: tuple[float, int, int] = (0.0, 0, 0)  # time, acknowledged, unacked
         self.is_cancelled: bool = False
         self.is_parked: bool = False  # it was not ready when it was asked last
         self.delivered: int = 0
@@ -171,6 +173,16 @@ class Consumer:
         if timeout_s is None:
             timeout_s = self.queue.amq.options.consumer_timeout_s
         return default_s if timeout_s is None else timeout_s
+
+    def look(self, now_s: float) -> None:
+        """Compute `ack_s`: how many seconds a delivery was open on average, between the last look
+        in which some were settled and the one before it. By Little's law that is the mean number
+        of open ones by the rate, so that no delivery needs a time. None: no_ack, or none was."""
+        before_s, before, open_then = self._looked
+        settled = self.delivered - self.unacked
+        self._looked = now_s, settled, self.unacked
+        if before_s and settled > before and not self.no_ack:
+            self.ack_s = (self.unacked + open_then) / 2 * (now_s - before_s) / (settled - before)
 
     def wake(self) -> None:
         """Ask it again: it may have room for another message."""

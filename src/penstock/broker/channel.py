@@ -36,11 +36,11 @@ tx.commit is collected by the engine's Transaction; bodies after the first MiB w
     rollback      publishes are dropped; what was acknowledged is unacked again, with its delivery
                   tag, as in RabbitMQ
 
-**Consumer timeout.** A delivery has no time of its own. A look each second notes the next tag
-(Unacked.mark_time), so a delivery is as old as the first look after it; older looks are thinned
-out, so it may count as younger by a thirtieth of its age. Consumers, their queues and the broker
-may have a timeout; what is older goes back with one attempt more, and settling it later is no
-error.
+**Consumer timeout.** A delivery has no time of its own. A look each second, or each 5 s without
+timeouts, notes the next tag (Unacked.mark_time), so a delivery is as old as the first look after
+it; older looks are thinned out, so it may count as younger by a thirtieth of its age. Consumers,
+their queues and the broker may have a timeout; what is older goes back with one attempt more, and
+settling it later is no error. The same look finds how long consumers take (Consumer.look).
 
 What the open transactions of a vhost hold in RAM is bounded (usage.py): the largest is ended with
 506 when all of them together hold too much.
@@ -239,6 +239,13 @@ class Unacked:
                 if following_s - kept[-1][0] > (now_s - following_s) / AGE_PARTS:
                     kept.append(times[i])
             self._times = [*kept, times[-1]]
+
+    def age_s(self, delivery_tag: int, now_s: float) -> float:
+        """Return for how many seconds a delivery is open, as far as it was noted."""
+        for time_s, next_tag in self._times:
+            if next_tag > delivery_tag:
+                return now_s - time_s
+        return 0.0
 
     def older_than(self, time_s: float) -> int:
         """Return the highest tag that was delivered before that time, as far as it was noted."""
@@ -1344,7 +1351,11 @@ class Channel(ConsumerChannel):
     def check_timeouts(self, now_s: float) -> None:
         """Put back what consumers have had for longer than their timeout, or close the channel."""
         unacked = self.unacked
-        if self.is_closed or not unacked.count:
+        if self.is_closed:
+            return
+        for consumer in self.consumers.values():
+            consumer.look(now_s)
+        if not unacked.count:
             return
         unacked.mark_time(now_s)
         settings = self.vhost.settings

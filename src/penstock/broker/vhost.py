@@ -213,6 +213,7 @@ UNFINISHED_PART: Final = 2  # of the budget: what unfinished messages of all cli
 STALLED_LOOKS: Final = 4  # within the time for which a message may make no progress
 TIMEOUT_LOOK_S: Final = 1.0
 TIMEOUT_LOOKS: Final = 60  # within the broker's own timeout, while nobody else has one
+AGE_LOOK_S: Final = 5.0  # without timeouts, for the ages that people see
 PEERS_LOOKED_AT: Final = 64  # connections in one step
 BODIES_PART: Final = 16  # of the budget: bodies of 64 KiB to 1 MiB that are arriving, in RAM
 
@@ -511,9 +512,9 @@ class VHost(QueueOwner[BrokerQueue]):
             self.count_unacked(user, 0)
 
     def _watch_timeouts(self, now_s: float) -> None:
-        default_s = self.settings.consumer_timeout_s or 0.0
-        every_s = TIMEOUT_LOOK_S if self.has_timeouts else default_s / TIMEOUT_LOOKS
-        if every_s and now_s - self._timeouts_looked_s >= max(every_s, TIMEOUT_LOOK_S):
+        default_s = self.settings.consumer_timeout_s or AGE_LOOK_S * TIMEOUT_LOOKS
+        every_s = min(AGE_LOOK_S, max(TIMEOUT_LOOK_S, default_s / TIMEOUT_LOOKS))
+        if now_s - self._timeouts_looked_s >= (TIMEOUT_LOOK_S if self.has_timeouts else every_s):
             self._timeouts_looked_s = now_s
             self.background.wake(self._timeouts)
 

@@ -9,7 +9,7 @@ elsewhere: read_endpoints, staging_endpoints.
 from dataclasses import replace
 from typing import Final
 
-from penstock.http import api_pages, change_pages, node_pages
+from penstock.http import api_pages, change_pages, node_pages, queue_pages
 from penstock.http.change_pages import OPERATOR_POLICY, POLICY
 from penstock.http.endpoint import ANY, COLUMNS, LIST_QUERY, NEW, OPENED, STATS_QUERY, Endpoint
 from penstock.operation_table import (
@@ -182,6 +182,26 @@ VHOST_ROWS: Final = (
     Endpoint(
         "queues/{vhost}/{queue}", "GET", "One queue or stream.", describes="queues",
         query={**_ONE, **STATS_QUERY},
+    ),
+    Endpoint(
+        "penstock/queues/{vhost}/{queue}/messages", "GET",
+        "Messages with such a key, header or body, which stay where they are.",
+        queue_pages.messages, vhost=OPENED, is_ours=True,
+        query={
+            "count": "how many at most, from 1 to 1000",
+            "after": "go on after the message of this tag: `after` of the last answer",
+            "skip": "leave out so many of those that are found",
+            "key": "a part of the routing key",
+            "header": "NAME:VALUE, or NAME for any value; may be repeated",
+            "body": "a part of the body",
+            "truncate": "bytes of each body that are shown",
+            "encoding": "auto or base64",
+        },
+    ),
+    Endpoint(
+        "penstock/queues/{vhost}/{queue}/unacked", "GET",
+        "Who has unacknowledged messages, and since when.", rows="unacked", is_ours=True,
+        query=_LIST,
     ),
 )  # fmt: skip
 

@@ -3,7 +3,8 @@
     publish   a batch by one route, confirmed as a whole once the log is durable
     get       the next messages of a queue; they are pending, held by the caller's session, until
     settle    acknowledges them, or puts them back: an attempt is not counted then
-    peek      returns ready messages and changes nothing
+    peek      returns ready messages and changes nothing; browse_messages those with such a key,
+              header or body, as HTTP shows them
     get_messages   gets and settles at once, with the words and the answer of RabbitMQ's HTTP API
 
 The caller chooses the session's name. A session ends with the caller's connection to the control
@@ -22,7 +23,7 @@ from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.dispatch import Reply
-from penstock.broker.operations.call import Call, Functions, Slices
+from penstock.broker.operations.call import ROW_STEPS, Call, Functions, Slices
 from penstock.broker.output import Output
 from penstock.broker.publish import (
     Publisher,
@@ -43,6 +44,8 @@ from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import Delivery
 
 PEEK_SLICE: Final = 16
+BROWSE_SLICE: Final = 64
+SCANNED_MAX: Final = 20_000  # messages that one call of browse_messages looks at
 MESSAGE_BYTES: Final = 250  # of a peek's answer, for each message besides its header and body
 SMALL_BYTES: Final = 256 << 10
 BODY_BYTES_MAX: Final = 128 << 20  # as for messages that come by AMQP
@@ -402,17 +405,22 @@ def _settled(
     found: list[dict[str, object]] = []
     for message in messages:
         left -= 1
-        body = message["body"]
-        assert isinstance(body, bytes)
-        found.append({
-            "payload_bytes": len(body), "redelivered": message["redelivered"],
-            "exchange": message["exchange"], "routing_key": message["routing_key"],
-            "message_count": left, "properties": _in_seconds(message["properties"]),
-            **_payload(body, call.args.whole_or_none("truncate"), call.args.text("encoding")),
-        })  # fmt: skip
+        found.append({**_shown(call, message), "message_count": left})
     held = session.held.get(queue.name, {})
     _settle(call.vhost, held, list(held), _OF_ACKMODE[call.args.text("ackmode")])
     return found
+
+
+def _shown(call: Call, message: dict[str, object]) -> dict[str, object]:
+    """Return a message as RabbitMQ's HTTP API has it, by the arguments truncate and encoding."""
+    body = message["body"]
+    assert isinstance(body, bytes)
+    return {
+        "payload_bytes": len(body), "redelivered": message["redelivered"],
+        "exchange": message["exchange"], "routing_key": message["routing_key"],
+        "properties": _in_seconds(message["properties"]),
+        **_payload(body, call.args.whole_or_none("truncate"), call.args.text("encoding")),
+    }  # fmt: skip
 
 
 def _payload(body: bytes, truncate: int | None, encoding: str) -> dict[str, object]:
@@ -477,6 +485,65 @@ def _peeked(call: Call, queue: BrokerQueue) -> Slices:
     return {"messages": found, "after": after}
 
 
+# ---- browse --------------------------------------------------------------------------------------
+
+
+def _browse_messages(call: Call) -> None:
+    queue = call.vhost.table.find_messages(call.args.text("queue"), call.owner, "browse_messages")
+    call.in_slices(_browsed(call, queue))
+
+
+def _browsed(call: Call, queue: BrokerQueue) -> Slices:
+    """Return the messages that are wanted among the next SCANNED_MAX after a tag."""
+    args, budget = call.args, call.vhost.budget
+    count, skip, after = args.whole("count"), args.whole("skip"), args.whole_or_none("after")
+    part, key, headers = args.text("body").encode(), args.text("key"), args.table("headers")
+    found: list[dict[str, object]] = []
+    size = scanned = 0
+    is_end = False
+    step = 1
+    while len(found) < count and size < REPLY_BYTES and scanned < SCANNED_MAX and not is_end:
+        if queue.is_deleted or queue.is_crashed:
+            break
+        deliveries = queue.amq.browse(after, step)
+        is_end = not deliveries
+        step = BROWSE_SLICE
+        for delivery in deliveries:
+            message = delivery.message
+            if message.size > SMALL_BYTES // BROWSE_SLICE:
+                step = 1  # all bodies are in RAM at once
+            budget.left -= ROW_STEPS + message.size // STEP_BYTES
+            after = delivery.tag
+            scanned += 1
+            if part not in (message.body or b""):
+                continue
+            one = _message(call.vhost, queue, delivery)
+            if key not in str(one["routing_key"]) or not _has_headers(one, headers):
+                continue
+            if skip:
+                skip -= 1
+                continue
+            found.append({**_shown(call, one), "tag": delivery.tag})
+            size += message.size
+            call.check_room(size)
+            if len(found) >= count:
+                break
+        yield
+    return {"messages": found, "after": after, "scanned": scanned, "is_end": is_end}
+
+
+def _has_headers(message: dict[str, object], wanted: dict[str, object]) -> bool:
+    """Return whether a message has these headers with these values, as text. None: any value."""
+    properties = message["properties"]
+    headers = properties.get("headers") if isinstance(properties, dict) else None
+    if not wanted:
+        return True
+    return isinstance(headers, dict) and all(
+        name in headers and (value is None or str(headers[name]) == str(value))
+        for name, value in wanted.items()
+    )
+
+
 def _trace_on(call: Call) -> None:
     call.vhost.set_tracing(is_on=True)
     call.settled(0, {})
@@ -492,6 +559,7 @@ FUNCTIONS: Final[Functions] = {
     "trace_off": _trace_off,
     "publish": _publish,
     "peek": _peek,
+    "browse_messages": _browse_messages,
     "get": _get,
     "get_messages": _get_messages,
     "settle": _settle_messages,

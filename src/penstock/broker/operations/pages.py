@@ -31,13 +31,13 @@ from penstock.broker.operations.call import (
     listed,
 )
 from penstock.broker.operations.kinds import Columns, RowAsked, RowKind
-from penstock.broker.operations.queue_rows import Queues
+from penstock.broker.operations.queue_rows import Queues, UnackedRows
 from penstock.broker.rates import WATCHED_MAX, Info
 from penstock.broker.refusals import called, not_found
 from penstock.operation_json import JsonParts
 from penstock.operation_table import PAGE_SIZE, WATCHERS
 
-KINDS: Final[Mapping[str, RowKind]] = {"queues": Queues()}
+KINDS: Final[Mapping[str, RowKind]] = {"queues": Queues(), "unacked": UnackedRows()}
 
 FILTER_SLICE: Final = 256
 KEYS_SLICE: Final = 64

@@ -8,11 +8,12 @@ queue that has left RAM.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
-from penstock.broker.channel import Channel
+from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.operations.kinds import RowAsked, RowKind
 from penstock.broker.operations.listings import queue_head, queue_row
 from penstock.broker.rates import LENGTHS, QUEUE, Info
@@ -50,6 +51,8 @@ EWMA: Final = {
     "in_per_s": "avg_ingress_rate", "out_per_s": "avg_egress_rate",
     "ack_in_per_s": "avg_ack_ingress_rate", "ack_out_per_s": "avg_ack_egress_rate",
 }  # fmt: skip
+LOOKED_AT: Final = 1024  # unacked deliveries of a channel
+DELIVERIES_SHOWN: Final = 100  # of a consumer
 STATS: Final = "message_stats"
 RATE: Final = "_details.rate"
 # Columns for which nothing has to be found out about where messages are.
@@ -112,9 +115,80 @@ class Queues(RowKind):
         row["consumer_details"] = [consumer_row(vhost, one) for one in consumers]
         row["incoming"] = []
         row["deliveries"] = []
-        if isinstance(queue, BrokerQueue) and "penstock" in row and not queue.is_crashed:
+        own = row.get("penstock")
+        if isinstance(queue, BrokerQueue) and isinstance(own, dict) and not queue.is_crashed:
             _add_head(vhost, queue, row)
+            now_s = vhost.clock.monotonic()
+            ages = [one.ages(now_s, 1) for one in holders(vhost, queue)]
+            own["oldest_unacked_s"] = max((age[0][1] for age in ages if age), default=None)
         return row
+
+
+@dataclass(frozen=True, slots=True)
+class UnackedHolder:
+    """A consumer of a queue, or None and a channel that has got from it, with unacked messages."""
+
+    queue: QueueOrStream
+    channel: Channel
+    consumer: Consumer | None
+
+    def ages(self, now_s: float, most: int) -> list[tuple[int, float]]:
+        """Return (delivery tag, seconds that it is open) of the oldest ones, as far as LOOKED_AT
+        deliveries of the channel go."""
+        unacked = self.channel.unacked
+        found: list[tuple[int, float]] = []
+        for tag, delivered in unacked.open_up_to(unacked.next_tag, LOOKED_AT):
+            if delivered.consumer is not self.consumer:
+                continue
+            if self.consumer is None and delivered.source is not self.queue:
+                continue
+            found.append((tag, unacked.age_s(tag, now_s)))
+            if len(found) == most:
+                break
+        return found
+
+
+def holders(vhost: VHost, queue: QueueOrStream) -> list[UnackedHolder]:
+    """Return who has unacked messages of this queue, by connection and channel."""
+    found: list[UnackedHolder] = []
+    for owner in vhost.handlers:
+        assert isinstance(owner, ChannelOwner)
+        for channel in owner.channels.values():
+            left = channel.unacked.count
+            for consumer in channel.consumers.values():
+                left -= consumer.unacked
+                if consumer.unacked and consumer.queue is queue:
+                    found.append(UnackedHolder(queue, channel, consumer))
+            if left > 0 and UnackedHolder(queue, channel, None).ages(0.0, 1):
+                found.append(UnackedHolder(queue, channel, None))
+    return sorted(found, key=lambda one: (one.channel.handler.name, one.channel.number))
+
+
+class UnackedRows(RowKind):
+    """Who has unacked messages of a queue, and since when. of: {"queue": name}."""
+
+    called = "consumer"
+    selectors = ("queue",)
+
+    def all(self, vhost: VHost, of: Mapping[str, str]) -> Sequence[UnackedHolder]:
+        queue = vhost.table.served.get(of.get("queue", ""))
+        return [] if queue is None else holders(vhost, queue)
+
+    def name(self, thing: UnackedHolder) -> str:
+        return "" if thing.consumer is None else thing.consumer.tag
+
+    def row(self, vhost: VHost, thing: UnackedHolder, asked: RowAsked) -> Info | None:
+        ages = thing.ages(vhost.clock.monotonic(), DELIVERIES_SHOWN)
+        consumer = thing.consumer
+        return {
+            "queue": {"name": thing.queue.name, "vhost": vhost.name},
+            "channel_details": channel_details(thing.channel),
+            "consumer_tag": None if consumer is None else consumer.tag,
+            "messages_unacknowledged": len(ages) if consumer is None else consumer.unacked,
+            "oldest_s": ages[0][1] if ages else None,
+            "ack_s": None if consumer is None else consumer.ack_s,
+            "deliveries": [{"delivery_tag": tag, "age_s": age} for tag, age in ages],
+        }
 
 
 def _row(vhost: VHost, name: str, asked: RowAsked) -> Info | None:
@@ -319,6 +393,12 @@ def consumer_row(vhost: VHost, consumer: Consumer) -> Info:
         "exclusive": consumer.is_exclusive,
         "prefetch_count": consumer.prefetch,
         "queue": {"name": queue.name, "vhost": vhost.name},
+        "penstock": {
+            "unacked": consumer.unacked,
+            "delivered": consumer.delivered,
+            "priority": consumer.priority,
+            "ack_s": consumer.ack_s,
+        },
     }
 
 

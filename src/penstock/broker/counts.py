@@ -135,6 +135,14 @@ class VHostCounts:
         self.sent_bytes: int = 0
         self.closed_connections: deque[dict[str, object]] = deque(maxlen=CLOSED_MAX)
 
+    def octets(self) -> dict[str, int]:
+        """Return how many bytes clients have sent, and were sent, by RabbitMQ's names."""
+        return {"recv_oct": self.received_bytes, "send_oct": self.sent_bytes}
+
+    def all(self) -> dict[str, int]:
+        """Return all counters together."""
+        return {**self.messages.stats(), **self.churn(), **self.octets()}
+
     def churn(self) -> dict[str, int]:
         """Return the counters of RabbitMQ's churn_rates."""
         return {

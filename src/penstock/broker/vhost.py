@@ -33,7 +33,7 @@ raised it.
 import base64
 import random
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -65,7 +65,7 @@ from penstock.broker.queue_table import (
     QueueTimers,
     QueueValues,
 )
-from penstock.broker.rates import RateTable
+from penstock.broker.rates import TOTALS, RateSource, RateTable, Values
 from penstock.broker.topology import QUEUE, DeadLetterRoutes, Exchange, Topology
 from penstock.broker.turn_budget import TurnBudget
 from penstock.broker.usage import Usage
@@ -212,6 +212,9 @@ HOLDERS_SHOWN: Final = 3
 UNFINISHED_PART: Final = 2  # of the budget: what unfinished messages of all clients may hold
 STALLED_LOOKS: Final = 4  # within the time for which a message may make no progress
 TIMEOUT_LOOK_S: Final = 1.0
+CONNECTION: Final = "connection"  # kinds of rates
+CHANNEL: Final = "channel"
+EXCHANGES: Final = "exchange"
 PEERS_LOOKED_AT: Final = 64  # connections in one step
 BODIES_PART: Final = 16  # of the budget: bodies of 64 KiB to 1 MiB that are arriving, in RAM
 
@@ -236,6 +239,88 @@ class TimeoutLook(BackgroundTask):
 
     def failed(self, error: Exception) -> None:
         raise error
+
+
+# ---- rates ---------------------------------------------------------------------------------------
+
+
+class ConnectionValues(RateSource):
+    """The bytes of connections."""
+
+    kind = CONNECTION
+
+    def __init__(self, handlers: set[Peer]) -> None:
+        self._handlers = handlers
+        self.peers: list[Peer] = []  # of the last look
+        self._names: set[str] = set()
+
+    def changed(self) -> Iterator[tuple[str, Values]]:
+        self.peers = list(self._handlers)
+        self._names = {peer.name for peer in self.peers}
+        for peer in self.peers:
+            yield peer.name, peer.octets()
+
+    def has(self, name: str) -> bool:
+        return name in self._names
+
+
+class ChannelValues(RateSource):
+    """The counters of channels whose connections have received or sent something."""
+
+    kind = CHANNEL
+
+    def __init__(self, connections: ConnectionValues, clock: Clock) -> None:
+        self._connections = connections
+        self._clock = clock
+
+    def changed(self) -> Iterator[tuple[str, Values]]:
+        now_s = self._clock.monotonic()
+        for peer in self._connections.peers:
+            yield from peer.changed_channels(now_s)
+
+    def has(self, name: str) -> bool:
+        return self._connections.has(name.rpartition(" (")[0])
+
+
+class ExchangeValues(RateSource):
+    """The counters of exchanges that somebody has published to."""
+
+    kind = EXCHANGES
+
+    def __init__(self, exchanges: dict[str, Exchange]) -> None:
+        self._exchanges = exchanges
+
+    def changed(self) -> Iterator[tuple[str, Values]]:
+        for exchange in list(self._exchanges.values()):
+            if exchange.counts.publish_in:
+                yield exchange.name, exchange.counts.stats()
+
+    def has(self, name: str) -> bool:
+        return name in self._exchanges
+
+
+class TotalValues(RateSource):
+    """The counters of the vhost, and the lengths of all its queues together."""
+
+    kind = TOTALS
+
+    def __init__(self, table: QueueTable, streams: BrokerStreamTable, dispatch: Dispatch) -> None:
+        self._table = table
+        self._streams = streams
+        self._dispatch = dispatch
+        self._lengths: dict[str, int] | None = None
+        self._deleted: int = 0
+
+    def changed(self) -> Iterator[tuple[str, Values] | None]:
+        counts = self._dispatch.counts
+        is_same = self._deleted == counts.queue_deleted and not self._dispatch.changed
+        if self._lengths is None or not is_same or self._streams.all():
+            self._deleted = counts.queue_deleted
+            self._lengths = yield from self._table.lengths()
+        yield "", {**counts.all(), **self._lengths}
+
+    def has(self, name: str) -> bool:
+        return True
 
 
 def _ignore_counts(_counts: Counts) -> None:
@@ -360,7 +445,12 @@ class VHost(QueueOwner[BrokerQueue]):
         )
         self.timers: QueueTimers = QueueTimers(self.table, self.dispatch)
         self.rates: RateTable = RateTable(self.clock, self._wake_task)
+        self.rates.add(TotalValues(self.table, self.streams, self.dispatch))  # it asks which queues have changed
         self.rates.add(QueueValues(self.table, self.streams, self.dispatch))
+        connections = ConnectionValues(self.handlers)
+        self.rates.add(connections)
+        self.rates.add(ChannelValues(connections, self.clock))
+        self.rates.add(ExchangeValues(self.topology.exchanges))
         self.dispatch.on_queue_error = self._delivery_failed
         self.dispatch.on_internal_error = self._internal_error
         self.router: Router = self.topology.router

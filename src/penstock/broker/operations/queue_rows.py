@@ -319,6 +319,11 @@ def consumer_row(vhost: VHost, consumer: Consumer) -> Info:
         "exclusive": consumer.is_exclusive,
         "prefetch_count": consumer.prefetch,
         "queue": {"name": queue.name, "vhost": vhost.name},
+        "penstock": {
+            "delivered": consumer.delivered,
+            "unacked": consumer.unacked,
+            "priority": consumer.priority,
+        },
     }
 
 

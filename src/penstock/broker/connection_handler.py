@@ -161,8 +161,6 @@ class ConnectionHandler(ChannelOwner):
     """One client's connection. is_closing: connection.close was sent and is not answered yet.
     is_closed: nothing more is sent; the transport is closed when what was sent is out."""
 
-    _noted_bytes: int = 0  # received and sent, when its channels were looked at
-
     def __init__(
         self, vhost: VHost, connection: Connection, outlet: Outlet, facts: ConnectionFacts,
         identity: Identity,
@@ -1030,10 +1028,6 @@ class ConnectionHandler(ChannelOwner):
         return self.received_pieces, self.sent_pieces
 
     def changed_channels(self, now_s: float) -> list[tuple[str, dict[str, int]]]:
-        octets = self.received_bytes + self.sent_bytes
-        if octets == self._noted_bytes:
-            return []
-        self._noted_bytes = octets
         found: list[tuple[str, dict[str, int]]] = []
         for number, channel in self.channels.items():
             stats = channel.changed_stats(now_s)

@@ -96,14 +96,15 @@ class MessageCounts(DeliveryCounts):
 
 class ExchangeCounts:
     """What was published to one exchange: publish_in messages, which publish_out queues got;
-    unroutable of them went to none."""
+    unroutable of them went to none. noted: publish_in when rates were computed last."""
 
-    __slots__ = ("publish_in", "publish_out", "unroutable")
+    __slots__ = ("noted", "publish_in", "publish_out", "unroutable")
 
     def __init__(self) -> None:
         self.publish_in: int = 0
         self.publish_out: int = 0
         self.unroutable: int = 0
+        self.noted: int = 0
 
     def add(self, count: int, out: int, unroutable: int) -> None:
         """Count messages, which so many queues got together."""

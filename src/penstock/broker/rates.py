@@ -45,8 +45,8 @@ class RateSource(ABC):
 
     @abstractmethod
     def changed(self) -> Iterable[tuple[str, Values] | None]:
-        """Yield names and values of what may have changed since the last call; None: others may have
-        their turn."""
+        """Yield names and values of what may have changed since the last call. None: others may
+        have their turn."""
 
     @abstractmethod
     def has(self, name: str) -> bool:

@@ -245,27 +245,31 @@ class TimeoutLook(BackgroundTask):
 
 
 class ConnectionValues(RateSource):
-    """The bytes of connections."""
+    """The bytes of connections that have received or sent some. busy: these connections."""
 
     kind = CONNECTION
 
     def __init__(self, handlers: set[Peer]) -> None:
         self._handlers = handlers
-        self.peers: list[Peer] = []  # of the last look
-        self._names: set[str] = set()
+        self._octets: dict[str, int] = {}  # by name, as of the last look
+        self.busy: list[Peer] = []
 
     def changed(self) -> Iterator[tuple[str, Values]]:
-        self.peers = list(self._handlers)
-        self._names = {peer.name for peer in self.peers}
-        for peer in self.peers:
-            yield peer.name, peer.octets()
+        before, self._octets = self._octets, {}
+        self.busy = []
+        for peer in list(self._handlers):
+            values = peer.octets()
+            total = self._octets[peer.name] = sum(values.values())
+            if before.get(peer.name) != total:
+                self.busy.append(peer)
+                yield peer.name, values
 
     def has(self, name: str) -> bool:
-        return name in self._names
+        return name in self._octets
 
 
 class ChannelValues(RateSource):
-    """The counters of channels whose connections have received or sent something."""
+    """The counters of channels that have done something."""
 
     kind = CHANNEL
 
@@ -275,7 +279,7 @@ class ChannelValues(RateSource):
 
     def changed(self) -> Iterator[tuple[str, Values]]:
         now_s = self._clock.monotonic()
-        for peer in self._connections.peers:
+        for peer in self._connections.busy:
             yield from peer.changed_channels(now_s)
 
     def has(self, name: str) -> bool:
@@ -292,8 +296,10 @@ class ExchangeValues(RateSource):
 
     def changed(self) -> Iterator[tuple[str, Values]]:
         for exchange in list(self._exchanges.values()):
-            if exchange.counts.publish_in:
-                yield exchange.name, exchange.counts.stats()
+            counts = exchange.counts
+            if counts.publish_in != counts.noted:
+                counts.noted = counts.publish_in
+                yield exchange.name, counts.stats()
 
     def has(self, name: str) -> bool:
         return name in self._exchanges
@@ -445,12 +451,8 @@ class VHost(QueueOwner[BrokerQueue]):
         )
         self.timers: QueueTimers = QueueTimers(self.table, self.dispatch)
         self.rates: RateTable = RateTable(self.clock, self._wake_task)
-        self.rates.add(TotalValues(self.table, self.streams, self.dispatch))  # it asks which queues have changed
-        self.rates.add(QueueValues(self.table, self.streams, self.dispatch))
-        connections = ConnectionValues(self.handlers)
-        self.rates.add(connections)
-        self.rates.add(ChannelValues(connections, self.clock))
-        self.rates.add(ExchangeValues(self.topology.exchanges))
+        for source in self._rate_sources():
+            self.rates.add(source)
         self.dispatch.on_queue_error = self._delivery_failed
         self.dispatch.on_internal_error = self._internal_error
         self.router: Router = self.topology.router
@@ -475,6 +477,16 @@ class VHost(QueueOwner[BrokerQueue]):
             self._policy_changes.begin(_ignore_counts)
         self.deferred_free: DeferredFree = DeferredFree(self.background)
         self.engine.free_later = self.deferred_free.add
+
+    def _rate_sources(self) -> list[RateSource]:
+        connections = ConnectionValues(self.handlers)
+        return [
+            TotalValues(self.table, self.streams, self.dispatch),  # before it is asked for changes
+            QueueValues(self.table, self.streams, self.dispatch),
+            connections,
+            ChannelValues(connections, self.clock),
+            ExchangeValues(self.topology.exchanges),
+        ]
 
     # ---- events --------------------------------------------------------------------------------
 

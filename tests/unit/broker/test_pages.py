@@ -1,7 +1,6 @@
 """Lists of a vhost as HTTP shows them: filtered, sorted and cut into pages where they are."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -212,6 +211,7 @@ def test_the_columns_of_a_row_are_json(rig: OperationRig) -> None:
 
 
 # ---- beside RabbitMQ's rows ----------------------------------------------------------------------
+
 
 @pytest.mark.parametrize(
     ("kind", "recorded"),

@@ -276,23 +276,24 @@ def test_bindings(rig: OperationRig, c: RigClient) -> None:
     topic = ("x.ann", "q.ann", "order.%23")
     assert ways(rows(rig, "bindings"))[0] == own
     assert len(rows(rig, "bindings")) == 5
-    assert ways(rows(rig, "bindings", of={"source": ""})) == [own]
-    assert ways(rows(rig, "bindings", of={"source": "x.ann"})) == [topic, ("x.ann", "y", "~")]
-    assert ways(rows(rig, "bindings", of={"source": "x.ann", "queue": "q.ann"})) == [topic]
-    assert ways(rows(rig, "bindings", of={"source": "x.ann", "exchange": "y"})) == [
+    assert ways(rows(rig, "bindings", of={"exchange": ""})) == [own]
+    assert ways(rows(rig, "bindings", of={"exchange": "x.ann"})) == [topic, ("x.ann", "y", "~")]
+    assert ways(rows(rig, "bindings", of={"exchange": "x.ann", "queue": "q.ann"})) == [topic]
+    assert ways(rows(rig, "bindings", of={"exchange": "x.ann", "destination": "y"})) == [
         ("x.ann", "y", "~")
     ]
-    assert ways(rows(rig, "bindings", of={"exchange": "y"})) == [("x.ann", "y", "~")]
+    assert ways(rows(rig, "bindings", of={"destination": "y"})) == [("x.ann", "y", "~")]
     found = rows(rig, "bindings", of={"queue": "q.ann"})
     assert ways(found)[:2] == [own, topic]
     keys = [one["properties_key"] for one in found[2:]]
     assert all(key.startswith("k~") and len(key) > 8 for key in keys)
     assert len({*keys}) == 2
-    pair = {"source": "y", "queue": "q.ann"}
+    pair = {"exchange": "y", "queue": "q.ann"}
     for key, arguments in zip(keys, ({"b": 2, "a": 1}, {"a": 2}), strict=True):
         assert row(rig, "bindings", key, of=pair)["arguments"] == arguments
-    pair = {"source": "x.ann", "queue": "q.ann"}
+    pair = {"exchange": "x.ann", "queue": "q.ann"}
     for key in ("order.%23", "order.#"):  # as it is listed, and decoded once more
         assert row(rig, "bindings", key, of=pair)["routing_key"] == "order.#"
     assert rig.refusal("describe_row", kind="bindings", name="other", of=pair).code == 404
-    assert rows(rig, "bindings", of={"queue": "none"}) == []
+    for of in ({"queue": "none"}, {"exchange": "none"}, {"destination": "none"}):
+        assert rig.refusal("list_rows", kind="bindings", of=of).code == 404

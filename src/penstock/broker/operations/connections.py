@@ -8,7 +8,7 @@ The client of a connection that is closed gets 320 CONNECTION_FORCED with the re
 ends it, so its messages go back without an attempt that counts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from penstock.broker.broker_queue import Consumer
@@ -16,8 +16,9 @@ from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.operations.call import Call, Functions, Slices
 from penstock.broker.operations.kinds import RowAsked, RowKind
 from penstock.broker.operations.listings import channel_info
-from penstock.broker.operations.queue_rows import consumer_row
+from penstock.broker.operations.queue_rows import RATE, STATS, consumer_row
 from penstock.broker.rates import INTERVAL_S, Info
+from penstock.broker.refusals import called, not_found
 from penstock.broker.vhost import CHANNEL, CONNECTION, VHost
 from penstock.clock import date
 from penstock.errors import CONNECTION_FORCED
@@ -25,7 +26,7 @@ from penstock.node_name import node_name
 from penstock.operation_table import WATCHERS
 
 CLOSE_STEPS: Final = 64  # to end one: its channels end, what they have goes back
-STATS: Final = "message_stats"
+OCTETS: Final = ("recv_oct", "send_oct")
 # What RabbitMQ tells of a process of Erlang.
 ERLANG: Final[Info] = {
     "garbage_collection": {}, "reductions": 0, "reductions_details": {"rate": 0.0},
@@ -46,13 +47,15 @@ def _peer(owner: ChannelOwner) -> Info:
     return {"peer_host": owner.facts.peer_host, "peer_port": owner.facts.peer_port}
 
 
-class Connections(RowKind):
-    """The connections of clients."""
+class ConnectionRows(RowKind):
+    """The connections of clients. of: {"user": name}: only those of that one."""
 
     called = "connection"
+    selectors = ("user",)
 
     def all(self, vhost: VHost, of: Mapping[str, str]) -> Sequence[ChannelOwner]:
-        return owners(vhost)
+        user = of.get("user")
+        return [owner for owner in owners(vhost) if user is None or owner.facts.user == user]
 
     def name(self, thing: ChannelOwner) -> str:
         return thing.name
@@ -60,15 +63,16 @@ class Connections(RowKind):
     def owner(self, thing: ChannelOwner) -> str | None:
         return thing.facts.user
 
-    def key(self, vhost: VHost, thing: ChannelOwner, column: str) -> object:
+    def key(self, vhost: VHost, column: str) -> Callable[[ChannelOwner], object]:
+        if column.endswith(RATE):
+            rate = column.removesuffix(RATE)
+            return lambda owner: vhost.rates.of((CONNECTION, owner.name)).get(rate, 0.0)
         if column == "channels":
-            return len(thing.channels)
-        if column.endswith("_oct"):
-            return thing.octets().get(column)
-        if column.endswith("_oct_details.rate"):
-            rates = vhost.rates.of((CONNECTION, thing.name))
-            return rates.get(column.removesuffix("_details.rate"), 0.0)
-        return getattr(thing.facts, column, None) or super().key(vhost, thing, column)
+            return lambda owner: len(owner.channels)
+        if column in OCTETS:
+            return lambda owner: owner.octets()[column]
+        of_row = super().key(vhost, column)
+        return lambda owner: getattr(owner.facts, column, None) or of_row(owner)
 
     def row(self, vhost: VHost, thing: ChannelOwner, asked: RowAsked) -> Info | None:
         if thing not in vhost.handlers:
@@ -104,7 +108,7 @@ class Connections(RowKind):
         }  # fmt: skip
 
 
-class ClosedConnections(RowKind):
+class ClosedConnectionRows(RowKind):
     """The last connections that have ended, the last one first."""
 
     called = "closed connection"
@@ -122,7 +126,7 @@ class ClosedConnections(RowKind):
         return thing
 
 
-class Channels(RowKind):
+class ChannelRows(RowKind):
     """The channels of connections. of: {"connection": name}: only those of that one."""
 
     called = "channel"
@@ -143,14 +147,14 @@ class Channels(RowKind):
     def owner(self, thing: Channel) -> str | None:
         return thing.identity.name
 
-    def key(self, vhost: VHost, thing: Channel, column: str) -> object:
-        first, _, rest = column.partition(".")
-        if first == STATS and rest.endswith("_details.rate"):
-            rates = vhost.rates.of((CHANNEL, self.name(thing)))
-            return rates.get(rest.removesuffix("_details.rate"), 0.0)
-        if first == STATS:
-            return thing.message_stats().get(rest)
-        return channel_info(vhost, thing).get(column)
+    def key(self, vhost: VHost, column: str) -> Callable[[Channel], object]:
+        name = column.removeprefix(f"{STATS}.")
+        if name.endswith(RATE):
+            rate = name.removesuffix(RATE)
+            return lambda channel: vhost.rates.of((CHANNEL, self.name(channel))).get(rate, 0.0)
+        if name != column:
+            return lambda channel: channel.message_stats().get(name)
+        return lambda channel: channel_info(vhost, channel).get(column)
 
     def row(self, vhost: VHost, thing: Channel, asked: RowAsked) -> Info | None:
         if thing.is_closed:
@@ -186,7 +190,7 @@ class Channels(RowKind):
         return row | {"consumer_details": consumers, "publishes": [], "deliveries": []}
 
 
-class Consumers(RowKind):
+class ConsumerRows(RowKind):
     """The consumers of queues, by queue. of: {"queue": name}: only those of that one."""
 
     called = "consumer"
@@ -212,7 +216,8 @@ def _close_connections(call: Call) -> None:
 
 
 def _closed(call: Call) -> Slices:
-    """Close them; the caller's own connection after the answer."""
+    """Close them; the caller's own connection after the answer. ChannelError 404: there is none of
+    this name."""
     vhost, args = call.vhost, call.args
     name, user, text = args.text("name"), args.text("user"), args.text("reason")
     sees_all = call.is_operator or not call.identity.tags.isdisjoint(WATCHERS)
@@ -231,6 +236,8 @@ def _closed(call: Call) -> Slices:
         yield
     if own is not None:
         vhost.timers.call_at(vhost.clock.monotonic(), lambda: own.shutdown(CONNECTION_FORCED, text))
+    if name and not count:
+        raise not_found(called("connection", name, vhost.name))
     return {"closed": count}
 
 

@@ -1,22 +1,36 @@
-"""Exchanges and bindings: their rows in RabbitMQ's HTTP shape, for list_rows and describe_row."""
+"""Exchanges and bindings: their rows in RabbitMQ's HTTP shape, for list_rows and describe_row.
 
-from collections.abc import Mapping, Sequence
+RabbitMQ counts what is published to an exchange by name, also if another exchange passes it on; so
+does this. Who has declared an exchange that every vhost has is called as RabbitMQ calls it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote
 
 from penstock.broker.operations.kinds import RowAsked, RowKind
+from penstock.broker.operations.queue_rows import RATE, STATS
 from penstock.broker.policies import EXCHANGE as EXCHANGE_KIND
 from penstock.broker.rates import Info
+from penstock.broker.refusals import not_found
 from penstock.broker.topology import EXCHANGE, QUEUE
 from penstock.broker.vhost import EXCHANGES, VHost
 from penstock.routing.exchange_types import Binding
 
 SYSTEM_USER: Final = "rmq-internal"  # who declares what every vhost has, in RabbitMQ
 UNKNOWN_USER: Final = "unknown"
-STATS: Final = "message_stats"
 
 
-class Exchanges(RowKind):
+_KINDS: Final = {QUEUE: "queue", EXCHANGE: "exchange"}
+COLUMNS: Final[Mapping[str, Callable[[Binding], object]]] = {
+    "source": lambda binding: binding.source,
+    "destination": lambda binding: binding.destination,
+    "destination_type": lambda binding: _KINDS[binding.kind],
+    "routing_key": lambda binding: binding.key,
+}
+
+
+class ExchangeRows(RowKind):
     """The exchanges; the default one is "". A thing is its name."""
 
     called = "exchange"
@@ -27,15 +41,12 @@ class Exchanges(RowKind):
     def find(self, vhost: VHost, name: str, of: Mapping[str, str]) -> str | None:
         return name if name in vhost.exchanges else None
 
-    def key(self, vhost: VHost, thing: str, column: str) -> object:
-        exchange = vhost.exchanges.get(thing)
-        first, _, rest = column.partition(".")
-        if exchange is None or first != STATS:
-            return super().key(vhost, thing, column)
-        if rest.endswith("_details.rate"):
-            rates = vhost.rates.of((EXCHANGES, thing))
-            return rates.get(rest.removesuffix("_details.rate"), 0.0)
-        return exchange.counts.stats().get(rest)
+    def key(self, vhost: VHost, column: str) -> Callable[[str], object]:
+        name = column.removeprefix(f"{STATS}.")
+        if name.endswith(RATE):
+            rate = name.removesuffix(RATE)
+            return lambda thing: vhost.rates.of((EXCHANGES, thing)).get(rate, 0.0)
+        return super().key(vhost, column)
 
     def row(self, vhost: VHost, thing: str, asked: RowAsked) -> Info | None:
         exchange = vhost.exchanges.get(thing)
@@ -66,19 +77,25 @@ class Exchanges(RowKind):
         return None if row is None else row | {"incoming": [], "outgoing": []}
 
 
-class Bindings(RowKind):
+class BindingRows(RowKind):
     """The bindings: first those of the default exchange, one for each queue, which are things by
-    their queue's name. of: {"source": exchange, "queue": to this one, "exchange": to this one}."""
+    their queue's name. of: {"exchange": from this one, "queue": to this one, "destination": to this
+    exchange}. ChannelError 404: there is no such queue or exchange."""
 
     called = "binding"
-    selectors = ("source", "queue", "exchange")
+    selectors = ("exchange", "queue", "destination")
 
     def all(self, vhost: VHost, of: Mapping[str, str]) -> Sequence[Binding | str]:
         source, queue, exchange = (of.get(name) for name in self.selectors)
         router, table = vhost.router, vhost.table
+        if queue is not None and not table.has(queue):
+            raise not_found(table.called(queue))
+        for name in (source, exchange):
+            if name is not None and name not in vhost.exchanges:
+                raise not_found(vhost.topology.called(name))
         found: list[Binding | str] = []
         if queue is not None:
-            found += [queue] if table.has(queue) else []
+            found.append(queue)
             found += router.bindings_to(QUEUE, queue)
         elif exchange is not None:
             found += router.bindings_to(EXCHANGE, exchange)
@@ -102,15 +119,11 @@ class Bindings(RowKind):
                 return thing
         return None
 
-    def key(self, vhost: VHost, thing: Binding | str, column: str) -> object:
-        binding = _named(thing)
-        return {
-            "source": binding.source,
-            "destination": binding.destination,
-            "destination_type": _KINDS[binding.kind],
-            "routing_key": binding.key,
-            "properties_key": binding.key,
-        }.get(column)
+    def key(self, vhost: VHost, column: str) -> Callable[[Binding | str], object]:
+        of_binding = COLUMNS.get(column)
+        if of_binding is None:
+            return super().key(vhost, column)
+        return lambda thing: of_binding(_named(thing))
 
     def row(self, vhost: VHost, thing: Binding | str, asked: RowAsked) -> Info:
         binding = _named(thing)
@@ -123,9 +136,6 @@ class Bindings(RowKind):
             "arguments": binding.arguments,
             "properties_key": binding.properties_key,
         }
-
-
-_KINDS: Final = {QUEUE: "queue", EXCHANGE: "exchange"}
 
 
 def _source_of(thing: Binding | str) -> str:

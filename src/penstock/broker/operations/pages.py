@@ -31,12 +31,12 @@ from penstock.broker.operations.call import (
     listed,
 )
 from penstock.broker.operations.connections import (
-    Channels,
-    ClosedConnections,
-    Connections,
-    Consumers,
+    ChannelRows,
+    ClosedConnectionRows,
+    ConnectionRows,
+    ConsumerRows,
 )
-from penstock.broker.operations.exchange_rows import Bindings, Exchanges
+from penstock.broker.operations.exchange_rows import BindingRows, ExchangeRows
 from penstock.broker.operations.kinds import Columns, RowAsked, RowKind
 from penstock.broker.operations.queue_rows import Queues
 from penstock.broker.rates import VHOST as TOTALS
@@ -47,12 +47,12 @@ from penstock.operation_table import PAGE_SIZE, WATCHERS
 
 KINDS: Final[Mapping[str, RowKind]] = {
     "queues": Queues(),
-    "exchanges": Exchanges(),
-    "bindings": Bindings(),
-    "connections": Connections(),
-    "closed_connections": ClosedConnections(),
-    "channels": Channels(),
-    "consumers": Consumers(),
+    "exchanges": ExchangeRows(),
+    "bindings": BindingRows(),
+    "connections": ConnectionRows(),
+    "closed_connections": ClosedConnectionRows(),
+    "channels": ChannelRows(),
+    "consumers": ConsumerRows(),
 }
 
 FILTER_SLICE: Final = 256

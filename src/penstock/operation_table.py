@@ -1167,11 +1167,12 @@ _ROWS: Final = (
         answer=_STATUS,
     ),
     Operation(
-        "vhost_totals", "Return the counters of a vhost since it was opened, for metrics.",
-        tags=MANAGERS,
+        "vhost_totals", "Return the counters of a vhost since it was opened, with their rates.",
+        (_SAMPLES,), tags=MANAGERS,
         answer=(
-            "message_stats", "churn_rates", "object_totals", "dead_lettered",
-            "dead_letters_dropped", "recv_oct", "send_oct",
+            "message_stats", "churn_rates", "object_totals", "queue_totals", "recv_oct",
+            "recv_oct_details", "send_oct", "send_oct_details", "dead_lettered",
+            "dead_letters_dropped", "tracing",
         ),
     ),
     Operation(

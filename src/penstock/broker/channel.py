@@ -407,6 +407,7 @@ class ChannelTransaction(PublishCollector):
         self._transaction = vhost.engine.begin()
         self._mandatory: list[tuple[Route, Targets, bytes, bytes]] = []
         self._puts: list[Planned] = []
+        self.publishes: int = 0
         self._appends: list[BrokerStream] = []
         self._first_plans: dict[int, tuple[BrokerQueue, Plan]] = {}  # by the number of the index
         self._kept: list[DeferredPublish] = []
@@ -437,6 +438,7 @@ class ChannelTransaction(PublishCollector):
         places = len(queues) + len(targets.streams)
         counts = self._published.setdefault(route.counts, ExchangeCounts())
         counts.add(1, places, int(not places))
+        self.publishes += 1
         self._dropped += not (places or route.is_mandatory)
         if route.is_mandatory:
             self._mandatory.append((route, targets, props, body))
@@ -555,15 +557,18 @@ class ChannelTransaction(PublishCollector):
             self._transaction.keep_dequeues(is_kept)
             self._acked = [one for one, keep in zip(self._acked, is_kept, strict=True) if keep]
 
+    @property
+    def acks(self) -> int:
+        """Return how many deliveries are acknowledged or rejected in it."""
+        return len(self.taken) + len(self.rejected)
+
     def count(self, *all_counts: MessageCounts) -> None:
         """Count what it has published and acknowledged, after the commit. all_counts: of the
         channel and the vhost."""
-        published = 0
         for exchange, own in self._published.items():
             exchange.add(own.publish_in, own.publish_out, own.unroutable)
-            published += own.publish_in
         for counts in all_counts:
-            counts.publish += published
+            counts.publish += self.publishes
             counts.drop_unroutable += self._dropped
             counts.ack += len(self.taken)
 
@@ -867,7 +872,6 @@ class ChannelOwner(Peer):
 
     channels: dict[int, "Channel"]
     identity: Identity
-    name: str
     is_open_to_output: bool  # the client takes what is sent
     has_unacked_room: bool  # its user is not one of Usage.full
     is_ended_by_server: bool  # not by its client, whose consumers are not to blame
@@ -913,6 +917,10 @@ class ChannelOwner(Peer):
         """End the connection for the server; the client gets the reason."""
 
     @abstractmethod
+    def pieces(self) -> tuple[int, int]:
+        """Return how many pieces of bytes were received and sent."""
+
+    @abstractmethod
     def info(self) -> dict[str, Any]:
         """Return the connection's columns for listings."""
 
@@ -952,6 +960,8 @@ class Channel(ConsumerChannel):
         self._then: Callable[[], None] | None = None  # of `when_free`
         self._least_s: float = NO_TIMEOUT_S  # of its consumers, also of those that have ended
         self.counted_unacked: int = 0  # deliveries, as the vhost counts their bytes
+        self.used_at_s: float = vhost.clock.monotonic()  # about: when it was last found busy
+        self._noted: int = 0  # the sum of its counters then
 
     @property
     def identity(self) -> Identity:
@@ -1478,6 +1488,15 @@ class Channel(ConsumerChannel):
             _add_consumer(found, consumer)
         now = found.stats()
         return {name: n + now[name] for name, n in self.counts.stats().items()}
+
+    def changed_stats(self, now_s: float) -> dict[str, int] | None:
+        """Return its counters; None if none has changed since the last call."""
+        stats = self.message_stats()
+        noted, self._noted = self._noted, sum(stats.values())
+        if noted == self._noted:
+            return None
+        self.used_at_s = now_s
+        return stats
 
     def info(self) -> dict[str, object]:
         """Return the channel's columns for listings."""

@@ -1021,6 +1021,20 @@ class ConnectionHandler(ChannelOwner):
         """Send a method that the protocol's state machine must see."""
         self.output.writer(number).write(self.connection.send(number, method))
 
+    def octets(self) -> dict[str, int]:
+        return {"recv_oct": self.received_bytes, "send_oct": self.sent_bytes}
+
+    def pieces(self) -> tuple[int, int]:
+        return self.received_pieces, self.sent_pieces
+
+    def changed_channels(self, now_s: float) -> list[tuple[str, dict[str, int]]]:
+        found: list[tuple[str, dict[str, int]]] = []
+        for number, channel in self.channels.items():
+            stats = channel.changed_stats(now_s)
+            if stats is not None:
+                found.append((f"{self.name} ({number})", stats))
+        return found
+
     def info(self) -> dict[str, Any]:
         facts = self.facts
         state = "running"

@@ -96,14 +96,15 @@ class MessageCounts(DeliveryCounts):
 
 class ExchangeCounts:
     """What was published to one exchange: publish_in messages, which publish_out queues got;
-    unroutable of them went to none."""
+    unroutable of them went to none. noted: publish_in when rates were computed last."""
 
-    __slots__ = ("publish_in", "publish_out", "unroutable")
+    __slots__ = ("noted", "publish_in", "publish_out", "unroutable")
 
     def __init__(self) -> None:
         self.publish_in: int = 0
         self.publish_out: int = 0
         self.unroutable: int = 0
+        self.noted: int = 0
 
     def add(self, count: int, out: int, unroutable: int) -> None:
         """Count messages, which so many queues got together."""
@@ -134,6 +135,14 @@ class VHostCounts:
         self.received_bytes: int = 0
         self.sent_bytes: int = 0
         self.closed_connections: deque[dict[str, object]] = deque(maxlen=CLOSED_MAX)
+
+    def octets(self) -> dict[str, int]:
+        """Return how many bytes clients have sent, and were sent, by RabbitMQ's names."""
+        return {"recv_oct": self.received_bytes, "send_oct": self.sent_bytes}
+
+    def all(self) -> dict[str, int]:
+        """Return all counters together."""
+        return {**self.messages.stats(), **self.churn(), **self.octets()}
 
     def churn(self) -> dict[str, int]:
         """Return the counters of RabbitMQ's churn_rates."""

@@ -50,6 +50,8 @@ class Unconfirmed(ABC):
 class Peer(ABC):
     """A client's connection, as dispatch and vhost see it."""
 
+    name: str
+
     @abstractmethod
     def flush(self) -> None:
         """Hand the output to the transport, at the end of the turn."""
@@ -77,6 +79,14 @@ class Peer(ABC):
     @abstractmethod
     def check_timeouts(self, now_s: float) -> None:
         """Put back deliveries that consumers have had for longer than their timeout."""
+
+    @abstractmethod
+    def octets(self) -> dict[str, int]:
+        """Return how many bytes were received and sent, by RabbitMQ's names."""
+
+    @abstractmethod
+    def changed_channels(self, now_s: float) -> list[tuple[str, dict[str, int]]]:
+        """Return name and counters of the channels that have done something since the last call."""
 
 
 # How failed deliveries are settled.

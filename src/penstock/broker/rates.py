@@ -44,8 +44,9 @@ class RateSource(ABC):
     kind: str
 
     @abstractmethod
-    def changed(self) -> Iterable[tuple[str, Values]]:
-        """Yield names and values of what may have changed since the last call."""
+    def changed(self) -> Iterable[tuple[str, Values] | None]:
+        """Yield names and values of what may have changed since the last call. None: others may
+        have their turn."""
 
     @abstractmethod
     def has(self, name: str) -> bool:
@@ -117,10 +118,11 @@ class RateTable(BackgroundTask):
     def _tick(self) -> Iterator[None]:
         n = 0
         for source in self._sources:
-            for name, values in source.changed():
-                self._note((source.kind, name), values)
-                n += 1
-                if n % SLICE == 0:
+            for found in source.changed():
+                if found is not None:
+                    self._note((source.kind, found[0]), found[1])
+                    n += 1
+                if found is None or n % SLICE == 0:
                     yield
         self._sample()
         if self._ticks % SWEEP_TICKS == 0:

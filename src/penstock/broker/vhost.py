@@ -33,7 +33,7 @@ raised it.
 import base64
 import random
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -65,7 +65,7 @@ from penstock.broker.queue_table import (
     QueueTimers,
     QueueValues,
 )
-from penstock.broker.rates import RateTable
+from penstock.broker.rates import TOTALS, RateSource, RateTable, Values
 from penstock.broker.topology import QUEUE, DeadLetterRoutes, Exchange, Topology
 from penstock.broker.turn_budget import TurnBudget
 from penstock.broker.usage import Usage
@@ -214,6 +214,9 @@ STALLED_LOOKS: Final = 4  # within the time for which a message may make no prog
 TIMEOUT_LOOK_S: Final = 1.0
 TIMEOUT_LOOKS: Final = 60  # within the broker's own timeout, while nobody else has one
 AGE_LOOK_S: Final = 5.0  # without timeouts, for the ages that people see
+CONNECTION: Final = "connection"  # kinds of rates
+CHANNEL: Final = "channel"
+EXCHANGES: Final = "exchange"
 PEERS_LOOKED_AT: Final = 64  # connections in one step
 BODIES_PART: Final = 16  # of the budget: bodies of 64 KiB to 1 MiB that are arriving, in RAM
 
@@ -238,6 +241,94 @@ class TimeoutLook(BackgroundTask):
 
     def failed(self, error: Exception) -> None:
         raise error
+
+
+# ---- rates ---------------------------------------------------------------------------------------
+
+
+class ConnectionValues(RateSource):
+    """The bytes of connections that have received or sent some. busy: these connections."""
+
+    kind = CONNECTION
+
+    def __init__(self, handlers: set[Peer]) -> None:
+        self._handlers = handlers
+        self._octets: dict[str, int] = {}  # by name, as of the last look
+        self.busy: list[Peer] = []
+
+    def changed(self) -> Iterator[tuple[str, Values]]:
+        before, self._octets = self._octets, {}
+        self.busy = []
+        for peer in list(self._handlers):
+            values = peer.octets()
+            total = self._octets[peer.name] = sum(values.values())
+            if before.get(peer.name) != total:
+                self.busy.append(peer)
+                yield peer.name, values
+
+    def has(self, name: str) -> bool:
+        return name in self._octets
+
+
+class ChannelValues(RateSource):
+    """The counters of channels that have done something."""
+
+    kind = CHANNEL
+
+    def __init__(self, connections: ConnectionValues, clock: Clock) -> None:
+        self._connections = connections
+        self._clock = clock
+
+    def changed(self) -> Iterator[tuple[str, Values]]:
+        now_s = self._clock.monotonic()
+        for peer in self._connections.busy:
+            yield from peer.changed_channels(now_s)
+
+    def has(self, name: str) -> bool:
+        return self._connections.has(name.rpartition(" (")[0])
+
+
+class ExchangeValues(RateSource):
+    """The counters of exchanges that somebody has published to."""
+
+    kind = EXCHANGES
+
+    def __init__(self, exchanges: dict[str, Exchange]) -> None:
+        self._exchanges = exchanges
+
+    def changed(self) -> Iterator[tuple[str, Values]]:
+        for exchange in list(self._exchanges.values()):
+            counts = exchange.counts
+            if counts.publish_in != counts.noted:
+                counts.noted = counts.publish_in
+                yield exchange.name, counts.stats()
+
+    def has(self, name: str) -> bool:
+        return name in self._exchanges
+
+
+class TotalValues(RateSource):
+    """The counters of the vhost, and the lengths of all its queues together."""
+
+    kind = TOTALS
+
+    def __init__(self, table: QueueTable, streams: BrokerStreamTable, dispatch: Dispatch) -> None:
+        self._table = table
+        self._streams = streams
+        self._dispatch = dispatch
+        self._lengths: dict[str, int] | None = None
+        self._deleted: int = 0
+
+    def changed(self) -> Iterator[tuple[str, Values] | None]:
+        counts = self._dispatch.counts
+        is_same = self._deleted == counts.queue_deleted and not self._dispatch.changed
+        if self._lengths is None or not is_same or self._streams.all():
+            self._deleted = counts.queue_deleted
+            self._lengths = yield from self._table.lengths()
+        yield "", {**counts.all(), **self._lengths}
+
+    def has(self, name: str) -> bool:
+        return True
 
 
 def _ignore_counts(_counts: Counts) -> None:
@@ -362,7 +453,8 @@ class VHost(QueueOwner[BrokerQueue]):
         )
         self.timers: QueueTimers = QueueTimers(self.table, self.dispatch)
         self.rates: RateTable = RateTable(self.clock, self._wake_task)
-        self.rates.add(QueueValues(self.table, self.streams, self.dispatch))
+        for source in self._rate_sources():
+            self.rates.add(source)
         self.dispatch.on_queue_error = self._delivery_failed
         self.dispatch.on_internal_error = self._internal_error
         self.router: Router = self.topology.router
@@ -387,6 +479,16 @@ class VHost(QueueOwner[BrokerQueue]):
             self._policy_changes.begin(_ignore_counts)
         self.deferred_free: DeferredFree = DeferredFree(self.background)
         self.engine.free_later = self.deferred_free.add
+
+    def _rate_sources(self) -> list[RateSource]:
+        connections = ConnectionValues(self.handlers)
+        return [
+            TotalValues(self.table, self.streams, self.dispatch),  # before it is asked for changes
+            QueueValues(self.table, self.streams, self.dispatch),
+            connections,
+            ChannelValues(connections, self.clock),
+            ExchangeValues(self.topology.exchanges),
+        ]
 
     # ---- events --------------------------------------------------------------------------------
 

@@ -63,11 +63,12 @@ _SAMPLED: Final = re.compile(r"^(?:lengths|msg_rates|data_rates|node_stats)_(?:a
 class Endpoint:
     """One address and method, see the head of this module.
 
-    help: one line. tags: the user needs one of these; () with is_open: no password either. vhost:
-    OPENED, SEEN, ANY or NEW. body: the members that are read, None if a body is not read; others
-    are ignored, as RabbitMQ does. is_raw: the body is read, and not parsed. query: parameter ->
-    meaning. status: of an answer that is not an Answer; 201 and 204 have no body. media_type: of
-    the answer. is_ours: RabbitMQ has nothing like it.
+    help: one line. of: names in the address, and what `list_rows` calls them as choosers of rows,
+    where that is another name. tags: the user needs one of these; () with is_open: no password
+    either. vhost: OPENED, SEEN, ANY or NEW. body: the members that are read, None if a body is not
+    read; others are ignored, as RabbitMQ does. is_raw: the body is read, and not parsed. query:
+    parameter -> meaning. status: of an answer that is not an Answer; 201 and 204 have no body.
+    media_type: of the answer. is_ours: RabbitMQ has nothing like it.
     """
 
     path: str
@@ -76,6 +77,7 @@ class Endpoint:
     does: "str | Function" = ""
     rows: str = ""
     describes: str = ""
+    of: Mapping[str, str] = field(default_factory=dict)
     tags: tuple[str, ...] = MANAGERS
     vhost: str = SEEN
     body: tuple[Argument, ...] | None = None
@@ -147,8 +149,9 @@ class ApiRequest:
         return not self.account.tags.isdisjoint(WATCHERS)
 
     def names_of_row(self) -> dict[str, str]:
-        """Return the names in the address besides the vhost."""
-        return {part: text for part, text in self.names.items() if part != VHOST}
+        """Return the names in the address besides the vhost, as `list_rows` calls them."""
+        of = self.endpoint.of
+        return {of.get(part, part): text for part, text in self.names.items() if part != VHOST}
 
     def is_set(self, name: str) -> bool:
         """Return whether a parameter is true."""

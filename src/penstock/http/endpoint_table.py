@@ -9,7 +9,7 @@ elsewhere: read_endpoints, staging_endpoints.
 from dataclasses import replace
 from typing import Final
 
-from penstock.http import api_pages, change_pages, node_pages, queue_pages
+from penstock.http import api_pages, change_pages, connection_pages, node_pages, queue_pages
 from penstock.http.change_pages import OPERATOR_POLICY, POLICY
 from penstock.http.endpoint import ANY, COLUMNS, LIST_QUERY, NEW, OPENED, STATS_QUERY, Endpoint
 from penstock.operation_table import (
@@ -499,6 +499,83 @@ CHANGE_ROWS: Final = (
     ),
 )  # fmt: skip
 
+CLIENT_ROWS: Final = (
+    *(
+        Endpoint(path, "GET", line, rows=kind, query=_LIST)
+        for path, line, kind in (
+            ("connections", "Clients' connections.", "connections"),
+            ("vhosts/{vhost}/connections", "Those to a vhost.", "connections"),
+            ("connections/username/{user}", "Those of a user.", "connections"),
+            ("connections/{connection}/channels", "The channels of one.", "channels"),
+            ("channels", "Channels.", "channels"),
+            ("vhosts/{vhost}/channels", "Those of a vhost.", "channels"),
+            ("consumers", "Consumers of all vhosts.", "consumers"),
+            ("consumers/{vhost}", "Those of a vhost.", "consumers"),
+        )
+    ),
+    Endpoint(
+        "connections/{connection}", "GET", "One connection.", describes="connections",
+        query={**_ONE, **STATS_QUERY},
+    ),
+    Endpoint(
+        "connections/{connection}", "DELETE", "Close it; the client gets the header X-Reason.",
+        connection_pages.close, status=204,
+    ),
+    Endpoint(
+        "connections/username/{user}", "DELETE", "Close those of a user.",
+        connection_pages.close, status=204,
+    ),
+    Endpoint(
+        "channels/{channel}", "GET", "One channel.", describes="channels",
+        query={**_ONE, **STATS_QUERY},
+    ),
+    Endpoint(
+        "penstock/connections/closed", "GET", "The last 100 that ended of each vhost, and why.",
+        rows="closed_connections", query=_LIST, is_ours=True,
+    ),
+)  # fmt: skip
+
+EXCHANGE_ROWS: Final = (
+    *(
+        Endpoint(path, "GET", line, rows=kind, of=of, query=_LIST)
+        for path, line, kind, of in (
+            ("exchanges", "Exchanges of all vhosts.", "exchanges", {}),
+            ("exchanges/{vhost}", "Those of a vhost.", "exchanges", {}),
+            ("bindings", "Bindings of all vhosts.", "bindings", {}),
+            ("bindings/{vhost}", "Those of a vhost.", "bindings", {}),
+            ("queues/{vhost}/{queue}/bindings", "Those to a queue.", "bindings", {}),
+            (
+                "exchanges/{vhost}/{exchange}/bindings/source", "Those from an exchange.",
+                "bindings", {},
+            ),
+            (
+                "exchanges/{vhost}/{exchange}/bindings/destination", "Those to an exchange.",
+                "bindings", {"exchange": "destination"},
+            ),
+            (
+                "bindings/{vhost}/e/{exchange}/q/{queue}", "Those from an exchange to a queue.",
+                "bindings", {},
+            ),
+            (
+                "bindings/{vhost}/e/{exchange}/e/{destination}", "Those between two exchanges.",
+                "bindings", {},
+            ),
+        )
+    ),
+    Endpoint(
+        "exchanges/{vhost}/{exchange}", "GET", "One exchange.", describes="exchanges",
+        query={**_ONE, **STATS_QUERY},
+    ),
+    *(
+        Endpoint(
+            f"bindings/{{vhost}}/e/{{exchange}}/{to}/{{properties_key}}", "GET", "One binding.",
+            describes="bindings", query=_ONE,
+        )
+        for to in ("q/{queue}", "e/{destination}")
+    ),
+)  # fmt: skip
+
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    *NODE_ROWS, *HEALTH_ROWS, *FIXED_ROWS, *OUR_ROWS, *VHOST_ROWS, *CHANGE_ROWS,
+    *NODE_ROWS, *HEALTH_ROWS, *FIXED_ROWS, *OUR_ROWS, *VHOST_ROWS, *CLIENT_ROWS, *EXCHANGE_ROWS,
+    *CHANGE_ROWS,
 )  # fmt: skip

@@ -242,13 +242,7 @@ class Management:
         if endpoint.rows:
             return await self._rows(asked, ListQuery.of(asked.query))
         if endpoint.describes:
-            of = asked.names_of_row()
-            _, name = of.popitem()
-            found = await asked.call(
-                "describe_row", asked.vhost, kind=endpoint.describes, name=name, of=of,
-                columns=[one for one in asked.query.get(COLUMNS, "").split(",") if one],
-                samples=asked.sampled(), **_stats(asked),
-            )  # fmt: skip
+            found = await self._described(asked)
         elif isinstance(endpoint.does, str):
             found = await self._called(asked, endpoint.does)
         else:
@@ -265,6 +259,23 @@ class Management:
             columns = asked.query.get(COLUMNS, "").split(",")
             return picked(found, [one for one in columns if one])
         return found
+
+    async def _described(self, asked: ApiRequest) -> object:
+        """Return one row: of the vhost in the address, or of the first that has it."""
+        of = asked.names_of_row()
+        _, name = of.popitem()
+        columns = [one for one in asked.query.get(COLUMNS, "").split(",") if one]
+        vhosts = asked.vhosts()
+        for n, vhost in enumerate(vhosts, 1):
+            try:
+                return await asked.call(
+                    "describe_row", vhost, kind=asked.endpoint.describes, name=name, of=of,
+                    columns=columns, samples=asked.sampled(), **_stats(asked),
+                )  # fmt: skip
+            except ControlError as error:
+                if n == len(vhosts) or not (error.code == NOT_FOUND or is_down(error)):
+                    raise
+        raise HttpError(404, "Not Found")
 
     async def _called(self, asked: ApiRequest, op: str) -> object:
         row = OPERATIONS[op]

@@ -42,7 +42,8 @@ def test_the_client_gets_the_reason(rig: OperationRig) -> None:
     client.send(0, ConnectionCloseOk())
     client.lose()
     assert ends(rig, "name", "user", "closed_by", "code") == [("c0", "ann", "server", 320)]
-    assert rig.result("close_connections", name="c0") == {"closed": 0}
+    error = rig.refusal("close_connections", name="c0")
+    assert (error.code, error.text) == (404, "NOT_FOUND - no connection 'c0' in vhost '/'")
 
 
 def test_those_of_a_user_and_all(rig: OperationRig) -> None:

@@ -1,7 +1,6 @@
 """Lists of a vhost as HTTP shows them: filtered, sorted and cut into pages where they are."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from penstock.codec.spec import (
 )
 from penstock.operation_json import JsonParts
 from tests.helpers.operation_rig import OperationRig
+from tests.helpers.recorded import check_like, recorded_answer
 from tests.unit.broker.test_listings_in_slices import Passing, turns_until
 
 
@@ -212,32 +212,6 @@ def test_the_columns_of_a_row_are_json(rig: OperationRig) -> None:
 
 # ---- beside RabbitMQ's rows ----------------------------------------------------------------------
 
-RECORDED = Path("tests/http/recorded")
-LEFT_OUT = {"priority_lengths", "next_deliver_seq_id"}  # of backing_queue_status; nobody reads them
-# Ours are null or absent where nothing happened yet, or whole where RabbitMQ's are not.
-MAY_DIFFER = {"consumer_utilisation", "consumer_capacity", "target_ram_count", "policy"}
-
-
-def check_like(ours: Any, theirs: Any, path: str = "") -> None:
-    """Assert that ours has what theirs has, with the same types."""
-    if isinstance(theirs, dict) and path.rpartition(".")[2] not in (
-        "arguments", "garbage_collection", "effective_policy_definition", "open_files",
-    ):  # fmt: skip
-        assert isinstance(ours, dict), path
-        missing = set(theirs) - set(ours) - LEFT_OUT
-        assert not missing, f"{path}: {sorted(missing)}"
-        for name in set(theirs) & set(ours) - MAY_DIFFER:
-            if not name.startswith("peer_") and theirs[name] is not None and ours[name] is not None:
-                inner = "" if name in ("readers",) else f"{path}.{name}"
-                if inner:
-                    check_like(ours[name], theirs[name], inner)
-    elif isinstance(theirs, list) and theirs and ours and isinstance(theirs[0], dict):
-        check_like(ours[0], theirs[0], path)
-    elif isinstance(theirs, float):
-        assert isinstance(ours, int | float), path
-    else:
-        assert type(ours) is type(theirs), path
-
 
 @pytest.mark.parametrize(
     ("kind", "recorded"),
@@ -252,7 +226,7 @@ def test_a_row_has_what_the_recorded_one_has(kind: str, recorded: str) -> None:
     client.call(1, BasicConsume(queue="q", consumer_tag="t"), BasicConsumeOk)
     rig.put("q", b"1", timestamp=1_795_373_660)
     rig.put("q", b"1", timestamp=1_795_373_660)
-    theirs = json.loads((RECORDED / f"{recorded}.json").read_text())
+    theirs = recorded_answer(recorded)
     theirs.pop("head_message_timestamp", None)  # of a queue with ready messages: another test
     check_like(rig.result("describe_row", kind="queues", name="q"), theirs)
 
@@ -262,9 +236,9 @@ def test_a_list_has_what_the_recorded_one_has() -> None:
     rig.result("declare_queue", queue="q")
     rig.put("q", b"1", timestamp=1_795_373_660)
     (ours,) = queues(rig)
-    theirs = json.loads((RECORDED / "queues.json").read_text())[0]
+    theirs = recorded_answer("queues")[0]
     check_like(ours, theirs)
-    theirs = json.loads((RECORDED / "queues-disable-stats.json").read_text())[0]
+    theirs = recorded_answer("queues-disable-stats")[0]
     (ours,) = queues(rig, rates=False, totals=True)
     assert set(ours) == set(theirs)
     check_like(ours, theirs)

@@ -334,26 +334,6 @@ def status(vhost: VHost) -> Info:
     }
 
 
-def totals(vhost: VHost) -> Info:
-    """Return the counters of the vhost since it was opened: a small answer, whatever there is."""
-    counts = vhost.counts
-    return {
-        "message_stats": counts.messages.stats(),
-        "churn_rates": counts.churn(),
-        "object_totals": {
-            "connections": len(vhost.handlers),
-            "channels": counts.channel_created - counts.channel_closed,
-            "exchanges": len(vhost.exchanges),
-            "queues": vhost.table.count,
-            "consumers": counts.consumers,
-        },
-        "dead_lettered": dict(vhost.queue_set.deaths.of),
-        "dead_letters_dropped": vhost.queue_set.deaths.dropped,
-        "recv_oct": counts.received_bytes,
-        "send_oct": counts.sent_bytes,
-    }
-
-
 def list_channels(vhost: VHost) -> Iterator[Info]:
     """Yield the rows of all channels, by connection and number."""
     found: list[Channel] = []
@@ -508,7 +488,6 @@ def _listing(rows: Callable[[VHost], Iterator[Info | None]]) -> Callable[[Call],
 
 FUNCTIONS: Final[Functions] = {
     "vhost_status": lambda call: call.reply(status(call.vhost)),
-    "vhost_totals": lambda call: call.reply(totals(call.vhost)),
     "list_queues": _listing(list_queues),
     "list_topology": _list_topology,
     "list_exchanges": _listing(list_exchanges),

@@ -30,14 +30,31 @@ from penstock.broker.operations.call import (
     first_names,
     listed,
 )
+from penstock.broker.operations.connections import (
+    ChannelRows,
+    ClosedConnectionRows,
+    ConnectionRows,
+    ConsumerRows,
+)
+from penstock.broker.operations.exchange_rows import BindingRows, ExchangeRows
 from penstock.broker.operations.kinds import Columns, RowAsked, RowKind
 from penstock.broker.operations.queue_rows import Queues, UnackedRows
+from penstock.broker.rates import VHOST as TOTALS
 from penstock.broker.rates import WATCHED_MAX, Info
 from penstock.broker.refusals import called, not_found
 from penstock.operation_json import JsonParts
 from penstock.operation_table import PAGE_SIZE, WATCHERS
 
-KINDS: Final[Mapping[str, RowKind]] = {"queues": Queues(), "unacked": UnackedRows()}
+KINDS: Final[Mapping[str, RowKind]] = {
+    "queues": Queues(),
+    "unacked": UnackedRows(),
+    "exchanges": ExchangeRows(),
+    "bindings": BindingRows(),
+    "connections": ConnectionRows(),
+    "closed_connections": ClosedConnectionRows(),
+    "channels": ChannelRows(),
+    "consumers": ConsumerRows(),
+}
 
 FILTER_SLICE: Final = 256
 KEYS_SLICE: Final = 64
@@ -229,6 +246,34 @@ def _describe_row(call: Call) -> None:
     call.reply(asked.columns.cut(row))
 
 
+def _vhost_totals(call: Call) -> None:
+    call.in_slices(totals(call))
+
+
+def totals(call: Call) -> Slices:
+    """Return the counters of the vhost since it was opened, with rates, and how much there is."""
+    vhost = call.vhost
+    counts = vhost.counts
+    asked = RowAsked(Columns(), samples=_samples(call))
+    lengths = yield from vhost.table.lengths()
+    return {
+        "message_stats": asked.with_rates(vhost, TOTALS, counts.messages.stats(), "msg_rates"),
+        "churn_rates": asked.with_rates(vhost, TOTALS, counts.churn(), "msg_rates"),
+        "queue_totals": asked.with_rates(vhost, TOTALS, lengths, "lengths"),
+        **asked.with_rates(vhost, TOTALS, counts.octets(), "data_rates"),
+        "object_totals": {
+            "connections": len(vhost.handlers),
+            "channels": counts.channel_created - counts.channel_closed,
+            "exchanges": len(vhost.exchanges),
+            "queues": vhost.table.count,
+            "consumers": counts.consumers,
+        },
+        "dead_lettered": dict(vhost.queue_set.deaths.of),
+        "dead_letters_dropped": vhost.queue_set.deaths.dropped,
+        "tracing": vhost.firehose.is_on,
+    }
+
+
 def _names(call: Call) -> None:
     kind = _kind(call)
     prefix = call.args.text("prefix")
@@ -244,4 +289,5 @@ FUNCTIONS: Final[Functions] = {
     "list_rows": _list_rows,
     "describe_row": _describe_row,
     "names": _names,
+    "vhost_totals": _vhost_totals,
 }

@@ -417,7 +417,8 @@ def test_each_command_has_a_heading_with_all_of_its_options() -> None:
     sections = re.split(r"^#+ ", text, flags=re.MULTILINE)
     shared = {
         "--data", "--format", "--help", "-p", "--vhost", "-v", "--verbose", "-q", "-s",
-        "--no-table-headers", "--online", "--offline", "--local", "--timeout",
+        "--no-table-headers", "--sort", "--limit", "--filter", "--online", "--offline",
+        "--local", "--timeout",
     }  # fmt: skip
     for name in VERBS:
         command, _ = command_of([name])

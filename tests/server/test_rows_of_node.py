@@ -4,6 +4,7 @@
 is right in each case is tested elsewhere; here no name may be missing.
 """
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from penstock.cli.main import main
 from penstock.operation_table import OPERATIONS
 from tests.helpers.columns import COLUMNS
 from tests.helpers.live_broker import LiveBroker
+from tests.helpers.wire import open_channel
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +114,30 @@ def test_the_node_is_described_with_its_processes(broker: LiveBroker) -> None:
         assert one["cpu_s"] >= 0
         assert one["open_files"] > 3
     assert found["logins"]["failed"] == 0
+
+
+def test_a_report_of_a_broker_that_runs(
+    broker: LiveBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker.control("declare_queue", "/", queue="jobs")
+    assert main(["report", "--data", str(broker.data)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in found["by_vhost"]["/"]["queues"]] == ["jobs"]
+    assert found["users"][0]["name"] == "guest"
+    assert not any(word in json.dumps(found) for word in ("password_hash", "scrypt"))
+    assert main(["status", "--data", str(broker.data)]) == 0
+    assert capsys.readouterr().out.startswith("healthy: 1 vhost of 1 opened, 0 connections\n")
+    assert main(["health_check", "ports", "--data", str(broker.data)]) == 0
+
+
+def test_a_connection_is_closed_with_a_reason(
+    broker: LiveBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", str(broker.data)]
+    with open_channel(broker) as wire:
+        (row,) = broker.control("list_connections")
+        assert main(["close_connection", row["name"], "go home", *data]) == 0
+        code, text = wire.closed()[:2]
+    assert (code, text) == (320, "CONNECTION_FORCED - go home")
+    assert main(["close_connection", row["name"], *data]) == 66
+    assert "list_connections" in capsys.readouterr().err

@@ -196,6 +196,12 @@ VERBS: Final[Mapping[str, Verb]] = {
     "migrate": Verb("rabbitmq", "Move definitions and messages here from another broker."),
     "serve": Verb("serve", "Run the broker."),
     "health_check": Verb("node", "Check that the broker serves; exit code 69 if not."),
+    "close_all_connections": Verb("node", "Close connections: of a user, of a vhost, or all."),
+    "close_connection": Verb("node", "Close a connection."),
+    "report": Verb(
+        "node", "Print what somebody needs who is to help: state, configuration, lists."
+    ),
+    "rotate_logs": Verb("node", "Say that there are no log files to rotate."),
     "consume": Verb("queues", "Print messages as they arrive, and acknowledge them."),
     "declare_binding": Verb("queues", "Bind a queue or an exchange to an exchange."),
     "tail": Verb("queues", "Print the records of a stream."),
@@ -211,7 +217,8 @@ VERBS: Final[Mapping[str, Verb]] = {
 # The commands by what they are about, as `--help` lists them.
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "The broker": (
-        "serve", "status", "health_check", "await_startup", "stop", "init", "list_alerts",
+        "serve", "status", "health_check", "await_startup", "stop", "init", "list_alerts", "report",
+        "rotate_logs",
         "list_global_parameters", "set_global_parameter", "clear_global_parameter",
     ),
     "Configuration": (
@@ -230,7 +237,10 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "set_topic_permissions", "clear_topic_permissions",
         "list_user_limits", "set_user_limits", "clear_user_limits",
     ),
-    "Connections": ("list_connections", "list_channels", "list_consumers"),
+    "Connections": (
+        "list_connections", "list_channels", "list_consumers", "close_connection",
+        "close_all_connections",
+    ),
     "Queues, exchanges and bindings": (
         "list_queues", "declare_queue", "purge_queue", "delete_queue", "list_exchanges",
         "declare_exchange", "delete_exchange", "list_bindings", "declare_binding", "bind_queue",
@@ -251,6 +261,13 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
 
 # What others call a command, and the words that it is here. An empty command is `--help`.
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "check_alarms": ("health_check", "alarms"),
+    "check_local_alarms": ("health_check", "alarms"),
+    "check_port_connectivity": ("health_check", "ports"),
+    "check_port_listener": ("health_check", "port"),
+    "check_running": ("health_check", "running"),
+    "check_virtual_hosts": ("health_check", "vhosts"),
+    "close_all_user_connections": ("close_all_connections", "--user"),
     "declare_permission": ("set_permissions",),
     "declare_policy": ("set_policy",),
     "declare_user": ("add_user",),
@@ -261,7 +278,12 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "delete_policy": ("clear_policy",),
     "environment": ("config_show", "--effective"),
     "export": ("export_definitions",),
+    "health_check_local_alarms": ("health_check", "alarms"),
+    "health_check_port_listener": ("health_check", "port"),
+    "health_check_virtual_hosts": ("health_check", "vhosts"),
     "import": ("import_definitions",),
+    "is_running": ("health_check", "running"),
+    "ping": ("health_check", "ping"),
     "set_disk_free_limit": ("config_set", "storage.disk_free_limit"),
     "set_log_level": ("config_set", "log_level"),
     "set_memory": ("config_set", "memory"),

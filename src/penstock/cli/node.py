@@ -24,16 +24,37 @@ import click
 
 from penstock.cli import output
 from penstock.cli.ask import DATA, VHOST, Client, ask, asked, named
-from penstock.cli.main import EX_UNAVAILABLE, CommandRefusedError, UnavailableError
+from penstock.cli.main import (
+    EX_NOINPUT,
+    EX_UNAVAILABLE,
+    CommandRefusedError,
+    FailedError,
+    UnavailableError,
+)
 from penstock.cli.output import FORMAT
 from penstock.clock import SystemClock
 from penstock.embedded.waiting import ThreadWaiter
 from penstock.errors import LockedError
+from penstock.options import format_bytes
 from penstock.storage.files.filesystem import OsFileSystem
 
 PAUSE_S: Final = 0.05
 PASSWORD_BYTES: Final = 18  # of one that is made; 24 letters
+CLOSED: Final = "closed by an operator"
 CALL_S: Final = 20.0  # of one call; the socket's own limit is longer
+
+
+# What to do about a problem, by words that its line has.
+ADVICE: Final = (
+    ("has not started", "wait for it: penstock await_startup"),
+    ("low on memory", "consume messages, or give more: penstock config set memory"),
+    ("low on disk", "make room on its disk"),
+    ("bytes free", "make room there, or lower the limit: penstock config set"),
+    ("descriptor", "raise the limit of open files (ulimit -n) and start the broker again"),
+    ("takes no more clients", "raise the limit of open files (ulimit -n), or close connections"),
+    ("is down", "read the broker's log, then penstock restart_vhost"),
+    ("does not serve", "read the broker's log"),
+)
 
 
 @click.command("status")
@@ -45,27 +66,223 @@ CALL_S: Final = 20.0  # of one call; the socket's own limit is longer
 def status(vhost: str | None, form: str, data: str) -> None:
     """Show the broker's state, memory and disk use.
 
-    `is_healthy` is false while a vhost is down or publishers are blocked; `problems` says why.
+    First what is wrong, and what to do. With --format json everything that is known.
     """
     found = ask(data, "status") if vhost is None else ask(data, "vhost_status", vhost)
-    output.pairs(found, form)
+    if form == "json" or vhost is not None:
+        output.pairs(found, form)
+        return
+    for line in status_lines(found):
+        output.say(line)
+
+
+def status_lines(found: dict[str, Any]) -> list[str]:
+    """Return what `status` prints of a broker."""
+    lines = [f"not healthy: {problem}{_advice(problem)}" for problem in found["problems"]]
+    vhosts = found["vhosts"]
+    serving = sum(one["state"] == "running" for one in vhosts)
+    if not lines:
+        lines = [f"healthy: {_many(serving, 'vhost')} of {len(vhosts)} opened, "
+                 f"{_many(found['connections'], 'connection')}"]  # fmt: skip
+    rows = [
+        (
+            "vhost" if i else "vhosts",
+            f"{one['name']}: {one['state']}, {_many(one['connections'], 'connection')}, "
+            f"{format_bytes(one['counted_bytes'])} of {format_bytes(one['memory_bytes'])}"
+            if one["state"] == "running"
+            else f"{one['name']}: {one['state']}, {one['why']}",
+        )
+        for i, one in enumerate(vhosts)
+    ]
+    free, limit = found["disk_free_bytes"], found["disk_free_limit_bytes"]
+    places = {found["data"], found["log_directory"], found["spill_directory"]}
+    rows += [
+        (
+            "memory",
+            f"{format_bytes(found['counted_bytes'])} of {format_bytes(found['memory_bytes'])} "
+            "hold messages",
+        ),
+        (
+            "disk",
+            f"{format_bytes(free)} free, publishers wait below {format_bytes(limit)}: "
+            + ", ".join(sorted(places)),
+        ),
+        (
+            "clients",
+            f"{_many(found['connections'], 'connection')}, {found['half_open']} logging in, "
+            f"{found['accepted']} since the start",
+        ),
+        ("listens", ", ".join(f"{name} {found['host']}:{n}" for name, n in listeners(found))),
+        ("version", f"{found['version']} ({found['build']}), up {_span(found['uptime_s'])}"),
+        ("durability", found["durability"]),
+    ]
+    return lines + [f"{name:<12}{text}" for name, text in rows]
+
+
+def listeners(found: dict[str, Any]) -> list[tuple[str, int]]:
+    """Return what is spoken at which port, of an answer of `status`."""
+    http, tls = found.get("http") or {}, found.get("tls") or {}
+    ports = [
+        ("amqp", found["port"]), ("http", http.get("port")), ("amqps", tls.get("port")),
+        ("https", tls.get("http_port")),
+    ]  # fmt: skip
+    return [(name, port) for name, port in ports if port is not None]
+
+
+def _advice(problem: str) -> str:
+    return next((f" - {do}" for words, do in ADVICE if words in problem), "")
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def _span(seconds: float) -> str:
+    """Return a time for people, in its two largest units."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
+    first = next((i for i, (n, _) in enumerate(parts) if n), 3)
+    return " ".join(f"{n} {unit}" for n, unit in parts[first : first + 2])
 
 
 @click.command("health_check")
+@click.argument(
+    "check", default="all",
+    type=click.Choice(["all", "ping", "running", "alarms", "vhosts", "ports", "port"]),
+)  # fmt: skip
+@click.argument("port", type=int, required=False)
+@FORMAT
 @DATA
-def health_check(data: str) -> None:
+def health_check(check: str, port: int | None, form: str, data: str) -> None:
     """Check that the broker serves; exit code 69 if not.
 
     It serves if it has started, no vhost is down and no publisher is blocked. Prints `ok`, or each
-    problem on a line of stderr.
+    problem on a line of stderr. CHECK is one part of that: ping, that it answers; running, that it
+    has started; alarms, that no publisher is blocked; vhosts; ports, that clients can connect; port
+    PORT, that it listens there.
     """
+    if (check == "port") != (port is not None):
+        raise click.UsageError("expected a number with `port`, and none with other checks")
     found = ask(data, "status")
-    if found["is_healthy"]:
-        click.echo("ok")
-        return
-    for problem in found["problems"]:
-        output.say(f"penstock: {problem}", err=True)
-    raise click.exceptions.Exit(EX_UNAVAILABLE)
+    wrong = _wrong(check, port, found)
+    if form == "json":
+        output.document({"status": "failed", "reasons": wrong} if wrong else {"status": "ok"})
+    elif not wrong:
+        output.told("ok")
+    else:
+        for problem in wrong:
+            output.say(f"penstock: {problem}", err=True)
+    if wrong:
+        raise click.exceptions.Exit(EX_UNAVAILABLE)
+
+
+def _wrong(check: str, port: int | None, found: dict[str, Any]) -> list[str]:
+    """Return the problems that a check is about."""
+    problems: list[str] = found["problems"]
+    if check == "ping":
+        return []
+    if check == "running":
+        return [] if found["is_ready"] else ["the broker has not started yet"]
+    if check == "alarms":
+        return [one for one in problems if "publishers wait" in one]
+    if check == "vhosts":
+        return [one for one in problems if one.startswith("vhost ") and "is low on" not in one]
+    if check == "ports":
+        return [text for name, n in listeners(found) if (text := _refused(found["host"], name, n))]
+    if check == "port":
+        is_there = port in [number for _, number in listeners(found)]
+        return [] if is_there else [f"the broker does not listen at port {port}"]
+    return problems
+
+
+def _refused(host: str, name: str, port: int) -> str:
+    """Return why nobody can connect there, "" if one can."""
+    import socket
+
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - names, no bind
+    try:
+        socket.create_connection((address, port), CALL_S).close()
+    except OSError as error:
+        return f"{name} at {host}:{port} cannot be reached: {error.strerror or error}"
+    return ""
+
+
+@click.command("report")
+@DATA
+def report(data: str) -> None:
+    """Print what somebody needs who is to help: state, configuration, lists.
+
+    As JSON. It has names of users, queues and addresses of clients, and no passwords or messages.
+    """
+    lists = ("list_vhosts", "list_users", "list_permissions", "list_connections",
+             "list_vhost_limits", "list_user_limits")  # fmt: skip
+    of_vhost = ("vhost_status", "vhost_totals", "list_queues", "list_exchanges", "list_bindings",
+                "list_policies", "list_operator_policies", "list_channels", "list_consumers",
+                "list_leases", "list_batches", "list_alerts")  # fmt: skip
+    with asked(data) as client:
+        found: dict[str, Any] = {"status": client.call("status")}
+        found["config"] = client.call("show_config")
+        for op in lists:
+            found[op.removeprefix("list_")] = client.call(op)
+        found["users"] = [{"name": one["name"], "tags": one["tags"]} for one in found["users"]]
+        found["by_vhost"] = {
+            one["name"]: {op.removeprefix("list_"): client.call(op, one["name"]) for op in of_vhost}
+            for one in found["vhosts"]
+            if one["state"] == "running"
+        }
+    output.document(found)
+
+
+@click.command("rotate_logs")
+def rotate_logs() -> None:
+    """Say that there are no log files to rotate.
+
+    The broker writes its log to stderr, which its service manager keeps.
+    """
+    output.told("nothing to do: the log goes to stderr, and its reader keeps and rotates it")
+
+
+@click.command("close_connection")
+@click.argument("name", callback=named)
+@click.argument("reason", default=CLOSED)
+@DATA
+def close_connection(name: str, reason: str, data: str) -> None:
+    """Close a connection.
+
+    NAME is as in list_connections. The client gets 320 CONNECTION_FORCED with REASON.
+    """
+    if not _close(data, reason, name=name):
+        raise FailedError(EX_NOINPUT, f"no connection '{name}': see penstock list_connections")
+
+
+@click.command("close_all_connections")
+@click.argument("reason", default=CLOSED)
+@click.option("-p", "--vhost", metavar="NAME", callback=named, help="Only those of this vhost.")
+@click.option("--user", callback=named, help="Only those of this user.")
+@DATA
+def close_all_connections(reason: str, vhost: str | None, user: str | None, data: str) -> None:
+    """Close connections: of a user, of a vhost, or all.
+
+    Each client gets 320 CONNECTION_FORCED with REASON.
+    """
+    closed = _close(data, reason, vhost=vhost, user=user)
+    output.told(f"{_many(closed, 'connection')} closed")
+
+
+def _close(data: str, reason: str, **wanted: str | None) -> int:
+    """Close connections with these columns in list_connections; return how many."""
+    given = {name: value for name, value in wanted.items() if value is not None}
+    with asked(data) as client:
+        rows = client.call("list_connections")
+        vhosts = {row["vhost"] for row in rows if all(row[name] == given[name] for name in given)}
+        given.pop("vhost", None)
+        closed = 0
+        for vhost in sorted(vhosts):
+            found = client.call("close_connections", vhost, reason=reason, **given)
+            closed += int(found["closed"])
+    return closed
 
 
 @click.command("checkpoint")

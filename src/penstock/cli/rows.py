@@ -13,9 +13,10 @@ and a row has them. What rabbitmqctl's lists take and has no meaning here is acc
 
 import difflib
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -44,6 +45,15 @@ WITHOUT_MEANING: Final[tuple[tuple[tuple[str, ...], type | None], ...]] = (
 NO_TABLE_HEADERS: Final = click.option(
     "--no-table-headers", is_flag=True, expose_value=False, callback=output.flagged(NO_HEADER),
     help="Leave out the names of columns.",
+)  # fmt: skip
+CHOOSING: Final = (
+    click.option(
+        "--filter", "pattern", metavar="REGEX", help="Only rows with this in the first column."
+    ),
+    click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N rows."),
+    click.option(
+        "--sort", metavar="COLUMN", help="By this column; -COLUMN: the highest first."
+    ),
 )  # fmt: skip
 YES: Final = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 DESTRUCTIVE: Final = ("delete_queue", "delete_vhost", "purge_queue")
@@ -74,15 +84,51 @@ def _list_of(row: Operation) -> Any:
     def run(
         data: str, form: str, columns: tuple[str, ...], vhost: str | None = None, **given: Any
     ) -> None:
+        chosen = Chosen(given.pop("sort"), given.pop("limit"), given.pop("pattern"))
         found = ask(data, row.name, vhost, **_given(given))
-        rows_of(row, found, columns, form)
+        rows_of(row, chosen.of(found, row), columns, form)
 
     function = click.argument("columns", nargs=-1, metavar="[COLUMN]...")(run)
+    for option in CHOOSING:
+        function = option(function)
     for names, kind in WITHOUT_MEANING:
         function = click.option(
             *names, is_flag=kind is None, type=kind, expose_value=False, hidden=True
         )(function)
     return ROWS_FORMAT(NO_TABLE_HEADERS(function))
+
+
+class Chosen(NamedTuple):
+    """Which rows of a list are wanted: sorted by a column, with "-" before it the highest first; so
+    many; those with a match of the pattern in the first column."""
+
+    sort: str | None
+    limit: int | None
+    pattern: str | None
+
+    def of(self, rows: list[dict[str, Any]], row: Operation) -> list[dict[str, Any]]:
+        """Return these rows. Raises OptionError."""
+        if self.pattern is not None:
+            try:
+                is_in = re.compile(self.pattern).search
+            except re.error as error:
+                text = f"a regular expression ({error})"
+                raise OptionError("--filter", self.pattern, text) from None
+            rows = [one for one in rows if is_in(str(one.get(row.shown[0]) or ""))]
+        if self.sort:
+            column = self.sort.removeprefix("-")
+            _check_columns(row, rows, [column])
+            rows = sorted(
+                rows, key=lambda one: _order(one.get(column)), reverse=self.sort != column
+            )
+        return rows[: self.limit]
+
+
+def _order(value: object) -> tuple[int, float, str]:
+    """Return where a value is in a sorted list: nothing, numbers, texts."""
+    if isinstance(value, int | float):
+        return 1, value, ""
+    return (0, 0, "") if value is None else (2, 0, output.text(value))
 
 
 def _change_of(row: Operation) -> Any:
@@ -196,6 +242,17 @@ def rows_of(
 ) -> None:
     """Print these columns of the rows. Raises OptionError for an unknown column."""
     names = list(asked or row.shown)
+    _check_columns(row, found, names)
+    if form in ("json", "jsonl"):
+        output.records(({name: one.get(name) for name in asked or one} for one in found), form)
+    else:
+        output.table(names, ([one.get(name) for name in names] for one in found), form)
+
+
+def _check_columns(
+    row: Operation, found: Sequence[Mapping[str, object]], names: Sequence[str]
+) -> None:
+    """Raise OptionError for an unknown column."""
     known = {*row.answer}.union(*found)
     for name in names:
         if name not in known:
@@ -203,7 +260,3 @@ def rows_of(
             near = difflib.get_close_matches(name, columns, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise OptionError("column", name, f"{hint}one of {', '.join(columns)}")
-    if form in ("json", "jsonl"):
-        output.records(({name: one.get(name) for name in asked or one} for one in found), form)
-    else:
-        output.table(names, ([one.get(name) for name in names] for one in found), form)

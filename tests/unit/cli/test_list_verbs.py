@@ -176,3 +176,20 @@ def test_leases_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
         "query\tbatch\ttarget\trows\tis_done\twaits_for\n"
         'x\t2\t{"queue": "jobs"}\t3\ttrue\t\n'
     )
+
+
+def test_rows_are_sorted_cut_and_filtered(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"name": "shop.a", "messages": 5}, {"name": "other", "messages": 9},
+        {"name": "shop.b", "messages": 12}, {"name": "shop.c", "messages": None},
+    ]  # fmt: skip
+    broker = FakeControl(list_queues=rows)
+    line = "list queues name --sort -messages --limit 2 --filter ^shop -s"
+    assert broker.run(*line.split()) == 0
+    assert capsys.readouterr().out == "shop.b\nshop.a\n"
+    assert broker.run("list_queues", "name", "--sort", "messages", "-s") == 0
+    assert capsys.readouterr().out == "shop.c\nshop.a\nother\nshop.b\n"
+    assert broker.run("list_queues", "--sort", "-mesages") == 64
+    assert "did you mean 'messages'?" in capsys.readouterr().err
+    assert broker.run("list_queues", "--filter", "(") == 64
+    assert "--filter: given '(', expected a regular expression" in capsys.readouterr().err

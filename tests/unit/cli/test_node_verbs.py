@@ -1,6 +1,7 @@
 """The broker as a whole: status, waiting for it, its end."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,21 +10,135 @@ from penstock.cli.main import CommandRefusedError, UnavailableError
 from penstock.storage.files.filesystem import OsFileSystem
 from tests.helpers.fake_control import FakeControl
 
+VHOST = {
+    "name": "/", "state": "running", "connections": 1, "counted_bytes": 3 << 20,
+    "memory_bytes": 64 << 20, "why": "",
+}  # fmt: skip
 STATUS = {
-    "version": "0.1.0", "memory": {"budget_bytes": 5, "is_alarmed": False}, "tags": ["a"],
-    "vhosts": [{"name": "/", "state": "running"}, {"n": 1}],
+    "version": "0.1.0", "build": "pure", "uptime_s": 93_784.2, "data": "/d", "host": "127.0.0.1",
+    "port": 5672, "durability": "disk", "memory_bytes": 64 << 20, "counted_bytes": 3 << 20,
+    "log_directory": "/d", "spill_directory": "/e", "disk_free_bytes": 5 << 30,
+    "disk_free_limit_bytes": 50 << 20, "is_ready": True, "is_healthy": True, "problems": [],
+    "connections": 1, "half_open": 0, "accepted": 1234, "vhosts": [VHOST],
+    "http": {"port": 15672}, "tls": None,
+}  # fmt: skip
+WRONG = STATUS | {
+    "is_healthy": False,
+    "problems": [
+        "vhost '/' is low on disk: publishers wait", "vhost 'shop' is down: corrupt\x1b[2J"
+    ],
+    "vhosts": [VHOST, VHOST | {"name": "shop", "state": "down", "why": "corrupt"}],
 }  # fmt: skip
 
 
-def test_status_is_names_and_values(capsys: pytest.CaptureFixture[str]) -> None:
-    broker = FakeControl(status=STATUS)
-    assert broker.run("status") == 0
+def test_status_says_first_what_is_wrong_and_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert FakeControl(status=STATUS).run("status") == 0
     assert capsys.readouterr().out.splitlines() == [
-        "name\tvalue", "version\t0.1.0", "memory.budget_bytes\t5", "memory.is_alarmed\tfalse",
-        'tags\t["a"]', "vhosts[/].name\t/", "vhosts[/].state\trunning", "vhosts[1].n\t1",
-    ]  # fmt: skip
+        "healthy: 1 vhost of 1 opened, 1 connection",
+        "vhosts      /: running, 1 connection, 3 MiB of 64 MiB",
+        "memory      3 MiB of 64 MiB hold messages",
+        "disk        5 GiB free, publishers wait below 50 MiB: /d, /e",
+        "clients     1 connection, 0 logging in, 1234 since the start",
+        "listens     amqp 127.0.0.1:5672, http 127.0.0.1:15672",
+        "version     0.1.0 (pure), up 1 d 2 h",
+        "durability  disk",
+    ]
+    broker = FakeControl(status=WRONG)
+    assert broker.run("status") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == (
+        "not healthy: vhost '/' is low on disk: publishers wait - make room on its disk"
+    )
+    assert lines[1].startswith("not healthy: vhost 'shop' is down: corrupt\\x1b[2J - read the ")
+    assert lines[3] == "vhost       shop: down, corrupt"
     assert broker.run("status", "--format", "json") == 0
-    assert json.loads(capsys.readouterr().out) == STATUS
+    assert json.loads(capsys.readouterr().out) == WRONG
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("health_check", 69), ("health_check alarms", 69), ("health_check vhosts", 69),
+        ("health_check running", 0), ("ping", 0), ("check_running", 0), ("check_local_alarms", 69),
+        ("check_virtual_hosts", 69), ("check_port_listener 5672", 0),
+        ("health_check port 1", 69), ("health_check port", 64), ("health_check alarms 5", 64),
+        ("health_check local_alarms", 69),
+    ],
+)  # fmt: skip
+def test_each_part_of_health(words: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    broker = FakeControl(status=WRONG)
+    assert broker.run(*words.split()) == code
+    if code == 64:
+        return
+    captured = capsys.readouterr()
+    assert (captured.out == "ok\n") == (code == 0)
+    assert ("shop" in captured.err) == (words.split()[-1] in ("health_check", "vhosts",
+                                                              "check_virtual_hosts"))  # fmt: skip
+    assert broker.run(*words.split(), "--format", "json") == code
+    found = json.loads(capsys.readouterr().out)
+    assert found["status"] == ("ok" if code == 0 else "failed")
+    assert FakeControl(status=STATUS).run("health_check") == 0
+
+
+@pytest.mark.real
+def test_a_port_that_nobody_answers_at(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        here = STATUS | {"port": listening.getsockname()[1], "http": None}
+        assert FakeControl(status=here).run("check_port_connectivity") == 0
+    capsys.readouterr()
+    assert FakeControl(status=here).run("check_port_connectivity") == 69
+    assert "amqp at 127.0.0.1:" in capsys.readouterr().err
+
+
+def test_connections_are_closed_by_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"name": "1 -> 2", "vhost": "/", "user": "ann"},
+        {"name": "3 -> 2", "vhost": "/", "user": "bob"},
+        {"name": "4 -> 2", "vhost": "x", "user": "ann"},
+    ]
+    broker = FakeControl(list_connections=rows, close_connections={"closed": 1})
+    assert broker.run("close_connection", "3 -> 2", "bye") == 0
+    assert broker.run("close_all_connections", "--user", "ann") == 0
+    assert broker.run("close_all_user_connections", "bob", "no", "-p", "/") == 0
+    assert broker.run("close_all_connections", "-p", "x") == 0
+    closed = [(vhost, args) for op, vhost, args in broker.asked if op == "close_connections"]
+    told = {"reason": "closed by an operator"}
+    assert closed == [
+        ("/", {"name": "3 -> 2", "reason": "bye"}),
+        ("/", {"user": "ann"} | told), ("x", {"user": "ann"} | told),
+        ("/", {"user": "bob", "reason": "no"}),
+        ("x", told),
+    ]  # fmt: skip
+    assert capsys.readouterr().out.splitlines() == [
+        "2 connections closed", "1 connection closed", "1 connection closed"
+    ]  # fmt: skip
+    assert broker.run("close_connection", "none") == 66
+
+
+USERS = [{"name": "ann", "tags": [], "password_hash": "secret"}]
+
+
+def test_a_report_has_every_list(capsys: pytest.CaptureFixture[str]) -> None:
+    vhosts = [{"name": "/", "state": "running"}, {"name": "x", "state": "stopped"}]
+    broker = FakeControl(
+        list_vhosts=vhosts, list_queues=[{"name": "q"}], status=STATUS, list_users=USERS
+    )
+    assert broker.run("report") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["status"] == STATUS
+    assert found["users"] == [{"name": "ann", "tags": []}]
+    assert found["by_vhost"].keys() == {"/"}
+    assert found["by_vhost"]["/"]["queues"] == [{"name": "q"}]
+    asked = {op for op, _, _ in broker.asked}
+    assert {"show_config", "list_connections", "list_bindings"} <= asked
+    assert not asked & {"peek", "get", "export_definitions"}
+
+
+def test_there_are_no_logs_to_rotate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert FakeControl().run("rotate_logs") == 0
+    assert "stderr" in capsys.readouterr().out
 
 
 def test_status_of_one_vhost() -> None:

@@ -107,6 +107,7 @@ sbom: .venv-run/ready .venv-audit/ready
 
 conformance: .venv/ready
 	.venv/bin/python -m tests.conformance.suites $(ARGS)
+	.venv/bin/python -m tests.conformance.tls_clients.run
 	.venv/bin/python -m tests.conformance.compared.compare
 	.venv/bin/python -m tests.conformance.compared.definitions
 

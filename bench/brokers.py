@@ -26,7 +26,8 @@ STOP_S_MAX = 180.0
 class Broker(ABC):
     """One broker. name: as in the tables. data: all its files, made by `start`.
 
-    `cgroup`, if set: a directory of a controller into which its processes are put.
+    `cgroup`, if set: a directory of a controller into which its processes are put. `certificates`,
+    if set: a directory of `penstock tls self-signed`, for a TLS port, `tls_port`, as well.
     """
 
     name: str
@@ -36,6 +37,8 @@ class Broker(ABC):
         self.data = data
         self.port = 0
         self.cgroup: Path | None = None
+        self.certificates: Path | None = None
+        self.tls_port = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     @abstractmethod

@@ -1,8 +1,9 @@
 """LavinMQ beside Penstock, where its program is given.
 
 LAVINMQ_NODE names a script that is called with `start`, `pid` or `stop`, and takes its directory
-and port from LAVIN_DIR and LAVIN_PORT. LavinMQ confirms a persistent message without waiting for a
-sync, so it stands beside Penstock in `os`.
+and port from LAVIN_DIR and LAVIN_PORT; for the part `tls` also LAVIN_TLS_PORT, LAVIN_CERT and
+LAVIN_KEY, if they are set (--amqps-port, --cert and --key of the server). LavinMQ confirms a
+persistent message without waiting for a sync, so it stands beside Penstock in `os`.
 """
 
 import os
@@ -46,6 +47,8 @@ class LavinMQ(Broker):
         return True  # it answers, or `start` ends after its limit
 
     def command(self) -> tuple[list[str], dict[str, str]]:
+        if self.certificates is not None:
+            self.tls_port = self.tls_port or free_port()
         return self._script("start"), self._environment()
 
     def is_listening(self) -> bool:
@@ -72,4 +75,11 @@ class LavinMQ(Broker):
         return ["sh", os.environ[NODE], verb]
 
     def _environment(self) -> dict[str, str]:
-        return {"LAVIN_DIR": str(self.data), "LAVIN_PORT": str(self.port)}
+        found = {"LAVIN_DIR": str(self.data), "LAVIN_PORT": str(self.port)}
+        if self.certificates is not None:
+            found |= {
+                "LAVIN_TLS_PORT": str(self.tls_port),
+                "LAVIN_CERT": str(self.certificates / "server.pem"),
+                "LAVIN_KEY": str(self.certificates / "server.key"),
+            }
+        return found

@@ -14,6 +14,7 @@ import queue_report
 import report
 import single_report
 import spark_report
+import tls_report
 from report import Result
 from runner import ROOT
 
@@ -21,6 +22,7 @@ PAGE = ROOT / "docs" / "reference" / "performance.md"
 REPORTS = {
     "storage": report,
     "single": single_report,
+    "tls": tls_report,
     "queues": queue_report,
     "broker": broker_report,
     "spark": spark_report,

@@ -15,6 +15,7 @@ from runner import ROOT
 import penstock
 
 READY = re.compile(r"is ready: amqp://\S*?:(\d+)/")
+TLS_PORT = re.compile(r"is ready: .*amqps://\S*?:(\d+)/")
 
 
 class PenstockNode(Broker):
@@ -41,6 +42,12 @@ class PenstockNode(Broker):
             options += ["--memory", self._memory]
         source = str(ROOT / "src") if self.is_pure else ""
         environment = {"PYTHONPATH": source, "PENSTOCK_HTTP_PORT": "off"}
+        if self.certificates is not None:
+            environment |= {
+                "PENSTOCK_TLS_CERT": str(self.certificates / "server.pem"),
+                "PENSTOCK_TLS_KEY": str(self.certificates / "server.key"),
+                "PENSTOCK_TLS_PORT": "0", "PENSTOCK_TLS_HTTP_PORT": "off",
+            }  # fmt: skip
         return [sys.executable, "-m", "penstock", "serve", *options], environment
 
     def checkpoint(self) -> None:
@@ -54,8 +61,10 @@ class PenstockNode(Broker):
         if not self.port:
             with self.log.open("rb") as log:
                 log.seek(self._log_bytes_before)
-                found = READY.search(log.read().decode(errors="replace"))
+                text = log.read().decode(errors="replace")
+            found, secure = READY.search(text), TLS_PORT.search(text)
             if found is None:
                 return False
             self.port = int(found[1])
+            self.tls_port = int(secure[1]) if secure is not None else 0
         return super().is_listening()

@@ -70,6 +70,16 @@ class RabbitMQ(Broker):
             (self.data / name).mkdir(parents=True, exist_ok=True)
         plugins = self.data / "enabled_plugins"
         plugins.write_text("[].\n")
+        if self.certificates is not None:
+            self.tls_port = self.tls_port or free_port()
+            lines = {
+                "listeners.ssl.1": f"127.0.0.1:{self.tls_port}",
+                "ssl_options.cacertfile": self.certificates / "ca.pem",
+                "ssl_options.certfile": self.certificates / "server.pem",
+                "ssl_options.keyfile": self.certificates / "server.key",
+            }
+            text = "".join(f"{name} = {value}\n" for name, value in lines.items())
+            (self.data / "rabbitmq.conf").write_text(text)
         return [str(SERVER)], self._environment()
 
     def _environment(self) -> dict[str, str]:

@@ -6,12 +6,12 @@
     make bench ARGS='--part broker'                      the broker, about twelve minutes
     python bench/run.py --render    docs/reference/performance.md again, from the last full runs
 
-Four parts: the storage engine (here), the queues with the embedded library (queue_bench.py), the
-broker beside RabbitMQ (broker_bench.py), and single messages (single_bench.py) beside RabbitMQ and,
-where LAVINMQ_NODE names a script that starts it, LavinMQ, with publishing from Python beside pika.
+Five parts: the storage engine (here), the queues with the embedded library (queue_bench.py), the
+broker beside RabbitMQ (broker_bench.py), single messages (single_bench.py) beside RabbitMQ and,
+where LAVINMQ_NODE names a script that starts it, LavinMQ, with publishing from Python beside pika,
+and messages over TLS (tls_bench.py) on the same brokers.
 A full run of a part is appended to bench/results with commit, machine and date, and rendered to
-docs/reference/performance.md; a quick
-one only with --save.
+docs/reference/performance.md; a quick one only with --save.
 Every scenario is a process of its own, or several. The kill -9 is a real one, of a process that has
 just written that log.
 """
@@ -29,6 +29,7 @@ from measure import measure
 from queue_bench import QueueBench
 from runner import ROOT, Result, Runner, spread
 from single_bench import SingleBench
+from tls_bench import TlsBench
 
 SMALL = 256  # bytes of body, unless something else is said
 TRIGGER = 64 << 20  # bytes of log after which a checkpoint begins
@@ -159,6 +160,7 @@ PARTS: dict[str, type[Runner]] = {
     "queues": QueueBench,
     "broker": BrokerBench,
     "single": SingleBench,
+    "tls": TlsBench,
 }
 
 

@@ -14,6 +14,7 @@ import json
 import os
 import resource
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable
@@ -63,11 +64,13 @@ def publish(
 
 
 class Client:
-    """One connection with one open channel."""
+    """One connection with one open channel. context: it is one of TLS."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, context: ssl.SSLContext | None = None) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if context is not None:
+            self.sock = context.wrap_socket(self.sock, server_hostname="localhost")
         self._data = b""
         self.sock.sendall(b"AMQP\x00\x00\x09\x01")
         self.wait((10, 10))

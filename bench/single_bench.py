@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import lavinmq
 import load
@@ -15,6 +16,22 @@ import rabbitmq
 from brokers import Broker
 from penstock_node import PenstockNode
 from runner import HERE, Runner
+
+
+def all_brokers(data: Path, say: Callable[[str], None]) -> list[Broker]:
+    """All that there are, to be started."""
+    load.build()
+    there: list[Broker] = [
+        PenstockNode(data / mode, mode, is_pure=False) for mode in ("os", "disk")
+    ]
+    for kind, reason in (
+        (lavinmq.LavinMQ, lavinmq.missing()), (rabbitmq.RabbitMQ, rabbitmq.install()),
+    ):  # fmt: skip
+        if reason:
+            say(f"without {kind.name}: {reason}")
+        else:
+            there.append(kind(data / kind.name.lower()))
+    return there
 
 
 class SingleBench(Runner):
@@ -25,25 +42,10 @@ class SingleBench(Runner):
     def scenarios(self) -> dict[str, Callable[[], None]]:
         return {"single": self.single, "publishers": self.publishers}
 
-    def nodes(self) -> list[Broker]:
-        """All that there are, started."""
-        load.build()
-        there: list[Broker] = [
-            PenstockNode(self.data / mode, mode, is_pure=False) for mode in ("os", "disk")
-        ]
-        for kind, reason in (
-            (lavinmq.LavinMQ, lavinmq.missing()), (rabbitmq.RabbitMQ, rabbitmq.install()),
-        ):  # fmt: skip
-            if reason:
-                self.say(f"without {kind.name}: {reason}")
-            else:
-                there.append(kind(self.data / kind.name.lower()))
-        return there
-
     def single(self) -> None:
         """Each cell on each broker in turn, so often."""
         rows: dict[str, dict[str, list[float]]] = {}
-        nodes = self.nodes()
+        nodes = all_brokers(self.data, self.say)
         try:
             for node in nodes:
                 node.start()

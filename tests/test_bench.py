@@ -223,6 +223,34 @@ finally:
     assert all(us > 0 for us in rows.values()), rows
 
 
+def test_cells_of_tls(tmp_path: Path) -> None:
+    """Each cell runs against a server, plain and over TLS, and its factor has a goal."""
+    code = f"""
+import json
+from pathlib import Path
+from penstock_node import PenstockNode
+import tls_bench, tls_report
+tls_bench.all_brokers = lambda data, say: [
+    PenstockNode(data / mode, mode, is_pure=False) for mode in ("os", "disk")
+]
+bench = tls_bench.TlsBench(Path({str(tmp_path)!r}), is_quick=True, say=lambda text: None)
+bench.tls()
+rows = bench.figures["tls"]
+assert [len(row["us"]) for row in rows] == [2] * 6, rows
+for row in rows:
+    row["us"]["Penstock os"] = {{"plain": [10.0, 20.0, 30.0], "TLS": [30.0, 50.0, 31.0]}}
+for goal in tls_report.goals(bench.figures)[::2]:
+    print(goal.name, goal.mode, goal.goal, goal.text, goal.is_met)
+"""
+    done = bench_code(f"exec({code!r})")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"{kind}, {what}, CPU over TLS os ≤ 1.6 times plain 1.55 times True"
+        for kind in ("transient", "persistent")
+        for what in ("published", "consumed", "one at a time")
+    ]
+
+
 def test_what_the_table_of_publishers_says() -> None:
     rows = [
         {"what": "one at a time", "us": {"penstock": [300.0], "pika": [500.0]}},

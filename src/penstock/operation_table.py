@@ -519,9 +519,9 @@ _POLICY_ARGUMENTS: Final = (
     ),
 )  # fmt: skip
 _VALUE: Final = any_value("value", "any JSON")
-_COMPONENT: Final = chosen(
-    "component", "whose it is", "shovel", "federation-upstream", "federation-upstream-set"
-)
+# Of parameters that are stored only, for programs that read them.
+STORED_COMPONENTS: Final = ("shovel", "federation-upstream", "federation-upstream-set")
+_COMPONENT: Final = chosen("component", "whose it is", *STORED_COMPONENTS)
 _POLICY_COUNTS: Final = ("queues", "exchanges", "is_new")
 _POLICY_COLUMNS: Final = ("vhost", "name", "pattern", "apply-to", "definition", "priority")
 _APPLIED: Final = ("policy", "operator_policy", "effective_policy_definition")
@@ -834,11 +834,12 @@ _ROWS: Final = (
         flag("leave_out", "leave out what Penstock has not, and list it"),
         of=NODE_VHOSTS,
         answer=(
-            "users", "vhosts", "permissions", "policies", "operator_policies", "exchanges",
-            "queues", "bindings", "differs", "left_out",
+            "users", "vhosts", "permissions", "policies", "operator_policies", "parameters",
+            "exchanges", "queues", "bindings", "differs", "left_out", "not_run",
         ),
         more="What is there and equal is skipped, and nothing is deleted. differs: exchanges and "
-        "queues that are there with other properties, which are left as they are.", is_audited=True,
+        "queues that are there with other properties, which are left as they are. not_run: shovels "
+        "and federation, which are stored only.", is_audited=True,
     ),
     # queues, exchanges and bindings
     Operation(
@@ -1224,9 +1225,11 @@ _ROWS: Final = (
     ),
     Operation(
         "list_topology",
-        "Return the policies, exchanges, queues and bindings of a vhost, without counts.",
+        "Return policies, parameters, exchanges, queues and bindings of a vhost, without counts.",
         audience=OPERATORS,
-        answer=("policies", "operator_policies", "exchanges", "queues", "bindings"),
+        answer=(
+            "policies", "operator_policies", "parameters", "exchanges", "queues", "bindings",
+        ),
         more="As definitions have them; without the bindings of the default exchange.",
     ),
     _list(

@@ -31,11 +31,11 @@ def test_a_document_of_rabbitmq_is_imported(broker: LiveBroker) -> None:
     left_out = found.pop("left_out")
     assert found == {
         "users": 5, "vhosts": 1, "permissions": 4, "policies": 1, "operator_policies": 1,
-        "exchanges": 7, "queues": 10, "bindings": 9, "differs": [],
+        "parameters": 1, "exchanges": 7, "queues": 10, "bindings": 9, "differs": [],
+        "not_run": ["parameters[2] 'to-shop': a shovel is stored, and does nothing"],
     }  # fmt: skip
-    assert [line.partition("]")[0] for line in left_out] == [
-        "global_parameters[2", "parameters[2",
-    ]  # fmt: skip
+    assert [line.partition("]")[0] for line in left_out] == ["global_parameters[2"]
+    assert [row["name"] for row in broker.control("list_parameters", "/")] == ["to-shop"]
     assert broker.control("list_global_parameters") == [
         {"name": "cluster_name", "value": "ops-lab"},
         {"name": "mqtt_port_to_vhost_mapping", "value": {"1883": "/"}},
@@ -62,7 +62,8 @@ def test_a_document_of_rabbitmq_is_imported(broker: LiveBroker) -> None:
             channel.confirm_delivery()
             channel.basic_publish("in", "any", b"body", mandatory=True)
     again = broker.control("import_definitions", "", definitions=RABBITMQ, leave_out=True)
-    assert again["queues"] == again["exchanges"] == again["bindings"] == again["vhosts"] == 0
+    for section in ("parameters", "queues", "exchanges", "bindings", "vhosts"):
+        assert again[section] == 0
     assert again["users"] == 1  # bob's hash was another
 
 
@@ -127,13 +128,14 @@ def test_nothing_is_imported_if_anything_is_wrong(
     document["queues"][0]["arguments"] = {"x-message-ttl": "soon"}
     document["policies"][0]["definition"]["overflow"] = "explode"
     document["parameters"][0]["value"]["pattern"] = "("
+    document["parameters"][2]["component"] = "mqtt"
     file = tmp_path / "wrong.json"
     file.write_text(json.dumps(document))
     assert main(["import_definitions", str(file), "--data", str(broker.data)]) == 65
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 6, said
     for part in (
-        "change_password", "'('", "x-message-ttl", "shovel", "policies[0] 'ttl': overflow",
+        "change_password", "'('", "x-message-ttl", "component mqtt", "policies[0] 'ttl': overflow",
         "parameters[0] 'cap': pattern",
     ):  # fmt: skip
         assert part in said

@@ -69,8 +69,9 @@ def import_text(data: str, text: str, vhost: str | None, *, leave_out: bool) -> 
         for line in lines:
             output.say(f"penstock: {line}", err=True)
         raise click.exceptions.Exit(EX_DATAERR) from None
-    for name in ("differs", "left_out"):
+    for name, what in (
+        ("differs", "left as it is"), ("left_out", "left out"), ("not_run", "warning"),
+    ):  # fmt: skip
         for line in found.pop(name):
-            what = "left as it is" if name == "differs" else "left out"
             output.say(f"{what}: {line}")
     click.echo("imported: " + ", ".join(f"{count} {name}" for name, count in found.items()))

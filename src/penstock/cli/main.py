@@ -195,6 +195,10 @@ VERBS: Final[Mapping[str, Verb]] = {
     "config_migrate": Verb("rabbitmq_conf", "Make a penstock.toml of a rabbitmq.conf."),
     "migrate": Verb("rabbitmq", "Move definitions and messages here from another broker."),
     "serve": Verb("serve", "Run the broker."),
+    "doctor": Verb(
+        "doctor",
+        "Check whether this machine and the configuration suit a broker, and say what to change.",
+    ),
     "health_check": Verb("node", "Check that the broker serves; exit code 69 if not."),
     "close_all_connections": Verb("node", "Close connections: of a user, of a vhost, or all."),
     "close_connection": Verb("node", "Close a connection."),
@@ -217,8 +221,8 @@ VERBS: Final[Mapping[str, Verb]] = {
 # The commands by what they are about, as `--help` lists them.
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "The broker": (
-        "serve", "status", "health_check", "await_startup", "stop", "init", "list_alerts", "report",
-        "rotate_logs",
+        "serve", "status", "health_check", "doctor", "await_startup", "stop", "init", "list_alerts",
+        "report", "rotate_logs",
         "list_global_parameters", "set_global_parameter", "clear_global_parameter",
     ),
     "Configuration": (

@@ -39,11 +39,21 @@ def machine_memory(fs: FileSystem) -> tuple[int, str]:
     """Return the bytes that this process can have, and the path of the file that limits them, or
     "assumed"."""
     limits = [(ram, "/proc/meminfo")] if (ram := _ram_bytes(fs)) else []
-    for path in _limit_paths(_text(fs, "/proc/self/cgroup"), _text(fs, "/proc/self/mountinfo")):
+    for path in _limit_paths(fs, "memory.max", "memory.limit_in_bytes"):
         limit = _text(fs, path).strip()
         if limit.isdecimal() and 0 < int(limit) < (ram or BYTES_MAX):
             limits.append((int(limit), path))
     return min(limits) if limits else (ASSUMED_BYTES, "assumed")
+
+
+def cpus(fs: FileSystem) -> float | None:
+    """Return how many processors the process's groups (v2) may use, None if any number."""
+    limits: list[float] = []
+    for path in _limit_paths(fs, "cpu.max"):
+        quota, _, period = _text(fs, path).strip().partition(" ")
+        if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+            limits.append(int(quota) / int(period))
+    return min(limits, default=None)
 
 
 def rss_bytes(fs: FileSystem) -> int | None:
@@ -108,16 +118,18 @@ def _page_bytes(fs: FileSystem) -> int:
     return PAGE_BYTES
 
 
-def _limit_paths(groups: str, mounts: str) -> list[str]:
-    """Return the files that may limit this process: of its groups and of all above them."""
+def _limit_paths(fs: FileSystem, second: str, first: str = "") -> list[str]:
+    """Return the files that may limit this process: of its groups and of all above them. second,
+    first: their names in the versions of cgroup; first: of the controller memory, if any."""
+    mounts = _text(fs, "/proc/self/mountinfo")
     paths: list[str] = []
-    for line in groups.splitlines():
+    for line in _text(fs, "/proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
         if number == "0" and not controllers:
-            kind, name = "cgroup2", "memory.max"
-        elif "memory" in controllers.split(","):
-            kind, name = "cgroup", "memory.limit_in_bytes"
+            kind, name = "cgroup2", second
+        elif first and "memory" in controllers.split(","):
+            kind, name = "cgroup", first
         else:
             continue
         for root, point in _mounted(mounts, kind):

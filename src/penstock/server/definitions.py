@@ -65,6 +65,7 @@ from penstock.errors import AMQPError, OptionError, PenstockError
 from penstock.native import VERSION
 from penstock.operation_json import JsonParts, check_names, from_json
 from penstock.operation_table import (
+    STORED_COMPONENTS,
     Argument,
     Arguments,
     field_table,
@@ -92,7 +93,9 @@ OF_RABBITMQ: Final = frozenset({MAX_CONNECTIONS, MAX_CHANNELS, MAX_QUEUES})
 
 Json = dict[str, Any]
 VhostTopology = dict[str, list[Json]]  # SECTIONS, as the operation list_topology returns them
-SECTIONS: Final = ("policies", "operator_policies", "exchanges", "queues", "bindings")
+SECTIONS: Final = (
+    "policies", "operator_policies", "parameters", "exchanges", "queues", "bindings",
+)  # fmt: skip
 
 _NAME: Final = text("name", "its name")
 _VHOST: Final = text("vhost", "the vhost")
@@ -140,14 +143,15 @@ class Definitions:
     is_lenient: leave out what Penstock has not. Raises DefinitionsError.
 
     tables: users, vhosts, permissions and limits. topology: of each vhost that the document has
-    something for, in the form of the operation `list_topology`. left_out: what was left out, one
-    line each.
+    something for, in the form of the operation `list_topology`. left_out: what was left out;
+    not_run: what is stored, but does nothing here; one line each.
     """
 
     def __init__(self, given: str, vhost: str, *, is_lenient: bool = False) -> None:
         self.tables = Tables()
         self.topology: dict[str, VhostTopology] = {}
         self.left_out: list[str] = []
+        self.not_run: list[str] = []
         self._problems: list[str] = []
         self._document = _parsed(given)
         self._vhost = vhost
@@ -285,6 +289,9 @@ class Definitions:
                 self._take_limits(place, "vhost", vhost, found["value"])
             elif found["component"] == OPERATOR_POLICY:
                 self._take_policy(place, vhost, OPERATOR_POLICY, found["name"], found["value"])
+            elif found["component"] in STORED_COMPONENTS:
+                self.not_run.append(f"{place}: a {found['component']} is stored, and does nothing")
+                self.topology.setdefault(vhost, _empty_topology())["parameters"].append(found)
             else:
                 self._unsupported(f"{place}: no parameters of the component {found['component']}")
 
@@ -449,6 +456,7 @@ def missing(
         count = len(policies.keys() | {one["name"] for one in wanted[section]})
         if count > POLICIES_MAX:
             wrong.append(f"vhost '{vhost}' would have {count} {section}, at most {POLICIES_MAX}")
+    declared["parameters"] = [one for one in wanted["parameters"] if one not in there["parameters"]]
     declared["bindings"], lost = _missing_bindings(vhost, wanted, there, known)
     wrong += lost
     for name, section in (
@@ -501,6 +509,8 @@ def declaration(section: str, row: Json) -> tuple[str, Json]:
     if section in POLICY_SECTIONS.values():
         args["apply_to"] = args.pop("apply-to")
         return ("set_policy" if section == "policies" else "set_operator_policy"), args
+    if section == "parameters":
+        return "set_parameter", args
     if section == "bindings":
         destination, kind = args.pop("destination"), args.pop("destination_type")
         if kind == "exchange":
@@ -560,6 +570,7 @@ def document(tables: Tables, topology: Mapping[str, VhostTopology], vhost: str) 
             }
             for row in found["operator_policies"]
         ]  # fmt: skip
+        parameters += [{"vhost": name, **row} for row in found["parameters"]]
     sections: dict[str, list[Json]] = {"parameters": parameters, "policies": policies}
     if not vhost:
         sections = {

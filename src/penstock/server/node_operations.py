@@ -677,7 +677,9 @@ class NodeOperations:
             counts[section] = sum(len(one[section]) for one in declared.values())
             for name, one in declared.items():
                 await self._declare(name, section, one[section])
-        return {**counts, "differs": differs, "left_out": found.left_out}
+        return {
+            **counts, "differs": differs, "left_out": found.left_out, "not_run": found.not_run,
+        }  # fmt: skip
 
     async def _topology(self, name: str) -> definitions.VhostTopology:
         """Return what the vhost has, in the form of `list_topology`."""

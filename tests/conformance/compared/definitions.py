@@ -72,6 +72,13 @@ def comparable(document: dict[str, Any]) -> dict[str, list[str]]:
     return found
 
 
+def without_plugins(text: str) -> dict[str, Any]:
+    """A document without what needs plugins, which RabbitMQ has not here."""
+    found: dict[str, Any] = json.loads(text)
+    found["parameters"] = [row for row in found["parameters"] if row["component"] != "shovel"]
+    return found
+
+
 def through_rabbitmq(at: Path, text: str) -> dict[str, Any]:
     """What a new RabbitMQ exports that has imported this."""
     at.mkdir()
@@ -133,16 +140,13 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as place:
         at = Path(place)
-        sample = json.loads(SAMPLE.read_text())
-        sample["parameters"] = [  # it has no plugins here
-            row for row in sample["parameters"] if row["component"] != "shovel"
-        ]
+        sample, recorded = (without_plugins(path.read_text()) for path in (SAMPLE, RECORDED))
         for section, rows in many(QUEUES).items():
             sample[section] += rows
         theirs = through_rabbitmq(at / "first", json.dumps(sample))
         ours = through_penstock(at, json.dumps(theirs))
         back = through_rabbitmq(at / "second", json.dumps(ours))
-        through_rabbitmq(at / "third", RECORDED.read_text())
+        through_rabbitmq(at / "third", json.dumps(recorded))
         wrong = messages_there_and_back(at / "messages")
     wrong += [
         f"{section}: {name}: {sorted({*rows}.symmetric_difference(other))[:4]}"

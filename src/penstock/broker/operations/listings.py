@@ -21,6 +21,7 @@ from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.operations.call import ROW_STEPS, Call, Functions, Slices, listed
+from penstock.broker.operations.policies import parameter_rows
 from penstock.broker.policies import EXCHANGE, OPERATOR_POLICY, POLICY
 from penstock.broker.queue_table import indexes_of
 from penstock.broker.topology import QUEUE, Exchange
@@ -417,6 +418,8 @@ def _topology(vhost: VHost) -> Iterator[tuple[str, Info | None]]:
     for component, section in ((POLICY, "policies"), (OPERATOR_POLICY, "operator_policies")):
         for policy in vhost.policies.all(component):
             yield section, {"name": policy.name, **policy.value()}
+    for row in parameter_rows(vhost):
+        yield "parameters", row
     for exchange in list(vhost.exchanges.values()):
         yield "exchanges", _declared_exchange(exchange)
     for name in vhost.table.names():
@@ -464,7 +467,9 @@ def _topology_in_slices(call: Call) -> Slices:
     found.begin(b"{")
     rows = _topology(call.vhost)
     waiting = next(rows, None)
-    for section in ("policies", "operator_policies", "exchanges", "queues", "bindings"):
+    for section in (
+        "policies", "operator_policies", "parameters", "exchanges", "queues", "bindings",
+    ):  # fmt: skip
         found.begin(b"[", section)
         while waiting is not None and waiting[0] == section:
             if waiting[1] is not None:

@@ -104,13 +104,15 @@ def _clear_parameter(call: Call) -> None:
 
 
 def _list_parameters(call: Call) -> None:
-    found = sorted(_parameters(call.vhost).items())
-    call.reply(
-        [
-            {"component": component.decode(), "name": text_of(name), "value": json.loads(value)}
-            for (component, name), value in found
-        ]
-    )
+    call.reply(parameter_rows(call.vhost))
+
+
+def parameter_rows(vhost: VHost) -> list[dict[str, object]]:
+    """Return the parameters that are stored only, as `list_parameters` does."""
+    return [
+        {"component": component.decode(), "name": text_of(name), "value": json.loads(value)}
+        for (component, name), value in sorted(_parameters(vhost).items())
+    ]
 
 
 def _parameters(vhost: VHost) -> dict[tuple[bytes, bytes], bytes]:

@@ -1,0 +1,1 @@
+"""Small programs with the clients of other languages, which connect over TLS."""

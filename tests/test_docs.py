@@ -473,7 +473,8 @@ ROW = re.compile(r"^\| .* \| (?:`\[(\w+)\]` )?`(\w+)` \| ([^|]+) \| [^|]* \|$", 
 NO_LIMITS = {  # where the broker is and how it works, and what only tells somebody
     "audit_log", "auth_backends", "consumer_timeout_closes", "data", "data_permissions",
     "durability", "host", "http_hosts", "http_port", "http_proxy_protocol_from", "lease_alert_s",
-    "load_definitions", "log_level", "loopback_users", "port", "proxy_protocol_from", "strict",
+    "load_definitions", "log_level", "loopback_users", "port", "prometheus_port",
+    "proxy_protocol_from", "strict",
     "vhost_restart_strategy",
 }  # fmt: skip
 

@@ -1,8 +1,8 @@
 """Writes what the documentation lists from the tables of options.
 
     python tools/configuration.py            prints docs/reference/configuration.md
-    python tools/configuration.py --repair   writes it, docs/reference/operations.md, and the tables
-                                             in the pages of TABLES
+    python tools/configuration.py --repair   writes it, docs/reference/operations.md and metrics.md,
+                                             and the tables in the pages of TABLES
 
 tests/unit/test_tables.py compares the pages with the tables.
 """
@@ -21,6 +21,7 @@ from penstock.config import AUTH_HTTP, AUTH_OAUTH2, LIMITS, QUEUES, STORAGE, TLS
 from penstock.embedded.option_parsing import QUEUE_KEYWORDS, STREAM_KEYWORDS
 from penstock.http.api_pages import reference
 from penstock.http.endpoint_table import ENDPOINTS
+from penstock.metric_table import METRICS, RABBITMQ
 from penstock.operation_table import OPERATIONS, Operation
 from penstock.options import Option
 from penstock.queues.queue_options import QueueOptions
@@ -32,6 +33,7 @@ from penstock.spark.options import SINK_OPTIONS, SOURCE_OPTIONS, SinkOptions, So
 DOCS: Final = Path(__file__).parent.parent / "docs"
 PAGE: Final = DOCS / "reference" / "configuration.md"
 OPERATIONS_PAGE: Final = DOCS / "reference" / "operations.md"
+METRICS_PAGE: Final = DOCS / "reference" / "metrics.md"
 HEAD: Final = """\
 # Configuration of a broker
 
@@ -226,6 +228,40 @@ def _part(row: Operation) -> str:
     return "Of a vhost's clients" if row.name.startswith("box.") else f"Of {row.of.split(',')[0]}"
 
 
+METRICS_HEAD: Final = """\
+# Metrics
+
+What `/metrics` shows: [monitoring](../guides/monitoring.md) says where. Names begin with
+`penstock_`, those of the last table with `rabbitmq_`. Seconds and bytes; a counter begins with 0
+when its process starts. Nothing here has the name of a queue, a connection or a consumer, so the
+number of series does not grow with them.
+
+This page is made from the source: `python tools/configuration.py --repair`.
+"""
+
+
+def metrics_page() -> str:
+    """Return the page of metrics."""
+    parts = [METRICS_HEAD]
+    for group, rows in itertools.groupby(METRICS, lambda row: row.group):
+        parts.append(f"\n## {group}\n\n| Name | Type | Labels | |\n{'| --- ' * 4}|\n")
+        for row in rows:
+            labels = ", ".join(f"`{label}`" for label in row.labels)
+            meaning = row.meaning
+            if row.bounds:
+                meaning += f"; up to {', '.join(f'{bound:g}' for bound in row.bounds)}"
+            parts.append(f"| `{row.name}` | {row.kind} | {labels} | {meaning} |\n")
+    parts.append(
+        "\n## By RabbitMQ's names\n\nOf all vhosts together. Deliveries of streams are counted "
+        "with those of classic queues. The descriptors and the RAM are those of all processes.\n\n"
+        f"| Name | Type | Labels | |\n{'| --- ' * 4}|\n"
+    )
+    for one in RABBITMQ:
+        labels = f"`{one.labels}`" if one.labels else ""
+        parts.append(f"| `{one.name}` | {one.kind} | {labels} | {one.meaning} |\n")
+    return "".join(parts)
+
+
 def main() -> None:
     """Print the page, or write it."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -233,6 +269,7 @@ def main() -> None:
     if parser.parse_args().repair:
         PAGE.write_text(page(), encoding="utf-8")
         OPERATIONS_PAGE.write_text(operations_page(), encoding="utf-8")
+        METRICS_PAGE.write_text(metrics_page(), encoding="utf-8")
         for path in TABLES:
             path.write_text(with_tables(path), encoding="utf-8")
     else:

@@ -116,6 +116,7 @@ class Config:
     host: str = "127.0.0.1"
     port: int | None = 5672
     http_port: int | None = 15672
+    prometheus_port: int | None = None
     memory_bytes: int = GIB
     mode: int = DISK
     log_level: str = "info"
@@ -251,6 +252,11 @@ OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option(
         "http_port", or_word(_PORT, "off"), "the port of HTTP; 0: a free one; `off`: no HTTP"
+    ),
+    Option(
+        "prometheus_port", or_word(_PORT, "off"),
+        "the port of [metrics](../guides/monitoring.md) without a password, RabbitMQ's is 15692; "
+        "0: a free one; `off`: none", default="off",
     ),
     Option(
         "memory", _share(),
@@ -589,7 +595,11 @@ def _check_ports(
 ) -> None:
     """Raise OptionError if two listeners have one port, or AMQP has none."""
     tls = config.tls
-    ports = [("port", "AMQP", config.port), ("http_port", "HTTP", config.http_port)]
+    ports = [
+        ("port", "AMQP", config.port),
+        ("http_port", "HTTP", config.http_port),
+        ("prometheus_port", "metrics", config.prometheus_port),
+    ]
     if tls.is_on:
         ports += [
             ("tls.port", "AMQP over TLS", tls.port),

@@ -1,8 +1,10 @@
 """The table of metrics: everything that `/metrics` shows, with its type, labels and meaning.
 
-    METRICS    the rows: what Penstock measures. The text (http.metrics_text) and docs/reference/
-               metrics.md are made of them
-    RABBITMQ   RabbitMQ's names for the same, so that its dashboards and alerts work
+    METRICS    the rows: what Penstock measures
+    RABBITMQ   RabbitMQ's names for what all vhosts have together, so that its dashboards and alerts
+               work
+
+The text (http.metrics_text) and docs/reference/metrics.md are made of them.
 
 The processes count in plain numbers and answer `metrics` (a vhost) and `node_metrics` (the
 supervisor) with an object: the name of a row -> its value. A value is a number; or {label: number},
@@ -11,8 +13,7 @@ each range ...]. A row that is not in the answer is left out of the text. This m
 little, because the vhosts, HTTP and tools/ load it.
 
 Every row but those of the node has the label `vhost`. None has the name of a queue, a connection or
-a consumer, of which there may be any number: those are in the tables OF_QUEUES and the like, for
-`/metrics/per-object` and `/metrics/detailed`.
+a consumer, of which there may be any number.
 """
 
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ METRICS: Final = (
     _gauge("Flow", "publishers_blocked", "1 while publishers wait for it", "reason"),
     _counter("Flow", "blocked_seconds_total", "how long publishers have waited for it", "reason"),
     _gauge("Flow", "confirms_pending", "publishes that are not confirmed yet"),
+    _gauge("Flow", "publishers", "channels that have published"),
     _histogram(
         "Flow", "confirm_seconds", CONFIRM_S,
         "from the first publish of a turn until all of that turn were confirmed",
@@ -169,4 +171,124 @@ METRICS: Final = (
     _gauge("Leases", "messages_leased", "messages that are leased"),
     _gauge("Leases", "lease_oldest_seconds", "since when the oldest message is leased"),
     _gauge("Batches", "batches_rolling", "batches that are decided and not yet in their targets"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RabbitMetric:
+    """One row of RABBITMQ. labels: as written. source: what it shows, by its name in the sums over
+    all vhosts (http.rabbitmq_metrics)."""
+
+    name: str
+    kind: str
+    source: str
+    meaning: str
+    labels: str = ""
+
+
+_AMQP: Final = 'protocol="amqp091"'
+_CLASSIC: Final = f'{_AMQP},queue_type="rabbit_classic_queue"'
+_DEAD: Final = 'queue_type="rabbit_classic_queue",dead_letter_strategy="at_least_once"'
+
+
+def _sent(name: str, source: str, meaning: str, labels: str = _AMQP) -> RabbitMetric:
+    text = f"messages {meaning}"
+    return RabbitMetric(
+        f"global_messages_{name}_total", COUNTER, f"message_stats.{source}", text, labels
+    )
+
+
+def _churn(name: str, source: str) -> RabbitMetric:
+    what = name.replace("_", " ")
+    return RabbitMetric(f"{name}_total", COUNTER, f"churn_rates.{source}", what)
+
+
+def _rabbit(name: str, source: str, meaning: str, kind: str = GAUGE) -> RabbitMetric:
+    return RabbitMetric(name, kind, source, meaning)
+
+
+RABBITMQ: Final = (
+    _rabbit("alarms_memory_used_watermark", "alarms.memory", "1 while publishers wait for memory"),
+    _rabbit("alarms_free_disk_space_watermark", "alarms.disk", "1 while they wait for disk space"),
+    _rabbit("alarms_file_descriptor_limit", "alarms.descriptors", "1 while they wait for files"),
+    _rabbit("connections", "object_totals.connections", "connections"),
+    _rabbit("channels", "object_totals.channels", "channels"),
+    _rabbit("consumers", "object_totals.consumers", "consumers"),
+    _rabbit("queues", "object_totals.queues", "queues and streams"),
+    _churn("connections_opened", "connection_created"),
+    _churn("connections_closed", "connection_closed"),
+    _churn("channels_opened", "channel_created"),
+    _churn("channels_closed", "channel_closed"),
+    _churn("queues_declared", "queue_declared"),
+    _churn("queues_created", "queue_created"),
+    _churn("queues_deleted", "queue_deleted"),
+    _rabbit("queue_messages_ready", "messages.ready", "messages that are ready"),
+    _rabbit("queue_messages_unacked", "messages.unacked", "messages that are not acknowledged"),
+    _rabbit("queue_messages", "messages.all", "both"),
+    _rabbit("queue_messages_ready_bytes", "message_bytes.ready", "bodies of the ready"),
+    _rabbit("queue_messages_unacked_bytes", "message_bytes.unacked", "and of the others"),
+    _rabbit("queue_messages_ram", "messages.alpha", "ready messages that are in RAM"),
+    _rabbit("queue_messages_paged_out", "messages.out", "ready messages that are not"),
+    _rabbit("queue_consumers", "object_totals.consumers", "consumers of queues"),
+    _rabbit("process_open_fds", "process.open_fds", "open descriptors of all processes"),
+    _rabbit("process_max_fds", "process.max_fds", "their limits together"),
+    _rabbit("process_open_tcp_sockets", "object_totals.connections", "connections of clients"),
+    _rabbit("process_max_tcp_sockets", "process.max_fds", "as process_max_fds"),
+    _rabbit("process_resident_memory_bytes", "process.rss", "RAM of all processes"),
+    _rabbit("resident_memory_limit_bytes", "node.memory_bytes", "the broker's memory budget"),
+    _rabbit("disk_space_available_bytes", "node.disk_free_bytes", "free bytes"),
+    _rabbit("disk_space_available_limit_bytes", "node.disk_free_limit_bytes", "their limit"),
+    _rabbit("erlang_uptime_seconds", "node.uptime_s", "how long the broker runs"),
+    _rabbit("io_sync_ops_total", "log.syncs", "syncs of the log", COUNTER),
+    _rabbit("io_sync_time_seconds_total", "log.sync_s", "how long they took", COUNTER),
+    _rabbit("io_read_ops_total", "paging.reads", "reads of messages", COUNTER),
+    _rabbit("io_read_bytes_total", "paging.read_bytes", "bytes that they read", COUNTER),
+    _rabbit("io_write_bytes_total", "log.bytes", "bytes written to the log", COUNTER),
+    RabbitMetric(
+        "auth_attempts_failed_total", COUNTER, "node.login_failed", "logins with a wrong password",
+        _AMQP,
+    ),
+    RabbitMetric("global_publishers", GAUGE, "publishers", "channels that publish", _AMQP),
+    RabbitMetric("global_consumers", GAUGE, "object_totals.consumers", "consumers", _AMQP),
+    _sent("received", "publish", "that were published"),
+    _sent("received_confirm", "publish_confirm", "of these, those to be confirmed"),
+    _sent("routed", "routed", "that a queue got"),
+    _sent("confirmed", "confirm", "that were confirmed"),
+    _sent("unroutable_dropped", "drop_unroutable", "that no queue got"),
+    _sent("unroutable_returned", "return_unroutable", "that were returned"),
+    _sent("delivered", "deliver_get", "that were delivered", _CLASSIC),
+    _sent("delivered_consume_manual_ack", "deliver", "to consumers that acknowledge", _CLASSIC),
+    _sent("delivered_consume_auto_ack", "deliver_no_ack", "to other consumers", _CLASSIC),
+    _sent("delivered_get_manual_ack", "get", "to basic.get, to be acknowledged", _CLASSIC),
+    _sent("delivered_get_auto_ack", "get_no_ack", "to basic.get", _CLASSIC),
+    _sent("get_empty", "get_empty", "that basic.get did not find", _CLASSIC),
+    _sent("redelivered", "redeliver", "that were delivered again", _CLASSIC),
+    _sent("acknowledged", "ack", "that were acknowledged", _CLASSIC),
+    # As sums over channels, which dashboards of before 3.9 read.
+    _rabbit("channel_consumers", "object_totals.consumers", "consumers of channels"),
+    _rabbit("channel_messages_unacked", "messages.unacked", "as queue_messages_unacked"),
+    _rabbit("channel_messages_unconfirmed", "unconfirmed", "publishes that are not confirmed yet"),
+    *(
+        RabbitMetric(
+            f"channel_{name}_total", COUNTER, f"message_stats.{source}",
+            "as the global metric of the same meaning",
+        )
+        for name, source in (
+            ("messages_published", "publish"), ("messages_confirmed", "confirm"),
+            ("messages_unroutable_returned", "return_unroutable"),
+            ("messages_unroutable_dropped", "drop_unroutable"),
+            ("messages_delivered_ack", "deliver"), ("messages_delivered", "deliver_no_ack"),
+            ("get_ack", "get"), ("get", "get_no_ack"), ("get_empty", "get_empty"),
+            ("messages_redelivered", "redeliver"), ("messages_acked", "ack"),
+        )
+    ),
+    _rabbit("connection_incoming_bytes_total", "traffic.recv_oct", "bytes received", COUNTER),
+    _rabbit("connection_outgoing_bytes_total", "traffic.send_oct", "bytes sent", COUNTER),
+    *(
+        RabbitMetric(
+            f"global_messages_dead_lettered_{reason}_total", COUNTER, f"dead_lettered.{reason}",
+            f"messages that died: {reason}", _DEAD,
+        )
+        for reason in ("expired", "rejected", "maxlen", "delivery_limit")
+    ),
 )  # fmt: skip

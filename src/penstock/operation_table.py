@@ -603,7 +603,7 @@ _ROWS: Final = (
     ),
     Operation(
         "node_metrics", "Return the numbers of the node for /metrics.", of=NODE, tags=WATCHERS,
-        answer=("values", "vhosts"), more="Their names and meanings: see metrics.md.",
+        answer=("values", "vhosts", "node"), more="Their names and meanings: see metrics.md.",
     ),
     Operation(
         "describe_node", "Describe the node and its processes, with what they use.", of=NODE,
@@ -1205,8 +1205,8 @@ _ROWS: Final = (
         ), tags=MANAGERS,
     ),
     Operation(
-        "metrics", "Return the totals of a vhost for /metrics.", tags=WATCHERS,
-        more="Their names and meanings: see metrics.md.",
+        "metrics", "Return the numbers of a vhost for /metrics.", tags=WATCHERS,
+        answer=("values", "totals"), more="Their names and meanings: see metrics.md.",
     ),
     _list(
         "list_queues", "List the queues of a vhost.", ("name", "messages", "consumers"),

@@ -22,7 +22,16 @@ from penstock.embedded.option_parsing import (
 from penstock.options import value_of
 from penstock.queues.queue_options import QUEUE_ARGUMENTS, QueueOptions
 from penstock.routing.exchange_types import TYPES
-from tools.configuration import OPERATIONS_PAGE, PAGE, TABLES, operations_page, page, with_tables
+from tools.configuration import (
+    METRICS_PAGE,
+    OPERATIONS_PAGE,
+    PAGE,
+    TABLES,
+    metrics_page,
+    operations_page,
+    page,
+    with_tables,
+)
 
 ROOT = Path(__file__).parent.parent.parent
 COMPOSED = {
@@ -93,3 +102,8 @@ def test_the_documentation_has_each_word() -> None:
 def test_the_page_of_operations_is_that_of_the_table() -> None:
     text = OPERATIONS_PAGE.read_text(encoding="utf-8")
     assert text == operations_page(), "python tools/configuration.py --repair"
+
+
+def test_the_page_of_metrics_is_that_of_the_table() -> None:
+    text = METRICS_PAGE.read_text(encoding="utf-8")
+    assert text == metrics_page(), "python tools/configuration.py --repair"

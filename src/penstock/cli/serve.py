@@ -222,6 +222,7 @@ def explained(config: Config, error: OSError) -> Exception:
     tls = config.tls
     listeners = (
         (config.port, "--port", ""), (config.http_port, "--http-port", ", or --http-port off"),
+        (config.prometheus_port, "prometheus_port", ', or prometheus_port = "off"'),
         (tls.port, "tls.port", ""), (tls.http_port, "tls.http_port", ', or tls.http_port = "off"'),
     )  # fmt: skip
     found = [one for one in listeners if error.filename == f"{config.host}:{one[0]}"]

@@ -3,6 +3,7 @@
     GET  /health                    whether the broker is well; needs no password
          /health/ready              the same, for Kubernetes' readiness
          /health/live               whether this process answers, whatever the broker does
+         /metrics                   metrics: needs a password, but not at a port of its own
          /api/streams/...           read_endpoints
          /api/leases/...            read_endpoints
          /api/staging/...           staging_endpoints
@@ -46,6 +47,7 @@ from starlette.types import Message, Receive, Scope, Send
 from penstock.errors import CorruptionError, PenstockError
 from penstock.http import management
 from penstock.http.management import Found, Management
+from penstock.http.metrics import MetricsPages, is_metrics
 from penstock.http.node_link import NodeLink
 from penstock.http.requests import (
     ACCOUNT,
@@ -58,6 +60,7 @@ from penstock.http.requests import (
     error_answer,
     refused,
 )
+from penstock.operation_table import WATCHERS
 from penstock.server.control import ControlError
 
 ANY: Final = "*"
@@ -145,6 +148,8 @@ class Api:
         self._of_user: dict[str, int] = {}  # requests under way
         self._node = node
         self._auth = auth
+        self._metrics = MetricsPages(node)
+        self.metrics_port: int | None = None  # where anybody may ask for metrics, and nothing else
         self._app = Starlette(
             routes=[
                 Route("/health", self._health),
@@ -194,6 +199,17 @@ class Api:
         found: Found | None = None
         try:
             check_framing(request.headers)
+            is_metrics_port = self._is_metrics_port(scope)
+            if is_metrics(path):
+                self._admission.check(method, request.headers)
+                if not is_metrics_port:
+                    await self._log_in(request)
+                    if request.scope[ACCOUNT].tags.isdisjoint(WATCHERS):
+                        raise HttpError(403, f"{path} needs the tag {' or '.join(WATCHERS)}")
+                await (await self._metrics.answer(request, path))(scope, receive, send)
+                return
+            if is_metrics_port:
+                raise HttpError(404, "no such address: this port has /metrics alone")
             if path != API and not path.startswith(API + "/"):
                 await self._app(scope, receive, send)
                 return
@@ -226,6 +242,11 @@ class Api:
             self._of_user[user] -= 1
             if not self._of_user[user]:
                 del self._of_user[user]
+
+    def _is_metrics_port(self, scope: Scope) -> bool:
+        """Return whether the request came to the port of metrics."""
+        server = scope.get("server") or ("", None)
+        return self.metrics_port is not None and server[1] == self.metrics_port
 
     async def _log_in(self, request: Request) -> None:
         """Note in the scope who asks. Raises HttpError 401, 429."""

@@ -402,17 +402,21 @@ async def _encoded(found: object, asked: ApiRequest) -> Response:
     else:
         data = json.dumps(to_json(answer.body), separators=(",", ":")).encode()
     headers.setdefault("Content-Type", "application/json")
-    accepted = asked.request.headers.get("accept-encoding", "")
-    if len(data) >= GZIP_BYTES_MIN and _accepts_gzip(accepted):
-        if len(data) < THREAD_BYTES:
-            data = gzip.compress(data, GZIP_LEVEL, mtime=0)
-        else:
-            data = await asyncio.to_thread(gzip.compress, data, GZIP_LEVEL, mtime=0)
-        headers["Content-Encoding"] = "gzip"
+    data = await compressed(data, asked.request, headers)
     reply = Response(data, answer.status, headers)
     if asked.request.method == "HEAD":
         reply.body = b""
     return reply
+
+
+async def compressed(data: bytes, request: Request, headers: dict[str, str]) -> bytes:
+    """Return the body as gzip, with its header, if the client takes that and it pays."""
+    if len(data) < GZIP_BYTES_MIN or not _accepts_gzip(request.headers.get("accept-encoding", "")):
+        return data
+    headers["Content-Encoding"] = "gzip"
+    if len(data) < THREAD_BYTES:
+        return gzip.compress(data, GZIP_LEVEL, mtime=0)
+    return await asyncio.to_thread(gzip.compress, data, GZIP_LEVEL, mtime=0)
 
 
 def _accepts_gzip(header: str) -> bool:

@@ -142,6 +142,7 @@ class HttpProcess(LinkedProcess):
         # api.py logs errors of answers, with the request.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self._api = self._made_api(facts)
+        self._api.metrics_port = facts["metrics_port"]
         self._connections = Connections(
             int(facts["connections_max"]),
             int(facts["address_connections_max"]),

@@ -29,6 +29,7 @@ from penstock.errors import (
     OptionError,
 )
 from penstock.native import VERSION, build_kind
+from penstock.node_name import node_name
 from penstock.operation_json import dumps, loads, parts_of, read
 from penstock.operation_table import (
     AS_USER,
@@ -260,8 +261,18 @@ class NodeOperations:
             ("process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds")
         ):
             values[name] = [[*who, usage[at]] for who, usage in used.items()]
-        running = [name for name, one in node.vhosts.items() if one.state == RUNNING]
-        return {"values": values, "vhosts": running}
+        names = self._node.users.global_parameters()
+        return {
+            "values": values,
+            "vhosts": [name for name, one in node.vhosts.items() if one.state == RUNNING],
+            "node": {
+                "name": node_name(),
+                "cluster_name": names.get("cluster_name", node_name()),
+                "uptime_s": node.clock.monotonic() - node.started_s,
+                "memory_bytes": node.settings.memory_bytes,
+                "files_max": node.settings.nofile * len(used),
+            },
+        }
 
     async def _describe_node(self, _args: Arguments, _vhost: str) -> object:
         node = self._node

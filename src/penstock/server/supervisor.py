@@ -72,6 +72,7 @@ AMQP: Final = "amqp"
 HTTP: Final = "http"
 AMQPS: Final = "amqps"
 HTTPS: Final = "https"
+PROMETHEUS: Final = "prometheus"
 OPEN: Final = (10, 40)  # connection.open
 
 logger = logging.getLogger(__name__)
@@ -202,7 +203,10 @@ class Supervisor:
         """Return the listeners, and the port of each."""
         settings, tls = self.settings, self.settings.tls
         amqps, https = (tls.port, tls.http_port) if tls.is_on else (None, None)
-        return [(AMQP, settings.port), (HTTP, settings.http_port), (AMQPS, amqps), (HTTPS, https)]
+        return [
+            (AMQP, settings.port), (HTTP, settings.http_port), (AMQPS, amqps), (HTTPS, https),
+            (PROMETHEUS, settings.prometheus_port),
+        ]  # fmt: skip
 
     def _warn(self) -> None:
         """Log warnings about settings that may be unintended."""
@@ -242,7 +246,7 @@ class Supervisor:
     ) -> None:
         """Start and serve. The directory, its lock and the users are open."""
         operations = NodeOperations(self)
-        if socks[HTTP] or socks[HTTPS]:
+        if socks[HTTP] or socks[HTTPS] or socks[PROMETHEUS]:
             self.http = WatchedHttp(
                 socks[HTTP],
                 self.settings,
@@ -250,6 +254,7 @@ class Supervisor:
                 self.users.facts,
                 operations.call_for_http,
                 operations.open_link,
+                metrics_socks=socks[PROMETHEUS],
             )
             self.http.on_audit = self.note
             self.users.on_change = self.http.push_users
@@ -353,6 +358,7 @@ class Supervisor:
             HTTP: None if self.http is None else self.http.port,
             AMQPS: tls.get(AMQP),
             HTTPS: tls.get(HTTP),
+            PROMETHEUS: None if self.http is None else self.http.metrics_port,
         }
         return {name: port for name, port in found.items() if port is not None}
 

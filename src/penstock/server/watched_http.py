@@ -9,8 +9,9 @@ News beyond those of all processes:
 
     to it     socket (with a listening socket) · client (origin; with a socket, after TLS)
               users (KnownUsers.facts)
-              start (log_level, data: the directory, staging_bytes_max, guest, loopback_users,
-              auth_backends, auth_oauth2, hosts, proxies (networks), limits: connections_max,
+              start (log_level, metrics_port, data: the directory, staging_bytes_max, guest,
+              loopback_users, auth_backends, auth_oauth2, hosts, proxies (networks), limits:
+              connections_max,
               address_connections_max, user_requests_max)
     from it   pong, with rss_bytes, returned_bytes and requests
               audit (entry, of the audit log)
@@ -81,9 +82,9 @@ Open = Callable[[str], Awaitable[socket.socket]]
 
 
 class WatchedHttp(WatchedProcess):
-    """The HTTP process. socks: its listening sockets, which the caller closes. users(): returns the
-    present tables of users. call: as of ControlServer. open_link(vhost): returns an end of a link
-    to its process.
+    """The HTTP process. socks: its listening sockets, which the caller closes; metrics_socks: those
+    at the port where anybody may ask for metrics. users(): returns the present tables of users.
+    call: as of ControlServer. open_link(vhost): returns an end of a link to its process.
 
     Of the last pong: rss_bytes, returned_bytes and requests (both since its start).
     """
@@ -97,10 +98,13 @@ class WatchedHttp(WatchedProcess):
         call: Call,
         open_link: Open,
         program: Sequence[str] = PROGRAM,
+        metrics_socks: Sequence[socket.socket] = (),
     ) -> None:
         super().__init__("http", settings, clock, program)
         self._sockets = ListeningSockets(settings.host, socks)
         self.port: Final = self._sockets.port
+        self._metrics = ListeningSockets(settings.host, list(metrics_socks))
+        self.metrics_port: Final = self._metrics.port
         self.on_audit: Callable[[Facts], None] | None = None  # called with entries
         self.rss_bytes = 0
         self.returned_bytes = 0
@@ -140,6 +144,7 @@ class WatchedHttp(WatchedProcess):
 
     def _begin_life(self, link: ProcessLink) -> None:
         self._sockets.hand_to(link)
+        self._metrics.hand_to(link)
         link.send({"do": "users", **self._users()})
         settings = self._settings
         most = min(settings.http_connections_max, http_connections_max(settings.nofile))
@@ -147,6 +152,7 @@ class WatchedHttp(WatchedProcess):
         link.send(
             {
                 "do": "start", "log_level": settings.log_level, "data": data,
+                "metrics_port": self.metrics_port,
                 "staging_bytes_max": settings.staging_bytes_max,
                 "staging_user_bytes_max": settings.staging_user_bytes_max,
                 "guest": settings.guest,
@@ -188,6 +194,7 @@ class WatchedHttp(WatchedProcess):
 
     def _is_down(self) -> None:
         self._sockets.close()
+        self._metrics.close()
 
     def _life_ended(self) -> None:
         super()._life_ended()

@@ -15,7 +15,7 @@ def test_every_value_has_a_row_and_its_form() -> None:
     rig.result("declare_queue", queue="a", durable=True)
     rig.put("a", b"1")
     rig.turn()
-    found = rig.result("metrics")
+    found = rig.result("metrics")["values"]
     assert set(found) <= set(ROWS)
     for name, value in found.items():
         row = ROWS[name]
@@ -33,7 +33,7 @@ def test_messages_by_state_are_those_of_the_last_round() -> None:
     for _ in range(3):
         rig.put("a", b"body")
     rig.tick(3.0)
-    found = rig.result("metrics")
+    found = rig.result("metrics")["values"]
     assert found["messages"]["alpha"] == 3
     assert found["message_bytes"]["ready"] == 12
     assert found["backlog_as_alphas_bytes"] > 12
@@ -46,18 +46,18 @@ def test_messages_of_a_queue_that_nobody_has_opened_are_in_delta() -> None:
         rig.put("a", b"body")
     rig.turn()
     rig.restart()
-    assert rig.result("metrics")["messages"]["delta"] == 3
+    assert rig.result("metrics")["values"]["messages"]["delta"] == 3
 
 
 def test_records_of_the_log_by_their_kinds() -> None:
     rig = OperationRig()
     rig.result("declare_queue", queue="a", durable=True)
-    before = rig.result("metrics")["log_records_total"]
+    before = rig.result("metrics")["values"]["log_records_total"]
     for _ in range(3):
         rig.put("a", b"body")
     rig.turn()
     rig.result("purge_queue", queue="a")
-    after = rig.result("metrics")["log_records_total"]
+    after = rig.result("metrics")["values"]["log_records_total"]
     assert after["publish"] - before["publish"] == 3
     assert after["purge"] - before.get("purge", 0) == 1
     assert sum(after.values()) == rig.vhost.engine.log.appended_records
@@ -71,7 +71,7 @@ def test_a_confirm_is_measured_once_for_each_turn() -> None:
     for _ in range(5):
         client.publish(1, "", "a", b"x")
     rig.turn()
-    total, *counts = rig.result("metrics")["confirm_seconds"]
+    total, *counts = rig.result("metrics")["values"]["confirm_seconds"]
     assert sum(counts) == 1
     assert total >= 0
 
@@ -83,7 +83,7 @@ def test_dead_letters_are_counted_by_reason_and_survive_their_queue() -> None:
     rig.put("a", b"2")
     rig.turn()
     rig.result("delete_queue", queue="a")
-    found = rig.result("metrics")
+    found = rig.result("metrics")["values"]
     assert found["dead_lettered_total"]["maxlen"] == 1
 
 
@@ -103,7 +103,7 @@ def test_only_watchers_may_ask() -> None:
 def test_damage_is_counted_by_the_kind_of_its_file(file: str, kind: str) -> None:
     rig = OperationRig()
     rig.vhost.event("corruption", f"queue 'a': {file}: at byte 7: what was never written")
-    assert rig.result("metrics")["checksum_failures_total"] == {kind: 1}
+    assert rig.result("metrics")["values"]["checksum_failures_total"] == {kind: 1}
 
 
 def test_the_time_for_which_publishers_wait_is_counted_by_reason() -> None:
@@ -111,11 +111,11 @@ def test_the_time_for_which_publishers_wait_is_counted_by_reason() -> None:
     rig.vhost.monitor.is_alarmed = True
     rig.vhost.update_alarms()
     rig.clock.advance(5.0)
-    found = rig.result("metrics")
+    found = rig.result("metrics")["values"]
     assert found["publishers_blocked"]["memory"] == 1
     assert found["publishers_blocked"]["disk"] == 0
     assert found["blocked_seconds_total"]["memory"] == 5.0
     rig.vhost.monitor.is_alarmed = False
     rig.vhost.update_alarms()
     rig.clock.advance(5.0)
-    assert rig.result("metrics")["blocked_seconds_total"] == {"memory": 5.0}
+    assert rig.result("metrics")["values"]["blocked_seconds_total"] == {"memory": 5.0}

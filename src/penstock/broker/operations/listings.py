@@ -335,6 +335,18 @@ def status(vhost: VHost) -> Info:
     }
 
 
+def object_totals(vhost: VHost) -> Info:
+    """Return how many there are of each kind, by RabbitMQ's names."""
+    counts = vhost.counts
+    return {
+        "connections": len(vhost.handlers),
+        "channels": counts.channel_created - counts.channel_closed,
+        "exchanges": len(vhost.exchanges),
+        "queues": vhost.table.count,
+        "consumers": counts.consumers,
+    }
+
+
 def list_channels(vhost: VHost) -> Iterator[Info]:
     """Yield the rows of all channels, by connection and number."""
     found: list[Channel] = []

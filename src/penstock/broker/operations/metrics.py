@@ -9,6 +9,7 @@ from typing import Final
 
 from penstock.broker.channel import ChannelOwner
 from penstock.broker.operations.call import Call, Functions, Slices
+from penstock.broker.operations.listings import object_totals
 from penstock.broker.vhost import VHost
 from penstock.queues.backing_queue import QueueStates
 
@@ -94,14 +95,15 @@ def _all_of(states: QueueStates) -> int:
 
 
 def _clients(vhost: VHost) -> Generator[None, None, Values]:
-    pending = 0
+    pending = publishers = 0
     for peer in list(vhost.handlers):
         assert isinstance(peer, ChannelOwner)
         for channel in peer.channels.values():
             confirms = channel.publisher.confirms
             pending += 0 if confirms is None else confirms.last_tag - confirms.answered
+            publishers += channel.counts.publish > 0
         yield
-    return {"confirms_pending": pending}
+    return {"confirms_pending": pending, "publishers": publishers}
 
 
 def _streams(vhost: VHost) -> Generator[None, None, Values]:
@@ -139,13 +141,21 @@ def _leases(vhost: VHost) -> Generator[None, None, Values]:
 
 
 def metrics(call: Call) -> Slices:
-    """Return the values of the vhost by the names of the table."""
+    """Return the values of the vhost by the names of the table, and what RabbitMQ counts."""
     vhost = call.vhost
     found = {**_memory(vhost), **_flow(vhost), **_storage(vhost)}
     found |= {name: one.facts() for name, one in vhost.loop_seconds.items()}
     for part in (_messages, _clients, _streams, _leases):
         found |= yield from _in_budget(call, part(vhost))
-    return found
+    counts = vhost.counts
+    totals = {
+        "message_stats": counts.messages.stats(),
+        "churn_rates": counts.churn(),
+        "object_totals": object_totals(vhost),
+        "dead_lettered": dict(vhost.queue_set.deaths.of),
+        **counts.octets(),
+    }
+    return {"values": found, "totals": totals}
 
 
 def _in_budget(call: Call, part: Generator[None, None, Values]) -> Generator[None, None, Values]:

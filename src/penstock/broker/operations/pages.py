@@ -38,6 +38,7 @@ from penstock.broker.operations.connections import (
 )
 from penstock.broker.operations.exchange_rows import BindingRows, ExchangeRows
 from penstock.broker.operations.kinds import Columns, RowAsked, RowKind
+from penstock.broker.operations.listings import object_totals
 from penstock.broker.operations.queue_rows import Queues, UnackedRows
 from penstock.broker.rates import VHOST as TOTALS
 from penstock.broker.rates import WATCHED_MAX, Info
@@ -261,13 +262,7 @@ def totals(call: Call) -> Slices:
         "churn_rates": asked.with_rates(vhost, TOTALS, counts.churn(), "msg_rates"),
         "queue_totals": asked.with_rates(vhost, TOTALS, lengths, "lengths"),
         **asked.with_rates(vhost, TOTALS, counts.octets(), "data_rates"),
-        "object_totals": {
-            "connections": len(vhost.handlers),
-            "channels": counts.channel_created - counts.channel_closed,
-            "exchanges": len(vhost.exchanges),
-            "queues": vhost.table.count,
-            "consumers": counts.consumers,
-        },
+        "object_totals": object_totals(vhost),
         "dead_lettered": dict(vhost.queue_set.deaths.of),
         "dead_letters_dropped": vhost.queue_set.deaths.dropped,
         "tracing": vhost.firehose.is_on,

@@ -1,0 +1,163 @@
+"""The addresses of /metrics: who may ask, which formats there are, RabbitMQ's names."""
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import INTERNAL_ERROR
+from penstock.http.api import Api
+from penstock.metric_table import HISTOGRAM, METRICS, RABBITMQ, Metric
+from penstock.server.control import ControlError
+from tests.helpers.asgi_client import Reply, ask
+from tests.helpers.http_rig import EVERYTHING, HttpRig, users_facts
+
+
+def value_of(row: Metric) -> Any:
+    """Some value of this row's form."""
+    if row.kind == HISTOGRAM:
+        return [1.5, *([1] * (len(row.bounds) + 1))]
+    if row.labels[:2] == ("vhost", "process") or row.name == "build_info":
+        return [[*(["x"] * len(row.labels)), 1]]
+    return dict.fromkeys(("a",), 1) if row.own_labels else 1
+
+
+TOTALS = {
+    "message_stats": dict.fromkeys(
+        (
+            "publish", "confirm", "return_unroutable", "drop_unroutable", "deliver",
+            "deliver_no_ack", "get", "get_no_ack", "get_empty", "deliver_get", "ack", "redeliver",
+        ),
+        7,
+    ),
+    "churn_rates": dict.fromkeys(
+        (
+            "connection_created", "connection_closed", "channel_created", "channel_closed",
+            "queue_declared", "queue_created", "queue_deleted",
+        ),
+        3,
+    ),
+    "object_totals": dict.fromkeys(
+        ("connections", "channels", "exchanges", "queues", "consumers"), 2
+    ),
+    "recv_oct": 5,
+    "send_oct": 6,
+    "dead_lettered": {"expired": 1, "rejected": 1, "maxlen": 1, "delivery_limit": 1},
+}  # fmt: skip
+
+
+def node_answer(*vhosts: str) -> Any:
+    is_node = [row for row in METRICS if row.labels[:1] != ("vhost",) or "process" in row.labels]
+    values = {row.name: value_of(row) for row in is_node}
+    about = {
+        "name": "penstock@here", "cluster_name": "ops", "uptime_s": 5.0, "memory_bytes": 1 << 30,
+        "files_max": 4096,
+    }  # fmt: skip
+    return {"values": values, "vhosts": list(vhosts), "node": about}
+
+
+def vhost_answer() -> Any:
+    values = {
+        row.name: value_of(row)
+        for row in METRICS
+        if row.labels[:1] == ("vhost",) and "process" not in row.labels
+    }
+    states = ("alpha", "beta", "gamma", "delta", "unacked", "delayed")
+    values["messages"] = dict.fromkeys(states, 10)
+    values["message_bytes"] = {"ready": 4, "unacked": 5}
+    values["publishers_blocked"] = {"memory": 1, "disk": 0, "descriptors": 0}
+    return {"values": values, "totals": TOTALS}
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[HttpRig]:
+    rig = HttpRig(tmp_path)
+    rig.users.take(users_facts(guest=EVERYTHING, watcher=EVERYTHING, boss=EVERYTHING))
+    rig.node.answers["node_metrics"] = node_answer("/", "b")
+    rig.node.answers["metrics"] = lambda vhost: vhost_answer()
+    yield rig
+    rig.close()
+
+
+def lines_of(reply: Reply) -> dict[str, str]:
+    """Series -> value."""
+    lines = reply.body.decode().splitlines()
+    return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))  # type: ignore[misc]
+
+
+def test_every_row_of_both_tables_is_there(rig: HttpRig) -> None:
+    reply = rig.ask("/metrics", user="watcher")
+    assert reply.status == 200
+    assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    heads = {line.split()[2] for line in reply.body.decode().splitlines() if line[:6] == "# TYPE"}
+    assert heads >= {f"penstock_{row.name}" for row in METRICS}
+    assert heads >= {f"rabbitmq_{row.name}" for row in RABBITMQ}
+
+
+def test_what_all_vhosts_have_together(rig: HttpRig) -> None:
+    found = lines_of(rig.ask("/metrics", user="watcher"))
+    assert found["rabbitmq_queue_messages_ready"] == "80"
+    assert found["rabbitmq_connections"] == "4"
+    assert found["rabbitmq_connections_opened_total"] == "6"
+    assert found["rabbitmq_alarms_memory_used_watermark"] == "1"
+    assert found["rabbitmq_alarms_free_disk_space_watermark"] == "0"
+    received = 'rabbitmq_global_messages_received_total{protocol="amqp091"}'
+    assert found[received] == "14"
+    identity = [series for series in found if series.startswith("rabbitmq_identity_info")]
+    assert identity == [
+        'rabbitmq_identity_info{rabbitmq_node="penstock@here",rabbitmq_cluster="ops",'
+        'rabbitmq_cluster_permanent_id="ops"}'
+    ]
+
+
+def test_a_user_needs_a_tag(rig: HttpRig) -> None:
+    assert rig.ask("/metrics", user=None).status == 401
+    assert rig.ask("/metrics", user="guest").status == 403
+    assert rig.ask("/metrics", user="boss").status == 200
+
+
+def test_an_unknown_registry(rig: HttpRig) -> None:
+    reply = rig.ask("/metrics/nope", user="watcher")
+    assert (reply.status, reply.body) == (404, b"Unknown Registry")
+    assert rig.ask("/metrics", user="watcher", method="DELETE").status == 405
+
+
+def test_another_prefix(rig: HttpRig) -> None:
+    found = lines_of(rig.ask("/metrics?prefix=mq", user="watcher"))
+    assert 'mq_log_bytes_total{vhost="/"}' in found
+    assert not [series for series in found if series.startswith("penstock_")]
+    reply = rig.ask("/metrics?prefix=1-2", user="watcher")
+    assert reply.status == 400
+    assert "prefix: given '1-2', expected" in reply.json()["reason"]
+
+
+def test_openmetrics_and_gzip_if_they_are_asked_for(rig: HttpRig) -> None:
+    headers = {"accept": "application/openmetrics-text; version=1.0.0", "accept-encoding": "gzip"}
+    reply = rig.ask("/metrics", user="watcher", headers=headers)
+    assert reply.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert reply.headers["content-encoding"] == "gzip"
+    text = gzip.decompress(reply.body).decode()
+    assert text.endswith("# EOF\n")
+    assert "# TYPE penstock_log_bytes counter\n" in text
+
+
+def test_a_vhost_that_does_not_answer_leaves_its_rows_out(rig: HttpRig) -> None:
+    down = ControlError(INTERNAL_ERROR, "INTERNAL_ERROR - vhost 'b' is down")
+    rig.node.answers["metrics"] = lambda vhost: down if vhost == "b" else vhost_answer()
+    found = lines_of(rig.ask("/metrics", user="watcher"))
+    assert 'penstock_log_bytes_total{vhost="/"}' in found
+    assert 'penstock_log_bytes_total{vhost="b"}' not in found
+
+
+def test_at_a_port_of_its_own_nobody_needs_a_password_and_nothing_else_is_there(
+    rig: HttpRig,
+) -> None:
+    async def scenario(app: Api) -> Reply:
+        app.metrics_port = 15672  # that of the rig's requests
+        assert (await ask(app, "/api/whoami")).status == 404
+        assert (await ask(app, "/health", user=None)).status == 404
+        return await ask(app, "/metrics", user=None)
+
+    assert rig.run(scenario).status == 200

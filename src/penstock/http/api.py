@@ -199,17 +199,9 @@ class Api:
         found: Found | None = None
         try:
             check_framing(request.headers)
-            is_metrics_port = self._is_metrics_port(scope)
-            if is_metrics(path):
-                self._admission.check(method, request.headers)
-                if not is_metrics_port:
-                    await self._log_in(request)
-                    if request.scope[ACCOUNT].tags.isdisjoint(WATCHERS):
-                        raise HttpError(403, f"{path} needs the tag {' or '.join(WATCHERS)}")
-                await (await self._metrics.answer(request, path))(scope, receive, send)
+            if is_metrics(path) or self._is_metrics_port(scope):
+                await (await self._metrics_answer(request, path))(scope, receive, send)
                 return
-            if is_metrics_port:
-                raise HttpError(404, "no such address: this port has /metrics alone")
             if path != API and not path.startswith(API + "/"):
                 await self._app(scope, receive, send)
                 return
@@ -242,6 +234,17 @@ class Api:
             self._of_user[user] -= 1
             if not self._of_user[user]:
                 del self._of_user[user]
+
+    async def _metrics_answer(self, request: Request, path: str) -> Response:
+        """Return the answer of metrics. Raises HttpError, ControlError."""
+        if not is_metrics(path):
+            raise HttpError(404, "no such address: this port has /metrics alone")
+        self._admission.check(request.method, request.headers)
+        if not self._is_metrics_port(request.scope):
+            await self._log_in(request)
+            if request.scope[ACCOUNT].tags.isdisjoint(WATCHERS):
+                raise HttpError(403, f"{path} needs the tag {' or '.join(WATCHERS)}")
+        return await self._metrics.answer(request, path)
 
     def _is_metrics_port(self, scope: Scope) -> bool:
         """Return whether the request came to the port of metrics."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import broker_report
+import management_report
 import queue_report
 import report
 import single_report
@@ -25,6 +26,7 @@ REPORTS = {
     "tls": tls_report,
     "queues": queue_report,
     "broker": broker_report,
+    "management": management_report,
     "spark": spark_report,
     "kafka": spark_report,
 }

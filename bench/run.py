@@ -6,10 +6,11 @@
     make bench ARGS='--part broker'                      the broker, about twelve minutes
     python bench/run.py --render    docs/reference/performance.md again, from the last full runs
 
-Five parts: the storage engine (here), the queues with the embedded library (queue_bench.py), the
+Six parts: the storage engine (here), the queues with the embedded library (queue_bench.py), the
 broker beside RabbitMQ (broker_bench.py), single messages (single_bench.py) beside RabbitMQ and,
 where LAVINMQ_NODE names a script that starts it, LavinMQ, with publishing from Python beside pika,
-and messages over TLS (tls_bench.py) on the same brokers.
+messages over TLS (tls_bench.py) on the same brokers, and the management API with many queues beside
+RabbitMQ's (management.py).
 A full run of a part is appended to bench/results with commit, machine and date, and rendered to
 docs/reference/performance.md; a quick one only with --save.
 Every scenario is a process of its own, or several. The kill -9 is a real one, of a process that has
@@ -25,6 +26,7 @@ from pathlib import Path
 
 import page
 from broker_bench import BrokerBench
+from management import ManagementBench
 from measure import measure
 from queue_bench import QueueBench
 from runner import ROOT, Result, Runner, spread
@@ -161,6 +163,7 @@ PARTS: dict[str, type[Runner]] = {
     "broker": BrokerBench,
     "single": SingleBench,
     "tls": TlsBench,
+    "management": ManagementBench,
 }
 
 

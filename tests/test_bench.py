@@ -355,3 +355,41 @@ def test_the_page_names_goal_mode_and_machine() -> None:
     assert done.stdout == page
     for text in ("`make bench`", "commit", "cores", "| goal", "≤ 1.0 µs", "| os "):
         assert text in page
+
+
+def test_what_the_tables_of_the_management_api_say() -> None:
+    asked = {"s": 0.1, "cpu_s": 0.02, "bytes": 4000, "turn_ms": 3.0}
+    slow = {**asked, "cpu_s": 2.0, "turn_ms": None}
+    figures = {
+        "management": {
+            "queues": 1000, "connections": 10,
+            "brokers": {
+                "Penstock": {
+                    "asked": {"page of 50 queues": asked, "all queues": {**asked, "cpu_s": 2.0}},
+                    "confirm_ms": {"alone": [1, 2, 9], "beside a poller": [1, 3, 9]},
+                },
+                "RabbitMQ": {
+                    "asked": {"page of 50 queues": slow, "all queues": slow},
+                    "confirm_ms": {"alone": [1, 2, 9], "beside a poller": [1, 3, 9]},
+                },
+            },
+        }
+    }  # fmt: skip
+    code = f"""
+import management_report as its
+figures = {figures!r}
+for goal in its.goals(figures):
+    print(goal.name, '|', goal.text, '|', goal.is_met)
+print(its.asked(figures["management"]).splitlines()[-1])
+print(its.delays(figures["management"]).splitlines()[-1])
+"""
+    done = bench_code(f"exec({code!r})")
+    assert done.returncode == 0, done.stderr
+    assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
+        "page of 50 queues, CPU | 0.020 s | True",
+        "all queues, CPU | 2.000 s | False",
+        "longest turn | 3.0 ms | True",
+        "confirm beside a poller, p99 | 1.50 times | True",
+        "| all queues | 0.100 | 2.00 | 4 | 0.100 | 2.00 | 4 | 3.0 |",
+        "| RabbitMQ | beside a poller | 1.00 | 3.00 | 9.00 |",
+    ]

@@ -1,0 +1,81 @@
+"""What was measured of the management API, as tables."""
+
+from report import Goal, Result, goal_table, markdown, where
+
+INTRODUCTION = """
+## The management API
+
+Lists of many queues and connections over HTTP, beside RabbitMQ's management plugin
+(bench/management.py). CPU is that of all processes of the broker. The longest turn is that of
+Penstock's vhost, for which all its clients wait. RabbitMQ answers from statistics that it collects
+each 5 s.
+"""
+
+PAGE_CPU_S, ALL_CPU_S, TURN_MS = 0.05, 1.5, 20.0
+DELAY_TIMES = 3.0  # the 99th of a hundred confirms beside a poller, by that without
+
+
+def goals(figures: Result) -> list[Goal]:
+    """Every figure of Penstock that has a goal."""
+    found = figures.get("management")
+    if not found:
+        return []
+    ours = found["brokers"]["Penstock"]
+    table = []
+    for what, row in ours["asked"].items():
+        most = ALL_CPU_S if what == "all queues" else PAGE_CPU_S
+        if what == "all queues" or what.startswith("page of 50 queues"):
+            cpu = row["cpu_s"]
+            table.append(Goal(f"{what}, CPU", "disk", f"≤ {most:g} s", f"{cpu:.3f} s", cpu <= most))
+    turn = max(row["turn_ms"] for row in ours["asked"].values())
+    table.append(
+        Goal("longest turn", "disk", f"≤ {TURN_MS:g} ms", f"{turn:.1f} ms", turn <= TURN_MS)
+    )
+    alone, beside = (ours["confirm_ms"][what][1] for what in ("alone", "beside a poller"))
+    times = beside / alone
+    goal = f"≤ {DELAY_TIMES:g} times"
+    table.append(
+        Goal(
+            "confirm beside a poller, p99", "disk", goal, f"{times:.2f} times", times <= DELAY_TIMES
+        )
+    )
+    return table
+
+
+def asked(found: Result) -> str:
+    """What each address costs."""
+    brokers = found["brokers"]
+    head = ["what"]
+    for name in brokers:
+        head += [f"{name}, s", f"{name}, CPU s", f"{name}, kB"]
+    rows = []
+    for what in brokers["Penstock"]["asked"]:
+        cells = [what]
+        for broker in brokers.values():
+            row = broker["asked"][what]
+            cells += [f"{row['s']:.3f}", f"{row['cpu_s']:.2f}", f"{row['bytes'] / 1000:,.0f}"]
+        rows.append([*cells, f"{brokers['Penstock']['asked'][what]['turn_ms']:.1f}"])
+    return markdown([*head, "longest turn, ms"], rows)
+
+
+def delays(found: Result) -> str:
+    """How long a publisher waits for a confirm."""
+    rows = [
+        [name, what, *(f"{ms:.2f}" for ms in broker["confirm_ms"][what])]
+        for name, broker in found["brokers"].items()
+        for what in broker["confirm_ms"]
+    ]
+    return markdown(["broker", "the publisher is", "p50, ms", "p99, ms", "longest, ms"], rows)
+
+
+def sections(found: Result, table: list[Goal]) -> list[str]:
+    """Titles and tables in Markdown, which reads well on a terminal too."""
+    figures = found["figures"].get("management")
+    if not figures:
+        return []
+    parts = [where(found)]
+    parts += [
+        f"### {figures['queues']:,} queues and {figures['connections']:,} connections",
+        asked(figures), "### A publisher with confirms, one message at a time", delays(figures),
+    ]  # fmt: skip
+    return [*parts, "### Goals: the management API", goal_table(table)]

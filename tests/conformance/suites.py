@@ -8,9 +8,9 @@ know only port 5672, so the broker is started there, and the run ends at once if
     python -m tests.conformance.suites [--only NAME,...] [--url URL] [--work DIR]
 
 The table tells passed, failed and skipped, beside RabbitMQ 3.10's figures for the same tests. What
-is not expected to pass stands in `Suite.known` with its reason; what later versions bring (the
-management API, TLS) stands in `Suite.later` and is counted, not hidden. Exit code 1 if anything
-else failed. Not here: our own tests with these clients, which are the test files beside this one.
+is not expected to pass stands in `Suite.known` with its reason; what later versions bring stands in
+`Suite.later` and is counted, not hidden. Exit code 1 if anything else failed. Not here: our own
+tests with these clients, which are the test files beside this one.
 """
 
 import argparse
@@ -64,10 +64,12 @@ SUITES = (
     Suite(
         "amqpstorm", "AMQPStorm[management]==3.1.4", ("amqpstorm/tests/functional",),
         rabbitmq="149/2, with the management API",
-        later={
-            "amqpstorm/tests/functional/management": "the management API",
-            "amqpstorm/tests/functional/test_web_based.py": "the management API",
-            "amqpstorm/tests/functional/ssl": "TLS",
+        later={"amqpstorm/tests/functional/ssl": "TLS"},
+        known={
+            "test_api_cluster_name": "expects the name of its author's broker",
+            "test_api_with_inaccessible": "asks an address in its author's network",
+            "test_functional_alternative_virtual_host": "waits 1 s for a vhost to be deleted whose "
+            "client does not answer connection.close, for which 3 s are waited",
         },
     ),
     Suite(
@@ -183,7 +185,9 @@ def run_suite(shop: Workshop, suite: Suite, broker: Broker) -> Result:
 def settings(broker: Broker) -> dict[str, str]:
     """Where the broker is, in the words of each suite."""
     url = broker.url_of("/")
+    http_port = broker.http_port if isinstance(broker, LiveBroker) else 15672
     return {
+        "AMQP_HTTP_URL": f"http://{broker.host}:{http_port}",
         "RABBITMQ_HOST": broker.host, "RABBITMQ_5672_TCP": str(broker.port), "RABBITMQ_URL": url,
         "RABBITMQ_USERNAME": broker.user, "RABBITMQ_PASSWORD": broker.password,
         "AMQP_HOST": broker.host, "AMQP_USERNAME": broker.user, "AMQP_PASSWORD": broker.password,
@@ -241,7 +245,7 @@ def main() -> int:
         return 1 if failed else 0
     for suite in suites:
         data = shop.directory / f"data-{suite.name}-{os.getpid()}"
-        broker = LiveBroker(data)
+        broker = LiveBroker(data, has_http=True)
         broker.port = PORT
         with broker:
             result = run_suite(shop, suite, broker)

@@ -104,6 +104,10 @@ HEALTH_ROWS: Final = (
     Endpoint(
         "healthchecks/node", "GET", "The oldest health check.", node_pages.check_vhosts
     ),
+    Endpoint(
+        "healthchecks/node/{node}", "GET", "The same, by the node's name.",
+        node_pages.check_this_node,
+    ),
 )  # fmt: skip
 
 # What is the same for every broker of Penstock, or empty.

@@ -58,10 +58,12 @@ from penstock.http.sending import PIECE_BYTES, AnswerTurns, PiecesAnswer
 from penstock.operation_json import JsonText, read, to_json
 from penstock.operation_table import (
     ADMINISTRATORS,
+    FIELD_TABLE,
     MANAGERS,
     NODE,
     OPERATIONS,
     POLICYMAKERS,
+    TABLE,
     WATCHERS,
 )
 from penstock.options import WrongValueError
@@ -228,6 +230,8 @@ class Management:
                 value = TRUE_FALSE.get(value, value)
             if member.kind.words.startswith("whole number") and isinstance(value, str):
                 value = int(value) if value.isascii() and value.isdigit() else value
+            if value == [] and member.kind.words in (TABLE, FIELD_TABLE):
+                value = {}  # as languages without a type of its own for an empty object write it
             try:
                 asked.body[member.name] = member.kind.check(value)
             except WrongValueError as error:

@@ -467,6 +467,12 @@ def check_node(asked: ApiRequest) -> None:
         raise HttpError(404, f"no node {asked.names['node']!r}, this one is {node_name()!r}")
 
 
+async def check_this_node(asked: ApiRequest) -> object:
+    """As `check_vhosts`. Raises HttpError 404 for another node's name."""
+    check_node(asked)
+    return await check_vhosts(asked)
+
+
 def check_own(asked: ApiRequest, user: str) -> None:
     """Raise HttpError 401 unless the user asks about itself, or is an administrator."""
     if asked.account.user != user and "administrator" not in asked.account.tags:

@@ -50,6 +50,7 @@ PARTITIONS_MAX: Final = 256
 GET_MAX: Final = 1000  # messages
 NAMES_MAX: Final = 1000
 BROWSE_MAX: Final = 1000
+MOVE_MAX: Final = 1_000_000
 PAGE_SIZE: Final = 100
 DEFAULT_VHOST: Final = "/"
 
@@ -930,6 +931,18 @@ _ROWS: Final = (
         (_QUEUE, _COUNT, whole_or_null("after", meaning="the tag before the first")), _READ_QUEUE,
         answer=("messages", "after"),
         more="As many as fit into an answer. after: the last one's tag.",
+    ),
+    Operation(
+        "move_messages", "Move ready messages to another queue, or each to where it died.",
+        (
+            _QUEUE, short_text_or_null("to", "the queue; null: the one in which each died last"),
+            whole("count", 1, MOVE_MAX, "how many at most", default=MOVE_MAX),
+            flag("dry_run", "count them only"),
+        ),
+        audience=OPERATORS, answer=("moved", "by_queue", "stays", "why"), is_audited=True,
+        more="Each by one record of the log, so that a crash neither loses nor doubles it; in "
+        "order. They lose their own expiry. stays: how many could not move; why: the last's "
+        "reason, such as a full queue.",
     ),
     Operation(
         "get", "Print the next messages, and acknowledge them.",

@@ -208,6 +208,8 @@ VERBS: Final[Mapping[str, Verb]] = {
     "rotate_logs": Verb("node", "Say that there are no log files to rotate."),
     "consume": Verb("queues", "Print messages as they arrive, and acknowledge them."),
     "declare_binding": Verb("queues", "Bind a queue or an exchange to an exchange."),
+    "move": Verb("queues", "Move messages of a queue to the end of another one."),
+    "replay": Verb("queues", "Move dead letters back, each to the queue in which it died last."),
     "tail": Verb("queues", "Print the records of a stream."),
     "pipeline": Verb("pipelines", "Run, check, list and show pipelines from streams to tables."),
     "spark": Verb("pipelines", "Prepare Spark clusters: the package as a zip for --py-files."),
@@ -250,7 +252,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "declare_exchange", "delete_exchange", "list_bindings", "declare_binding", "bind_queue",
         "unbind_queue",
     ),
-    "Messages": ("publish", "get", "peek", "consume", "tail"),
+    "Messages": ("publish", "get", "peek", "consume", "move", "replay", "tail"),
     "Policies and parameters": (
         "list_policies", "set_policy", "clear_policy", "list_operator_policies",
         "set_operator_policy", "clear_operator_policy", "list_parameters", "set_parameter",

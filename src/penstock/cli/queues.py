@@ -48,10 +48,16 @@ import click
 from penstock import escaping
 from penstock.cli import output
 from penstock.cli.ask import ARGUMENTS, DATA, VHOST, Client, arguments_of, ask, asked, named
-from penstock.cli.main import CommandRefusedError, UnavailableError
+from penstock.cli.main import (
+    EX_TEMPFAIL,
+    CommandRefusedError,
+    FailedError,
+    UnavailableError,
+)
 from penstock.cli.output import FORMAT
 from penstock.clock import SystemClock
 from penstock.errors import OptionError, QueueEmptyError
+from penstock.operation_table import MOVE_MAX
 from penstock.options import ms_in
 
 if TYPE_CHECKING:
@@ -545,3 +551,87 @@ def record_json(record: "TailRecord") -> object:
             facts[name] = value
     facts["body"] = record.body
     return output.readable(facts)
+
+
+# ---- move and replay -----------------------------------------------------------------------------
+
+MOVE_STEP: Final = 10_000  # messages of one operation
+
+MOVE_COUNT = click.option(
+    "-n", "--count", type=click.IntRange(min=1), help="At most that many [all that are ready now]."
+)
+RATE = click.option(
+    "--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="At most N a second."
+)
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would move, and change nothing.")
+
+
+@click.command("move")
+@click.argument("queue", metavar="FROM", callback=named)
+@click.argument("to", metavar="TO", callback=named)
+@MOVE_COUNT
+@RATE
+@DRY_RUN
+@VHOST
+@DATA
+def move(
+    queue: str, to: str, count: int | None, rate: float | None, dry_run: bool, vhost: str,
+    data: str,
+) -> None:  # fmt: skip
+    """Move messages of a queue to the end of another one.
+
+    Those that are ready now, in their order, each in one step: whatever crashes, it is in one of
+    the queues, once. Exit code 75: TO is full, and the rest stays.
+    """
+    _move(data, vhost, queue, to, count, rate, is_dry=dry_run)
+
+
+@click.command("replay")
+@click.argument("queue", metavar="DEAD_QUEUE", callback=named)
+@MOVE_COUNT
+@RATE
+@DRY_RUN
+@VHOST
+@DATA
+def replay(
+    queue: str, count: int | None, rate: float | None, dry_run: bool, vhost: str, data: str
+) -> None:
+    """Move dead letters back, each to the queue in which it died last.
+
+    As `move` does. Exit code 75: some stay, because their queue is full or is not there, or they
+    are no dead letters.
+    """
+    _move(data, vhost, queue, None, count, rate, is_dry=dry_run)
+
+
+def _move(
+    data: str, vhost: str, queue: str, to: str | None, count: int | None, rate: float | None, *,
+    is_dry: bool,
+) -> None:  # fmt: skip
+    """Move messages in steps of one operation each, and say how many went where."""
+    from penstock.embedded.waiting import ThreadWaiter
+
+    by_queue: dict[str, int] = {}
+    step = MOVE_MAX if is_dry else MOVE_STEP if rate is None else max(1, round(rate))
+    found: dict[str, Any] = {"moved": 1}
+    with asked(data) as client:
+        left = count or client.call("describe_queue", vhost, queue=queue)["ready"]
+        while left > 0 and found["moved"]:
+            found = client.call(
+                "move_messages", vhost, queue=queue, to=to, count=min(step, left), dry_run=is_dry
+            )
+            for name, n in found["by_queue"].items():
+                by_queue[name] = by_queue.get(name, 0) + n
+            left -= found["moved"]
+            if is_dry:
+                break
+            if rate is not None and left > 0:
+                ThreadWaiter().sleep(found["moved"] / rate)
+    verb = "would move" if is_dry else "moved"
+    for name, n in by_queue.items():
+        output.told(escaping.one_line(f"{n} messages {verb} to queue {name!r}"))
+    if not by_queue:
+        output.told(f"no message {verb}")
+    if found.get("stays"):
+        text = f"{found['stays']} messages or more stay in queue {queue!r}: {found['why']}"
+        raise FailedError(EX_TEMPFAIL, text)

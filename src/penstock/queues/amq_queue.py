@@ -869,6 +869,17 @@ class AMQQueue(QueueTarget):
             n += 1
         return n
 
+    def move(self, tag: int, target: "AMQQueue", mode: int = OS) -> int:
+        """Move a pending message to the end of another queue, in one record of the log. As a dead
+        letter it loses its attempts and its own expiry. Return the LSN of the record (0:
+        transient). Raises SettledError if it is not pending."""
+        delivery = self._pending(tag)
+        header = self.headers.with_(delivery.message.header, attempts=0, expiry_ms=0)
+        destination = target.destination(header, self._priority(delivery))
+        lsn = move_to([destination], self.backing, delivery, mode, self._engine)
+        target.after_dead_letters(1)
+        return lsn
+
     def release(self, tags: list[int], mode: int = OS) -> int:
         """Return messages that were fetched but not delivered, to their old places, without
         counting an attempt. Return how many were pending."""

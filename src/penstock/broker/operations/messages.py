@@ -5,6 +5,7 @@
     settle    acknowledges them, or puts them back: an attempt is not counted then
     peek      returns ready messages and changes nothing; browse_messages those with such a key,
               header or body, as HTTP shows them
+    move_messages  moves ready messages to another queue, or each to where it died, one record each
     get_messages   gets and settles at once, with the words and the answer of RabbitMQ's HTTP API
 
 The caller chooses the session's name. A session ends with the caller's connection to the control
@@ -50,6 +51,7 @@ MESSAGE_BYTES: Final = 250  # of a peek's answer, for each message besides its h
 SMALL_BYTES: Final = 256 << 10
 BODY_BYTES_MAX: Final = 128 << 20  # as for messages that come by AMQP
 REPLY_BYTES: Final = 8 << 20  # of bodies: a reply ends after the one that passes this
+STAYING_MAX: Final = 10_000  # messages that cannot move, of one call
 HELD_MS: Final = 10_000
 MANDATORY: Final = 1
 FRAME_MAX: Final = 131_072  # of an output that nothing is written to
@@ -544,6 +546,134 @@ def _has_headers(message: dict[str, object], wanted: dict[str, object]) -> bool:
     )
 
 
+# ---- move ----------------------------------------------------------------------------------------
+
+
+def _move_messages(call: Call) -> None:
+    vhost, args = call.vhost, call.args
+    queue = vhost.table.find_messages(args.text("queue"), None, "move_messages")
+    to = args.text_or_none("to")
+    if to is not None and vhost.table.find_messages(to, None, "move_messages") is queue:
+        raise args.wrong("to", f"given {to!r}, expected another queue than it comes from")
+    if args.flag("dry_run"):
+        call.in_slices(_would_move(call, queue, to))
+        return
+    queue.serve()
+    queue.used_at_s = vhost.clock.monotonic()
+
+    def begin() -> None:
+        call.answer_errors(lambda: call.in_slices(_moved(call, queue, to)))
+
+    held = queue.amq.held()
+    if held is None:
+        begin()
+    else:  # as get does: what is being written is moved, too
+        vhost.dispatch.when_settled(held[0], held[1], begin)
+
+
+class _Moved:
+    """What move_messages answers. stays: how many were not moved; why: the reason of the last."""
+
+    def __init__(self) -> None:
+        self.by_queue: dict[str, int] = {}
+        self.stays: int = 0
+        self.why: str = ""
+
+    def add(self, name: str, why: str) -> None:
+        """Count a message for this queue, or one that stays."""
+        if why:
+            self.stays += 1
+            self.why = why
+        else:
+            self.by_queue[name] = self.by_queue.get(name, 0) + 1
+
+    def answer(self) -> dict[str, object]:
+        """Return the answer."""
+        moved = sum(self.by_queue.values())
+        return {"moved": moved, "by_queue": self.by_queue, "stays": self.stays, "why": self.why}
+
+
+def _moved(call: Call, queue: BrokerQueue, to: str | None) -> Slices:
+    """Move so many of those that were ready in the beginning. Those that stay return to their
+    places; after STAYING_MAX of them it ends."""
+    amq = queue.amq
+    found = _Moved()
+    staying: list[int] = []
+    left = call.args.whole("count")
+    seen = amq.len()
+    try:
+        while (
+            min(left, seen) > 0
+            and len(staying) < STAYING_MAX
+            and not queue.is_deleted
+            and not queue.is_crashed
+            and queue.amq is amq
+        ):
+            delivery = amq.fetch(in_pieces=True)
+            if delivery is None:
+                if not amq.has_more_expired:
+                    break
+                yield
+                continue
+            seen -= 1
+            staying.append(delivery.tag)
+            name, target, why = _target(call, queue, delivery, to)
+            found.add(name, why)
+            if target is not None:
+                call.lsn = max(call.lsn, amq.move(delivery.tag, target.amq, call.vhost.mode))
+                staying.pop()
+                left -= 1
+            elif to is not None:
+                break  # it is full, for the others too
+            call.vhost.budget.left -= 4 + delivery.message.size // STEP_BYTES
+            if call.vhost.budget.left <= 0:
+                yield
+    finally:
+        if staying and not queue.is_deleted and not queue.is_crashed and queue.amq is amq:
+            amq.release(staying)
+            call.vhost.dispatch.mark(queue)
+    return found.answer()
+
+
+def _would_move(call: Call, queue: BrokerQueue, to: str | None) -> Slices:
+    """Count what `_moved` would move now, and change nothing."""
+    found = _Moved()
+    left = call.args.whole("count")
+    after: int | None = None
+    while left > 0 and not queue.is_deleted and not queue.is_crashed:
+        deliveries = queue.amq.browse(after, min(left, PEEK_SLICE))
+        if not deliveries:
+            break
+        for delivery in deliveries:
+            name, _, why = _target(call, queue, delivery, to)
+            found.add(name, why)
+            left -= not why
+            after = delivery.tag
+        call.vhost.budget.left -= 4 * len(deliveries)
+        yield
+    return found.answer()
+
+
+def _target(
+    call: Call, queue: BrokerQueue, delivery: Delivery, to: str | None
+) -> tuple[str, BrokerQueue | None, str]:
+    """Return the name of the queue that a message goes to, the queue, and why there is none."""
+    vhost = call.vhost
+    if to is None:
+        deaths = vhost.headers.deaths(delivery.message.header)
+        if not deaths:
+            return "", None, "a message did not die in any queue: it has no x-death"
+        to = deaths[0].queue
+    target = vhost.table.usable(to)
+    if target is queue:
+        return to, None, f"a message died in queue '{to}' itself"
+    if not isinstance(target, BrokerQueue) or target.is_exclusive:
+        return to, None, f"there is no queue '{to}' for a message that died there"
+    if target.amq.refuses(delivery.message.size):
+        return to, None, f"queue '{to}' is full"
+    return to, target, ""
+
+
 def _trace_on(call: Call) -> None:
     call.vhost.set_tracing(is_on=True)
     call.settled(0, {})
@@ -560,6 +690,7 @@ FUNCTIONS: Final[Functions] = {
     "publish": _publish,
     "peek": _peek,
     "browse_messages": _browse_messages,
+    "move_messages": _move_messages,
     "get": _get,
     "get_messages": _get_messages,
     "settle": _settle_messages,

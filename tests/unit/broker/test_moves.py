@@ -1,0 +1,105 @@
+"""move_messages: to another queue, or each to where it died; in order, once, and what stays."""
+
+from typing import Any
+
+import pytest
+
+from penstock.errors import AMQPError
+from tests.helpers.operation_rig import OperationRig
+
+
+def bodies(rig: OperationRig, queue: str) -> list[bytes]:
+    return [one["body"] for one in rig.result("peek", queue=queue, count=100)["messages"]]
+
+
+def rig_with(**arguments: object) -> OperationRig:
+    rig = OperationRig()
+    rig.result("declare_queue", queue="from")
+    rig.result(
+        "declare_queue",
+        queue="to",
+        arguments={k.replace("_", "-"): v for k, v in arguments.items()},
+    )
+    return rig
+
+
+def moved(rig: OperationRig, **args: object) -> Any:
+    return rig.result("move_messages", queue="from", **args)
+
+
+def test_messages_move_in_their_order_and_stay_after_a_restart() -> None:
+    rig = rig_with()
+    rig.put("to", b"there")
+    rig.put("from", b"a", b"b", b"c", b"x" * 100_000)
+    assert moved(rig, to="to", count=2) == {
+        "moved": 2, "by_queue": {"to": 2}, "stays": 0, "why": ""
+    }  # fmt: skip
+    assert moved(rig, to="to", dry_run=True)["moved"] == 2
+    assert bodies(rig, "from") == [b"c", b"x" * 100_000]
+    assert moved(rig, to="to")["moved"] == 2
+    assert moved(rig, to="to")["moved"] == 0
+    rig.restart()
+    assert bodies(rig, "from") == []
+    assert bodies(rig, "to") == [b"there", b"a", b"b", b"c", b"x" * 100_000]
+
+
+def test_a_full_queue_takes_no_more_and_the_rest_keeps_its_place() -> None:
+    rig = rig_with(x_max_length=2, x_overflow="reject-publish")
+    rig.put("from", b"a", b"b", b"c", b"d")
+    found = moved(rig, to="to")
+    assert found == {"moved": 2, "by_queue": {"to": 2}, "stays": 1, "why": "queue 'to' is full"}
+    assert bodies(rig, "from") == [b"c", b"d"]
+    assert bodies(rig, "to") == [b"a", b"b"]
+
+
+def test_dead_letters_go_back_to_where_they_died() -> None:
+    rig = OperationRig()
+    rig.result("declare_queue", queue="dead")
+    for name in ("one", "two"):
+        dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+        rig.result("declare_queue", queue=name, arguments=dead)
+    rig.put("one", b"1a", b"1b", expiration="600000")
+    rig.put("two", b"2a")
+    rig.put("dead", b"no dead letter")
+    for name in ("one", "two"):
+        queue = rig.vhost.table.find_messages(name, None, "")
+        while (delivery := queue.amq.fetch()) is not None:
+            queue.amq.reject(delivery.tag)
+    rig.turn()
+    would = rig.result("move_messages", queue="dead", dry_run=True)
+    assert would["by_queue"] == {"one": 2, "two": 1}
+    assert len(bodies(rig, "dead")) == 4
+    assert rig.result("move_messages", queue="dead") == {
+        "moved": 3, "by_queue": {"one": 2, "two": 1}, "stays": 1,
+        "why": "a message did not die in any queue: it has no x-death",
+    }  # fmt: skip
+    assert bodies(rig, "dead") == [b"no dead letter"]
+    assert bodies(rig, "one") == [b"1a", b"1b"]
+    assert bodies(rig, "two") == [b"2a"]
+    (message, _) = rig.result("peek", queue="one", count=2)["messages"]
+    assert "expiration" not in message["properties"]
+    assert message["properties"]["headers"]["x-death"][0]["queue"] == "one"
+
+
+def test_a_dead_letter_whose_queue_is_gone_stays() -> None:
+    rig = OperationRig()
+    rig.result("declare_queue", queue="dead")
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    rig.result("declare_queue", queue="gone", arguments=dead)
+    rig.put("gone", b"m")
+    queue = rig.vhost.table.find_messages("gone", None, "")
+    delivery = queue.amq.fetch()
+    assert delivery is not None
+    queue.amq.reject(delivery.tag)
+    rig.result("delete_queue", queue="gone")
+    found = rig.result("move_messages", queue="dead")
+    assert (found["moved"], found["stays"]) == (0, 1)
+    assert "there is no queue 'gone'" in found["why"]
+    assert bodies(rig, "dead") == [b"m"]
+
+
+@pytest.mark.parametrize("to", ["from", "none"])
+def test_where_it_cannot_move(to: str) -> None:
+    rig = rig_with()
+    error: AMQPError = rig.refusal("move_messages", queue="from", to=to)
+    assert error.code == (406 if to == "from" else 404)

@@ -1,0 +1,59 @@
+"""`penstock move` and `replay`: what is asked, in which steps, and what is said of the answers."""
+
+from typing import Any
+
+import pytest
+
+from penstock.embedded.waiting import ThreadWaiter
+from tests.helpers.fake_control import FakeControl
+
+
+def answer(moved: int, stays: int = 0, why: str = "", queue: str = "to") -> dict[str, Any]:
+    by_queue = {queue: moved} if moved else {}
+    return {"moved": moved, "by_queue": by_queue, "stays": stays, "why": why}
+
+
+def asked(broker: FakeControl) -> list[dict[str, object]]:
+    return [args for op, _, args in broker.asked if op == "move_messages"]
+
+
+def test_move_takes_what_is_ready_now(capsys: pytest.CaptureFixture[str]) -> None:
+    broker = FakeControl(
+        describe_queue={"ready": 12_000},
+        move_messages=lambda count, **_: answer(count),
+    )
+    assert broker.run("move", "from", r"t\xff", "-p", "/x") == 0
+    assert capsys.readouterr().out == "12000 messages moved to queue 'to'\n"
+    one = {"queue": "from", "to": "t\udcff", "dry_run": False}
+    assert asked(broker) == [one | {"count": 10_000}, one | {"count": 2000}]
+    assert broker.run("move", "from", "to", "-n", "5", "--dry-run") == 0
+    assert capsys.readouterr().out == "5 messages would move to queue 'to'\n"
+    assert asked(broker)[-1]["dry_run"] is True
+
+
+def test_what_stays_is_75_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = [answer(3), answer(2, queue="two"), answer(0, 4, "queue 'two' is full")]
+    broker = FakeControl(
+        describe_queue={"ready": 9}, move_messages=lambda **_: answers.pop(0)
+    )  # fmt: skip
+    assert broker.run("replay", "dead") == 75
+    captured = capsys.readouterr()
+    assert captured.out == "3 messages moved to queue 'to'\n2 messages moved to queue 'two'\n"
+    assert captured.err == (
+        "penstock: 4 messages or more stay in queue 'dead': queue 'two' is full\n"
+    )
+    assert asked(broker)[0]["to"] is None
+    nothing = FakeControl(describe_queue={"ready": 0})
+    assert nothing.run("replay", "dead") == 0
+    assert capsys.readouterr().out == "no message moved\n"
+
+
+def test_a_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(ThreadWaiter, "sleep", lambda _self, seconds: slept.append(seconds))
+    broker = FakeControl(
+        describe_queue={"ready": 25}, move_messages=lambda count, **_: answer(count)
+    )
+    assert broker.run("replay", "dead", "--rate", "10") == 0
+    assert [args["count"] for args in asked(broker)] == [10, 10, 5]
+    assert slept == [1.0, 1.0]

@@ -195,6 +195,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     "config_migrate": Verb("rabbitmq_conf", "Make a penstock.toml of a rabbitmq.conf."),
     "migrate": Verb("rabbitmq", "Move definitions and messages here from another broker."),
     "serve": Verb("serve", "Run the broker."),
+    "perf": Verb("perf", "Publish and consume, and print rates and latencies."),
     "doctor": Verb(
         "doctor",
         "Check whether this machine and the configuration suit a broker, and say what to change.",
@@ -252,7 +253,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "declare_exchange", "delete_exchange", "list_bindings", "declare_binding", "bind_queue",
         "unbind_queue",
     ),
-    "Messages": ("publish", "get", "peek", "consume", "move", "replay", "tail"),
+    "Messages": ("publish", "get", "peek", "consume", "move", "replay", "tail", "perf"),
     "Policies and parameters": (
         "list_policies", "set_policy", "clear_policy", "list_operator_policies",
         "set_operator_policy", "clear_operator_policy", "list_parameters", "set_parameter",

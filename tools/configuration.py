@@ -21,7 +21,7 @@ from penstock.config import AUTH_HTTP, AUTH_OAUTH2, LIMITS, QUEUES, STORAGE, TLS
 from penstock.embedded.option_parsing import QUEUE_KEYWORDS, STREAM_KEYWORDS
 from penstock.http.api_pages import reference
 from penstock.http.endpoint_table import ENDPOINTS
-from penstock.metric_table import METRICS, RABBITMQ
+from penstock.metric_table import FAMILIES, METRICS, RABBITMQ
 from penstock.operation_table import OPERATIONS, Operation
 from penstock.options import Option
 from penstock.queues.queue_options import QueueOptions
@@ -232,9 +232,9 @@ METRICS_HEAD: Final = """\
 # Metrics
 
 What `/metrics` shows: [monitoring](../guides/monitoring.md) says where. Names begin with
-`penstock_`, those of the last table with `rabbitmq_`. Seconds and bytes; a counter begins with 0
-when its process starts. Nothing here has the name of a queue, a connection or a consumer, so the
-number of series does not grow with them.
+`penstock_`, those that are RabbitMQ's with `rabbitmq_`. Seconds and bytes; a counter begins with 0
+when its process starts. Nothing on `/metrics` has the name of a queue, a connection or a consumer,
+so the number of series does not grow with them; the last table has what each queue has.
 
 This page is made from the source: `python tools/configuration.py --repair`.
 """
@@ -259,6 +259,17 @@ def metrics_page() -> str:
     for one in RABBITMQ:
         labels = f"`{one.labels}`" if one.labels else ""
         parts.append(f"| `{one.name}` | {one.kind} | {labels} | {one.meaning} |\n")
+    parts.append(
+        "\n## Of each object\n\nOn `/metrics/detailed?family=FAMILY` they begin with "
+        "`rabbitmq_detailed_`, or `penstock_detailed_` where the family is ours; on "
+        "`/metrics/per-object` without `detailed_`.\n\n"
+        f"| Family | Name | Type | Labels | |\n{'| --- ' * 5}|\n"
+    )
+    for family in FAMILIES.values():
+        labels = ", ".join(f"`{label}`" for label in ("vhost", *family.labels))
+        name = f"`{family.name}`{' (ours)' if family.is_ours else ''}"
+        for column, kind, meaning in family.columns:
+            parts.append(f"| {name} | `{column}` | {kind} | {labels} | {meaning} |\n")
     return "".join(parts)
 
 

@@ -3,6 +3,7 @@
     METRICS    the rows: what Penstock measures
     RABBITMQ   RabbitMQ's names for what all vhosts have together, so that its dashboards and alerts
                work
+    FAMILIES   what each queue, exchange, reader has: for /metrics/per-object and /metrics/detailed
 
 The text (http.metrics_text) and docs/reference/metrics.md are made of them.
 
@@ -12,8 +13,8 @@ or [[label, ..., number] ...], for a row with labels of its own; or, for a histo
 each range ...]. A row that is not in the answer is left out of the text. This module imports
 little, because the vhosts, HTTP and tools/ load it.
 
-Every row but those of the node has the label `vhost`. None has the name of a queue, a connection or
-a consumer, of which there may be any number.
+Every row but those of the node has the label `vhost`. None of METRICS has the name of a queue, a
+connection or a consumer, of which there may be any number.
 """
 
 from dataclasses import dataclass
@@ -292,3 +293,87 @@ RABBITMQ: Final = (
         for reason in ("expired", "rejected", "maxlen", "delivery_limit")
     ),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFamily:
+    """What each object of one kind has. labels: after the vhost. columns: (name, type, meaning) of
+    each number of a row, after its labels. is_ours: RabbitMQ has nothing like it. in_per_object: it
+    is part of /metrics/per-object."""
+
+    name: str
+    labels: tuple[str, ...]
+    columns: tuple[tuple[str, str, str], ...]
+    is_ours: bool = False
+    in_per_object: bool = True
+
+
+_QUEUE: Final = ("queue",)
+_CONSUMERS: Final = ("queue_consumers", GAUGE, "its consumers")
+
+FAMILIES: Final = {
+    one.name: one
+    for one in (
+        ObjectFamily(
+            "queue_coarse_metrics", _QUEUE,
+            (
+                ("queue_messages_ready", GAUGE, "messages that are ready"),
+                ("queue_messages_unacked", GAUGE, "messages that are not acknowledged"),
+                ("queue_messages", GAUGE, "both"),
+            ),
+        ),
+        ObjectFamily(
+            "queue_metrics", _QUEUE,
+            (
+                _CONSUMERS,
+                ("queue_messages_ready_bytes", GAUGE, "bodies of the ready"),
+                ("queue_process_memory_bytes", GAUGE, "RAM that is counted for it"),
+            ),
+        ),
+        ObjectFamily("queue_consumer_count", _QUEUE, (_CONSUMERS,), in_per_object=False),
+        ObjectFamily(
+            "queue_delivery_metrics", _QUEUE,
+            (
+                ("queue_messages_published_total", COUNTER, "published"),
+                ("queue_messages_delivered_ack_total", COUNTER, "to consumers that acknowledge"),
+                ("queue_messages_delivered_total", COUNTER, "to other consumers"),
+                ("queue_get_ack_total", COUNTER, "to basic.get, to be acknowledged"),
+                ("queue_get_total", COUNTER, "to basic.get"),
+                ("queue_get_empty_total", COUNTER, "basic.get that found nothing"),
+                ("queue_messages_redelivered_total", COUNTER, "delivered again"),
+                ("queue_messages_acked_total", COUNTER, "acknowledged"),
+            ),
+        ),
+        ObjectFamily(
+            "queue_paging", _QUEUE,
+            (
+                ("queue_alphas", GAUGE, "ready messages in RAM"),
+                ("queue_rows", GAUGE, "ready messages whose place alone is in RAM: betas, gammas"),
+                ("queue_delta", GAUGE, "ready messages on disk alone"),
+                ("queue_ram_bytes", GAUGE, "RAM that is counted for it"),
+                ("queue_as_alphas_bytes", GAUGE, "RAM that its ready messages would take"),
+            ),
+            is_ours=True,
+        ),
+        ObjectFamily(
+            "exchange_metrics", ("exchange",),
+            (
+                ("exchange_messages_published_total", COUNTER, "published to it by name"),
+                ("exchange_messages_unroutable_dropped_total", COUNTER, "that no queue got"),
+            ),
+        ),
+        ObjectFamily(
+            "readers", ("stream", "reader"),
+            (("reader_lag_records", GAUGE, "records that the reader has not read yet"),),
+            is_ours=True,
+        ),
+        ObjectFamily(
+            "leases", ("queue", "reader"),
+            (
+                ("lease_messages", GAUGE, "messages that the reader has leased"),
+                ("lease_seconds", GAUGE, "since when it has the oldest"),
+            ),
+            is_ours=True,
+        ),
+    )
+}  # fmt: skip

@@ -1221,6 +1221,11 @@ _ROWS: Final = (
         "metrics", "Return the numbers of a vhost for /metrics.", tags=WATCHERS,
         answer=("values", "totals"), more="Their names and meanings: see metrics.md.",
     ),
+    Operation(
+        "object_metrics", "Return the numbers of each queue, exchange or reader for /metrics.",
+        (texts("families", "of metrics.md; an unknown one is left out"),), tags=WATCHERS,
+        more="By family, rows of labels and numbers, some in each list.",
+    ),
     _list(
         "list_queues", "List the queues of a vhost.", ("name", "messages", "consumers"),
         (

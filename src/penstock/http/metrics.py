@@ -2,6 +2,9 @@
 
     /metrics               totals of vhosts and of the broker, by our names and by RabbitMQ's;
                            never more for more queues
+    /metrics/per-object    the same, and what each queue, exchange, reader has
+    /metrics/detailed      of the latter the families that are asked for, as often as needed:
+                           ?family=queue_coarse_metrics&vhost=%2F; an unknown one is ignored
     /metrics/NAME          404 "Unknown Registry", as RabbitMQ says
 
 At the port of HTTP a user with the tag monitoring or administrator may ask; at the port of the
@@ -11,6 +14,7 @@ rows out; penstock_process_up says so.
 """
 
 import asyncio
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -30,9 +34,13 @@ from penstock.http.metrics_text import (
 )
 from penstock.http.node_link import NodeLink
 from penstock.http.requests import HttpError
+from penstock.metric_table import FAMILIES
+from penstock.operation_json import JsonText
 from penstock.server.control import ControlError
 
 METRICS: Final = "/metrics"
+PER_OBJECT: Final = "per-object"
+DETAILED: Final = "detailed"
 _PREFIX: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,19}")
 
 
@@ -51,23 +59,60 @@ class MetricsPages:
         """Return the answer. Raises HttpError, ControlError."""
         if request.method not in ("GET", "HEAD"):
             return Response(status_code=405, headers={"Allow": "GET, HEAD"})
-        if path.rstrip("/") != METRICS:
+        registry = path.removeprefix(METRICS).strip("/")
+        if registry not in ("", PER_OBJECT, DETAILED):
             return Response("Unknown Registry", 404, media_type="text/plain")
         is_open = is_openmetrics(request.headers.get("accept", ""))
-        text = MetricsText(is_openmetrics=is_open, prefix=_prefix(request))
+        prefix = _prefix(request)
+        text = MetricsText(is_openmetrics=is_open, prefix=prefix)
         node = await self._node.call("node_metrics")
-        vhosts = await self._of_vhosts(node["vhosts"])
         rabbitmq_metrics.info(text, node["node"])
-        rabbitmq_metrics.totals(text, node, vhosts.values())
-        penstock_text(text, node["values"], {name: one["values"] for name, one in vhosts.items()})
+        if registry != DETAILED:
+            await self._add_totals(text, node, is_per_object=registry == PER_OBJECT)
+        if registry:
+            await self._add_objects(text, request, node["vhosts"], registry, prefix)
         headers = {"Content-Type": OPENMETRICS if is_open else PLAIN, "Cache-Control": "no-cache"}
         data = await compressed(text.text(), request, headers)
         return Response(b"" if request.method == "HEAD" else data, headers=headers)
 
-    async def _of_vhosts(self, names: list[str]) -> Mapping[str, Any]:
+    async def _add_totals(self, text: MetricsText, node: Any, *, is_per_object: bool) -> None:
+        vhosts = await self._of_vhosts("metrics", node["vhosts"])
+        rabbitmq_metrics.totals(text, node, vhosts.values(), is_per_object=is_per_object)
+        penstock_text(text, node["values"], {name: one["values"] for name, one in vhosts.items()})
+
+    async def _add_objects(
+        self, text: MetricsText, request: Request, vhosts: list[str], registry: str, prefix: str
+    ) -> None:
+        """Add what each object has. The text is made in a thread: it may be long."""
+        asked = request.query_params
+        if registry == PER_OBJECT:
+            names = [name for name, one in FAMILIES.items() if one.in_per_object]
+            ends = ""
+        else:
+            names = [name for name in dict.fromkeys(asked.getlist("family")) if name in FAMILIES]
+            ends = "detailed_"
+        only = asked.getlist("vhost")
+        if only:
+            vhosts = [name for name in vhosts if name in only]
+        if not names:
+            return
+        found = await self._of_vhosts("object_metrics", vhosts, families=names)
+
+        def write() -> None:
+            rows = {vhost: _read(one) for vhost, one in found.items()}
+            for name in names:
+                family = FAMILIES[name]
+                start = prefix if family.is_ours else rabbitmq_metrics.PREFIX
+                text.objects(
+                    family, start + ends, {vhost: one.get(name, []) for vhost, one in rows.items()}
+                )
+
+        await asyncio.to_thread(write)
+
+    async def _of_vhosts(self, op: str, names: list[str], **args: object) -> Mapping[str, Any]:
         """Return the answers of those that answer."""
         found = await asyncio.gather(
-            *(self._node.call("metrics", name) for name in names), return_exceptions=True
+            *(self._node.call(op, name, **args) for name in names), return_exceptions=True
         )
         there: dict[str, Any] = {}
         for name, one in zip(names, found, strict=True):
@@ -76,6 +121,11 @@ class MetricsPages:
             elif not isinstance(one, HttpError | ControlError):
                 raise one
         return there
+
+
+def _read(answer: Any) -> Any:
+    """Return the value of an answer, which is text if it is long: names stay as they are."""
+    return json.loads(answer.text) if isinstance(answer, JsonText) else answer
 
 
 def _prefix(request: Request) -> str:

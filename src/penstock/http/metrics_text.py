@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from penstock.escaping import one_line
-from penstock.metric_table import COUNTER, HISTOGRAM, METRICS, VHOST, Metric
+from penstock.metric_table import COUNTER, HISTOGRAM, METRICS, VHOST, Metric, ObjectFamily
 
 PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -22,6 +22,7 @@ PREFIX: Final = "penstock_"
 INFINITE: Final = "+Inf"
 
 Values = Mapping[str, Any]  # name of a row -> its value, see penstock.metric_table
+Row = list[Any]  # of an ObjectFamily: its labels and numbers
 
 
 def is_openmetrics(accept: str) -> bool:
@@ -43,9 +44,11 @@ class MetricsText:
         self._is_openmetrics = is_openmetrics
         self._prefix = prefix
         self._lines: list[str] = []
+        self._heads: set[str] = set()
 
     def head(self, name: str, kind: str, meaning: str) -> None:
         """Begin a family. name: with its prefix."""
+        self._heads.add(name)
         if self._is_openmetrics and kind == COUNTER:
             name = name.removesuffix("_total")
         meaning = meaning.replace("\\", "\\\\").replace("\n", "\\n")
@@ -77,6 +80,28 @@ class MetricsText:
                     for label, text in zip(names, labels, strict=True) if text != ""
                 ]  # fmt: skip
                 self.sample(name, ",".join([first, *parts] if first else parts), one)
+
+    def objects(self, family: ObjectFamily, prefix: str, of: Mapping[str, list[list[Row]]]) -> None:
+        """Add what each object of a family has, but names that were added before. of: rows, some
+        in each list, by vhost."""
+        columns = [
+            (n, prefix + name, kind, meaning)
+            for n, (name, kind, meaning) in enumerate(family.columns, len(family.labels))
+            if prefix + name not in self._heads
+        ]
+        rows: list[tuple[str, Row]] = []
+        for vhost, some in of.items():
+            first = f"{{vhost={quoted(vhost)}"
+            for part in some:
+                for row in part:
+                    labels = first
+                    for n, name in enumerate(family.labels):
+                        labels += f",{name}={quoted(row[n])}"
+                    rows.append((labels + "}", row))
+        for n, name, kind, meaning in columns:
+            if rows:
+                self.head(name, kind, meaning)
+                self._lines += [f"{name}{labels} {row[n]}" for labels, row in rows]
 
     def _histogram(self, row: Metric, name: str, first: str, value: list[float]) -> None:
         total, *counts = value

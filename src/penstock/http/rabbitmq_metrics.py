@@ -34,10 +34,16 @@ def info(text: MetricsText, node: Mapping[str, Any]) -> None:
         text.sample(PREFIX + name, shown, 1)
 
 
-def totals(text: MetricsText, node: Mapping[str, Any], vhosts: Iterable[Mapping[str, Any]]) -> None:
-    """Add the rows of RABBITMQ. node, vhosts: answers of `node_metrics` and `metrics`."""
+def totals(
+    text: MetricsText, node: Mapping[str, Any], vhosts: Iterable[Mapping[str, Any]],
+    *, is_per_object: bool = False,
+) -> None:  # fmt: skip
+    """Add the rows of RABBITMQ. node, vhosts: answers of `node_metrics` and `metrics`.
+    is_per_object: without those that are sums over queues and channels."""
     found = _sums(node, vhosts)
     for row in RABBITMQ:
+        if is_per_object and row.name.startswith(("queue_", "channel_")):
+            continue
         name = PREFIX + row.name
         text.head(name, row.kind, row.meaning)
         text.sample(name, row.labels, found[row.source])

@@ -3,8 +3,9 @@
 import pytest
 
 from penstock.access.permissions import Identity
+from penstock.broker.operations.metrics import OBJECTS
 from penstock.codec.spec import ConfirmSelect, ConfirmSelectOk
-from penstock.metric_table import HISTOGRAM, METRICS
+from penstock.metric_table import FAMILIES, HISTOGRAM, METRICS
 from tests.helpers.operation_rig import OperationRig
 
 ROWS = {row.name: row for row in METRICS}
@@ -119,3 +120,48 @@ def test_the_time_for_which_publishers_wait_is_counted_by_reason() -> None:
     rig.vhost.update_alarms()
     rig.clock.advance(5.0)
     assert rig.result("metrics")["values"]["blocked_seconds_total"] == {"memory": 5.0}
+
+
+def rows_of(rig: OperationRig, family: str) -> list[list[object]]:
+    found = rig.result("object_metrics", families=[family, "no_such_family"])
+    assert set(found) == {family}
+    return [list(row) for some in found[family] for row in some]
+
+
+def test_each_family_has_a_row_with_a_number_for_each_column() -> None:
+    rig = OperationRig()
+    assert set(OBJECTS) == set(FAMILIES)
+    rig.result("declare_queue", queue="a", durable=True)
+    stream = {"x-queue-type": "stream"}
+    rig.result("declare_queue", queue="s", durable=True, arguments=stream)
+    rig.put("a", b"12345")
+    rig.turn()
+    rig.result("lease_queue", queue="a", reader="r")
+    rig.result("set_stream_reader", queue="s", reader="r", offsets={"0": 0})
+    for name, family in FAMILIES.items():
+        rows = rows_of(rig, name)
+        assert rows, name
+        assert {len(row) for row in rows} == {len(family.labels) + len(family.columns)}, name
+    assert rows_of(rig, "queue_coarse_metrics") == [["a", 0, 1, 1], ["s", 0, 0, 0]]
+    assert rows_of(rig, "readers") == [["s", "r", 0]]
+    assert rows_of(rig, "leases")[0][:3] == ["a", "r", 1]
+
+
+def test_a_queue_that_nobody_has_opened_has_its_lengths() -> None:
+    rig = OperationRig()
+    rig.result("declare_queue", queue="a", durable=True)
+    rig.put("a", b"1")
+    rig.turn()
+    rig.restart()
+    assert rows_of(rig, "queue_coarse_metrics") == [["a", 1, 0, 1]]
+    assert rows_of(rig, "queue_metrics") == [["a", 0, 1, 0]]
+
+
+def test_many_queues_are_returned_in_slices() -> None:
+    rig = OperationRig()
+    for n in range(150):
+        rig.result("declare_queue", queue=f"q{n:03}")
+    asked = rig.ask("object_metrics", families=["queue_consumer_count"])
+    rig.turn()
+    found = asked.result["queue_consumer_count"]
+    assert [len(some) for some in found] == [64, 64, 22]

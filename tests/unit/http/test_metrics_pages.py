@@ -13,6 +13,7 @@ from penstock.metric_table import HISTOGRAM, METRICS, RABBITMQ, Metric
 from penstock.server.control import ControlError
 from tests.helpers.asgi_client import Reply, ask
 from tests.helpers.http_rig import EVERYTHING, HttpRig, users_facts
+from tests.helpers.prometheus import families
 
 
 def value_of(row: Metric) -> Any:
@@ -161,3 +162,57 @@ def test_at_a_port_of_its_own_nobody_needs_a_password_and_nothing_else_is_there(
         return await ask(app, "/metrics", user=None)
 
     assert rig.run(scenario).status == 200
+
+
+OBJECTS = {
+    "queue_coarse_metrics": [[["a", 1, 2, 3]], [['b"', 4, 5, 9]]],
+    "queue_consumer_count": [[["a", 7]]],
+    "queue_metrics": [[["a", 7, 8, 9]]],
+    "readers": [[["s", "r", 5]]],
+}
+
+
+def objects(rig: HttpRig) -> None:
+    """Have each vhost answer with what is asked for."""
+    rig.node.answers["object_metrics"] = lambda vhost, families: {
+        name: OBJECTS.get(name, []) for name in families
+    }
+
+
+def test_detailed_has_the_families_that_are_asked_for(rig: HttpRig) -> None:
+    objects(rig)
+    address = "/metrics/detailed?family=queue_coarse_metrics&family=no_such&family=readers"
+    found = lines_of(rig.ask(address + "&vhost=b", user="watcher"))
+    assert {name: value for name, value in found.items() if "info" not in name} == {
+        'rabbitmq_detailed_queue_messages_ready{vhost="b",queue="a"}': "1",
+        'rabbitmq_detailed_queue_messages_ready{vhost="b",queue="b\\""}': "4",
+        'rabbitmq_detailed_queue_messages_unacked{vhost="b",queue="a"}': "2",
+        'rabbitmq_detailed_queue_messages_unacked{vhost="b",queue="b\\""}': "5",
+        'rabbitmq_detailed_queue_messages{vhost="b",queue="a"}': "3",
+        'rabbitmq_detailed_queue_messages{vhost="b",queue="b\\""}': "9",
+        'penstock_detailed_reader_lag_records{vhost="b",stream="s",reader="r"}': "5",
+    }
+
+
+def test_detailed_without_a_family_has_only_who_answers(rig: HttpRig) -> None:
+    found = lines_of(rig.ask("/metrics/detailed", user="watcher"))
+    assert all("_info{" in name for name in found)
+    assert len(found) == 2
+
+
+def test_a_column_of_two_families_is_there_once(rig: HttpRig) -> None:
+    objects(rig)
+    address = "/metrics/detailed?family=queue_metrics&family=queue_consumer_count"
+    text = rig.ask(address, user="watcher").body.decode()
+    assert text.count("# TYPE rabbitmq_detailed_queue_consumers gauge") == 1
+    families(text)
+
+
+def test_per_object_has_queues_instead_of_their_sums(rig: HttpRig) -> None:
+    objects(rig)
+    text = rig.ask("/metrics/per-object", user="watcher").body.decode()
+    families(text)
+    assert 'rabbitmq_queue_messages_ready{vhost="/",queue="a"} 1' in text
+    assert "\nrabbitmq_queue_messages_ready " not in text
+    assert "\nrabbitmq_connections " in text
+    assert 'penstock_reader_lag_records{vhost="/",stream="s",reader="r"} 5' in text

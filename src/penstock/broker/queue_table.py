@@ -46,6 +46,7 @@ queue is `is_crashed`: it can be deleted, and then declared again.
 import base64
 import heapq
 import random
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
@@ -129,8 +130,8 @@ class QueueTable:
         self._on_deleted = on_deleted
         self._policies = policies
         self._owned: dict[object, list[QueueOrStream]] = {}
-        self._names: list[str] = []  # sorted, as there were at _names_state (created, count)
-        self._names_state: tuple[int, int] = (-1, -1)
+        self._names: list[str] = []  # sorted, since somebody has asked for them
+        self._are_names_lent: bool = False
         self.kept_down: dict[str, str] = queue_set.kept_down  # name -> why; opened or not
         self.on_leased_deleted: Callable[[str, dict[str, int]], None] = _ignore_leased
         # Of queues that are not open: who has declared them, and the bytes that count for them.
@@ -165,11 +166,21 @@ class QueueTable:
 
     def names(self) -> list[str]:
         """Return the names of all queues, sorted. Nobody changes the list."""
-        state = self.counts.queue_created, self.count
-        if state != self._names_state:
-            self._names_state = state
+        if len(self._names) != self.count:
             self._names = sorted((*self.served, *self._queue_set.stored))
+        self._are_names_lent = True
         return self._names
+
+    def _change_names(self, name: str, *, is_new: bool) -> None:
+        """Keep the sorted names, of which lists may have the last ones."""
+        if self._are_names_lent:
+            self._names = self._names.copy()
+            self._are_names_lent = False
+        at = bisect_left(self._names, name)
+        if is_new:
+            self._names.insert(at, name)
+        elif self._names[at : at + 1] == [name]:
+            del self._names[at]
 
     def lengths(self) -> Generator[None, None, dict[str, int]]:
         """Return how many messages all queues have together, by the names of RabbitMQ's columns;
@@ -399,6 +410,7 @@ class QueueTable:
         store_creator(self.engine, routing_table.queue_key(stream.parts[0].name), creator)
         self._serve(stream)
         self.counts.queue_created += 1
+        self._change_names(name, is_new=True)
         self._topology.router.queue_added(name)
         return stream
 
@@ -436,6 +448,7 @@ class QueueTable:
         self._queue_set.add(queue)
         self._serve(queue)
         self.counts.queue_created += 1
+        self._change_names(name, is_new=True)
         if exclusive:
             self._owned.setdefault(owner, []).append(queue)
         self._topology.router.queue_added(name)
@@ -650,6 +663,7 @@ class QueueTable:
             self._on_deleted(queue.name)
         del self.served[queue.name]
         self.counts.queue_deleted += 1
+        self._change_names(queue.name, is_new=False)
         self._uncount(queue)
         self.recheck_kept_down()
         if queue.is_exclusive and (owned := self._owned.get(queue.owner)) is not None:

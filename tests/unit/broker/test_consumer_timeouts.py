@@ -283,12 +283,12 @@ def looks(rig: BrokerRig, seconds: int) -> int:
     return len(found)
 
 
-def test_the_broker_looks_each_5_s_while_only_its_own_long_timeout_counts() -> None:
+def test_the_broker_looks_less_often_while_only_its_own_long_timeout_counts() -> None:
     rig = with_settings(consumer_timeout_s=1800.0)
     c = consuming(rig)
     c.publish(1, "", "q", b"x")
     assert got(c) == [(1, False, b"x")]
-    assert looks(rig, 300) <= 61
+    assert looks(rig, 300) <= 61  # each 5 s, for the ages that people see
     pass_time(rig, 1600)
     assert got(c) == [(2, True, b"x")]
     c.call(1, BasicConsume(queue="q", arguments={"x-consumer-timeout": 2000}), BasicConsumeOk)

@@ -242,3 +242,21 @@ def test_a_list_has_what_the_recorded_one_has() -> None:
     (ours,) = queues(rig, rates=False, totals=True)
     assert set(ours) == set(theirs)
     check_like(ours, theirs)
+
+
+def test_the_names_are_kept_sorted_and_a_list_keeps_its_own(rig: OperationRig) -> None:
+    table = rig.vhost.table
+    before = table.names()
+    kept = list(before)
+    rig.result("declare_queue", queue="bb")
+    rig.result("delete_queue", queue="a")
+    rig.result("declare_queue", queue="s", arguments={"x-queue-type": "stream"})
+    assert before == kept
+    expected = ["Orders.new", "b", "bb", "c", "orders.old", "s"]
+    assert table.names() == expected
+    assert table.names() is table.names()
+    rig.restart()
+    assert rig.vhost.table.names() == expected
+    rig.result("declare_queue", queue="z")
+    rig.result("delete_queue", queue="c")
+    assert rig.vhost.table.names() == ["Orders.new", "b", "bb", "orders.old", "s", "z"]

@@ -242,9 +242,7 @@ def test_consumers_of_a_queue(rig: OperationRig) -> None:
         busy(rig, user)
     (found,) = rows(rig, "consumers", of={"queue": "q.bob"})
     assert (found["consumer_tag"], found["channel_details"]["user"]) == ("t.bob", "bob")
-    assert found["penstock"] == {
-        "delivered": 10, "unacked": 10, "priority": 0, "ack_s": None
-    }  # fmt: skip
+    assert found["penstock"] == {"delivered": 10, "unacked": 10, "priority": 0, "ack_s": None}
     assert rows(rig, "consumers", of={"queue": "none"}) == []
 
 

@@ -20,6 +20,7 @@ class Told(Peer):
 
     def __init__(self, seen: list[str]) -> None:
         self._seen = seen
+        self.name = "told"
 
     def flush(self) -> None:
         """It has no output."""
@@ -41,6 +42,12 @@ class Told(Peer):
 
     def check_stalled(self, now_s: float, most_s: float) -> None:
         """It has nothing unfinished."""
+
+    def octets(self) -> dict[str, int]:
+        return {}
+
+    def changed_channels(self, now_s: float) -> list[tuple[str, dict[str, int]]]:
+        return []
 
 
 @pytest.fixture

@@ -295,5 +295,10 @@ def test_bindings(rig: OperationRig, c: RigClient) -> None:
     for key in ("order.%23", "order.#"):  # as it is listed, and decoded once more
         assert row(rig, "bindings", key, of=pair)["routing_key"] == "order.#"
     assert rig.refusal("describe_row", kind="bindings", name="other", of=pair).code == 404
+    for key in ("a%23b", "a#b"):
+        bound = QueueBind(queue="q.ann", exchange="x.ann", routing_key=key)
+        c.call(1, bound, QueueBindOk)
+    assert row(rig, "bindings", "a%23b", of=pair)["routing_key"] == "a#b"
+    assert row(rig, "bindings", "a%2523b", of=pair)["routing_key"] == "a%23b"
     for of in ({"queue": "none"}, {"exchange": "none"}, {"destination": "none"}):
         assert rig.refusal("list_rows", kind="bindings", of=of).code == 404

@@ -121,6 +121,41 @@ def test_a_connection(rig: OperationRig) -> None:
     assert found["blocked_since"].startswith("20")
 
 
+def test_who_has_declared_a_queue(rig: OperationRig, c: RigClient) -> None:
+    assert row(rig, "queues", "q.ann")["user_who_performed_action"] == "ann"
+
+
+def test_samples_of_the_totals(rig: OperationRig, c: RigClient) -> None:
+    for _ in range(3):
+        c.publish(1, "x.ann", "order.eu", b"1")
+        rig.turn()
+        passes(rig)
+    asked = {"msg_rates_age": 60, "msg_rates_incr": 5, "lengths_age": 60, "data_rates_age": 60}
+    totals = rig.result("vhost_totals", samples=asked)
+    samples = totals["message_stats"]["publish_details"]["samples"]
+    assert [one["sample"] for one in samples] == [13, 12, 11]
+    assert totals["queue_totals"]["messages"] == 13
+    assert totals["queue_totals"]["messages_details"]["samples"][0]["sample"] == 13
+    assert totals["recv_oct_details"]["samples"]
+    rig.result("purge_queue", queue="q.ann")
+    assert (
+        rig.result("vhost_totals")["queue_totals"]["messages"]
+        == 13 - totals["queue_totals"]["messages_ready"]
+    )
+
+
+def test_lengths_of_all_queues_also_of_those_that_nobody_has_opened(rig: OperationRig) -> None:
+    for name in ("a", "b", "gone"):
+        rig.result("declare_queue", queue=name)
+        rig.put(name, b"1", b"2")
+    rig.result("lease_queue", queue="b", reader="r", messages=1)
+    rig.result("delete_queue", queue="gone")
+    rig.restart()
+    found = rig.result("vhost_totals")["queue_totals"]
+    numbers = [found[f"messages{kind}"] for kind in ("", "_ready", "_unacknowledged")]
+    assert numbers == [4, 3, 1]
+
+
 def test_rates_of_connections_channels_exchanges_and_all(rig: OperationRig, c: RigClient) -> None:
     passes(rig)
     passes(rig)

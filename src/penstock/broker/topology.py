@@ -18,9 +18,10 @@ bindings to it, which may be the last ones of others: `doomed` finds all of them
 """
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Final
+from urllib.parse import unquote
 
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
@@ -430,6 +431,19 @@ class Topology:
         self.router.unbind(source, kind, destination, key, arguments)
         self.forget(doomed)
         return one.lsn
+
+
+def binding_called(bindings: Iterable[Binding], properties_key: str) -> Binding | None:
+    """Return the binding of this properties_key, None if there is none. RabbitMQ also takes a key
+    that was percent-decoded once more, as it comes when an address has it as it is listed."""
+    found: Binding | None = None
+    for one in bindings:
+        listed = one.properties_key
+        if listed == properties_key:
+            return one
+        if unquote(listed) == properties_key:
+            found = one
+    return found
 
 
 def _unlimited(_name: str, _by: Identity | None) -> None:

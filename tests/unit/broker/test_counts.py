@@ -40,6 +40,7 @@ from penstock.codec.spec import (
 )
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.operation_rig import OperationRig
+from tests.helpers.staged_rig import StagedRig, header, plain
 
 
 @pytest.fixture
@@ -301,6 +302,24 @@ def test_operators_and_readers_with_leases(rig: OperationRig) -> None:
     assert of_vhost(rig) == of_queue(rig, "q") == expected
     assert rig.refusal("publish", routing_key="none", bodies=[b"1"]).code == 312
     assert of_exchange(rig, "") == (4, 3, 1)
+
+
+def test_batches() -> None:
+    rig = StagedRig()
+    rig.result("declare_queue", queue="q")
+    rig.result("declare_queue", queue="other")
+    target = {"exchanges": ["", "amq.topic"]}
+    rows = plain("q", b"1", b"2") + plain("other", b"3")
+    rig.committed(0, rig.stage(0, rows), target=target)
+    assert of_vhost(rig) == {"publish": 3}
+    assert of_queue(rig, "q") == {"publish": 2}
+    assert of_exchange(rig, "") == (3, 3, 0)
+    rig.result("bind_queue", queue="q", exchange="amq.topic", routing_key="a")
+    rows = [(header(key, "amq.topic"), b"1") for key in ("a", "a", "b")]
+    rig.committed(1, rig.stage(1, rows), target=target)
+    assert of_exchange(rig, "amq.topic") == (3, 2, 1)
+    rig.committed(2, rig.stage(2, plain("other", b"1", b"2")))  # to the queue "q"
+    assert of_vhost(rig) == {"publish": 8, "drop_unroutable": 1}
 
 
 def test_what_comes_and_goes(rig: OperationRig, c: RigClient) -> None:

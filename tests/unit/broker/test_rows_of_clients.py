@@ -121,6 +121,41 @@ def test_a_connection(rig: OperationRig) -> None:
     assert found["blocked_since"].startswith("20")
 
 
+def test_who_has_declared_a_queue(rig: OperationRig, c: RigClient) -> None:
+    assert row(rig, "queues", "q.ann")["user_who_performed_action"] == "ann"
+
+
+def test_samples_of_the_totals(rig: OperationRig, c: RigClient) -> None:
+    for _ in range(3):
+        c.publish(1, "x.ann", "order.eu", b"1")
+        rig.turn()
+        passes(rig)
+    asked = {"msg_rates_age": 60, "msg_rates_incr": 5, "lengths_age": 60, "data_rates_age": 60}
+    totals = rig.result("vhost_totals", samples=asked)
+    samples = totals["message_stats"]["publish_details"]["samples"]
+    assert [one["sample"] for one in samples] == [13, 12, 11]
+    assert totals["queue_totals"]["messages"] == 13
+    assert totals["queue_totals"]["messages_details"]["samples"][0]["sample"] == 13
+    assert totals["recv_oct_details"]["samples"]
+    rig.result("purge_queue", queue="q.ann")
+    assert (
+        rig.result("vhost_totals")["queue_totals"]["messages"]
+        == 13 - totals["queue_totals"]["messages_ready"]
+    )
+
+
+def test_lengths_of_all_queues_also_of_those_that_nobody_has_opened(rig: OperationRig) -> None:
+    for name in ("a", "b", "gone"):
+        rig.result("declare_queue", queue=name)
+        rig.put(name, b"1", b"2")
+    rig.result("lease_queue", queue="b", reader="r", messages=1)
+    rig.result("delete_queue", queue="gone")
+    rig.restart()
+    found = rig.result("vhost_totals")["queue_totals"]
+    numbers = [found[f"messages{kind}"] for kind in ("", "_ready", "_unacknowledged")]
+    assert numbers == [4, 3, 1]
+
+
 def test_rates_of_connections_channels_exchanges_and_all(rig: OperationRig, c: RigClient) -> None:
     passes(rig)
     passes(rig)
@@ -295,5 +330,10 @@ def test_bindings(rig: OperationRig, c: RigClient) -> None:
     for key in ("order.%23", "order.#"):  # as it is listed, and decoded once more
         assert row(rig, "bindings", key, of=pair)["routing_key"] == "order.#"
     assert rig.refusal("describe_row", kind="bindings", name="other", of=pair).code == 404
+    for key in ("a%23b", "a#b"):
+        bound = QueueBind(queue="q.ann", exchange="x.ann", routing_key=key)
+        c.call(1, bound, QueueBindOk)
+    assert row(rig, "bindings", "a%23b", of=pair)["routing_key"] == "a#b"
+    assert row(rig, "bindings", "a%2523b", of=pair)["routing_key"] == "a%23b"
     for of in ({"queue": "none"}, {"exchange": "none"}, {"destination": "none"}):
         assert rig.refusal("list_rows", kind="bindings", of=of).code == 404

@@ -57,6 +57,10 @@ class ConnectionRows(RowKind):
         user = of.get("user")
         return [owner for owner in owners(vhost) if user is None or owner.facts.user == user]
 
+    def find(self, vhost: VHost, name: str, of: Mapping[str, str]) -> ChannelOwner | None:
+        found = [peer for peer in vhost.handlers if peer.name == name]
+        return next((peer for peer in found if isinstance(peer, ChannelOwner)), None)
+
     def name(self, thing: ChannelOwner) -> str:
         return thing.name
 

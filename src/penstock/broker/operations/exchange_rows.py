@@ -6,14 +6,13 @@ does this. Who has declared an exchange that every vhost has is called as Rabbit
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
-from urllib.parse import unquote
 
 from penstock.broker.operations.kinds import RowAsked, RowKind
 from penstock.broker.operations.queue_rows import RATE, STATS
 from penstock.broker.policies import EXCHANGE as EXCHANGE_KIND
 from penstock.broker.rates import Info
 from penstock.broker.refusals import not_found
-from penstock.broker.topology import EXCHANGE, QUEUE
+from penstock.broker.topology import EXCHANGE, QUEUE, binding_called
 from penstock.broker.vhost import EXCHANGES, VHost
 from penstock.routing.exchange_types import Binding
 
@@ -111,13 +110,8 @@ class BindingRows(RowKind):
     def name(self, thing: Binding | str) -> str:
         return _named(thing).properties_key
 
-    def find(self, vhost: VHost, name: str, of: Mapping[str, str]) -> Binding | str | None:
-        """As it is listed, or percent-decoded once more: RabbitMQ takes both."""
-        for thing in self.all(vhost, of):
-            listed = self.name(thing)
-            if name in (listed, unquote(listed)):
-                return thing
-        return None
+    def find(self, vhost: VHost, name: str, of: Mapping[str, str]) -> Binding | None:
+        return binding_called([_named(thing) for thing in self.all(vhost, of)], name)
 
     def key(self, vhost: VHost, column: str) -> Callable[[Binding | str], object]:
         of_binding = COLUMNS.get(column)

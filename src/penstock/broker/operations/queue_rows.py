@@ -251,6 +251,8 @@ def _full(
         _add_stats(vhost, queue, row, asked)
         if queue.is_exclusive:
             row["owner_pid_details"] = _owner(queue)
+        if queue.creator:
+            row["user_who_performed_action"] = queue.creator
     row |= _consumers(queue, lengths["messages_ready"]) | _places(queue, info)
     row |= _of_type(queue, str(info["type"]))
     if isinstance(queue, BrokerQueue) and lengths["messages_ready"] == info["alphas"]:

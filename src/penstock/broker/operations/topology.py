@@ -17,7 +17,7 @@ from penstock.broker.permissions import (
 )
 from penstock.broker.publish import publish_history
 from penstock.broker.refusals import not_found
-from penstock.broker.topology import EXCHANGE, QUEUE
+from penstock.broker.topology import EXCHANGE, QUEUE, binding_called
 from penstock.routing.exchange_types import Binding
 
 # ---- queues --------------------------------------------------------------------------------------
@@ -135,10 +135,9 @@ def _delete_binding(call: Call) -> None:
     call.check(WRITE, args.text("destination_type"), destination)
     call.check(READ, "exchange", source)
     wanted = args.text("properties_key")
-    for one in vhost.router.bindings_to(kind, destination):
-        if one.source == source and one.properties_key == wanted:
-            break
-    else:
+    bound = vhost.router.bindings_to(kind, destination)
+    one = binding_called([binding for binding in bound if binding.source == source], wanted)
+    if one is None:
         what = f"'{source}' to {args.text('destination_type')} '{destination}'"
         raise not_found(f"binding {wanted!r} of exchange {what} in vhost '{vhost.name}'")
     check_topic(vhost, call.identity, READ, source, one.key)

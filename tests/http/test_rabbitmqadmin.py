@@ -7,7 +7,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pika
+import pika.exceptions
 import pytest
 
 from tests.helpers.live_broker import LiveBroker
@@ -119,6 +122,35 @@ def test_messages_come_and_go(run: Run) -> None:
     run("delete", "queue", "name=letters")
 
 
-def test_what_it_shows(run: Run) -> None:
-    assert "Penstock" in run("show", "overview") or "guest" in run("list", "users")
+def test_what_it_lists_and_closes(run: Run, broker: LiveBroker) -> None:
+    run("declare", "queue", "name=watched", "durable=true")
+    with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+        connection.channel().basic_consume("watched", print)
+        connection.process_data_events(0)
+
+        def listed(*words: str) -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = json.loads(run("-f", "raw_json", "list", *words))
+            return found
+
+        assert [row["name"] for row in listed("queues", "name")] == ["watched"]
+        assert {row["name"] for row in listed("exchanges")} >= {"", "amq.topic"}
+        assert [row["destination"] for row in listed("bindings")] == ["watched"]
+        assert [row["queue"]["name"] for row in listed("consumers")] == ["watched"]
+        assert len(listed("channels")) == len(listed("nodes")) == 1
+        (one,) = listed("connections")
+        assert "Penstock" in run("-f", "raw_json", "show", "overview")
+        for kind in ("queues", "connections", "channels", "nodes", "vhosts"):
+            assert "items" not in run("list", kind)  # its table, of the columns that it chooses
+        run("close", "connection", f"name={one['name']}")
+        with pytest.raises(pika.exceptions.ConnectionClosedByBroker):
+            connection.process_data_events(None)
     assert "declare queue" in run("help", "subcommands")
+
+
+def test_a_limit_is_an_error(run: Run, broker: LiveBroker) -> None:
+    run("declare", "vhost", "name=small")
+    run("declare", "vhost_limit", "vhost=small", "name=max-queues", "value=1")
+    run("-V", "small", "declare", "queue", "name=one")
+    with pytest.raises(AssertionError, match="queue limit in vhost"):
+        run("-V", "small", "declare", "queue", "name=two")
+    run("delete", "vhost", "name=small")

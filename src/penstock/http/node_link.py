@@ -26,6 +26,8 @@ from penstock.server.control import OPEN, ControlError, Facts
 from penstock.server.process_link import CALL_S, LinkEndedError, ProcessLink
 
 STREAM: Final = "stream"
+IMPORT: Final = "import_definitions"
+IMPORT_S: Final = 600.0  # a document of 20 MB declares 80,000 queues and bindings
 STATUS_S: Final = 0.25
 AGAIN_S: Final = 0.05  # after a link that the vhost's process has not taken
 
@@ -75,9 +77,10 @@ class NodeLink:
             raise HttpError(503, "the broker stops")
         data = dumps(args, is_exact=True)
         try:
-            async with asyncio.timeout(CALL_S):
+            seconds = IMPORT_S if op == IMPORT else CALL_S
+            async with asyncio.timeout(seconds):
                 if vhost is None or is_of_node(op):
-                    found = await self._supervisor.call(op, vhost, data)
+                    found = await self._supervisor.call(op, vhost, data, seconds)
                 else:
                     found = await (await self._link_to(vhost)).call(op, None, data)
                 return JsonText(found.data) if found.is_long else read(found.data)

@@ -204,6 +204,9 @@ def test_without_the_broker_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(node_link, "CALL_S", 0.0)
         with pytest.raises(HttpError, match="has not answered"):
             await broker.node.call("b")
+        broker.answers = {"import_definitions": [{"queues": 1}]}  # which may take longer
+        found = await broker.node.call_once("import_definitions", definitions="{}")
+        assert found == {"queues": 1}
 
     with_broker(too_late)
 

@@ -9,9 +9,11 @@ The socket's client is imported when a command runs. Tests pass another one as t
 a callable from data directory to Client. How requests travel: penstock.server.control.
 """
 
+import difflib
 import errno
 import json
 import os  # noqa: TID251 - the environment, which says where the configuration is
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,10 +24,16 @@ import click
 from penstock import escaping
 from penstock.cli.main import EX_CONFIG, CommandRefusedError, FailedError, UnavailableError
 from penstock.cli.output import NO_HEADER, QUIET, F, flagged
-from penstock.errors import OptionError
+from penstock.errors import OptionError, PenstockError
+from penstock.operation_table import NAMES_MAX
 
 FILE: Final = "penstock.toml"
 DEFAULT_DATA: Final = "./penstock-data"
+QUICK_S: Final = 0.2  # for names that help, and need not come
+# What a broker says of a name that there is none of.
+UNKNOWN: Final = re.compile(
+    "NOT_FOUND - no (queue|exchange|vhost|user) '([^']+)'(?: in vhost '([^']+)')?"
+)
 
 
 def data_of(_ctx: click.Context, _param: click.Parameter, given: str | None) -> str:
@@ -118,12 +126,48 @@ Connect = Callable[[str], Client]
 @contextmanager
 def asked(data: str) -> Iterator[Client]:
     """Connect to the broker of this directory, for several operations."""
-    connect: Connect = click.get_current_context().find_root().obj or _Socket
-    client = connect(data)
+    client = _connect(data)
     try:
         yield client
+    except CommandRefusedError as error:
+        hint = _nearest(data, str(error))
+        if not hint:
+            raise
+        raise CommandRefusedError(error.code, f"{error}; did you mean {hint!r}?") from error
     finally:
         client.close()
+
+
+def _connect(data: str, timeout_s: float | None = None) -> Client:
+    connect: Connect | None = click.get_current_context().find_root().obj
+    return _Socket(data, timeout_s) if connect is None else connect(data)
+
+
+def names_of(data: str, kind: str, vhost: str, prefix: str) -> list[str]:
+    """Return some names of vhosts, users, queues or exchanges with this beginning, sorted; none if
+    the broker does not answer within QUICK_S."""
+    client = _connect(data, QUICK_S)
+    try:
+        if kind in ("vhosts", "users"):
+            rows = client.call(f"list_{kind}") or []
+            found = sorted(row["name"] for row in rows if row["name"].startswith(prefix))
+        else:
+            found = client.call("names", vhost, kind=kind, prefix=prefix, limit=NAMES_MAX) or []
+    except (PenstockError, OSError):
+        return []
+    finally:
+        client.close()
+    return [escaping.escaped(name) for name in found[:NAMES_MAX]]
+
+
+def _nearest(data: str, error: str) -> str:
+    """Return the name that was probably meant where there is none of a name, "" if none is near."""
+    unknown = UNKNOWN.search(error)
+    if unknown is None:
+        return ""
+    kind, name, vhost = unknown.groups()
+    known = names_of(data, f"{kind}s", vhost or "/", name[:1])
+    return next(iter(difflib.get_close_matches(name, known, n=1)), "")
 
 
 def ask(data: str, op: str, vhost: str | None = None, /, **args: object) -> Any:
@@ -135,11 +179,11 @@ def ask(data: str, op: str, vhost: str | None = None, /, **args: object) -> Any:
 class _Socket:
     """The client of a control socket. It connects at the first call."""
 
-    def __init__(self, data: str) -> None:
-        from penstock.server.control import ControlClient
+    def __init__(self, data: str, timeout_s: float | None = None) -> None:
+        from penstock.server.control import TIMEOUT_S, ControlClient
 
         self._data = data
-        self._client = ControlClient(data)
+        self._client = ControlClient(data, timeout_s=timeout_s or TIMEOUT_S)
 
     def call(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
         from penstock.server.control import ControlError, NoServerError

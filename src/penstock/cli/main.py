@@ -27,6 +27,7 @@ from importlib import import_module
 from typing import Final, NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
 from penstock import escaping
 from penstock.errors import (
@@ -207,6 +208,9 @@ VERBS: Final[Mapping[str, Verb]] = {
         "node", "Print what somebody needs who is to help: state, configuration, lists."
     ),
     "rotate_logs": Verb("node", "Say that there are no log files to rotate."),
+    "completion": Verb(
+        "completion", "Print a script with which the shell completes commands and names."
+    ),
     "consume": Verb("queues", "Print messages as they arrive, and acknowledge them."),
     "declare_binding": Verb("queues", "Bind a queue or an exchange to an exchange."),
     "move": Verb("queues", "Move messages of a queue to the end of another one."),
@@ -224,8 +228,8 @@ VERBS: Final[Mapping[str, Verb]] = {
 # The commands by what they are about, as `--help` lists them.
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "The broker": (
-        "serve", "status", "health_check", "doctor", "await_startup", "stop", "init", "list_alerts",
-        "report", "rotate_logs",
+        "serve", "status", "health_check", "doctor", "await_startup", "stop", "init", "completion",
+        "list_alerts", "report", "rotate_logs",
         "list_global_parameters", "set_global_parameter", "clear_global_parameter",
     ),
     "Configuration": (
@@ -320,7 +324,21 @@ class LazyGroup(click.Group):
         module = import_module(f"penstock.cli.{verb.module}")
         command = module.command(cmd_name) if verb.module == "rows" else getattr(module, cmd_name)
         assert isinstance(command, click.Command), f"{cmd_name} in {verb.module} is not a command"
+        if ctx.resilient_parsing:
+            from penstock.cli.completion import with_names
+
+            return with_names(command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the name of a command without importing the commands."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [
+            CompletionItem(name, help=VERBS[name].help)
+            for name in sorted(VERBS)
+            if name.startswith(incomplete.replace("-", "_"))
+        ]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as click does. Options of GENERAL may stand before the command; `help list queues`

@@ -32,7 +32,7 @@ from penstock.cli.main import (
     UnavailableError,
 )
 from penstock.cli.output import FORMAT
-from penstock.clock import SystemClock
+from penstock.clock import SystemClock, date
 from penstock.embedded.waiting import ThreadWaiter
 from penstock.errors import LockedError
 from penstock.options import format_bytes
@@ -84,11 +84,14 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     if not lines:
         lines = [f"healthy: {_many(serving, 'vhost')} of {len(vhosts)} opened, "
                  f"{_many(found['connections'], 'connection')}"]  # fmt: skip
+    tls = found["tls"] or {}
+    lines += [f"soon: {text}" for text in tls.get("warnings", ())]
     rows = [
         (
             "vhost" if i else "vhosts",
             f"{one['name']}: {one['state']}, {_many(one['connections'], 'connection')}, "
-            f"{format_bytes(one['counted_bytes'])} of {format_bytes(one['memory_bytes'])}"
+            f"{format_bytes(one['counted_bytes'])} of {format_bytes(one['memory_bytes'])}, "
+            f"process {format_bytes(one['rss_bytes'])}"
             if one["state"] == "running"
             else f"{one['name']}: {one['state']}, {one['why']}",
         )
@@ -113,10 +116,14 @@ def status_lines(found: dict[str, Any]) -> list[str]:
             f"{found['accepted']} since the start",
         ),
         ("listens", ", ".join(f"{name} {found['host']}:{n}" for name, n in listeners(found))),
+        *(
+            ("certificate", f"{one['file']}: until {date(one['expires_ms'])}")
+            for one in tls.get("certificates", ())
+        ),
         ("version", f"{found['version']} ({found['build']}), up {_span(found['uptime_s'])}"),
         ("durability", found["durability"]),
     ]
-    return lines + [f"{name:<12}{text}" for name, text in rows]
+    return lines + [f"{name:<13}{text}" for name, text in rows]
 
 
 def listeners(found: dict[str, Any]) -> list[tuple[str, int]]:

@@ -12,7 +12,7 @@ from tests.helpers.fake_control import FakeControl
 
 VHOST = {
     "name": "/", "state": "running", "connections": 1, "counted_bytes": 3 << 20,
-    "memory_bytes": 64 << 20, "why": "",
+    "memory_bytes": 64 << 20, "rss_bytes": 40 << 20, "why": "",
 }  # fmt: skip
 STATUS = {
     "version": "0.1.0", "build": "pure", "uptime_s": 93_784.2, "data": "/d", "host": "127.0.0.1",
@@ -37,14 +37,22 @@ def test_status_says_first_what_is_wrong_and_what_to_do(
     assert FakeControl(status=STATUS).run("status") == 0
     assert capsys.readouterr().out.splitlines() == [
         "healthy: 1 vhost of 1 opened, 1 connection",
-        "vhosts      /: running, 1 connection, 3 MiB of 64 MiB",
-        "memory      3 MiB of 64 MiB hold messages",
-        "disk        5 GiB free, publishers wait below 50 MiB: /d, /e",
-        "clients     1 connection, 0 logging in, 1234 since the start",
-        "listens     amqp 127.0.0.1:5672, http 127.0.0.1:15672",
-        "version     0.1.0 (pure), up 1 d 2 h",
-        "durability  disk",
+        "vhosts       /: running, 1 connection, 3 MiB of 64 MiB, process 40 MiB",
+        "memory       3 MiB of 64 MiB hold messages",
+        "disk         5 GiB free, publishers wait below 50 MiB: /d, /e",
+        "clients      1 connection, 0 logging in, 1234 since the start",
+        "listens      amqp 127.0.0.1:5672, http 127.0.0.1:15672",
+        "version      0.1.0 (pure), up 1 d 2 h",
+        "durability   disk",
     ]
+    text = "the certificate a.pem expires at 2026-12-01T00:00:00+00:00"
+    certificate = {"file": "a.pem", "names": ["a"], "expires_ms": 1_796_083_200_000}
+    tls = {"port": 5671, "http_port": None, "certificates": [certificate], "warnings": [text]}
+    assert FakeControl(status=STATUS | {"tls": tls}).run("status") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == f"soon: {text}"
+    assert "listens      amqp 127.0.0.1:5672, http 127.0.0.1:15672, amqps 127.0.0.1:5671" in lines
+    assert "certificate  a.pem: until 2026-12-01T00:00:00" in "\n".join(lines)
     broker = FakeControl(status=WRONG)
     assert broker.run("status") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -52,7 +60,7 @@ def test_status_says_first_what_is_wrong_and_what_to_do(
         "not healthy: vhost '/' is low on disk: publishers wait - make room on its disk"
     )
     assert lines[1].startswith("not healthy: vhost 'shop' is down: corrupt\\x1b[2J - read the ")
-    assert lines[3] == "vhost       shop: down, corrupt"
+    assert lines[3] == "vhost        shop: down, corrupt"
     assert broker.run("status", "--format", "json") == 0
     assert json.loads(capsys.readouterr().out) == WRONG
 

@@ -379,6 +379,18 @@ MUTANTS = (
         "        lsn = journal.append([moved.publish], mode)\n"
         "        journal.apply([moved], lsn, mode)\n",
     ),
+    Mutant(
+        "keys-not-in-checkpoints", "[3]",
+        "return [(window, window.added) for window in windows]",
+        "return [(window, window.added) for window in windows][:0]",
+        "keys",
+    ),
+    Mutant(
+        "keys-not-logged", "[1]",
+        "        self.seen.append(Seen(window.name, key, until_ms))",
+        "        window.add(key, until_ms)",
+        "keys",
+    ),
 )  # fmt: skip
 
 

@@ -107,6 +107,12 @@ PLANS = {
          "begin_checkpoint": 2, "finish_checkpoint": 2, "page_out": 3},
         faults=0.1, steps=40, modes=("kept", "lost"), aim="/wal/",
     ),
+    "keys": Plan(
+        {"publish": 8, "see": 30, "ack": 6, "delete": 1, "declare_missing": 3, "tx": 3, "roll": 2,
+         "checkpoint": 2, "begin_checkpoint": 6, "finish_checkpoint": 2, "flush": 4, "poll": 6,
+         "sync": 6, "tick": 3},
+        faults=0.2, steps=60,
+    ),
     "tail": Plan(
         {"publish": 20, "ack": 10, "sync": 10, "move": 3, "tx": 3, "prepare_ahead": 3},
         faults=0.0, steps=25, follow=0.0,

@@ -77,8 +77,8 @@ class Model:
     """The state of a vhost as a plain fold of changes; numbers are queue numbers."""
 
     __slots__ = (
-        "attempts", "batches", "high", "leases", "marks", "names", "params", "queues", "readers",
-        "streams",
+        "attempts", "batches", "high", "keys", "leases", "marks", "names", "params", "queues",
+        "readers", "streams",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -88,6 +88,7 @@ class Model:
         self.marks: dict[int, int] = {}
         self.high: dict[int, int] = {}  # one above the highest seq ever used
         self.params: dict[bytes, bytes] = {}
+        self.keys: dict[bytes, dict[bytes, int]] = {}  # by queue: those seen, in order -> until
         self.streams: dict[int, list[Content]] = {}
         self.readers: dict[int, dict[str, tuple[int, int | None]]] = {}
         self.batches: dict[str, ModelBatch] = {}
@@ -101,6 +102,7 @@ class Model:
         other.marks = dict(self.marks)
         other.high = dict(self.high)
         other.params = dict(self.params)
+        other.keys = {name: dict(keys) for name, keys in self.keys.items()}
         other.streams = {n: list(s) for n, s in self.streams.items()}
         other.readers = {n: dict(r) for n, r in self.readers.items()}
         other.batches = {query: batch.copy() for query, batch in self.batches.items()}
@@ -133,6 +135,8 @@ class Model:
         self.marks[number] = self.high[number] = 0
 
     def delete(self, number: int) -> None:
+        for name in [name for name, of in self.names.items() if of == number]:
+            self.keys.pop(name, None)
         self.names = {n: q for n, q in self.names.items() if q != number}
         for part in (self.queues, self.attempts, self.marks, self.high, self.streams, self.readers):
             part.pop(number, None)
@@ -199,6 +203,11 @@ class Model:
 
     def mark(self, queue: int, mark: int) -> None:
         self.marks[queue] = max(self.marks[queue], mark)
+
+    def seen(self, queue: bytes, key: bytes, until_ms: int) -> None:
+        keys = self.keys.setdefault(queue, {})
+        keys.pop(key, None)
+        keys[key] = until_ms
 
     def param(self, name: bytes, value: bytes) -> None:
         self.params[name] = value
@@ -314,6 +323,7 @@ class Ledger:
                    for n, s in engine.streams.by_number.items()}  # fmt: skip
         is_same = live == wanted and same_params and same_ends and readers == model.readers
         is_same = is_same and places_of(engine) == model_places(model)
+        is_same = is_same and keys_of(engine) == model_keys(model)
         is_same = is_same and leases_of(engine) == told(model.leases)
         return model if is_same else without
 
@@ -336,6 +346,7 @@ class Judge:
         _same("queues", sorted(state.queues), sorted(model.queues))
         params = {name: value for (_, name), value in state.routing.parameters.items()}
         _same("parameters", params, model.params)
+        _same("keys", keys_of(engine), model_keys(model))
         for number in model.queues:
             self._check_queue(state.queues[number])
         self._check_reaping()
@@ -483,6 +494,7 @@ class Judge:
                 raise Violation(f"queues/{directory}/{name} belongs to no segment")
 
 
+Keys = dict[bytes, list[tuple[bytes, int]]]
 Moved = dict[str, tuple[int, int, int, BatchFacts | None]]
 
 
@@ -494,6 +506,16 @@ def places_of(engine: StorageEngine) -> Moved:
 
 def model_places(model: Model) -> Moved:
     return {query: (b.number, b.page, b.frame, b.facts) for query, b in model.batches.items()}
+
+
+def keys_of(engine: StorageEngine) -> Keys:
+    """The keys that windows of queues have, in order."""
+    windows = engine.windows.by_name.items()
+    return {name[1:]: list(window.keys.items()) for name, window in windows if window.keys}
+
+
+def model_keys(model: Model) -> Keys:
+    return {name: list(keys.items()) for name, keys in model.keys.items()}
 
 
 def _same(what: str, found: object, wanted: object) -> None:

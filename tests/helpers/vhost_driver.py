@@ -359,6 +359,27 @@ class Driver:
                 tx.dequeue(queue, [self.entry(queue, seq) for seq in seqs])
                 changes.append(("take", queue.number, tuple(seqs)))
 
+    def see(self) -> None:
+        """A queue sees a key, new or not, with its message or, as an exchange would, alone."""
+        queue = self.some_queue()
+        if queue is None:
+            return
+        key = b"%016d" % self.rng.randrange(20)
+        until_ms = self.rng.randrange(1, 1 << 40)
+        mode = self.rng.choice(MODES)
+        change: Change = ("seen", queue.name, key, until_ms)
+        name = b"q" + queue.name
+        if self.rng.random() < 0.3:
+            self._do(lambda: self.engine.see(name, key, until_ms, mode), change)
+            return
+        uid, size = self.uid, self._size(SMALL, STORED)
+        self.uid += 1
+        tx = self.engine.begin()
+        self.ledger.give_id(tx.publish([queue], b"", body_of(uid, size)).message.id, uid)
+        tx.see(self.engine.windows.of(name), key, until_ms)
+        put: Change = ("put", (uid, size, b""), ((queue.number, queue.next_seq),))
+        self._do(lambda: tx.commit(mode), put, change)
+
     def commit(self) -> None:
         """The oldest open transaction happens."""
         if not self.transactions:

@@ -19,13 +19,13 @@ from tests.crash.images import MODES, Counts, Explorer
 from tests.crash.random_lives import WEIGHTS
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.inside import live_seqs
-from tests.helpers.ledger import Violation
+from tests.helpers.ledger import Violation, keys_of, model_keys
 from tests.helpers.tiny_engine import VARIANTS
 from tests.helpers.vhost_driver import Driver
 
 STEPS = 40
 # In the words of hypothesis, what is drawn; the rules below choose from it.
-OPERATIONS = sorted(name for name in WEIGHTS if name not in ("begin", "commit", "rollback"))
+OPERATIONS = sorted({*WEIGHTS, "see"} - {"begin", "commit", "rollback"})
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -63,6 +63,10 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(seed=SEEDS)
     def begin_transaction(self, seed: int) -> None:
         self.operate("begin", seed)
+
+    @rule(seed=SEEDS)
+    def see(self, seed: int) -> None:
+        self.operate("see", seed)
 
     @rule(seed=SEEDS, commits=st.booleans())
     def end_transaction(self, seed: int, commits: bool) -> None:
@@ -118,6 +122,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert queue.count == len(want)
             assert queue.bytes == sum(size for _, size, _ in want.values())
             assert queue.attempts == model.attempts[number]
+        assert keys_of(driver.engine) == model_keys(model)
 
     def teardown(self) -> None:
         """Every run ends in a power cut that is judged."""

@@ -122,7 +122,7 @@ LONG_PLACES: Final = 4096  # of messages in queues and streams: more are committ
 KEPT_STEPS: Final = 4  # of one message to one queue
 # Deliveries that are taken or settled before the turn's budget is looked at.
 ACK_SLICE: Final = 1024
-SETTLE_SLICE: Final = 1024
+SETTLE_SLICE: Final = 256
 TAKE_SLICE: Final = 256
 ACK_STEPS: Final = 2  # of one in a transaction
 EXPIRED_SLICE: Final = 1024  # unacked deliveries of a channel that one look compares

@@ -7,6 +7,7 @@ from tests.conformance.compared import (
     corpus_content,
     corpus_messages,
     corpus_methods,
+    corpus_permissions,
     corpus_policies,
     corpus_wire,
 )
@@ -19,6 +20,7 @@ FAMILIES: tuple[Callable[[], list[Script]], ...] = (
     *corpus_content.FAMILIES,
     *corpus_wire.FAMILIES,
     *corpus_policies.FAMILIES,
+    *corpus_permissions.FAMILIES,
 )
 
 

@@ -9,6 +9,9 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
         "method/declare-no-table", "frame/end", "frame/type-*", "frame/heartbeat-*",
         "frame/large", "frame/largest", "frame/hello-again", "frame/text", "frame/header-zero",
         "frame/body-zero", "declare/stream/x-stream-max-segment-size-bytes/more",
+        "topics/write", "topics/write-none", "topics/write-user", "topics/write-vhost",
+        "topics/write-half", "topics/write-unknown", "topics/read", "topics/clear",
+        "topics/replace",
     ),
     "What RabbitMQ breaks on": (
         "table/*/unknown-letter", "table/*/letter-U", "table/*/cut-*", "table/*/no-value",

@@ -77,7 +77,9 @@ class RabbitMQ(Broker):
         return done.stdout
 
     def operate(self, op: str, args: dict[str, Any]) -> bool:
-        words = [args["name"]]
+        words = [
+            args[name] for name in ("name", "user", "exchange", "write", "read") if name in args
+        ]
         if "pattern" in args:
             words += [args["pattern"], json.dumps(args["definition"])]
             words += ["--priority", str(args["priority"]), "--apply-to", args["apply_to"]]

@@ -176,6 +176,15 @@ def policy(
     return Call(lambda _: b"", operation=(f"set_{what}", given))
 
 
+def topic_permissions(source: str, write: str | None, read: str = "") -> Call:
+    """An operator sets guest's topic permissions on an exchange, or clears them (no pattern)."""
+    given = {"user": "guest", "exchange": source}
+    if write is None:
+        return Call(lambda _: b"", operation=("clear_topic_permissions", given))
+    given |= {"write": write, "read": read}
+    return Call(lambda _: b"", operation=("set_topic_permissions", given))
+
+
 def publish(
     key: Any, data: bytes = b"m", exchange: Any = "", *, mandatory: object = 0,
     immediate: object = 0, **properties: object,

@@ -14,7 +14,7 @@ something is due: the expiry of a head, a delayed message, an alert on age. It l
 so ten thousand idle queues cost nothing. When the queues have paged out what one turn may, the rest
 of them waits for the next tick. After each look the next time goes into a heap; a time
 that is too early does no harm. After each round of the memory monitor the queues that hold messages
-in RAM are touched, because their shares may have become smaller.
+in RAM are touched, SLICE queues in one tick, because their shares may have become smaller.
 
 **Own limits.** Queues may have memory limits of their own, which should fit the budget together.
 Two moments check that: a declare, and a start, because the budget may be smaller than it was. At a
@@ -170,6 +170,7 @@ class QueueSet(Generic[Q]):
         self._due_n: int = 0  # so that the heap never compares queues
         self._pace: TickInterval = TickInterval(storage.interval_ms)
         self._rounds: int = 0  # of the monitor, for which queues were touched
+        self._to_touch: list[Q] = []  # of the last round, those that are left
         self.monitor: MemoryMonitor = monitor
         self.engine: StorageEngine = StorageEngine(
             fs, path, vhost, clock=clock, rng=rng, options=storage, on_event=owner.event
@@ -403,9 +404,12 @@ class QueueSet(Generic[Q]):
         has_more = self.monitor.tick(now_s) or has_more
         if self.monitor.rounds != self._rounds:
             self._rounds = self.monitor.rounds
-            for queue in self.queues.values():
-                if queue.is_usable and queue.amq.backing.ram_bytes():
-                    self.touch(queue)
+            self._to_touch = list(self.queues.values())
+        for queue in self._to_touch[-SLICE:]:
+            if queue.is_usable and queue.amq.backing.ram_bytes():
+                self.touch(queue)
+        del self._to_touch[-SLICE:]
+        has_more = has_more or bool(self._to_touch)
         engine.flush()
         due_s = owner.others_due_s(now_s)
         if self._due:

@@ -7,7 +7,7 @@ import pytest
 from penstock.broker.dispatch import Peer
 from penstock.broker.vhost import VHost
 from penstock.errors import LockedError, StorageError
-from penstock.queues import priority_queue
+from penstock.queues import priority_queue, queue_set
 from penstock.queues.queue_options import QueueOptions
 from penstock.storage.files.durability import DISK, OS
 from tests.helpers.builds import pure_only
@@ -97,6 +97,26 @@ def test_tokens_are_names(rig: VHostRig) -> None:
     tokens = {rig.vhost.token(16) for _ in range(50)}
     assert len(tokens) == 50
     assert all(len(token) == 22 and not set(token) & set("+/=") for token in tokens)
+
+
+def test_queues_are_touched_in_slices_after_a_round_of_the_monitor(
+    rig: VHostRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_set, "SLICE", 2)
+    queues = [rig.queue(f"q{n}") for n in range(5)]
+    for queue in queues:
+        rig.put(queue, b"x")
+    rig.tick(3)
+    seen: list[int] = []
+    rounds = rig.vhost.monitor.rounds
+    rig.clock.advance(3)
+    while rig.vhost.tick() <= 0.001:
+        seen.append(sum(queue.is_touched for queue in queues))
+    assert rig.vhost.monitor.rounds == rounds + 1
+    assert seen, "it goes on in further ticks"
+    assert max(seen) <= 2
+    rig.tick()
+    assert not any(queue.is_touched for queue in queues)
 
 
 # --- alarms ---

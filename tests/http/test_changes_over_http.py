@@ -674,18 +674,23 @@ def test_each_change_names_the_user_and_the_address(
 ) -> None:
     api.ask("PUT", "users/audited", {"password": "s3cret", "tags": ""})
     api.ask("PUT", "queues/%2F/audited", {"durable": True})
+    api.ask("PUT", "vhosts/%2F", {"tracing": True})
+    api.ask("PUT", "vhosts/%2F", {"tracing": False})
     api.ask("DELETE", "users/audited")
     api.ask("DELETE", "queues/%2F/audited")
     log = broker.data.parent / "audit.log"
 
     def mine() -> list[dict[str, Any]]:
         entries = [json.loads(line) for line in log.read_text().splitlines()]
-        return [one for one in entries if "audited" in json.dumps(one.get("args", {}))]
+        return [
+            one for one in entries
+            if "audited" in json.dumps(one.get("args", {})) or one["event"].startswith("trace_")
+        ]  # fmt: skip
 
-    wait_until(lambda: len(mine()) == 4, "the entries of the vhost")
+    wait_until(lambda: len(mine()) >= 6, "the entries of the vhost")
     assert "s3cret" not in log.read_text()
-    assert sorted(one["event"] for one in mine()) == [
-        "declare_queue", "delete_queue", "delete_user", "put_user"
-    ]  # fmt: skip
+    assert {one["event"] for one in mine()} == {
+        "declare_queue", "delete_queue", "delete_user", "put_user", "trace_on", "trace_off"
+    }  # fmt: skip
     assert {one["user"] for one in mine()} == {"guest"}
     assert all(one["from"].startswith("127.0.0.1:") for one in mine()), mine()

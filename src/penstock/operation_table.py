@@ -1103,9 +1103,12 @@ _ROWS: Final = (
     Operation(
         "trace_on", "Copy each message that comes and goes to amq.rabbitmq.trace.",
         tags=ADMINISTRATORS, is_command=True,
-        more="Until trace_off or a restart: see the page about the firehose.",
+        more="Until trace_off or a restart: see the page about the firehose.", is_audited=True,
     ),
-    Operation("trace_off", "End what trace_on began.", tags=ADMINISTRATORS, is_command=True),
+    Operation(
+        "trace_off", "End what trace_on began.", tags=ADMINISTRATORS, is_command=True,
+        is_audited=True,
+    ),
     # policies
     Operation(
         "set_policy", "Set a policy of queues and exchanges.", _POLICY_ARGUMENTS,

@@ -204,6 +204,15 @@ def _from(api: ManagementClient, source: str) -> list[tuple[str, dict[str, Any]]
     return [(r["routing_key"], r["arguments"]) for r in rows if r["source_name"] == source]
 
 
+def test_names_of_any_bytes(api: ManagementClient) -> None:
+    """Latin-1 in an address: names may be any bytes, as over AMQP."""
+    assert api.ask("PUT", "queues/%2F/gr%FC%DFe", {"durable": True}).status == 201
+    got = api.ask("POST", "bindings/%2F/e/amq.topic/q/gr%FC%DFe", {"routing_key": "k"})
+    assert (got.status, got.headers["location"]) == (201, "gr%FC%DFe/k")
+    assert api.ask("DELETE", "bindings/%2F/e/amq.topic/q/gr%FC%DFe/k").status == 204
+    assert api.ask("DELETE", "queues/%2F/gr%FC%DFe").status == 204
+
+
 def test_a_binding_between_exchanges(api: ManagementClient) -> None:
     got = api.ask("POST", "bindings/%2F/e/amq.fanout/e/amq.direct", {"routing_key": "k"})
     assert (got.status, got.headers["location"]) == (201, "amq.direct/k")
@@ -571,7 +580,7 @@ def test_definitions_go_out_and_come_back(api: ManagementClient) -> None:
     assert (got.status, "leave_out" in got.reason) == (400, True)
     assert api.ask("GET", "vhosts/shop").status == 404  # nothing was done
     assert api.ask("POST", "definitions?leave_out=true", document, typed).status == 204
-    got = api.ask("GET", "definitions?download=ours.json")
+    got = api.ask("GET", "definitions?download=%E6%97%A5ours%0D%0A%22.json")
     assert got.headers["content-disposition"] == 'attachment; filename="ours.json"'
     ours = got.body
     assert list(ours)[:4] == list(recorded("definitions"))[:4]
@@ -665,18 +674,23 @@ def test_each_change_names_the_user_and_the_address(
 ) -> None:
     api.ask("PUT", "users/audited", {"password": "s3cret", "tags": ""})
     api.ask("PUT", "queues/%2F/audited", {"durable": True})
+    api.ask("PUT", "vhosts/%2F", {"tracing": True})
+    api.ask("PUT", "vhosts/%2F", {"tracing": False})
     api.ask("DELETE", "users/audited")
     api.ask("DELETE", "queues/%2F/audited")
     log = broker.data.parent / "audit.log"
 
     def mine() -> list[dict[str, Any]]:
         entries = [json.loads(line) for line in log.read_text().splitlines()]
-        return [one for one in entries if "audited" in json.dumps(one.get("args", {}))]
+        return [
+            one for one in entries
+            if "audited" in json.dumps(one.get("args", {})) or one["event"].startswith("trace_")
+        ]  # fmt: skip
 
-    wait_until(lambda: len(mine()) == 4, "the entries of the vhost")
+    wait_until(lambda: len(mine()) >= 6, "the entries of the vhost")
     assert "s3cret" not in log.read_text()
-    assert sorted(one["event"] for one in mine()) == [
-        "declare_queue", "delete_queue", "delete_user", "put_user"
-    ]  # fmt: skip
+    assert {one["event"] for one in mine()} == {
+        "declare_queue", "delete_queue", "delete_user", "put_user", "trace_on", "trace_off"
+    }  # fmt: skip
     assert {one["user"] for one in mine()} == {"guest"}
     assert all(one["from"].startswith("127.0.0.1:") for one in mine()), mine()

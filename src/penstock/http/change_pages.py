@@ -108,7 +108,8 @@ async def bind(asked: ApiRequest) -> object:
             raise HttpError(404, _text_of(error), error="not_found") from error
         raise
     destination = str(ends.get("queue", ends.get("destination")))
-    where = f"{quote(destination, safe='')}/{quote(found['properties_key'], safe='')}"
+    name = quote(destination.encode("utf-8", "surrogateescape"), safe="")
+    where = f"{name}/{quote(found['properties_key'], safe='')}"
     return Answer(201, headers={"Location": where})
 
 
@@ -432,7 +433,8 @@ async def start_vhost(asked: ApiRequest) -> object:
 async def definitions(asked: ApiRequest) -> object:
     """Return the definitions of the broker or of a vhost. Query: download, a file's name."""
     found = await asked.call("export_definitions", asked.names.get(VHOST))
-    name = "".join(c for c in asked.query.get("download", "") if c.isalnum() or c in "-_. ")
+    given = asked.query.get("download", "")
+    name = "".join(c for c in given if c.isascii() and (c.isalnum() or c in "-_. "))
     headers = {"Content-Disposition": f'attachment; filename="{name}"'} if name else {}
     return Answer(200, found, headers)
 

@@ -172,6 +172,11 @@ METRICS: Final = (
     _gauge("Leases", "messages_leased", "messages that are leased"),
     _gauge("Leases", "lease_oldest_seconds", "since when the oldest message is leased"),
     _gauge("Batches", "batches_rolling", "batches that are decided and not yet in their targets"),
+    _of_node(
+        "http_requests_total", "requests, by the pattern of their address", "route", "status",
+        kind=COUNTER, group="HTTP",
+    ),
+    Metric("HTTP", "http_request_seconds", HISTOGRAM, "one request, to its last byte", (), LONG_S),
 )  # fmt: skip
 
 

@@ -172,6 +172,16 @@ METRICS: Final = (
     _gauge("Leases", "messages_leased", "messages that are leased"),
     _gauge("Leases", "lease_oldest_seconds", "since when the oldest message is leased"),
     _gauge("Batches", "batches_rolling", "batches that are decided and not yet in their targets"),
+    _gauge("Batches", "batches_waiting", "of these, those that wait: a target is full or gone"),
+    _counter("Batches", "batches_committed_total", "batches that were decided"),
+    _counter("Batches", "batches_repeated_total", "commits that were answered `already done`"),
+    _counter("Batches", "batch_rows_total", "rows of the batches that were decided"),
+    _histogram("Batches", "batch_commit_seconds", LONG_S, "from a commit to its answer"),
+    _of_node(
+        "http_requests_total", "requests, by the pattern of their address", "route", "status",
+        kind=COUNTER, group="HTTP",
+    ),
+    Metric("HTTP", "http_request_seconds", HISTOGRAM, "one request, to its last byte", (), LONG_S),
 )  # fmt: skip
 
 

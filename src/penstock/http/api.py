@@ -31,6 +31,7 @@ the broker listens at, and those of the option `http_hosts`, where "*" allows an
 answered for any Host, because it reveals nothing.
 """
 
+import asyncio
 import ipaddress
 import logging
 from collections.abc import Iterable, Mapping
@@ -47,7 +48,7 @@ from starlette.types import Message, Receive, Scope, Send
 from penstock.errors import CorruptionError, PenstockError
 from penstock.http import management
 from penstock.http.management import Found, Management
-from penstock.http.metrics import MetricsPages, is_metrics
+from penstock.http.metrics import METRICS, MetricsPages, is_metrics
 from penstock.http.node_link import NodeLink
 from penstock.http.requests import (
     ACCOUNT,
@@ -66,6 +67,8 @@ from penstock.server.control import ControlError
 ANY: Final = "*"
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 API: Final = "/api"
+ROUTE: Final = "penstock.route"
+OTHER: Final = "other"  # an address that has no row, of which there may be any number
 DOWN: Final = "down"
 
 logger = logging.getLogger(__name__)
@@ -174,6 +177,8 @@ class Api:
         if scope["type"] != "http":
             return
         self.requests += 1
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         status = 0
 
         async def watched(message: Message) -> None:
@@ -189,6 +194,8 @@ class Api:
             logger.exception("%s %s failed", scope["method"], path)
             if not status:
                 await _internal_error(Request(scope), error)(scope, receive, watched)
+        route = scope.get(ROUTE) or self._route(path)
+        self._metrics.note(route, status, loop.time() - began_s)
         logger.debug(
             "%s %s %s: %d", (scope.get("client") or ("?",))[0], scope["method"], path, status
         )
@@ -212,6 +219,8 @@ class Api:
             below = path.removeprefix(API + "/")
             if below.partition("/")[0] not in self._words:
                 found = self._management.find(below, method)
+                if found.endpoint is not None:
+                    scope[ROUTE] = f"{API}/{found.endpoint.path}"
             if found is not None and found.is_open:
                 await (await self._management.answer(found, request))(scope, receive, send)
                 return
@@ -234,6 +243,13 @@ class Api:
             self._of_user[user] -= 1
             if not self._of_user[user]:
                 del self._of_user[user]
+
+    def _route(self, path: str) -> str:
+        """Return the pattern of an address that is not of the table: there are only a few."""
+        word = path.removeprefix(API + "/").partition("/")[0]
+        if path != word and word in self._words:
+            return f"{API}/{word}"
+        return path if path in (METRICS, "/health") else OTHER
 
     async def _metrics_answer(self, request: Request, path: str) -> Response:
         """Return the answer of metrics. Raises HttpError, ControlError."""

@@ -16,12 +16,14 @@ rows out; penstock_process_up says so.
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.histogram import LONG_S, Histogram
 from penstock.http import rabbitmq_metrics
 from penstock.http.management import compressed
 from penstock.http.metrics_text import (
@@ -54,6 +56,14 @@ class MetricsPages:
 
     def __init__(self, node: NodeLink) -> None:
         self._node = node
+        self._requests: Counter[tuple[str, int]] = Counter()  # by route and status
+        self._seconds = Histogram(LONG_S)
+
+    def note(self, route: str, status: int, seconds: float) -> None:
+        """Count a request. route: the pattern of its address; status: 0 if nothing was
+        answered."""
+        self._requests[route, status] += 1
+        self._seconds.record(seconds)
 
     async def answer(self, request: Request, path: str) -> Response:
         """Return the answer. Raises HttpError, ControlError."""
@@ -78,7 +88,14 @@ class MetricsPages:
     async def _add_totals(self, text: MetricsText, node: Any, *, is_per_object: bool) -> None:
         vhosts = await self._of_vhosts("metrics", node["vhosts"])
         rabbitmq_metrics.totals(text, node, vhosts.values(), is_per_object=is_per_object)
-        penstock_text(text, node["values"], {name: one["values"] for name, one in vhosts.items()})
+        own = {
+            "http_requests_total": [
+                [route, status, n] for (route, status), n in sorted(self._requests.items())
+            ],
+            "http_request_seconds": self._seconds.facts(),
+        }
+        values = {name: one["values"] for name, one in vhosts.items()}
+        penstock_text(text, {**node["values"], **own}, values)
 
     async def _add_objects(
         self, text: MetricsText, request: Request, vhosts: list[str], registry: str, prefix: str

@@ -44,6 +44,16 @@ def test_a_commit_that_is_repeated_writes_nothing(rig: StagedRig) -> None:
     assert rig.bodies() == [b"a"]
 
 
+def test_commits_are_counted_for_metrics(rig: StagedRig) -> None:
+    tokens = rig.stage(0, plain("q", b"a", b"b"), plain("q", b"c"))
+    rig.committed(0, tokens)
+    rig.committed(0, tokens)
+    found = rig.result("metrics")["values"]
+    assert (found["batches_committed_total"], found["batches_repeated_total"]) == (1, 1)
+    assert (found["batch_rows_total"], found["batches_waiting"]) == (3, 0)
+    assert sum(found["batch_commit_seconds"][1:]) == 2
+
+
 def packed(tokens: list[dict[str, Any]]) -> bytes:
     """The pages as the HTTP process passes them."""
     return b"".join(

@@ -208,6 +208,23 @@ def test_a_column_of_two_families_is_there_once(rig: HttpRig) -> None:
     families(text)
 
 
+def test_requests_are_counted_by_the_pattern_of_their_address(rig: HttpRig) -> None:
+    async def scenario(app: Api) -> Reply:
+        await ask(app, "/api/whoami")
+        await ask(app, "/api/queues/%2F/secret-name")
+        await ask(app, "/no/such/secret-name", user=None)
+        return await ask(app, "/metrics", user="watcher")
+
+    reply = rig.run(scenario)
+    found = lines_of(reply)
+    assert found['penstock_http_requests_total{route="/api/whoami",status="200"}'] == "1"
+    assert found['penstock_http_requests_total{route="other",status="404"}'] == "1"
+    of_queue = [one for one in found if 'route="/api/queues/{vhost}/{queue}"' in one]
+    assert len(of_queue) == 1
+    assert b"secret-name" not in reply.body
+    assert found["penstock_http_request_seconds_count"] == "3"
+
+
 def test_per_object_has_queues_instead_of_their_sums(rig: HttpRig) -> None:
     objects(rig)
     text = rig.ask("/metrics/per-object", user="watcher").body.decode()

@@ -61,6 +61,7 @@ from penstock.errors import (
     CorruptionError,
     PenstockError,
 )
+from penstock.histogram import LONG_S, Histogram
 from penstock.storage.files.durability import DISK
 from penstock.storage.pages import staging
 from penstock.storage.pages.batches import (
@@ -318,6 +319,7 @@ class CommitRequest(BackgroundTask):
         self._error: BaseException | None = None
         self._status: str = ""  # once it is decided
         self._reply = reply
+        self._began_s: float = manager.vhost.clock.monotonic()
         self.is_over: bool = False
 
     def step(self) -> int:
@@ -334,6 +336,7 @@ class CommitRequest(BackgroundTask):
             self._take_owner(owner_of(last))
         if is_repeated(last, asked):
             self._status = ALREADY
+            manager.repeated += 1
             return self._arrive()
         if last is not None and not last.is_done:
             return ASLEEP  # BatchManager._moved wakes it
@@ -360,8 +363,12 @@ class CommitRequest(BackgroundTask):
         last, mode = self._vhost.engine.last_lsn, self._vhost.mode
         self._over(None)
 
+        def settled() -> None:
+            manager.seconds.record(self._vhost.clock.monotonic() - self._began_s)
+            reply(answer)
+
         def decided() -> None:
-            dispatch.when_settled(last, mode, lambda: reply(answer))
+            dispatch.when_settled(last, mode, settled)
 
         dispatch.when_settled(manager.decided_lsn(self.query), DISK, decided)
         return DONE
@@ -487,6 +494,12 @@ class BatchManager:
     def __init__(self, vhost: VHost) -> None:
         self.vhost: VHost = vhost
         self.claims = QueryClaims(vhost)
+        # Since the start: batches that were decided, and their rows; commits of a batch that had
+        # been; the seconds from each commit to its answer.
+        self.committed: int = 0
+        self.rows: int = 0
+        self.repeated: int = 0
+        self.seconds: Histogram = Histogram(LONG_S)
         self._timeout_s: float = vhost.settings.staging_timeout_s
         self._operator = everything("operator")
         self._lines: dict[str, deque[CommitRequest]] = {}
@@ -511,6 +524,10 @@ class BatchManager:
         """Return why its batch cannot continue; "" if it does, or is done."""
         move = self._moves.get(query)
         return "" if move is None else move.waits_for
+
+    def waiting(self) -> int:
+        """Return how many batches cannot continue."""
+        return sum(1 for move in self._moves.values() if move.waits_for)
 
     # ---- commits -------------------------------------------------------------------------------
 
@@ -540,6 +557,8 @@ class BatchManager:
             asked.query, asked.number, asked.target.text(), asked.pages, facts=asked.facts(owner),
             is_checked=True,
         )  # fmt: skip
+        self.committed += 1
+        self.rows += sum(page.rows for page in asked.pages)
         self.claims.forget(asked.query)
         self._decided[asked.query] = engine.last_lsn
         self._move(asked.query)

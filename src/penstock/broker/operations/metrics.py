@@ -14,6 +14,7 @@ from typing import Final
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import ChannelOwner
+from penstock.broker.exactly_once.batches import batch_manager
 from penstock.broker.operations.call import Call, Functions, Slices
 from penstock.broker.operations.listings import object_totals, queue_row
 from penstock.broker.turn_budget import LOOK_STEPS
@@ -72,10 +73,16 @@ def _flow(vhost: VHost) -> Values:
 
 
 def _storage(vhost: VHost) -> Values:
+    batches = batch_manager(vhost)
     return {
         **vhost.engine.facts(),
         "checksum_failures_total": dict(vhost.alerts.damages),
         "batches_rolling": len(vhost.engine.batches.rolling()),
+        "batches_waiting": batches.waiting(),
+        "batches_committed_total": batches.committed,
+        "batches_repeated_total": batches.repeated,
+        "batch_rows_total": batches.rows,
+        "batch_commit_seconds": batches.seconds.facts(),
     }
 
 

@@ -629,9 +629,9 @@ def _move(
                 ThreadWaiter().sleep(found["moved"] / rate)
     verb = "would move" if is_dry else "moved"
     for name, n in by_queue.items():
-        output.told(escaping.one_line(f"{n} messages {verb} to queue {name!r}"))
+        output.told(escaping.one_line(f"{n} message{'s' * (n != 1)} {verb} to queue {name!r}"))
     if not by_queue:
         output.told(f"no message {verb}")
     if found.get("stays"):
-        text = f"{found['stays']} messages or more stay in queue {queue!r}: {found['why']}"
+        text = f"{found['stays']} or more messages stay in queue {queue!r}: {found['why']}"
         raise FailedError(EX_TEMPFAIL, text)

@@ -28,7 +28,9 @@ def test_move_takes_what_is_ready_now(capsys: pytest.CaptureFixture[str]) -> Non
     assert asked(broker) == [one | {"count": 10_000}, one | {"count": 2000}]
     assert broker.run("move", "from", "to", "-n", "5", "--dry-run") == 0
     assert capsys.readouterr().out == "5 messages would move to queue 'to'\n"
-    assert asked(broker)[-1]["dry_run"] is True
+    assert broker.run("move", "from", "to", "-n", "1") == 0
+    assert capsys.readouterr().out == "1 message moved to queue 'to'\n"
+    assert [args["dry_run"] for args in asked(broker)[-2:]] == [True, False]
 
 
 def test_what_stays_is_75_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,7 +42,7 @@ def test_what_stays_is_75_with_the_reason(capsys: pytest.CaptureFixture[str]) ->
     captured = capsys.readouterr()
     assert captured.out == "3 messages moved to queue 'to'\n2 messages moved to queue 'two'\n"
     assert captured.err == (
-        "penstock: 4 messages or more stay in queue 'dead': queue 'two' is full\n"
+        "penstock: 4 or more messages stay in queue 'dead': queue 'two' is full\n"
     )
     assert asked(broker)[0]["to"] is None
     nothing = FakeControl(describe_queue={"ready": 0})

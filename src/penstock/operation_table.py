@@ -1184,6 +1184,15 @@ _ROWS: Final = (
         answer=_STATUS,
     ),
     Operation(
+        "why", "Say why publishers wait, a queue does not drain, or a connection stands.",
+        (
+            short_text_or_null("queue", "of this queue"),
+            text_or_null("connection", 'of this connection, "host:port -> host:port"'),
+        ), tags=WATCHERS, answer=("about", "text", "do", "since"),
+        more="Without both: of the vhost. A list; empty if nothing is wrong that the broker sees. "
+        "text: the first cause; do: what ends it.",
+    ),
+    Operation(
         "vhost_totals", "Return the counters of a vhost since it was opened, with their rates.",
         (_SAMPLES,), tags=MANAGERS,
         answer=(

@@ -417,7 +417,8 @@ class ConnectionHandler(ChannelOwner):
     def _tell_blocked(self) -> None:
         if not self._told_blocked and self.has_capability("connection.blocked"):
             self._told_blocked = True
-            self._say(0, ConnectionBlocked(reason=f"low on {self.vhost.blocked_reason}"))
+            text = f"low on {self.vhost.blocked_reason}: {self.vhost.blocked_cause()}"
+            self._say(0, ConnectionBlocked(reason=short(text.removesuffix(": "))))
 
     def shutdown(self, code: int = CONNECTION_FORCED, text: str = "broker forced") -> None:
         self.is_ended_by_server = True

@@ -558,6 +558,30 @@ class VHost(QueueOwner[BrokerQueue]):
         text = f"publishers wait since {since}, low on {self.blocked_reason}: {'; '.join(do)}"
         self.event("blocked", text)
 
+    def blocked_cause(self) -> str:
+        """Return what publishers wait for takes most, "" if they do not wait."""
+        found: list[str] = []
+        if self._is_disk_full():
+            free, limit = self.engine.disk_room()
+            found.append(
+                f"{format_bytes(free)} of the disk are free, the limit is {format_bytes(limit)}"
+            )
+        if self.is_memory_short:
+            usage, monitor = self.usage, self.monitor
+            parts = {
+                "messages of queues": monitor.counted_bytes - monitor.other_bytes,
+                "queues, exchanges, bindings and readers": self.topology_bytes,
+                "channels and consumers": usage.client_bytes,
+                "open transactions": usage.transaction_bytes,
+                "unfinished messages": self.unfinished_bytes,
+                "output that clients do not read": usage.output.total,
+                "unacknowledged deliveries": usage.unacked.total,
+            }
+            largest = max(parts, key=lambda name: parts[name])
+            of = format_bytes(monitor.budget_bytes)
+            found.append(f"{largest} take {format_bytes(parts[largest])} of {of}")
+        return "; ".join(found)
+
     @property
     def is_memory_short(self) -> bool:
         """Return whether publishers wait for memory: too much is counted, or the process has too

@@ -196,6 +196,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     "config_migrate": Verb("rabbitmq_conf", "Make a penstock.toml of a rabbitmq.conf."),
     "migrate": Verb("rabbitmq", "Move definitions and messages here from another broker."),
     "serve": Verb("serve", "Run the broker."),
+    "why": Verb("why", "Say why publishers wait, a queue does not drain, or a connection stands."),
     "perf": Verb("perf", "Publish and consume, and print rates and latencies."),
     "doctor": Verb(
         "doctor",
@@ -228,7 +229,8 @@ VERBS: Final[Mapping[str, Verb]] = {
 # The commands by what they are about, as `--help` lists them.
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "The broker": (
-        "serve", "status", "health_check", "doctor", "await_startup", "stop", "init", "completion",
+        "serve", "status", "why", "health_check", "doctor", "await_startup", "stop", "init",
+        "completion",
         "list_alerts", "report", "rotate_logs",
         "list_global_parameters", "set_global_parameter", "clear_global_parameter",
     ),

@@ -164,6 +164,18 @@ OUR_ROWS: Final = (
         node_pages.alarms, tags=WATCHERS, query=LIST_QUERY, is_ours=True,
     ),
     Endpoint(
+        "penstock/why/{vhost}", "GET", "Why publishers wait, and which queues nobody consumes.",
+        "why", tags=WATCHERS, is_ours=True,
+    ),
+    Endpoint(
+        "penstock/why/{vhost}/queues/{queue}", "GET", "Why a queue does not drain.", "why",
+        tags=WATCHERS, is_ours=True,
+    ),
+    Endpoint(
+        "penstock/why/{vhost}/connections/{connection}", "GET", "Why a connection stands.", "why",
+        tags=WATCHERS, is_ours=True,
+    ),
+    Endpoint(
         "penstock/streams/{vhost}", "GET", "The streams that the user may read.", "list_streams",
         query=LIST_QUERY, is_ours=True,
     ),

@@ -279,6 +279,10 @@ class StorageEngine:
         """Return the error for a write of `needed` bytes that one of the disks has no room for."""
         return DiskFullError(*fullest_disk(self.fs, self.path), needed)
 
+    def disk_room(self) -> tuple[int, int]:
+        """Return the free bytes of the vhost's disk, and those below which publishers wait."""
+        return self.fs.free_bytes(self.path), self.journal.options.disk_free_limit
+
     def set_disk_free_limit(self, limit_bytes: int) -> None:
         """Refuse publishers below so many free bytes from now on."""
         self.journal.options = replace(self.journal.options, disk_free_limit=limit_bytes)

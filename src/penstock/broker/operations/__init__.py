@@ -39,6 +39,7 @@ from penstock.broker.operations import (
     policies,
     streams,
     topology,
+    why,
 )
 from penstock.broker.operations.call import (
     OVERHEAD_BYTES,
@@ -75,6 +76,7 @@ FUNCTIONS: Final[dict[str, Callable[[Call], None]]] = {
         pages,
         metrics,
         box,
+        why,
         connections,
     )
     for name, function in module.FUNCTIONS.items()

@@ -1,0 +1,214 @@
+"""The operation `why`: why a vhost's publishers wait, a queue does not drain, a connection stands.
+
+Each finding is {"about", "text", "do", "since"}: a sentence that names the first cause, one that
+says what ends it, and the date since when it is so, null if that is not known. The most important
+comes first. No finding: nothing is wrong that the broker can see. Nothing is changed, opened or
+read from a disk.
+"""
+
+from collections.abc import Generator, Iterator
+from typing import Final
+
+from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
+from penstock.broker.channel import Channel, ChannelOwner
+from penstock.broker.operations.call import Call, Functions, Slices
+from penstock.broker.operations.queue_rows import holders
+from penstock.broker.refusals import not_found
+from penstock.broker.vhost import ADVICE, VHost
+from penstock.clock import date
+
+QUEUES_SHOWN: Final = 5
+QUEUES_SLICE: Final = 256
+OLD_S: Final = 60.0  # an unacknowledged delivery that is worth a word
+
+Finding = dict[str, object]
+
+
+def _finding(about: str, text: str, do: str, since: str | None = None) -> Finding:
+    return {"about": about, "text": text, "do": do, "since": since}
+
+
+def _ago(vhost: VHost, seconds: float) -> str:
+    return date(vhost.clock.wall_ms() - round(seconds * 1000))
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+# ---- a vhost -------------------------------------------------------------------------------------
+
+
+def _of_vhost(vhost: VHost) -> Generator[None, None, list[Finding]]:
+    about = f"vhost '{vhost.name}'"
+    found: list[Finding] = []
+    if vhost.blocked_reason:
+        do = [advice for word, advice in ADVICE.items() if word in vhost.blocked_reason.split()]
+        text = f"publishers wait, low on {vhost.blocked_reason}: {vhost.blocked_cause()}"
+        found.append(_finding(about, text, "; ".join(do), date(vhost.blocked_since_ms)))
+    for user, since_s in vhost.usage.full.items():
+        waited_s = vhost.clock.monotonic() - since_s
+        text = f"consumers of user '{user}' wait: {vhost.usage.full_text(user)}"
+        found.append(_finding(about, text, "acknowledge", _ago(vhost, waited_s)))
+    for alert in vhost.alerts.list.rows():
+        if alert["is_on"]:
+            name = f"queue '{alert['queue']}'" if alert["queue"] else about
+            found.append(_finding(name, str(alert["text"]), "", str(alert["first_time"])))
+    waiting: list[tuple[int, str]] = []
+    for n, (name, queue) in enumerate(list(vhost.table.served.items()), 1):
+        if isinstance(queue, BrokerQueue) and not queue.consumers.count:
+            ready = 0 if queue.is_crashed else queue.len()
+            if ready:
+                waiting.append((ready, name))
+        if n % QUEUES_SLICE == 0:
+            yield
+    for ready, name in sorted(waiting, reverse=True)[:QUEUES_SHOWN]:
+        text = f"{_many(ready, 'message')} and no consumer"
+        found.append(_finding(f"queue '{name}'", text, "start one, or delete the queue"))
+    return found
+
+
+# ---- a queue -------------------------------------------------------------------------------------
+
+
+def _of_queue(vhost: VHost, queue: QueueOrStream) -> Iterator[Finding]:
+    about = f"queue '{queue.name}'"
+    if isinstance(queue, BrokerQueue) and queue.is_crashed:
+        yield _finding(about, f"does not serve: {queue.why}", "read the broker's log")
+        return
+    if isinstance(queue, BrokerQueue):
+        yield from _of_messages(vhost, queue, about)
+    if not queue.consumers.count:
+        if queue.len():
+            text = f"{_many(queue.len(), 'message')} ready and no consumer"
+            yield _finding(about, text, "start one", _ago(vhost, _idle_s(vhost, queue)))
+        return
+    consumers = queue.consumers.all()
+    active = queue.consumers.active
+    if queue.consumers.is_single_active and active is not None:
+        if not active.is_ready():
+            yield _held(vhost, about, active, "the single active consumer")
+        elif queue.len():
+            text = f"only consumer '{active.tag}' is active, {len(consumers) - 1} others stand by"
+            yield _finding(about, text, "nothing: x-single-active-consumer says so")
+        return
+    stuck = [one for one in consumers if not one.is_ready()]
+    if queue.len() and len(stuck) == len(consumers):
+        for consumer in stuck[:QUEUES_SHOWN]:
+            yield _held(vhost, about, consumer, "consumer")
+
+
+def _of_messages(vhost: VHost, queue: BrokerQueue, about: str) -> Iterator[Finding]:
+    facts = queue.amq.info()
+    if queue.amq.refuses(0):
+        text = "publishers are refused: it is as long as its limit allows (max-length)"
+        yield _finding(about, text, "consume, purge, or raise the limit")
+    leased = int(facts.get("leased", 0))
+    if leased:
+        text = f"{_many(leased, 'message')} leased to readers"
+        yield _finding(about, text, "wait for their commit; penstock list_leases names them")
+    if not queue.len() and facts["delayed"]:
+        text = f"{_many(int(str(facts['delayed'])), 'message')} delayed, none is due"
+        yield _finding(about, text, "wait")
+    if not queue.len() and int(str(facts.get("expired", 0))):
+        text = f"empty; {_many(int(str(facts['expired'])), 'message')} expired since the start"
+        yield _finding(about, text, "raise the TTL, or consume sooner")
+    now_s = vhost.clock.monotonic()
+    for holder in holders(vhost, queue):
+        oldest = holder.ages(now_s, 1)
+        if oldest and oldest[0][1] >= OLD_S:
+            tag = "basic.get" if holder.consumer is None else f"consumer '{holder.consumer.tag}'"
+            text = f"{tag} of {_where(holder.channel)} has a message for {oldest[0][1]:.0f} s"
+            yield _finding(about, text, "see what that client does", _ago(vhost, oldest[0][1]))
+
+
+def _held(vhost: VHost, about: str, consumer: Consumer, who: str) -> Finding:
+    """Return why a consumer is given nothing."""
+    channel = consumer.channel
+    name = f"{who} '{consumer.tag}'"
+    if not isinstance(channel, Channel):
+        return _finding(about, f"{name} is not ready", "")
+    name += f" of {_where(channel)}"
+    if consumer.prefetch and consumer.unacked >= consumer.prefetch:
+        text = f"{name} has {consumer.unacked} of {consumer.prefetch} unacknowledged (prefetch)"
+    elif channel.prefetch and channel.consumer_unacked >= channel.prefetch:
+        text = f"{name}: its channel has {channel.prefetch} unacknowledged (global prefetch)"
+    elif not channel.handler.has_unacked_room:
+        text = f"{name}: {vhost.usage.full_text(channel.identity.name)}"
+    elif not channel.handler.is_open_to_output:
+        return _finding(about, f"{name} does not read what is sent", "see what that client does")
+    else:
+        return _finding(about, f"{name} is busy with a large message", "wait")
+    ages = [
+        age
+        for holder in holders(vhost, consumer.queue)
+        if holder.consumer is consumer
+        for _, age in holder.ages(vhost.clock.monotonic(), 1)
+    ]
+    since = _ago(vhost, ages[0]) if ages else None
+    return _finding(about, text, "acknowledge, or raise the prefetch", since)
+
+
+def _where(channel: Channel) -> str:
+    return f"connection {channel.handler.name}, user '{channel.identity.name}'"
+
+
+def _idle_s(vhost: VHost, queue: QueueOrStream) -> float:
+    return vhost.clock.monotonic() - queue.used_at_s
+
+
+# ---- a connection --------------------------------------------------------------------------------
+
+
+def _of_connection(vhost: VHost, owner: ChannelOwner) -> Iterator[Finding]:
+    about = f"connection {owner.name}"
+    state = owner.info()["state"]
+    if state == "blocked":
+        text = f"its publishes wait, low on {vhost.blocked_reason}: {vhost.blocked_cause()}"
+        do = [advice for word, advice in ADVICE.items() if word in vhost.blocked_reason.split()]
+        yield _finding(about, text, "; ".join(do), date(vhost.blocked_since_ms))
+    if not owner.is_open_to_output:
+        yield _finding(about, "the client does not read what is sent", "see what the client does")
+    if not owner.has_unacked_room:
+        text = vhost.usage.full_text(owner.identity.name)
+        yield _finding(about, f"its consumers wait: {text}", "acknowledge")
+    for channel in list(owner.channels.values()):
+        where = f"{about}, channel {channel.number}"
+        confirms = channel.publisher.confirms
+        waiting = 0 if confirms is None else confirms.last_tag - confirms.answered
+        if waiting:
+            yield _finding(where, f"{_many(waiting, 'publish')} not confirmed yet", "wait: syncs")
+        if channel.is_waiting:
+            yield _finding(where, "a long operation is under way, what follows waits", "wait")
+        for consumer in channel.consumers.values():
+            if not consumer.is_ready() and consumer.queue.len():
+                yield _held(vhost, where, consumer, "consumer")
+
+
+# ---- the operation -------------------------------------------------------------------------------
+
+
+def _why(call: Call) -> None:
+    call.in_slices(_found(call))
+
+
+def _found(call: Call) -> Slices:
+    vhost, args = call.vhost, call.args
+    name, connection = args.text_or_none("queue"), args.text_or_none("connection")
+    if name is not None:
+        queue = vhost.table.served.get(name)
+        if queue is None and not vhost.table.has(name):
+            raise not_found(vhost.table.called(name))
+        if queue is None:
+            text = "nobody has used it since the broker's start"
+            return [_finding(f"queue '{name}'", text, "start a consumer")]
+        return list(_of_queue(vhost, queue))
+    if connection is not None:
+        for peer in vhost.handlers:
+            if isinstance(peer, ChannelOwner) and peer.name == connection:
+                return list(_of_connection(vhost, peer))
+        raise not_found(f"connection '{connection}' in vhost '{vhost.name}'")
+    return (yield from _of_vhost(vhost))
+
+
+FUNCTIONS: Final[Functions] = {"why": _why}

@@ -1,0 +1,50 @@
+"""`penstock why`: one answer to "why is it blocked, slow, or not consumed".
+
+The operation `why` of the broker finds the causes; this prints each as a line:
+
+    queue 'orders': 3 messages ready and no consumer, since 2026-11-27T18:00:00Z - start one
+"""
+
+from typing import Any, Final
+
+import click
+
+from penstock.cli import output
+from penstock.cli.ask import DATA, VHOST, ask, named
+from penstock.cli.output import FORMAT
+
+CONNECTION: Final = " -> "  # is in each name of a connection
+
+
+@click.command("why")
+@click.argument("name", required=False, callback=named)
+@FORMAT
+@VHOST
+@DATA
+def why(name: str | None, form: str, vhost: str, data: str) -> None:
+    """Say why publishers wait, a queue does not drain, or a connection stands.
+
+    NAME is a queue, or a connection as list_connections shows it; without NAME the whole vhost. The
+    first cause comes first, each with what ends it.
+    """
+    if name is None:
+        found = ask(data, "why", vhost)
+    elif CONNECTION in name:
+        found = ask(data, "why", vhost, connection=name)
+    else:
+        found = ask(data, "why", vhost, queue=name)
+    if form == "json":
+        output.document(found)
+    elif not found:
+        output.say("nothing is wrong that the broker can see")
+    else:
+        for one in found:
+            output.say(line(one))
+
+
+def line(found: dict[str, Any]) -> str:
+    """Return a finding as a line."""
+    text = f"{found['about']}: {found['text']}"
+    if found["since"]:
+        text += f", since {found['since']}"
+    return f"{text} - {found['do']}" if found["do"] else text

@@ -1,0 +1,118 @@
+"""What `why` says of a vhost, a queue and a connection."""
+
+import pytest
+
+from penstock.access.permissions import Identity, everything
+from penstock.codec.spec import (
+    BasicAck,
+    BasicConsume,
+    BasicConsumeOk,
+    BasicQos,
+    BasicQosOk,
+    ConnectionBlocked,
+    QueueDeclare,
+    QueueDeclareOk,
+)
+from penstock.errors import ChannelError
+from tests.helpers.broker_rig import RigClient
+from tests.helpers.operation_rig import OperationRig
+
+
+@pytest.fixture
+def rig() -> OperationRig:
+    return OperationRig()
+
+
+@pytest.fixture
+def c(rig: OperationRig) -> RigClient:
+    c = rig.client(everything("ann")).open(1)
+    c.call(1, QueueDeclare(queue="q", durable=True), QueueDeclareOk)
+    return c
+
+
+def texts(rig: OperationRig, **args: object) -> list[str]:
+    found: list[dict[str, str]] = rig.result("why", **args)
+    assert all(set(one) == {"about", "text", "do", "since"} for one in found)
+    return [f"{one['about']}: {one['text']}" for one in found]
+
+
+def publish(rig: OperationRig, c: RigClient, count: int) -> None:
+    for _ in range(count):
+        c.publish(1, "", "q", b"x")
+    rig.turn()
+
+
+def test_nothing_is_wrong(rig: OperationRig, c: RigClient) -> None:
+    assert texts(rig) == texts(rig, queue="q") == texts(rig, connection="c0") == []
+
+
+def test_a_queue_without_a_consumer(rig: OperationRig, c: RigClient) -> None:
+    publish(rig, c, 3)
+    assert texts(rig) == ["queue 'q': 3 messages and no consumer"]
+    assert texts(rig, queue="q") == ["queue 'q': 3 messages ready and no consumer"]
+
+
+def test_consumers_at_their_prefetch(rig: OperationRig, c: RigClient) -> None:
+    c.call(1, BasicQos(prefetch_count=2), BasicQosOk)
+    c.call(1, BasicConsume(queue="q", consumer_tag="t"), BasicConsumeOk)
+    publish(rig, c, 5)
+    text = (
+        "queue 'q': consumer 't' of connection c0, user 'ann' has 2 of 2 unacknowledged (prefetch)"
+    )
+    assert texts(rig, queue="q") == [text]
+    assert texts(rig) == []
+    assert texts(rig, connection="c0") == [text.replace("queue 'q'", "connection c0, channel 1")]
+    for _ in range(18):
+        rig.tick(5.0)
+    first, second = texts(rig, queue="q")
+    assert first.startswith("queue 'q': consumer 't' of connection c0, user 'ann' has a message ")
+    assert second == text
+    c.send(1, BasicAck(delivery_tag=2, multiple=True))
+    rig.turn()
+    assert text in texts(rig, queue="q")  # two more are delivered
+
+
+def test_a_single_active_consumer(rig: OperationRig, c: RigClient) -> None:
+    c.call(1, QueueDeclare(queue="s", arguments={"x-single-active-consumer": True}), QueueDeclareOk)
+    c.call(1, BasicQos(prefetch_count=1), BasicQosOk)
+    for tag in ("a", "b"):
+        c.call(1, BasicConsume(queue="s", consumer_tag=tag), BasicConsumeOk)
+    for _ in range(3):
+        c.publish(1, "", "s", b"x")
+    rig.turn()
+    (text,) = texts(rig, queue="s")
+    assert "the single active consumer 'a' of connection c0" in text
+    assert "has 1 of 1 unacknowledged" in text
+
+
+def test_a_full_queue_and_one_with_delayed_messages(rig: OperationRig, c: RigClient) -> None:
+    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    c.call(1, QueueDeclare(queue="f", arguments=full), QueueDeclareOk)
+    c.publish(1, "", "f", b"x")
+    rig.turn()
+    assert "publishers are refused" in texts(rig, queue="f")[0]
+
+
+def test_publishers_that_wait(rig: OperationRig, c: RigClient) -> None:
+    blocked = rig.client(everything("bob"), **{"connection.blocked": True}).open(1)
+    blocked.publish(1, "", "q", b"x")
+    rig.turn()
+    rig.vhost.monitor.is_disk_full = True
+    rig.vhost.update_alarms()
+    rig.turn()
+    (told,) = blocked.methods(ConnectionBlocked)
+    assert told.reason.startswith("low on disk: ")
+    assert "of the disk are free, the limit is" in told.reason
+    first = texts(rig)[0]
+    assert first.startswith("vhost '/': publishers wait, low on disk: ")
+
+
+def test_only_what_exists_and_only_for_watchers(rig: OperationRig, c: RigClient) -> None:
+    for args in ({"queue": "none"}, {"connection": "none"}):
+        with pytest.raises(ChannelError) as found:
+            rig.result("why", **args)
+        assert found.value.code == 404
+    bob = Identity("bob", frozenset(["management"]), ".*", ".*", ".*").facts()
+    with pytest.raises(ChannelError) as found:
+        rig.result("why", as_user=bob)
+    assert found.value.code == 403

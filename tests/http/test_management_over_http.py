@@ -76,6 +76,12 @@ def test_a_vhost_that_is_stopped_is_listed_with_its_reason(tmp_path: Path) -> No
         found = http.json("GET", "vhosts?page=1&page_size=1&name=sho&columns=name")
         assert (found["items"], found["total_count"]) == ([{"name": "shop"}], 2)
         assert http.json("GET", "vhosts/shop") == second
+        assert http.json("GET", "queues?page=1")["penstock"] == {"down": ["shop"]}
+        assert http.json("GET", "overview")["object_totals"]["queues"] == 0
+        http.json("GET", "queues/shop", status=503)
+        broker.control("add_vhost", name="unopened")
+        assert http.json("GET", "queues") == []
+        assert http.json("GET", "vhosts")[2]["penstock"]["pid"] is None  # nobody has started it
         http.json("GET", "vhosts/none", status=404)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.http_caller import HttpCaller
-from tests.helpers.live_broker import LiveBroker
+from tests.helpers.live_broker import LiveBroker, wait_until
 
 pytestmark = pytest.mark.real
 
@@ -76,6 +76,12 @@ def test_a_vhost_that_is_stopped_is_listed_with_its_reason(tmp_path: Path) -> No
         found = http.json("GET", "vhosts?page=1&page_size=1&name=sho&columns=name")
         assert (found["items"], found["total_count"]) == ([{"name": "shop"}], 2)
         assert http.json("GET", "vhosts/shop") == second
+        assert http.json("GET", "queues?page=1")["penstock"] == {"down": ["shop"]}
+        assert http.json("GET", "overview")["object_totals"]["queues"] == 0
+        http.json("GET", "queues/shop", status=503)
+        broker.control("add_vhost", name="unopened")
+        assert http.json("GET", "queues") == []
+        assert http.json("GET", "vhosts")[2]["penstock"]["pid"] is None  # nobody has started it
         http.json("GET", "vhosts/none", status=404)
 
 
@@ -101,3 +107,20 @@ def test_queues_in_pages_their_messages_and_who_has_some(tmp_path: Path) -> None
         assert (found["scanned"], found["is_end"]) == (3, True)
         assert http.json("GET", f"{ours}/unacked") == []
         assert http.json("GET", "queues/%2F/orders")["messages_ready"] == 3
+
+
+def test_alarms_say_why_since_when_and_which_queues(tmp_path: Path) -> None:
+    with LiveBroker(tmp_path / "data", has_http=True) as broker, HttpCaller(broker) as http:
+        broker.control("declare_queue", "/", queue="q")
+        broker.control("publish", "/", routing_key="q", bodies=["a" * 1000])
+        broker.control("set_config", key="storage.disk_free_limit", value="8000 TB")
+        wait_until(lambda: bool(http.json("GET", "penstock/alarms")), "an alarm")
+        (alarm,) = http.json("GET", "penstock/alarms")
+        assert (alarm["vhost"], alarm["reason"]) == ("/", "disk")
+        assert alarm["since_ms"] > 1_700_000_000_000
+        assert [row["name"] for row in alarm["largest"]] == ["q"]
+        wait_until(lambda: http.ask("GET", "health/checks/alarms")[0] == 503, "the check")
+        found = http.json("GET", "health/checks/local-alarms", status=503)
+        assert found["alarms"][0]["resource"] == "disk"
+        (node,) = http.json("GET", "nodes")
+        assert (node["disk_free_alarm"], node["mem_alarm"]) == (True, False)

@@ -6,7 +6,6 @@ RabbitMQ's JSON of a result. An operation does the work, with the permissions of
 is decided here.
 """
 
-import asyncio
 import base64
 import binascii
 import re
@@ -15,7 +14,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from penstock.errors import NO_ROUTE, NOT_FOUND, PRECONDITION_FAILED
-from penstock.http.endpoint import VHOST, Answer, ApiRequest, is_down
+from penstock.http.endpoint import VHOST, Answer, ApiRequest
 from penstock.http.node_pages import check_node, check_own
 from penstock.http.requests import HttpError
 from penstock.operation_table import ADMINISTRATORS
@@ -305,19 +304,11 @@ async def _validated(asked: ApiRequest, op: str, vhost: str | None, /, **args: o
 async def _of_vhosts(asked: ApiRequest, op: str) -> list[Info]:
     """Return the rows of a list of the vhosts that the user sees; `asked.down` has the vhosts that
     did not answer."""
-    vhosts = asked.vhosts()
-    found = await asyncio.gather(
-        *(asked.value(op, name) for name in vhosts), return_exceptions=True
-    )
-    rows: list[Info] = []
-    for name, one in zip(vhosts, found, strict=True):
-        if isinstance(one, BaseException):
-            if VHOST in asked.names or not is_down(one):
-                raise one
-            asked.down.append(name)
-        else:
-            rows += [{VHOST: name, **row} for row in one]
-    return rows
+    if VHOST in asked.names:
+        found = {asked.vhost: await asked.value(op, asked.vhost)}
+    else:
+        found = await asked.of_each(asked.vhosts(), lambda name: asked.value(op, name))
+    return [{VHOST: name, **row} for name, rows in found.items() for row in rows]
 
 
 def policies(component: str) -> Callable[[ApiRequest], Any]:

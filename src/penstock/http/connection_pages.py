@@ -20,7 +20,7 @@ async def close(asked: ApiRequest) -> None:
     connection of this name that the user sees."""
     reason = asked.request.headers.get(REASON, REASON_DEFAULT)
     name, user = (asked.names.get(part, "") for part in ("connection", "user"))
-    for vhost in asked.vhosts():
+    for vhost in await asked.started(asked.vhosts()):
         try:
             await asked.call_once("close_connections", vhost, name=name, user=user, reason=reason)
         except ControlError as error:

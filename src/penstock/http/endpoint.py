@@ -13,8 +13,9 @@ one of
 Names in an address, such as {queue}, are decoded; "amq.default" is the default exchange, "".
 """
 
+import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from penstock.operation_json import JsonText, read
 from penstock.operation_table import AS_USER, MANAGERS, WATCHERS, Argument, is_of_node
 from penstock.server.backends import Account
 from penstock.server.control import ControlError
+from penstock.server.watched_process import STOPPED
 from penstock.storage.files.user_store import READY
 
 VHOST: Final = "vhost"
@@ -186,6 +188,33 @@ class ApiRequest:
             name for name, state in sorted(self.node.users.vhosts().items())
             if state == READY and (self.sees_all or self.account.identity(name) is not None)
         ]  # fmt: skip
+
+    async def started(self, vhosts: Iterable[str]) -> list[str]:
+        """Return those of the vhosts that are not stopped; `down` has the others."""
+        asked = list(vhosts)
+        rows = (await self.node.status())["vhosts"]
+        if not {row["name"] for row in rows if row["state"] != STOPPED}.issuperset(asked):
+            rows = await self.node.call("list_vhosts")  # the status may be from before its start
+        stopped = {row["name"] for row in rows if row["state"] == STOPPED}
+        self.down += [name for name in asked if name in stopped]
+        return [name for name in asked if name not in stopped]
+
+    async def of_each(
+        self, vhosts: Iterable[str], ask: "Callable[[str], Awaitable[Any]]"
+    ) -> dict[str, Any]:
+        """Return what `ask` returns for each vhost that answers, in order; `down` has the others. A
+        vhost that does not run is not started for it."""
+        names = await self.started(vhosts)
+        found = await asyncio.gather(*(ask(name) for name in names), return_exceptions=True)
+        answered: dict[str, Any] = {}
+        for name, one in zip(names, found, strict=True):
+            if is_down(one):
+                self.down.append(name)
+            elif isinstance(one, BaseException):
+                raise one
+            else:
+                answered[name] = one
+        return answered
 
     async def call(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
         """Return the result of an operation for the user, a JsonText if it is long. vhost: None for

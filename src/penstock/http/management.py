@@ -270,6 +270,8 @@ class Management:
         _, name = of.popitem()
         columns = [one for one in asked.query.get(COLUMNS, "").split(",") if one]
         vhosts = asked.vhosts()
+        if VHOST not in asked.names:
+            vhosts = await asked.started(vhosts)
         for n, vhost in enumerate(vhosts, 1):
             try:
                 return await asked.call(
@@ -303,7 +305,7 @@ class Management:
                     raise
                 raise out_of_range(query, error.text) from error
         if query.page is None:
-            texts = await self._of_all(asked, vhosts, query)
+            texts = list((await self._of_all(asked, vhosts, query)).values())
             if not query.sort:
                 texts = texts[::-1] if query.is_reverse else texts
                 inner = [text.text.strip()[1:-1] for text in texts]
@@ -320,16 +322,17 @@ class Management:
         end = query.page * query.page_size
         first = end - query.page_size
         if query.sort:
-            pages = [read(text.text) for text in await self._of_all(asked, vhosts, query, 1, end)]
-            rows = query.ordered([row for page in pages for row in page["items"]])
+            texts = await self._of_all(asked, vhosts, query, 1, end)
+            pages = {vhost: read(text.text) for vhost, text in texts.items()}
+            rows = query.ordered([row for page in pages.values() for row in page["items"]])
             found = rows[first:end]
         else:
             size = query.page_size
-            pages = [read(text.text) for text in await self._of_all(asked, vhosts, query, 1, 1)]
+            texts = await self._of_all(asked, vhosts, query, 1, 1)
+            pages = {vhost: read(text.text) for vhost, text in texts.items()}
             found = []
             at = 0
-            answered = [one for one in vhosts if one not in asked.down]
-            there = list(zip(answered, pages, strict=True))
+            there = list(pages.items())
             for vhost, page in there[::-1] if query.is_reverse else there:
                 count = page["filtered_count"]
                 low, high = max(first - at, 0), min(end - at, count)
@@ -340,7 +343,8 @@ class Management:
                     found += some[max(low - base, 0) : high - base]
                 at += count
         counts = {
-            name: sum(page[name] for page in pages) for name in ("filtered_count", "total_count")
+            name: sum(page[name] for page in pages.values())
+            for name in ("filtered_count", "total_count")
         }
         answer = query.page_of(found, counts["filtered_count"], counts["total_count"])
         if asked.down:
@@ -350,21 +354,11 @@ class Management:
     async def _of_all(
         self, asked: ApiRequest, vhosts: list[str], query: ListQuery, page: int | None = None,
         size: int = PAGE_SIZE,
-    ) -> list[JsonText]:  # fmt: skip
-        """Return the answers of the vhosts that answer, in order; `asked.down` has the others."""
-        found = await asyncio.gather(
-            *(self._of_vhost(asked, vhost, query, page, size) for vhost in vhosts),
-            return_exceptions=True,
+    ) -> dict[str, JsonText]:  # fmt: skip
+        """Return the answers of the vhosts that answer."""
+        return await asked.of_each(
+            vhosts, lambda vhost: self._of_vhost(asked, vhost, query, page, size)
         )
-        texts: list[JsonText] = []
-        for vhost, one in zip(vhosts, found, strict=True):
-            if isinstance(one, JsonText):
-                texts.append(one)
-            elif is_down(one):
-                asked.down.append(vhost)
-            else:
-                raise one
-        return texts
 
     async def _of_vhost(
         self, asked: ApiRequest, vhost: str, query: ListQuery, page: int | None, size: int

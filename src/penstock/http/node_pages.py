@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from penstock.access.users import RABBITMQ_SALT_BYTES
-from penstock.http.endpoint import VHOST, Answer, ApiRequest, is_down, not_authorised
+from penstock.http.endpoint import VHOST, Answer, ApiRequest, not_authorised
 from penstock.http.requests import HttpError
 from penstock.native import VERSION
 from penstock.node_name import node_name
@@ -253,19 +253,8 @@ async def _of_running(
 ) -> dict[str, Any]:
     """Return what each of the vhosts, or each that the user sees, says to an operation, if it
     answers; `asked.down` has the others."""
-    names = asked.vhosts() if vhosts is None else list(vhosts)
-    found = await asyncio.gather(
-        *(asked.value(op, name, **args) for name in names), return_exceptions=True
-    )
-    answered: dict[str, Any] = {}
-    for name, one in zip(names, found, strict=True):
-        if is_down(one):
-            asked.down.append(name)
-        elif isinstance(one, BaseException):
-            raise one
-        else:
-            answered[name] = one
-    return answered
+    names = asked.vhosts() if vhosts is None else vhosts
+    return await asked.of_each(names, lambda name: asked.value(op, name, **args))
 
 
 async def processes(asked: ApiRequest) -> object:

@@ -33,6 +33,7 @@ def rig(tmp_path: Path) -> Iterator[HttpRig]:
     rig.users.take(users_facts(**dict.fromkeys((*USERS, "guest", "elsewhere"), EVERYTHING)))
     rig.node.answers["status"] = WELL
     rig.node.answers["list_global_parameters"] = []
+    rig.node.answers["list_vhosts"] = []
     rig.node.answers["vhost_totals"] = {"object_totals": {"queues": 2}, "recv_oct": 7}
     yield rig
     rig.close()

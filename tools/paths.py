@@ -307,7 +307,7 @@ def trace_verb(traces: dict[str, Trace]) -> None:
             for _ in range(3):
                 trace = Trace()
                 with trace.running():
-                    cli_main(["purge_queue", "q", "--data", directory])
+                    cli_main(["purge_queue", "--yes", "q", "--data", directory])
             traces["verb"] = trace
             assert printed.getvalue() == "3 messages purged from queue 'q'\n" * 3
         sock.close()

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.access.permissions import Identity
 from penstock.broker.operations.metrics import OBJECTS
-from penstock.codec.spec import ConfirmSelect, ConfirmSelectOk
+from penstock.codec.spec import BasicConsume, BasicConsumeOk, ConfirmSelect, ConfirmSelectOk
 from penstock.metric_table import FAMILIES, HISTOGRAM, METRICS
 from tests.helpers.operation_rig import OperationRig
 
@@ -62,6 +62,44 @@ def test_records_of_the_log_by_their_kinds() -> None:
     assert after["publish"] - before["publish"] == 3
     assert after["purge"] - before.get("purge", 0) == 1
     assert sum(after.values()) == rig.vhost.engine.log.appended_records
+
+
+def test_each_sync_and_checkpoint_is_measured() -> None:
+    rig = OperationRig()
+    rig.result("declare_queue", queue="a", durable=True)
+    for n in range(3):
+        rig.put("a", b"%d" % n)
+        rig.turn()
+    rig.vhost.engine.checkpoint()
+    found = rig.result("metrics")["values"]
+    engine = rig.vhost.engine
+    assert sum(found["sync_seconds"][1:]) == engine.syncs
+    durable = engine.log.appended_records - found["log_lag_lsn"]
+    assert found["log_group_records"][0] == durable
+    assert found["checkpoints_total"]["asked"] == engine.checkpoints.count
+    assert sum(found["checkpoint_seconds"][1:]) == engine.checkpoints.count
+    assert found["log_live_bytes"] == 0
+
+
+def test_what_is_paged_out_and_read_back_is_counted() -> None:
+    rig = OperationRig()
+    limit = {"x-queue-max-memory-bytes": 100_000}
+    rig.result("declare_queue", queue="a", durable=True, arguments=limit)
+    for n in range(400):
+        rig.put("a", b"%04d" % n + b"x" * 1000)
+        rig.turn()
+    found = rig.result("metrics")["values"]
+    assert found["paged_out_total"]["gamma"] > 200
+    assert found["paged_out_bytes_total"] == 1004 * found["paged_out_total"]["gamma"]
+    client = rig.client().open()
+    client.call(1, BasicConsume(queue="a", consumer_tag="t", no_ack=True), BasicConsumeOk)
+    rig.turn()
+    assert len(client.bodies()) == 400
+    found = rig.result("metrics")["values"]
+    # What was delivered and not yet acknowledged may leave RAM too, and is not read again.
+    assert 200 < found["paged_in_total"] <= found["paged_out_total"]["gamma"]
+    assert found["paged_in_bytes_total"] == 1004 * found["paged_in_total"]
+    assert sum(found["page_in_seconds"][1:]) == found["page_in_runs_total"] > 0
 
 
 def test_a_confirm_is_measured_once_for_each_turn() -> None:

@@ -137,6 +137,16 @@ def test_a_tick_runs_when_it_is_time_and_not_before(rig: Rig) -> None:
     assert rig.turns.log == ["tick"]
 
 
+def test_each_pass_is_measured_and_how_late_each_tick_was(rig: Rig) -> None:
+    rig.turns.tick_at = time.monotonic() - 0.3
+    rig.poller.poll(0.0)
+    rig.poller.poll(0.0)
+    assert sum(rig.poller.pass_seconds.counts) == 2
+    late = rig.poller.late_seconds
+    assert sum(late.counts) == 1
+    assert late.total >= 0.3
+
+
 def test_a_wait_ends_when_asyncio_has_something_to_do_by_time(rig: Rig) -> None:
     since = time.monotonic()
     assert rig.poller.poll(0.02) is False

@@ -188,16 +188,18 @@ class Api:
 
         path = scope["raw_path"].decode("ascii", "replace")
         scope = {**scope, "path": path, "root_path": ""}
+        start, secret, _ = path.partition("/hash_password/")  # a password follows
+        shown = start + secret
         try:
             await self._answer(scope, receive, watched)
         except Exception as error:
-            logger.exception("%s %s failed", scope["method"], path)
+            logger.exception("%s %s failed", scope["method"], shown)
             if not status:
                 await _internal_error(Request(scope), error)(scope, receive, watched)
         route = scope.get(ROUTE) or self._route(path)
         self._metrics.note(route, status, loop.time() - began_s)
         logger.debug(
-            "%s %s %s: %d", (scope.get("client") or ("?",))[0], scope["method"], path, status
+            "%s %s %s: %d", (scope.get("client") or ("?",))[0], scope["method"], shown, status
         )
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,8 +1,10 @@
 """RabbitMQ's HTTP API: who may ask what, forms of errors, members, sorting, pages."""
 
 import asyncio
+import base64
 import gzip
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -429,3 +431,13 @@ def test_openapi_has_each_row_once(rig: HttpRig) -> None:
     assert schema["required"] == ["name"]
     assert schema["properties"]["name"]["type"] == "string"
     assert document["paths"]["/api/auth"]["get"]["security"] == []
+
+
+def test_a_password_in_an_address_is_not_logged(
+    rig: HttpRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    found = rig.ask("/api/auth/hash_password/s3cret", user="boss").json()
+    assert len(base64.b64decode(found["ok"])) == 36
+    assert "/api/auth/hash_password/: 200" in caplog.text
+    assert "s3cret" not in caplog.text

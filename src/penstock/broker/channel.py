@@ -791,8 +791,7 @@ class SettleFailed(SlicedWork):
     def finish_later(self) -> None:
         """Do a slice now, if there is room for it, and the rest in the background, whatever becomes
         of the channel."""
-        budget = self._vhost.budget
-        if (budget.left <= 0 and budget.is_over()) or not self.step():
+        if not self._vhost.budget.may_begin(SETTLE_SLICE) or not self.step():
             self._vhost.background.wake(FinishingWork(self._vhost, self))
 
 

@@ -374,14 +374,19 @@ def is_over(deadline: float | None) -> bool:
     return deadline is not None and time.monotonic() >= deadline
 
 
+# A job may take as long as it does in a directory: the broker's timeout is not for it.
+FOR_EVER: Final[dict[str, object]] = {"x-consumer-timeout": 0}
+
+
 def consume_one(
     channel: ClientChannel, queue: str, deadline: float | None
 ) -> Call[Received | None]:
     """Wait for one message as a consumer and return it; None if the deadline passed."""
     arrived: Future[Received] = Future()
     tag, begun = channel.consume(
-        queue, lambda message: settle(arrived, message), lambda e: settle(arrived, None, e)
-    )
+        queue, lambda message: settle(arrived, message), lambda e: settle(arrived, None, e),
+        arguments=FOR_EVER,
+    )  # fmt: skip
     try:
         yield from answer(begun)
         yield Wait(arrived, deadline)

@@ -2,7 +2,7 @@
 
 A command's module is imported when the command is used, so that frequent starts (completion,
 `--version`, a health check in a loop) import only click and the table of operations. Commands
-import `rich` only when they draw a bar.
+import `rich` only when they draw.
 
 An error is one line on stderr that begins with `penstock:`, and an exit code after sysexits.h:
 
@@ -219,6 +219,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     "tail": Verb("queues", "Print the records of a stream."),
     "pipeline": Verb("pipelines", "Run, check, list and show pipelines from streams to tables."),
     "spark": Verb("pipelines", "Prepare Spark clusters: the package as a zip for --py-files."),
+    "top": Verb("top", "Show the broker and its largest queues, again each second."),
     "tls_self_signed": Verb(
         "tls", "Make an authority, and certificates of a broker and a client, to try TLS."
     ),
@@ -229,7 +230,7 @@ VERBS: Final[Mapping[str, Verb]] = {
 # The commands by what they are about, as `--help` lists them.
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "The broker": (
-        "serve", "status", "why", "health_check", "doctor", "await_startup", "stop", "init",
+        "serve", "status", "top", "why", "health_check", "doctor", "await_startup", "stop", "init",
         "completion",
         "list_alerts", "report", "rotate_logs",
         "list_global_parameters", "set_global_parameter", "clear_global_parameter",

@@ -203,7 +203,7 @@ def _drawn(
     for number, row in enumerate([list(names), *cells] if has_header else cells):
         is_title = has_header and number == 0
         wrapped = textwrap.wrap(row[-1], widths[-1]) if is_prose else []
-        fields = [_fitted(field, widths[i], is_right=is_number[i]) for i, field in enumerate(row)]
+        fields = [fitted(field, widths[i], is_right=is_number[i]) for i, field in enumerate(row)]
         if len(wrapped) > 1:
             fields[-1] = wrapped[0]
         line = "│ " + " │ ".join(fields) + " │" if is_boxed else "  ".join(fields).rstrip()
@@ -234,7 +234,7 @@ def _narrow(widths: list[int], is_number: Sequence[bool], room: int, last: int) 
         widths[max(most, key=lambda i: widths[i])] -= 1
 
 
-def _fitted(text: str, width: int, *, is_right: bool) -> str:
+def fitted(text: str, width: int, *, is_right: bool = False) -> str:
     """Return the text in so many cells of a terminal: cut in the middle, or filled up."""
     if _cells(text) > width:
         first = _beginning(text, width // 2)

@@ -96,6 +96,7 @@ def test_sorted_by_a_number_and_by_a_text(rig: OperationRig) -> None:
     assert names(queues(rig, sort="message_stats.publish")) == by_length
     assert names(queues(rig, sort="name", reverse=True)) == sorted(by_length)[::-1]
     assert names(queues(rig, sort="penstock.alphas")) == by_length
+    assert names(queues(rig, sort="memory")) == by_length
 
 
 def test_a_column_that_nobody_has_neither_sorts_nor_fails(rig: OperationRig) -> None:

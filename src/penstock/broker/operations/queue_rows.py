@@ -66,6 +66,7 @@ COUNTED: Final[Mapping[str, Callable[[QueueOrStream], object]]] = {
     "messages_ready": lambda queue: queue.len(),
     "messages_unacknowledged": lambda queue: queue.depth() - queue.len(),
     "consumers": lambda queue: queue.consumers.count,
+    "memory": lambda queue: queue.amq.ram_bytes() if isinstance(queue, BrokerQueue) else 0,
 }
 
 

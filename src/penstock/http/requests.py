@@ -157,6 +157,7 @@ class BasicAuth:
         try:
             async with asyncio.timeout(LOGIN_S):
                 account = await self._backends.login(name, password, peer_host)
+                await account.ask(self._users.vhosts())
                 self.succeeded += 1
                 return account
         except Refused as error:

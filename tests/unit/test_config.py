@@ -277,6 +277,10 @@ algorithms = ["ES256"]
     for wrong, text in (
         ('auth_backends = ["ldap"]', "some of internal, oauth2"),
         ('auth_backends = ["http"]', "auth_http.user_path: given '', expected https"),
+        (
+            'auth_backends = ["http"]\n[auth_http]\nuser_path = "http://a"\nvhost_path = "b"',
+            "auth_http.vhost_path: given 'b', expected https",
+        ),
         ("auth_backends = []", "some of internal, oauth2"),
         ('auth_backends = ["oauth2"]', "auth_oauth2.resource_server_id: given '', expected a name"),
         (file.replace("ES256", "none"), "algorithms: given .*none"),

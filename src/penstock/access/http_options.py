@@ -1,7 +1,8 @@
-"""[auth_http] of penstock.toml: a server that checks passwords, by RabbitMQ's protocol.
+"""[auth_http] of penstock.toml: a server that checks passwords and vhosts, by RabbitMQ's protocol.
 
 The names are those of RabbitMQ's auth_http.*, as far as there are such options here. The server
-gets user and password at user_path, and answers "allow" or "deny". server.backends asks it.
+gets user and password at user_path, user and vhost at vhost_path, and answers "allow" or "deny".
+server.backends asks it.
 """
 
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ class HttpLoginOptions:
     """HTTP_LOGIN_OPTIONS says what each is."""
 
     user_path: str = ""
+    vhost_path: str = ""
     http_method: str = GET
     cacertfile: str = ""
     timeout_s: float = 5.0
@@ -32,17 +34,25 @@ class HttpLoginOptions:
 
 HTTP_LOGIN_OPTIONS: Final[tuple[Option, ...]] = (
     Option("user_path", text("an address, https://..."), "where user and password are checked"),
+    Option(
+        "vhost_path", text("an address, https://..."),
+        "where it is checked which vhosts a user may open; empty: permissions here decide alone",
+    ),
     Option("http_method", choice(GET, POST), "by which it is asked"),
     Option(
         "cacertfile", text("a file of certificates"),
         "certificates by which the address is checked, instead of the system's",
     ),
     Option("timeout_s", seconds(), "seconds that the server has for an answer"),
-    Option("cache_s", seconds(), "seconds for which a password that it has allowed is remembered"),
+    Option("cache_s", seconds(), "seconds for which what it has allowed is remembered"),
 )  # fmt: skip
 
 
 def check_http_options(options: HttpLoginOptions) -> None:
     """Raise OptionError if there is nobody to ask."""
-    if not options.user_path.startswith(("https://", "http://")):
-        raise OptionError("auth_http.user_path", options.user_path, "https://...")
+    paths = {"user_path": options.user_path}
+    if options.vhost_path:
+        paths["vhost_path"] = options.vhost_path
+    for name, path in paths.items():
+        if not path.startswith(("https://", "http://")):
+            raise OptionError(f"auth_http.{name}", path, "https://...")

@@ -12,7 +12,8 @@ STATUSES has the HTTP status that means the same.
 a bearer's, too. server.backends and authenticator check passwords as for AMQP: each right one once,
 the others one address after the other; guest is allowed from this machine only. A wrong password
 and an unknown user get the same answer after the same time. A client that waits longer than
-LOGIN_S, because others from its address give wrong passwords, gets 429. Headers about earlier hops
+LOGIN_S, because others from its address give wrong passwords or a server that is asked does not
+answer, gets 429. Headers about earlier hops
 (X-Forwarded-For) are ignored, because anybody can write them. Each endpoint asks the Identity what
 the user may do.
 
@@ -157,13 +158,18 @@ class BasicAuth:
         try:
             async with asyncio.timeout(LOGIN_S):
                 account = await self._backends.login(name, password, peer_host)
+                await account.ask(self._users.vhosts())
                 self.succeeded += 1
                 return account
         except Refused as error:
             why = error
             self.failed += 1
         except TimeoutError:
-            late = HttpError(429, "too many wrong passwords from this address, try later")
+            late = HttpError(
+                429, f"the login has taken more than {LOGIN_S:g} s: there were many wrong "
+                "passwords from this address, or a server of auth_http or auth_oauth2 does not "
+                "answer; try later",
+            )  # fmt: skip
             late.headers["Retry-After"] = "10"
             raise late from None
         client_line(logger, peer_host, "%s: HTTP login refused: user '%s' - %s",

@@ -2,7 +2,7 @@
 `auth_backends`.
 
     internal   users with passwords that are kept here (authenticator, access.users)
-    http       users that are kept here, whose passwords a server checks
+    http       users that are kept here, whose passwords, and vhosts, a server checks
     oauth2     tokens of an issuer (access.tokens)
 
 A login asks one backend after the other, until one accepts; that one also decides on vhosts and
@@ -12,7 +12,8 @@ nobody else accepts, and the time does not show which users exist.
 
 The server of `http` is asked in ASKERS threads; if it is slow or dead, only logins that it decides
 wait, timeout_s at most once they have a thread, and the log says so. It is not asked about a user
-who is not kept here. Passwords that it has allowed are remembered for cache_s, CACHE_MAX of them.
+who is not kept here, nor about a vhost in which the user has no permissions here. What it has
+allowed is remembered for cache_s, CACHE_MAX answers; what it has denied is not.
 
 An issuer that is slow or dead delays nobody but those whose tokens wait for its keys. They are
 fetched in a thread of their own, once for all that wait, and kept: for jwks_cache_s, and longer if
@@ -26,7 +27,7 @@ import ssl
 import urllib.request
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from typing import Any, Final
@@ -53,6 +54,7 @@ from penstock.access.users import KnownUsers
 from penstock.clock import Clock
 from penstock.errors import OptionError, PenstockError
 from penstock.server.authenticator import Authenticator
+from penstock.server.log_lines import client_line
 
 FETCH_AGAIN_S: Final = 10.0
 ASKERS: Final = 8
@@ -77,6 +79,10 @@ class Account(ABC):
     @abstractmethod
     def tags(self) -> frozenset[str]:
         """Return the user's tags."""
+
+    async def ask(self, vhosts: Iterable[str]) -> None:  # noqa: B027 - most need not ask
+        """Ask whether it may open these vhosts, if anybody must be asked: then `identity` has an
+        answer for those that were asked about last. Waits as long as it takes."""
 
     @abstractmethod
     def identity(self, vhost: str) -> Identity | None:
@@ -181,67 +187,106 @@ class InternalBackend(Backend):
 # ---- HTTP ----------------------------------------------------------------------------------------
 
 
+Form = Mapping[str, str | bytes]
+Ask = Callable[[HttpLoginOptions, str, Form, Callable[[], float]], str]
+
+
 class HttpBackend(Backend):
-    """A server that checks passwords. ask(options, user, password, now_s): returns its answer;
-    called in a thread."""
+    """A server that checks passwords and vhosts. ask(options, address, form, now_s): returns its
+    answer; called in a thread."""
 
     name = HTTP
 
     def __init__(
-        self, options: HttpLoginOptions, users: KnownUsers, clock: Clock,
-        ask: Callable[[HttpLoginOptions, str, bytes, Callable[[], float]], str] | None = None,
-    ) -> None:  # fmt: skip
+        self, options: HttpLoginOptions, users: KnownUsers, clock: Clock, ask: Ask | None = None
+    ) -> None:
+        self.users: Final = users
         self._options = options
-        self._users = users
         self._clock = clock
         self._ask = ask_http if ask is None else ask
-        self._allowed: OrderedDict[bytes, float] = OrderedDict()  # password's key -> until when
+        self._allowed: OrderedDict[bytes, float] = OrderedDict()  # key of a form -> until when
         self._executor = ThreadPoolExecutor(ASKERS, "penstock-http-login")
         self._warned_s = float("-inf")
 
     async def login(self, user: str, password: bytes, host: str) -> Account:
-        if not self._users.knows(user):
+        if not self.users.knows(user):
             raise Refused("there is no such user")
-        key, now_s = self._users.key(user, password), self._clock.monotonic()
-        if self._allowed.get(key, now_s) <= now_s:
-            await self._check(user, password)
-            self._allowed[key] = self._clock.monotonic() + self._options.cache_s
-            self._allowed.move_to_end(key)
-            if len(self._allowed) > CACHE_MAX:
-                self._allowed.popitem(last=False)
-        return _OwnAccount(user, self._users)
+        key = self.users.key(user, password)
+        await self._check(key, self._options.user_path, {"username": user, "password": password})
+        return _HttpAccount(user, self, host)
 
-    async def _check(self, user: str, password: bytes) -> None:
+    async def may_open(self, user: str, vhost: str, host: str) -> bool:
+        """Return whether the server allows the user to open the vhost from this address."""
+        if not self._options.vhost_path:
+            return True
+        tags = " ".join(sorted(self.users.tags_of(user)))
+        form = {"username": user, "vhost": vhost, "ip": host, "tags": tags}
+        # Longer than the key of a password.
+        key = b"vhost:" + self.users.key(user, _encoded(form).encode())
+        try:
+            await self._check(key, self._options.vhost_path, form)
+        except Refused as error:
+            client_line(logger, host, "%s: user '%s' may not open vhost '%s' - %s", host, user,
+                        vhost, error)  # fmt: skip
+            return False
+        return True
+
+    async def _check(self, key: bytes, address: str, form: Form) -> None:
+        """Raise Refused unless the server allows it, now or less than cache_s ago."""
         options, now_s = self._options, self._clock.monotonic
+        if self._allowed.get(key, 0.0) > now_s():
+            return
         try:
             answer = await asyncio.get_running_loop().run_in_executor(
-                self._executor, self._ask, options, user, password, now_s
+                self._executor, self._ask, options, address, form, now_s
             )
         except (OSError, ValueError, HTTPException) as error:
             if now_s() - self._warned_s >= FETCH_AGAIN_S:
                 self._warned_s = now_s()
-                logger.warning("logins cannot be checked at %s: %s", options.user_path, error)
-            raise Refused(f"{options.user_path} does not answer: {error}") from error
+                logger.warning("logins cannot be checked at %s: %s", address, error)
+            raise Refused(f"{address} does not answer: {error}") from error
         said = answer.split()[:1]
-        if said and said[0].lower() == "allow":
-            return
         if said and said[0].lower() == "deny":
             raise Refused("the server denies it")
-        raise Refused(f"the server answers {answer!r:.100}, expected allow or deny")
+        if not said or said[0].lower() != "allow":
+            raise Refused(f"the server answers {answer!r:.100}, expected allow or deny")
+        self._allowed[key] = now_s() + options.cache_s
+        self._allowed.move_to_end(key)
+        if len(self._allowed) > CACHE_MAX:
+            self._allowed.popitem(last=False)
+
+
+class _HttpAccount(_OwnAccount):
+    def __init__(self, user: str, backend: HttpBackend, host: str) -> None:
+        super().__init__(user, backend.users)
+        self._backend = backend
+        self._host = host
+        self._opens: set[str] = set()
+
+    async def ask(self, vhosts: Iterable[str]) -> None:
+        asked = [one for one in vhosts if self._backend.users.identity(self.user, one) is not None]
+        may = [self._backend.may_open(self.user, vhost, self._host) for vhost in asked]
+        found = dict(zip(asked, await asyncio.gather(*may), strict=True))
+        self._opens = {vhost for vhost, is_open in found.items() if is_open}
+
+    def identity(self, vhost: str) -> Identity | None:
+        return super().identity(vhost) if vhost in self._opens else None
+
+
+def _encoded(form: Form) -> str:
+    return urlencode(form, errors="surrogateescape")
 
 
 def ask_http(
-    options: HttpLoginOptions, user: str, password: bytes, now_s: Callable[[], float]
+    options: HttpLoginOptions, address: str, form: Form, now_s: Callable[[], float]
 ) -> str:
-    """Return what the server says. Blocks for timeout_s, twice at most. Raises OSError, ValueError,
-    HTTPException."""
-    who = user.encode("utf-8", "surrogateescape")
-    form = urlencode({"username": who, "password": password}).encode()
+    """Return what the server says at this address. Blocks for timeout_s, twice at most. Raises
+    OSError, ValueError, HTTPException."""
+    encoded = _encoded(form)
     if options.http_method == POST:
-        return _read(options.user_path, form, options.cacertfile, options.timeout_s, now_s)
-    mark = "&" if "?" in options.user_path else "?"
-    address = options.user_path + mark + form.decode()
-    return _read(address, None, options.cacertfile, options.timeout_s, now_s)
+        return _read(address, encoded.encode(), options.cacertfile, options.timeout_s, now_s)
+    mark = "&" if "?" in address else "?"
+    return _read(address + mark + encoded, None, options.cacertfile, options.timeout_s, now_s)
 
 
 # ---- OAuth 2 -------------------------------------------------------------------------------------

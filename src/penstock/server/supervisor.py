@@ -417,6 +417,7 @@ class Supervisor:
         if not self.is_known(name):
             raise AMQPConnectionError(NOT_ALLOWED, f"vhost {name} not found", *OPEN)
         refused = f"access to vhost '{name}' refused for user '{user}'"
+        await login.account.ask([name])
         if login.account.identity(name) is None:
             raise AMQPConnectionError(NOT_ALLOWED, refused, *OPEN)
         vhost = self.vhost(name)
@@ -460,6 +461,7 @@ class Supervisor:
         identity = None
         try:
             account = await self.backends.login(user, secret, host)
+            await account.ask([vhost.name])
             why = f"it is of user '{account.user}'" if account.user != user else ""
             identity = None if why else account.identity(vhost.name)
             if identity is None:

@@ -67,17 +67,19 @@ def test_backends_of_logins(tmp_path: Path) -> None:
         "auth_backends.3 = ldap\n"
         "auth_oauth2.resource_server_id = rabbit\nauth_oauth2.jwks_url = https://issuer/keys\n"
         "auth_oauth2.verify_aud = false\nauth_oauth2.default_key = k\n"
-        "auth_http.user_path = https://accounts/user\nauth_http.vhost_path = https://accounts/v\n",
+        "auth_http.user_path = https://accounts/user\nauth_http.vhost_path = https://accounts/v\n"
+        "auth_http.resource_path = https://accounts/r\n",
     )
     assert config.auth_backends == ("oauth2", "internal")
     oauth2 = config.auth_oauth2
     assert (oauth2.resource_server_id, oauth2.jwks_uri) == ("rabbit", "https://issuer/keys")
     assert not oauth2.verify_aud
     assert config.auth_http.user_path == "https://accounts/user"
+    assert config.auth_http.vhost_path == "https://accounts/v"
     comments = [line for line in text.splitlines() if line.startswith("# line")]
     assert [line.partition(" = ")[0] for line in comments] == [
         "# line 3: auth_backends.3", "# line 7: auth_oauth2.default_key",
-        "# line 9: auth_http.vhost_path",
+        "# line 10: auth_http.resource_path",
     ]  # fmt: skip
 
 

@@ -157,6 +157,7 @@ def test_who_would_have_to_wait_too_long_is_told_so(
             patch.setattr("penstock.http.requests.LOGIN_S", 0.05)
             reply = await ask(app, "/api/whoami", password="wrong")
         assert told(reply) == (429, "too_many_requests")
+        assert "many wrong passwords from this address, or a server" in str(reply.json())
         assert reply.headers["retry-after"] == "10"
         return await ask(app, "/api/whoami", peer="127.0.0.2")
 

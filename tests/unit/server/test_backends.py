@@ -18,6 +18,7 @@ from penstock.server.backends import (
     ANSWER_BYTES_MAX,
     FETCH_AGAIN_S,
     Backends,
+    Form,
     HttpBackend,
     OAuth2Backend,
     Refused,
@@ -32,7 +33,7 @@ from tests.helpers.token_issuer import NOW_S, TokenIssuer
 class World:
     """Users ann (password ann) and guest, an issuer, and backends with these names."""
 
-    def __init__(self, *names: str, **options: object) -> None:
+    def __init__(self, *names: str, vhost_path: str = "", **options: object) -> None:
         self.clock = ManualClock()
         self.clock.advance(NOW_S - self.clock.wall_ms() / 1000)
         self.issuer = TokenIssuer()
@@ -47,11 +48,11 @@ class World:
             self.authenticator,
             self.clock,
             OAuth2Options.of(given),
-            HttpLoginOptions(user_path="http://accounts"),
+            HttpLoginOptions(user_path="http://accounts", vhost_path=vhost_path),
         )
         self.fetched = 0
         self.fails = ""
-        self.asked: list[tuple[str, bytes]] = []
+        self.asked: list[tuple[str, dict[str, str | bytes]]] = []
         self.says = "allow administrator"
         for backend in made:
             if isinstance(backend, OAuth2Backend):
@@ -66,8 +67,8 @@ class World:
             raise OSError(self.fails)
         return self.issuer.jwks
 
-    def ask(self, _options: HttpLoginOptions, user: str, password: bytes, _now_s: object) -> str:
-        self.asked.append((user, password))
+    def ask(self, _options: HttpLoginOptions, address: str, form: Form, _now_s: object) -> str:
+        self.asked.append((address, dict(form)))
         if self.fails:
             raise OSError(self.fails)
         return self.says
@@ -235,7 +236,8 @@ def test_a_server_checks_passwords_of_users_that_are_kept_here(
         assert world.asked == []
         for _ in range(2):  # remembered
             assert await world.why("ann", "of the server") == "is ann"
-        assert world.asked == [("ann", b"of the server")]
+        form = {"username": "ann", "password": b"of the server"}
+        assert world.asked == [("http://accounts", form)]
         world.says = "deny"
         assert await world.why("ann", "other") == "the server denies it"
         world.clock.advance(15)
@@ -250,9 +252,51 @@ def test_a_server_checks_passwords_of_users_that_are_kept_here(
     assert caplog.messages == ["logins cannot be checked at http://accounts: no route"]
 
 
+def test_a_server_checks_which_vhosts_are_opened(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        world = World("http", vhost_path="http://vhosts")
+        for vhost in ("a", "b", "none"):
+            world.users.add_vhost(vhost)
+        for vhost in ("a", "b"):
+            world.users.set_permissions("ann", vhost, ".*", ".*", ".*")
+        account = await world.backends.login("ann", b"x", "10.0.0.1")
+        assert account.identity("a") is None  # not asked about
+        world.asked.clear()
+        await account.ask(["a", "none"])
+        assert world.asked == [
+            ("http://vhosts", {"username": "ann", "vhost": "a", "ip": "10.0.0.1", "tags": ""})
+        ]
+        identity = account.identity("a")
+        assert identity is not None
+        assert identity.may_write("x")
+        assert account.identity("b") is account.identity("none") is None
+        # Remembered, but not a refusal, nor for another address.
+        again = await world.backends.login("ann", b"x", "10.0.0.1")
+        world.says = "deny"
+        for _ in range(2):
+            await again.ask(["a", "b"])
+        assert again.identity("a") is not None
+        assert again.identity("b") is None
+        assert len(world.asked) == 3
+        await again.ask(["a"])
+        world.clock.advance(15)
+        await again.ask(["a"])
+        assert again.identity("a") is None
+        world.says = "allow"
+        other = await world.backends.login("ann", b"x", "10.0.0.2")
+        world.fails = "no route"
+        await other.ask(["a"])
+        assert other.identity("a") is None
+
+    run(test)
+    assert "may not open vhost 'b' - the server denies it" in caplog.text
+    assert "logins cannot be checked at http://vhosts: no route" in caplog.text
+
+
 @pytest.mark.parametrize("method", ["get", "post"])
 def test_the_server_gets_user_and_password(issuer: TokenIssuer, method: str) -> None:
-    options = HttpLoginOptions(user_path=issuer.serve(), http_method=method)
+    options = HttpLoginOptions(http_method=method)
     issuer.answer = "allow"
-    assert ask_http(options, "a&b", b"p\xff=", lambda: 0.0) == "allow"
+    form: Form = {"username": "a&b", "password": b"p\xff="}
+    assert ask_http(options, issuer.serve(), form, lambda: 0.0) == "allow"
     assert issuer.forms == ["username=a%26b&password=p%FF%3D"]

@@ -62,7 +62,11 @@ def opened_at(vhost: StartingVhost, settings: Config) -> float:
         settings=settings, is_known=lambda name: True, vhost=lambda name: vhost,
         _check_connections=lambda vhost, user: None,
     )  # fmt: skip
-    account = SimpleNamespace(identity=lambda vhost: object())
+
+    async def ask(_vhosts: object) -> None:
+        pass
+
+    account = SimpleNamespace(identity=lambda vhost: object(), ask=ask)
     login: Any = SimpleNamespace(leftover=b"", sock=None, account=account)
     facts: Any = SimpleNamespace(vhost="v", user="ann", name="c1")
     loop = JumpingLoop()

@@ -1,0 +1,69 @@
+"""A server that decides who may open which vhost, at a broker: over AMQP and over HTTP."""
+
+import base64
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import pytest
+from pamqp import commands
+
+from tests.helpers.live_broker import Broker, LiveBroker
+from tests.helpers.token_issuer import TokenIssuer
+from tests.helpers.wire import Wire
+
+
+@pytest.fixture
+def server() -> Iterator[TokenIssuer]:
+    """Allows all, at first."""
+    server = TokenIssuer()
+    server.answer = "allow"
+    yield server
+    server.close()
+
+
+def seen(broker: LiveBroker) -> list[str]:
+    """The vhosts that ada sees over HTTP."""
+    secret = base64.b64encode(b"ada:of the server").decode()
+    address = f"http://{broker.host}:{broker.http_port}/api/vhosts"
+    asked = urllib.request.Request(address, headers={"Authorization": f"Basic {secret}"})
+    with urllib.request.urlopen(asked) as answer:
+        return [row["name"] for row in json.load(answer)]
+
+
+def test_the_server_decides_on_vhosts(tmp_path: Path, server: TokenIssuer) -> None:
+    vhosts = TokenIssuer()
+    vhosts.answer = "allow"
+    options = {
+        "PENSTOCK_AUTH_BACKENDS": "http",
+        "PENSTOCK_AUTH_HTTP_USER_PATH": server.serve(),
+        "PENSTOCK_AUTH_HTTP_VHOST_PATH": vhosts.serve(),
+        "PENSTOCK_AUTH_HTTP_CACHE_S": "0.001",
+    }
+    with LiveBroker(tmp_path / "data", environment=options, has_http=True) as broker:
+        broker.control("add_user", name="ada", password="own", tags=["management"])
+        broker.control("set_permissions", "/", user="ada", configure=".*", write=".*", read=".*")
+        wire = Wire(Broker(broker.host, broker.port, "ada", "of the server")).open()
+        form = parse_qs(vhosts.forms[-1])
+        assert form == {
+            "username": ["ada"], "vhost": ["/"], "ip": ["127.0.0.1"], "tags": ["management"]
+        }  # fmt: skip
+        assert seen(broker) == ["/"]
+        vhosts.answer = "deny"
+        assert seen(broker) == []
+        refused = Wire(Broker(broker.host, broker.port, "ada", "of the server"))
+        refused.hello()
+        refused.log_in(None, None)
+        refused.agree()
+        refused.send(commands.Connection.Open("/"))
+        close = refused.expect(commands.Connection.Close)
+        assert (close.reply_code, close.reply_text) == (
+            530, "NOT_ALLOWED - access to vhost '/' refused for user 'ada'",
+        )  # fmt: skip
+        refused.sock.close()
+        wire.sock.close()
+        assert "may not open vhost '/' - the server denies it" in broker.log.read_text()
+    vhosts.close()

@@ -20,7 +20,7 @@ connection or a consumer, of which there may be any number.
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.histogram import CONFIRM_S, DISK_S, LONG_S, RECORDS, TURN_S, Bounds
+from penstock.histogram import CONFIRM_S, DISK_S, LONG_S, RECORDS, TURN_S, WAIT_S, Bounds
 
 COUNTER: Final = "counter"
 GAUGE: Final = "gauge"
@@ -96,6 +96,7 @@ METRICS: Final = (
     ),
     _gauge("Processes", "recovery_seconds", "how long the last start took to open the store"),
     _gauge("Processes", "recovery_records", "records of the log that it read"),
+    _gauge("Processes", "recovery_log_bytes", "and their bytes"),
     _gauge("Memory", "memory_budget_bytes", "RAM that the vhost may count: its share"),
     _gauge("Memory", "memory_counted_bytes", "RAM that is counted"),
     _gauge("Memory", "memory_other_bytes", "of that, what is not of queues"),
@@ -107,10 +108,19 @@ METRICS: Final = (
         "Flow", "confirm_seconds", CONFIRM_S,
         "from the first publish of a turn until all of that turn were confirmed",
     ),
+    _histogram(
+        "Flow", "queue_wait_seconds", WAIT_S,
+        "whole seconds that a message waited in its queue: the last one of each run of deliveries "
+        "from one queue to its consumers",
+    ),
     _counter("Flow", "messages_published_total", "messages that clients published"),
     _counter("Flow", "messages_delivered_total", "messages that consumers and basic.get got"),
     _counter("Flow", "messages_acked_total", "messages that clients acknowledged"),
     _counter("Flow", "messages_redelivered_total", "of the delivered, those that came again"),
+    _counter(
+        "Flow", "messages_requeued_total", "messages that clients gave back, or had at their end"
+    ),
+    _counter("Flow", "messages_dropped_total", "messages beyond a length limit, without a target"),
     _counter("Flow", "messages_unroutable_total", "messages that no queue got"),
     _counter(
         "Flow", "dead_lettered_total", "messages that died: expired, rejected, maxlen, "
@@ -157,6 +167,8 @@ METRICS: Final = (
     _gauge("Checkpoints", "checkpoint_age_seconds", "since the last one was finished"),
     _gauge("Store", "store_bytes", "files of bodies: live, dead; reserve", "kind"),
     _gauge("Store", "store_files", "files of bodies"),
+    _counter("Store", "store_combines_total", "how often files with dead bodies were combined"),
+    _counter("Store", "store_combined_bytes_total", "bytes that were copied for it"),
     _gauge("Store", "queue_files_open", "files that the vhost's process has open"),
     _counter(
         "Store", "checksum_failures_total", "damage that was found, by the kind of file: log, "
@@ -165,17 +177,28 @@ METRICS: Final = (
     _gauge("Streams", "streams", "streams"),
     _gauge("Streams", "stream_stored_bytes", "bytes of their pages"),
     _counter("Streams", "stream_records_total", "records appended one by one"),
+    _counter("Streams", "stream_bytes_total", "bytes that these take in pages"),
+    _counter("Streams", "stream_retained_away_total", "records that retention deleted"),
+    _counter("Streams", "stream_read_records_total", "records that were read, by: amqp", "by"),
+    _counter("Streams", "stream_read_bytes_total", "and the bytes of their bodies", "by"),
     _gauge(
         "Streams", "reader_lag_max_records", "records that the slowest named reader has not read"
+    ),
+    _gauge(
+        "Streams", "reader_lag_max_seconds",
+        "how old the oldest record is that a named reader has not read",
     ),
     _gauge("Leases", "leases", "readers that have leases"),
     _gauge("Leases", "messages_leased", "messages that are leased"),
     _gauge("Leases", "lease_oldest_seconds", "since when the oldest message is leased"),
+    _counter("Leases", "lease_commits_total", "commits that acknowledged messages"),
+    _counter("Leases", "leases_released_total", "messages that were released: ready again"),
     _gauge("Batches", "batches_rolling", "batches that are decided and not yet in their targets"),
     _gauge("Batches", "batches_waiting", "of these, those that wait: a target is full or gone"),
     _counter("Batches", "batches_committed_total", "batches that were decided"),
     _counter("Batches", "batches_repeated_total", "commits that were answered `already done`"),
     _counter("Batches", "batch_rows_total", "rows of the batches that were decided"),
+    _counter("Batches", "staging_expired_total", "staged pages that were deleted: never decided"),
     _histogram("Batches", "batch_commit_seconds", LONG_S, "from a commit to its answer"),
     _of_node(
         "http_requests_total", "requests, by the pattern of their address", "route", "status",
@@ -319,6 +342,8 @@ class ObjectFamily:
 
 
 _QUEUE: Final = ("queue",)
+_CONNECTION: Final = ("connection",)
+_CHANNEL: Final = ("channel",)
 _CONSUMERS: Final = ("queue_consumers", GAUGE, "its consumers")
 
 FAMILIES: Final = {
@@ -366,6 +391,74 @@ FAMILIES: Final = {
             is_ours=True,
         ),
         ObjectFamily(
+            "queue_age", _QUEUE,
+            (
+                ("queue_oldest_message_age_seconds", GAUGE, "age of its first ready message"),
+                (
+                    "queue_oldest_unacked_age_seconds", GAUGE,
+                    "how long its oldest unacknowledged message is that",
+                ),
+                (
+                    "queue_slowest_consumer_seconds", GAUGE,
+                    "how long its slowest consumer takes for one, on average",
+                ),
+            ),
+            is_ours=True,
+        ),
+        ObjectFamily(
+            "connection_coarse_metrics", _CONNECTION,
+            (
+                ("connection_incoming_bytes_total", COUNTER, "bytes received"),
+                ("connection_outgoing_bytes_total", COUNTER, "bytes sent"),
+            ),
+            in_per_object=False,
+        ),
+        ObjectFamily(
+            "connection_metrics", _CONNECTION,
+            (
+                ("connection_incoming_packets_total", COUNTER, "pieces received"),
+                ("connection_outgoing_packets_total", COUNTER, "pieces sent"),
+                ("connection_channels", GAUGE, "its channels"),
+            ),
+            in_per_object=False,
+        ),
+        ObjectFamily(
+            "channel_metrics", _CHANNEL,
+            (
+                ("channel_consumers", GAUGE, "its consumers"),
+                ("channel_messages_unacked", GAUGE, "messages that are not acknowledged"),
+                ("channel_messages_unconfirmed", GAUGE, "publishes that are not confirmed yet"),
+                ("channel_messages_uncommitted", GAUGE, "publishes of its transaction"),
+                ("channel_acks_uncommitted", GAUGE, "acknowledgements of its transaction"),
+                ("consumer_prefetch", GAUGE, "limit of each new consumer"),
+                ("channel_prefetch", GAUGE, "limit of all its consumers together"),
+            ),
+            in_per_object=False,
+        ),
+        ObjectFamily(
+            "channel_exchange_metrics", _CHANNEL,
+            (
+                ("channel_messages_published_total", COUNTER, "published to all exchanges"),
+                ("channel_messages_confirmed_total", COUNTER, "of these, confirmed"),
+                ("channel_messages_unroutable_returned_total", COUNTER, "of these, returned"),
+                ("channel_messages_unroutable_dropped_total", COUNTER, "that no queue got"),
+            ),
+            in_per_object=False,
+        ),
+        ObjectFamily(
+            "channel_queue_metrics", _CHANNEL,
+            (
+                ("channel_messages_delivered_ack_total", COUNTER, "of all queues, to acknowledge"),
+                ("channel_messages_delivered_total", COUNTER, "to other consumers"),
+                ("channel_get_ack_total", COUNTER, "to basic.get, to be acknowledged"),
+                ("channel_get_total", COUNTER, "to basic.get"),
+                ("channel_get_empty_total", COUNTER, "basic.get that found nothing"),
+                ("channel_messages_redelivered_total", COUNTER, "delivered again"),
+                ("channel_messages_acked_total", COUNTER, "acknowledged"),
+            ),
+            in_per_object=False,
+        ),
+        ObjectFamily(
             "exchange_metrics", ("exchange",),
             (
                 ("exchange_messages_published_total", COUNTER, "published to it by name"),
@@ -374,7 +467,10 @@ FAMILIES: Final = {
         ),
         ObjectFamily(
             "readers", ("stream", "reader"),
-            (("reader_lag_records", GAUGE, "records that the reader has not read yet"),),
+            (
+                ("reader_lag_records", GAUGE, "records that the reader has not read yet"),
+                ("reader_lag_seconds", GAUGE, "how old the first of them is; NaN if unknown"),
+            ),
             is_ours=True,
         ),
         ObjectFamily(

@@ -194,7 +194,7 @@ class ReferenceQueue(BackingQueue):
             return None
         seq = self._held.order[0]
         message = self._held.ready[seq].message
-        return ReadyHead(seq, message.id, message.size, message.expiry_ms)
+        return ReadyHead(seq, message.id, message.size, message.expiry_ms, message.time)
 
     def dropwhile(self, predicate: Callable[[ReadyHead], bool], mode: int) -> ReadyHead | None:
         entries: list[Entry] = []

@@ -545,6 +545,7 @@ class BrokerQueue(QueueOrStream):
         amq = self.amq
         consumers = self.consumers
         n = no_ack = again = 0
+        delivery: Delivery | None = None
         self._ack_delivered()
         done = self._delivered_no_ack
         self._is_delivering = True
@@ -582,6 +583,7 @@ class BrokerQueue(QueueOrStream):
             dispatch.counts.messages.delivered(n - no_ack, no_ack, again)
             self._ack_delivered()
         if n:
+            dispatch.note_wait(delivery)
             amq.backing.inhale()
         if self.waiters and amq.backing.len():
             self.wake_waiters()
@@ -670,6 +672,12 @@ class BrokerQueue(QueueOrStream):
             self.release(tags)
 
     def settle_failed(self, tags: list[int], how: int, budget: TurnBudget) -> int:
+        done = self._settle_failed(tags, how, budget)
+        if how != DISCARD:
+            self._dispatch.counts.messages.requeue += done
+        return done
+
+    def _settle_failed(self, tags: list[int], how: int, budget: TurnBudget) -> int:
         options = self.amq.options
         is_quick = options.max_attempts is None and options.requeue_delay_ms is None
         if how != DISCARD and is_quick and not self.amq.drops_returned:

@@ -274,6 +274,11 @@ class StreamReading(Source):
                 raise
             self.stream.reading_failed(self, error)
         self._account()
+        cursor = self.cursor
+        if cursor.read_records:
+            dispatch.counts.stream_records += cursor.read_records
+            dispatch.counts.stream_bytes += cursor.read_bytes
+            cursor.read_records = cursor.read_bytes = 0
         if self.consumer.is_cancelled and not self.consumer.unacked:
             self.stream.forget(self)
         return n

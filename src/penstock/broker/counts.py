@@ -66,13 +66,15 @@ class DeliveryCounts:
 
 class MessageCounts(DeliveryCounts):
     """What was published, too. publish: all that clients sent, or committed; confirm: by basic.ack;
-    return_unroutable, drop_unroutable: no queue got it, and it was mandatory, or not."""
+    return_unroutable, drop_unroutable: no queue got it, and it was mandatory, or not. requeue: of
+    the vhost, what clients gave back, or had when they went."""
 
-    __slots__ = ("confirm", "drop_unroutable", "publish", "return_unroutable")
+    __slots__ = ("confirm", "drop_unroutable", "publish", "requeue", "return_unroutable")
 
     def __init__(self) -> None:
         super().__init__()
         self.publish: int = 0
+        self.requeue: int = 0
         self.confirm: int = 0
         self.return_unroutable: int = 0
         self.drop_unroutable: int = 0
@@ -132,6 +134,8 @@ class VHostCounts:
         self.queue_created: int = 0
         self.queue_deleted: int = 0
         self.consumers: int = 0
+        self.stream_records: int = 0  # that consumers of streams read
+        self.stream_bytes: int = 0
         self.received_bytes: int = 0
         self.sent_bytes: int = 0
         self.closed_connections: deque[dict[str, object]] = deque(maxlen=CLOSED_MAX)

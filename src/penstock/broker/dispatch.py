@@ -32,8 +32,9 @@ from typing import Final
 from penstock.broker.counts import VHostCounts
 from penstock.broker.turn_budget import TurnBudget
 from penstock.errors import is_shortage
-from penstock.histogram import CONFIRM_S, Histogram
+from penstock.histogram import CONFIRM_S, WAIT_S, Histogram
 from penstock.native import mypyc_attr
+from penstock.queues.backing_queue import Delivery
 from penstock.storage.engine import StorageEngine
 
 
@@ -208,6 +209,8 @@ class Dispatch:
         self._has_new_unconfirmed: bool = False
         # The seconds from the first publish of a turn that waits for a confirm to that confirm.
         self.confirm_seconds: Histogram = Histogram(CONFIRM_S)
+        # The whole seconds that the last message of each run of deliveries has waited in its queue.
+        self.wait_seconds: Histogram = Histogram(WAIT_S)
         self._published_s: float = 0.0  # when the first publish of this turn was handled
         self._published: deque[tuple[int, float]] = deque()  # (last LSN, that) of earlier turns
         self._sending: list[Peer] = []
@@ -378,6 +381,11 @@ class Dispatch:
             now_s = self.engine.clock.monotonic()
             while waiting and waiting[0][0] <= settled:
                 self.confirm_seconds.record(now_s - waiting.popleft()[1])
+
+    def note_wait(self, last: Delivery | None) -> None:
+        """Count how long the last message of a run of deliveries has waited. None: unknown."""
+        if last is not None:
+            self.wait_seconds.record(self.engine.time_s - last.message.time)
 
     def _confirm(self, who: Unconfirmed, settled: int) -> bool:
         """Have the channel confirm what is durable; return whether more is unconfirmed."""

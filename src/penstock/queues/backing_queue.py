@@ -67,15 +67,17 @@ class Delivery:
 
 @mypyc_attr(acyclic=True)
 class ReadyHead:
-    """A ready message without its body: size in bytes, expiry_ms (0: never)."""
+    """A ready message without its body: size in bytes, expiry_ms (0: never), time when it came in
+    seconds since 1970."""
 
-    __slots__ = ("expiry_ms", "id", "size", "tag")
+    __slots__ = ("expiry_ms", "id", "size", "tag", "time")
 
-    def __init__(self, tag: int, id: int, size: int, expiry_ms: int) -> None:
+    def __init__(self, tag: int, id: int, size: int, expiry_ms: int, time: int) -> None:
         self.tag: int = tag
         self.id: int = id
         self.size: int = size
         self.expiry_ms: int = expiry_ms
+        self.time: int = time
 
 
 @mypyc_attr(acyclic=True)

@@ -38,7 +38,7 @@ from typing import Final
 from penstock.message import QueuedMessage, is_large
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery
-from penstock.queues.headers import REASONS, REJECTED, Death, HeaderCodec
+from penstock.queues.headers import MAXLEN, REASONS, REJECTED, Death, HeaderCodec
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK, NONE, OS
 from penstock.storage.index.queue_index import QueueIndex
@@ -211,11 +211,12 @@ def is_too_far(deaths: list[Death]) -> bool:
 
 class DeathCounts:
     """How many messages of all queues of a set died. of: for each reason; dropped: how many of them
-    had no target."""
+    had a route and no target; over_limit: those of maxlen that went nowhere."""
 
     def __init__(self) -> None:
         self.of: dict[str, int] = dict.fromkeys(REASONS, 0)
         self.dropped: int = 0
+        self.over_limit: int = 0
 
 
 class DeadLetters:
@@ -297,6 +298,8 @@ class DeadLetters:
         if self.total is not None:
             self.total.of[reason] += n
             self.total.dropped += dropped
+            if reason == MAXLEN:
+                self.total.over_limit += n if self.route is None else dropped
 
     def _count_taken(self, reason: str, routed: Routed) -> None:
         self.count(reason, 1)

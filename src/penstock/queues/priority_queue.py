@@ -152,7 +152,7 @@ class Part:
 
     def head(self, head: ReadyHead) -> ReadyHead:
         """Return a copy with the tag that callers see."""
-        return ReadyHead(self.base | head.tag, head.id, head.size, head.expiry_ms)
+        return ReadyHead(self.base | head.tag, head.id, head.size, head.expiry_ms, head.time)
 
     def set_limits(self, max_bytes: int, min_bytes: int) -> None:
         """Set the queue's limits, if they have changed, without paging out: its target is lowered

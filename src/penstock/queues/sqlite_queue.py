@@ -812,7 +812,7 @@ class _Stored:
 
     def head(self) -> ReadyHead:
         """Return the message as a ReadyHead."""
-        return ReadyHead(self.seq, self.id, self.size, self.expiry_ms)
+        return ReadyHead(self.seq, self.id, self.size, self.expiry_ms, self.time)
 
     def is_on_slot(self, index: QueueIndex) -> bool:
         """Return whether it has a slot, not a row in a section of the checkpoint."""

@@ -100,13 +100,16 @@ class CursorPlace:
 
 class StreamCursor:
     """See the head of this module. chunk_bytes: of bodies in RAM. gap: how many records before the
-    last one that `fetch` returned were deleted by retention."""
+    last one that `fetch` returned were deleted by retention. read_records, read_bytes: that chunks
+    had; the owner counts them and sets them to 0."""
 
     def __init__(self, places: list[CursorPlace], *, is_named: bool, chunk_records: int) -> None:
         self.places: list[CursorPlace] = places
         self.is_named: bool = is_named
         self.chunk_bytes: int = 0
         self.gap: int = 0
+        self.read_records: int = 0
+        self.read_bytes: int = 0
         self.partition: int = 0  # of the record that `fetch` gave last
         self._by_partition: dict[int, CursorPlace] = {place.partition: place for place in places}
         self._chunk_records: int = min(max(chunk_records, 1), CHUNK_RECORDS_MAX)
@@ -150,6 +153,8 @@ class StreamCursor:
             self._at = 0
             self._turn = turn
             self.chunk_bytes = sum([len(record.payload) for record in found])
+            self.read_records += len(found)
+            self.read_bytes += self.chunk_bytes
             return True
         return False
 

@@ -754,9 +754,11 @@ class VariableQueue(BackingQueue):
         if state.head_in_ram():
             entry = state.q4[0]
             m = entry.message
-            return ReadyHead(entry.seq, m.id, m.size, m.expiry_ms)
+            return ReadyHead(entry.seq, m.id, m.size, m.expiry_ms, m.time)
         row = self._first_row()
-        return None if row is None else ReadyHead(row.seq, row.id, row.size, row.expiry_ms)
+        if row is None:
+            return None
+        return ReadyHead(row.seq, row.id, row.size, row.expiry_ms, row.time)
 
     def dropwhile(self, predicate: Callable[[ReadyHead], bool], mode: int) -> ReadyHead | None:
         while True:

@@ -686,6 +686,7 @@ class StorageEngine:
         return {
             "recovery_seconds": self.recovery_seconds,
             "recovery_records": self.recovered.records,
+            "recovery_log_bytes": self.recovered.log_bytes,
             "log_bytes_total": log.appended_bytes,
             "log_records_total": {kind.lower(): n for kind, n in log.record_kinds().items()},
             "log_groups_total": log.groups,
@@ -705,8 +706,12 @@ class StorageEngine:
                 "reserve": self.journal.reserve.bytes,
             },
             "store_files": len(store.files),
+            "store_combines_total": self.upkeep.combines,
+            "store_combined_bytes_total": self.upkeep.combined_bytes,
             "queue_files_open": self.fs.open_files(),
             "stream_records_total": log.stream_records,
+            "stream_bytes_total": self.state.streams.written_bytes,
+            "stream_retained_away_total": self.state.streams.retained_records,
         }
 
     def has_log_room(self, size: int) -> bool:

@@ -93,6 +93,8 @@ class Upkeep:
         # The same before the checkpoint in progress, in case it is given up.
         self._before = (self._cut_bytes, self._cut_records, self._cut_store_bytes, self._cut_at)
         self.reasons: dict[str, int] = {}  # how many cuts were made for: time, log, asked, stop
+        self.combines: int = 0  # of store files, since the start
+        self.combined_bytes: int = 0  # that they copied
         self._is_given_up: bool = False  # the last checkpoint, because the disk was full
         self._given_up_free: int = 0  # bytes that were free then
         self._is_reported: bool = False  # that it was given up, since publishers are refused
@@ -307,7 +309,9 @@ class Upkeep:
 
         def done(_: object) -> None:
             self._combining = False
-            job.finish()
+            if job.finish():
+                self.combines += 1
+                self.combined_bytes += job.copied_bytes
 
         def failed(error: BaseException) -> None:
             self._combining = False

@@ -1,10 +1,21 @@
 """The operation `metrics`: what a vhost counts for /metrics."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from penstock.access.permissions import Identity
 from penstock.broker.operations.metrics import OBJECTS
-from penstock.codec.spec import BasicConsume, BasicConsumeOk, ConfirmSelect, ConfirmSelectOk
+from penstock.codec.spec import (
+    BasicConsume,
+    BasicConsumeOk,
+    BasicNack,
+    BasicQos,
+    BasicQosOk,
+    ConfirmSelect,
+    ConfirmSelectOk,
+)
 from penstock.metric_table import FAMILIES, HISTOGRAM, METRICS
 from tests.helpers.operation_rig import OperationRig
 
@@ -176,12 +187,13 @@ def test_each_family_has_a_row_with_a_number_for_each_column() -> None:
     rig.turn()
     rig.result("lease_queue", queue="a", reader="r")
     rig.result("set_stream_reader", queue="s", reader="r", offsets={"0": 0})
+    rig.client().open()
     for name, family in FAMILIES.items():
         rows = rows_of(rig, name)
         assert rows, name
         assert {len(row) for row in rows} == {len(family.labels) + len(family.columns)}, name
     assert rows_of(rig, "queue_coarse_metrics") == [["a", 0, 1, 1], ["s", 0, 0, 0]]
-    assert rows_of(rig, "readers") == [["s", "r", 0]]
+    assert rows_of(rig, "readers") == [["s", "r", 0, 0]]
     assert rows_of(rig, "leases")[0][:3] == ["a", "r", 1]
 
 
@@ -203,3 +215,125 @@ def test_many_queues_are_returned_in_slices() -> None:
     rig.turn()
     found = asked.result["queue_consumer_count"]
     assert [len(some) for some in found] == [64, 64, 22]
+
+
+def values(rig: OperationRig) -> dict[str, Any]:
+    found: dict[str, Any] = rig.result("metrics")["values"]
+    return found
+
+
+def test_what_comes_back_and_what_is_beyond_a_length_is_counted() -> None:
+    rig = OperationRig()
+    rig.result("declare_queue", queue="a", arguments={"x-max-length": 2})
+    for body in (b"1", b"2", b"3"):
+        rig.put("a", body)
+    rig.turn()
+    assert values(rig)["messages_dropped_total"] == 1
+    client = rig.client().open()
+    client.call(1, BasicConsume(queue="a", consumer_tag="t"), BasicConsumeOk)
+    rig.turn()
+    client.send(1, BasicNack(delivery_tag=1, multiple=False, requeue=False))
+    assert values(rig)["messages_requeued_total"] == 0
+    client.send(1, BasicNack(delivery_tag=2, multiple=False, requeue=True))
+    rig.turn()
+    found = values(rig)
+    assert found["messages_requeued_total"] == 1
+    assert found["messages_dropped_total"] == 1
+
+
+def test_what_a_stream_gets_and_gives_is_counted() -> None:
+    rig = OperationRig()
+    stream = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 4096}
+    rig.result("declare_queue", queue="s", durable=True, arguments=stream)
+    for _ in range(20):
+        rig.put("s", b"x" * 1000)
+    rig.turn()
+    found = values(rig)
+    assert found["stream_bytes_total"] > 20_000
+    client = rig.client().open()
+    client.call(1, BasicQos(prefetch_count=100), BasicQosOk)
+    start = {"x-stream-offset": "first"}
+    client.call(1, BasicConsume(queue="s", consumer_tag="t", arguments=start), BasicConsumeOk)
+    rig.turn()
+    found = values(rig)
+    assert found["stream_read_records_total"] == {"amqp": 20}
+    assert found["stream_read_bytes_total"] == {"amqp": 20_000}
+    assert found["stream_retained_away_total"] == 0
+    broker_stream = rig.vhost.streams.all()[0]
+    broker_stream.options = replace(broker_stream.options, max_records=1)
+    rig.vhost.engine.sync()
+    rig.turn()
+    assert broker_stream.retain() > 0
+    rig.turn()
+    assert values(rig)["stream_retained_away_total"] == broker_stream.parts[0].first_offset > 0
+
+
+def test_commits_and_releases_of_leases_are_counted() -> None:
+    rig = OperationRig()
+    rig.result("declare_queue", queue="a", durable=True)
+    for _ in range(3):
+        rig.put("a", b"x")
+    rig.turn()
+    rig.result("lease_queue", queue="a", reader="r")
+    rig.result("commit_lease", queue="a", reader="r", offset=1)
+    rig.result("release_lease", queue="a", reader="r")
+    found = values(rig)
+    assert found["lease_commits_total"] == 1
+    assert found["leases_released_total"] == 2
+
+
+def test_ages_of_a_queue() -> None:
+    rig = OperationRig()
+    rig.result("declare_queue", queue="a")
+    rig.put("a", b"1", b"2")
+    rig.turn()
+    rig.clock.advance(40.0)
+    client = rig.client().open()
+    client.call(1, BasicQos(prefetch_count=1), BasicQosOk)
+    client.call(1, BasicConsume(queue="a", consumer_tag="t"), BasicConsumeOk)
+    rig.turn()
+    rig.tick(1.0)
+    rig.clock.advance(20.0)
+    ((name, head_s, unacked_s, slowest_s),) = rows_of(rig, "queue_age")
+    assert (name, head_s, slowest_s) == ("a", 61, 0.0)
+    assert unacked_s == pytest.approx(20, abs=1.0)
+    total, *counts = values(rig)["queue_wait_seconds"]
+    assert (total, sum(counts)) == (40.0, 1)
+
+
+def test_how_old_is_what_a_reader_has_not_read() -> None:
+    rig = OperationRig()
+    rig.result("declare_queue", queue="s", durable=True, arguments={"x-queue-type": "stream"})
+    rig.put("s", b"1")
+    rig.turn()
+    rig.clock.advance(100.0)
+    rig.put("s", b"2")
+    rig.turn()
+    rig.clock.advance(7.0)
+    rig.result("set_stream_reader", queue="s", reader="quick", offsets={"0": 1})
+    assert values(rig)["reader_lag_max_seconds"] == pytest.approx(7)
+    rig.result("set_stream_reader", queue="s", reader="slow", offsets={"0": 0})
+    found = values(rig)
+    assert found["reader_lag_max_seconds"] == pytest.approx(107)
+    assert found["reader_lag_max_records"] == 2
+    rows = {row[1]: row[2:] for row in rows_of(rig, "readers")}
+    assert rows == {"quick": [1, pytest.approx(7)], "slow": [2, pytest.approx(107)]}
+
+
+def test_what_each_channel_and_connection_did() -> None:
+    rig = OperationRig()
+    rig.result("declare_queue", queue="a")
+    client = rig.client().open()
+    client.call(1, ConfirmSelect(), ConfirmSelectOk)
+    client.publish(1, "", "a", b"x")
+    client.publish(1, "", "nowhere", b"x")
+    rig.turn()
+    client.call(1, BasicConsume(queue="a", consumer_tag="t"), BasicConsumeOk)
+    rig.turn()
+    name = client.handler.name
+    assert [f"{name} (1)", 2, 2, 0, 1] in rows_of(rig, "channel_exchange_metrics")
+    assert [f"{name} (1)", 1, 0, 0, 0, 0, 0, 0] in rows_of(rig, "channel_queue_metrics")
+    assert [f"{name} (1)", 1, 1, 0, 0, 0, 0, 0] in rows_of(rig, "channel_metrics")
+    received, sent = client.handler.received_bytes, client.handler.sent_bytes
+    assert [name, received, sent] in rows_of(rig, "connection_coarse_metrics")
+    assert name in [row[0] for row in rows_of(rig, "connection_metrics")]

@@ -168,7 +168,7 @@ OBJECTS = {
     "queue_coarse_metrics": [[["a", 1, 2, 3]], [['b"', 4, 5, 9]]],
     "queue_consumer_count": [[["a", 7]]],
     "queue_metrics": [[["a", 7, 8, 9]]],
-    "readers": [[["s", "r", 5]]],
+    "readers": [[["s", "r", 5, 1.5]]],
 }
 
 
@@ -191,6 +191,7 @@ def test_detailed_has_the_families_that_are_asked_for(rig: HttpRig) -> None:
         'rabbitmq_detailed_queue_messages{vhost="b",queue="a"}': "3",
         'rabbitmq_detailed_queue_messages{vhost="b",queue="b\\""}': "9",
         'penstock_detailed_reader_lag_records{vhost="b",stream="s",reader="r"}': "5",
+        'penstock_detailed_reader_lag_seconds{vhost="b",stream="s",reader="r"}': "1.5",
     }
 
 

@@ -460,3 +460,13 @@ def test_a_failure_while_a_logged_change_is_applied_stops_the_engine() -> None:
     assert rig.told("stopped")
     rig.crash("killed")
     assert rig.bodies(rig.queue()) == {0: BIG}, "it was never written, and never confirmed"
+
+
+def test_a_start_says_how_many_records_and_bytes_of_the_log_it_read() -> None:
+    rig = EngineRig(wal_segment_bytes_max=1 << 20)
+    (queue,) = rig.declare(b"q")
+    rig.put(queue, b"x" * 100)
+    rig.engine.sync()
+    facts = rig.crash().facts()
+    assert facts["recovery_records"] == 2
+    assert 100 < int(str(facts["recovery_log_bytes"])) < 400

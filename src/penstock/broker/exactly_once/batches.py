@@ -499,6 +499,7 @@ class BatchManager:
         self.committed: int = 0
         self.rows: int = 0
         self.repeated: int = 0
+        self.expired: int = 0  # staged pages that were deleted
         self.seconds: Histogram = Histogram(LONG_S)
         self._timeout_s: float = vhost.settings.staging_timeout_s
         self._operator = everything("operator")
@@ -646,6 +647,9 @@ class BatchManager:
         if now_s - self._swept_s >= SWEEP_S:
             self.sweep()
 
+    def _expired(self, paths: list[str]) -> None:
+        self.expired += len(paths)
+
     def sweep(self) -> None:
         """Delete old staged files and forget old queries, see the head of this module."""
         vhost = self.vhost
@@ -653,7 +657,7 @@ class BatchManager:
         self._swept_s = vhost.clock.monotonic()
         self.claims.swept()
         try:
-            engine.batches.sweep(self._timeout_s)
+            engine.batches.sweep(self._timeout_s, self._expired)
             old_us = vhost.clock.wall_us() - int(self._timeout_s * 1_000_000)
             for batch in engine.batches.all():
                 if batch.query.startswith(JOB) and batch.is_done and batch.time_us <= old_us:

@@ -98,6 +98,8 @@ class LeaseManager:
         self._lost: dict[Key, int] = {}  # how many messages readers of deleted queues had
         self._reported_s: dict[Key, float] = {}
         self._looked_s: float = -LOOK_S
+        self.commits: int = 0  # that acknowledged messages
+        self.released: int = 0  # messages that became ready again
         table.on_leased_deleted = self._deleted
         vhost.on_tick.append(self.tick)
         for name in table.leased_names():
@@ -417,6 +419,7 @@ class CommitLease(LeaseRequest):
         self.dispatch.mark(queue)
         if has_more:
             return AGAIN
+        self.manager.commits += 1
         self.manager.ended(queue)
         return self.answer({"first": first})
 
@@ -441,6 +444,7 @@ class ReleaseLease(LeaseRequest):
         self.dispatch.mark(queue)
         if has_more:
             return AGAIN
+        self.manager.released += self._count
         self.manager.ended(queue)
         return self.answer({"messages": self._count})
 

@@ -253,6 +253,7 @@ def _nack(call: Call) -> None:
             source.amq.nack(delivered.tag, delay_ms=delay_ms, mode=OS)
         else:
             source.requeue([delivered.tag])
+        call.vhost.counts.messages.requeue += 1
         call.vhost.dispatch.mark(source)
     call.reply(None)
 

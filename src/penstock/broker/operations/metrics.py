@@ -13,15 +13,20 @@ from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
-from penstock.broker.channel import ChannelOwner
+from penstock.broker.channel import Channel, ChannelOwner
+from penstock.broker.dispatch import Source
 from penstock.broker.exactly_once.batches import batch_manager
+from penstock.broker.exactly_once.leases import lease_manager
 from penstock.broker.operations.call import Call, Functions, Slices
+from penstock.broker.operations.connections import owners
 from penstock.broker.operations.listings import object_totals, queue_row
 from penstock.broker.turn_budget import LOOK_STEPS
 from penstock.broker.vhost import VHost
+from penstock.errors import CorruptionError
 from penstock.operation_json import JsonParts
 from penstock.queues.backing_queue import QueueStates
 from penstock.queues.queue_set import text_of
+from penstock.storage.pages.streams import StoredStream
 
 Values = dict[str, object]
 SLICE: Final = 256
@@ -51,11 +56,14 @@ def _flow(vhost: VHost) -> Values:
             reason: int(reason in blocked) for reason in ("memory", "disk", "descriptors")
         },
         "blocked_seconds_total": vhost.blocked_seconds(),
+        "queue_wait_seconds": vhost.dispatch.wait_seconds.facts(),
         "confirm_seconds": vhost.dispatch.confirm_seconds.facts(),
         "messages_published_total": counts.publish,
         "messages_delivered_total": counts.stats()["deliver_get"],
         "messages_acked_total": counts.ack,
         "messages_redelivered_total": counts.redeliver,
+        "messages_requeued_total": counts.requeue,
+        "messages_dropped_total": vhost.queue_set.deaths.over_limit,
         "messages_unroutable_total": counts.return_unroutable + counts.drop_unroutable,
         "dead_lettered_total": dict(vhost.queue_set.deaths.of),
         "dead_letters_dropped_total": vhost.queue_set.deaths.dropped,
@@ -74,6 +82,7 @@ def _flow(vhost: VHost) -> Values:
 
 def _storage(vhost: VHost) -> Values:
     batches = batch_manager(vhost)
+    leases = lease_manager(vhost)
     return {
         **vhost.engine.facts(),
         "checksum_failures_total": dict(vhost.alerts.damages),
@@ -82,6 +91,11 @@ def _storage(vhost: VHost) -> Values:
         "batches_committed_total": batches.committed,
         "batches_repeated_total": batches.repeated,
         "batch_rows_total": batches.rows,
+        "staging_expired_total": batches.expired,
+        "lease_commits_total": leases.commits,
+        "leases_released_total": leases.released,
+        "stream_read_records_total": {"amqp": vhost.counts.stream_records},
+        "stream_read_bytes_total": {"amqp": vhost.counts.stream_bytes},
         "batch_commit_seconds": batches.seconds.facts(),
     }
 
@@ -124,10 +138,13 @@ def _clients(vhost: VHost) -> Generator[None, None, Values]:
 
 def _streams(vhost: VHost) -> Generator[None, None, Values]:
     size = lag = count = 0
+    lag_s = 0.0
     for stream in list(vhost.engine.streams.by_number.values()):
         size += stream.queue.bytes
-        for reader in stream.readers.values():
-            lag = max(lag, stream.head_offset - reader.offset)
+        offsets = [reader.offset for reader in stream.readers.values()]
+        if offsets:
+            lag = max(lag, _lag(stream, min(offsets)))
+            lag_s = max(lag_s, _lag_s(vhost, stream, min(offsets)) or 0.0)
         yield
     for _ in vhost.streams.all():
         count += 1
@@ -135,7 +152,24 @@ def _streams(vhost: VHost) -> Generator[None, None, Values]:
         "streams": count,
         "stream_stored_bytes": size,
         "reader_lag_max_records": lag,
+        "reader_lag_max_seconds": lag_s,
     }
+
+
+def _lag(stream: StoredStream, offset: int) -> int:
+    """Return how many records from `offset` on there are."""
+    return max(stream.head_offset - max(offset, stream.first_offset), 0)
+
+
+def _lag_s(vhost: VHost, stream: StoredStream, offset: int) -> float | None:
+    """Return how old the first of them is; 0 without one, None if unknown. Reads 16 bytes."""
+    if not _lag(stream, offset):
+        return 0.0
+    try:
+        time_us = stream.queue.indexed_time(max(offset, stream.first_offset))
+    except (CorruptionError, OSError):
+        return None
+    return max(vhost.clock.wall_us() - time_us, 0) / 1e6
 
 
 def _leases(vhost: VHost) -> Generator[None, None, Values]:
@@ -194,6 +228,11 @@ def _metrics(call: Call) -> None:
 # ---- of each object ------------------------------------------------------------------------------
 
 Row = tuple[str | float, ...]
+UNACKED: Final = 16
+PUBLISH_STATS: Final = ("publish", "confirm", "return_unroutable", "drop_unroutable")
+DELIVERY_STATS: Final = (
+    "deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty", "redeliver", "ack",
+)  # fmt: skip
 ROWS: Final = 64  # that are made and written at once, some 0.2 ms
 
 
@@ -254,6 +293,62 @@ def _states(_vhost: VHost, _name: str, queue: QueueOrStream | None) -> Row | Non
     return states.alphas, rows, states.deltas, queue.amq.ram_bytes(), states.as_alphas_bytes
 
 
+def _ages(vhost: VHost) -> Iterator[Row]:
+    """Yield a row for each open queue; of the unacked messages of a channel the oldest UNACKED."""
+    now_s = vhost.clock.monotonic()
+    unacked_s: dict[Source, float] = {}
+    for channel in _channels(vhost):
+        for tag, delivered in channel.unacked.open_up_to(channel.unacked.next_tag, UNACKED):
+            age_s = channel.unacked.age_s(tag, now_s)
+            unacked_s[delivered.source] = max(unacked_s.get(delivered.source, 0.0), age_s)
+    time_s = vhost.clock.wall_ms() // 1000
+
+    def ages(_vhost: VHost, _name: str, queue: QueueOrStream | None) -> Row | None:
+        if not isinstance(queue, BrokerQueue):
+            return None
+        head = queue.amq.backing.head()
+        slowest_s = max((one.ack_s or 0.0 for one in queue.consumers.all()), default=0.0)
+        age_s = 0 if head is None else max(time_s - head.time, 0)
+        return age_s, unacked_s.get(queue, 0.0), slowest_s
+
+    return _of_queues(vhost, ages)
+
+
+def _channels(vhost: VHost) -> list[Channel]:
+    return [channel for owner in owners(vhost) for channel in owner.channels.values()]
+
+
+def _channel_numbers(vhost: VHost) -> Iterator[Row]:
+    for channel in _channels(vhost):
+        if channel.is_closed:
+            continue
+        found = channel.info()
+        of = channel.transaction
+        yield (
+            f"{channel.handler.name} ({channel.number})", len(channel.consumers),
+            channel.unacked.count, int(str(found["messages_unconfirmed"])),
+            0 if of is None else of.publishes, 0 if of is None else of.acks,
+            channel.consumer_prefetch, channel.prefetch,
+        )  # fmt: skip
+
+
+def _channel_stats(vhost: VHost, names: tuple[str, ...]) -> Iterator[Row]:
+    for channel in _channels(vhost):
+        of = channel.message_stats()
+        yield f"{channel.handler.name} ({channel.number})", *[of[name] for name in names]
+
+
+def _octets(vhost: VHost) -> Iterator[Row]:
+    for owner in owners(vhost):
+        of = owner.octets()
+        yield owner.name, of["recv_oct"], of["send_oct"]
+
+
+def _pieces(vhost: VHost) -> Iterator[Row]:
+    for owner in owners(vhost):
+        yield owner.name, *owner.pieces(), len(owner.channels)
+
+
 def _exchanges(vhost: VHost) -> Iterator[Row]:
     for name, exchange in list(vhost.exchanges.items()):
         yield name, exchange.counts.publish_in, exchange.counts.unroutable
@@ -262,7 +357,9 @@ def _exchanges(vhost: VHost) -> Iterator[Row]:
 def _readers(vhost: VHost) -> Iterator[Row]:
     for stream in list(vhost.engine.streams.by_number.values()):
         for name, reader in list(stream.readers.items()):
-            yield text_of(stream.name), name, stream.head_offset - reader.offset
+            lag_s = _lag_s(vhost, stream, reader.offset)
+            behind = _lag(stream, reader.offset)
+            yield text_of(stream.name), name, behind, "NaN" if lag_s is None else lag_s
 
 
 def _leased(vhost: VHost) -> Iterator[Row]:
@@ -281,7 +378,13 @@ OBJECTS: Final[dict[str, Callable[[VHost], Iterator[Row]]]] = {
     "queue_consumer_count": lambda vhost: _of_queues(vhost, _consumers),
     "queue_delivery_metrics": lambda vhost: _of_queues(vhost, _deliveries),
     "queue_paging": lambda vhost: _of_queues(vhost, _states),
+    "queue_age": _ages,
     "exchange_metrics": _exchanges,
+    "connection_coarse_metrics": _octets,
+    "connection_metrics": _pieces,
+    "channel_metrics": _channel_numbers,
+    "channel_exchange_metrics": lambda vhost: _channel_stats(vhost, PUBLISH_STATS),
+    "channel_queue_metrics": lambda vhost: _channel_stats(vhost, DELIVERY_STATS),
     "readers": _readers,
     "leases": _leased,
 }

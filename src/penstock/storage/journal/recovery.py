@@ -53,16 +53,27 @@ Event = Callable[[str, str], None]
 class Recovered:
     """What a recovery found: the state, the checkpoint, and where the log ended."""
 
-    __slots__ = ("cut_records", "end", "is_clean", "manifest", "records", "state", "unknown")
+    __slots__ = (
+        "cut_records",
+        "end",
+        "is_clean",
+        "log_bytes",
+        "manifest",
+        "records",
+        "state",
+        "unknown",
+    )
 
     def __init__(
-        self, state: StorageState, manifest: Manifest, end: LogEnd, is_clean: bool, records: int
-    ) -> None:
+        self, state: StorageState, manifest: Manifest, end: LogEnd, is_clean: bool, records: int,
+        log_bytes: int,
+    ) -> None:  # fmt: skip
         self.state: StorageState = state
         self.manifest: Manifest = manifest
         self.end: LogEnd = end
         self.is_clean: bool = is_clean
         self.records: int = records  # replayed
+        self.log_bytes: int = log_bytes  # of these
         self.cut_records: int = end.cut_records
         self.unknown: list[str] = []  # files of the store that no checkpoint or record names
 
@@ -139,7 +150,7 @@ def load(
     _check_missing_bodies(state)
     if end.cut_records:
         event("torn_tail", f"{end.cut_records} records after the end of the log were cut")
-    return Recovered(state, manifest, end, manifest.is_clean, replay.records)
+    return Recovered(state, manifest, end, manifest.is_clean, replay.records, replay.log_bytes)
 
 
 def begin(found: Recovered) -> None:

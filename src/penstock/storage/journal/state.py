@@ -497,6 +497,7 @@ class Replay:
         self.state = state
         self.log = log
         self.records: int = 0
+        self.log_bytes: int = 0  # of these
         self.held_bytes: int = 0  # of messages and stream records in RAM
         # Of transactions: number -> where their parts that have not taken effect are: LSN ->
         # (segment, offset).
@@ -513,6 +514,7 @@ class Replay:
     def apply(self, found: record.Record) -> None:
         """Apply one record. ValueError, KeyError: it cannot follow those before it."""
         self.records += 1
+        self.log_bytes += record.RECORD_HEADER_BYTES + len(found.data)
         self.last_lsn = found.lsn
         at = AppliedRecord(found.lsn, NONE, {}, found.segment, found.offset)
         operation_of(found).apply(self.state, at)

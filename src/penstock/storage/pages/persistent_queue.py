@@ -205,6 +205,7 @@ class PersistentQueue:
             )
         self.next_offset: int = 0
         self.head_offset: int = 0
+        self.written_bytes: int = 0  # since it was opened
         self.last_time_us: int = 0
         self.is_restoring: bool = not self.is_new and not self.forces
         self._is_tail_due: bool = False  # readMeta is behind the checkpoint
@@ -363,7 +364,9 @@ class PersistentQueue:
             if writer.is_new:
                 self.dirty_directories[self.path] = None
                 writer.is_new = False
+        before = writer.written
         writer.write()
+        self.written_bytes += writer.written - before
         if writer.damage is not None and not writer.is_reported:
             writer.is_reported = True
             self._report("corruption", str(writer.damage))

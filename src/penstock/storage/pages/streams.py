@@ -159,6 +159,8 @@ class StreamTable:
         self._made: dict[int, StoredStream] = {}  # created, not declared yet
         self._open: dict[int, StoredStream] = {}  # with open files, the latest used last
         self._touched: dict[int, StoredStream] = {}  # written, deleted or not, since the last sync
+        self.written_bytes: int = 0  # of frames, since the start
+        self.retained_records: int = 0  # that retention deleted since then
         self._turn: int = 0  # where `release_some` continues
 
     # ---- creating and deleting -----------------------------------------------------------------
@@ -238,6 +240,7 @@ class StreamTable:
             stream.queue.finish_restore(stream.held_at)
             stream.section = None
             self.used(stream)
+        self.written_bytes = 0
         for stream in (*self.by_number.values(), *self.deleted):
             stream.is_dirty = False
             stream.lsn = stream.mode = 0  # no turn is in progress
@@ -367,8 +370,16 @@ class StreamTable:
         checkpoint in progress names. OSError: what was not written stays."""
         for stream in self.dirty:
             if not stream.queue.is_closed:
-                stream.queue.write()  # stays dirty until its turn ends
+                self.write_one(stream)  # stays dirty until its turn ends
                 self._touched[stream.number] = stream
+
+    def write_one(self, stream: StoredStream) -> None:
+        """Write the frames of one stream. OSError: as `write`."""
+        before = stream.queue.written_bytes
+        try:
+            stream.queue.write()
+        finally:
+            self.written_bytes += stream.queue.written_bytes - before
 
     def capture(self) -> list[tuple[int, StreamSection]]:
         """Return (number, section) of every stream as of now. Unchanged sections are reused."""

@@ -230,7 +230,7 @@ class StreamEngine:
                     stream.lsn = stream.mode = 0
                 table.waiting[stream.number] = stream
                 try:
-                    stream.queue.write()
+                    table.write_one(stream)
                     table.used(stream)
                     stream.is_dirty = stream.is_failing = False
                 except OSError as error:
@@ -310,6 +310,7 @@ class StreamEngine:
         keep_from = stream.head_offset if is_durable else stream.base_kept
         kept = stream.kept_from(since_ms)
         hold = None if kept is None else Hold(kept, hold_age_s, hold_bytes)
+        first = stream.first_offset
         try:
             plan = stream.queue.plan_retain(
                 max_age_s, max_bytes, max_records,
@@ -320,6 +321,7 @@ class StreamEngine:
             return 0
         if plan is None:
             return 0
+        self._table.retained_records += stream.first_offset - first
         stream.section = None
         is_pinned = self._pins.count > 0  # a backup copies: nothing is deleted until it is done
         if is_pinned:

@@ -16,10 +16,10 @@ from penstock.http.endpoint import VHOST, Answer, ApiRequest, not_authorised
 from penstock.http.requests import HttpError
 from penstock.native import VERSION
 from penstock.node_name import node_name
+from penstock.routing.exchange_types import TYPES
 
 RABBITMQ_VERSION: Final = "3.13.0"  # whose HTTP API this is; clients compare it
 RUNNING: Final = "running"
-EXCHANGE_TYPES: Final = ("direct", "fanout", "headers", "topic")
 CLUSTER_NAME: Final = "cluster_name"
 
 Info = dict[str, Any]
@@ -96,10 +96,10 @@ def _exchange_types() -> list[Info]:
     return [
         {
             "name": name,
-            "description": f"AMQP {name} exchange, as per the AMQP specification",
+            "description": f"{name} exchange",
             "enabled": True,
         }
-        for name in EXCHANGE_TYPES
+        for name in TYPES
     ]  # fmt: skip
 
 

@@ -38,7 +38,6 @@ from penstock.server.audit import LOGIN_FAILED
 from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.backends import Backends, made_backends
 from penstock.server.control import Facts
-from penstock.server.heap import freeze_start
 from penstock.server.linked_process import LinkedProcess, main
 from penstock.server.log_lines import set_level, set_up
 from penstock.server.process_link import ProcessLink
@@ -186,7 +185,7 @@ class HttpProcess(LinkedProcess):
         )
 
     def _ready(self) -> None:
-        freeze_start()
+        self._heap.freeze_start()
         self._link.send({"do": "ready"})
 
     def _made_api(self, facts: dict[str, Any]) -> Api:

@@ -51,7 +51,7 @@ from penstock.server.certificates import Certificates
 from penstock.server.control import NAME, Facts
 from penstock.server.control_server import ControlServer
 from penstock.server.descriptors import clients_max, raise_limit
-from penstock.server.heap import Heap, find_trim, freeze_start
+from penstock.server.heap import Heap, find_trim
 from penstock.server.listener import Listener, bind
 from penstock.server.log_lines import client_line, set_level, set_up
 from penstock.server.login import Login, Origin
@@ -273,7 +273,7 @@ class Supervisor:
             await self._wait_for_first()
             if self.settings.load_definitions and not self._stop.is_set():
                 await operations.load_definitions(self.settings.load_definitions)
-            freeze_start()
+            heap.freeze_start()
             if not self._stop.is_set():
                 self.listener.start()
                 if self.tls is not None:

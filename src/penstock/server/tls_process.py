@@ -36,7 +36,6 @@ from penstock.errors import AMQPError, OptionError
 from penstock.server.certificates import Certificates, tls_facts
 from penstock.server.control import Facts
 from penstock.server.descriptors import OWN
-from penstock.server.heap import freeze_start
 from penstock.server.linked_process import LinkedProcess, PollingLoop, main, polling_loop
 from penstock.server.listener import Listener
 from penstock.server.log_lines import set_level, set_up
@@ -234,7 +233,7 @@ class TlsProcess(LinkedProcess):
             listener.start()
             self._listeners.append(listener)
         self._loop.call_later(LOOK_S, self._look)
-        freeze_start()
+        self._heap.freeze_start()
         self._link.send({"do": "ready"})
 
     # ---- certificates --------------------------------------------------------------------------

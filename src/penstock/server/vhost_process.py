@@ -59,7 +59,6 @@ from penstock.protocol.connection import Connection
 from penstock.queues.backing_choice import BackingChoice
 from penstock.server.control import Facts
 from penstock.server.descriptors import RESERVE, clients_max
-from penstock.server.heap import freeze_start
 from penstock.server.hub import Hub, Session
 from penstock.server.linked_process import (
     EX_OK,
@@ -92,9 +91,9 @@ SWITCH_S: Final = 0.0005
 # waits for a grace period: the loop stood still for 15 ms at the 65th, 129th ... file.
 FILES: Final = 4096
 # The loop waits for each collection, up to 1 us for each object that is looked at (measured, on a
-# busy machine): the youngest, and those of five such collections. Few of our objects are in cycles,
+# busy machine): the youngest, and those of the collection before. Few of our objects are in cycles,
 # so all of them are looked at after 200 million.
-GC_THRESHOLDS: Final = (10_000, 5, 4000)
+GC_THRESHOLDS: Final = (10_000, 1, 10_000)
 
 logger = logging.getLogger(__name__)
 
@@ -253,7 +252,7 @@ class VhostProcess(LinkedProcess):
         self._vhost, self._hub = vhost, hub
         hub.start()
         sys.setswitchinterval(SWITCH_S)
-        freeze_start()
+        self._heap.freeze_start()
         gc.set_threshold(*GC_THRESHOLDS)
         self._link.send({"do": "ready"})
 

@@ -10,12 +10,12 @@ from penstock.server import heap as heap_module
 from penstock.server.heap import (
     BUSY_S,
     EVERY_S,
+    SMALL_BLOCKS,
     SMALL_BYTES,
     STEADY_S,
     STEP_BYTES,
     Heap,
     find_trim,
-    freeze_start,
 )
 
 
@@ -196,14 +196,60 @@ def test_the_c_library_of_this_machine() -> None:
     assert trim is None or trim() in (0, 1)
 
 
-def test_a_collection_at_rest_walks_over_nothing_of_the_start() -> None:
-    of_the_start: list[list[object]] = [[] for _ in range(1000)]
-    gc.unfreeze()
+def walked(process: Process) -> list[list[int]]:
+    """Of each full collection at rest: by id, the objects that it walked over."""
+    found: list[list[int]] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            found.append([id(one) for one in gc.get_objects()])
+
+    process.cpu_s += BUSY_S
+    process.now_s += STEADY_S
+    gc.callbacks.append(note)
     try:
-        freeze_start()
-        seen = {id(found) for found in gc.get_objects()}
-        assert not seen.intersection(map(id, of_the_start))
+        process.heap.rest()
+    finally:
+        gc.callbacks.remove(note)
+    return found
+
+
+def test_a_collection_at_rest_walks_over_nothing_of_the_start() -> None:
+    async def life(process: Process) -> None:
+        of_the_start: list[list[object]] = [[] for _ in range(1000)]
+        process.heap.freeze_start()
         later: list[object] = []
-        assert id(later) in {id(found) for found in gc.get_objects()}
+        ids = walked(process)[0]
+        await process.done()
+        assert id(later) in ids
+        assert not set(ids).intersection(map(id, of_the_start))
+
+    try:
+        lived(life)
+    finally:
+        gc.unfreeze()
+
+
+def test_a_collection_at_rest_walks_over_nothing_of_many() -> None:
+    """And over what is left when most of them have gone, but not over the start again."""
+
+    async def life(process: Process) -> None:
+        of_the_start: list[list[object]] = [[] for _ in range(1000)]
+        process.heap.freeze_start()
+        many: list[list[object]] = [[] for _ in range(SMALL_BLOCKS + 1)]
+        for _ in range(2):
+            assert [len(ids) for ids in walked(process)] == [1], "the list of them"
+            await process.done()
+        many.clear()
+        walked(process)
+        await process.done()
+        later: list[object] = []
+        ids = walked(process)[0]
+        await process.done()
+        assert id(later) in ids
+        assert not set(ids).intersection(map(id, of_the_start))
+
+    try:
+        lived(life)
     finally:
         gc.unfreeze()

@@ -7,9 +7,11 @@ import pytest
 from penstock.message import Entry
 from penstock.storage.files.durability import DISK
 from penstock.storage.index.queue_index import QueueIndex, Section
-from penstock.storage.index.routing_table import set_parameter
-from penstock.storage.journal.checkpoint import IDLE, SLICES, SYNC
+from penstock.storage.index.routing_table import DurableQueue, set_parameter
+from penstock.storage.journal import checkpoint
+from penstock.storage.journal.checkpoint import CHUNK, IDLE, SLICES, SYNC, encode_queue
 from penstock.storage.journal.journal import delete
+from tests.helpers.builds import pure_only
 from tests.helpers.engine_rig import PATH, STORED, EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.inside import live_seqs
@@ -35,6 +37,45 @@ def cut(rig: EngineRig) -> None:
     rig.engine.upkeep.begin_checkpoint()
     phase: str = rig.engine.checkpoints.phase
     assert phase == SLICES
+
+
+# ---- slices ------------------------------------------------------------------------------------
+
+
+@pure_only
+@pytest.mark.parametrize("has_messages", [False, True])
+def test_no_step_encodes_more_than_a_chunk_of_queues(
+    monkeypatch: pytest.MonkeyPatch, has_messages: bool
+) -> None:
+    rig = EngineRig(sections=True)
+    queues = rig.declare(*(b"q%d" % n for n in range(3 * CHUNK)))
+    if has_messages:
+        for queue in queues:
+            rig.put(queue, b"x")
+        rig.engine.sync()
+    encoded: list[int] = []
+
+    def encode(number: int, section: Section, slots: int) -> bytes:
+        encoded[-1] += 1
+        return encode_queue(number, section, slots)
+
+    def record(self: DurableQueue) -> bytes:
+        encoded[-1] += 1
+        return bytes_of(self)
+
+    bytes_of = DurableQueue.record
+    monkeypatch.setattr(checkpoint, "encode_queue", encode)
+    monkeypatch.setattr(DurableQueue, "record", record)
+    cut(rig)
+    while rig.engine.checkpoints.phase == SLICES:
+        encoded.append(0)
+        rig.engine.step_checkpoint(0.0)
+    rig.finish_checkpoint()
+    assert sum(encoded) == 2 * len(queues)
+    assert max(encoded) <= CHUNK
+    rig.crash("lost")
+    assert len(rig.engine.queues) == len(queues)
+    assert rig.engine.recovered.records == 0
 
 
 # ---- the instant -------------------------------------------------------------------------------

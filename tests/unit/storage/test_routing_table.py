@@ -4,6 +4,7 @@ import pytest
 
 from penstock.storage.index.queue_index import Ticks
 from penstock.storage.index.routing_table import (
+    SLICE,
     UNBIND,
     DurableBinding,
     DurableExchange,
@@ -11,6 +12,7 @@ from penstock.storage.index.routing_table import (
     RoutingTable,
     clear_parameter,
     delete_exchange,
+    queue_key,
     set_parameter,
 )
 from tests.helpers.golden import golden, hexdump
@@ -114,6 +116,22 @@ def test_the_snapshot_is_the_shortest_run_of_records() -> None:
         set_parameter(b"c", b"n", b"1"), set_parameter(b"c", b"n", b"2"),
     )  # fmt: skip
     assert made.snapshot() == [LOGS.record(), QUEUE.record(), set_parameter(b"c", b"n", b"2")]
+
+
+@pytest.mark.parametrize("changes_at", [0, 1, 2, 3, 4, 5])
+def test_a_capture_in_slices_is_that_of_the_cut(changes_at: int) -> None:
+    ticks = Ticks()
+    made = RoutingTable(ticks)
+    for n in range(2 * SLICE):
+        made.apply(DurableQueue(b"q%d" % n, n).record())
+        made.apply(set_parameter(b"creator", queue_key(b"q%d" % n), b"guest"))
+    made.apply(set_parameter(b"c", b"n", b"1"))
+    ticks.epoch += 1
+    before = made.snapshot()
+    for n, _ in enumerate(made.capture_in_slices()):
+        if n == changes_at:
+            made.delete_queue(2 * SLICE - 1)
+    assert made.capture() == before
 
 
 def test_the_capture_is_taken_at_the_first_change_after_a_cut() -> None:

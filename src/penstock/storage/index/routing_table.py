@@ -24,6 +24,7 @@ none.
 """
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -45,6 +46,7 @@ OP_TEXTS: Final = {
 }  # fmt: skip
 
 CREATOR: Final = b"creator"
+SLICE: Final = 256  # entries of a piece of `capture_in_slices`
 _DIGEST_BYTES: Final = 16
 
 _U16: Final = struct.Struct(">H")
@@ -275,6 +277,32 @@ class RoutingTable:
             self._epoch = self._ticks.epoch
             self._captured = self.snapshot()
         return self._captured
+
+    def capture_in_slices(self) -> Iterator[None]:
+        """Do what `capture` does; changes may come at each yield, the first of which captures the
+        table whole and ends this."""
+        if self._epoch == self._ticks.epoch:
+            return
+        epoch = self._ticks.epoch
+        entries: list[DurableExchange | DurableQueue | DurableBinding] = [
+            *self.exchanges.values(), *self.queues.values(), *self.bindings
+        ]  # fmt: skip
+        records: list[bytes] = []
+        for n, entry in enumerate(entries, 1):
+            records.append(entry.record())
+            if n % SLICE == 0:
+                yield
+                if self._epoch == epoch:
+                    return
+        records += [set_parameter(c, n, v) for (c, n), v in self.parameters.items()]
+        for n, (key, user) in enumerate(list(self.creators.items()), 1):
+            records.append(set_creator(key, user))
+            if n % SLICE == 0:
+                yield
+                if self._epoch == epoch:
+                    return
+        self._epoch = epoch
+        self._captured = records
 
 
 def _short(data: bytes) -> bytes:

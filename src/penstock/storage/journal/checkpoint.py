@@ -39,8 +39,9 @@ The Checkpointer makes a checkpoint beside the traffic:
 
     begin     the cut: the open group is closed and the epoch rises. From now on each part keeps its
               state as of this LSN at its first change (O(1), [3]), and each stream its position
-    slices    queue by queue: what is only in RAM or log is written to slots and .qs, or, for a
-              small queue, into a section of the checkpoint with its bodies in one new store file;
+    slices    the topology, in pieces; then queue by queue: what is only in RAM or log is written to
+              slots and .qs, or, for a small queue, into a section of the checkpoint with its bodies
+              in one new store file;
               at most `slice_ms` at a time. `Listing` first lists all that may have to be written,
               in pieces (holder.py says what may happen between two pieces); then `Writing` writes
               it in chunks
@@ -61,7 +62,7 @@ the engine [10].
 """
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -257,6 +258,12 @@ def encode_file(
         crc = crc32(data, section_seed(vhost, number, kind, i))
         parts += (_SECTION.pack(kind, len(data), crc), data)
     return b"".join(parts)
+
+
+def file_bytes(sections: list[tuple[int, bytes]]) -> int:
+    """Return the size of the file that `encode_file` makes of these sections."""
+    ends = _FILE.size + 4 + _SECTION.size + 4
+    return ends + sum([_SECTION.size + len(data) for _, data in sections])
 
 
 def section_seed(vhost: int, number: int, kind: int, place: int) -> int:
@@ -525,7 +532,9 @@ class Checkpointer:
         self._writing: Writing | None = None
         self._sections: list[bytes] = []  # encoded QUEUE sections
         self._leaving: list[tuple[int, int]] = []  # (store file, id): bodies of rows that got slots
+        self._capturing: Iterator[None] | None = None  # of the topology, until it is done
         self._states: list[FileState] | None = None  # of the store, once it is captured
+        self._store: list[bytes] | None = None  # the same, encoded: small queues' bodies are stored
         self._encoded: list[tuple[int, bytes]] = []
         self._reaping: dict[tuple[int, int], bytearray] = {}
         self._dead: list[tuple[int, int]] = []
@@ -559,6 +568,7 @@ class Checkpointer:
             lsn, segment, position, state.factory.start, state.next_queue, state.slots,
             store.next_file, store.next_own_file,
         )  # fmt: skip
+        self._capturing = state.routing.capture_in_slices()
         self._queues = [q for q in state.queues.values() if q.is_durable]
         self._queues.sort(key=lambda q: q.changed)  # popped from the end: see _is_small
         # As of the cut: this checkpoint names a segment that dies later [6].
@@ -587,13 +597,24 @@ class Checkpointer:
                 self._write_chunk(self._writing)
             elif self._listing is not None:
                 self._list(self._listing)
+            elif self._capturing is not None:
+                self._capture_topology(self._capturing)
             elif self._queues:
                 self._begin_slice(self._queues.pop())
+            elif self._store is None:
+                self._store = self._store_bodies()
+            elif self._small:
+                self._encode_small()
             else:
-                self._finish_slices()
+                self._finish_slices(self._store)
                 return
             if clock.monotonic() >= until:
                 return
+
+    def _capture_topology(self, left: Iterator[None]) -> None:
+        for _ in left:
+            return
+        self._capturing = None
 
     def _begin_slice(self, queue: QueueIndex) -> None:
         """Begin to list what was alive at the cut."""
@@ -629,7 +650,10 @@ class Checkpointer:
                 others.update([(e.seq, e) for e in unwritten(piece, queue.cut_seq)])
             seqs = [seq for seq in sorted(others) if seq not in section.rows]
             fresh = [(seq, SectionRow(others[seq].message, 0)) for seq in seqs]
-            self._small.append(Small(queue, section, fresh))
+            if fresh:
+                self._small.append(Small(queue, section, fresh))
+            else:
+                self._sections.append(self._encoded_queue(queue, section))
             rows = [*section.rows.values(), *(row for _, row in fresh)]
             self._small_bytes += sum(ROW_BYTES + len(row.message.header) for row in rows)
         else:
@@ -638,7 +662,7 @@ class Checkpointer:
             if pieces:
                 self._writing = Writing(queue, pieces)
             rows_before, section.rows = section.rows, {}
-            self._sections.append(encode_queue(queue.number, section, self._journal.state.slots))
+            self._sections.append(self._encoded_queue(queue, section))
             section.rows = rows_before
         queue.sliced()
 
@@ -689,43 +713,52 @@ class Checkpointer:
             if row is not None and row.body_file:
                 self._journal.state.store.unref(row.body_file, row.message.id)
 
-    def _finish_slices(self) -> None:
-        """Write the bodies of small queues into one store file, and encode all sections."""
+    def _encoded_queue(self, queue: QueueIndex, section: Section) -> bytes:
+        return encode_queue(queue.number, section, self._journal.state.slots)
+
+    def _store_bodies(self) -> list[bytes]:
+        """Write the bodies of small queues into one store file; return the store's sections."""
         state = self._journal.state
         store = state.store
         state.streams.write()  # at least up to the captured positions
         if self._states is None:  # what may fail comes first: this may be called again
             self._states = self._store_states()
         bodies: dict[int, tuple[bytes, int]] = {}
-        with_body: list[tuple[Small, int, SectionRow]] = []
+        with_body: list[SectionRow] = []
         for small in self._small:
-            for seq, row in small.fresh:
+            for _, row in small.fresh:
                 m = row.message
                 if m.size and not m.store_file:
                     assert m.body is not None, "an entry that is only in RAM has its body"
                     bodies[m.id] = (m.body, bodies.get(m.id, (b"", 0))[1] + 1)
-                    with_body.append((small, seq, row))
-        file = 0
+                    with_body.append(row)
         if bodies:
             file = store.write_sealed([(id, body, n) for id, (body, n) in sorted(bodies.items())])
             self._states.append(store.state_of(file))
-        for _, _, row in with_body:
-            row.body_file = file
-        slots = state.slots
-        for small in self._small:
-            small.section.rows.update(small.fresh)
-            self._sections.append(encode_queue(small.queue.number, small.section, slots))
-        self._encoded = encode_sections(
-            self._head, state.routing.capture(), self._sections,
-            [s.encode() for s in self._states], self._reaping, self._streams, self._leases,
-            self._batches, [window.encode(added) for window, added in self._windows],
-        )  # fmt: skip
+            for row in with_body:
+                row.body_file = file
+        encoded = [s.encode() for s in self._states]
         for small in self._small:
             for seq, row in small.fresh:
                 if small.queue.is_live(seq):
                     small.queue.section[seq] = row
                 elif row.body_file:
                     store.unref(row.body_file, row.message.id)
+        return encoded
+
+    def _encode_small(self) -> None:
+        """Encode the sections of some of the small queues."""
+        for small in self._small[-CHUNK:]:
+            small.section.rows.update(small.fresh)
+            self._sections.append(self._encoded_queue(small.queue, small.section))
+        del self._small[-CHUNK:]
+
+    def _finish_slices(self, store: list[bytes]) -> None:
+        self._encoded = encode_sections(
+            self._head, self._journal.state.routing.capture(), self._sections, store, self._reaping,
+            self._streams, self._leases, self._batches,
+            [window.encode(added) for window, added in self._windows],
+        )  # fmt: skip
         self._start_sync()
 
     def _store_states(self) -> list[FileState]:
@@ -785,15 +818,17 @@ class Checkpointer:
             journal.log.request_sync()
             return
         number = self.number + 1
-        data = encode_file(journal.state.vhost, number, self._encoded, is_clean=self._is_clean)
-        self._encoded = []
-        self.bytes = len(data)
+        encoded, self._encoded = self._encoded, []
+        self.bytes = file_bytes(encoded)
+        vhost, is_clean = journal.state.vhost, self._is_clean
         self.phase = WRITE
-        journal.submit(
-            lambda: write(journal.fs, journal.path, number, data),
-            lambda _: self._written(number),
-            self._failed_write,
-        )
+
+        def op() -> object:
+            data = encode_file(vhost, number, encoded, is_clean=is_clean)
+            write(journal.fs, journal.path, number, data)
+            return None
+
+        journal.submit(op, lambda _: self._written(number), self._failed_write)
 
     def _failed_write(self, error: BaseException) -> None:
         if isinstance(error, OSError) and is_shortage(error):

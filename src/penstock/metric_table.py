@@ -179,8 +179,14 @@ METRICS: Final = (
     _counter("Streams", "stream_records_total", "records appended one by one"),
     _counter("Streams", "stream_bytes_total", "bytes that these take in pages"),
     _counter("Streams", "stream_retained_away_total", "records that retention deleted"),
-    _counter("Streams", "stream_read_records_total", "records that were read, by: amqp", "by"),
-    _counter("Streams", "stream_read_bytes_total", "and the bytes of their bodies", "by"),
+    _counter(
+        "Streams", "stream_read_records_total", "records that were read, by: amqp, http, arrow",
+        "by",
+    ),
+    _counter(
+        "Streams", "stream_read_bytes_total", "bytes of bodies by amqp, of answers by the others",
+        "by",
+    ),
     _gauge(
         "Streams", "reader_lag_max_records", "records that the slowest named reader has not read"
     ),
@@ -204,6 +210,8 @@ METRICS: Final = (
         "http_requests_total", "requests, by the pattern of their address", "route", "status",
         kind=COUNTER, group="HTTP",
     ),
+    _gauge("HTTP", "staging_bytes", "bytes that sinks have staged"),
+    _gauge("HTTP", "staging_limit_bytes", "so many may be: staging_bytes_max"),
     Metric("HTTP", "http_request_seconds", HISTOGRAM, "one request, to its last byte", (), LONG_S),
 )  # fmt: skip
 

@@ -35,7 +35,7 @@ import asyncio
 import ipaddress
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -134,6 +134,9 @@ class Endpoints(Protocol):
     def routes(self) -> Routes:
         """Return (address below it, methods, endpoint) of each route."""
 
+    async def metrics(self, vhost: str) -> Mapping[str, Any]:
+        """Return what they count of a vhost, by the names of metric_table."""
+
 
 class Api:
     """The ASGI application. endpoints: word after /api/ -> its endpoints. requests: how many were
@@ -151,7 +154,7 @@ class Api:
         self._of_user: dict[str, int] = {}  # requests under way
         self._node = node
         self._auth = auth
-        self._metrics = MetricsPages(node)
+        self._metrics = MetricsPages(node, list(endpoints.values()))
         self.metrics_port: int | None = None  # where anybody may ask for metrics, and nothing else
         self._app = Starlette(
             routes=[

@@ -17,8 +17,8 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -51,11 +51,19 @@ def is_metrics(path: str) -> bool:
     return path == METRICS or path.startswith(METRICS + "/")
 
 
-class MetricsPages:
-    """Answers these addresses."""
+class Measured(Protocol):
+    """What of HTTP counts something of a vhost."""
 
-    def __init__(self, node: NodeLink) -> None:
+    async def metrics(self, vhost: str) -> Mapping[str, Any]:
+        """Return values by the names of metric_table; those by label are added to the vhost's."""
+
+
+class MetricsPages:
+    """Answers these addresses. measured: count, beside the vhosts."""
+
+    def __init__(self, node: NodeLink, measured: Sequence[Measured]) -> None:
         self._node = node
+        self._measured = measured
         self._requests: Counter[tuple[str, int]] = Counter()  # by route and status
         self._seconds = Histogram(LONG_S)
 
@@ -76,7 +84,7 @@ class MetricsPages:
         prefix = _prefix(request)
         text = MetricsText(is_openmetrics=is_open, prefix=prefix)
         node = await self._node.call("node_metrics")
-        rabbitmq_metrics.info(text, node["node"])
+        rabbitmq_metrics.info(text, node["node"], registry or "aggregated")
         if registry != DETAILED:
             await self._add_totals(text, node, is_per_object=registry == PER_OBJECT)
         if registry:
@@ -95,6 +103,10 @@ class MetricsPages:
             "http_request_seconds": self._seconds.facts(),
         }
         values = {name: one["values"] for name, one in vhosts.items()}
+        for vhost, found in values.items():
+            for source in self._measured:
+                for name, value in (await source.metrics(vhost)).items():
+                    found[name] = found[name] | value if isinstance(value, dict) else value
         penstock_text(text, {**node["values"], **own}, values)
 
     async def _add_objects(

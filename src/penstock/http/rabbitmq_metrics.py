@@ -16,8 +16,9 @@ from penstock.native import VERSION
 PREFIX: Final = "rabbitmq_"
 
 
-def info(text: MetricsText, node: Mapping[str, Any]) -> None:
-    """Add the two families that name the node and its versions. node: of `node_metrics`."""
+def info(text: MetricsText, node: Mapping[str, Any], endpoint: str) -> None:
+    """Add the two families that name the node and its versions. node: of `node_metrics`. endpoint:
+    which text it is, as RabbitMQ 4 says: its dashboards choose one."""
     labels = {
         "build_info": {
             "rabbitmq_version": RABBITMQ_VERSION, "prometheus_plugin_version": VERSION,
@@ -26,6 +27,7 @@ def info(text: MetricsText, node: Mapping[str, Any]) -> None:
         "identity_info": {
             "rabbitmq_node": node["name"], "rabbitmq_cluster": node["cluster_name"],
             "rabbitmq_cluster_permanent_id": node["cluster_name"],
+            "rabbitmq_endpoint": endpoint,
         },
     }  # fmt: skip
     for name, of in labels.items():

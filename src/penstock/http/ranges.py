@@ -49,6 +49,7 @@ import functools
 import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
@@ -317,6 +318,19 @@ class RangeAnswers:
         self._pages = pages
         self._reading = reading
         self._turns = AnswerTurns(ANSWERS_MAX, USER_ANSWERS_MAX)
+        # Of the streams of a vhost, by it and "http" or "arrow": records and bytes of answers.
+        self._records: Counter[tuple[str, str]] = Counter()
+        self._bytes: Counter[tuple[str, str]] = Counter()
+
+    def read_of(self, vhost: str) -> dict[str, dict[str, int]]:
+        """Return how much of a vhost's streams was read, by the names of metric_table."""
+        return {
+            name: {by: of[vhost, by] for by in ("http", "arrow")}
+            for name, of in (
+                ("stream_read_records_total", self._records),
+                ("stream_read_bytes_total", self._bytes),
+            )
+        }
 
     async def offset(self, directory: PageDirectory, time_us: int) -> Response:
         """Answer where the records of this time or later begin. Raises HttpError 404, 409,
@@ -382,7 +396,14 @@ class RangeAnswers:
             raise
         what = f"{directory.what}: {wanted.first} to {wanted.last}"
         headers = {"X-Penstock-First": str(wanted.first), "X-Penstock-Last": str(wanted.last)}
-        ended = functools.partial(self._turns.give_back, user)
+        key = directory.vhost, "arrow" if media_type == ARROW_TYPE else "http"
+
+        def ended(sent_bytes: int) -> None:
+            self._turns.give_back(user)
+            if sent_bytes and not directory.is_derived:
+                self._records[key] += wanted.last - wanted.first
+                self._bytes[key] += sent_bytes
+
         return LongAnswer(body, first, media_type, what, self._reading, ended, headers)
 
     async def _in_files(self, directory: PageDirectory, work: Callable[[str], Any]) -> Any:
@@ -409,7 +430,7 @@ class RangeAnswers:
 class LongAnswer(Response):
     """An answer whose body is made in threads while it is sent. body: its steps, closed at the end
     in any case. first: the bytes of its first step, None if it had none. what: names the request in
-    the log. ended: called at the end, in any case."""
+    the log. ended: called at the end with how many bytes were sent, in any case."""
 
     def __init__(
         self,
@@ -418,7 +439,7 @@ class LongAnswer(Response):
         media_type: str,
         what: str,
         executor: Executor,
-        ended: Callable[[], None],
+        ended: Callable[[int], None],
         headers: Mapping[str, str],
     ) -> None:
         super().__init__(None, media_type=media_type, headers=dict(headers))
@@ -428,6 +449,7 @@ class LongAnswer(Response):
         self._what = what
         self._executor = executor
         self._ended = ended
+        self._sent_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.create_task(_gone(receive))
@@ -443,7 +465,7 @@ class LongAnswer(Response):
             try:
                 await loop.run_in_executor(self._executor, _close, self._body)
             finally:
-                self._ended()
+                self._ended(self._sent_bytes)
 
     async def _send_all(self, send: Send, gone: asyncio.Task[None]) -> None:
         loop = asyncio.get_running_loop()
@@ -457,6 +479,7 @@ class LongAnswer(Response):
                 async with asyncio.timeout(time.left_s()):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                 time.took(loop.time() - began_s, len(data))
+                self._sent_bytes += len(data)
                 data = await ahead
                 ahead = None
         except TimeoutError:

@@ -84,6 +84,10 @@ class StreamEndpoints:
         self._ranges = ranges
         self._bodies = bodies
 
+    async def metrics(self, vhost: str) -> dict[str, dict[str, int]]:
+        """Return what was read of the streams of a vhost."""
+        return self._ranges.read_of(vhost)
+
     def routes(self) -> Routes:
         """Return (address below /api/streams, methods, endpoint) of each route."""
         one = "{vhost}/{stream}"
@@ -198,6 +202,10 @@ class LeaseEndpoints:
         self._auth = auth
         self._ranges = ranges
         self._bodies = bodies
+
+    async def metrics(self, vhost: str) -> dict[str, int]:
+        """Return nothing: the vhost counts leases."""
+        return {}
 
     def routes(self) -> Routes:
         """Return (address below /api/leases, methods, endpoint) of each route."""

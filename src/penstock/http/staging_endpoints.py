@@ -288,6 +288,18 @@ class StagingRoom:
                 _add(self._reserved, user, -size)
                 _add(self._written, user, size)
 
+    def used_bytes(self) -> int:
+        """Return how many bytes are staged, or being written."""
+        with self._lock:
+            now = self._clock.monotonic()
+            if now - self._looked_s >= RESCAN_S:
+                self._look(now)
+            return self._used()
+
+    def _used(self) -> int:
+        counts = (self._found, self._written, self._reserved)
+        return sum(sum(of_users.values()) for of_users in counts)
+
     def _check(self, user: str, size: int) -> None:
         now = self._clock.monotonic()
         if now - self._looked_s >= RESCAN_S:
@@ -307,7 +319,7 @@ class StagingRoom:
     def _why_not(self, user: str, size: int) -> str:
         """Return why there is no room for this many bytes more, "" if there is."""
         counts = (self._found, self._written, self._reserved)
-        used = sum(sum(of_users.values()) for of_users in counts)
+        used = self._used()
         if used + size > self._limit_bytes:
             return (
                 f"{used} bytes are staged in this vhost, at most {self._limit_bytes} may be "
@@ -656,6 +668,11 @@ class StagingEndpoints:
             )
             self._rooms[vhost] = room
         return room
+
+    async def metrics(self, vhost: str) -> dict[str, int]:
+        """Return what is staged in a vhost, and may be."""
+        used = await self._in_thread(self._room(vhost).used_bytes)
+        return {"staging_bytes": used, "staging_limit_bytes": self._limit_bytes}
 
     def _in_thread(self, work: Callable[[], Any]) -> "asyncio.Future[Any]":
         return asyncio.get_running_loop().run_in_executor(self._writing, work)

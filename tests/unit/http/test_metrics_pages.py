@@ -109,7 +109,7 @@ def test_what_all_vhosts_have_together(rig: HttpRig) -> None:
     identity = [series for series in found if series.startswith("rabbitmq_identity_info")]
     assert identity == [
         'rabbitmq_identity_info{rabbitmq_node="penstock@here",rabbitmq_cluster="ops",'
-        'rabbitmq_cluster_permanent_id="ops"}'
+        'rabbitmq_cluster_permanent_id="ops",rabbitmq_endpoint="aggregated"}'
     ]
 
 
@@ -162,6 +162,29 @@ def test_at_a_port_of_its_own_nobody_needs_a_password_and_nothing_else_is_there(
         return await ask(app, "/metrics", user=None)
 
     assert rig.run(scenario).status == 200
+
+
+def test_what_is_read_and_staged_over_http_is_counted(rig: HttpRig) -> None:
+    rig.filled("s", 10)
+    rig.staging_bytes_max = 5_000
+    staged = Path(rig.vhost_path("/")) / "staging" / "0"
+    staged.mkdir(parents=True)
+    (staged / "1.page").write_bytes(b"x" * 10_000)
+
+    async def scenario(app: Api) -> Reply:
+        found = await ask(app, "/api/streams/%2F/s/frames?from=2&to=9")
+        assert found.status == 200
+        assert (await ask(app, "/api/streams/%2F/s/frames?from=2", method="HEAD")).status == 200
+        return await ask(app, "/metrics", user="watcher")
+
+    found = lines_of(rig.run(scenario))
+    assert found['penstock_stream_read_records_total{vhost="/",by="http"}'] == "7"
+    assert int(found['penstock_stream_read_bytes_total{vhost="/",by="http"}']) > 700
+    assert found['penstock_stream_read_records_total{vhost="/",by="arrow"}'] == "0"
+    assert found['penstock_stream_read_records_total{vhost="/",by="a"}'] == "1"
+    assert found['penstock_staging_bytes{vhost="/"}'] == "10000"
+    assert found['penstock_staging_limit_bytes{vhost="/"}'] == "5000"
+    assert found['penstock_staging_bytes{vhost="b"}'] == "0"
 
 
 OBJECTS = {

@@ -41,7 +41,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md"]
 LANGUAGES = {"python", "py", "sh", "toml", "json", ""}
 # What a page may import besides the standard library and us; skipped where one is missing.
-OTHERS = ("pika", "pyarrow")
+OTHERS = ("opentelemetry", "pika", "pyarrow")
 # The directories that pages name, and what they are below the directory of the test.
 PATHS = {"/srv/penstock": "data", "/fast": "fast", "/big": "big", "/etc/penstock/tls": "tls"}
 SPARK = "starts Spark; tests/spark runs pipelines"

@@ -27,7 +27,11 @@ from tests.crash.stream_mutants import STREAM_MUTANTS
 ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "penstock"
 FUNCTION_LINES_MAX = 70
-IMPORTED_AS = {"google-re2": "re2", "pyjwt": "jwt"}  # where it is not the package's name
+IMPORTED_AS = {
+    "google-re2": "re2",
+    "pyjwt": "jwt",
+    "opentelemetry-api": "opentelemetry",
+}  # where it is not the package's name
 
 # "path from the root::name" -> why it may be longer
 LONG_FUNCTIONS: dict[str, str] = {}
@@ -41,7 +45,7 @@ SOURCES = sorted(SRC.rglob("*.py"))
 # Of src/penstock: what needs an extra, or uses something of it where it is installed.
 WITH_EXTRA = {
     "spark", "arrow_batches.py", "page_frames.py", "http/ranges.py", "cli/tls.py",
-    "access/tokens.py",
+    "access/tokens.py", "embedded/tracing.py",
 }  # fmt: skip
 # What is written by people, here and not in an environment or a cache.
 PYTHON = sorted(
@@ -242,7 +246,9 @@ def test_what_is_imported_is_what_is_declared() -> None:
     assert isinstance(project, dict)
     declared = names_of(project["dependencies"])
     extras = project["optional-dependencies"]
-    of_extras = [names_of(extras[one]) for one in ("spark", "java", "lake", "tls", "oauth2")]
+    of_extras = [
+        names_of(extras[one]) for one in ("spark", "java", "lake", "tls", "oauth2", "otel")
+    ]
     extra = set[str]().union(*of_extras)
     ours = set(sys.stdlib_module_names) | {"penstock"}
     found = {path: imported(path) - ours for path in SOURCES}

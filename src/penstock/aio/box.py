@@ -16,11 +16,11 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from penstock.aio.loop import Opening
 from penstock.embedded.box import BoxBase, ScopeBase
-from penstock.embedded.messages import JobBase, Message
+from penstock.embedded.messages import JobBase, Message, SpanDelivery
 from penstock.embedded.new_body import Body, Headers, NewBody, bodies_of
 from penstock.embedded.option_parsing import QueueGiven, StreamGiven, Time, time_ms
 from penstock.embedded.queue import Bodies, QueueBase
@@ -39,6 +39,9 @@ from penstock.embedded.stream_reading import (
 )
 from penstock.embedded.stream_record import NewRecord, Records, StreamRecord, records_of
 from penstock.errors import PenstockError, QueueEmptyError
+
+if TYPE_CHECKING:
+    from penstock.embedded.tracing import Tracing
 
 
 class AsyncJob(JobBase):
@@ -90,6 +93,37 @@ class AsyncJob(JobBase):
             error.add_note(f"the job could not be returned: {second}")
 
 
+class AsyncTracedJob(AsyncJob):
+    """A job of a box with tracing: what its `async with` block does is part of its span."""
+
+    __slots__ = ()
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        delivery = self._delivery
+        assert isinstance(delivery, SpanDelivery), "a traced source gave it"
+        delivery.enter()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        delivery = self._delivery
+        assert isinstance(delivery, SpanDelivery), "a traced source gave it"
+        delivery.leave(error)
+        await super().__aexit__(kind, error, at)
+
+
+class TracedOpening(Opening[AsyncJob]):
+    """What `get` of a box with tracing returns: `async with` enters the job as well."""
+
+    async def __aenter__(self) -> AsyncJob:
+        return await (await super().__aenter__()).__aenter__()
+
+
 class AsyncQueue(QueueBase):
     """A queue of a box, as penstock.Queue."""
 
@@ -97,6 +131,8 @@ class AsyncQueue(QueueBase):
 
     def __init__(self, driver: AsyncRunner, source: QueueSource) -> None:
         super().__init__(driver, source)
+        self._new_job = AsyncTracedJob if source.is_traced else AsyncJob
+        self._opening = TracedOpening if source.is_traced else Opening[AsyncJob]
 
     async def put(
         self, body: Body, *, priority: int = 0, ttl: Time | None = None, delay: Time | None = None,
@@ -135,7 +171,7 @@ class AsyncQueue(QueueBase):
     def get(self, timeout: float | None = None, block: bool = True) -> Opening[AsyncJob]:
         """Return the next message as a job: `job = await q.get()`, or `async with q.get() as
         job:`. See penstock.Queue.get."""
-        return Opening(lambda: self._get(timeout, block))
+        return self._opening(lambda: self._get(timeout, block))
 
     async def _get(self, timeout: float | None, block: bool) -> AsyncJob:
         driver, source = self._driver, self._source
@@ -143,7 +179,7 @@ class AsyncQueue(QueueBase):
         delivery = source.take()
         if delivery is None:
             delivery = await driver.run_async(source.get(block=block, timeout_s=timeout))
-        return AsyncJob(driver, source, delivery)
+        return self._new_job(driver, source, delivery)
 
     async def get_nowait(self) -> AsyncJob:
         """Return a message that is ready as a job; see penstock.Queue.get_nowait."""
@@ -153,7 +189,7 @@ class AsyncQueue(QueueBase):
         """Return up to n messages as jobs; see penstock.Queue.get_many."""
         driver, source = self._driver, self._source
         found = await driver.run_async(source.get_many(n, timeout_s=timeout))
-        return [AsyncJob(driver, source, delivery) for delivery in found]
+        return [self._new_job(driver, source, delivery) for delivery in found]
 
     async def consume(self, timeout: float | None = None) -> AsyncGenerator[AsyncJob, None]:
         """Yield jobs for `async for`; see penstock.Queue.consume. A loop that is left early should
@@ -344,13 +380,15 @@ class AsyncBox(BoxBase):
 
     _driver: AsyncRunner
 
-    def __init__(self, driver: AsyncRunner, source: BoxSource) -> None:
-        super().__init__(driver, source)
+    def __init__(
+        self, driver: AsyncRunner, source: BoxSource, tracing: "Tracing | None" = None
+    ) -> None:
+        super().__init__(driver, source, tracing)
 
     async def queue(self, name: str, **options: Unpack[QueueGiven]) -> AsyncQueue:
         """Return the queue of this name, made if it is missing; see penstock.Box.queue."""
         driver = self._driver
-        return AsyncQueue(driver, await driver.run_async(self._source.queue(name, options)))
+        return AsyncQueue(driver, await driver.run_async(self._queue(name, options)))
 
     async def stream(self, name: str, **options: Unpack[StreamGiven]) -> AsyncStream:
         """Return the stream of this name, made if it is missing; see penstock.Box.stream."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from penstock import errors
 from penstock.aio.box import AsyncBox
 from penstock.aio.loop import FutureWaiter, LoopRunner, Opening
+from penstock.embedded.box import tracing_of
 from penstock.embedded.core import settings_of
 from penstock.embedded.directory_box import DirectoryBox, core_opener
 from penstock.embedded.driver import Driver, OpenCore
@@ -101,7 +102,7 @@ class LoopDriver(LoopRunner, Driver):
 def open_directory(
     path: str | Path, *, durability: str = "disk", memory: Size = "32 MiB",
     strict: bool = False, on_event: OnEvent | None = None, on_alert: OnAlert | None = None,
-    **storage: object,
+    tracing: object = False, **storage: object,
 ) -> Opening[AsyncBox]:  # fmt: skip
     """Open a box as penstock.open does: `box = await open(...)`, or `async with open(...) as
     box:`."""
@@ -111,9 +112,10 @@ def open_directory(
 
         def in_thread() -> AsyncBox:
             directory, settings = settings_of(path, durability, memory, strict, storage)
+            spans = tracing_of(tracing)
             open_core = core_opener(directory, settings, on_event, on_alert)
             driver = LoopDriver(directory, open_core, loop)
-            return AsyncBox(driver, DirectoryBox(driver, settings))
+            return AsyncBox(driver, DirectoryBox(driver, settings), spans)
 
         return await asyncio.to_thread(in_thread)
 

@@ -14,6 +14,7 @@ from penstock.aio.loop import LoopRunner, Opening
 from penstock.amqp_url import AmqpUrl
 from penstock.client.box import RemoteBox, driver_of
 from penstock.client.driver import RemoteDriver, Wait
+from penstock.embedded.box import tracing_of
 from penstock.embedded.events import OnEvent
 from penstock.embedded.sources import Call
 from penstock.errors import AMQPError, ConnectionLostError
@@ -65,6 +66,7 @@ def open_remote_async(
     certfile: str | None = None,
     keyfile: str | None = None,
     verify: bool | None = None,
+    tracing: object = False,
     **others: object,
 ) -> Opening[AsyncBox]:
     """Open the box of a broker as penstock.open does: `box = await open(...)`, or `async with
@@ -72,6 +74,7 @@ def open_remote_async(
 
     async def make() -> AsyncBox:
         trust = {"cacerts": cacerts, "certfile": certfile, "keyfile": keyfile, "verify": verify}
+        spans = await asyncio.to_thread(tracing_of, tracing)
         driver = driver_of(url, durability, on_event, others, trust, RemoteLoopDriver)
         assert isinstance(driver, RemoteLoopDriver)
         try:
@@ -79,6 +82,6 @@ def open_remote_async(
         except BaseException:
             driver.close()
             raise
-        return AsyncBox(driver, RemoteBox(driver))
+        return AsyncBox(driver, RemoteBox(driver), spans)
 
     return Opening(make)

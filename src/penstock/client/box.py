@@ -15,7 +15,7 @@ from penstock.client.driver import RemoteDriver, RemoteState, RemoteTransaction
 from penstock.client.queue import RemoteQueue
 from penstock.client.stream import RemoteStream, is_stream, open_stream
 from penstock.embedded import option_parsing
-from penstock.embedded.box import Box
+from penstock.embedded.box import Box, tracing_of
 from penstock.embedded.events import OnEvent, reporter
 from penstock.embedded.sources import BoxSource, Call
 from penstock.errors import ACCESS_REFUSED, ChannelError, OptionError, TransactionError
@@ -171,6 +171,7 @@ def open_remote(
     certfile: str | None = None,
     keyfile: str | None = None,
     verify: bool | None = None,
+    tracing: object = False,
     **others: object,
 ) -> Box:
     """Open the box of a broker. `penstock.open` is this for a URL.
@@ -178,16 +179,18 @@ def open_remote(
     durability: of puts that name none: "none" makes messages transient, all others are as safe as
     the broker's own mode. on_event(kind, text): called with "connected", "blocked" and "unblocked",
     in another thread, which must not wait for this box. cacerts, certfile, keyfile, verify: of
-    amqps://, as AmqpUrl has them; None for what the URL says.
+    amqps://, as AmqpUrl has them; None for what the URL says. tracing: True, or a TracerProvider,
+    for spans of OpenTelemetry.
 
-    Raises OptionError, UnreachableError, AMQPConnectionError (the user or the vhost is refused) or
-    MissingCapabilityError (the broker is not Penstock).
+    Raises OptionError, UnreachableError, AMQPConnectionError (the user or the vhost is refused),
+    MissingCapabilityError (the broker is not Penstock), or MissingPackageError (for tracing).
     """
     trust = {"cacerts": cacerts, "certfile": certfile, "keyfile": keyfile, "verify": verify}
+    spans = tracing_of(tracing)
     driver = driver_of(url, durability, on_event, others, trust)
     try:
         driver.run(driver.linked())
     except BaseException:
         driver.close()
         raise
-    return Box(driver, RemoteBox(driver))
+    return Box(driver, RemoteBox(driver), spans)

@@ -8,25 +8,50 @@ This is the box for threads; what differs between a directory and a broker is in
 behind it (`sources`), and in docs/guides/client.md. `penstock.aio` has the same box for asyncio.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.embedded.option_parsing import QueueGiven, StreamGiven
 from penstock.embedded.queue import Queue
-from penstock.embedded.sources import BoxSource, Call, Runner
+from penstock.embedded.sources import BoxSource, Call, QueueSource, Runner
 from penstock.embedded.stream import Stream
-from penstock.errors import TransactionError
+from penstock.errors import MissingPackageError, TransactionError, install_advice
+
+if TYPE_CHECKING:
+    from penstock.embedded.tracing import Tracing
+
+
+def tracing_of(given: object) -> "Tracing | None":
+    """Return what makes the spans of a box; None if it is to have none.
+
+    given: True or False, or a TracerProvider. OptionError. MissingPackageError."""
+    if given is False or given is None:
+        return None
+    try:
+        from penstock.embedded.tracing import Tracing  # OpenTelemetry; loading it takes 100 ms
+    except ModuleNotFoundError as error:
+        advice = install_advice("otel")
+        reason = f"tracing needs the package opentelemetry-api ({error}): {advice}"
+        raise MissingPackageError(reason) from error
+    return Tracing(given)
 
 
 class BoxBase:
     """What the boxes for threads and for asyncio have in common. On a broker each of these is a
-    short question, for whose answer the thread, or the whole loop, waits."""
+    short question, for whose answer the thread, or the whole loop, waits. tracing: None for no
+    spans."""
 
-    def __init__(self, driver: Runner, source: BoxSource) -> None:
+    def __init__(self, driver: Runner, source: BoxSource, tracing: "Tracing | None" = None) -> None:
         self._driver = driver
         self._source = source
+        self._tracing = tracing
+
+    def _queue(self, name: str, given: Mapping[str, object]) -> Call[QueueSource]:
+        """Open a queue."""
+        source = yield from self._source.queue(name, given)
+        return source if self._tracing is None else self._tracing.queue(source)
 
     @property
     def path(self) -> str:
@@ -118,7 +143,7 @@ class Box(BoxBase):
         changed.
         """
         driver = self._driver
-        return Queue(driver, driver.run(self._source.queue(name, options)))
+        return Queue(driver, driver.run(self._queue(name, options)))
 
     def stream(self, name: str, **options: Unpack[StreamGiven]) -> Stream:
         """Return the stream of this name, made if it is missing.

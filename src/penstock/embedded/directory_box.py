@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
-from penstock.embedded.box import Box
+from penstock.embedded.box import Box, tracing_of
 from penstock.embedded.core import (
     BoxTransaction,
     Core,
@@ -394,7 +394,7 @@ def core_opener(
 def open_box(
     path: str | Path, *, durability: str = "disk", memory: Size = "32 MiB",
     strict: bool = False, on_event: OnEvent | None = None, on_alert: OnAlert | None = None,
-    **storage: object,
+    tracing: object = False, **storage: object,
 ) -> Box:  # fmt: skip
     """Open the box in a directory, which is made if it is missing. This is `penstock.open`.
 
@@ -402,16 +402,19 @@ def open_box(
     memory: what all queues together may hold in RAM: "32 MiB", bytes, or "0.1" of the machine.
     strict: refuse queues whose own limits add up to more than that (else: a warning).
     on_event(kind, text), on_alert(alert): called in the box's own thread, and may use the box.
+    tracing: True, or a TracerProvider, for spans of OpenTelemetry (docs/guides/tracing.md).
     storage: options of the engine, as disk_free_limit; log_directory and spill_directory, other
     directories for the log and for messages that leave RAM (docs/guides/disks.md); backing_queue
     and allowed_backing_queues, other classes of queues (docs/guides/backing-queues.md).
 
     Raises LockedError, which names who has it open, NotAStoreError, VersionError,
-    NetworkFileSystemError, OptionError, or CorruptionError, which names file and place.
+    NetworkFileSystemError, OptionError, MissingPackageError (for tracing), or CorruptionError,
+    which names file and place.
     """
     directory, settings = settings_of(path, durability, memory, strict, storage)
+    spans = tracing_of(tracing)
     driver = Driver(directory, core_opener(directory, settings, on_event, on_alert))
-    return Box(driver, DirectoryBox(driver, settings))
+    return Box(driver, DirectoryBox(driver, settings), spans)
 
 
 def _pause() -> None:

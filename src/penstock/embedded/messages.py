@@ -86,6 +86,21 @@ class DeliveredMessage(MessageFacts):
         self.is_redelivered: bool = is_redelivered
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SpanDelivery(DeliveredMessage):
+    """A delivery of a box with tracing; abstract, see `penstock.embedded.tracing`."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def enter(self) -> None:
+        """Make the span of this delivery the current one, until `leave`."""
+
+    @abstractmethod
+    def leave(self, error: BaseException | None) -> None:
+        """Make what was current before current again. error: with which the work has failed."""
+
+
 class DirectoryFacts(MessageFacts):
     """The facts about a delivery of a directory's queue."""
 
@@ -292,6 +307,37 @@ class Job(JobBase):
             self.nack()
         except PenstockError as second:  # as after closing the box, which returns the job anyway
             error.add_note(f"the job could not be returned: {second}")
+
+
+class TracedJob(Job):
+    """A job of a box with tracing: what its `with` block does is part of its span."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> "Job":
+        super().__enter__()
+        delivery = self._delivery
+        assert isinstance(delivery, SpanDelivery), "a traced source gave it"
+        delivery.enter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        delivery = self._delivery
+        assert isinstance(delivery, SpanDelivery), "a traced source gave it"
+        delivery.leave(error)
+        super().__exit__(kind, error, at)
+
+
+def new_traced_job(
+    driver: Runner, source: QueueSource, delivery: Delivery | DeliveredMessage
+) -> Job:
+    """Return a TracedJob; see `new_job`."""
+    return TracedJob(driver, source, delivery)
 
 
 def new_job(driver: Runner, source: QueueSource, delivery: Delivery | DeliveredMessage) -> Job:

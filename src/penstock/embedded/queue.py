@@ -11,7 +11,7 @@ run the full call only if that refuses.
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from penstock.embedded.messages import Job, JobBase, Message, new_job
+from penstock.embedded.messages import Job, JobBase, Message, new_job, new_traced_job
 from penstock.embedded.new_body import Body, Headers, NewBody, bodies_of
 from penstock.embedded.option_parsing import Time
 from penstock.embedded.sources import QueueSource, Runner, SlowCase
@@ -97,6 +97,10 @@ class Queue(QueueBase):
     with the broker's words, as 403 for what the user may not do.
     """
 
+    def __init__(self, driver: Runner, source: QueueSource) -> None:
+        super().__init__(driver, source)
+        self._new_job = new_traced_job if source.is_traced else new_job
+
     # ---- put -------------------------------------------------------------------------------------
 
     def put(
@@ -160,7 +164,7 @@ class Queue(QueueBase):
         delivery = source.take()
         if delivery is None:
             delivery = self._driver.run(source.get(block=block, timeout_s=timeout))
-        return new_job(self._driver, source, delivery)
+        return self._new_job(self._driver, source, delivery)
 
     def get_nowait(self) -> Job:
         """Return a message that is ready as a Job. Raises QueueEmptyError if none is. Does not wait
@@ -172,7 +176,7 @@ class Queue(QueueBase):
         ready. Returns an empty list if none came in `timeout` seconds."""
         driver, source = self._driver, self._source
         found = driver.run(source.get_many(n, timeout_s=timeout))
-        return [new_job(driver, source, delivery) for delivery in found]
+        return [self._new_job(driver, source, delivery) for delivery in found]
 
     def consume(self, timeout: float | None = None) -> Generator[Job, None, None]:
         """Yield jobs one after the other, and acknowledge each when the loop asks for the next.

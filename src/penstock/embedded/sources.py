@@ -82,7 +82,8 @@ class QueueCounts:
 
 
 class QueueSource(ABC):
-    """A queue. key: the same object for all sources of one queue of a box, and no other.
+    """A queue. key: the same object for all sources of one queue of a box, and no other. is_traced:
+    whether its deliveries are SpanDeliveries.
 
     A delivery is what a `penstock.embedded.messages.Message` can be made of; only the source that
     gave it settles it. Errors of all methods: BoxClosedError, ForkedError, UnknownQueueError (the
@@ -91,6 +92,7 @@ class QueueSource(ABC):
 
     name: str
     key: object
+    is_traced: bool = False
 
     # ---- called for each message -----------------------------------------------------------------
 

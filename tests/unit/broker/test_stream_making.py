@@ -82,7 +82,7 @@ def test_operations_wait_for_no_sync_either(
     operations.call(rig.vhost, None, "declare_queue", args, replies.append)
     assert not replies
     rig.turn()
-    assert replies == [{"queue": "s", "messages": 0, "consumers": 0}]
+    assert replies == [{"queue": "s", "messages": 0, "consumers": 0, "is_new": True}]
     assert syncs.on_loop == 0
 
 

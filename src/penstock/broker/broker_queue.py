@@ -407,12 +407,7 @@ class QueueOrStream(Source):
 
     def lengths(self) -> dict[str, int]:
         """Return how many messages there are, by the names of RabbitMQ's columns."""
-        ready, depth = self.len(), self.depth()
-        return {
-            "messages": depth,
-            "messages_ready": ready,
-            "messages_unacknowledged": depth - ready,
-        }
+        return lengths_of(self.len(), self.depth())
 
     def check_consume(self, *, prefetch: int, no_ack: bool, is_global: bool) -> None:
         """Check whether a channel may consume whose consumers have this prefetch (0: no limit), or
@@ -711,6 +706,15 @@ def _window_of(
     window.is_logged = is_durable
     window.set_up(size, ttl_ms if isinstance(ttl_ms, int) else None)
     return window
+
+
+def lengths_of(ready: int, depth: int) -> dict[str, int]:
+    """Return how many messages there are, by the names of RabbitMQ's columns."""
+    return {
+        "messages": depth,
+        "messages_ready": ready,
+        "messages_unacknowledged": depth - ready,
+    }
 
 
 def not_counted(_: int) -> None:

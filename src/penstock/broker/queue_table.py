@@ -65,12 +65,12 @@ from penstock.broker.arguments import (
     encode_arguments,
     type_of,
 )
-from penstock.broker.broker_queue import BrokerQueue, QueueOrStream, not_counted
+from penstock.broker.broker_queue import BrokerQueue, QueueOrStream, lengths_of, not_counted
 from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable, PreparedStream
 from penstock.broker.counts import VHostCounts
 from penstock.broker.dispatch import Dispatch, Source
 from penstock.broker.policies import Applied, Policies
-from penstock.broker.rates import LENGTHS, QUEUE, RateSource
+from penstock.broker.rates import QUEUE, RateSource
 from penstock.broker.topology import Topology, store_creator
 from penstock.clock import Clock
 from penstock.errors import CorruptionError, DiskFullError, OptionError, StoppedError
@@ -185,24 +185,22 @@ class QueueTable:
     def lengths(self) -> Generator[None, None, dict[str, int]]:
         """Return how many messages all queues have together, by the names of RabbitMQ's columns;
         others may have their turn at each yield."""
-        found = dict.fromkeys(LENGTHS, 0)
+        ready = depth = 0
         for n, queue in enumerate(list(self.served.values()), 1):
             if not queue.is_deleted and not queue.is_crashed:
-                for name, count in queue.lengths().items():
-                    found[name] += count
+                ready += queue.len()
+                depth += queue.depth()
             if n % LENGTHS_SLICE == 0:
                 yield
         stored = self._queue_set.stored
         for n, index in enumerate(list(self.engine.queues.values()) if stored else (), 1):
             name = text_of(index.name.partition(priority_queue.SEPARATOR)[0])
             if name in stored and MARK not in index.name:
-                leased = index.leased.count
-                found["messages"] += index.count
-                found["messages_ready"] += index.count - leased
-                found["messages_unacknowledged"] += leased
+                ready += index.count - index.leased.count
+                depth += index.count
             if n % LENGTHS_SLICE == 0:
                 yield
-        return found
+        return lengths_of(ready, depth)
 
     def is_stored(self, name: str) -> bool:
         """Return whether there is a queue of this name that is not open."""

@@ -31,6 +31,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
         live.control("add_user", name="ann", password="ann")
         live.control("add_user", name="bob", password="bob")
         live.control("set_permissions", "/", user="ann", configure=".*", write=".*", read=".*")
+        for name in ("ann", "bob"):
+            live.control("set_user_tags", name=name, tags=["management"])
         yield live
         assert live.stop() == 0, live.log_text()
 

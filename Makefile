@@ -40,7 +40,7 @@ PIN := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: audit sbom help setup run run-queues test test-sparks check lint conformance crash crash-spark soak bench bench-spark mutants plot format clean FORCE
+.PHONY: audit sbom help setup run run-queues test test-sparks check lint conformance crash crash-spark soak bench bench-spark mutants plot plot-metrics format clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -61,6 +61,7 @@ help:
 	@echo "make audit   known vulnerabilities of the versions in constraints.txt (needs the network)"
 	@echo "make sbom    what make run installs, as CycloneDX: build/sbom.cdx.json"
 	@echo "make plot    RAM and throughput while ten million messages go in and out: docs/how-it-works/memory.png"
+	@echo "make plot-metrics  what /metrics says while a backlog comes and goes: docs/guides/monitoring.png"
 	@echo "make format  let ruff write the format and what else it can mend"
 	@echo "make clean   remove environments, build and caches"
 
@@ -132,6 +133,9 @@ bench-spark: .venv-run/ready
 
 plot: .venv-bench/ready
 	.venv-bench/bin/python bench/memory_plot.py $(ARGS)
+
+plot-metrics: .venv-bench/ready
+	.venv-bench/bin/python bench/metrics_plot.py $(ARGS)
 
 format: .venv/ready
 	.venv/bin/ruff format .

@@ -346,6 +346,17 @@ def test_what_the_plot_is_made_of(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "0 True"
 
 
+def test_what_the_plot_of_metrics_is_made_of(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, 'bench'); import metrics_plot; from pathlib import Path;"
+        f"found = metrics_plot.run(Path({str(tmp_path / 'data')!r}), 300, 100, '64MiB');"
+        "print(found[0][1]['memory_budget_bytes'], 'messages.alpha' in found[-1][1])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"{float(64 << 20)} True"
+
+
 def test_the_page_names_goal_mode_and_machine() -> None:
     """docs/reference/performance.md is what the last kept full runs render to."""
     code = "import sys; sys.path.insert(0, 'bench'); import page; print(page.text(), end='')"

@@ -696,10 +696,12 @@ _ROWS: Final = (
     ),
     # users, permissions and limits
     _list(
-        "list_users", "List users and their tags.", ("name", "tags"),
-        ("password_hash", "hashing_algorithm", "limits", "penstock"), of=NODE,
+        "list_users", "List users and their tags.", ("name", "tags"), of=NODE,
         audience=MANAGEMENT, tags=ADMINISTRATORS,
-        arguments=(flag("without_permissions", "only users who may use no vhost"),),
+        arguments=(
+            flag("without_permissions", "only users who may use no vhost"),
+            flag("with_hashes", "hashes of passwords and limits too, as definitions have them"),
+        ),
     ),
     _of_node(
         "add_user", "Add a user.", _USER_NAME, _PASSWORD,

@@ -41,7 +41,7 @@ def test_a_password_or_a_hash(broker: LiveBroker) -> None:
     assert logs_in(broker, "ann", "one")
     hashed = rabbitmq_hash("two")
     assert broker.control("put_user", **put, password_hash=hashed) == {"is_new": False}
-    (row,) = [row for row in broker.control("list_users") if row["name"] == "ann"]
+    (row,) = [row for row in broker.control("list_users", with_hashes=True) if row["name"] == "ann"]
     assert row == {
         "name": "ann", "password_hash": hashed, "hashing_algorithm": SHA256,
         "tags": ["management"], "limits": {}, "penstock": {},

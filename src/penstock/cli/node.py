@@ -233,7 +233,6 @@ def report(data: str) -> None:
         found["config"] = client.call("show_config")
         for op in lists:
             found[op.removeprefix("list_")] = client.call(op)
-        found["users"] = [{"name": one["name"], "tags": one["tags"]} for one in found["users"]]
         found["by_vhost"] = {
             one["name"]: {op.removeprefix("list_"): client.call(op, one["name"]) for op in of_vhost}
             for one in found["vhosts"]

@@ -177,15 +177,20 @@ def without_empty(rows: Any) -> object:
 # ---- users and permissions -----------------------------------------------------------------------
 
 
+async def users(asked: ApiRequest) -> Any:
+    """Return all users, with the hashes of their passwords."""
+    return await asked.value("list_users", with_hashes=True)
+
+
 async def user(asked: ApiRequest) -> object:
     """Return one user."""
-    rows = await asked.value("list_users")
+    rows = await users(asked)
     return first([row for row in rows if row["name"] == asked.names["name"]])
 
 
 async def users_without_permissions(asked: ApiRequest) -> object:
     """Return the users who may use no vhost."""
-    return await asked.value("list_users", without_permissions=True)
+    return await asked.value("list_users", without_permissions=True, with_hashes=True)
 
 
 async def put_user(asked: ApiRequest) -> object:

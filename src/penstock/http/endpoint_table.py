@@ -330,7 +330,7 @@ CHANGE_ROWS: Final = (
     ),
     # users
     Endpoint(
-        "users", "GET", "Users, with hashes of their passwords.", "list_users",
+        "users", "GET", "Users, with hashes of their passwords.", change_pages.users,
         tags=ADMINISTRATORS, query=_LIST,
     ),
     Endpoint(

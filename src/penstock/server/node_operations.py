@@ -506,11 +506,13 @@ class NodeOperations:
         if args.flag("without_permissions"):
             hidden = {user for user, _ in tables.permissions}
         limits = tables.limits["user"]
-        return [
-            {"penstock": {}, **definitions.user_row(name, hashed, tags, limits.get(name, {}))}
-            for name, (hashed, tags) in tables.users.items()
-            if name not in hidden
-        ]
+        users = {name: one for name, one in tables.users.items() if name not in hidden}
+        if args.flag("with_hashes"):
+            return [
+                {"penstock": {}, **definitions.user_row(name, hashed, tags, limits.get(name, {}))}
+                for name, (hashed, tags) in users.items()
+            ]
+        return [{"name": name, "tags": sorted(tags)} for name, (_, tags) in users.items()]
 
     async def _add_user(self, args: Arguments, _vhost: str) -> None:
         self._node.users.add_user(args.text("name"), _password(args), args.texts("tags"))

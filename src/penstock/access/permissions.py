@@ -29,7 +29,7 @@ Names are text with surrogates for bytes that are not UTF-8; these are matched a
 
 import ipaddress
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from penstock.errors import OptionError
@@ -62,6 +62,15 @@ class Pattern:
         if not name.isascii():
             name = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         return self._compiled.search(name) is not None
+
+
+def name_filter(text: str, *, is_regex: bool) -> Callable[[str], bool]:
+    """Return a function that says whether the text, or a match of it, is in a name, in any case.
+    ValueError: as Pattern."""
+    if is_regex:
+        return Pattern(f"(?i){text}").is_in
+    wanted = text.casefold()
+    return lambda name: wanted in name.casefold()
 
 
 def has_re2() -> bool:

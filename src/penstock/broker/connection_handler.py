@@ -120,6 +120,7 @@ BACKLOG_MAX: Final = 1000
 BACKLOG_BYTES_MAX: Final = 4 << 20
 EVENT_BYTES: Final = 300  # one event, one argument or one acknowledgement, about
 TEXT_BYTES_MAX: Final = 255
+UNACKED_GRAIN: Final = 8  # deliveries of a channel: a change by fewer is counted later
 LOST: Final = ("", 0, "the socket was closed without connection.close")
 LOGGED_CHARS_MAX: Final = 1000  # of an error's text
 
@@ -442,7 +443,8 @@ class ConnectionHandler(ChannelOwner):
     def _count_unacked(self) -> None:
         change = 0
         for channel in self.channels.values():
-            if channel.unacked.count != channel.counted_unacked:
+            now, before = channel.unacked.count, channel.counted_unacked
+            if now != before and (not now or abs(now - before) >= UNACKED_GRAIN):
                 change += channel.count_bytes()
         if change:
             self.vhost.count_unacked(self.identity.name, change)

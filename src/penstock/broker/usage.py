@@ -59,6 +59,7 @@ from penstock.access.limits import (
 )
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
+from penstock.clock import Clock
 from penstock.errors import NOT_ALLOWED, RESOURCE_ERROR, AMQPConnectionError, ChannelError
 from penstock.options import format_bytes
 
@@ -246,10 +247,12 @@ class Usage:
         left = self.memory_bytes // OUTPUT_PART - self.output.total
         return self.output.of(user) < left
 
-    def unacked_changed(self, user: str, change: int, now_s: float) -> bool:
+    def unacked_changed(self, user: str, change: int, clock: Clock) -> bool:
         """Count bytes of unacknowledged deliveries; return whether this user has become one of
         `full`, or is no longer one."""
         self.unacked.add(user, change)
+        if not self.full and self.unacked.total < self.memory_bytes // UNACKED_PART // 2:
+            return False  # nobody's own can be as much as what is left
         own, left = self._unacked_share(user)
         if user in self.full:
             if own >= left - left // UNACKED_GAP:
@@ -258,7 +261,7 @@ class Usage:
             return True
         if change <= 0 or own < left:
             return False
-        self.full[user] = now_s
+        self.full[user] = clock.monotonic()
         return True
 
     def full_text(self, user: str) -> str:

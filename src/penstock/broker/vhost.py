@@ -256,10 +256,12 @@ class ConnectionValues(RateSource):
         self._octets: dict[str, int] = {}  # by name, as of the last look
         self.busy: list[Peer] = []
 
-    def changed(self) -> Iterator[tuple[str, Values]]:
+    def changed(self) -> Iterator[tuple[str, Values] | None]:
         before, self._octets = self._octets, {}
         self.busy = []
-        for peer in list(self._handlers):
+        for n, peer in enumerate(list(self._handlers), 1):
+            if n % PEERS_LOOKED_AT == 0:
+                yield None
             values = peer.octets()
             total = self._octets[peer.name] = sum(values.values())
             if before.get(peer.name) != total:
@@ -554,9 +556,14 @@ class VHost(QueueOwner[BrokerQueue]):
         if not was_blocked:
             self.blocked_since_ms = now_ms
         since = datetime.fromtimestamp(self.blocked_since_ms / 1000, UTC).isoformat(" ", "seconds")
-        do = [advice for word, advice in ADVICE.items() if word in self.blocked_reason.split()]
-        text = f"publishers wait since {since}, low on {self.blocked_reason}: {'; '.join(do)}"
+        text = f"publishers wait since {since}, low on {self.blocked_reason}: "
+        text += self.blocked_advice()
         self.event("blocked", text)
+
+    def blocked_advice(self) -> str:
+        """Return what helps the publishers, "" if they do not wait."""
+        words = self.blocked_reason.split()
+        return "; ".join(advice for word, advice in ADVICE.items() if word in words)
 
     def blocked_cause(self) -> str:
         """Return what publishers wait for takes most, "" if they do not wait."""
@@ -665,7 +672,7 @@ class VHost(QueueOwner[BrokerQueue]):
         """Count bytes of deliveries that a user has not acknowledged; negative: fewer. 0: look
         whether others have left room."""
         self.monitor.other_bytes += delta
-        if self.usage.unacked_changed(user, delta, self.clock.monotonic()):
+        if self.usage.unacked_changed(user, delta, self.clock):
             if user in self.usage.full:
                 self.event("warning", self.usage.full_text(user))
             for peer in list(self.handlers):

@@ -115,7 +115,10 @@ def status_lines(found: dict[str, Any]) -> list[str]:
             f"{_many(found['connections'], 'connection')}, {found['half_open']} logging in, "
             f"{found['accepted']} since the start",
         ),
-        ("listens", ", ".join(f"{name} {found['host']}:{n}" for name, n in listeners(found))),
+        (
+            "listens",
+            ", ".join(f"{name} {found['host']}:{n}" for name, n in found["listeners"].items()),
+        ),
         *(
             ("certificate", f"{one['file']}: until {date(one['expires_ms'])}")
             for one in tls.get("certificates", ())
@@ -124,16 +127,6 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         ("durability", found["durability"]),
     ]
     return lines + [f"{name:<13}{text}" for name, text in rows]
-
-
-def listeners(found: dict[str, Any]) -> list[tuple[str, int]]:
-    """Return what is spoken at which port, of an answer of `status`."""
-    http, tls = found.get("http") or {}, found.get("tls") or {}
-    ports = [
-        ("amqp", found["port"]), ("http", http.get("port")), ("amqps", tls.get("port")),
-        ("https", tls.get("http_port")),
-    ]  # fmt: skip
-    return [(name, port) for name, port in ports if port is not None]
 
 
 def _advice(problem: str) -> str:
@@ -197,9 +190,13 @@ def _wrong(check: str, port: int | None, found: dict[str, Any]) -> list[str]:
     if check == "vhosts":
         return [one for one in problems if one.startswith("vhost ") and "is low on" not in one]
     if check == "ports":
-        return [text for name, n in listeners(found) if (text := _refused(found["host"], name, n))]
+        return [
+            text
+            for name, n in found["listeners"].items()
+            if (text := _refused(found["host"], name, n))
+        ]
     if check == "port":
-        is_there = port in [number for _, number in listeners(found)]
+        is_there = port in found["listeners"].values()
         return [] if is_there else [f"the broker does not listen at port {port}"]
     return problems
 

@@ -25,6 +25,7 @@ from penstock.cli.ask import ARGUMENTS, DATA, VHOST, Client, arguments_of, ask, 
 from penstock.cli.main import EX_INTERRUPTED, FailedError
 from penstock.cli.output import NO_HEADER, ROWS_FORMAT
 from penstock.errors import OptionError
+from penstock.members import sort_key
 from penstock.operation_table import (
     ANY,
     FIELD_TABLE,
@@ -119,16 +120,9 @@ class Chosen(NamedTuple):
             column = self.sort.removeprefix("-")
             _check_columns(row, rows, [column])
             rows = sorted(
-                rows, key=lambda one: _order(one.get(column)), reverse=self.sort != column
+                rows, key=lambda one: sort_key(one.get(column)), reverse=self.sort != column
             )
         return rows[: self.limit]
-
-
-def _order(value: object) -> tuple[int, float, str]:
-    """Return where a value is in a sorted list: nothing, numbers, texts."""
-    if isinstance(value, int | float):
-        return 1, value, ""
-    return (0, 0, "") if value is None else (2, 0, output.text(value))
 
 
 def _change_of(row: Operation) -> Any:

@@ -28,6 +28,7 @@ from penstock.cli.ask import DATA, VHOST, Client, asked
 from penstock.cli.main import CommandRefusedError, UnavailableError
 from penstock.cli.node import status_lines
 from penstock.clock import SystemClock
+from penstock.members import dug
 from penstock.options import format_bytes
 
 TERMINATED: Final = 128 + signal.SIGTERM  # the exit code
@@ -195,9 +196,7 @@ def _blocks(row: Row) -> str:
 
 def _number(row: Row, name: str) -> float:
     """Return the number of this name with dots, 0 if there is none."""
-    value: Any = row
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+    value = dug(row, name)
     return value if isinstance(value, int | float) else 0
 
 

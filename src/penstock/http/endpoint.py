@@ -21,10 +21,11 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from penstock.access.permissions import DEFAULT_EXCHANGE, NOTHING, Identity, Pattern
+from penstock.access.permissions import DEFAULT_EXCHANGE, NOTHING, Identity, name_filter
 from penstock.errors import INTERNAL_ERROR
 from penstock.http.node_link import NodeLink
 from penstock.http.requests import BasicAuth, HttpError
+from penstock.members import Columns, Row, dug, sort_key
 from penstock.operation_json import JsonText, read
 from penstock.operation_table import AS_USER, MANAGERS, WATCHERS, Argument, is_of_node
 from penstock.server.backends import Account
@@ -284,53 +285,49 @@ class ListQuery:
                 f"{page} and page_size {size}", error="invalid_pagination_parameters",
             )  # fmt: skip
         found = cls(
-            tuple(name for name in query.get(COLUMNS, "").split(",") if name),
+            columns_of(query),
             query.get("sort", ""), query.get("sort_reverse", "").lower() == "true", page, size,
             query.get("name", "") if page is not None else "",
             query.get("use_regex", "").lower() == "true",
         )  # fmt: skip
-        if found.name and found.use_regex:
-            found._pattern()
+        if found.name:
+            found._filter()
         return found
 
-    def _pattern(self) -> Pattern:
+    def _filter(self) -> Callable[[str], bool]:
         try:
-            return Pattern(f"(?i){self.name}")
+            return name_filter(self.name, is_regex=self.use_regex)
         except ValueError as error:
             text = f"name: given {self.name!r}, expected a regular expression of RE2 ({error})"
             raise HttpError(400, text[:600]) from error
 
-    def cut(self, rows: Sequence[Mapping[str, object]]) -> object:
+    def cut(self, rows: Sequence[Row]) -> object:
         """Return the rows as they are asked for; an object about the page if one is. Raises
         HttpError 400 for a page beyond the end."""
         found = list(rows)
-        if self.name and self.use_regex:
-            pattern = self._pattern()
-            found = [row for row in found if pattern.is_in(str(row.get("name", "")))]
-        elif self.name:
-            name = self.name.casefold()
-            found = [row for row in found if name in str(row.get("name", "")).casefold()]
+        if self.name:
+            is_in = self._filter()
+            found = [row for row in found if is_in(str(row.get("name", "")))]
         found = self.ordered(found)
         if self.page is None:
             return self.picked(found)
         first = (self.page - 1) * self.page_size
         return self.page_of(found[first : first + self.page_size], len(found), len(rows))
 
-    def ordered(self, rows: list[Mapping[str, object]]) -> list[Mapping[str, object]]:
+    def ordered(self, rows: list[Row]) -> list[Row]:
         """Return the rows as they are to be sorted; as they are if nothing is said about it."""
         if self.sort:
-            rows = sorted(rows, key=lambda row: _order(nested(row, self.sort)))
+            rows = sorted(rows, key=lambda row: sort_key(dug(row, self.sort)))
         if self.is_reverse:
             rows = rows[::-1]
         return rows
 
-    def picked(self, rows: Sequence[Mapping[str, object]]) -> list[object]:
+    def picked(self, rows: Sequence[Row]) -> list[object]:
         """Return only the members of the rows that are asked for."""
-        return [picked(row, self.columns) for row in rows]
+        columns = Columns(self.columns)
+        return [columns.cut(row) for row in rows]
 
-    def page_of(
-        self, rows: Sequence[Mapping[str, object]], filtered: int, total: int
-    ) -> dict[str, object]:
+    def page_of(self, rows: Sequence[Row], filtered: int, total: int) -> dict[str, object]:
         """Return the object about a page of these rows, whose members are picked. filtered, total:
         how many rows there are, with and without the name. Raises HttpError 400."""
         assert self.page is not None
@@ -348,47 +345,15 @@ class ListQuery:
         }
 
 
+def columns_of(query: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the columns that these parameters ask for."""
+    return tuple(name for name in query.get(COLUMNS, "").split(",") if name)
+
+
 def out_of_range(query: ListQuery, found: str) -> HttpError:
     """Return the error for a page beyond the end. found: how many there are."""
     text = f"Page out of range, page: {query.page} page size: {query.page_size}: {found}"
     return HttpError(400, text, error="page_out_of_range")
-
-
-def nested(row: object, name: str) -> object:
-    """Return a member of a row, None if there is none. name: with dots into objects."""
-    for part in name.split("."):
-        row = row.get(part) if isinstance(row, Mapping) else None
-    return row
-
-
-def picked(row: Mapping[str, object], columns: Sequence[str]) -> Mapping[str, object]:
-    """Return the row with these members alone, nested as before; all of it if none is named."""
-    if not columns:
-        return row
-    found: dict[str, object] = {}
-    deeper: dict[str, list[str]] = {}
-    for column in columns:
-        name, dot, rest = column.partition(".")
-        if name in row and not dot:
-            found[name] = row[name]
-        elif dot:
-            deeper.setdefault(name, []).append(rest)
-    for name, rests in deeper.items():
-        value = row.get(name)
-        if isinstance(value, Mapping) and name not in found:
-            found[name] = picked(value, rests)
-        elif isinstance(value, list) and name not in found:
-            found[name] = [picked(one, rests) for one in value if isinstance(one, Mapping)]
-    return found
-
-
-def _order(value: object) -> tuple[int, float, str]:
-    """Return a key that puts what is missing first, then numbers, then texts."""
-    if value is None:
-        return (0, 0.0, "")
-    if isinstance(value, int | float):
-        return (1, float(value), "")
-    return (2, 0.0, str(value))
 
 
 def _whole(name: str, text: str) -> int:

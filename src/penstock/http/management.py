@@ -32,18 +32,17 @@ from penstock.errors import INTERNAL_ERROR, NOT_FOUND
 from penstock.http.api_pages import MAKERS
 from penstock.http.bodies import SMALL_BYTES_MAX, JsonBodies, members_of
 from penstock.http.endpoint import (
-    COLUMNS,
     PAGE_SIZE,
     VHOST,
     Answer,
     ApiRequest,
     Endpoint,
     ListQuery,
+    columns_of,
     decoded_name,
     is_down,
     not_authorised,
     out_of_range,
-    picked,
 )
 from penstock.http.endpoint_table import ENDPOINTS
 from penstock.http.node_link import NodeLink
@@ -55,6 +54,7 @@ from penstock.http.requests import (
     NotAuthorizedError,
 )
 from penstock.http.sending import PIECE_BYTES, AnswerTurns, PiecesAnswer
+from penstock.members import Columns
 from penstock.operation_json import JsonText, read, to_json
 from penstock.operation_table import (
     ADMINISTRATORS,
@@ -260,15 +260,14 @@ class Management:
         if endpoint.is_list and isinstance(found, list):
             return ListQuery.of(asked.query).cut(found)
         if isinstance(found, dict):
-            columns = asked.query.get(COLUMNS, "").split(",")
-            return picked(found, [one for one in columns if one])
+            return Columns(columns_of(asked.query)).cut(found)
         return found
 
     async def _described(self, asked: ApiRequest) -> object:
         """Return one row: of the vhost in the address, or of the first that has it."""
         of = asked.names_of_row()
         _, name = of.popitem()
-        columns = [one for one in asked.query.get(COLUMNS, "").split(",") if one]
+        columns = list(columns_of(asked.query))
         vhosts = asked.vhosts()
         if VHOST not in asked.names:
             vhosts = await asked.started(vhosts)

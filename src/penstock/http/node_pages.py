@@ -343,7 +343,7 @@ async def _vhost_row(asked: ApiRequest, row: Info) -> Info:
 
 async def aliveness(asked: ApiRequest) -> object:
     """Return ok when the vhost has answered; no queue is made."""
-    await asked.node.value("vhost_status", asked.vhost)
+    await asked.node.value("describe_row", asked.vhost, kind="exchanges", name="", rates=False)
     return {"status": "ok"}
 
 

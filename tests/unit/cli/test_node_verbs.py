@@ -20,7 +20,7 @@ STATUS = {
     "log_directory": "/d", "spill_directory": "/e", "disk_free_bytes": 5 << 30,
     "disk_free_limit_bytes": 50 << 20, "is_ready": True, "is_healthy": True, "problems": [],
     "connections": 1, "half_open": 0, "accepted": 1234, "vhosts": [VHOST],
-    "http": {"port": 15672}, "tls": None,
+    "http": {"port": 15672}, "tls": None, "listeners": {"amqp": 5672, "http": 15672},
 }  # fmt: skip
 WRONG = STATUS | {
     "is_healthy": False,
@@ -48,7 +48,8 @@ def test_status_says_first_what_is_wrong_and_what_to_do(
     text = "the certificate a.pem expires at 2026-12-01T00:00:00+00:00"
     certificate = {"file": "a.pem", "names": ["a"], "expires_ms": 1_796_083_200_000}
     tls = {"port": 5671, "http_port": None, "certificates": [certificate], "warnings": [text]}
-    assert FakeControl(status=STATUS | {"tls": tls}).run("status") == 0
+    listeners = {"amqp": 5672, "http": 15672, "amqps": 5671}
+    assert FakeControl(status=STATUS | {"tls": tls, "listeners": listeners}).run("status") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == f"soon: {text}"
     assert "listens      amqp 127.0.0.1:5672, http 127.0.0.1:15672, amqps 127.0.0.1:5671" in lines
@@ -93,7 +94,7 @@ def test_each_part_of_health(words: str, code: int, capsys: pytest.CaptureFixtur
 @pytest.mark.real
 def test_a_port_that_nobody_answers_at(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        here = STATUS | {"port": listening.getsockname()[1], "http": None}
+        here = STATUS | {"listeners": {"amqp": listening.getsockname()[1]}}
         assert FakeControl(status=here).run("check_port_connectivity") == 0
     capsys.readouterr()
     assert FakeControl(status=here).run("check_port_connectivity") == 69

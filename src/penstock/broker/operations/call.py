@@ -9,7 +9,7 @@ interrupted and returns the answer (`Call.in_slices`). One whose answer may be l
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 from penstock.access.permissions import Identity, everything
 from penstock.broker import permissions
@@ -166,6 +166,24 @@ def add_rows(
             yield
     found.end(b"]")
     return n
+
+
+T = TypeVar("T")
+
+
+def in_budget(call: Call, part: Generator[None, None, T], steps: int) -> Generator[None, None, T]:
+    """Return what a part of an answer returns, whose slices take so many steps of the turn's
+    budget."""
+    budget = call.vhost.budget
+    while True:
+        try:
+            next(part)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        budget.left -= steps
+        if budget.left <= 0:
+            yield
 
 
 def first_names(

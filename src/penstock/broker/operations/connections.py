@@ -14,9 +14,9 @@ from typing import Final
 from penstock.broker.broker_queue import Consumer
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.operations.call import Call, Functions, Slices
-from penstock.broker.operations.kinds import RowAsked, RowKind
+from penstock.broker.operations.kinds import RATE, STATS, RowAsked, RowKind
 from penstock.broker.operations.listings import channel_info
-from penstock.broker.operations.queue_rows import RATE, STATS, consumer_row
+from penstock.broker.operations.queue_rows import consumer_row
 from penstock.broker.rates import INTERVAL_S, Info
 from penstock.broker.refusals import called, not_found
 from penstock.broker.vhost import CHANNEL, CONNECTION, VHost
@@ -51,6 +51,7 @@ class ConnectionRows(RowKind):
     """The connections of clients. of: {"user": name}: only those of that one."""
 
     called = "connection"
+    rates = CONNECTION
     selectors = ("user",)
 
     def all(self, vhost: VHost, of: Mapping[str, str]) -> Sequence[ChannelOwner]:
@@ -68,14 +69,13 @@ class ConnectionRows(RowKind):
         return thing.facts.user
 
     def key(self, vhost: VHost, column: str) -> Callable[[ChannelOwner], object]:
-        if column.endswith(RATE):
-            rate = column.removesuffix(RATE)
-            return lambda owner: vhost.rates.of((CONNECTION, owner.name)).get(rate, 0.0)
         if column == "channels":
             return lambda owner: len(owner.channels)
         if column in OCTETS:
             return lambda owner: owner.octets()[column]
         of_row = super().key(vhost, column)
+        if column.endswith(RATE):
+            return of_row
         return lambda owner: getattr(owner.facts, column, None) or of_row(owner)
 
     def row(self, vhost: VHost, thing: ChannelOwner, asked: RowAsked) -> Info | None:
@@ -134,6 +134,7 @@ class ChannelRows(RowKind):
     """The channels of connections. of: {"connection": name}: only those of that one."""
 
     called = "channel"
+    rates = CHANNEL
     selectors = ("connection",)
 
     def all(self, vhost: VHost, of: Mapping[str, str]) -> Sequence[Channel]:
@@ -152,10 +153,9 @@ class ChannelRows(RowKind):
         return thing.identity.name
 
     def key(self, vhost: VHost, column: str) -> Callable[[Channel], object]:
+        if column.endswith(RATE):
+            return super().key(vhost, column)
         name = column.removeprefix(f"{STATS}.")
-        if name.endswith(RATE):
-            rate = name.removesuffix(RATE)
-            return lambda channel: vhost.rates.of((CHANNEL, self.name(channel))).get(rate, 0.0)
         if name != column:
             return lambda channel: channel.message_stats().get(name)
         return lambda channel: channel_info(vhost, channel).get(column)

@@ -7,8 +7,7 @@ does this. Who has declared an exchange that every vhost has is called as Rabbit
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from penstock.broker.operations.kinds import RowAsked, RowKind
-from penstock.broker.operations.queue_rows import RATE, STATS
+from penstock.broker.operations.kinds import STATS, RowAsked, RowKind
 from penstock.broker.policies import EXCHANGE as EXCHANGE_KIND
 from penstock.broker.rates import Info
 from penstock.broker.refusals import not_found
@@ -33,19 +32,13 @@ class ExchangeRows(RowKind):
     """The exchanges; the default one is "". A thing is its name."""
 
     called = "exchange"
+    rates = EXCHANGES
 
     def all(self, vhost: VHost, of: Mapping[str, str]) -> Sequence[str]:
         return sorted(vhost.exchanges)
 
     def find(self, vhost: VHost, name: str, of: Mapping[str, str]) -> str | None:
         return name if name in vhost.exchanges else None
-
-    def key(self, vhost: VHost, column: str) -> Callable[[str], object]:
-        name = column.removeprefix(f"{STATS}.")
-        if name.endswith(RATE):
-            rate = name.removesuffix(RATE)
-            return lambda thing: vhost.rates.of((EXCHANGES, thing)).get(rate, 0.0)
-        return super().key(vhost, column)
 
     def row(self, vhost: VHost, thing: str, asked: RowAsked) -> Info | None:
         exchange = vhost.exchanges.get(thing)

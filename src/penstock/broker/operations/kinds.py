@@ -7,68 +7,16 @@ page have chosen them, and of each only what was asked for if that is cheaper. S
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from penstock.broker.rates import INTERVAL_S, Info, Key
 from penstock.broker.vhost import VHost
+from penstock.members import Columns, dug
 
-
-class Columns:
-    """The columns that are asked for, by names with dots: a dot goes into an object, or into each
-    one of a list. No names: all columns."""
-
-    def __init__(self, names: Collection[str] = ()) -> None:
-        self._wanted: dict[str, Any] = {}  # name -> what is wanted in it, {}: all of it
-        for name in sorted(names):  # the whole of an object comes before parts of it
-            at = self._wanted
-            *outer, last = name.split(".")
-            for part in outer:
-                if at.get(part) == {}:
-                    break
-                at = at.setdefault(part, {})
-            else:
-                at[last] = {}
-        self.are_all: bool = not self._wanted
-        self.names: frozenset[str] = frozenset(self._wanted)  # without what is after a dot
-
-    def has(self, name: str) -> bool:
-        """Return whether anything of the column is asked for."""
-        return self.are_all or name in self._wanted
-
-    def has_any(self, names: Set[str]) -> bool:
-        """Return whether anything of these columns is asked for."""
-        return self.are_all or not self.names.isdisjoint(names)
-
-    def cut(self, row: Info) -> Info:
-        """Return what is asked for of a row; what it does not have is left out."""
-        return row if self.are_all else _cut(row, self._wanted)
-
-
-def _cut(row: Info, wanted: Mapping[str, Any]) -> Info:
-    found: Info = {}
-    for name, inner in wanted.items():
-        if name not in row:
-            continue
-        value = row[name]
-        if not inner:
-            found[name] = value
-        elif isinstance(value, dict):
-            found[name] = _cut(value, inner)
-        elif isinstance(value, list):
-            found[name] = [_cut(one, inner) for one in value if isinstance(one, dict)]
-    return found
-
-
-def dug(row: Info, name: str) -> object:
-    """Return the value of a name with dots, None if the row does not have it."""
-    value: object = row
-    for part in name.split("."):
-        if not isinstance(value, dict):
-            return None
-        value = value.get(part)
-    return value
+STATS: Final = "message_stats"
+RATE: Final = "_details.rate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +45,7 @@ class RowKind(ABC):
     it may be gone when its row is made."""
 
     called: str  # one of them, for errors
+    rates: str = ""  # the kind of their rates, "" if they have none
     # What `of` may have, which chooses among the things: the things of a queue, a connection ...
     selectors: Sequence[str] = ()
 
@@ -114,7 +63,10 @@ class RowKind(ABC):
 
     def key(self, vhost: VHost, column: str) -> Callable[[Any], object]:
         """Return a function that returns the value of this column of a thing, for sorting. Make it
-        cheap for columns of numbers: it is called for every thing."""
+        cheap for columns of numbers, as rates are: it is called for every thing."""
+        if self.rates and column.endswith(RATE):
+            rate = column.removeprefix(f"{STATS}.").removesuffix(RATE)
+            return lambda thing: vhost.rates.of((self.rates, self.name(thing))).get(rate, 0.0)
         asked = RowAsked(Columns([column]))
 
         def value(thing: Any) -> object:

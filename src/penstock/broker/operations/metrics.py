@@ -17,9 +17,10 @@ from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.dispatch import Source
 from penstock.broker.exactly_once.batches import batch_manager
 from penstock.broker.exactly_once.leases import lease_manager
-from penstock.broker.operations.call import Call, Functions, Slices
+from penstock.broker.operations.call import Call, Functions, Slices, in_budget
 from penstock.broker.operations.connections import owners
 from penstock.broker.operations.listings import object_totals, queue_row
+from penstock.broker.operations.queue_rows import int_of
 from penstock.broker.turn_budget import LOOK_STEPS
 from penstock.broker.vhost import VHost
 from penstock.errors import CorruptionError
@@ -137,7 +138,7 @@ def _clients(vhost: VHost) -> Generator[None, None, Values]:
 
 
 def _streams(vhost: VHost) -> Generator[None, None, Values]:
-    size = lag = count = 0
+    size = lag = 0
     lag_s = 0.0
     for stream in list(vhost.engine.streams.by_number.values()):
         size += stream.queue.bytes
@@ -146,10 +147,8 @@ def _streams(vhost: VHost) -> Generator[None, None, Values]:
             lag = max(lag, _lag(stream, min(offsets)))
             lag_s = max(lag_s, _lag_s(vhost, stream, min(offsets)) or 0.0)
         yield
-    for _ in vhost.streams.all():
-        count += 1
     return {
-        "streams": count,
+        "streams": len(vhost.streams.all()),
         "stream_stored_bytes": size,
         "reader_lag_max_records": lag,
         "reader_lag_max_seconds": lag_s,
@@ -195,8 +194,8 @@ def metrics(call: Call) -> Slices:
     vhost = call.vhost
     found = {**_memory(vhost), **_flow(vhost), **_storage(vhost)}
     found |= {name: one.facts() for name, one in vhost.loop_seconds.items()}
-    for part in (_messages, _clients, _streams, _leases):
-        found |= yield from _in_budget(call, part(vhost))
+    for part, steps in ((_messages, SLICE), (_clients, 1), (_streams, 1), (_leases, 1)):
+        found |= yield from in_budget(call, part(vhost), steps)
     counts = vhost.counts
     totals = {
         "message_stats": counts.messages.stats(),
@@ -206,19 +205,6 @@ def metrics(call: Call) -> Slices:
         **counts.octets(),
     }
     return {"values": found, "totals": totals}
-
-
-def _in_budget(call: Call, part: Generator[None, None, Values]) -> Generator[None, None, Values]:
-    """Return the values of a part, each step of which is taken from the turn's budget."""
-    try:
-        while True:
-            next(part)
-            call.vhost.budget.left -= 1
-            if call.vhost.budget.left <= 0:
-                yield
-    except StopIteration as end:
-        values: Values = end.value
-        return values
 
 
 def _metrics(call: Call) -> None:
@@ -257,7 +243,7 @@ def _lengths(vhost: VHost, name: str, queue: QueueOrStream | None) -> Row | None
     row = queue_row(vhost, name)
     if row is None:  # deleted meanwhile
         return None
-    ready, depth = int(str(row["messages_ready"])), int(str(row["messages"]))
+    ready, depth = int_of(row, "messages_ready"), int_of(row, "messages")
     return ready, depth - ready, depth
 
 
@@ -267,7 +253,7 @@ def _sizes(vhost: VHost, name: str, queue: QueueOrStream | None) -> Row | None:
     if isinstance(queue, BrokerStream):
         return queue.consumers.count, queue.size_bytes(), 0
     row = queue_row(vhost, name)
-    return None if row is None else (0, int(str(row["message_bytes_ready"])), 0)
+    return None if row is None else (0, int_of(row, "message_bytes_ready"), 0)
 
 
 def _consumers(_vhost: VHost, _name: str, queue: QueueOrStream | None) -> Row:
@@ -326,7 +312,7 @@ def _channel_numbers(vhost: VHost) -> Iterator[Row]:
         of = channel.transaction
         yield (
             f"{channel.handler.name} ({channel.number})", len(channel.consumers),
-            channel.unacked.count, int(str(found["messages_unconfirmed"])),
+            channel.unacked.count, int_of(found, "messages_unconfirmed"),
             0 if of is None else of.publishes, 0 if of is None else of.acks,
             channel.consumer_prefetch, channel.prefetch,
         )  # fmt: skip

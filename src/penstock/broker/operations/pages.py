@@ -14,13 +14,12 @@ Without a page the answer is the list; with one it is RabbitMQ's object with cou
 """
 
 import heapq
-import json
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
-from penstock.access.permissions import Pattern
+from penstock.access.permissions import name_filter
 from penstock.broker.operations.call import (
     ROW_STEPS,
     Call,
@@ -28,6 +27,7 @@ from penstock.broker.operations.call import (
     Slices,
     add_rows,
     first_names,
+    in_budget,
     listed,
 )
 from penstock.broker.operations.connections import (
@@ -37,14 +37,14 @@ from penstock.broker.operations.connections import (
     ConsumerRows,
 )
 from penstock.broker.operations.exchange_rows import BindingRows, ExchangeRows
-from penstock.broker.operations.kinds import Columns, RowAsked, RowKind
+from penstock.broker.operations.kinds import RowAsked, RowKind
 from penstock.broker.operations.listings import object_totals
 from penstock.broker.operations.queue_rows import Queues, UnackedRows
 from penstock.broker.rates import VHOST as TOTALS
 from penstock.broker.rates import WATCHED_MAX, Info
 from penstock.broker.refusals import called, not_found
 from penstock.broker.turn_budget import LOOK_STEPS
-from penstock.broker.vhost import VHost
+from penstock.members import Columns, sort_key
 from penstock.operation_json import JsonParts
 from penstock.operation_table import PAGE_SIZE, WATCHERS
 
@@ -126,12 +126,9 @@ def _filtered(call: Call, kind: RowKind, things: Sequence[Any], names: str) -> C
     return found
 
 
-def _matcher(call: Call, names: str) -> Any:
-    if not call.args.flag("use_regex"):
-        wanted = names.casefold()
-        return lambda name: wanted in name.casefold()
+def _matcher(call: Call, names: str) -> Callable[[str], bool]:
     try:
-        return Pattern(f"(?i){names}").is_in
+        return name_filter(names, is_regex=call.args.flag("use_regex"))
     except ValueError as error:
         text = f"given {names!r}, expected a regular expression of RE2: {error}"
         raise call.args.wrong("name", text) from error
@@ -160,7 +157,7 @@ def _sorted(
     runs: list[list[Key]] = []
     run: list[Key] = []
     for n, thing in enumerate(things):
-        run.append(_sort_key(key(thing), n))
+        run.append((*sort_key(key(thing)), n))
         if len(run) == SORT_SLICE or n + 1 == len(things):
             run.sort(reverse=is_reversed)
             runs.append(run)
@@ -172,16 +169,6 @@ def _sorted(
             if vhost.budget.left <= 0:
                 yield
     return (things[key[2]] for key in heapq.merge(*runs, reverse=is_reversed))
-
-
-def _sort_key(value: object, place: int) -> Key:
-    if isinstance(value, int | float):
-        return 1, value, place
-    if isinstance(value, str):
-        return 2, value, place
-    if value is None:
-        return 0, 0, place
-    return 3, json.dumps(value, sort_keys=True, default=str), place
 
 
 # ---- the operations ------------------------------------------------------------------------------
@@ -253,25 +240,12 @@ def _vhost_totals(call: Call) -> None:
     call.in_slices(totals(call))
 
 
-def _lengths(vhost: VHost) -> Generator[None, None, dict[str, int]]:
-    """Return the lengths of all queues together, in slices of the turn's budget."""
-    adding = vhost.table.lengths()
-    while True:
-        try:
-            next(adding)
-        except StopIteration as end:
-            found: dict[str, int] = end.value
-            return found
-        vhost.budget.left -= LOOK_STEPS
-        yield
-
-
 def totals(call: Call) -> Slices:
     """Return the counters of the vhost since it was opened, with rates, and how much there is."""
     vhost = call.vhost
     counts = vhost.counts
     asked = RowAsked(Columns(), samples=_samples(call))
-    lengths = yield from _lengths(vhost)
+    lengths = yield from in_budget(call, vhost.table.lengths(), LOOK_STEPS)
     return {
         "message_stats": asked.with_rates(vhost, TOTALS, counts.messages.stats(), "msg_rates"),
         "churn_rates": asked.with_rates(vhost, TOTALS, counts.churn(), "msg_rates"),

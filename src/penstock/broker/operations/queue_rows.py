@@ -14,7 +14,7 @@ from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.channel import Channel, ChannelOwner
-from penstock.broker.operations.kinds import RowAsked, RowKind
+from penstock.broker.operations.kinds import RATE, STATS, RowAsked, RowKind
 from penstock.broker.operations.listings import queue_head, queue_row
 from penstock.broker.rates import LENGTHS, QUEUE, Info
 from penstock.broker.vhost import VHost
@@ -53,8 +53,6 @@ EWMA: Final = {
 }  # fmt: skip
 LOOKED_AT: Final = 1024  # unacked deliveries of a channel
 DELIVERIES_SHOWN: Final = 100  # of a consumer
-STATS: Final = "message_stats"
-RATE: Final = "_details.rate"
 # Columns for which nothing has to be found out about where messages are.
 CHEAP: Final = HEAD | LENGTHS | _DETAILS | {"consumers", STATS}
 UNLIMITED: Final = "infinity"  # RabbitMQ's target_ram_count of a queue without a limit
@@ -78,6 +76,7 @@ class Queues(RowKind):
     """See the head of this module. A thing is a queue's name."""
 
     called = "queue"
+    rates = QUEUE
 
     def all(self, vhost: VHost, of: Mapping[str, str]) -> Sequence[str]:
         return vhost.table.names()
@@ -86,13 +85,10 @@ class Queues(RowKind):
         return name if vhost.table.has(name) else None
 
     def key(self, vhost: VHost, column: str) -> Callable[[str], object]:
-        name = column.removeprefix(f"{STATS}.")
-        if name.endswith(RATE):
-            rate = name.removesuffix(RATE)
-            return lambda thing: vhost.rates.of((QUEUE, thing)).get(rate, 0.0)
         of_row = super().key(vhost, column)
         of_queue = COUNTED.get(column)
-        if of_queue is None and name != column:
+        name = column.removeprefix(f"{STATS}.")
+        if of_queue is None and name != column and not name.endswith(RATE):
             of_queue = partial(_counter, name)
         if of_queue is None:
             return of_row
@@ -215,12 +211,8 @@ def _row(vhost: VHost, name: str, asked: RowAsked) -> Info | None:
             row |= asked.with_rates(vhost, (QUEUE, name), lengths, "lengths")
     if asked.has_stats:
         row["consumers"] = 0 if queue is None else queue.consumers.count
-        if (
-            queue is not None
-            and columns.has(STATS)
-            and any((counters := queue.counters()).values())
-        ):
-            row[STATS] = asked.with_rates(vhost, (QUEUE, name), counters, "msg_rates")
+        if queue is not None and columns.has(STATS):
+            _add_stats(vhost, queue, row, asked)
     return row
 
 
@@ -235,7 +227,7 @@ def _lengths(info: Info, queue: QueueOrStream | None) -> dict[str, int]:
     """Return the lengths of a queue. info: its row if it is not open, or has crashed."""
     if queue is not None and not queue.is_crashed:
         return queue.lengths()
-    return {column: _int(info, column) for column in LENGTHS}
+    return {column: int_of(info, column) for column in LENGTHS}
 
 
 def _full(
@@ -291,10 +283,10 @@ def _consumers(queue: QueueOrStream | None, ready: int) -> Info:
 
 def _places(queue: QueueOrStream | None, info: Info) -> Info:
     """Return the columns about where the messages are: in RAM, on disk, and in which part."""
-    ready, total = _int(info, "messages_ready"), _int(info, "messages")
-    in_ram, ready_in_ram = _int(info, "messages_ram"), _int(info, "alphas")
-    size = _int(info, "message_bytes")
-    ram_size = min(size, _int(info, "memory_alphas") + _int(info, "memory_elsewhere"))
+    ready, total = int_of(info, "messages_ready"), int_of(info, "messages")
+    in_ram, ready_in_ram = int_of(info, "messages_ram"), int_of(info, "alphas")
+    size = int_of(info, "message_bytes")
+    ram_size = min(size, int_of(info, "memory_alphas") + int_of(info, "memory_elsewhere"))
     stored, stored_size, next_seq = total, size, 0
     if isinstance(queue, BrokerQueue):
         indexes = queue.amq.backing.indexes()
@@ -315,14 +307,14 @@ def _places(queue: QueueOrStream | None, info: Info) -> Info:
         "message_bytes_ram": ram_size,
         "message_bytes_paged_out": size - ram_size,
         "message_bytes_persistent": stored_size,
-        "disk_reads": _int(info, "disk_reads"),
-        "disk_writes": _int(info, "disk_writes"),
+        "disk_reads": int_of(info, "disk_reads"),
+        "disk_writes": int_of(info, "disk_writes"),
         "backing_queue_status": {
             "version": 1,
             "mode": info.get("mode", "default"),
             "len": ready,
-            **{name: _int(info, name) for name in ("q1", "q2", "q3", "q4")},
-            "delta": ["delta", "todo", _int(info, "delta"), 0, "todo"],
+            **{name: int_of(info, name) for name in ("q1", "q2", "q3", "q4")},
+            "delta": ["delta", "todo", int_of(info, "delta"), 0, "todo"],
             "target_ram_count": _target_count(info, ready, size),
             "next_seq_id": next_seq,
             **{theirs: info.get(ours, 0.0) for ours, theirs in EWMA.items()},
@@ -345,7 +337,8 @@ def _of_type(queue: QueueOrStream | None, kind: str) -> Info:
     return found
 
 
-def _int(info: Info, name: str) -> int:
+def int_of(info: Info, name: str) -> int:
+    """Return a number of a row, 0 if it has none."""
     value = info.get(name, 0)
     return value if isinstance(value, int) else 0
 

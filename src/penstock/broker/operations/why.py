@@ -14,7 +14,7 @@ from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.operations.call import Call, Functions, Slices
 from penstock.broker.operations.queue_rows import holders
 from penstock.broker.refusals import not_found
-from penstock.broker.vhost import ADVICE, VHost
+from penstock.broker.vhost import VHost
 from penstock.clock import date
 
 QUEUES_SHOWN: Final = 5
@@ -26,6 +26,11 @@ Finding = dict[str, object]
 
 def _finding(about: str, text: str, do: str, since: str | None = None) -> Finding:
     return {"about": about, "text": text, "do": do, "since": since}
+
+
+def _blocked(vhost: VHost, about: str, what: str) -> Finding:
+    text = f"{what}, low on {vhost.blocked_reason}: {vhost.blocked_cause()}"
+    return _finding(about, text, vhost.blocked_advice(), date(vhost.blocked_since_ms))
 
 
 def _ago(vhost: VHost, seconds: float) -> str:
@@ -43,9 +48,7 @@ def _of_vhost(vhost: VHost) -> Generator[None, None, list[Finding]]:
     about = f"vhost '{vhost.name}'"
     found: list[Finding] = []
     if vhost.blocked_reason:
-        do = [advice for word, advice in ADVICE.items() if word in vhost.blocked_reason.split()]
-        text = f"publishers wait, low on {vhost.blocked_reason}: {vhost.blocked_cause()}"
-        found.append(_finding(about, text, "; ".join(do), date(vhost.blocked_since_ms)))
+        found.append(_blocked(vhost, about, "publishers wait"))
     for user, since_s in vhost.usage.full.items():
         waited_s = vhost.clock.monotonic() - since_s
         text = f"consumers of user '{user}' wait: {vhost.usage.full_text(user)}"
@@ -164,9 +167,7 @@ def _of_connection(vhost: VHost, owner: ChannelOwner) -> Iterator[Finding]:
     about = f"connection {owner.name}"
     state = owner.info()["state"]
     if state == "blocked":
-        text = f"its publishes wait, low on {vhost.blocked_reason}: {vhost.blocked_cause()}"
-        do = [advice for word, advice in ADVICE.items() if word in vhost.blocked_reason.split()]
-        yield _finding(about, text, "; ".join(do), date(vhost.blocked_since_ms))
+        yield _blocked(vhost, about, "its publishes wait")
     if not owner.is_open_to_output:
         yield _finding(about, "the client does not read what is sent", "see what the client does")
     if not owner.has_unacked_room:

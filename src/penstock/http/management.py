@@ -251,14 +251,16 @@ class Management:
             found = await self._called(asked, endpoint.does)
         else:
             found = await endpoint.does(asked)
-        if isinstance(found, Answer) or (endpoint.shape is None and isinstance(found, JsonText)):
+        query = ListQuery.of(asked.query) if endpoint.is_list else ListQuery()
+        is_whole = endpoint.shape is None and query == ListQuery()
+        if isinstance(found, Answer) or (is_whole and isinstance(found, JsonText)):
             return found
         if isinstance(found, JsonText):
             found = read(found.text)
         if endpoint.shape is not None:
             found = endpoint.shape(found)
         if endpoint.is_list and isinstance(found, list):
-            return ListQuery.of(asked.query).cut(found)
+            return query.cut(found)
         if isinstance(found, dict):
             return Columns(columns_of(asked.query)).cut(found)
         return found

@@ -16,6 +16,7 @@ from penstock.http.endpoint import ANY, NEW, OPENED, Endpoint, ListQuery, descri
 from penstock.http.endpoint_table import ENDPOINTS
 from penstock.http.node_pages import summed
 from penstock.http.requests import HttpError
+from penstock.operation_json import JsonText
 from penstock.operation_table import ADMINISTRATORS, MANAGERS, OPERATIONS, POLICYMAKERS, WATCHERS
 from penstock.server.control import ControlError
 from tests.helpers.asgi_client import Reply, ask
@@ -287,6 +288,19 @@ def test_sums() -> None:
         "publish": 3, "publish_details": {"rate": 1.5}, "name": "a", "is": True, "ack": 1,
     }  # fmt: skip
     assert summed([]) == {}
+
+
+@pytest.mark.parametrize("kind", ["streams", "leases", "batches"])
+def test_a_long_list_of_one_operation_is_cut_too(rig: HttpRig, kind: str) -> None:
+    def long(_vhost: str, **_: object) -> JsonText:
+        return JsonText(json.dumps(ROWS).encode())
+
+    rig.node.answers[f"list_{kind}"] = long
+    path = f"/api/penstock/{kind}/%2F"
+    assert rig.ask(path).json() == ROWS
+    assert rig.ask(f"{path}?sort=n&columns=name").json() == [{"name": one} for one in "acb"]
+    page = rig.ask(f"{path}?page=2&page_size=2").json()
+    assert (page["items"], page["total_count"]) == (ROWS[2:], 3)
 
 
 # ---- several vhosts ------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ PYTEST := .venv/bin/python -m pytest -p no:cacheprovider
 PURE_PYTEST := .venv-pure/bin/python -m pytest -p no:cacheprovider
 CRASH_IMAGES_ALL := 1000000
 TEST_EXTRAS := [test,check,conformance,spark,connect,lake,tables,examples]
-RUN_EXTRAS := [examples,spark]
+RUN_EXTRAS := [server,examples,spark]
 SPARK_EXTRAS := [test,spark]
 # Sparks beside the one of constraints.txt, and the release of each that is tested.
 SPARKS ?= 4.1 4.2

@@ -456,7 +456,7 @@ def test_each_line_with_pip_install_works_in_a_clone() -> None:
         for line in re.findall(r"^pip install .*$", page.read_text(encoding="utf-8"), re.MULTILINE):
             match = re.fullmatch(r"pip install (?:\.|'\.\[([\w,]+)\]')(?: +#.*)?", line)
             assert match, f"{page.name}: {line}"
-            assert set((match[1] or "spark").split(",")) <= set(project["optional-dependencies"])
+            assert set((match[1] or "server").split(",")) <= set(project["optional-dependencies"])
             found += 1
     assert found >= 8
 

@@ -16,6 +16,7 @@ penstock.config; the broker: penstock.server.
 """
 
 import errno
+import importlib.util
 import os  # noqa: TID251 - the environment, which penstock.config is handed
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,7 +29,7 @@ from penstock.cli.main import EX_CONFIG, FailedError, UnavailableError, version_
 from penstock.cli.output import FORMAT, ROWS_FORMAT, document, pairs, records, say, table, told
 from penstock.config import Config, Setting, config_of, parse_file, settings
 from penstock.config import effective as effective_rows
-from penstock.errors import OptionError
+from penstock.errors import MissingPackageError, OptionError, install_advice
 from penstock.escaping import one_line
 from penstock.options import format_bytes, plain
 from penstock.queues.budget import machine_memory
@@ -208,7 +209,13 @@ def _configured(
 
 def run(config: Config, reread: Callable[[], Config]) -> None:
     """Serve until stopped. reread: called at SIGHUP. Raises UnavailableError if the address is
-    taken or not of this machine."""
+    taken or not of this machine, MissingPackageError if the packages of the server are missing."""
+    for name in ("starlette", "uvicorn"):
+        if importlib.util.find_spec(name) is None:
+            raise MissingPackageError(
+                f"the broker needs the package {name}, which is not installed: "
+                f"{install_advice('server')}"
+            )
     from penstock.server.supervisor import serve as serve_until_stopped
 
     try:

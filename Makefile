@@ -17,7 +17,7 @@
 # (setup.py lists them) has changed.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-SOURCES := $(sort $(shell find src -name '*.py' -o -name py.typed))
+SOURCES := $(sort $(shell find src -name '*.py' -o -name py.typed -o -path '*/dashboard/files/*' -type f))
 QUICK_TESTS := $(wildcard tests/unit tests/property)
 CRASH_TESTS := tests/crash
 MACHINE_TESTS := tests/property tests/contracts

@@ -17,10 +17,12 @@ from penstock.clock import ManualClock
 from penstock.errors import AMQPError
 from penstock.http.api import Admission, Api
 from penstock.http.bodies import JsonBodies
+from penstock.http.dashboard.static_files import DashboardFiles
 from penstock.http.management import Management
 from penstock.http.ranges import PageDirectories, RangeAnswers, StreamPages
 from penstock.http.read_endpoints import LeaseEndpoints, StreamEndpoints
 from penstock.http.requests import BasicAuth
+from penstock.http.sessions import Sessions
 from penstock.http.staging_endpoints import StagingEndpoints
 from penstock.server.authenticator import Authenticator
 from penstock.server.backends import Backends, InternalBackend
@@ -155,6 +157,7 @@ class HttpRig:
                         )
                     ]
                 ),
+                Sessions(self.users, self.clock),
             )
             node: Any = self.node
             ranges = RangeAnswers(self.places, self.pages, self.threads)
@@ -168,7 +171,8 @@ class HttpRig:
             )
             endpoints = {"streams": streams, "leases": leases, "staging": staging}
             app = Api(
-                node, auth, endpoints, Management(node, auth, bodies), Admission(["broker.test"]),
+                node, auth, endpoints, Management(node, auth, bodies),
+                DashboardFiles(self.fs, str(self.directory / "files")), Admission(["broker.test"]),
                 self.user_requests_max,
             )  # fmt: skip
             async with asyncio.timeout(240):

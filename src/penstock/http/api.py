@@ -1,6 +1,7 @@
 """Api: the ASGI application: its addresses, who may use them, and the form of errors.
 
-    GET  /health                    whether the broker is well; needs no password
+    GET  /                          the dashboard, and its files below (dashboard)
+         /health                    whether the broker is well; needs no password
          /health/ready              the same, for Kubernetes' readiness
          /health/live               whether this process answers, whatever the broker does
          /metrics                   metrics: needs a password, but not at a port of its own
@@ -47,25 +48,28 @@ from starlette.types import Message, Receive, Scope, Send
 
 from penstock.errors import CorruptionError, PenstockError
 from penstock.http import management
+from penstock.http.dashboard.static_files import DashboardFiles
 from penstock.http.management import Found, Management
 from penstock.http.metrics import METRICS, MetricsPages, is_metrics
 from penstock.http.node_link import NodeLink
 from penstock.http.requests import (
     ACCOUNT,
     NAMES,
+    SAFE_METHODS,
     USER,
     BasicAuth,
     HttpError,
     JsonAnswer,
+    NotAuthorizedError,
     Routes,
     error_answer,
+    is_of_page,
     refused,
 )
 from penstock.operation_table import WATCHERS
 from penstock.server.control import ControlError
 
 ANY: Final = "*"
-SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 API: Final = "/api"
 ROUTE: Final = "penstock.route"
 OTHER: Final = "other"  # an address that has no row, of which there may be any number
@@ -144,12 +148,14 @@ class Api:
 
     def __init__(
         self, node: NodeLink, auth: BasicAuth, endpoints: Mapping[str, Endpoints],
-        management: Management, admission: Admission, user_requests_max: int,
+        management: Management, files: DashboardFiles, admission: Admission,
+        user_requests_max: int,
     ) -> None:  # fmt: skip
         self.requests = 0
         self._admission = admission
         self._words = frozenset(endpoints)
         self._management = management
+        self._files = files
         self._user_requests_max = user_requests_max
         self._of_user: dict[str, int] = {}  # requests under way
         self._node = node
@@ -215,7 +221,7 @@ class Api:
                 await (await self._metrics_answer(request, path))(scope, receive, send)
                 return
             if path != API and not path.startswith(API + "/"):
-                await self._app(scope, receive, send)
+                await (self._page(request, path) or self._app)(scope, receive, send)
                 return
             self._admission.check(method, request.headers)
             if path in (API, API + "/"):
@@ -249,6 +255,14 @@ class Api:
             if not self._of_user[user]:
                 del self._of_user[user]
 
+    def _page(self, request: Request, path: str) -> Response | None:
+        """Return a file of the dashboard, None if there is none. Raises HttpError 421."""
+        reply = self._files.answer(request, path)
+        if reply is not None:
+            request.scope[ROUTE] = "/"
+            self._admission.check(request.method, request.headers)
+        return reply
+
     def _route(self, path: str) -> str:
         """Return the pattern of an address that is not of the table: there are only a few."""
         word = path.removeprefix(API + "/").partition("/")[0]
@@ -274,8 +288,7 @@ class Api:
 
     async def _log_in(self, request: Request) -> None:
         """Note in the scope who asks. Raises HttpError 401, 429."""
-        peer = request.client.host if request.client is not None else ""
-        account = await self._auth.account(request.headers.get("authorization"), peer)
+        account = await self._auth.of_request(request)
         user = account.user
         if self._of_user.get(user, 0) >= self._user_requests_max:
             raise HttpError(
@@ -286,12 +299,15 @@ class Api:
 
     def _refuse(self, request: Request, error: PenstockError, found: Found | None) -> Response:
         """Return the answer for a refusal: in RabbitMQ's form at RabbitMQ's addresses."""
+        is_ours = is_of_page(request)
+        if is_ours and isinstance(error, NotAuthorizedError):
+            error.headers.clear()
         if found is None:
             return _expected_error(request, error)
         if isinstance(error, ControlError):
             error = management.refusal(error)
         assert isinstance(error, HttpError)
-        has_password = "authorization" in request.headers
+        has_password = is_ours or "authorization" in request.headers
         return management.error_answer(error, has_password=has_password)
 
     async def _live(self, _request: Request) -> Response:

@@ -9,7 +9,14 @@ elsewhere: read_endpoints, staging_endpoints.
 from dataclasses import replace
 from typing import Final
 
-from penstock.http import api_pages, change_pages, connection_pages, node_pages, queue_pages
+from penstock.http import (
+    api_pages,
+    change_pages,
+    connection_pages,
+    node_pages,
+    queue_pages,
+    session_pages,
+)
 from penstock.http.change_pages import OPERATOR_POLICY, POLICY
 from penstock.http.endpoint import ANY, COLUMNS, LIST_QUERY, NEW, OPENED, STATS_QUERY, Endpoint
 from penstock.operation_table import (
@@ -34,6 +41,16 @@ _ONE: Final = {COLUMNS: LIST_QUERY[COLUMNS]}
 _LIST: Final = {**LIST_QUERY, **STATS_QUERY}
 
 NODE_ROWS: Final = (
+    Endpoint(
+        "login", "POST", "Log in with the form of the dashboard; the answer has a cookie.",
+        session_pages.login, tags=(), is_open=True, is_ours=True,
+        body=(text("username", "the user"), text("password", "the password, or a token")),
+        body_bytes_max=16 << 10,
+    ),
+    Endpoint(
+        "logout", "POST", "End the session of the cookie.", session_pages.logout, tags=(),
+        is_open=True, is_ours=True, status=204,
+    ),
     Endpoint("whoami", "GET", "Who asks, with which tags.", node_pages.whoami, query=_ONE),
     Endpoint(
         "overview", "GET", "Counts, rates and versions of the whole broker.", node_pages.overview,

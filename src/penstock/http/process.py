@@ -28,11 +28,13 @@ from penstock.access.users import KnownUsers
 from penstock.http.api import Admission, Api
 from penstock.http.bodies import JsonBodies
 from penstock.http.connections import KEEP_ALIVE_S, Connections, GuardedProtocol
+from penstock.http.dashboard.static_files import FILES, DashboardFiles
 from penstock.http.management import Management
 from penstock.http.node_link import NodeLink
 from penstock.http.ranges import PageDirectories, RangeAnswers, StreamPages
 from penstock.http.read_endpoints import LeaseEndpoints, StreamEndpoints
 from penstock.http.requests import BasicAuth
+from penstock.http.sessions import Sessions
 from penstock.http.staging_endpoints import StagingEndpoints
 from penstock.server.audit import LOGIN_FAILED
 from penstock.server.authenticator import HASHERS, Authenticator
@@ -208,7 +210,7 @@ class HttpProcess(LinkedProcess):
         backends = Backends(made, str(facts["guest"]), facts["loopback_users"])
         if facts["is_audited"]:
             backends.on_refused = self._note_refusal
-        auth = BasicAuth(node.users, backends)
+        auth = BasicAuth(node.users, backends, Sessions(node.users, clock))
         ranges = RangeAnswers(PageDirectories(node, clock), StreamPages(self._fs), self._reading)
         bodies = JsonBodies(self._parsing)
         staging = StagingEndpoints(
@@ -229,7 +231,8 @@ class HttpProcess(LinkedProcess):
         admission = Admission([socket.gethostname(), *facts["hosts"]])
         management = Management(node, auth, bodies)
         most = int(facts["user_requests_max"])
-        return Api(node, auth, endpoints, management, admission, most)
+        pages = DashboardFiles(self._fs, FILES)
+        return Api(node, auth, endpoints, management, pages, admission, most)
 
     def _note_refusal(self, user: str, host: str, why: str) -> None:
         entry = {"event": LOGIN_FAILED, "user": user, "from": host, "why": why}

@@ -15,7 +15,8 @@ and an unknown user get the same answer after the same time. A client that waits
 LOGIN_S, because others from its address give wrong passwords or a server that is asked does not
 answer, gets 429. Headers about earlier hops
 (X-Forwarded-For) are ignored, because anybody can write them. Each endpoint asks the Identity what
-the user may do.
+the user may do. A browser that has logged in with the form of the dashboard sends a cookie instead
+(sessions); it is asked for no password by a dialog of its own.
 
 **Names** in an address are percent-encoded, "/" as %2F, and may be any bytes, as in AMQP. Bodies
 of JSON: bodies. Bodies that are data: staging_endpoints."""
@@ -37,6 +38,7 @@ from starlette.responses import Response
 from penstock.access.permissions import Identity
 from penstock.access.users import KnownUsers
 from penstock.errors import CONFLICT, NO_ROUTE, PenstockError
+from penstock.http.sessions import COOKIE, OWN_HEADER, Sessions
 from penstock.operation_json import JsonText, to_json
 from penstock.server.backends import Account, Backends, Refused
 from penstock.server.control import ControlError
@@ -77,6 +79,7 @@ STATUSES: Final[Mapping[int, int]] = {
 
 
 LOGIN_S: Final = 10.0
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 USER: Final = "penstock.user"
@@ -143,18 +146,31 @@ def error_answer(error: HttpError) -> Response:
 
 
 class BasicAuth:
-    """Checks who sends a request. backends: check the passwords. succeeded, failed: logins."""
+    """Checks who sends a request. backends: check the passwords. sessions: those of browsers.
+    succeeded, failed: logins."""
 
-    def __init__(self, users: KnownUsers, backends: Backends) -> None:
+    def __init__(self, users: KnownUsers, backends: Backends, sessions: Sessions) -> None:
+        self.sessions: Final = sessions
         self._users = users
         self._backends = backends
         self.succeeded = 0
         self.failed = 0
 
-    async def account(self, header: str | None, peer_host: str) -> Account:
-        """Return the account of an Authorization header from this host. Raises NotAuthorizedError,
-        and HttpError 429 if checking the password would take too long."""
-        name, password = parse(header)
+    async def of_request(self, request: Request) -> Account:
+        """Return the account of who sends a request: that of its cookie if the session lasts, or
+        of its Authorization header. Raises HttpError 401, 403, 429."""
+        account = self.sessions.account(request.cookies.get(COOKIE, ""))
+        if account is None:
+            name, password = parse(request.headers.get("authorization"))
+            return await self.account(name, password, host_of(request))
+        if request.method not in SAFE_METHODS:
+            _check_is_own(request)
+        await account.ask(self._users.vhosts())
+        return account
+
+    async def account(self, name: str, password: bytes, peer_host: str) -> Account:
+        """Return the account of a user from this host. Raises NotAuthorizedError, and HttpError
+        429 if checking the password would take too long."""
         try:
             async with asyncio.timeout(LOGIN_S):
                 account = await self._backends.login(name, password, peer_host)
@@ -185,6 +201,29 @@ class BasicAuth:
         if identity is None:
             raise HttpError(403, f"access to vhost '{vhost}' refused for user '{account.user}'")
         return identity
+
+
+def host_of(request: Request) -> str:
+    """Return the address of who sends a request, "" if it is not known."""
+    return request.client.host if request.client is not None else ""
+
+
+def is_of_page(request: Request) -> bool:
+    """Return whether a page of ours sends the request, or reads events: it shows a form when the
+    answer is 401, not the browser's dialog."""
+    headers = request.headers
+    return OWN_HEADER in headers or "text/event-stream" in headers.get("accept", "")
+
+
+def _check_is_own(request: Request) -> None:
+    """Raise HttpError 403 unless a page of this origin sends the request."""
+    origin, host = request.headers.get("origin", ""), request.headers.get("host", "")
+    if OWN_HEADER not in request.headers or origin.partition("://")[2].lower() != host.lower():
+        raise HttpError(
+            403, f"a change with the cookie of a session needs the header X-Penstock: 1 and the "
+            f"Origin of this host, {host!r:.80}, given {origin!r:.80}: a proxy must not change "
+            "Host; programs use basic authentication", error="not_own_page",
+        )  # fmt: skip
 
 
 def parse(header: str | None) -> tuple[str, bytes]:

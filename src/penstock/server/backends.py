@@ -80,6 +80,11 @@ class Account(ABC):
     def tags(self) -> frozenset[str]:
         """Return the user's tags."""
 
+    @property
+    def expires_at_s(self) -> float:
+        """Return when it ends, in seconds since 1970; 0 if never."""
+        return 0.0
+
     async def ask(self, vhosts: Iterable[str]) -> None:  # noqa: B027 - most need not ask
         """Ask whether it may open these vhosts, if anybody must be asked: then `identity` has an
         answer for those that were asked about last. Waits as long as it takes."""
@@ -300,6 +305,10 @@ class _TokenAccount(Account):
     @property
     def tags(self) -> frozenset[str]:
         return self._grants.tags
+
+    @property
+    def expires_at_s(self) -> float:
+        return self._grants.expires_at_s
 
     def identity(self, vhost: str) -> Identity | None:
         try:

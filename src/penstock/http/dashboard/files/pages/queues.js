@@ -1,0 +1,114 @@
+/** Queues and streams: which has no consumer, grows, is idle? */
+import { at, del, may, put } from "../parts/api.js";
+import { MiniBand } from "../parts/chart.js";
+import { ask, shell } from "../parts/dialog.js";
+import { bytes, count, dateOf, duration, rate } from "../parts/format.js";
+import { href } from "../parts/router.js";
+import { Table } from "../parts/table.js";
+import { html, useState } from "../parts/ui.js";
+import { Bytes, Chip, Empty, Num } from "../parts/words.js";
+
+/** What the list has of each queue: no more is asked for. */
+const COLUMNS = "name,vhost,type,state,durable,policy,messages_ready,messages_unacknowledged,messages,consumers,message_bytes,idle_since,message_stats.publish_details.rate,message_stats.deliver_get_details.rate,message_stats.ack_details.rate,penstock.alphas,penstock.betas,penstock.gammas,penstock.delta,penstock.why,penstock.set_aside,arguments";
+
+/** The command's options that say which vhost. */
+export const ofVhost = (vhost) => (vhost === "/" ? "" : ` --vhost ${shell(vhost)}`);
+
+/** Counts by state, as MiniBand and the charts want them. */
+export const bandOf = (queue) => ({ alpha: queue.penstock?.alphas, beta: queue.penstock?.betas, gamma: queue.penstock?.gammas, delta: queue.penstock?.delta });
+
+const idle = (queue) => { const since = dateOf(queue.idle_since); return since ? duration((Date.now() - since) / 1000) : "–"; };
+
+const columns = [
+  { key: "name", title: "name", render: (q) => q.name || "(empty)" },
+  { key: "vhost", title: "vhost", narrow: false },
+  { key: "type", title: "type", narrow: false },
+  { key: "state", title: "state", narrow: false, render: (q) => html`${q.state !== "running" ? html`<${Chip} level="warning" title=${q.penstock?.why}>${q.state}<//>` : q.state}` },
+  { key: "messages_ready", title: "ready", number: true, render: (q) => html`<${Num} value=${q.messages_ready} />` },
+  { key: "messages_unacknowledged", title: "unacked", number: true, narrow: false, render: (q) => html`<${Num} value=${q.messages_unacknowledged} />` },
+  { key: "message_stats.publish_details.rate", title: "in", number: true, help: "messages that came, each second", render: (q) => rate(q.message_stats?.publish_details?.rate ?? 0) },
+  { key: "message_stats.deliver_get_details.rate", title: "out", number: true, help: "messages that were delivered, each second", render: (q) => rate(q.message_stats?.deliver_get_details?.rate ?? 0) },
+  { key: "message_stats.ack_details.rate", title: "acked", number: true, narrow: false, render: (q) => rate(q.message_stats?.ack_details?.rate ?? 0) },
+  { key: "consumers", title: "consumers", number: true, render: (q) => (q.consumers || !q.messages_ready || q.type === "stream" ? count(q.consumers) : html`<${Chip} level="warning" title="Messages are ready, and nobody consumes them">0 !<//>`) },
+  { key: "idle_since", title: "idle", number: true, narrow: false, render: idle },
+  { key: "message_bytes", title: "bytes", number: true, narrow: false, render: (q) => html`<${Bytes} value=${q.message_bytes} />` },
+  { key: "penstock.delta", title: "α β γ δ", help: "messages in RAM (alpha), with their body on disk (beta), with their place on disk too (gamma), wholly on disk (delta)", render: (q) => (q.type === "stream" ? html`<small>pages</small>` : html`<${MiniBand} counts=${bandOf(q)} />`) },
+  { key: "policy", title: "policy", narrow: false, render: (q) => q.policy ?? "–" },
+];
+
+/** Asks before it removes the ready messages of these queues. Resolves to whether it did. */
+export function purge(queues) {
+  const ready = queues.reduce((sum, q) => sum + (q.messages_ready ?? 0), 0);
+  const unacked = queues.reduce((sum, q) => sum + (q.messages_unacknowledged ?? 0), 0);
+  const size = queues.reduce((sum, q) => sum + (q.message_bytes ?? 0), 0);
+  const one = queues.length === 1 ? queues[0].name : null;
+  return ask({
+    title: one ? `Purge ${one}?` : `Purge ${queues.length} queues?`, danger: true,
+    body: html`<p>${count(ready)} ready messages are deleted (${bytes(size)} with those that are unacknowledged). ${count(unacked)} unacknowledged stay. They cannot be had back.</p>
+      ${!one && html`<${Names} queues=${queues} />`}`,
+    action: `Purge ${count(ready)}`, typed: ready > 10_000 ? one ?? "purge" : undefined,
+    command: queues.map((q) => `penstock purge_queue ${shell(q.name)}${ofVhost(q.vhost)}`).join("\n"),
+    run: async () => { for (const q of queues) await del(`${at("queues", q.vhost, q.name)}/contents`); },
+    done: one ? `${one} was purged.` : `${queues.length} queues were purged.`,
+  });
+}
+
+/** Asks before it deletes these queues with their messages. */
+export function remove(queues) {
+  const messages = queues.reduce((sum, q) => sum + (q.messages ?? 0), 0);
+  const consumers = queues.reduce((sum, q) => sum + (q.consumers ?? 0), 0);
+  const one = queues.length === 1 ? queues[0].name : null;
+  return ask({
+    title: one ? `Delete ${one}?` : `Delete ${queues.length} queues?`, danger: true,
+    body: html`<p>${count(messages)} messages are deleted, with the bindings. ${consumers ? `${count(consumers)} consumers are cancelled.` : "Nobody consumes now."} They cannot be had back.</p>
+      ${!one && html`<${Names} queues=${queues} />`}`,
+    action: one ? "Delete" : `Delete ${queues.length}`, typed: messages > 10_000 ? one ?? "delete" : undefined,
+    command: queues.map((q) => `penstock delete_queue ${shell(q.name)}${ofVhost(q.vhost)}`).join("\n"),
+    run: async () => { for (const q of queues) await del(at("queues", q.vhost, q.name)); },
+    done: one ? `${one} was deleted.` : `${queues.length} queues were deleted.`,
+  });
+}
+
+const Names = ({ queues }) => html`<p class="muted">${queues.slice(0, 20).map((q) => q.name).join(", ")}${queues.length > 20 ? ` and ${queues.length - 20} more` : ""}</p>`;
+
+/** Asks for a new queue or stream. */
+export function declare(vhost) {
+  return ask({
+    title: "Declare a queue", action: "Declare",
+    fields: [
+      { name: "vhost", label: "vhost", value: vhost ?? "/", required: true },
+      { name: "name", label: "Name", required: true },
+      { name: "type", label: "Type", type: "select", options: [["classic", "classic: messages are consumed once"], ["stream", "stream: records stay, readers have offsets"]] },
+      { name: "durable", label: "durable: it is there after a restart", type: "checkbox", value: true },
+      { name: "arguments", label: "Arguments", type: "textarea", rows: 3, placeholder: '{"x-max-length": 10000}', help: "JSON; empty for none" },
+    ],
+    run: async (v) => put(at("queues", v.vhost, v.name), { durable: v.durable, arguments: argumentsOf(v) }),
+    done: "It was declared.",
+  });
+}
+
+function argumentsOf({ type, arguments: given }) {
+  let value;
+  try { value = given.trim() ? JSON.parse(given) : {}; } catch (error) { throw new Error(`Arguments: expected JSON such as {"x-max-length": 10000} (${error.message})`); }
+  return { ...value, ...(type === "stream" ? { "x-queue-type": "stream" } : {}) };
+}
+
+const FIRST = (host) => `import pika
+
+with pika.BlockingConnection(pika.URLParameters("amqp://guest:guest@${host}:5672/")) as connection:
+    channel = connection.channel()
+    channel.queue_declare("orders", durable=True)
+    channel.basic_publish("", "orders", b"the first")`;
+
+export default function Queues({ vhost }) {
+  const [version, setVersion] = useState(0);
+  const after = async (asked) => { const isDone = await asked; if (isDone) setVersion(version + 1); return isDone; };
+  return html`<h1>Queues</h1>
+    <${Table} caption="Queues and streams" path=${vhost ? at("queues", vhost) : "queues"} params=${{ columns: COLUMNS }} columns=${columns} version=${version}
+      rowKey=${(q) => `${q.vhost}\n${q.name}`} href=${(q) => href(["queues", q.vhost, q.name])}
+      tools=${may("management") && html`<button class="primary" onClick=${() => after(declare(vhost))}>Declare a queue …</button>`}
+      actions=${[{ title: "Purge …", danger: true, run: (rows) => after(purge(rows)) }, { title: "Delete …", danger: true, run: (rows) => after(remove(rows)) }]}
+      empty=${html`<${Empty} title="There are no queues yet."><p>With <code>pip install pika</code>, this makes one:</p><pre>${FIRST(location.hostname)}</pre>
+        <button class="primary" onClick=${() => after(declare(vhost))}>Declare a queue …</button><//>`} />`;
+}
+

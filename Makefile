@@ -40,7 +40,7 @@ PIN := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: audit sbom help setup run run-queues test test-sparks check lint conformance crash crash-spark soak bench bench-spark mutants plot plot-metrics format clean FORCE
+.PHONY: audit sbom chromium help setup run run-queues test test-sparks check lint conformance crash crash-spark soak bench bench-spark mutants plot plot-metrics format clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -76,8 +76,15 @@ run-queues: .venv-run/ready
 
 # All lanes side by side, with one verdict at the end: tests/lanes.py. ARGS=--durations lists the
 # slowest tests.
-test: .venv-pure/ready
+test: .venv-pure/ready chromium
 	@.venv-pure/bin/python tests/lanes.py --make "$(MAKE_COMMAND)" $(ARGS)
+
+# tests/browser has its tests of the dashboard done by Chromium, which is no Python package.
+chromium:
+	@command -v chromium > /dev/null || command -v google-chrome > /dev/null \
+		|| { test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get update -q \
+			&& DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium; } \
+		|| echo "make: no tests in a browser: install chromium (Debian and Ubuntu: apt install chromium)"
 
 # One Spark after the other: docs/reference/spark-versions.md.
 test-sparks: $(SPARKS:%=.venv-spark-%/ready)

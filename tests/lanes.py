@@ -30,6 +30,7 @@ environments are links to those of the tree; an installed package is then found 
     brokers      tests that start brokers, mostly waiting for them
     spark, long  tests that start Spark; `long`, with clusters, starts after `lint`
     crash        crash images, faults and mutants
+    browser      the dashboard in Chromium
     main         everything else
 
 `make test-sparks` has a lane for each other Spark instead, one after the other, with an environment
@@ -88,6 +89,7 @@ ON_EACH_SPARK: Final = tuple(
     )
 )  # fmt: skip
 CRASH: Final = "tests/crash"
+BROWSER: Final = "tests/browser"
 LONG: Final = ("tests/cluster", "tests/crash_spark", "tests/test_flights_lake.py")
 
 PERCENT: Final = re.compile(r"\[ *(\d+)%\]")
@@ -203,7 +205,7 @@ def lanes(
     """Return those of `make test`. The first needs no compiled environment. make: the command.
     quick, disk: where temporary files are, in memory if there is room, and on the disk. tree: where
     the tests are."""
-    rest = [f"--ignore={path}" for path in (UNIT, SPARK, CRASH, *BROKERS, *LONG)]
+    rest = [f"--ignore={path}" for path in (UNIT, SPARK, CRASH, BROWSER, *BROKERS, *LONG)]
     pure = [f"{UNIT}/{package}" for package in COMPILED]
     return [
         Lane("uncompiled", (*PURE, "-m", "not real and not large", *pure, *PATHS), "", quick, tree),
@@ -211,6 +213,7 @@ def lanes(
         Lane("brokers", (*PYTEST, *BROKERS), "", quick, tree),
         Lane("unit", (*NICE, *PYTEST, UNIT), "", quick, tree),
         Lane("crash", (*NICE, *PYTEST, CRASH), "", disk, tree),
+        Lane("browser", (*NICE, *PYTEST, BROWSER), "", quick, tree),
         Lane("main", (*NICE, *PYTEST, "tests", *rest), "", quick, tree),
         Lane("lint", (*make, "lint")),
         Lane("long", (*PYTEST, *LONG), "lint", quick, tree),

@@ -188,12 +188,13 @@ def index(endpoints: Iterable[Endpoint]) -> bytes:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         "<title>Penstock: HTTP API</title><style>body{font:14px/1.45 system-ui,sans-serif;"
         "margin:2em}td,th{padding:.2em .8em .2em 0;text-align:left;vertical-align:top}"
-        "td:nth-child(2){font-family:ui-monospace,monospace}</style></head><body>"
+        "td:nth-child(2){font-family:ui-monospace,monospace}</style></head><body><main>"
         f"<h1>HTTP API of Penstock {html.escape(VERSION)}</h1>"
         '<p>Also as <a href="openapi.json">OpenAPI</a>. Names in addresses are percent-encoded, '
         '"/" as %2F.</p><table><thead><tr><th scope="col">Method</th><th scope="col">Address</th>'
-        '<th scope="col">For users with the tag</th><th scope="col"></th></tr></thead><tbody>\n'
-        f"{rows}</tbody></table></body></html>\n"
+        '<th scope="col">For users with the tag</th><th scope="col">What it does</th></tr>'
+        "</thead><tbody>\n"
+        f"{rows}</tbody></table></main></body></html>\n"
     ).encode()
 
 

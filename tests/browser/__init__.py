@@ -1,0 +1,1 @@
+"""The dashboard in Chromium, driven by Playwright, on one live broker under load."""

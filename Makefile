@@ -9,6 +9,7 @@
 #   .venv-run    compiled, with what the examples need
 #   .venv-bench  compiled, with the libraries that are measured beside ours, and what draws
 #   .venv-audit  what audit and sbom are made with
+#   .venv-docs   what the site is made with
 #   .venv-spark-<version>  compiled, with another Spark than .venv and the tools of `test`
 #
 # All of them have the versions of constraints.txt, but for Spark's in the last.
@@ -40,7 +41,7 @@ PIN := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: audit sbom chromium help setup run run-queues test test-sparks check lint conformance crash crash-spark soak bench bench-spark mutants plot plot-metrics format clean FORCE
+.PHONY: audit sbom chromium site help setup run run-queues test test-sparks check lint conformance crash crash-spark soak bench bench-spark mutants plot plot-metrics format clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -60,6 +61,7 @@ help:
 	@echo "make bench-spark  the Spark source beside Parquet, text and per-record Python"
 	@echo "make audit   known vulnerabilities of the versions in constraints.txt (needs the network)"
 	@echo "make sbom    what make run installs, as CycloneDX: build/sbom.cdx.json"
+	@echo "make site    the documentation as a site, built strictly: build/site/index.html"
 	@echo "make plot    RAM and throughput while ten million messages go in and out: docs/how-it-works/memory.png"
 	@echo "make plot-metrics  what /metrics says while a backlog comes and goes: docs/guides/monitoring.png"
 	@echo "make format  let ruff write the format and what else it can mend"
@@ -113,6 +115,11 @@ sbom: .venv-run/ready .venv-audit/ready
 		--output-format JSON --output-file build/sbom.cdx.json .venv-run
 	@echo "build/sbom.cdx.json"
 
+# Strict: a link that leads nowhere, or a page without a place, fails.
+site: .venv-docs/ready
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/.venv-docs/bin:$$PATH" .venv-docs/bin/mkdocs build
+	@echo "build/site/index.html"
+
 conformance: .venv/ready
 	.venv/bin/python -m tests.conformance.suites $(ARGS)
 	.venv/bin/python -m tests.conformance.tls_clients.run
@@ -149,7 +156,7 @@ format: .venv/ready
 	.venv/bin/ruff check --fix .
 
 clean:
-	rm -rf build .venv .venv-pure .venv-run .venv-bench .venv-audit .venv-spark-* src/penstock.egg-info
+	rm -rf build .venv .venv-pure .venv-run .venv-bench .venv-audit .venv-docs .venv-spark-* src/penstock.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +
 
@@ -200,6 +207,11 @@ endef
 .venv-audit/ready: pyproject.toml $(CONSTRAINTS)
 	test -x .venv-audit/bin/python || $(PYTHON) -m venv .venv-audit
 	PENSTOCK_PURE=1 .venv-audit/bin/python -m pip install --quiet $(PIN) '.[audit]'
+	@touch $@
+
+.venv-docs/ready: pyproject.toml $(CONSTRAINTS)
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	PENSTOCK_PURE=1 .venv-docs/bin/python -m pip install --quiet $(PIN) '.[docs]'
 	@touch $@
 
 .venv-pure/ready: pyproject.toml setup.py $(CONSTRAINTS)

@@ -33,10 +33,11 @@ from penstock.cli.main import VERBS, cli
 from penstock.config import LIMITS, TABLES, config_of, parse_file, settings
 from tests.helpers.live_broker import LiveBroker
 from tests.helpers.tls_files import TlsFiles
+from tools import site
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-GROUPS = ("start", "guides", "reference", "how-it-works")
+GROUPS = ("start", "tutorials", "guides", "reference", "how-it-works")
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md"]
 LANGUAGES = {"python", "py", "sh", "toml", "json", ""}
@@ -144,6 +145,41 @@ def test_the_index_has_each_page_once() -> None:
         str(page.relative_to(DOCS)) for group in GROUPS for page in (DOCS / group).glob("*.md")
     }
     assert pages <= set(linked)
+
+
+# The site. `make site` builds it, which takes too long here.
+
+
+def pages_in(navigation: site.Nav) -> Iterator[str]:
+    """The pages of a navigation, all levels."""
+    for entry in navigation:
+        for inner in [entry] if isinstance(entry, str) else entry.values():
+            yield from [inner] if isinstance(inner, str) else pages_in(inner)
+
+
+def test_the_navigation_of_the_site_has_each_page_once() -> None:
+    found = list(pages_in(site.nav()))
+    assert sorted(found) == sorted(
+        [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")]
+        + [f"{site.OUTSIDE}/{name}" for name in site.TEXTS]
+    )
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=name_of)
+def test_a_page_is_to_the_site_what_it_is_to_github(page: Path) -> None:
+    """Which takes a list without an empty line before it, and blocks indented by two spaces."""
+    text = page.read_text(encoding="utf-8")
+    assert not re.findall(r"^ {1,3}```.*", text, re.MULTILINE)
+    plain = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"^[^\s*#|].*\n(?:\* |1\. ).*", plain, re.MULTILINE)
+
+
+def test_links_to_files_outside_of_docs_lead_to_pages_of_the_site() -> None:
+    text = "[a](../../examples/flights.toml) [b](durability.md#x) [c](../../CHANGELOG.md) [d](http://e)"
+    assert site.moved(text, DOCS / "how-it-works" / "memory.md") == (
+        "[a](../repository/examples/flights.toml.md) [b](durability.md#x)"
+        " [c](../repository/CHANGELOG.md) [d](http://e)"
+    )
 
 
 def test_paths_of_pages_that_the_source_names_exist() -> None:

@@ -4,6 +4,7 @@ The blocks of code in the documentation are run by test_docs.py, and the other e
 run` and tests/spark.
 """
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,3 +41,29 @@ def run(program: Path, directory: Path) -> str:
 def test_a_program_runs_twice(program: Path, tmp_path: Path) -> None:
     assert PRINTS[program.stem] in run(program, tmp_path)
     run(program, tmp_path)
+
+
+def numbers(cell: str) -> str:
+    """The list that a cell of the page means: 1, 2, 3 of a range from 1 to 3."""
+    found: list[int] = []
+    for part in filter(None, cell.split(", ")):
+        ends = re.findall(r"\d+", part)
+        found += range(int(ends[0]), int(ends[-1]) + 1)
+    return str(found)
+
+
+def test_the_page_of_the_worked_example_shows_what_its_program_prints(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "how-it-works" / "worked-example.md"
+    rows = re.findall(r"^\| (?!step|-)(.+) \|.*\|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    cells = [[cell.strip() for cell in row.split("|")][1:6] for row in rows]
+    told = [
+        dict(zip(("q4", "q3", "delta", "q2", "q1"), map(numbers, row), strict=True))
+        for row in cells
+    ]
+    printed = run(ROOT / "examples" / "embedded_worked_example.py", tmp_path)
+    states = [
+        dict(re.findall(r"^    (\w+) +(.*)$", state, re.MULTILINE))
+        for state in re.split(r"^\S.*:$", printed, flags=re.MULTILINE)[1:]
+    ]
+    assert len(states) == 14
+    assert states == told

@@ -24,8 +24,8 @@ from penstock.aio.loop import Opening
 if TYPE_CHECKING:
     from penstock.aio.directory import open_directory as open  # noqa: A004  # as gzip.open is
 else:
-
-    def open(path: str | Path, **options: Any) -> Opening[Box]:  # noqa: A001
+    # The annotation is quoted: `make site` would take this `open` for the one above.
+    def open(path: str | Path, **options: Any) -> "Opening[Box]":  # noqa: A001
         """Open a box as penstock.open does: `box = await open(...)`, or `async with open(...) as
         box:`."""
         from penstock.client.opening import is_url

@@ -27,7 +27,7 @@ def nav() -> Nav:
     """Return the navigation as mkdocs wants it: sections with titles and pages."""
     sections: Nav = [{"Home": "README.md"}]
     for line in (DOCS / "README.md").read_text(encoding="utf-8").splitlines():
-        if found := re.fullmatch(r"\*\*(.+)\*\*", line):
+        if found := re.match(r"\*\*(.+?)\*\*", line):
             sections.append({found[1]: []})
         elif found := re.match(r"\* \[([^]]+)\]\(([^)]+\.md)\)", line):
             [pages] = sections[-1].values()

@@ -125,6 +125,7 @@ conformance: .venv/ready
 	.venv/bin/python -m tests.conformance.tls_clients.run
 	.venv/bin/python -m tests.conformance.compared.compare
 	.venv/bin/python -m tests.conformance.compared.definitions
+	.venv/bin/python -m tests.conformance.compared.http_api
 
 crash: .venv/ready .venv-pure/ready
 	PENSTOCK_CRASH_IMAGES=$(CRASH_IMAGES_ALL) $(PYTEST) $(CRASH_TESTS) --timeout=0 -s

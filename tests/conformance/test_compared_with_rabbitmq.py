@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.http.endpoint_table import ENDPOINTS
 from tests.conformance.compared.compare import difference
 from tests.conformance.compared.corpus import FAMILIES, scripts
 from tests.conformance.compared.differences import DIFFERENCES, reason
+from tests.conformance.compared.http_api import CALLS
+from tests.conformance.compared.http_differences import DIFFERENCES as HTTP_DIFFERENCES
 from tests.conformance.compared.recorded import OURS, THEIRS, read_transcripts
 from tests.conformance.compared.runner import Runner
 from tests.conformance.compared.script import Script
@@ -53,3 +56,13 @@ def test_every_difference_has_its_reason_in_the_page() -> None:
     for patterns in DIFFERENCES.values():
         for pattern in patterns:
             assert any(fnmatchcase(one, pattern) for one in PENSTOCK), pattern
+
+
+def test_every_endpoint_of_rabbitmq_is_asked_of_both() -> None:
+    asked = {(call.method, call.path) for call in CALLS}
+    assert asked == {(row.method, row.path) for row in ENDPOINTS if not row.is_ours}
+
+
+def test_every_difference_of_the_http_api_has_its_reason_in_the_page() -> None:
+    section = " ".join(PAGE.read_text().partition("\n## The HTTP API\n")[2].split())
+    assert [words for words in HTTP_DIFFERENCES if words not in section] == []

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.helpers.asgi_client import basic
 from tests.helpers.chunk_maker import PageMaker
-from tests.helpers.live_broker import LiveBroker
+from tests.helpers.live_broker import Broker, LiveBroker
 
 TIMEOUT_S = 60
 Token = dict[str, Any]
@@ -23,7 +23,7 @@ Records = list[tuple[bytes, bytes]]
 class HttpCaller:
     """user: its password is its name. `close`, or a with block, disconnects."""
 
-    def __init__(self, broker: LiveBroker, user: str = "guest") -> None:
+    def __init__(self, broker: Broker, user: str = "guest") -> None:
         assert broker.http_port is not None
         self.address = (broker.host, broker.http_port)
         self.headers = {"Authorization": basic(user, user)}

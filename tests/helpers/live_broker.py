@@ -86,6 +86,7 @@ class Broker:
     """Where a broker is. `url` has no virtual host: the default one is meant."""
 
     is_penstock = True
+    http_port: int | None = None
 
     def __init__(self, host: str, port: int, user: str = "guest", password: str = "guest") -> None:
         self.host = host
@@ -135,7 +136,7 @@ class LiveBroker(Broker):
         self.data = data
         self.options = options
         self.nofile = nofile
-        self.http_port: int | None = 0 if has_http else None
+        self.http_port = 0 if has_http else None
         self.tls_port = 0  # if the environment turns TLS on
         self.https_port = 0
         # The invariants that our tests check after every operation cost too much under load.

@@ -95,7 +95,6 @@ LEFT_OUT: Final = {
     "queue*.backing_queue_status.next_deliver_seq_id": "no such number",
     "queue*.backing_queue_status.priority_lengths*": UNLIKE,
     "queue*.backing_queue_status.target_ram_count": "a number, or infinity as a text",
-    "queue*.consumer_utilisation": "null without a consumer",
     "queue*.message_stats*": "absent until something has happened",
     "queue*.exclusive_consumer_tag": "null without one",
     "queue*.single_active_consumer_tag": "null without one",

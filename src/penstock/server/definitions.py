@@ -561,8 +561,7 @@ def document(tables: Tables, topology: Mapping[str, VhostTopology], vhost: str) 
     ]
     policies: list[Json] = []
     for name, found in topology.items():
-        of: Json = {} if vhost else {"vhost": name}
-        policies += [{**row, **of} for row in found["policies"]]
+        policies += [{**row, "vhost": name} for row in found["policies"]]
         parameters += [
             {
                 "vhost": name, "component": OPERATOR_POLICY, "name": row["name"],

@@ -28,16 +28,22 @@ def free_port() -> int:
 
 
 class RabbitMQ(Broker):
-    """Use as a context manager. Raises AssertionError with the log when it does not start."""
+    """Use as a context manager. Raises AssertionError with the log when it does not start.
+    has_http: with the management plugin, at `http_port`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, has_http: bool = False) -> None:
         super().__init__("127.0.0.1", free_port())
         self.directory = directory
+        self.http_port = free_port() if has_http else None
         self._lock = threading.Lock()
 
     def __enter__(self) -> "RabbitMQ":
         at = self.directory
-        (at / "enabled_plugins").write_text("[].\n")
+        plugins = "" if self.http_port is None else "rabbitmq_management"
+        (at / "enabled_plugins").write_text(f"[{plugins}].\n")
+        if self.http_port is not None:
+            listener = f"management.tcp.ip = {self.host}\nmanagement.tcp.port = {self.http_port}\n"
+            (at / "rabbitmq.conf").write_text(listener)
         self.environment = {
             **os.environ,
             "HOME": str(at),
@@ -92,7 +98,9 @@ class RabbitMQ(Broker):
 
     def _is_there(self) -> bool:
         try:
-            socket.create_connection((self.host, self.port), timeout=1).close()
+            for port in (self.port, self.http_port):
+                if port is not None:
+                    socket.create_connection((self.host, port), timeout=1).close()
         except OSError:
             return False
         return True

@@ -262,9 +262,9 @@ _NOTHING: Final[Info] = {
 
 def _consumers(queue: QueueOrStream | None, ready: int) -> Info:
     """Return the columns about consumers. consumer_utilisation: 1.0 if they would take a message
-    now, else 0.0; None: there are none."""
+    now, else 0.0."""
     found: Info = {
-        "active_consumers": 0, "consumer_utilisation": None, "consumer_capacity": 0,
+        "active_consumers": 0, "consumer_utilisation": 0, "consumer_capacity": 0,
         "exclusive_consumer_tag": None, "single_active_consumer_tag": None,
     }  # fmt: skip
     if queue is None or not queue.consumers.count:
@@ -358,6 +358,7 @@ def _owner(queue: QueueOrStream) -> Info:
 
 def _add_head(vhost: VHost, queue: BrokerQueue, row: Info) -> None:
     """Add when the oldest ready message came, and its property timestamp."""
+    row["head_message_timestamp"] = None
     found = queue.amq.browse(None, 1)
     if not found:
         return
@@ -366,9 +367,7 @@ def _add_head(vhost: VHost, queue: BrokerQueue, row: Info) -> None:
     if isinstance(own, dict):
         own["oldest_ready_s"] = max(vhost.clock.wall_ms() // 1000 - message.time, 0)
     _, properties = vhost.headers.parts(message.header, queue.name)
-    timestamp = BasicProperties.decode(properties).timestamp
-    if timestamp is not None:
-        row["head_message_timestamp"] = timestamp
+    row["head_message_timestamp"] = BasicProperties.decode(properties).timestamp
 
 
 def consumer_row(vhost: VHost, consumer: Consumer) -> Info:

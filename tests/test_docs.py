@@ -508,7 +508,8 @@ def test_errors_do_not_name_penstock_as_a_package_of_an_index() -> None:
 UNITS = {"s": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 ROW = re.compile(r"^\| .* \| (?:`\[(\w+)\]` )?`(\w+)` \| ([^|]+) \| [^|]* \|$", re.MULTILINE)
 NO_LIMITS = {  # where the broker is and how it works, and what only tells somebody
-    "audit_log", "auth_backends", "consumer_timeout_closes", "data", "data_permissions",
+    "audit_log", "audit_vhost", "auth_backends", "consumer_timeout_closes", "data",
+    "data_permissions",
     "durability", "host", "http_hosts", "http_port", "http_proxy_protocol_from", "lease_alert_s",
     "load_definitions", "log_level", "loopback_users", "port", "prometheus_port",
     "proxy_protocol_from", "strict",

@@ -130,6 +130,7 @@ class Config:
     auth_backends: tuple[str, ...] = (INTERNAL,)
     audit_log: str = ""
     audit_log_bytes: int = 64 << 20
+    audit_vhost: str = ""
     data_permissions: str = FIX
     http_hosts: tuple[str, ...] = ()
     http_connections_max: int = 4096
@@ -166,6 +167,11 @@ class Config:
     ping_s: float = 2.5  # between two pings; the memory is divided again as often
     stop_s: float = 60.0  # an orderly stop of a vhost, its checkpoint included
 
+    @property
+    def is_audited(self) -> bool:
+        """Return whether somebody wants entries of the audit."""
+        return bool(self.audit_log or self.audit_vhost)
+
     def live_settings(self) -> dict[str, object]:
         """Return what processes that run take of changed settings, as JSON."""
         return {
@@ -180,7 +186,8 @@ class Config:
             "mode": self.mode,
             "memory_bytes": memory_bytes,
             "is_strict": self.is_strict,
-            "is_audited": bool(self.audit_log),
+            "is_audited": self.is_audited,
+            "audit_vhost": self.audit_vhost,
             "log_level": self.log_level,
             "staging_timeout_s": self.staging_timeout_s,
             "lease_alert_s": self.lease_alert_s,
@@ -315,7 +322,14 @@ OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option(
         "audit_log_bytes", size(64 << 10),
-        "bytes of that file; then it becomes FILE.1, in place of the one before",
+        "bytes of that file; then it becomes FILE.1, in place of the one before; also how many "
+        "bytes the stream `amq.penstock.audit` keeps",
+    ),
+    Option(
+        "audit_vhost", text("a vhost"),
+        "the vhost where the stream `amq.penstock.audit` gets the same "
+        "[entries](../guides/users.md#audit)",
+        default="none",
     ),
     Option(
         "data_permissions", choice(FIX, REFUSE, IGNORE),

@@ -77,6 +77,10 @@ METRICS: Final = (
         "timeout, protocol, other", "reason", kind=COUNTER,
     ),
     _of_node("half_open_connections", "AMQP clients that have not logged in yet"),
+    _of_node(
+        "audit_left_out_total", "entries that the audit's file or stream does not have", "place",
+        kind=COUNTER,
+    ),
     Metric("Processes", "process_up", GAUGE, "1 if it serves, 0 if not", _PROCESS),
     Metric(
         "Processes", "process_restarts_total", COUNTER, "how often it was started again: it died, "

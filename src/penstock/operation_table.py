@@ -549,6 +549,7 @@ _SAMPLES: Final = table("samples", 'such as {"lengths_age": 60, "lengths_incr": 
 _BIND_QUEUE: Final = (("write", "queue", "queue"), ("read", "exchange", "exchange"))
 _BIND_EXCHANGE: Final = (("write", "exchange", "destination"), ("read", "exchange", "source"))
 
+AUDIT_STREAM: Final = "amq.penstock.audit"
 SESSION: Final = "session"
 AS_USER: Final = "as_user"  # of a call of the HTTP process: name, tags, permissions, `from`
 _SESSION: Final = text(SESSION, "the session, by a name that the caller chooses")
@@ -995,6 +996,13 @@ _ROWS: Final = (
         answer=("released",), more="An unknown session holds nothing.",
     ),
     # streams
+    Operation(
+        "append_audit", f"Append entries of the audit to the stream {AUDIT_STREAM}.",
+        (
+            texts("lines", "JSON, one entry each"),
+            whole("bytes_max", 1, U63_MAX, "how many bytes a new stream keeps"),
+        ), audience=OPERATORS, more="The broker does that: see audit_vhost.",
+    ),
     Operation(
         "list_streams", "Describe the streams that the caller may read, by name.",
         answer=_STREAM,

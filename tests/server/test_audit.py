@@ -6,10 +6,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pika
 import pytest
 from pamqp import commands
+from pika.exceptions import ChannelClosedByBroker, UnroutableError
 
-from tests.helpers.live_broker import Broker, LiveBroker
+from penstock.operation_table import AUDIT_STREAM
+from tests.helpers.live_broker import Broker, LiveBroker, wait_until
 from tests.helpers.wire import Wire
 
 Exchange, Queue = commands.Exchange, commands.Queue
@@ -79,3 +82,76 @@ def test_who_did_what_from_where(tmp_path: Path) -> None:
         "declare_queue", "declare_exchange", "bind_queue", "purge_queue", "delete_queue",
         "add_user", "set_permissions", "login_failed",
     }  # fmt: skip
+
+
+def entries_of(url: str, n: int) -> list[dict[str, Any]]:
+    """The first n entries of the stream."""
+    found: list[dict[str, Any]] = []
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=100)
+        given = {"x-stream-offset": "first"}
+        for method, properties, body in channel.consume(AUDIT_STREAM, arguments=given):
+            channel.basic_ack(method.delivery_tag)
+            found.append(json.loads(body))
+            assert properties.content_type == "application/json"
+            assert properties.type == found[-1]["event"]
+            if len(found) == n:
+                return found
+    raise AssertionError(f"{n} entries are expected, the stream ended after {found}")
+
+
+def test_the_stream_has_what_the_file_has_and_clients_cannot_change_it(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    settings = {"PENSTOCK_AUDIT_LOG": str(path), "PENSTOCK_AUDIT_VHOST": "/"}
+    with LiveBroker(tmp_path / "data", environment=settings) as broker:
+        broker.control("declare_queue", "/", queue="q")
+        broker.control("add_user", name="ann", password="secret", tags=["administrator"])
+        broker.control("delete_queue", "/", queue="q")
+        found = entries_of(broker.url, 3)
+        assert [one["event"] for one in found] == ["declare_queue", "add_user", "delete_queue"]
+        with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
+            for forbidden in (
+                lambda channel: channel.queue_delete(AUDIT_STREAM),
+                lambda channel: channel.queue_bind(AUDIT_STREAM, "amq.fanout"),
+            ):
+                with pytest.raises(ChannelClosedByBroker, match="it can be read only"):
+                    forbidden(connection.channel())
+            channel = connection.channel()
+            channel.confirm_delivery()
+            with pytest.raises(UnroutableError):
+                channel.basic_publish("", AUDIT_STREAM, b"forged", mandatory=True)
+        broker.stop()
+        assert found == [json.loads(line) for line in path.read_text().splitlines()]
+        broker.start()
+        broker.control("delete_user", name="ann")
+        *first, last = entries_of(broker.url, 4)
+        assert (first, last["event"]) == (found, "delete_user")
+
+
+def test_a_vhost_that_cannot_take_entries_stops_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    settings = {"PENSTOCK_AUDIT_LOG": str(path), "PENSTOCK_AUDIT_VHOST": "audit"}
+    with LiveBroker(tmp_path / "data", environment=settings) as broker:
+        broker.control("declare_queue", "/", queue="q")  # the vhost is not there yet
+        broker.control("add_vhost", name="audit")
+        broker.control("set_permissions", "audit", user="guest", configure="", write="", read=".*")
+        assert entries_of(broker.url_of("audit"), 2)[0]["left_out"] == 1
+        broker.control("stop_vhost", name="audit")
+        broker.control("delete_queue", "/", queue="q")
+
+        def left_out() -> dict[str, int]:
+            found: dict[str, int] = broker.control("node_metrics")["values"]["audit_left_out_total"]
+            return found
+
+        wait_until(lambda: left_out()["stream"] == 3)
+        assert left_out()["file"] == 0
+        broker.control("start_vhost", name="audit")
+        assert entries_of(broker.url_of("audit"), 3)[2]["left_out"] == 2
+        broker.stop()
+    events = [json.loads(line)["event"] for line in path.read_text().splitlines()]
+    assert events == [
+        "declare_queue", "add_vhost", "set_permissions", "stop_vhost", "delete_queue",
+        "start_vhost",
+    ]  # fmt: skip
+    assert "no such vhost" in broker.log_text()

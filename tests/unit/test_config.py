@@ -198,7 +198,7 @@ def test_what_a_vhost_is_told_crosses_a_processs_border() -> None:
     queues = told.pop("queues")
     assert queues == {"backing_queue": DEFAULT, "allowed_backing_queues": []}
     assert told == {
-        "mode": OS, "memory_bytes": 123, "is_strict": True, "is_audited": False,
+        "mode": OS, "memory_bytes": 123, "is_strict": True, "is_audited": False, "audit_vhost": "",
         "log_level": "debug",
         "staging_timeout_s": 86_400.0, "lease_alert_s": 3600.0,
         "consumer_timeout_s": 1800.0, "consumer_timeout_closes": False,
@@ -297,5 +297,6 @@ def test_the_audit_log() -> None:
     made = config('audit_log = "audit.jsonl"\naudit_log_bytes = "1MiB"')
     assert (made.audit_log, made.audit_log_bytes) == ("audit.jsonl", 1 << 20)
     assert made.vhost_settings(1)["is_audited"]
+    assert config('audit_vhost = "a"').vhost_settings(1)["is_audited"]
     with pytest.raises(OptionError, match="audit_log_bytes: given 1"):
         config("audit_log_bytes = 1")

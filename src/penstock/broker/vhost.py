@@ -344,7 +344,8 @@ def _ignore_refusal(address: str, text: str) -> None:
 class VHost(QueueOwner[BrokerQueue]):
     """The vhost `name` in the directory `path`, which exists (DataDirectory.vhost_path).
 
-    on_event(kind, text): news for people, also of engine and queues. Opening raises the engine's
+    on_event(kind, text): news for people, also of engine and queues. audit_stream: the stream of
+    the audit, which clients can only read; "" if another vhost has it. Opening raises the engine's
     errors: LockedError, VersionError, CorruptionError, SyncFailedError, OSError.
     """
 
@@ -414,6 +415,7 @@ class VHost(QueueOwner[BrokerQueue]):
         )
 
     def _open(self, rng: random.Random) -> None:
+        self.audit_stream: str = ""
         engine = self.engine
         touched: list[Any] = self.queue_set.touched  # only queues of the set are touched
         self.dispatch: Dispatch = Dispatch(engine, self.mode, touched)
@@ -808,6 +810,7 @@ class VHost(QueueOwner[BrokerQueue]):
     ) -> tuple[int, int]:  # fmt: skip
         """Delete a queue. Returns how many messages were ready, and the LSN. is_forced: also if
         readers have messages of it leased. ChannelError 406."""
+        self.check_not_audit(queue.name)
         if not queue.is_crashed:
             queue.serve()
         return self.table.delete(queue, if_unused=if_unused, if_empty=if_empty, is_forced=is_forced)
@@ -824,8 +827,15 @@ class VHost(QueueOwner[BrokerQueue]):
         lsn = self.engine.last_lsn
         return n, lsn if lsn != before else 0
 
+    def check_not_audit(self, name: str) -> None:
+        """Raise ChannelError 403 if this is the stream of the audit."""
+        if name == self.audit_stream:
+            raise refusals.access_refused(
+                f"{self.table.called(name)} has the audit of the broker: it can be read only"
+            )
+
     def _has_queue(self, name: str) -> bool:
-        return self.table.has(name)
+        return name != self.audit_stream and self.table.has(name)
 
     def _share_blame(self, exchange: bytes) -> None:
         self.in_flight.share(exchange)
@@ -910,8 +920,10 @@ class VHost(QueueOwner[BrokerQueue]):
         self, queue_name: str, exchange: str, key: str, arguments: dict[str, object] | None = None,
         owner: object | None = None, by: Identity | None = None,
     ) -> int:  # fmt: skip
-        """Bind a queue, for this user. ChannelError: 403 (the default exchange), 404, 405, 406."""
+        """Bind a queue, for this user. ChannelError: 403 (the default exchange, the stream of the
+        audit), 404, 405, 406."""
         self.topology.check_exchange(exchange)
+        self.check_not_audit(queue_name)
         queue = self.table.find_queue(queue_name, owner)
         return self.topology.bind(
             exchange, QUEUE, queue_name, key, arguments or {}, is_durable=queue.is_durable, by=by

@@ -1,4 +1,4 @@
-"""AuditLog: who has changed what, and who could not log in, as lines of JSON in a file.
+"""Audit: who has changed what, and who could not log in, as lines of JSON in a file and a stream.
 
     {"time": "2026-11-27T15:04:05.123+00:00", "event": "delete_queue", "user": "ada",
      "from": "10.0.0.7:51034", "vhost": "/", "args": {"queue": "orders"}}
@@ -9,87 +9,120 @@ user is "operator". args: the operation's arguments, without passwords and defin
 Each is written once what it says has been decided; that it is durable is waited for by the client
 alone. Messages are not audited.
 
-The supervisor writes all of it, in a thread, so a slow disk delays nobody. WAITING_MAX entries
-wait; what comes beyond is left out, and so are failed logins beyond LOGINS_PER_S. The next entry
-says how many were left out. A file that exceeds its size becomes FILE.1, in place of the one
-before, so both together take twice that at most. A file that cannot be written is an error in
-the log, once, and is tried again with the next entries.
+The supervisor writes all of it: the file in a thread, the stream by calls of the vhost that has it
+(operations.streams), so a slow disk and a vhost that is down delay nobody, and neither of the two
+waits for the other. WAITING_MAX entries wait for each; what comes beyond is left out, and so are
+failed logins beyond LOGINS_PER_S. The next entry says how many were left out, and so does the
+metric audit_left_out_total. A file that exceeds its size becomes FILE.1, in place of the one
+before, so both together take twice that at most. A file or stream that cannot be written is an
+error in the log, once, and is tried again with the next entries.
 """
 
+import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Final
 
 from penstock.clock import Clock, TokenBucket, date
+from penstock.errors import PenstockError, StoppedError
 from penstock.storage.files.filesystem import FileSystem
 
 WAITING_MAX: Final = 10_000
+AT_ONCE: Final = 256  # entries of one call
 LOGINS_BURST: Final = 100
 LOGINS_PER_S: Final = 10
 LOGIN_FAILED: Final = "login_failed"
 
 logger = logging.getLogger(__name__)
 
+Line = tuple[str, int]  # JSON, and how many entries it counts for
 
-class AuditLog:
-    """The log at `path`. bytes_max: of the file. Raises OSError if it cannot be opened."""
 
-    def __init__(self, fs: FileSystem, path: str, bytes_max: int, clock: Clock) -> None:
-        self._fs = fs
-        self._path = path
-        self._bytes_max = bytes_max
+class AuditEntries(ABC):
+    """Entries that wait to be written to one place. left_out_total: how many it does not have.
+    place: its name in the log."""
+
+    def __init__(self, place: str, clock: Clock) -> None:
+        self.left_out_total = 0
+        self._place = place
         self._clock = clock
-        self._file = fs.open(path, create=True)
-        self._end = self._file.size()
-        self._lock = Lock()  # of the three below
-        self._waiting: list[tuple[bytes, int]] = []  # lines, and how many entries each counts for
-        self._left_out = 0
+        self._lock = Lock()  # of what is below
+        self._waiting: list[Line] = []
+        self._left_out = 0  # since the last entry
         self._is_writing = False
         self._logins = TokenBucket(LOGINS_BURST, LOGINS_PER_S, clock.monotonic())
         self._has_failed = False
-        self._executor = ThreadPoolExecutor(1, "penstock-audit")
 
     def note(self, entry: Mapping[str, object]) -> None:
-        """Write an entry: event, user, from, vhost and others."""
+        """Write an entry: event, user, from, vhost and others. Its time is now if it has none."""
         has_room = entry["event"] != LOGIN_FAILED or self._logins.take_room(self._clock.monotonic())
         with self._lock:
             if not has_room or len(self._waiting) >= WAITING_MAX:
                 self._left_out += 1
+                self.left_out_total += 1
                 return
             line = {"time": date(self._clock.wall_ms()), **entry}
             count = 1 + self._left_out
             if self._left_out:
                 line["left_out"], self._left_out = self._left_out, 0
-            self._waiting.append((json.dumps(line, default=str).encode() + b"\n", count))
+            self._waiting.append((json.dumps(line, default=str), count))
             if self._is_writing:
                 return
             self._is_writing = True
-        self._executor.submit(self._write_all)
+        self._begin()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Begin to write what waits."""
+
+    def _take(self, most: int) -> list[Line]:
+        """Return the lines to write next; none: the writing has ended."""
+        with self._lock:
+            lines, self._waiting = self._waiting[:most], self._waiting[most:]
+            self._is_writing = bool(lines)
+            return lines
+
+    def _failed(self, lines: list[Line], error: Exception) -> None:
+        """Note that the lines could not be written."""
+        with self._lock:
+            self._left_out += sum(count for _, count in lines)
+            self.left_out_total += len(lines)
+        if not self._has_failed:
+            logger.error("the audit %s cannot be written: %s", self._place, error)
+        self._has_failed = True
+
+
+class AuditLog(AuditEntries):
+    """The log at `path`. bytes_max: of the file. Raises OSError if it cannot be opened."""
+
+    def __init__(self, fs: FileSystem, path: str, bytes_max: int, clock: Clock) -> None:
+        super().__init__(f"log {path}", clock)
+        self._fs = fs
+        self._path = path
+        self._bytes_max = bytes_max
+        self._file = fs.open(path, create=True)
+        self._end = self._file.size()
+        self._executor = ThreadPoolExecutor(1, "penstock-audit")
 
     def close(self) -> None:
         """Write what waits, and close the file."""
         self._executor.shutdown()
         self._file.close()
 
+    def _begin(self) -> None:
+        self._executor.submit(self._write_all)
+
     def _write_all(self) -> None:
-        while True:
-            with self._lock:
-                lines, self._waiting = self._waiting, []
-                if not lines:
-                    self._is_writing = False
-                    return
+        while lines := self._take(WAITING_MAX):
             try:
-                self._write(b"".join([line for line, _ in lines]))
+                self._write("".join(f"{line}\n" for line, _ in lines).encode())
                 self._has_failed = False
             except OSError as error:
-                with self._lock:
-                    self._left_out += sum(count for _, count in lines)
-                if not self._has_failed:
-                    logger.error("the audit log %s cannot be written: %s", self._path, error)
-                self._has_failed = True
+                self._failed(lines, error)
 
     def _write(self, data: bytes) -> None:
         if self._end and self._end + len(data) > self._bytes_max:
@@ -99,3 +132,35 @@ class AuditLog:
             self._end = self._file.size()
         self._file.pwrite(data, self._end)
         self._end += len(data)
+
+
+class AuditStream(AuditEntries):
+    """The stream. append(lines): has the vhost append them; raises PenstockError, and
+    TimeoutError."""
+
+    def __init__(
+        self, vhost: str, append: Callable[[list[str]], Awaitable[None]], clock: Clock
+    ) -> None:
+        super().__init__(f"stream of vhost {vhost!r}", clock)
+        self._append = append
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def close(self) -> None:
+        """Wait until what waits is appended. Later entries are left out."""
+        if self._task is not None:
+            await self._task
+        self._is_closed = True
+
+    def _begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._append_all())
+
+    async def _append_all(self) -> None:
+        while lines := self._take(AT_ONCE):
+            try:
+                if self._is_closed:
+                    raise StoppedError("the broker stops")
+                await self._append([line for line, _ in lines])
+                self._has_failed = False
+            except (PenstockError, TimeoutError) as error:
+                self._failed(lines + self._take(WAITING_MAX), error)

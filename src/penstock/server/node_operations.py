@@ -46,6 +46,7 @@ from penstock.operation_table import (
 )
 from penstock.queues.budget import machine_memory, pids_max, process_usage
 from penstock.server import definitions, vhost_directories
+from penstock.server.audit import AuditEntries
 from penstock.server.backends import Backends, Refused
 from penstock.server.control import ControlError
 from penstock.server.definitions import Definitions, DefinitionsError
@@ -89,6 +90,7 @@ class Node(Protocol):
     backends: Backends
     data: DataDirectory
     is_ready: asyncio.Event
+    audits: dict[str, AuditEntries]
 
     def vhost(self, name: str) -> WatchedVhost:
         """Return the vhost of that name, which is known."""
@@ -249,6 +251,9 @@ class NodeOperations:
             "accepted_connections_total": node.listener.accepted,
             "handshakes_failed_total": dict(node.listener.failed),
             "half_open_connections": node.listener.half_open,
+            "audit_left_out_total": {
+                place: audit.left_out_total for place, audit in node.audits.items()
+            },
             "process_up": [
                 ["", "supervisor", 1],
                 *([v, kind, int(one.state == RUNNING)] for v, kind, one in processes),

@@ -43,8 +43,9 @@ from penstock.errors import (
     PenstockError,
     StoppedError,
 )
+from penstock.operation_json import dumps
 from penstock.server import vhost_directories
-from penstock.server.audit import LOGIN_FAILED, AuditLog
+from penstock.server.audit import LOGIN_FAILED, AuditEntries, AuditLog, AuditStream
 from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.backends import Backends, Refused, made_backends
 from penstock.server.certificates import Certificates
@@ -117,7 +118,7 @@ class Supervisor:
         self._renewing: set[asyncio.Task[None]] = set()
         self.listener: Listener[ConnectionFacts]
         self.backends: Backends
-        self.audit: AuditLog | None = None
+        self.audits: dict[str, AuditEntries] = {}  # by the label of the metric
         self._hashing = ThreadPoolExecutor(HASHERS, "penstock-hash")
         self.users: Users
         self.data: DataDirectory
@@ -168,12 +169,7 @@ class Supervisor:
                         settings.guest,
                         settings.loopback_users,
                     )  # fmt: skip
-                    if settings.audit_log:
-                        self.audit = AuditLog(
-                            fs, str(Path(settings.audit_log).absolute()), settings.audit_log_bytes,
-                            self.clock,
-                        )  # fmt: skip
-                        self.backends.on_refused = self._note_refusal
+                    self._open_audits(fs)
                     networks = networks_of(settings.proxy_protocol_from)
 
                     def login(
@@ -186,8 +182,8 @@ class Supervisor:
                     self._warn()
                     await self._serve(on_ready, socks)
                 finally:
-                    if self.audit is not None:
-                        self.audit.close()
+                    if isinstance(file := self.audits.get("file"), AuditLog):
+                        file.close()
                     store.close()
             finally:
                 self.data.close()
@@ -198,6 +194,18 @@ class Supervisor:
             fs.close()
         if self._failed is not None:
             raise self._failed
+
+    def _open_audits(self, fs: OsFileSystem) -> None:
+        settings = self.settings
+        if settings.audit_log:
+            path = str(Path(settings.audit_log).absolute())
+            self.audits["file"] = AuditLog(fs, path, settings.audit_log_bytes, self.clock)
+        if settings.audit_vhost:
+            self.audits["stream"] = AuditStream(
+                settings.audit_vhost, self._append_audit, self.clock
+            )
+        if self.audits:
+            self.backends.on_refused = self._note_refusal
 
     def _wanted_ports(self) -> list[tuple[str, int | None]]:
         """Return the listeners, and the port of each."""
@@ -302,6 +310,8 @@ class Supervisor:
             await self.listener.stop()
             sharing.cancel()
             heap.stop()
+            if isinstance(stream := self.audits.get("stream"), AuditStream):
+                await stream.close()
             # Clients of TLS get the last words of their vhosts through its process.
             first = [*self.vhosts.values(), *([self.http] if self.http is not None else [])]
             await asyncio.gather(*(process.stop() for process in first))
@@ -442,9 +452,19 @@ class Supervisor:
         self.limits.set(users.limits("vhost"), users.limits("user"), users.queue_types())
 
     def note(self, entry: Mapping[str, object]) -> None:
-        """Write an entry of the audit log, if there is one."""
-        if self.audit is not None:
-            self.audit.note(entry)
+        """Write an entry of the audit, if somebody wants it."""
+        if self.audits:
+            timed = {"time": date(self.clock.wall_ms()), **entry}
+            for audit in self.audits.values():
+                audit.note(timed)
+
+    async def _append_audit(self, lines: list[str]) -> None:
+        """Append lines to the stream of the audit."""
+        name = self.settings.audit_vhost
+        if not self.is_known(name):
+            raise VhostDown(name, "there is no such vhost, penstock add_vhost makes it")
+        given = {"lines": lines, "bytes_max": self.settings.audit_log_bytes}
+        await self.vhost(name).call("append_audit", dumps(given, is_exact=True))
 
     def _note_refusal(self, user: str, host: str, why: str) -> None:
         self.note({"event": LOGIN_FAILED, "user": user, "from": host, "why": why})

@@ -54,7 +54,7 @@ from penstock.errors import (
     VersionError,
 )
 from penstock.operation_json import JsonParts, loads, parts_of, to_json
-from penstock.operation_table import OPERATIONS, check_over_http
+from penstock.operation_table import AUDIT_STREAM, OPERATIONS, check_over_http
 from penstock.protocol.connection import Connection
 from penstock.queues.backing_choice import BackingChoice
 from penstock.server.control import Facts
@@ -215,6 +215,8 @@ class VhostProcess(LinkedProcess):
             )  # fmt: skip
             if facts["settings"]["is_audited"]:
                 vhost.on_audit = self._note
+            if facts["settings"]["audit_vhost"] == vhost.name:
+                vhost.audit_stream = AUDIT_STREAM
             vhost.on_refused = lambda address, text: client_line(logger, address, "%s", text)
         except LockedError as error:
             if self._clock.monotonic() >= until_s:

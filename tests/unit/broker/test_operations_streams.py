@@ -7,7 +7,7 @@ import pytest
 
 from penstock.access.permissions import Identity
 from penstock.broker.channel import Channel
-from penstock.operation_table import OPERATIONS
+from penstock.operation_table import AUDIT_STREAM, OPERATIONS
 from penstock.storage.files.durability import DISK
 from tests.helpers.broker_rig import RigClient
 from tests.helpers.builds import pure_only
@@ -293,6 +293,29 @@ def test_without_limits_nothing_goes(rig: OperationRig, c: RigClient) -> None:
     settled_down(rig)
     assert (pages(rig), count(rig, "t")) == (before, 200)
     assert rig.result("retain_stream", queue="t") == {"pages": 0}
+
+
+# ---- the audit -----------------------------------------------------------------------------------
+
+
+def test_the_audit_is_appended_and_nobody_else_writes_it(rig: OperationRig, c: RigClient) -> None:
+    rig.vhost.audit_stream = AUDIT_STREAM
+    for n in range(2):
+        lines = [f'{{"event": "add_user", "n": {n}}}', '{"event": "stop"}']
+        assert rig.result("append_audit", lines=lines, bytes_max=1 << 20) == {}
+    consume(c, AUDIT_STREAM, offset="first")
+    found = [one.body for one in records(c)]
+    assert found == [
+        b'{"event": "add_user", "n": 0}', b'{"event": "stop"}', b'{"event": "add_user", "n": 1}',
+        b'{"event": "stop"}',
+    ]  # fmt: skip
+    declared = rig.result("describe_stream", queue=AUDIT_STREAM)["arguments"]
+    assert declared["x-max-length-bytes"] == 8 * declared["x-stream-max-segment-size-bytes"]
+    assert rig.refusal("delete_queue", queue=AUDIT_STREAM).code == 403
+    assert rig.refusal("bind_queue", queue=AUDIT_STREAM, exchange="amq.fanout").code == 403
+    assert rig.refusal("box.append_to", channel_of(c), name=AUDIT_STREAM).code == 403
+    published = rig.refusal("publish", exchange="", routing_key=AUDIT_STREAM, bodies=["x"])
+    assert published.code == 312
 
 
 def test_a_reader_keeps_what_it_asked_for_while_it_is_heard_of(

@@ -64,7 +64,7 @@ def test_what_waits_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "audit"
     one = log(path)
     with one._lock:
-        one._waiting = [(b"{}\n", 1)] * WAITING_MAX
+        one._waiting = [("{}", 1)] * WAITING_MAX
         one._is_writing = True
     one.note(ENTRY)
     assert (len(one._waiting), one._left_out) == (WAITING_MAX, 1)

@@ -198,6 +198,7 @@ class BatchTarget:
         for name in (self.queue, self.dead_letter_to):
             if name:
                 queue = vhost.table.find_queue(name)
+                vhost.check_not_audit(name)
                 if not is_lasting(queue):
                     kind = "exclusive" if queue.is_exclusive else "not durable"
                     raise refusals.precondition_failed(

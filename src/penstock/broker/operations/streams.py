@@ -21,9 +21,18 @@ from penstock.broker.operations.call import Call, Functions, Slices, first_names
 from penstock.broker.permissions import WRITE
 from penstock.broker.refusals import precondition_failed
 from penstock.broker.turn_budget import STEP_BYTES
+from penstock.codec.properties import BasicProperties
 from penstock.errors import CorruptionError
-from penstock.operation_json import JsonParts, dumps
-from penstock.operation_table import NAMES_MAX, U63_MAX
+from penstock.operation_json import JsonParts, dumps, loads
+from penstock.operation_table import AUDIT_STREAM, NAMES_MAX, U63_MAX
+from penstock.queues.amqp_headers import short_string
+from penstock.queues.stream_options import (
+    MAX_BYTES,
+    PAGE_BYTES,
+    PAGE_BYTES_MIN,
+    QUEUE_TYPE,
+    STREAM,
+)
 from penstock.storage.files.durability import DISK, OS
 from penstock.storage.pages.stream_meta import ReaderOffset
 from penstock.storage.pages.streams import StoredStream
@@ -32,6 +41,7 @@ Info = dict[str, object]
 
 READER_STEPS: Final = 16  # to describe one
 LAG_STEPS: Final = 2  # to look up the time of a record
+AUDIT_PAGES: Final = 8  # of the bytes that the stream of the audit keeps
 READERS_PER_STEP: Final = 16  # that are gathered
 
 
@@ -256,6 +266,7 @@ def _append_to(call: Call) -> None:
     stream = None
     if name is not None:
         call.check(WRITE, "queue", name)
+        call.vhost.check_not_audit(name)
         stream = _stream(call, "name")
     call.channel.publisher.send_to(stream)
     call.reply(None)
@@ -321,7 +332,46 @@ def _is_any(_name: str) -> bool:
     return True
 
 
+# ---- the audit -----------------------------------------------------------------------------------
+
+
+def _append_audit(call: Call) -> None:
+    """Append to the stream of the audit, which is made if it is not there."""
+    vhost, most = call.vhost, call.args.whole("bytes_max")
+    arguments: dict[str, object] = {
+        QUEUE_TYPE: STREAM, MAX_BYTES: most, PAGE_BYTES: max(most // AUDIT_PAGES, PAGE_BYTES_MIN),
+    }  # fmt: skip
+
+    def append() -> None:
+        stream = vhost.table.find(AUDIT_STREAM)
+        if stream is None:
+            if vhost.prepare_queue(
+                AUDIT_STREAM, durable=True, arguments=arguments,
+                again=lambda: call.answer_errors(append), failed=call.fail,
+            ):  # fmt: skip
+                return
+            stream, _ = vhost.declare_queue(
+                AUDIT_STREAM, durable=True, arguments=arguments, is_reserved_allowed=True
+            )
+        if not isinstance(stream, BrokerStream):
+            raise precondition_failed(f"{vhost.table.called(AUDIT_STREAM)} is no stream")
+        address = short_string(b"") + short_string(AUDIT_STREAM.encode())
+        lsn = 0
+        for line in call.args.texts("lines"):
+            entry = loads(line.encode())
+            props = BasicProperties(
+                content_type="application/json", delivery_mode=2, type=str(entry["event"]),
+                timestamp=vhost.clock.wall_ms() // 1000,
+            ).encode()  # fmt: skip
+            lsn = stream.append(b"\x02" + address + props, line.encode(), vhost.mode)
+        vhost.dispatch.schedule()
+        call.settled(lsn, {})
+
+    append()
+
+
 FUNCTIONS: Final[Functions] = {
+    "append_audit": _append_audit,
     "list_streams": _list_streams,
     "describe_stream": _describe_stream,
     "find_stream_offset": _find_stream_offset,

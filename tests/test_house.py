@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,33 +70,50 @@ def pyproject() -> dict[str, object]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def functions(path: Path) -> Iterator[tuple[str, int]]:
-    """(name, lines) of each function and method, its docstring and decorators left out."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            first = node.body[0]
-            if ast.get_docstring(node) is not None:
-                lines -= (first.end_lineno or first.lineno) - first.lineno + 1
-            yield node.name, lines
+@dataclass
+class Outline:
+    """What the statements of a file say; its expressions are not looked at. functions: (name,
+    lines) of each function and method, its docstring and decorators left out. classes: (name,
+    line). run, typed: full names of the modules that it imports anywhere, when it runs and for the
+    checker of types alone."""
+
+    head: str
+    functions: list[tuple[str, int]] = field(default_factory=list)
+    classes: list[tuple[str, int]] = field(default_factory=list)
+    run: set[str] = field(default_factory=set)
+    typed: set[str] = field(default_factory=set)
+
+    def add(self, statements: Iterable[ast.AST], imports: set[str]) -> None:
+        for node in statements:
+            if isinstance(node, ast.Import):
+                imports.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imports.add(node.module)
+            elif isinstance(node, ast.ClassDef):
+                self.classes.append((node.name, node.lineno))
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                first = node.body[0]
+                if ast.get_docstring(node) is not None:
+                    lines -= (first.end_lineno or first.lineno) - first.lineno + 1
+                self.functions.append((node.name, lines))
+            is_typed = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            self.add(getattr(node, "body", ()), self.typed if is_typed else imports)
+            for part in ("orelse", "handlers", "finalbody", "cases"):
+                self.add(getattr(node, part, ()), imports)
+
+
+@cache
+def outline(path: Path) -> Outline:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = Outline(ast.get_docstring(tree) or "")
+    found.add(tree.body, found.run)
+    return found
 
 
 def imported(path: Path) -> set[str]:
     """Top-level names of all packages that the file imports when it runs, anywhere in it."""
-    names: set[str] = set()
-    tree = ast.parse(path.read_text())
-    for_types: set[ast.AST] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            for_types.update(inner for part in node.body for inner in ast.walk(part))
-    for node in ast.walk(tree):
-        if node in for_types:
-            continue
-        if isinstance(node, ast.Import):
-            names.update(alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module.split(".")[0])
-    return names
+    return {name.split(".")[0] for name in outline(path).run}
 
 
 def hot_modules() -> list[str]:
@@ -129,7 +148,7 @@ def test_a_function_fits_a_screen() -> None:
     long = [
         f"{name_of(path)}::{name}: {lines} lines"
         for path in SOURCES
-        for name, lines in functions(path)
+        for name, lines in outline(path).functions
         if lines > FUNCTION_LINES_MAX and f"{name_of(path)}::{name}" not in LONG_FUNCTIONS
     ]
     assert not long
@@ -138,26 +157,21 @@ def test_a_function_fits_a_screen() -> None:
 def test_every_exception_to_the_length_is_still_needed() -> None:
     for name in LONG_FUNCTIONS:
         file, _, function = name.partition("::")
-        lines = [n for f, n in functions(ROOT / file) if f == function]
+        lines = [n for f, n in outline(ROOT / file).functions if f == function]
         assert max(lines, default=0) > FUNCTION_LINES_MAX, name
 
 
 def test_a_module_opens_with_what_it_is() -> None:
-    short = []
-    for path in SOURCES:
-        head = ast.get_docstring(ast.parse(path.read_text())) or ""
-        if len([line for line in head.splitlines() if line.strip()]) < 3:
-            short.append(name_of(path))
-    assert not short
+    heads = {name_of(path): outline(path).head.splitlines() for path in SOURCES}
+    assert not [name for name, head in heads.items() if len([x for x in head if x.strip()]) < 3]
 
 
 def test_no_class_name_stands_twice() -> None:
     """The name alone says which class is meant. `penstock.aio` has twins with `Async` in front."""
     places: dict[str, list[str]] = {}
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(f"{name_of(path)}:{node.lineno}")
+        for name, line in outline(path).classes:
+            places.setdefault(name, []).append(f"{name_of(path)}:{line}")
     assert not {name: found for name, found in places.items() if len(found) > 1}
 
 
@@ -354,22 +368,13 @@ def test_the_text_of_each_mutant_stands_in_the_source_once() -> None:
 # --- what reaches where ---
 
 
-def imports_of(path: Path) -> set[str]:
-    """Full names of the modules that a file imports, those under TYPE_CHECKING too."""
-    return {
-        node.module
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and node.module
-    }
-
-
 def test_no_part_of_the_engine_names_the_engine() -> None:
     """Transactions, leases, batches, streams, checkpoints and upkeep take the journal."""
     above = {"backup.py", "salvage.py"}
     found = {
         path.name
         for path in (SRC / "storage").rglob("*.py")
-        if "penstock.storage.engine" in imports_of(path)
+        if "penstock.storage.engine" in outline(path).run | outline(path).typed
     }
     assert found == above
 

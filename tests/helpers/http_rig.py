@@ -18,6 +18,7 @@ from penstock.errors import AMQPError
 from penstock.http.api import Admission, Api
 from penstock.http.bodies import JsonBodies
 from penstock.http.dashboard.static_files import DashboardFiles
+from penstock.http.live import Live
 from penstock.http.management import Management
 from penstock.http.ranges import PageDirectories, RangeAnswers, StreamPages
 from penstock.http.read_endpoints import LeaseEndpoints, StreamEndpoints
@@ -162,6 +163,7 @@ class HttpRig:
             node: Any = self.node
             ranges = RangeAnswers(self.places, self.pages, self.threads)
             self.bodies = bodies = JsonBodies(self.threads)
+            self.live = Live(node, self.clock)
             staging = StagingEndpoints(
                 node, auth, bodies, self.fs, self.clock, self.threads, self.vhost_path,
                 self.staging_bytes_max, self.staging_user_bytes_max,
@@ -171,7 +173,7 @@ class HttpRig:
             )
             endpoints = {"streams": streams, "leases": leases, "staging": staging}
             app = Api(
-                node, auth, endpoints, Management(node, auth, bodies),
+                node, auth, endpoints, Management(node, auth, bodies, self.live),
                 DashboardFiles(self.fs, str(self.directory / "files")), Admission(["broker.test"]),
                 self.user_requests_max,
             )  # fmt: skip

@@ -44,19 +44,6 @@ CLOSED: Final = "closed by an operator"
 CALL_S: Final = 20.0  # of one call; the socket's own limit is longer
 
 
-# What to do about a problem, by words that its line has.
-ADVICE: Final = (
-    ("has not started", "wait for it: penstock await_startup"),
-    ("low on memory", "consume messages, or give more: penstock config set memory"),
-    ("low on disk", "make room on its disk"),
-    ("bytes free", "make room there, or lower the limit: penstock config set"),
-    ("descriptor", "raise the limit of open files (ulimit -n) and start the broker again"),
-    ("takes no more clients", "raise the limit of open files (ulimit -n), or close connections"),
-    ("is down", "read the broker's log, then penstock restart_vhost"),
-    ("does not serve", "read the broker's log"),
-)
-
-
 @click.command("status")
 @click.option(
     "-p", "--vhost", metavar="NAME", callback=named, help="One vhost instead of the whole broker."
@@ -78,7 +65,10 @@ def status(vhost: str | None, form: str, data: str) -> None:
 
 def status_lines(found: dict[str, Any]) -> list[str]:
     """Return what `status` prints of a broker."""
-    lines = [f"not healthy: {problem}{_advice(problem)}" for problem in found["problems"]]
+    lines = [
+        f"not healthy: {problem}{f' - {do}' if do else ''}"
+        for problem, do in zip(found["problems"], found["advice"], strict=True)
+    ]
     vhosts = found["vhosts"]
     serving = sum(one["state"] == "running" for one in vhosts)
     if not lines:
@@ -127,10 +117,6 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         ("durability", found["durability"]),
     ]
     return lines + [f"{name:<13}{text}" for name, text in rows]
-
-
-def _advice(problem: str) -> str:
-    return next((f" - {do}" for words, do in ADVICE if words in problem), "")
 
 
 def _many(count: int, what: str) -> str:

@@ -23,6 +23,7 @@ from starlette.requests import Request
 
 from penstock.access.permissions import DEFAULT_EXCHANGE, NOTHING, Identity, name_filter
 from penstock.errors import INTERNAL_ERROR
+from penstock.http.live import Live
 from penstock.http.node_link import NodeLink
 from penstock.http.requests import BasicAuth, HttpError
 from penstock.members import Columns, Row, dug, sort_key
@@ -116,17 +117,19 @@ class Answer:
 class ApiRequest:
     """One request. names: in the address. query: parameters, the last of several. body: members of
     the JSON, checked against the row; `raw_body` has all of them. data: the body of a row with
-    is_raw. account: who asks. page(name): returns a page about the API, see api_pages."""
+    is_raw. account: who asks. page(name): returns a page about the API, see api_pages. live: what
+    the dashboard shows."""
 
     def __init__(
         self, endpoint: Endpoint, request: Request, node: NodeLink, auth: BasicAuth,
-        names: dict[str, str], account: Account | None, page: "Callable[[str], bytes]",
+        names: dict[str, str], account: Account | None, page: "Callable[[str], bytes]", live: Live,
     ) -> None:  # fmt: skip
         self.endpoint = endpoint
         self.request = request
         self.node = node
         self.auth = auth
         self.page = page
+        self.live = live
         self.names = names
         self.query: dict[str, str] = dict(request.query_params.multi_items())
         self.raw_body: dict[str, Any] = {}
@@ -171,8 +174,12 @@ class ApiRequest:
     def check_vhost(self) -> None:
         """Raise HttpError 401 or 404 if the user may not use the vhost in the address so."""
         rule, vhost = self.endpoint.vhost, self.names.get(VHOST)
-        if vhost is None or rule == NEW:
-            return
+        if vhost is not None and rule != NEW:
+            self.check_is(vhost, rule)
+
+    def check_is(self, vhost: str, rule: str) -> None:
+        """Raise HttpError 401 or 404 if the user may not use the vhost so. rule: OPENED, SEEN or
+        ANY."""
         if vhost not in self.node.users.vhosts():
             raise HttpError(404, f"no vhost '{vhost}'")
         if rule == ANY:

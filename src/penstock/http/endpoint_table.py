@@ -13,9 +13,9 @@ from penstock.http import (
     api_pages,
     change_pages,
     connection_pages,
+    dashboard_pages,
     node_pages,
     queue_pages,
-    session_pages,
 )
 from penstock.http.change_pages import OPERATOR_POLICY, POLICY
 from penstock.http.endpoint import ANY, COLUMNS, LIST_QUERY, NEW, OPENED, STATS_QUERY, Endpoint
@@ -43,12 +43,12 @@ _LIST: Final = {**LIST_QUERY, **STATS_QUERY}
 NODE_ROWS: Final = (
     Endpoint(
         "login", "POST", "Log in with the form of the dashboard; the answer has a cookie.",
-        session_pages.login, tags=(), is_open=True, is_ours=True,
+        dashboard_pages.login, tags=(), is_open=True, is_ours=True,
         body=(text("username", "the user"), text("password", "the password, or a token")),
         body_bytes_max=16 << 10,
     ),
     Endpoint(
-        "logout", "POST", "End the session of the cookie.", session_pages.logout, tags=(),
+        "logout", "POST", "End the session of the cookie.", dashboard_pages.logout, tags=(),
         is_open=True, is_ours=True, status=204,
     ),
     Endpoint("whoami", "GET", "Who asks, with which tags.", node_pages.whoami, query=_ONE),
@@ -191,6 +191,21 @@ OUR_ROWS: Final = (
     Endpoint(
         "penstock/why/{vhost}/connections/{connection}", "GET", "Why a connection stands.", "why",
         tags=WATCHERS, is_ours=True,
+    ),
+    Endpoint(
+        "penstock/events", "GET", "What changes, once a second, as server-sent events.",
+        dashboard_pages.events, is_ours=True, media_type="text/event-stream",
+        query={"topics": "overview, queue:VHOST:NAME ..., with commas; names percent-encoded"},
+    ),
+    *(
+        Endpoint(
+            f"penstock/history/{address}", "GET", line, dashboard_pages.history, is_ours=True,
+            query={"step": "seconds between two samples: 1, 10 or 60"},
+        )
+        for address, line in (
+            ("{vhost}", "Samples of a vhost, of the last minutes, hours or day."),
+            ("{vhost}/{queue}", "Samples of a queue, from when somebody has looked at it."),
+        )
     ),
     Endpoint(
         "penstock/streams/{vhost}", "GET", "The streams that the user may read.", "list_streams",

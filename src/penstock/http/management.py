@@ -45,6 +45,7 @@ from penstock.http.endpoint import (
     out_of_range,
 )
 from penstock.http.endpoint_table import ENDPOINTS
+from penstock.http.live import Live
 from penstock.http.node_link import NodeLink
 from penstock.http.requests import (
     ACCOUNT,
@@ -141,12 +142,13 @@ class Management:
     """Answers requests. bodies: reads bodies."""
 
     def __init__(
-        self, node: NodeLink, auth: BasicAuth, bodies: JsonBodies,
+        self, node: NodeLink, auth: BasicAuth, bodies: JsonBodies, live: Live,
         endpoints: Iterable[Endpoint] = ENDPOINTS,
     ) -> None:  # fmt: skip
         self._node = node
         self._auth = auth
         self._bodies = bodies
+        self._live = live
         self._endpoints = tuple(endpoints)
         self._tree = AddressTree(self._endpoints)
         self._pages: dict[str, bytes] = {}
@@ -174,8 +176,9 @@ class Management:
             return Response(status_code=status, headers={**HEADERS, "Allow": allowed})
         account = None if endpoint.is_open else request.scope[ACCOUNT]
         asked = ApiRequest(
-            endpoint, request, self._node, self._auth, found.names, account, self._about
-        )
+            endpoint, request, self._node, self._auth, found.names, account, self._about,
+            self._live,
+        )  # fmt: skip
         if account is not None:
             if account.tags.isdisjoint(endpoint.tags):
                 has_any = not account.tags.isdisjoint(MANAGERS)
@@ -241,7 +244,7 @@ class Management:
             raise HttpError(400, f"[{','.join(missing)}]")
 
     async def _result(self, asked: ApiRequest) -> object:
-        """Return what the row answers: an Answer, a value, or a JsonText."""
+        """Return what the row answers: an Answer, a Response, a value, or a JsonText."""
         endpoint = asked.endpoint
         if endpoint.rows:
             return await self._rows(asked, ListQuery.of(asked.query))
@@ -253,7 +256,7 @@ class Management:
             found = await endpoint.does(asked)
         query = ListQuery.of(asked.query) if endpoint.is_list else ListQuery()
         is_whole = endpoint.shape is None and query == ListQuery()
-        if isinstance(found, Answer) or (is_whole and isinstance(found, JsonText)):
+        if isinstance(found, Answer | Response) or (is_whole and isinstance(found, JsonText)):
             return found
         if isinstance(found, JsonText):
             found = read(found.text)
@@ -388,6 +391,8 @@ def _stats(asked: ApiRequest) -> dict[str, bool]:
 
 async def _encoded(found: object, asked: ApiRequest) -> Response:
     """Return the HTTP answer for a result."""
+    if isinstance(found, Response):
+        return found
     answer = found if isinstance(found, Answer) else Answer(asked.endpoint.status, found)
     headers = {**HEADERS, **answer.headers}
     if asked.down:

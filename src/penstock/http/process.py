@@ -29,6 +29,7 @@ from penstock.http.api import Admission, Api
 from penstock.http.bodies import JsonBodies
 from penstock.http.connections import KEEP_ALIVE_S, Connections, GuardedProtocol
 from penstock.http.dashboard.static_files import FILES, DashboardFiles
+from penstock.http.live import Live
 from penstock.http.management import Management
 from penstock.http.node_link import NodeLink
 from penstock.http.ranges import PageDirectories, RangeAnswers, StreamPages
@@ -85,6 +86,8 @@ class HttpProcess(LinkedProcess):
         self._connections = Connections(0, 0)
         self._taking: set[asyncio.Task[Any]] = set()
         self._api: Api | None = None
+        self._live: Live | None = None
+        self._looking: asyncio.Task[None] | None = None
         users = KnownUsers(rng=random.SystemRandom())
         self._node = NodeLink(users, self._link)
         self._hashing = ThreadPoolExecutor(HASHERS, "penstock-hash")
@@ -100,6 +103,8 @@ class HttpProcess(LinkedProcess):
 
     async def _finish(self, why: str) -> None:
         logger.info("stops%s", f": {why}" if why else "")
+        if self._live is not None:
+            self._live.close()
         self._node.gone()
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
@@ -229,7 +234,9 @@ class HttpProcess(LinkedProcess):
         )
         endpoints = {"streams": streams, "leases": leases, "staging": staging}
         admission = Admission([socket.gethostname(), *facts["hosts"]])
-        management = Management(node, auth, bodies)
+        self._live = live = Live(node, clock)
+        self._looking = self._loop.create_task(live.run())
+        management = Management(node, auth, bodies, live)
         most = int(facts["user_requests_max"])
         pages = DashboardFiles(self._fs, FILES)
         return Api(node, auth, endpoints, management, pages, admission, most)

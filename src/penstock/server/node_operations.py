@@ -69,6 +69,17 @@ DECLARED_AT_ONCE: Final = 32
 OPERATOR: Final = ("operator", "control socket")
 LOCAL: Final = "127.0.0.1"  # where an operator is
 ASK_S: Final = 5.0  # for the answer of each vhost to a list
+# What to do about a problem, by words that its line has.
+ADVICE: Final = (
+    ("has not started", "wait for it: penstock await_startup"),
+    ("low on memory", "consume messages, or give more: penstock config set memory"),
+    ("low on disk", "make room on its disk"),
+    ("bytes free", "make room there, or lower the limit: penstock config set"),
+    ("descriptor", "raise the limit of open files (ulimit -n) and start the broker again"),
+    ("takes no more clients", "raise the limit of open files (ulimit -n), or close connections"),
+    ("is down", "read the broker's log, then penstock restart_vhost"),
+    ("does not serve", "read the broker's log"),
+)
 
 logger = logging.getLogger(__name__)
 
@@ -222,6 +233,9 @@ class NodeOperations:
             "is_healthy": not problems,
             "takes_clients": not node.listener.is_short,
             "problems": problems,
+            "advice": [
+                next((do for words, do in ADVICE if words in problem), "") for problem in problems
+            ],
             "connections": sum(v.connections for v in node.vhosts.values()),
             "half_open": node.listener.half_open,
             "accepted": node.listener.accepted,

@@ -1,0 +1,468 @@
+"""Live: what the dashboard shows each second, its past, and the streams of events that carry it.
+
+    GET /api/penstock/events?topics=overview,queue:%2F:orders    server-sent events
+    GET /api/penstock/history/{vhost}?step=10                    samples of a vhost
+    GET /api/penstock/history/{vhost}/{queue}?step=1             samples of a queue
+
+A **tick** asks the supervisor for its status and each vhost that runs for its counters: once for
+all who look, each TICK_S while somebody does, otherwise each IDLE_S for the samples. Each LOOK_S
+the vhosts are also asked what is wrong (`why`). A queue is asked for while it is a topic. Rates are
+differences of counters between two ticks.
+
+Every client gets what its user may see: vhosts that it may open, or all with the tag monitoring;
+what is said of the node only with that tag. A stream ends when its user may do no more, by a
+logout, another password or the loss of the tags. A client that does not take its events misses
+some: nothing is kept for it.
+
+    event: overview
+    data: {"time": s, "sentence": {...}, "node": {...}, "vhosts": {NAME: {...}}}
+
+    event: queue:%2F:orders
+    data: {"time": s, "vhost": "/", "name": "orders", ...its sample..., "penstock": {...}}
+
+What is not known is left out. A queue that is not there has the member `error`.
+
+**Samples** are kept in rings of RINGS, packed, 110 bytes each: 300 KB for a vhost after a day, of
+VHOSTS_MAX vhosts; of QUEUES_MAX queues 66 KB each, from when somebody looks at it. They begin again
+with this process.
+"""
+
+import asyncio
+import json
+import logging
+import math
+import struct
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Protocol
+from urllib.parse import quote, unquote_to_bytes
+
+from penstock.clock import Clock
+from penstock.histogram import DISK_S
+from penstock.http.node_link import NodeLink
+from penstock.http.requests import HttpError
+from penstock.members import dug
+from penstock.operation_json import to_json
+from penstock.server.control import ControlError
+from penstock.server.watched_process import DOWN, RUNNING
+
+TICK_S: Final = 1.0
+IDLE_S: Final = 10.0
+LOOK_S: Final = 5.0
+STREAMS_MAX: Final = 64
+QUEUE_TOPICS_MAX: Final = 4  # of one stream
+QUEUES_MAX: Final = 100
+VHOSTS_MAX: Final = 50
+SYNC_TICKS: Final = 60  # of which the slowest hundredth of syncs is shown
+RINGS: Final = ((1.0, 600), (10.0, 720), (60.0, 1440))  # seconds between two samples, how many
+AGAIN_S: Final = 0.25  # between two ticks at least, also if clients come and go
+VHOST: Final = "vhost"
+OVERVIEW: Final = "overview"
+QUEUE: Final = "queue"
+RETRY: Final = b"retry: 2000\n\n"
+
+# Member of a sample -> the counter whose rate it is, by its name in `metrics`.
+VHOST_RATES: Final = {
+    "published": "messages_published_total", "delivered": "messages_delivered_total",
+    "acked": "messages_acked_total", "unroutable": "messages_unroutable_total",
+}  # fmt: skip
+VHOST_VALUES: Final = {
+    "unacked": "messages.unacked", "alpha": "messages.alpha", "beta": "messages.beta",
+    "gamma": "messages.gamma", "delta": "messages.delta", "counted_bytes": "memory_counted_bytes",
+    "budget_bytes": "memory_budget_bytes", "backlog_as_alphas_bytes": "backlog_as_alphas_bytes",
+}  # fmt: skip
+VHOST_COLUMNS: Final = (*VHOST_RATES, *VHOST_VALUES, "ready", "connections", "sync_p99_ms")
+# The same of a queue, by the names of its row.
+QUEUE_RATES: Final = {
+    "published": "message_stats.publish", "delivered": "message_stats.deliver_get",
+    "acked": "message_stats.ack",
+}  # fmt: skip
+QUEUE_VALUES: Final = {
+    "ready": "messages_ready", "unacked": "messages_unacknowledged", "consumers": "consumers",
+    "alpha": "penstock.alphas", "beta": "penstock.betas", "gamma": "penstock.gammas",
+    "delta": "penstock.delta", "ram_bytes": "penstock.ram_bytes",
+    "backlog_as_alphas_bytes": "penstock.backlog_as_alphas_bytes",
+}  # fmt: skip
+QUEUE_COLUMNS: Final = (*QUEUE_RATES, *QUEUE_VALUES)
+ASKED_OF_QUEUE: Final = [
+    "state", "type", "consumers", "messages_ready", "messages_unacknowledged", "message_stats",
+    "penstock",
+]  # fmt: skip
+
+Sample = dict[str, float]
+Info = dict[str, Any]
+
+logger = logging.getLogger(__name__)
+
+
+class Viewer(Protocol):
+    """Who looks, and at what it may look."""
+
+    @property
+    def sees_all(self) -> bool:
+        """Return whether it may see the node, and every vhost."""
+
+    def vhosts(self) -> list[str]:
+        """Return the vhosts that it sees."""
+
+    def identity(self, vhost: str) -> object | None:
+        """Return None if it may not see the vhost."""
+
+
+class SampleRing:
+    """Samples with these columns, in rings of these (seconds between two, how many)."""
+
+    def __init__(self, columns: Sequence[str], rings: Sequence[tuple[float, int]]) -> None:
+        self._columns = columns
+        self._format = struct.Struct(f"<d{len(columns)}f")
+        self._rings = [(step_s, deque[bytes](maxlen=most)) for step_s, most in rings]
+
+    def add(self, time_s: float, sample: Mapping[str, float]) -> None:
+        """Add a sample. A ring leaves it out if its last one is too new."""
+        packed = self._format.pack(time_s, *(sample.get(one, math.nan) for one in self._columns))
+        for step_s, ring in self._rings:
+            # A tick may come a little early.
+            if not ring or time_s - struct.unpack_from("<d", ring[-1])[0] >= step_s - TICK_S / 2:
+                ring.append(packed)
+
+    def samples(self, step_s: float) -> list[Info]:
+        """Return the samples of the ring with so many seconds between two, the oldest first."""
+        found: list[Info] = []
+        for one, ring in self._rings:
+            if one == step_s:
+                for packed in ring:
+                    time_s, *values = self._format.unpack(packed)
+                    named = zip(self._columns, values, strict=True)
+                    known = {name: round(v, 3) for name, v in named if not math.isnan(v)}
+                    found.append({"time": time_s, **known})
+        return found
+
+
+class _Past:
+    """The samples of one thing, and its counters at the last tick."""
+
+    def __init__(
+        self, rates: Mapping[str, str], values: Mapping[str, str], columns: Sequence[str],
+        rings: Sequence[tuple[float, int]],
+    ) -> None:  # fmt: skip
+        self.ring = SampleRing(columns, rings)
+        self._rates = rates
+        self._values = values
+        self._counters: tuple[float, dict[str, float]] = (0.0, {})
+        self._syncs: deque[list[int]] = deque(maxlen=SYNC_TICKS + 1)
+
+    def sample(self, time_s: float, row: Info) -> Sample:
+        """Return the sample of what was asked now. Counters that begin again have no rate."""
+        counters = _numbers(self._rates, row)
+        before_s, before = self._counters
+        self._counters = time_s, counters
+        found: Sample = {}
+        for name, count in counters.items():
+            if name in before and count >= before[name] and time_s > before_s:
+                found[name] = round((count - before[name]) / (time_s - before_s), 3)
+        return found | _numbers(self._values, row)
+
+    def sync_p99_ms(self, counts: list[int]) -> float | None:
+        """Return in how many ms 99 of 100 syncs of the last SYNC_TICKS were done; None without
+        one, or if it was longer than the last bound. counts: of `sync_seconds` now."""
+        if self._syncs and sum(counts) < sum(self._syncs[-1]):
+            self._syncs.clear()
+        self._syncs.append(counts)
+        since = [now - then for now, then in zip(counts, self._syncs[0], strict=True)]
+        limit, seen = 0.99 * sum(since), 0
+        for bound, count in zip(DISK_S, since, strict=False):
+            seen += count
+            if count and seen >= limit:
+                return bound * 1000
+        return None
+
+
+class Live:
+    """See the head of this module. `run` ticks until `close`."""
+
+    def __init__(self, node: NodeLink, clock: Clock) -> None:
+        self._node = node
+        self._clock = clock
+        self._vhosts: dict[str, _Past] = {}
+        self._queues: dict[tuple[str, str], _Past] = {}  # the longest unused first
+        self._topics: dict[tuple[str, str], int] = {}  # queue -> how many look at it
+        self._streams = 0
+        self._is_closed = False
+        self._looked_s = -math.inf
+        self._wanted = asyncio.Event()
+        self._ticked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Of the last tick:
+        self._time_s = 0.0
+        self._status: Info = {}
+        self._of_vhosts: dict[str, Info] = {}
+        self._of_queues: dict[tuple[str, str], Info] = {}
+        self._wrong: dict[str, list[Info]] = {}  # vhost -> findings of `why`
+        self._encoded: dict[tuple[bool, tuple[str, ...]], bytes] = {}
+
+    async def run(self) -> None:
+        """Tick until `close`."""
+        loop = asyncio.get_running_loop()
+        while not self._is_closed:
+            began_s = loop.time()
+            self._wanted.clear()
+            try:
+                await self.tick()
+            except Exception:
+                logger.exception("the numbers of the dashboard are not known")
+            due_s = began_s + (TICK_S if self._streams else IDLE_S)
+            try:
+                async with asyncio.timeout_at(due_s):
+                    await self._wanted.wait()
+            except TimeoutError:
+                pass
+            await asyncio.sleep(max(began_s + AGAIN_S - loop.time(), 0))
+
+    def now_s(self) -> float:
+        """Return the time, in seconds since 1970."""
+        return self._clock.wall_ms() / 1000
+
+    @property
+    def is_watched(self) -> bool:
+        """Return whether anybody has a stream."""
+        return self._streams > 0
+
+    def close(self) -> None:
+        """End the streams, and `run`."""
+        self._is_closed = True
+        self._wanted.set()
+        self._end_tick()
+
+    def _end_tick(self) -> None:
+        self._ticked.set_result(None)
+        self._ticked = self._ticked.get_loop().create_future()
+
+    # ---- a tick --------------------------------------------------------------------------------
+
+    async def tick(self) -> None:
+        """Ask for everything, and give it to those who look. What does not answer is left out."""
+        self._time_s = self.now_s()
+        try:
+            self._status = await self._node.status()
+        except (ControlError, HttpError):
+            self._status = {}
+        rows = {row["name"]: row for row in self._status.get("vhosts", [])}
+        running = [name for name, row in rows.items() if row["state"] == RUNNING]
+        found = await self._each(running, lambda name: self._node.value("metrics", name))
+        self._vhosts = {name: past for name, past in self._vhosts.items() if name in rows}
+        self._of_vhosts = {
+            name: self._vhost_info(row, found.get(name)) for name, row in rows.items()
+        }
+        if self._streams and self._time_s >= self._looked_s + LOOK_S:
+            self._looked_s = self._time_s
+            self._wrong = await self._each(running, lambda name: self._node.value("why", name))
+        asked = [key for key in self._topics if key[0] in found]
+        described = await self._each(asked, lambda key: self._describe(*key))
+        self._of_queues = {key: self._queue_info(key, row) for key, row in described.items()}
+        self._encoded.clear()
+        self._end_tick()
+
+    async def _each(self, names: Sequence[Any], ask: Callable[[Any], Any]) -> dict[Any, Any]:
+        """Return what those that answer say."""
+        found = await asyncio.gather(*(ask(name) for name in names), return_exceptions=True)
+        answered: dict[Any, Any] = {}
+        for name, one in zip(names, found, strict=True):
+            if not isinstance(one, BaseException):
+                answered[name] = one
+            elif not isinstance(one, ControlError | HttpError):
+                raise one
+        return answered
+
+    async def _describe(self, vhost: str, queue: str) -> Info:
+        try:
+            row: Info = await self._node.value(
+                "describe_row", vhost, kind="queues", name=queue, columns=ASKED_OF_QUEUE
+            )
+        except ControlError as error:
+            return {"error": error.text}
+        return row
+
+    def _vhost_info(self, row: Info, answer: Info | None) -> Info:
+        """Return what is shown of a vhost, and keep a sample of it."""
+        name = row["name"]
+        info: Info = {"state": row["state"], "restarts": row.get("restarts", 0)}
+        if answer is None:
+            return info
+        values = answer["values"]
+        past = self._vhosts.get(name)
+        if past is None:
+            past = _Past(VHOST_RATES, VHOST_VALUES, VHOST_COLUMNS, RINGS)
+            if len(self._vhosts) < VHOSTS_MAX:
+                self._vhosts[name] = past
+        sample = past.sample(self._time_s, values)
+        sample["ready"] = sum(sample.get(one, 0) for one in ("alpha", "beta", "gamma", "delta"))
+        sample["connections"] = row["connections"]
+        p99_ms = past.sync_p99_ms([round(one) for one in values["sync_seconds"][1:]])
+        if p99_ms is not None:
+            sample["sync_p99_ms"] = p99_ms
+        past.ring.add(self._time_s, sample)
+        return {**info, **sample}
+
+    def _queue_info(self, key: tuple[str, str], row: Info) -> Info:
+        info: Info = {"time": self._time_s, "vhost": key[0], "name": key[1]}
+        if "error" in row:
+            return info | row
+        past = self._queues.pop(key, None)
+        if past is None:
+            past = _Past(QUEUE_RATES, QUEUE_VALUES, QUEUE_COLUMNS, RINGS[:1])
+        self._queues[key] = past
+        while len(self._queues) > QUEUES_MAX:
+            del self._queues[next(iter(self._queues))]
+        sample = past.sample(self._time_s, row)
+        past.ring.add(self._time_s, sample)
+        kept: Info = {name: row[name] for name in ("state", "type", "penstock") if name in row}
+        return {**info, **sample, **kept}
+
+    # ---- what is shown -------------------------------------------------------------------------
+
+    def overview(self, vhosts: Sequence[str], *, sees_node: bool) -> bytes:
+        """Return the data of the overview's event, with these vhosts."""
+        key = (sees_node, tuple(vhosts))
+        if key not in self._encoded:
+            found: Info = {
+                "time": self._time_s, "sentence": self._sentence(vhosts, sees_node=sees_node),
+                "vhosts": {
+                    name: self._of_vhosts[name] for name in vhosts if name in self._of_vhosts
+                },
+            }  # fmt: skip
+            if sees_node and self._status:
+                found["node"] = self._of_node()
+            self._encoded[key] = _json(found)
+        return self._encoded[key]
+
+    def _of_node(self) -> Info:
+        status = self._status
+        processes = [*status["vhosts"], *(status[one] or {} for one in ("http", "tls"))]
+        return {
+            "disk_free": status["disk_free_bytes"], "disk_limit": status["disk_free_limit_bytes"],
+            "memory": {
+                "counted": status["counted_bytes"], "budget": status["memory_bytes"],
+                "rss": sum(one.get("rss_bytes") or 0 for one in processes),
+            },
+        }  # fmt: skip
+
+    def _sentence(self, vhosts: Sequence[str], *, sees_node: bool) -> Info:
+        """Return what is wrong first: {level, text, href, since}. It is what `penstock status` and
+        `penstock why` say; to users without the tag monitoring only that a vhost of theirs is down
+        or blocked."""
+        if not self._status:
+            return {"level": "danger", "text": "The broker does not answer.", "href": "#/overview"}
+        rows = [row for row in self._status["vhosts"] if row["name"] in vhosts]
+        if not sees_node:
+            for row in rows:
+                if row["state"] == DOWN or row["blocked_reason"]:
+                    low = f"publishers wait, low on {row['blocked_reason']}"
+                    text = f"vhost '{row['name']}': {'down' if row['state'] == DOWN else low}"
+                    return _said("danger", text, "ask an administrator", "#/overview")
+            return _WELL
+        findings = [one for name in vhosts for one in self._found(name)]
+        blocked = {row["name"] for row in rows if row["blocked_reason"]}
+        for one in findings:
+            if one[VHOST] in blocked and one["about"].startswith("vhost"):
+                return _said("danger", f"{one['about']}: {one['text']}", one["do"], "#/alarms", one)
+        for text, do in zip(self._status["problems"], self._status["advice"], strict=True):
+            return _said("danger", text, do, "#/alarms")
+        for one in findings:
+            place = one["about"]
+            queue = place[7:-1] if place.startswith("queue '") else None
+            names = ("queues", one[VHOST], queue) if queue is not None else ("alarms",)
+            href = "#/" + "/".join(quote(name, safe="") for name in names)
+            return _said("warning", f"{place}: {one['text']}", one["do"], href, one)
+        return _WELL
+
+    def _found(self, vhost: str) -> list[Info]:
+        return [{VHOST: vhost, **one} for one in self._wrong.get(vhost, [])]
+
+    def samples(self, vhost: str, queue: str | None, step_s: int) -> list[Info]:
+        """Return the samples of a vhost, or of a queue, so many seconds apart."""
+        past = self._vhosts.get(vhost) if queue is None else self._queues.get((vhost, queue))
+        return [] if past is None else past.ring.samples(step_s)
+
+    # ---- streams -------------------------------------------------------------------------------
+
+    async def stream(
+        self, viewer: Viewer, topics: Sequence[str], lasts: Callable[[], Awaitable[bool]]
+    ) -> AsyncIterator[bytes]:
+        """Yield the events of these topics until the client leaves, `lasts` says that the user may
+        no more, or `close`."""
+        queues = {topic: key for topic in topics if (key := queue_of(topic)) is not None}
+        self._streams += 1
+        for key in queues.values():
+            self._topics[key] = self._topics.get(key, 0) + 1
+        self._wanted.set()
+        number = 0
+        try:
+            yield RETRY
+            while True:
+                await asyncio.shield(self._ticked)
+                if self._is_closed or not await lasts():
+                    return
+                pieces: list[bytes] = []
+                number += 1
+                for topic in topics:
+                    data = self._data(viewer, queues.get(topic))
+                    if data is not None:
+                        pieces.append(
+                            b"id: %d\nevent: %s\ndata: %s\n\n" % (number, topic.encode(), data)
+                        )
+                yield b"".join(pieces) or b": nothing is known\n\n"
+        finally:
+            self._streams -= 1
+            for key in queues.values():
+                self._topics[key] -= 1
+                if not self._topics[key]:
+                    del self._topics[key]
+
+    def check_room(self) -> None:
+        """Raise HttpError 503 if there are as many streams as there may be."""
+        if self._streams >= STREAMS_MAX:
+            error = HttpError(503, f"{STREAMS_MAX} streams of events are open, which is the most")
+            error.headers["Retry-After"] = "10"
+            raise error
+
+    def _data(self, viewer: Viewer, key: tuple[str, str] | None) -> bytes | None:
+        if key is None:
+            return self.overview(viewer.vhosts(), sees_node=viewer.sees_all)
+        if viewer.identity(key[0]) is None:
+            return _json({"time": self._time_s, VHOST: key[0], "name": key[1], "error": "refused"})
+        found = self._of_queues.get(key)
+        return None if found is None else _json(found)
+
+
+def _numbers(names: Mapping[str, str], row: Info) -> Sample:
+    """Return the members of the row that are numbers, by other names."""
+    found = {name: dug(row, path) for name, path in names.items()}
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+
+
+_WELL: Final = {"level": "ok", "text": "All is well.", "href": "#/overview"}
+
+
+def _said(level: str, text: str, do: str, href: str, finding: Info | None = None) -> Info:
+    found: Info = {"level": level, "text": f"{text}: {do}" if do else text, "href": href}
+    if finding is not None and finding["since"]:
+        found["since"] = datetime.fromisoformat(finding["since"]).timestamp()
+    return found
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(to_json(value), separators=(",", ":")).encode()
+
+
+def queue_of(topic: str) -> tuple[str, str] | None:
+    """Return the (vhost, queue) of a topic; None if it is the overview. Raises HttpError 400."""
+    parts = topic.split(":")
+    if parts == [OVERVIEW]:
+        return None
+    if len(parts) != 3 or parts[0] != QUEUE or not topic.isprintable() or not topic.isascii():
+        raise HttpError(
+            400, f"topics: given {topic!r:.80}, expected overview, or queue:VHOST:NAME with both "
+            "percent-encoded, separated by commas",
+        )  # fmt: skip
+    vhost, name = (unquote_to_bytes(one).decode("utf-8", "surrogateescape") for one in parts[1:])
+    return vhost, name

@@ -942,7 +942,8 @@ _ROWS: Final = (
             whole("count", 1, MOVE_MAX, "how many at most", default=MOVE_MAX),
             flag("dry_run", "count them only"),
         ),
-        audience=OPERATORS, answer=("moved", "by_queue", "stays", "why"), is_audited=True,
+        audience=MANAGEMENT, tags=ADMINISTRATORS, answer=("moved", "by_queue", "stays", "why"),
+        is_audited=True,
         more="Each by one record of the log, so that a crash neither loses nor doubles it; in "
         "order. They lose their own expiry. stays: how many could not move; why: the last's "
         "reason, such as a full queue.",

@@ -694,3 +694,24 @@ def test_each_change_names_the_user_and_the_address(
     }  # fmt: skip
     assert {one["user"] for one in mine()} == {"guest"}
     assert all(one["from"].startswith("127.0.0.1:") for one in mine()), mine()
+
+
+def test_messages_move_to_a_queue_and_back_to_where_they_died(api: ManagementClient) -> None:
+    api.ask("PUT", "queues/%2F/dead", {"durable": True})
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    api.ask("PUT", "queues/%2F/lives", {"durable": True, "arguments": dead})
+    api.ask("PUT", "queues/%2F/other", {"durable": True})
+    published = {
+        "properties": {}, "routing_key": "lives", "payload": "1", "payload_encoding": "string"
+    }  # fmt: skip
+    for _ in range(3):
+        api.ask("POST", "exchanges/%2F/amq.default/publish", published)
+    rejected = {"count": 2, "ackmode": "reject_requeue_false", "encoding": "auto"}
+    assert len(api.ask("POST", "queues/%2F/lives/get", rejected).body) == 2
+    back = "penstock/queues/%2F/dead/move"
+    would = {"moved": 2, "by_queue": {"lives": 2}, "stays": 0, "why": ""}
+    assert api.ask("POST", back, {"dry_run": True}).body == would
+    assert api.ask("POST", back, {"count": 1}).body["moved"] == 1
+    assert api.ask("POST", back, {"to": "other"}).body["by_queue"] == {"other": 1}
+    assert [api.ask("GET", f"queues/%2F/{q}").body["messages"] for q in ("lives", "other")] == [2, 1]
+    assert api.ask("POST", "penstock/queues/%2F/lives/move", {"to": "none"}).status == 404

@@ -22,6 +22,7 @@ from penstock.http.endpoint import ANY, COLUMNS, LIST_QUERY, NEW, OPENED, STATS_
 from penstock.operation_table import (
     ADMINISTRATORS,
     MANAGERS,
+    MOVE_MAX,
     POLICYMAKERS,
     U63_MAX,
     WATCHERS,
@@ -29,6 +30,7 @@ from penstock.operation_table import (
     field_table,
     flag,
     short_text,
+    short_text_or_null,
     table,
     text,
     text_or_null,
@@ -319,6 +321,16 @@ CHANGE_ROWS: Final = (
     Endpoint(
         "queues/{vhost}/{queue}/contents", "DELETE", "Delete its ready messages.", "purge_queue",
         vhost=OPENED, status=204,
+    ),
+    Endpoint(
+        "penstock/queues/{vhost}/{queue}/move", "POST",
+        "Move ready messages to another queue, or each dead letter to where it died.",
+        "move_messages", tags=ADMINISTRATORS, is_ours=True,
+        body=(
+            short_text_or_null("to", "the queue; null: the one in which each died last"),
+            whole("count", 1, MOVE_MAX, "how many at most", default=MOVE_MAX),
+            flag("dry_run", "count them only"),
+        ),
     ),
     Endpoint(
         "queues/{vhost}/{queue}/actions", "POST", "Does nothing: there are no mirrors.",

@@ -3,12 +3,16 @@
  * names (of the address, its own path first), params (of the address) and vhost (of the selector).
  *
  * path: the first name of the address. title. nav: its text in the navigation, if it is there.
- * key: goes there after "g". load: imports it.
+ * names: how many names the address has, if that is said; a page without it has the others. key: goes there after "g". load: imports it.
  */
 export const PAGES = [
   { path: "overview", title: "Overview", nav: "Overview", key: "o", load: () => import("./overview.js") },
   { path: "queues", title: "Queues", nav: "Queues", key: "q", load: () => import("./queues.js") },
+  { path: "queues", names: 3, title: "Queue", load: () => import("./queue.js") },
 ];
 
 /** The page of an address, or undefined. */
-export const pageOf = (names) => PAGES.find((page) => page.path === names[0]);
+export const pageOf = (names) => {
+  const some = PAGES.filter((page) => page.path === names[0]);
+  return some.find((page) => page.names === names.length) ?? some.find((page) => page.names === undefined);
+};

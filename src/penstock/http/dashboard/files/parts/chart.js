@@ -1,6 +1,6 @@
 /** Charts by uPlot. Each has a sentence for screen readers, and its figures as a table. */
 import uPlot from "../lib/uplot.js";
-import { clock, count } from "./format.js";
+import { bytes, clock, count } from "./format.js";
 import { html, Store, useEffect, useRef } from "./ui.js";
 
 /** Counts changes of the theme: charts take their colours anew. */
@@ -59,13 +59,14 @@ export function Chart({ times, series, stacked = false, scale = "linear", format
     const order = stacked ? series.map((_, i) => series.length - 1 - i) : series.map((_, i) => i);
     const line = colour("line");
     const text = colour("muted");
+    const shown = (_, ticks) => (scale === "log" ? thinned(ticks, format === bytes ? 2 : 10) : ticks);
     const options = {
       width: box.current.clientWidth || 300, height,
       legend: { show: false }, cursor: { show: false }, padding: [8, 8, 0, 0],
-      scales: { x: { time: true }, y: scale === "log" ? { distr: 3, log: 10 } : { range: (_, low, high) => [0, scale === "share" ? 100 : Math.max(high * 1.05, 1)] } },
+      scales: { x: { time: true }, y: scale === "log" ? { distr: 3, log: format === bytes ? 2 : 10 } : { range: (_, low, high) => [0, scale === "share" ? 100 : Math.max(high * 1.05, 1)] } },
       axes: [
-        { stroke: text, grid: { show: false }, ticks: { stroke: line, size: 4 }, font: "11px system-ui", size: 24, values: (_, ticks) => ticks.map((t) => clock(t).slice(-8, ticks.length > 1 && ticks[1] - ticks[0] >= 60 ? -3 : undefined)) },
-        { stroke: text, grid: { stroke: line, width: 0.5 }, ticks: { show: false }, font: "11px system-ui", size: 64, values: (_, ticks) => ticks.map((t) => (t === null ? "" : axis(t))) },
+        { stroke: text, grid: { show: false }, ticks: { stroke: line, size: 4 }, font: "11px system-ui", size: 24, space: 80, values: (_, ticks) => ticks.map((t) => clock(t).slice(-8, ticks.length > 1 && ticks[1] - ticks[0] >= 60 ? -3 : undefined)) },
+        { stroke: text, grid: { stroke: line, width: 0.5, filter: shown }, ticks: { show: false }, font: "11px system-ui", size: 64, filter: shown, values: (_, ticks) => ticks.map((t) => (t === null ? "" : axis(t))) },
       ],
       series: [{}, ...order.map((i) => ({
         label: series[i].label, points: { show: false }, width: stacked ? 1 : 2,
@@ -88,6 +89,13 @@ export function Chart({ times, series, stacked = false, scale = "linear", format
       <details><summary>as numbers</summary>${last >= 0 && html`<div class="scroll" tabindex="0" role="region" aria-label=${describe}><table><thead><tr><th scope="col">time</th>${series.map((s) => html`<th scope="col" class="number">${s.label}</th>`)}</tr></thead>
         <tbody>${spread(times.length).map((i) => html`<tr key=${times[i]}><th scope="row">${clock(times[i])}</th>${series.map((s) => html`<td class="number">${format(s.values[i])}</td>`)}</tr>`)}</tbody></table></div>`}</details>
     </figcaption></figure>`;
+}
+
+// Of the ticks of a logarithm, powers only, and about five of them.
+function thinned(ticks, base) {
+  const powers = ticks.filter((t) => Math.abs((Math.log(t) / Math.log(base)) % 1) < 1e-9);
+  const step = Math.ceil(powers.length / 5);
+  return ticks.map((t) => (powers.indexOf(t) >= 0 && powers.indexOf(t) % step === 0 ? t : null));
 }
 
 // Sums from the bottom up; as parts of 100 for "share". A logarithm has no zero: such points are left out.

@@ -1,0 +1,120 @@
+/** What is in a queue, and why its dead letters died. Nothing is taken. */
+import { at, get, may, post } from "../parts/api.js";
+import { ask, shell, toast } from "../parts/dialog.js";
+import { ago, bytes, clock, count } from "../parts/format.js";
+import { Form } from "../parts/form.js";
+import { Message } from "../parts/message.js";
+import { setParams } from "../parts/router.js";
+import { html, useEffect, useState } from "../parts/ui.js";
+import { Empty, Panel, Problem } from "../parts/words.js";
+import { movedText } from "./queue.js";
+import { ofVhost } from "./queues.js";
+
+const PAGE = 50;
+const BODY_BYTES = 64 << 10;
+const SCANNED_MAX = 5000; // messages that are looked at for the groups of dead letters
+const HEADER = /^([^:=]+)[:=](.*)$/;
+
+/** The messages of a queue from its head, 50 at a time, filtered by the broker. params: filters are in the address. */
+export function Messages({ queue, params }) {
+  const path = `${at("penstock", "queues", queue.vhost, queue.name)}/messages`;
+  const [state, set] = useState({ rows: null, after: null, scanned: 0, isEnd: false, error: null, isBusy: false });
+  const [chosen, choose] = useState(null);
+  const header = HEADER.exec(params.header ?? "");
+  const filter = { key: params.key, header: header ? `${header[1].trim()}:${header[2].trim()}` : params.header, body: params.text };
+  const load = async (before) => {
+    set((old) => ({ ...old, isBusy: true, error: null }));
+    try {
+      const answer = await get(path, { ...filter, count: PAGE, truncate: BODY_BYTES, after: before?.after });
+      set({ rows: [...(before?.rows ?? []), ...answer.messages], after: answer.after, scanned: (before?.scanned ?? 0) + answer.scanned, isEnd: answer.is_end, error: null, isBusy: false });
+    } catch (error) {
+      set((old) => ({ ...old, error, isBusy: false }));
+    }
+  };
+  useEffect(() => { choose(null); load(null); }, [path, JSON.stringify(filter)]);
+  const whole = async () => (await get(path, { count: 1, encoding: "base64", ...(chosen.tag > 0 && { after: chosen.tag - 1 }) })).messages[0];
+  return html`<${Panel}><div class="inline"><${Form} key=${JSON.stringify(filter)} action="Find" fields=${[
+      { name: "key", label: "Routing key has", value: params.key }, { name: "header", label: "Header (name or name:value)", value: params.header }, { name: "text", label: "Body has", value: params.text }]}
+      onSubmit=${(v) => { setParams(v); if (Object.entries(v).every(([k, value]) => value === (params[k] ?? ""))) load(null); }} /></div><//>
+    <${Problem} error=${state.error} />
+    <div class="split"><div class="table"><div class="wide"><table><thead><tr><th scope="col" class="number">position</th><th scope="col">routing key</th><th scope="col" class="number">bytes</th><th scope="col">body</th><th scope="col">redelivered</th></tr></thead>
+      <tbody>${(state.rows ?? []).map((m, i) => html`<tr key=${m.tag} class=${chosen?.tag === m.tag ? "selected" : ""} onClick=${() => choose(m)}><td class="number">${count(i + 1)}</td>
+        <td><button class="plain" onClick=${() => choose(m)}>${m.routing_key || "(empty)"}</button></td><td class="number">${bytes(m.payload_bytes)}</td><td><code>${m.payload_encoding === "string" ? m.payload.slice(0, 80) : "binary"}</code></td><td>${m.redelivered ? "yes" : ""}</td></tr>`)}
+        ${state.rows?.length === 0 && html`<tr><td colspan="5">${queue.messages_ready ? "No message is like this." : "No message is ready."}</td></tr>`}</tbody></table></div>
+      <div class="foot"><span>${count(state.scanned)} of ${count(queue.messages_ready)} looked at</span>
+        ${!state.isEnd && state.rows && html`<button disabled=${state.isBusy} onClick=${() => load(state)}>Go on</button>`}
+        <button disabled=${state.isBusy} onClick=${() => load(null)}>From the head</button></div></div>
+    ${chosen && html`<${Panel} title="Message" actions=${html`<button onClick=${() => choose(null)}>Close</button>`}><${Message} key=${chosen.tag} message=${chosen} whole=${chosen.payload_bytes > BODY_BYTES ? whole : undefined} /><//>`}</div>`;
+}
+
+const exceptionOf = (headers) => headers["x-exception-message"] ?? headers["x-exception"] ?? headers.exception ?? "";
+
+/** Groups of (reason, queue, exception): [{reason, queue, exception, count, first, last, sample}]. */
+export function grouped(messages) {
+  const groups = new Map();
+  for (const message of messages) {
+    const headers = message.properties?.headers ?? {};
+    const death = headers["x-death"]?.[0];
+    const group = { reason: death?.reason ?? "not dead", queue: death?.queue ?? "", exception: String(exceptionOf(headers)).slice(0, 200) };
+    const key = JSON.stringify(group);
+    const found = groups.get(key) ?? groups.set(key, { ...group, key, count: 0, first: Infinity, last: 0, sample: message }).get(key);
+    found.count += 1;
+    if (death?.time) { found.first = Math.min(found.first, death.time); found.last = Math.max(found.last, death.time); }
+  }
+  return [...groups.values()].sort((a, b) => b.count - a.count);
+}
+
+/** The dead letters of a queue by their reason, and their way back. */
+export function DeadLetters({ queue, onDone }) {
+  const path = `${at("penstock", "queues", queue.vhost, queue.name)}/messages`;
+  const [state, set] = useState({ groups: null, scanned: 0, isEnd: false, error: null });
+  const [turn, again] = useState(0);
+  const [sample, choose] = useState(null);
+  useEffect(() => {
+    let isOld = false;
+    (async () => {
+      const found = [];
+      let [after, scanned, isEnd] = [undefined, 0, false];
+      try {
+        while (!isEnd && scanned < SCANNED_MAX && !isOld) {
+          const answer = await get(path, { count: 1000, truncate: 1024, after });
+          found.push(...answer.messages);
+          [after, scanned, isEnd] = [answer.after, scanned + answer.scanned, answer.is_end];
+          if (!isOld) set({ groups: grouped(found), scanned, isEnd, error: null });
+        }
+      } catch (error) { if (!isOld) set((old) => ({ ...old, error })); }
+    })();
+    return () => { isOld = true; };
+  }, [path, turn]);
+  const dead = (state.groups ?? []).filter((group) => group.queue);
+  if (state.groups && !dead.length) return html`<${Empty} title="There are no dead letters here."><p>Messages that were rejected, expired or too many come to the queue that is bound to <code>x-dead-letter-exchange</code>.</p>
+    <button onClick=${() => again(turn + 1)}>Look again</button><//>`;
+  return html`<${Problem} error=${state.error} />
+    <div class="table"><div class="tools">${may("administrator") && html`<button class="primary" onClick=${async () => { if (await replay(queue)) { onDone(); again(turn + 1); } }}>Replay …</button>`}
+      <button onClick=${() => again(turn + 1)}>Look again</button></div>
+    <div class="wide"><table><thead><tr><th scope="col">reason</th><th scope="col">died in</th><th scope="col">exception</th><th scope="col" class="number">messages</th><th scope="col">first</th><th scope="col">last</th><th scope="col"></th></tr></thead>
+    <tbody>${dead.map((g) => html`<tr key=${g.key}><th scope="row">${g.reason}</th><td><code>${g.queue}</code></td><td>${g.exception || "–"}</td><td class="number">${count(g.count)}</td>
+      <td>${clock(g.first === Infinity ? null : g.first)}</td><td title=${clock(g.last)}>${g.last ? ago(g.last) : "–"}</td><td><button class="plain" onClick=${() => choose(g.sample)}>one of them</button></td></tr>`)}</tbody></table></div>
+    <div class="foot">${state.isEnd ? "" : "of the first "}${count(state.scanned)} messages</div></div>
+    ${sample && html`<${Panel} title="One of them" actions=${html`<button onClick=${() => choose(null)}>Close</button>`}><${Message} key=${sample.tag} message=${sample} /><//>`}`;
+}
+
+/** Says first where the dead letters would go, by a dry run. */
+export async function replay(queue) {
+  const path = `${at("penstock", "queues", queue.vhost, queue.name)}/move`;
+  let would;
+  try {
+    would = await post(path, { dry_run: true });
+  } catch (error) {
+    toast(error.message, "danger");
+    return false;
+  }
+  return ask({
+    title: `Replay the dead letters of ${queue.name}?`, danger: true, action: (v) => `Replay ${count(Math.min(v.count || would.moved, would.moved))}`,
+    body: html`<p>Each goes back to the queue in which it died last. Their deaths stay in <code>x-death</code>.</p>
+      <ul>${Object.entries(would.by_queue).map(([name, n]) => html`<li key=${name}>${count(n)} to <code>${name}</code></li>`)}${would.stays > 0 && html`<li><b>${count(would.stays)} would stay</b>: ${would.why}</li>`}</ul>`,
+    fields: [{ name: "count", label: "How many at most", type: "number", min: 1, value: would.moved || 1 }, { name: "to", label: "All to another queue instead", help: "empty: each to where it died" }],
+    command: (v) => (v.to ? `penstock move ${shell(queue.name)} ${shell(v.to)}` : `penstock replay ${shell(queue.name)}`) + ` --count ${v.count}${ofVhost(queue.vhost)}`,
+    run: async (v) => { const answer = await post(path, { to: v.to || undefined, count: v.count || undefined }); toast(movedText(answer), answer.stays ? "danger" : "ok"); },
+  });
+}

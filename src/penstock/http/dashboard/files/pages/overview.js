@@ -31,11 +31,11 @@ export const switchOf = (name, current, options) => html`<span class="switch" ro
 export const scaleSwitch = (params) => switchOf("scale", params.scale ?? "share", [["share", "share"], ["log", "log"], ["linear", "linear"]]);
 export const rangeSwitch = (params) => switchOf("range", params.range ?? "10m", RANGES);
 
-/** The stacked chart of the states of messages. rows: of useSamples. */
+/** The states of messages, stacked; as lines on a logarithm, where delta may be 10,000 times alpha. rows: of useSamples. */
 export function River({ rows, scale }) {
   const last = rows.at(-1) ?? {};
   const words = STATES.map(({ key }) => `${key} ${count(last[key])}`).reverse().join(", ");
-  return html`<${Chart} times=${rows.map((row) => row.time)} stacked scale=${scale} describe=${`Messages by state: ${words}`}
+  return html`<${Chart} times=${rows.map((row) => row.time)} stacked=${scale !== "log"} scale=${scale} describe=${`Messages by state: ${words}`}
     series=${STATES.map((state) => ({ ...state, label: state.key, values: rows.map((row) => row[state.key] ?? null) }))} />`;
 }
 
@@ -68,7 +68,7 @@ export default function Overview({ vhost, params }) {
     ${isStale && html`<${Sentence} level="warning" text=${`No news since ${clock(when / 1000)}: these are the last figures.`} />`}
     ${sentence && html`<${Sentence} ...${sentence} />`}
     <div class=${isStale ? "stale" : ""}>
-    <div class="numbers">${NUMBERS.map(([key, title, format]) => html`<div key=${key} class="figure"><span class="muted">${title}</span><b>${key in now ? format(now[key]) : NONE}</b>
+    <div class="numbers">${NUMBERS.filter(([key]) => key in now || key !== "oldest_ready_s").map(([key, title, format]) => html`<div key=${key} class="figure"><span class="muted">${title}</span><b>${key in now ? format(now[key]) : NONE}</b>
       <${Sparkline} values=${trend.map((row) => row[key])} /></div>`)}</div>
     <div class="grid">
       <${Panel} title="Backlog by state" actions=${html`${scaleSwitch(params)}${rangeSwitch(params)}`}><${River} rows=${rows} scale=${params.scale ?? "share"} /><//>
@@ -115,7 +115,7 @@ function TopQueues({ vhost, by }) {
 
 function Alerts({ vhost }) {
   const { data, error } = usePolled(() => get("penstock/alerts"), [], 10);
-  const rows = (data ?? []).filter((row) => !vhost || row.vhost === vhost).sort((a, b) => (a.time < b.time ? 1 : -1)).slice(0, 20);
+  const rows = (data ?? []).filter((row) => !vhost || row.vhost === vhost).sort((a, b) => (a.time < b.time ? 1 : -1)).slice(0, 8);
   return html`<${Panel} title="Last alerts"><${Problem} error=${error} />${data && rows.length === 0 && html`<p class="muted">None.</p>`}
     <ul class="plain">${rows.map((row) => html`<li key=${`${row.vhost}\n${row.queue}\n${row.kind}\n${row.first_time}`}><${Chip} level=${row.is_on ? "warning" : ""}>${row.kind}<//> ${row.text} <small><${Time} value=${row.time} />, ${row.vhost}</small></li>`)}</ul><//>`;
 }

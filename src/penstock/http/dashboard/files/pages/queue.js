@@ -8,12 +8,12 @@ import { useSamples } from "../parts/samples.js";
 import { html } from "../parts/ui.js";
 import { Chip, Empty, Num, Pairs, Panel, Problem, Sentence, Tabs } from "../parts/words.js";
 import { DeadLetters, Messages } from "./messages.js";
-import { Ram, rangeSwitch, River, scaleSwitch } from "./overview.js";
+import { Ram, River, scaleSwitch } from "./overview.js";
 import { ofVhost, purge, remove } from "./queues.js";
 
 const SLOW_S = 300;
 
-const rowOf = (e) => ({ ...e, alpha: e.alphas, beta: e.betas, gamma: e.gammas, counted_bytes: e.ram_bytes, budget_bytes: e.target_bytes });
+const rowOf = ({ penstock, ...sample }) => ({ ...sample, counted_bytes: sample.ram_bytes, budget_bytes: penstock?.target_bytes });
 
 export default function Queue({ names, params }) {
   const [, vhost, name] = names;
@@ -21,7 +21,7 @@ export default function Queue({ names, params }) {
   const { data: queue, error, refresh, at: when } = usePolled(() => get(path), [path], 3);
   const why = usePolled(() => (may("monitoring") ? get(at("penstock", "why", vhost, "queues", name)) : Promise.resolve([])), [path], 5);
   const isStream = queue?.type === "stream";
-  const { rows } = useSamples(queueTopic(vhost, name), [at("penstock", "history", vhost, name)], rowOf, ([row]) => rowOf(row), params.range);
+  const { rows } = useSamples(queueTopic(vhost, name), [at("penstock", "history", vhost, name)], rowOf, ([row]) => rowOf(row), "10m");
   const isStale = stream.use() === "stale" || Boolean(error);
   const title = html`<h1><a href=${href(["queues"])}>Queues</a> › ${vhost} › ${name}</h1>`;
   if (!queue) return html`${title}<${Problem} error=${error} retry=${refresh} />${!error && html`<p>Loading …</p>`}`;
@@ -45,7 +45,7 @@ export default function Queue({ names, params }) {
     <div class=${isStale ? "stale" : ""}>
     ${!isStream && html`<${Pipe} queue=${queue} put=${speed("publish", "published")} get=${speed("deliver_get", "delivered")} />
     <div class="grid">
-      <${Panel} title="Messages by state" actions=${html`${scaleSwitch(params)}${rangeSwitch(params)}`}><${River} rows=${rows} scale=${params.scale ?? "share"} /><//>
+      <${Panel} title="Messages by state" actions=${scaleSwitch(params)}><${River} rows=${rows} scale=${params.scale ?? "share"} /><//>
       <${Panel} title="Memory"><${Ram} rows=${rows} /><//>
     </div>`}
     <${Figures} queue=${queue} speed=${speed} /></div>

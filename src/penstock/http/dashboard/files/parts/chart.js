@@ -91,11 +91,13 @@ export function Chart({ times, series, stacked = false, scale = "linear", format
     </figcaption></figure>`;
 }
 
-// Of the ticks of a logarithm, powers only, and about five of them.
+// Of the ticks of a logarithm about five: powers, or 1, 2 and 5 times a power if there are few.
 function thinned(ticks, base) {
-  const powers = ticks.filter((t) => Math.abs((Math.log(t) / Math.log(base)) % 1) < 1e-9);
-  const step = Math.ceil(powers.length / 5);
-  return ticks.map((t) => (powers.indexOf(t) >= 0 && powers.indexOf(t) % step === 0 ? t : null));
+  const part = (t) => t / base ** Math.floor(Math.log(t) / Math.log(base) + 1e-9);
+  let kept = ticks.filter((t) => Math.abs(part(t) - 1) < 1e-6);
+  if (kept.length < 3) kept = ticks.filter((t) => [1, 2, 5].includes(Math.round(part(t) * 1000) / 1000));
+  const step = Math.ceil(kept.length / 5);
+  return ticks.map((t) => (kept.indexOf(t) >= 0 && kept.indexOf(t) % step === 0 ? t : null));
 }
 
 // Sums from the bottom up; as parts of 100 for "share". A logarithm has no zero: such points are left out.

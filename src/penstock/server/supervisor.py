@@ -20,6 +20,7 @@ node_operations has the operations, watched_vhost one vhost, login the handshake
 
 import asyncio
 import logging
+import os
 import random
 import signal
 import socket
@@ -59,6 +60,7 @@ from penstock.server.login import Login, Origin
 from penstock.server.memory_shares import MemoryShares
 from penstock.server.node_operations import NodeOperations
 from penstock.server.proxy_protocol import networks_of
+from penstock.server.service_manager import ServiceManager
 from penstock.server.watched_http import ListeningSockets, WatchedHttp
 from penstock.server.watched_process import WatchedProcess
 from penstock.server.watched_tls import WatchedTls
@@ -110,6 +112,7 @@ class Supervisor:
         self.memory = MemoryShares(self.vhosts, settings.memory_bytes, settings.ping_s)
         self.limits = LimitTable(settings.limits)
         self.is_ready = asyncio.Event()
+        self.service_manager = ServiceManager(os.environ, os.getpid(), self.clock)
         # Reads the configuration again, for SIGHUP. Raises PenstockError and OSError.
         self.reread: Callable[[], Config] | None = None
         self._loop = asyncio.get_running_loop()
@@ -272,6 +275,7 @@ class Supervisor:
             f"{self.data.path}/{NAME}", operations.call, operations.session_gone
         )
         sharing = self._loop.create_task(self.memory.run())
+        watchdog = self._loop.create_task(self.service_manager.run())
         heap = Heap(self._loop, find_trim())
         heap.start()
         try:
@@ -304,8 +308,10 @@ class Supervisor:
                     problems=tuple(operations.problems()),
                 )  # fmt: skip
                 on_ready(facts)
+                self.service_manager.ready()
             await self._stop.wait()
             logger.info("stops")
+            self.service_manager.stopping()
         finally:
             await self.listener.stop()
             sharing.cancel()
@@ -318,6 +324,7 @@ class Supervisor:
             if self.tls is not None:
                 await self.tls.stop()
             await control.stop()
+            watchdog.cancel()
 
     def _make_tls(self, socks: dict[str, list[socket.socket]]) -> None:
         """Make the process of TLS."""
@@ -334,6 +341,11 @@ class Supervisor:
     def reload(self) -> None:
         """Read the configuration and the certificates again, and use of it what a running broker
         can use. If it is wrong, everything stays as it is."""
+        self.service_manager.reloading()
+        self._reload()
+        self.service_manager.ready()
+
+    def _reload(self) -> None:
         if self.tls is not None:
             self.tls.reload()
         if self.reread is None:

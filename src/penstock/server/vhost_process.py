@@ -203,9 +203,11 @@ class VhostProcess(LinkedProcess):
         self._limits = facts["limits"]
         self._open(facts, options, self._clock.monotonic() + LOCKED_S)
 
-    def _open(self, facts: dict[str, Any], options: VHostSettings, until_s: float) -> None:
+    def _open(
+        self, facts: dict[str, Any], options: VHostSettings, until_s: float, has_said: bool = False
+    ) -> None:
         """Open the vhost. Waits while another process has the directory: one whose supervisor was
-        killed may still be closing."""
+        killed may still be closing. has_said: that it waits is in the log."""
         if self._ended.done():
             return
         try:
@@ -222,8 +224,9 @@ class VhostProcess(LinkedProcess):
             if self._clock.monotonic() >= until_s:
                 self._fail(error)
                 return
-            logger.info("waits: %s", error)
-            self._loop.call_later(LOCKED_AGAIN_S, self._open, facts, options, until_s)
+            if not has_said:
+                logger.info("waits: %s", error)
+            self._loop.call_later(LOCKED_AGAIN_S, self._open, facts, options, until_s, True)
             return
         except DiskFullError as error:
             self._wait_for_space(facts, options, error)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from penstock.broker.vhost import VHostSettings
 from penstock.clock import ManualClock
-from penstock.errors import DiskFullError
+from penstock.errors import DiskFullError, LockedError
 from penstock.server import vhost_process
 from penstock.server.heap import Heap
 from penstock.server.vhost_process import VhostProcess
@@ -44,8 +45,8 @@ class Waiting:
     def __init__(self) -> None:
         self.calls: list[tuple[float, Callable[[], None]]] = []
 
-    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
-        self.calls.append((seconds, call))
+    def call_later(self, seconds: float, call: Callable[..., None], *values: object) -> None:
+        self.calls.append((seconds, partial(call, *values)))
 
     def done(self) -> bool:
         return False
@@ -90,3 +91,24 @@ def test_a_start_without_space_is_tried_again_when_there_is_more(
     assert starts == [3], "there is more than there was"
     loop.calls.pop()[1]()
     assert starts == [3]
+
+
+def test_a_directory_that_another_process_has_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = Waiting()
+    process = VhostProcess.__new__(VhostProcess)
+    process._fs = FaultyFileSystem()  # type: ignore[assignment]
+    process._loop = process._ended = loop  # type: ignore[assignment]
+    process._clock = ManualClock()  # type: ignore[assignment]
+
+    def vhost(*_: object, **__: object) -> None:
+        raise LockedError("/data/LOCK", "pid 7")
+
+    monkeypatch.setattr(vhost_process, "VHost", vhost)
+    caplog.set_level("INFO")
+    process._open({"path": "/", "name": "/"}, VHostSettings(), 60.0)
+    for _ in range(3):
+        loop.calls.pop()[1]()
+    assert len(loop.calls) == 1, "it is tried again"
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["waits"]

@@ -59,6 +59,8 @@ NOT_RUN = {
     "spark-pipelines": "starts Spark Connect; tests/cluster runs this example",
     "rabbitmqadmin": "is not a package of this project; tests/http runs it where it is installed",
     "duckdb": "is not a package of this project",
+    "celery": "waits for tasks; test_celery_example.py runs the worker",
+    "python examples/celery_tasks": "needs that worker",
     "python examples/tutorials": "test_tutorials.py runs them",
     "python examples/read_stream": "test_read_stream_examples.py runs them",
 }

@@ -713,5 +713,8 @@ def test_messages_move_to_a_queue_and_back_to_where_they_died(api: ManagementCli
     assert api.ask("POST", back, {"dry_run": True}).body == would
     assert api.ask("POST", back, {"count": 1}).body["moved"] == 1
     assert api.ask("POST", back, {"to": "other"}).body["by_queue"] == {"other": 1}
-    assert [api.ask("GET", f"queues/%2F/{q}").body["messages"] for q in ("lives", "other")] == [2, 1]
+    assert [api.ask("GET", f"queues/%2F/{q}").body["messages"] for q in ("lives", "other")] == [
+        2,
+        1,
+    ]
     assert api.ask("POST", "penstock/queues/%2F/lives/move", {"to": "none"}).status == 404

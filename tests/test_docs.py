@@ -455,7 +455,7 @@ def test_each_command_has_a_heading_with_all_of_its_options() -> None:
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     sections = re.split(r"^#+ ", text, flags=re.MULTILINE)
     shared = {
-        "--data", "--format", "--help", "-p", "--vhost", "-v", "--verbose", "-q", "-s",
+        "--data", "--url", "--format", "--help", "-p", "--vhost", "-v", "--verbose", "-q", "-s",
         "--no-table-headers", "--sort", "--limit", "--filter", "--online", "--offline",
         "--local", "--timeout",
     }  # fmt: skip

@@ -5,10 +5,14 @@ no other permission is needed. So `--data` names the broker, without user and pa
 it is the broker that `penstock serve` would run here. If none answers: UnavailableError, exit code
 69.
 
-The socket's client is imported when a command runs. Tests pass another one as the context's object:
+`--url http://user:password@host:15672` names a broker elsewhere instead: its operations are called
+over HTTP, with the permissions of that user. What stops a broker or writes files there is not.
+
+The clients are imported when a command runs. Tests pass another one as the context's object:
 a callable from data directory to Client. How requests travel: penstock.server.control.
 """
 
+import base64
 import difflib
 import errno
 import json
@@ -17,18 +21,23 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import quote, urlsplit
 
 import click
 
 from penstock import escaping
 from penstock.cli.main import EX_CONFIG, CommandRefusedError, FailedError, UnavailableError
 from penstock.cli.output import NO_HEADER, QUIET, F, flagged
-from penstock.errors import OptionError, PenstockError
-from penstock.operation_table import NAMES_MAX
+from penstock.errors import ACCESS_REFUSED, OptionError, PenstockError
+from penstock.operation_table import ALL, MANAGEMENT, NAMES_MAX, NODE, OPERATIONS
+
+if TYPE_CHECKING:
+    from http.client import HTTPConnection
 
 FILE: Final = "penstock.toml"
 DEFAULT_DATA: Final = "./penstock-data"
+HTTP_S: Final = 60.0  # as of the control socket: the broker gives up before
 QUICK_S: Final = 0.2  # for names that help, and need not come
 # What a broker says of a name that there is none of.
 UNKNOWN: Final = re.compile(
@@ -54,9 +63,22 @@ def data_of(_ctx: click.Context, _param: click.Parameter, given: str | None) -> 
     return data
 
 
+def _note_url(ctx: click.Context, _param: click.Parameter, given: str | None) -> None:
+    if given is not None:
+        ctx.meta[URL_KEY] = given
+
+
+URL_KEY: Final = "penstock.url"
+URL: Final = click.option(
+    "--url", metavar="URL", expose_value=False, callback=_note_url,
+    help="Instead, a broker elsewhere: http://user:password@host:15672, or https.",
+)  # fmt: skip
+
+
 def DATA(function: F) -> F:
     """Add the options of every command that asks a broker."""
     for option in (
+        URL,
         click.option(
             "-s", "--silent", is_flag=True, expose_value=False, callback=flagged(QUIET, NO_HEADER),
             help="As --quiet, and without names of columns.",
@@ -139,7 +161,10 @@ def asked(data: str) -> Iterator[Client]:
 
 
 def _connect(data: str, timeout_s: float | None = None) -> Client:
-    connect: Connect | None = click.get_current_context().find_root().obj
+    context = click.get_current_context()
+    if URL_KEY in context.meta:
+        return _Http(context.meta[URL_KEY], timeout_s)
+    connect: Connect | None = context.find_root().obj
     return _Socket(data, timeout_s) if connect is None else connect(data)
 
 
@@ -208,3 +233,86 @@ class _Socket:
 
     def close(self) -> None:
         self._client.close()
+
+
+class _Http:
+    """The client of a broker's HTTP process: http://user:password@host:15672, or https with
+    parameters such as ?cacertfile=ca.pem, as of amqps. It connects at the first call."""
+
+    def __init__(self, url: str, timeout_s: float | None = None) -> None:
+        from penstock.amqp_url import AmqpUrl, without_password
+
+        if not url.startswith(("http://", "https://")):
+            expected = "http://user:password@host:15672, or https://"
+            raise OptionError("--url", without_password(url), expected)
+        self._place = AmqpUrl.parse("amqp" + url.removeprefix("http"))
+        self._port = urlsplit(url).port or (15672 if self._place.tls is None else 15671)
+        self._timeout_s = timeout_s or HTTP_S
+        self._connection: HTTPConnection | None = None
+
+    def call(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
+        from http.client import HTTPException
+
+        from penstock.operation_json import dumps, read
+
+        row = OPERATIONS[op]
+        if row.audience not in (ALL, MANAGEMENT):
+            raise click.UsageError(
+                f"{op} is not available over HTTP: run this command on the broker's machine, "
+                "without --url"
+            )
+        query = "" if vhost is None or row.of == NODE else f"?vhost={quote(vhost, safe='')}"
+        path = f"/api/penstock/operations/{op}{query}"
+        try:
+            connection = self._connected()
+            connection.request("POST", path, dumps(args, is_exact=True), self._headers())
+            reply = connection.getresponse()
+            data = reply.read()
+        except (OSError, HTTPException) as error:
+            self.close()
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise UnavailableError(f"no broker answers at {self._where} ({reason})") from error
+        if reply.status == 200:
+            return read(data)
+        try:
+            said = json.loads(data) if data else {}
+            code, reason = said.get("code"), str(said.get("reason", said.get("error", "")))
+        except (ValueError, AttributeError):
+            code, reason = None, ""
+        if code is None and reply.status == 404:
+            raise UnavailableError(f"{self._where} is no broker of Penstock that knows {path}")
+        if code is None and reply.status in (401, 403):
+            code, reason = ACCESS_REFUSED, f"user '{self._place.user}': {reason or 'login failed'}"
+        if code is None:
+            raise UnavailableError(f"{self._where} answers {reply.status}: {reason}")
+        raise CommandRefusedError(code, reason)
+
+    @property
+    def _where(self) -> str:
+        return f"{self._place.host}:{self._port}"
+
+    def _headers(self) -> dict[str, str]:
+        login = f"{self._place.user}:{self._place.password}".encode()
+        return {
+            "Authorization": "Basic " + base64.b64encode(login).decode(),
+            "Content-Type": "application/json",
+        }
+
+    def _connected(self) -> "HTTPConnection":
+        from http.client import HTTPConnection, HTTPSConnection
+
+        if self._connection is None:
+            where, seconds = (self._place.host, self._port), self._timeout_s
+            if self._place.tls is None:
+                self._connection = HTTPConnection(*where, timeout=seconds)
+            else:
+                from penstock.client.tls import client_context
+
+                context = client_context(self._place.tls)
+                self._connection = HTTPSConnection(*where, timeout=seconds, context=context)
+        return self._connection
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()

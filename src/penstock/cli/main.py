@@ -305,10 +305,11 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "set_vm_memory_high_watermark_absolute": ("config_set", "memory"),
 }
 
-# Options of rabbitmqctl that may stand before the command, and whether they have a value.
+# Options of commands that may stand before the command, and whether they have a value.
 GENERAL: Final[Mapping[str, bool]] = {
     "-q": False, "--quiet": False, "-s": False, "--silent": False, "-p": True, "--vhost": True,
-    "--format": True, "--formatter": True, "--data": True, "--no-table-headers": False,
+    "--format": True, "--formatter": True, "--data": True, "--url": True,
+    "--no-table-headers": False,
 }  # fmt: skip
 
 
@@ -372,7 +373,12 @@ class LazyGroup(click.Group):
             from penstock.cli.rabbitmqadmin import without_keys
 
             args = [name, *without_keys(name, args[1:])]
-        return super().resolve_command(ctx, args)
+        _, command, rest = found = super().resolve_command(ctx, args)
+        known = [] if command is None else [name for one in command.params for name in one.opts]
+        if "--url" in rest and "--url" not in known and not isinstance(command, click.Group):
+            text = f"{name} asks no broker over HTTP: run it on the broker's machine, without --url"
+            raise click.UsageError(text, ctx)
+        return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list for `--help` without importing the commands."""
@@ -434,6 +440,10 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
     callback=_print_version,
     help="Print the version and whether it is compiled or pure, and exit.",
 )
+@click.option(
+    "--url", metavar="URL", expose_value=False,
+    help="Ask a broker elsewhere over HTTP: http://user:password@host:15672, or https.",
+)  # fmt: skip
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """A durable message broker in Python."""

@@ -6,6 +6,7 @@ RabbitMQ's JSON of a result. An operation does the work, with the permissions of
 is decided here.
 """
 
+import asyncio
 import base64
 import binascii
 import re
@@ -13,11 +14,20 @@ from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import quote
 
-from penstock.errors import NO_ROUTE, NOT_FOUND, PRECONDITION_FAILED
+from penstock.errors import NO_ROUTE, NOT_FOUND, PRECONDITION_FAILED, ChannelError
 from penstock.http.endpoint import VHOST, Answer, ApiRequest
 from penstock.http.node_pages import check_node, check_own
-from penstock.http.requests import HttpError
-from penstock.operation_table import ADMINISTRATORS
+from penstock.http.requests import STATUSES, HttpError
+from penstock.operation_json import JsonText, dumps, loads
+from penstock.operation_table import (
+    ADMINISTRATORS,
+    AS_USER,
+    DEFAULT_VHOST,
+    NODE,
+    NODE_VHOSTS,
+    OPERATIONS,
+    find,
+)
 from penstock.server.control import ControlError
 
 Info = dict[str, Any]
@@ -465,3 +475,26 @@ def file_of(kind: str, data: bytes) -> bytes:
         if blank and _FILE.search(head):
             return content
     raise HttpError(400, "multipart/form-data: expected a part named file, and the last boundary")
+
+
+# ---- any operation -------------------------------------------------------------------------------
+
+
+async def operation(asked: ApiRequest) -> object:
+    """Call an operation of the table. Body: its arguments; the answer: its result, both JSON as the
+    control socket has it. A refusal has AMQP's `code`, and its text as `reason`. Raises
+    HttpError."""
+    try:
+        row = find(asked.names["operation"], OPERATIONS)
+        args = await asyncio.to_thread(loads, asked.data, is_exact=True)
+        if AS_USER in args:
+            raise HttpError(400, f"{row.name}: unknown argument {AS_USER!r}")
+        vhost = None
+        if row.of != NODE:
+            vhost = asked.query.get(VHOST, DEFAULT_VHOST if row.of != NODE_VHOSTS else None)
+        if vhost is not None and vhost not in asked.node.users.vhosts():
+            raise ControlError(NOT_FOUND, f"NOT_FOUND - no vhost '{vhost}'")
+        found = await asked.call_once(row.name, vhost, **args)
+    except (ControlError, ChannelError) as error:
+        raise HttpError(STATUSES.get(error.code, 409), error.text, code=error.code) from error
+    return found if isinstance(found, JsonText) else JsonText(dumps(found, is_exact=True))

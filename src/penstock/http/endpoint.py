@@ -97,7 +97,7 @@ class Endpoint:
     @property
     def may_be_long(self) -> bool:
         """Return whether the answer has what many things are, if no page of them is asked for."""
-        return bool(self.rows) or self.path.startswith("definitions")
+        return bool(self.rows) or self.path.startswith(("definitions", "penstock/operations"))
 
     @property
     def is_list(self) -> bool:

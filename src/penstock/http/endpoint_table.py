@@ -169,6 +169,7 @@ FIXED_ROWS: Final = (
     ),
 )  # fmt: skip
 
+OPERATION_BYTES_MAX: Final = 4 << 20  # of arguments
 OUR_ROWS: Final = (
     Endpoint(
         "penstock/processes", "GET", "The processes of the broker, with what they use.",
@@ -220,6 +221,12 @@ OUR_ROWS: Final = (
     Endpoint(
         "penstock/batches/{vhost}", "GET", "The last batch of each query that the user may use.",
         "list_batches", query=LIST_QUERY, is_ours=True,
+    ),
+    Endpoint(
+        "penstock/operations/{operation}", "POST",
+        "Call an operation with the permissions of the user, as `penstock --url` does.",
+        change_pages.operation, body=(), body_bytes_max=OPERATION_BYTES_MAX, is_raw=True,
+        query={"vhost": "which one, for an operation about a vhost"}, is_ours=True,
     ),
 )  # fmt: skip
 

@@ -47,6 +47,9 @@ def test_commands_options_and_columns_are_completed() -> None:
     assert completed(broker, "list-q") == ["list_queues"]
     assert completed(broker, "list_queues", "messages_r") == ["messages_ready", "messages_ram"]
     assert "--sort" in completed(broker, "list_queues", "--s")
+    assert completed(broker, "--u") == ["--url"]
+    assert completed(broker, "--url", "http://there", "list_q") == ["list_queues"]
+    assert completed(broker, "list_queues", "--u") == ["--url"]
     assert not broker.asked
 
 

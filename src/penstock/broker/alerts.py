@@ -75,9 +75,10 @@ from penstock.storage.files.durability import NONE
 
 PAST_MAX: Final = 1000
 
+FLOWED: Final = "flowed"
 # kind that begins -> kind that ends it
 ENDS: Final[dict[str, str]] = {
-    "flowed": "recovered",
+    FLOWED: "recovered",
     "count_up": "count_down",
     "depth_up": "depth_down",
     "age_up": "age_down",
@@ -333,7 +334,7 @@ class AlertManager(BackgroundTask):
     def queue_event(self, queue: str, kind: str, text: str) -> None:
         """Take an event of a queue, or log it if it is not an alert. The queue's parts report
         separately: the text begins with the part's name (Paging.tell)."""
-        part = text.rpartition(": ")[0] if kind in ("flowed", "recovered") else ""
+        part = text.rpartition(": ")[0] if kind in (FLOWED, ENDS[FLOWED]) else ""
         if not self.event(kind, text, queue, part):
             self._log(kind, text)
 

@@ -52,6 +52,20 @@ def test_a_queue_without_a_consumer(rig: OperationRig, c: RigClient) -> None:
     assert texts(rig, queue="q") == ["queue 'q': 3 messages ready and no consumer"]
 
 
+def test_alerts_but_not_that_a_queue_pages(rig: OperationRig, c: RigClient) -> None:
+    arguments = {"x-alert-count-up": 2}
+    c.call(1, QueueDeclare(queue="long", arguments=arguments), QueueDeclareOk)
+    for _ in range(3):
+        c.publish(1, "", "long", b"x")
+    rig.vhost.alerts.event("flowed", "4096 bytes in RAM, 1024 allowed", "long")
+    rig.turn()
+    kinds = {row["kind"]: row["text"] for row in rig.result("list_alerts") if row["is_on"]}
+    assert set(kinds) == {"flowed", "count_up"}
+    about = "queue 'long': "
+    said = about + kinds["count_up"].removeprefix(about)
+    assert texts(rig) == [said, f"{about}3 messages and no consumer"]
+
+
 def test_consumers_at_their_prefetch(rig: OperationRig, c: RigClient) -> None:
     c.call(1, BasicQos(prefetch_count=2), BasicQosOk)
     c.call(1, BasicConsume(queue="q", consumer_tag="t"), BasicConsumeOk)

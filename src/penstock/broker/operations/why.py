@@ -9,6 +9,7 @@ read from a disk.
 from collections.abc import Generator, Iterator
 from typing import Final
 
+from penstock.broker.alerts import FLOWED
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.operations.call import Call, Functions, Slices
@@ -54,9 +55,10 @@ def _of_vhost(vhost: VHost) -> Generator[None, None, list[Finding]]:
         text = f"consumers of user '{user}' wait: {vhost.usage.full_text(user)}"
         found.append(_finding(about, text, "acknowledge", _ago(vhost, waited_s)))
     for alert in vhost.alerts.list.rows():
-        if alert["is_on"]:
+        if alert["is_on"] and alert["kind"] != FLOWED:  # a queue is there to flow to disk
             name = f"queue '{alert['queue']}'" if alert["queue"] else about
-            found.append(_finding(name, str(alert["text"]), "", str(alert["first_time"])))
+            text = str(alert["text"]).removeprefix(f"{name}: ")
+            found.append(_finding(name, text, "", str(alert["first_time"])))
     waiting: list[tuple[int, str]] = []
     for n, (name, queue) in enumerate(list(vhost.table.served.items()), 1):
         if isinstance(queue, BrokerQueue) and not queue.consumers.count:

@@ -125,6 +125,19 @@ class BackingQueueContract(PendingContract, LogContract, LeaseContract):
         world.fetch()
         assert world.q.head() is None
 
+    @pytest.mark.parametrize("mode", [DISK, NONE])
+    def test_the_head_knows_when_it_came(self, world: World, mode: int) -> None:
+        world.put(*range(30), mode=mode)
+        came_s = world.rig.clock.wall_ms() // 1000
+        world.settle()
+        world.rig.clock.advance(100)
+        world.page()
+        for _ in range(30):
+            (head,) = world.q.browse(None, 1)
+            assert head.message.time == came_s
+            world.fetch()
+            world.inhale()
+
     def test_the_head_is_known_at_every_length(self, world: World) -> None:
         tags = world.put(*range(25))
         for tag in tags:

@@ -1085,7 +1085,8 @@ class AMQQueue(QueueTarget):
             return
         self._looked_at_age_ms = now_ms
         oldest = self.peek() if backing.len() else None
-        age_ms = 0 if oldest is None else max(now_ms - oldest.message.time * 1000, 0)
+        came_ms = oldest.message.time * 1000 if oldest is not None else 0
+        age_ms = max(now_ms - came_ms, 0) if came_ms else 0
         self._alerts.check_age(now_s, age_ms)
 
     # ---- counts --------------------------------------------------------------------------------

@@ -1156,6 +1156,8 @@ class VariableQueue(BackingQueue):
             for seq, message, _ in ready_after(
                 self.state, -1 if after is None else after, min(n, RUN_ROWS)
             ):
+                if not message.time:  # its row has no room for it
+                    message.time = self._index.time_of(seq)
                 found.append(self._seen(seq, message))
                 if len(found) >= n:
                     break

@@ -364,7 +364,7 @@ def _add_head(vhost: VHost, queue: BrokerQueue, row: Info) -> None:
         return
     message = found[0].message
     own = row.get("penstock")
-    if isinstance(own, dict):
+    if isinstance(own, dict) and message.time:
         own["oldest_ready_s"] = max(vhost.clock.wall_ms() // 1000 - message.time, 0)
     _, properties = vhost.headers.parts(message.header, queue.name)
     row["head_message_timestamp"] = BasicProperties.decode(properties).timestamp

@@ -44,7 +44,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Final
 
-from penstock.errors import deleted_error, is_shortage
+from penstock.errors import CorruptionError, deleted_error, is_shortage
 from penstock.message import Entry, QueuedMessage, seq_of
 from penstock.native import mypyc_attr
 from penstock.storage.files.data_directory import QUEUE_NAME, text_of
@@ -516,6 +516,17 @@ class QueueIndex:
                 for seq in seqs
             ]
         return self._read_slots(seqs)
+
+    def time_of(self, seq: int) -> int:
+        """Return when a live message came, in seconds since 1970, as its section or its slot says;
+        0 if its slot is not written, or damaged."""
+        row = self.section.get(seq)
+        if row is not None:
+            return row.message.time
+        try:
+            return self.files(seq // self.slots).slots([seq])[0].time
+        except CorruptionError:
+            return 0
 
     def forget_body(self, seq: int) -> None:
         """Keep the message of an entry in the section without its body: it leaves RAM. Others may

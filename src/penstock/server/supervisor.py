@@ -258,17 +258,7 @@ class Supervisor:
         """Start and serve. The directory, its lock and the users are open."""
         operations = NodeOperations(self)
         if socks[HTTP] or socks[HTTPS] or socks[PROMETHEUS]:
-            self.http = WatchedHttp(
-                socks[HTTP],
-                self.settings,
-                self.clock,
-                self.users.facts,
-                operations.call_for_http,
-                operations.open_link,
-                metrics_socks=socks[PROMETHEUS],
-            )
-            self.http.on_audit = self.note
-            self.users.on_change = self.http.push_users
+            self._make_http(socks, operations)
         if self.settings.tls.is_on:
             self._make_tls(socks)
         control = ControlServer(
@@ -325,6 +315,15 @@ class Supervisor:
                 await self.tls.stop()
             await control.stop()
             watchdog.cancel()
+
+    def _make_http(self, socks: dict[str, list[socket.socket]], operations: NodeOperations) -> None:
+        """Make the process of HTTP."""
+        self.http = WatchedHttp(
+            socks[HTTP], self.settings, self.clock, self.users.facts, operations.call_for_http,
+            operations.open_link, metrics_socks=socks[PROMETHEUS],
+        )  # fmt: skip
+        self.http.on_audit = self.note
+        self.users.on_change = self.http.push_users
 
     def _make_tls(self, socks: dict[str, list[socket.socket]]) -> None:
         """Make the process of TLS."""

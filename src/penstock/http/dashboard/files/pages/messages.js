@@ -92,7 +92,7 @@ export function DeadLetters({ queue, onDone }) {
   return html`<${Problem} error=${state.error} />
     <div class="table"><div class="tools">${may("administrator") && html`<button class="primary" onClick=${async () => { if (await replay(queue)) { onDone(); again(turn + 1); } }}>Replay …</button>`}
       <button onClick=${() => again(turn + 1)}>Look again</button></div>
-    <div class="wide"><table><thead><tr><th scope="col">reason</th><th scope="col">died in</th><th scope="col">exception</th><th scope="col" class="number">messages</th><th scope="col">first</th><th scope="col">last</th><th scope="col"></th></tr></thead>
+    <div class="wide"><table><thead><tr><th scope="col">reason</th><th scope="col">died in</th><th scope="col">exception</th><th scope="col" class="number">messages</th><th scope="col">first</th><th scope="col">last</th><td></td></tr></thead>
     <tbody>${dead.map((g) => html`<tr key=${g.key}><th scope="row">${g.reason}</th><td><code>${g.queue}</code></td><td>${g.exception || "–"}</td><td class="number">${count(g.count)}</td>
       <td>${clock(g.first === Infinity ? null : g.first)}</td><td title=${clock(g.last)}>${g.last ? ago(g.last) : "–"}</td><td><button class="plain" onClick=${() => choose(g.sample)}>one of them</button></td></tr>`)}</tbody></table></div>
     <div class="foot">${state.isEnd ? "" : "of the first "}${count(state.scanned)} messages</div></div>

@@ -74,25 +74,39 @@ export default function Overview({ vhost, params }) {
       <${Panel} title="Backlog by state" actions=${html`${scaleSwitch(params)}${rangeSwitch(params)}`}><${River} rows=${rows} scale=${params.scale ?? "share"} /><//>
       <${Panel} title="Memory"><${Ram} rows=${rows} />${node.memory && html`<p class="muted">broker: RSS ${bytes(node.memory.rss)}, counted ${bytes(node.memory.counted)} of ${bytes(node.memory.budget)}</p>`}<//>
     </div>
-    ${node.disk_free !== undefined && html`<${Disk} node=${node} rows=${rows} />`}
+    ${node.disk_free !== undefined && html`<${Disk} node=${node} time=${event.time} />`}
     <${Vhosts} vhosts=${event.vhosts ?? {}} only=${vhost} />
     </div>
     <div class="grid"><${TopQueues} vhost=${vhost} by=${params.top ?? "growth"} />${may("monitoring") && html`<${Alerts} vhost=${vhost} />`}</div>`;
 }
 
-function Disk({ node }) {
+const free = []; // {time, bytes} of the last ten minutes that this tab has seen
+
+/** Seconds until publishers wait at the rate of the last minutes; undefined if the disk does not fill. */
+function fullIn({ disk_free: now, disk_limit: limit }, time) {
+  if (free.at(-1)?.time !== time) free.push({ time, bytes: now });
+  while (free.length > 600) free.shift();
+  const span = time - free[0].time;
+  const rate = (free[0].bytes - now) / span;
+  return span >= 60 && rate > 1024 && now > limit ? (now - limit) / rate : undefined;
+}
+
+function Disk({ node, time }) {
+  const left = fullIn(node, time);
   const part = node.disk_limit ? Math.min(1, node.disk_limit / Math.max(node.disk_free, 1)) : 0;
-  return html`<p class=${`sentence ${part >= 1 ? "danger" : part > 0.5 ? "warning" : "ok"}`}><span>Disk: ${bytes(node.disk_free)} free, publishers wait below ${bytes(node.disk_limit)}.</span></p>`;
+  return html`<p class=${`sentence ${part >= 1 ? "danger" : part > 0.5 ? "warning" : "ok"}`}><span>Disk: ${bytes(node.disk_free)} free, publishers wait below ${bytes(node.disk_limit)}${left === undefined ? "" : `: in ${duration(left)} at the rate of the last minutes`}.</span></p>`;
 }
 
 const LEVELS = { running: "ok", starting: "warning", stopped: "warning", down: "danger" };
 
 function Vhosts({ vhosts, only }) {
+  const processes = usePolled(() => (may("monitoring") ? get("penstock/processes") : Promise.resolve([])), [], 10).data ?? [];
+  const of = (name) => processes.find((one) => one.process === "vhost" && one.vhost === name) ?? {};
   const shown = Object.entries(vhosts).filter(([name]) => !only || name === only);
-  return html`<${Panel} title="Vhosts"><div class="wide"><table><thead><tr><th scope="col">vhost</th><th scope="col">state</th><th scope="col" class="number">restarts</th><th scope="col" class="number">published</th>
+  return html`<${Panel} title="Vhosts"><div class="wide"><table><thead><tr><th scope="col">vhost</th><th scope="col">state</th><th scope="col" class="number">restarts</th><th scope="col">since</th><th scope="col" class="number">RSS</th><th scope="col" class="number">published</th>
     <th scope="col" class="number">delivered</th><th scope="col" class="number">ready</th><th scope="col" class="number">unacked</th><th scope="col" class="number">connections</th><th scope="col" class="number">unroutable</th></tr></thead>
-    <tbody>${shown.map(([name, row]) => html`<tr key=${name} class=${row.state === "running" ? "" : "gone"}><th scope="row"><a href=${href(["queues"], { vhost: name })}>${name}</a></th><td><${Chip} level=${LEVELS[row.state] ?? "warning"}>${row.state}<//></td>
-      <td class="number">${count(row.restarts)}</td><td class="number">${rate(row.published)}</td><td class="number">${rate(row.delivered)}</td><td class="number">${count(row.ready)}</td>
+    <tbody>${shown.map(([name, row]) => html`<tr key=${name} class=${row.state === "running" ? "" : "gone"}><th scope="row"><a href=${href(["queues"], { vhost: name })}>${name}</a></th><td><${Chip} level=${LEVELS[row.state] ?? "warning"} title=${of(name).why}>${row.state}<//></td>
+      <td class="number">${count(row.restarts)}</td><td><${Time} value=${of(name).since} /></td><td class="number">${bytes(of(name).rss_bytes)}</td><td class="number">${rate(row.published)}</td><td class="number">${rate(row.delivered)}</td><td class="number">${count(row.ready)}</td>
       <td class="number">${count(row.unacked)}</td><td class="number">${count(row.connections)}</td><td class="number">${row.unroutable > 0 ? html`<${Chip} level="warning">${rate(row.unroutable)}<//>` : rate(row.unroutable)}</td></tr>`)}</tbody></table></div><//>`;
 }
 
@@ -109,8 +123,8 @@ function TopQueues({ vhost, by }) {
   const { data, error } = usePolled(() => get(vhost ? at("queues", vhost) : "queues", { sort, sort_reverse: true, page: 1, page_size: 5, columns: `name,vhost,messages_ready,consumers,type,${sort}` }), [vhost, sort], 5);
   return html`<${Panel} title="Top queues" actions=${switchOf("top", by, Object.entries(TOPS).map(([key, [title]]) => [key, title]))}><${Problem} error=${error} />
     ${data?.total_count === 0 ? html`<${Empty} title="There are no queues yet."><p><a href=${href(["queues"])}>How to make one</a></p><//>`
-    : html`<table><tbody>${data?.items.map((q) => html`<tr key=${`${q.vhost}\n${q.name}`}><th scope="row"><a href=${href(["queues", q.vhost, q.name])}>${q.name}</a></th><td class="number">${format(q)}</td>
-      <td class="number">${count(q.messages_ready)} ready</td><td>${q.messages_ready > 0 && !q.consumers && q.type !== "stream" ? html`<${Chip} level="warning">no consumer<//>` : ""}</td></tr>`)}</tbody></table>`}<//>`;
+    : html`<div class="wide"><table><tbody>${data?.items.map((q) => html`<tr key=${`${q.vhost}\n${q.name}`}><th scope="row"><a href=${href(["queues", q.vhost, q.name])}>${q.name}</a></th><td class="number">${format(q)}</td>
+      <td class="number">${count(q.messages_ready)} ready</td><td>${q.messages_ready > 0 && !q.consumers && q.type !== "stream" ? html`<${Chip} level="warning">no consumer<//>` : ""}</td></tr>`)}</tbody></table></div>`}<//>`;
 }
 
 function Alerts({ vhost }) {

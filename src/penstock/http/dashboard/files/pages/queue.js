@@ -113,7 +113,7 @@ function Consumers({ queue, after }) {
   const others = (unacked.data ?? []).filter((row) => !known.has(`${row.channel_details.name}\n${row.consumer_tag}`));
   if (!rows.length && !others.length) return html`<${Empty} title="Nobody consumes this queue."><p>A consumer connects to the broker and asks for <code>${name}</code>. Over AMQP, with <code>basic.consume</code>; here, look at its <a href=${href(["queues", vhost, name], { tab: "messages" })}>messages</a>.</p><//>`;
   return html`<div class="table"><div class="wide"><table><thead><tr><th scope="col">tag</th><th scope="col">connection</th><th scope="col">user</th><th scope="col" class="number">prefetch</th><th scope="col" class="number">unacked</th>
-      <th scope="col" class="number">delivered</th><th scope="col" class="number">mean time to ack</th><th scope="col" class="number">oldest unacked</th><th scope="col"></th></tr></thead><tbody>
+      <th scope="col" class="number">delivered</th><th scope="col" class="number">mean time to ack</th><th scope="col" class="number">oldest unacked</th><td></td></tr></thead><tbody>
     ${rows.map((c) => html`<tr key=${`${c.channel_details.name} ${c.consumer_tag}`}><th scope="row">${c.consumer_tag}${!c.active && html` <${Chip}>waits<//>`}${c.exclusive && html` <${Chip}>exclusive<//>`}${isSlow(c) && html` <${Chip} level="warning">slow<//>`}</th>
       <td><a href=${href(["connections", vhost, c.channel_details.connection_name])}>${c.channel_details.connection_name}</a></td><td>${c.channel_details.user}</td><td class="number">${c.prefetch_count || "no limit"}</td>
       <td class="number">${count(c.penstock?.unacked)}</td><td class="number">${count(c.penstock?.delivered)}</td><td class="number">${c.ack_required ? duration(c.penstock?.ack_s) : "no acks"}</td>
@@ -147,7 +147,7 @@ function Bindings({ queue }) {
     body: html`<p>Messages that <code>${b.source}</code> gets with <code>${b.routing_key || "(empty key)"}</code> do not come to <code>${name}</code> any more.</p>`,
     run: () => del(at("bindings", vhost, "e", b.source, "q", name, b.properties_key)), done: "It was unbound.",
   }).then((isDone) => isDone && refresh());
-  return html`<${Problem} error=${error} /><div class="table"><div class="tools"><button class="primary" onClick=${bind}>Bind …</button></div><div class="wide"><table><thead><tr><th scope="col">exchange</th><th scope="col">routing key</th><th scope="col">arguments</th><th scope="col"></th></tr></thead>
+  return html`<${Problem} error=${error} /><div class="table"><div class="tools"><button class="primary" onClick=${bind}>Bind …</button></div><div class="wide"><table><thead><tr><th scope="col">exchange</th><th scope="col">routing key</th><th scope="col">arguments</th><td></td></tr></thead>
     <tbody>${(data ?? []).map((b) => html`<tr key=${`${b.source}\n${b.properties_key}`}><th scope="row">${b.source ? html`<a href=${href(["exchanges", vhost, b.source])}>${b.source}</a>` : "(default exchange)"}</th><td><code>${b.routing_key}</code></td><td>${Object.keys(b.arguments ?? {}).length ? html`<code>${JSON.stringify(b.arguments)}</code>` : "–"}</td>
       <td>${b.source && html`<button class="danger" onClick=${() => unbind(b)}>Unbind …</button>`}</td></tr>`)}</tbody></table></div></div>`;
 }

@@ -1,9 +1,11 @@
 /** Queues and streams: which has no consumer, grows, is idle? */
-import { at, del, may, put } from "../parts/api.js";
+import { at, del, get, put } from "../parts/api.js";
 import { MiniBand } from "../parts/chart.js";
 import { ask, shell } from "../parts/dialog.js";
 import { bytes, count, dateOf, duration, rate } from "../parts/format.js";
-import { href } from "../parts/router.js";
+import { usePolled } from "../parts/live.js";
+import { download } from "../parts/message.js";
+import { href, setParams } from "../parts/router.js";
 import { Table } from "../parts/table.js";
 import { html, useState } from "../parts/ui.js";
 import { Bytes, Chip, Empty, Num } from "../parts/words.js";
@@ -93,22 +95,44 @@ function argumentsOf({ type, arguments: given }) {
   return { ...value, ...(type === "stream" ? { "x-queue-type": "stream" } : {}) };
 }
 
-const FIRST = (host) => `import pika
+// Orders that answer a question: [title, what is sorted by, whether the largest come first].
+const VIEWS = [["all", "", false], ["largest", "messages_ready", true], ["growing", "messages_details.rate", true], ["on disk", "penstock.delta", true], ["unacked", "messages_unacknowledged", true],
+  ["idle longest", "idle_since", false], ["dead letters made", "penstock.rejected", true]];
 
-with pika.BlockingConnection(pika.URLParameters("amqp://guest:guest@${host}:5672/")) as connection:
+function Views({ params }) {
+  return html`<span class="switch" role="group" aria-label="Views">${VIEWS.map(([title, sort, desc]) => html`<button key=${title} aria-pressed=${(params.sort ?? "") === sort && (params.desc === "1") === desc}
+    onClick=${() => setParams({ sort, desc: desc ? "1" : "", page: "" })}>${title}</button>`)}</span>`;
+}
+
+/** The rows as a file for a spreadsheet. */
+function exportCsv(rows) {
+  const cell = (value) => `"${String(value ?? "").replaceAll('"', '""').replace(/^([=+@\t\r-])/, "'$1")}"`; // no formula
+  const keys = ["name", "vhost", "type", "state", "messages_ready", "messages_unacknowledged", "consumers", "message_bytes", "policy"];
+  download("queues.csv", [keys, ...rows.map((row) => keys.map((key) => row[key]))].map((line) => line.map(cell).join(",")).join("\r\n"), "text/csv");
+}
+
+/** A first queue, in five lines, at the port where this broker listens. */
+function First({ children }) {
+  const { data } = usePolled(() => get("overview", { columns: "listeners" }), [], 0);
+  const port = data?.listeners.find((one) => one.protocol === "amqp")?.port ?? 5672;
+  return html`<${Empty} title="There are no queues yet."><p>With <code>pip install pika</code>, this makes one:</p><pre>${`import pika
+
+with pika.BlockingConnection(
+    pika.URLParameters("amqp://guest:guest@${location.hostname}:${port}/")
+) as connection:
     channel = connection.channel()
     channel.queue_declare("orders", durable=True)
-    channel.basic_publish("", "orders", b"the first")`;
+    channel.basic_publish("", "orders", b"the first")`}</pre>${children}<//>`;
+}
 
-export default function Queues({ vhost }) {
+export default function Queues({ vhost, params }) {
   const [version, setVersion] = useState(0);
   const after = async (asked) => { const isDone = await asked; if (isDone) setVersion(version + 1); return isDone; };
   return html`<h1>Queues</h1>
     <${Table} caption="Queues and streams" path=${vhost ? at("queues", vhost) : "queues"} params=${{ columns: COLUMNS }} columns=${columns} version=${version}
       rowKey=${(q) => `${q.vhost}\n${q.name}`} href=${(q) => href(["queues", q.vhost, q.name])}
-      tools=${may("management") && html`<button class="primary" onClick=${() => after(declare(vhost))}>Declare a queue …</button>`}
-      actions=${[{ title: "Purge …", danger: true, run: (rows) => after(purge(rows)) }, { title: "Delete …", danger: true, run: (rows) => after(remove(rows)) }]}
-      empty=${html`<${Empty} title="There are no queues yet."><p>With <code>pip install pika</code>, this makes one:</p><pre>${FIRST(location.hostname)}</pre>
-        <button class="primary" onClick=${() => after(declare(vhost))}>Declare a queue …</button><//>`} />`;
+      tools=${html`<${Views} params=${params} /><button class="primary" onClick=${() => after(declare(vhost))}>Declare a queue …</button>`}
+      actions=${[{ title: "Purge …", danger: true, run: (rows) => after(purge(rows)) }, { title: "Delete …", danger: true, run: (rows) => after(remove(rows)) }, { title: "Export as CSV", run: exportCsv }]}
+      empty=${html`<${First}><button class="primary" onClick=${() => after(declare(vhost))}>Declare a queue …</button><//>`} />`;
 }
 

@@ -76,11 +76,12 @@ export function Chart({ times, series, stacked = false, scale = "linear", format
       bands: stacked ? order.slice(1).map((_, i) => ({ series: [i + 1, i + 2] })) : [],
     };
     plot.current = Object.assign(new uPlot(options, [[], ...order.map(() => [])], box.current), { order });
-    const watch = new ResizeObserver(() => plot.current?.setSize({ width: box.current.clientWidth, height }));
-    watch.observe(box.current);
+    const element = box.current;
+    const watch = new ResizeObserver(() => { if (element.clientWidth) plot.current?.setSize({ width: element.clientWidth, height }); });
+    watch.observe(element);
     return () => { watch.disconnect(); plot.current.destroy(); plot.current = null; };
   }, [shape]);
-  useEffect(() => plot.current.setData([times, ...plot.current.order.map((i) => drawn[i])]));
+  useEffect(() => plot.current.setData(withGaps([times, ...plot.current.order.map((i) => drawn[i])])));
   const last = times.length - 1;
   return html`<figure class="chart">
     <div ref=${box} role="img" aria-label=${describe}></div>
@@ -108,6 +109,15 @@ function stackOf(series, sums, scale) {
     if (scale === "share") return sums[i] > 0 ? (100 * below[i]) / sums[i] : 0;
     return scale === "log" && below[i] <= 0 ? null : below[i];
   }));
+}
+
+// Where samples are missing, no line is drawn: a point without a value is put into each long pause.
+function withGaps([times, ...columns]) {
+  const step = Math.min(...times.slice(1).map((t, i) => t - times[i]).filter((dt) => dt > 0));
+  const starts = times.flatMap((t, i) => (i > 0 && t - times[i - 1] > Math.max(15, step * 3) ? [i] : []));
+  if (!starts.length) return [times, ...columns];
+  const filled = (values, between) => values.flatMap((v, i) => (starts.includes(i) ? [between(i), v] : [v]));
+  return [filled(times, (i) => times[i - 1] + step), ...columns.map((values) => filled(values, () => null))];
 }
 
 // At most 20 places, the last included.

@@ -6,6 +6,9 @@ address is asked in turn: seconds until the answer is there, CPU of all processe
 bytes. After that a client publishes one persistent message at a time, at a steady pace, without and
 with a poller that asks what a dashboard asks each 5 s: the time until each confirm.
 
+Of Penstock also: the CPU of all its processes while nobody looks at its dashboard, while one page
+is open, and while ten are.
+
 Penstock tells the longest turn of its vhost's loop (CPU) while each address is asked.
 """
 
@@ -13,8 +16,10 @@ import base64
 import http.client
 import multiprocessing
 import os
+import socket
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +35,9 @@ from penstock.native import build_kind
 from penstock.server.control import ControlClient
 
 ASKED_EVERY_S = 5.0
+SETTLED_S = 3.0  # after a page was opened
+PAGES = (0, 1, 10)  # of the dashboard that are open
+EVENTS = "penstock/events?topics=overview,queue:%252F:queue.00000"
 PER_S = 200  # messages that the publisher sends
 IN_FLIGHT = 500  # declares that are not answered yet
 ADDRESSES = {
@@ -126,9 +134,29 @@ class ManagementBench(Runner):
         for what, polled in (("alone", ()), ("beside a poller", POLLED)):
             self.say(f"management: {node.name}, a publisher {what}")
             delays[what] = self._delays(node, seconds, [ADDRESSES[one] for one in polled])
+        found: Result = {"asked": asked, "confirm_ms": delays}
+        if isinstance(node, ManagedPenstock):
+            self.say(f"management: {node.name}, its dashboard")
+            pages = {str(pages): self._watched(node, pages) for pages in PAGES}
+            found["dashboard_cpu"] = pages
         for one in (first, *idle):
             one.sock.close()
-        return {"asked": asked, "confirm_ms": delays}
+        return found
+
+    def _watched(self, node: ManagedPenstock, pages: int) -> float:
+        """Part of a core that all processes take while so many pages of the dashboard are open."""
+        socks = [opened(node.http_port, EVENTS).sock for _ in range(pages)]
+        readers = [threading.Thread(target=drain, args=(sock,)) for sock in socks]
+        for reader in readers:
+            reader.start()
+        time.sleep(SETTLED_S)
+        before, started = cpu_s(node.pid), time.monotonic()
+        time.sleep(self.pick(10, 60))
+        taken = (cpu_s(node.pid) - before) / (time.monotonic() - started)
+        for sock, reader in zip(socks, readers, strict=True):
+            sock.shutdown(socket.SHUT_RDWR)
+            reader.join()
+        return taken
 
     def _asked(self, node: "ManagedPenstock | ManagedRabbitMQ", address: str) -> Result:
         times, cpus, turns, size = [], [], [], 0
@@ -170,17 +198,29 @@ def declare(client: Client, names: list[str]) -> None:
     client.ready(names[0])
 
 
-def ask(port: int, address: str) -> int:
-    """Ask an address of the API; bytes of the answer."""
+def opened(port: int, address: str) -> http.client.HTTPConnection:
+    """Ask an address of the API; the connection on which the answer comes."""
     link = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     token = base64.b64encode(b"guest:guest").decode()
     link.request("GET", f"/api/{address}", headers={"Authorization": f"Basic {token}"})
+    return link
+
+
+def ask(port: int, address: str) -> int:
+    """Ask an address of the API; bytes of the answer."""
+    link = opened(port, address)
     answer = link.getresponse()
     data = answer.read()
     link.close()
     if answer.status != 200:
         sys.exit(f"/api/{address}: {answer.status} {data[:200]!r}")
     return len(data)
+
+
+def drain(sock: socket.socket) -> None:
+    """Read until there is no more."""
+    while sock.recv(1 << 16):
+        pass
 
 
 def confirms(port: int, seconds: float) -> list[float]:

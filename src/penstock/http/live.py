@@ -49,7 +49,7 @@ from penstock.server.watched_process import DOWN, RUNNING
 
 TICK_S: Final = 1.0
 IDLE_S: Final = 10.0
-LOOK_S: Final = 5.0
+LOOK_S: Final = 10.0
 STREAMS_MAX: Final = 64
 QUEUE_TOPICS_MAX: Final = 4  # of one stream
 QUEUES_MAX: Final = 100

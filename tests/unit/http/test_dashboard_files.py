@@ -2,14 +2,23 @@
 
 import gzip
 import hashlib
+import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from setuptools import Distribution
 
+from penstock.http.dashboard.static_files import FILES, TYPES
 from tests.helpers.http_rig import HttpRig
 
 pytestmark = pytest.mark.real
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = sorted(path for path in Path(FILES).rglob("*") if path.is_file())
+NOT_SERVED = (".LICENSE", ".md")
+IMPORTS = re.compile(r"""(?:from|import|import\()\s*"(\.[^"]+)\"""")
 
 
 @pytest.fixture
@@ -67,3 +76,26 @@ def test_a_browser_asks_whether_a_file_is_still_the_same(rig: HttpRig) -> None:
 def test_nothing_else_is_served(rig: HttpRig, address: str) -> None:
     reply = rig.ask(address, user=None)
     assert (reply.status, reply.json()["error"]) == (404, "not_found")
+
+
+def test_every_file_is_in_the_wheel_and_in_the_source_archive() -> None:
+    """Both have what build_py finds."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    package = "penstock.http.dashboard"
+    build = Distribution(
+        {
+            "packages": [package], "package_dir": {package: str(Path(FILES).parent)},
+            "package_data": settings["package-data"],
+        }
+    ).get_command_obj("build_py")  # fmt: skip
+    build.ensure_finalized()
+    ((_, source, _, names),) = build.data_files
+    assert sorted(Path(source, name) for name in names) == SHIPPED
+
+
+def test_every_file_is_served_or_a_licence_and_names_files_that_are_there() -> None:
+    for path in SHIPPED:
+        assert path.suffix.removeprefix(".") in TYPES or path.suffix in NOT_SERVED, path
+        if path.suffix == ".js":
+            for name in IMPORTS.findall(path.read_text()):
+                assert (path.parent / name).is_file(), (path, name)

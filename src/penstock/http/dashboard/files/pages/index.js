@@ -9,6 +9,10 @@ export const PAGES = [
   { path: "overview", title: "Overview", nav: "Overview", key: "o", load: () => import("./overview.js") },
   { path: "queues", title: "Queues", nav: "Queues", key: "q", load: () => import("./queues.js") },
   { path: "queues", names: 3, title: "Queue", load: () => import("./queue.js") },
+  { path: "streams", title: "Streams", nav: "Streams", key: "s", load: () => import("./streams.js") },
+  { path: "leases", title: "Leases and batches", nav: "Leases & batches", key: "l", load: () => import("./leases.js") },
+  { path: "pipelines", title: "Pipelines", nav: "Pipelines", key: "p", load: () => import("./pipelines.js") },
+  { path: "alarms", title: "Alarms", nav: "Alarms", key: "a", load: () => import("./alarms.js") },
 ];
 
 /** The page of an address, or undefined. */

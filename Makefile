@@ -8,6 +8,7 @@
 #                `.venv-pure/bin/pytest tests/unit` sees each change of src/ at once
 #   .venv-run    compiled, with what the examples need
 #   .venv-bench  compiled, with the libraries that are measured beside ours, and what draws
+#   .venv-package  what makes packages
 #   .venv-audit  what audit and sbom are made with
 #   .venv-docs   what the site is made with
 #   .venv-spark-<version>  compiled, with another Spark than .venv and the tools of `test`
@@ -25,6 +26,7 @@ MACHINE_TESTS := tests/property tests/contracts
 PYTEST := .venv/bin/python -m pytest -p no:cacheprovider
 PURE_PYTEST := .venv-pure/bin/python -m pytest -p no:cacheprovider
 CRASH_IMAGES_ALL := 1000000
+DIST := dist
 TEST_EXTRAS := [test,check,conformance,spark,connect,lake,tables,examples]
 RUN_EXTRAS := [server,examples,spark]
 SPARK_EXTRAS := [test,spark]
@@ -41,7 +43,7 @@ PIN := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: audit sbom chromium site help setup run run-queues test test-sparks check lint conformance crash crash-spark soak bench bench-spark mutants plot plot-metrics format clean FORCE
+.PHONY: audit sbom packages chromium site help setup run run-queues test test-sparks check lint conformance crash crash-spark soak bench bench-spark mutants plot plot-metrics format clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -60,6 +62,7 @@ help:
 	@echo "make bench   the figures, beside those of other libraries and of RabbitMQ"
 	@echo "make bench-spark  the Spark source beside Parquet, text and per-record Python"
 	@echo "make audit   known vulnerabilities of the versions in constraints.txt (needs the network)"
+	@echo "make packages  wheel, sdist and Debian package in dist/, each installed and used (needs PyPI, and root)"
 	@echo "make sbom    what make run installs, as CycloneDX: build/sbom.cdx.json"
 	@echo "make site    the documentation as a site, built strictly: build/site/index.html"
 	@echo "make plot    RAM and throughput while ten million messages go in and out: docs/how-it-works/memory.png"
@@ -120,6 +123,15 @@ site: .venv-docs/ready
 	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/.venv-docs/bin:$$PATH" .venv-docs/bin/mkdocs build
 	@echo "build/site/index.html"
 
+# Wheel, sdist and Debian package, and then what a user does with each: tests/packages.
+packages: build/wheel.ready .venv-pure/ready .venv-package/ready
+	rm -rf $(DIST)
+	mkdir $(DIST)
+	cp build/wheels/penstock-*.whl $(DIST)
+	.venv-package/bin/python -m build --sdist --outdir $(DIST) .
+	$(if $(shell command -v dpkg-deb),PYTHON=.venv-package/bin/python contrib/debian/build $(DIST)/*.whl $(DIST))
+	PENSTOCK_DIST=$(abspath $(DIST)) .venv-pure/bin/python -m pytest -p no:cacheprovider tests/packages/check_*.py --timeout=0
+
 conformance: .venv/ready
 	.venv/bin/python -m tests.conformance.suites $(ARGS)
 	.venv/bin/python -m tests.conformance.tls_clients.run
@@ -157,7 +169,7 @@ format: .venv/ready
 	.venv/bin/ruff check --fix .
 
 clean:
-	rm -rf build .venv .venv-pure .venv-run .venv-bench .venv-audit .venv-docs .venv-spark-* src/penstock.egg-info
+	rm -rf build $(DIST) .venv .venv-pure .venv-run .venv-bench .venv-audit .venv-docs .venv-package .venv-spark-* src/penstock.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +
 
@@ -213,6 +225,11 @@ endef
 .venv-docs/ready: pyproject.toml $(CONSTRAINTS)
 	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
 	PENSTOCK_PURE=1 .venv-docs/bin/python -m pip install --quiet $(PIN) '.[docs]'
+	@touch $@
+
+.venv-package/ready: pyproject.toml $(CONSTRAINTS)
+	test -x .venv-package/bin/python || $(PYTHON) -m venv .venv-package
+	PENSTOCK_PURE=1 .venv-package/bin/python -m pip install --quiet $(PIN) '.[package]'
 	@touch $@
 
 .venv-pure/ready: pyproject.toml setup.py $(CONSTRAINTS)

@@ -11,25 +11,17 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.test_house import names_of
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+FILE = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = FILE["project"]
+TOOLS = FILE["tool"]
 EXTRAS = PROJECT["optional-dependencies"]
 
-LIBRARY = """
-import penstock, penstock.aio
-with penstock.open("letters.d", memory="1 MiB") as box:
-    box.queue("letters").put(b"Dear Ada")
-    with box.queue("letters").get(timeout=5) as job:
-        print(job.body.decode())
-    box.stream("events").append(b"one")
-try:
-    penstock.open("amqp://localhost:1/")
-except penstock.UnreachableError:
-    print("no broker")
-"""
+LIBRARY = (ROOT / "tests" / "packages" / "library.py").read_text()
 COMMAND = "import sys; from penstock.__main__ import main; sys.exit(main())"
 
 
@@ -46,7 +38,7 @@ def run_without(
 
 
 def test_the_library_needs_no_package_of_any_extra(tmp_path: Path) -> None:
-    done = run_without(tuple(EXTRAS), LIBRARY, directory=tmp_path)
+    done = run_without(tuple(EXTRAS), LIBRARY, "letters.d", directory=tmp_path)
     assert (done.stdout, done.stderr) == ("Dear Ada\nno broker\n", "")
 
 
@@ -74,6 +66,19 @@ def test_a_broker_without_its_packages_says_what_to_install(
 
 
 def test_commands_about_stores_need_no_server(tmp_path: Path) -> None:
-    run_without((), LIBRARY, directory=tmp_path)
+    run_without((), LIBRARY, "letters.d", directory=tmp_path)
     done = run_without(("server",), COMMAND, "store", "verify", "letters.d", directory=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_release_makes_a_wheel_for_each_python_that_is_promised() -> None:
+    wanted = {text.rpartition(" ")[2] for text in PROJECT["classifiers"] if "Python :: 3." in text}
+    builds = TOOLS["cibuildwheel"]["build"].split()
+    assert builds == [f"cp{version.replace('.', '')}-*" for version in sorted(wanted)]
+    release = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    assert set(release["jobs"]) == {"wheels", "packages", "publish"}
+    assert release["permissions"] == {"contents": "read"}
+    assert set(release["jobs"]["publish"]["needs"]) == {"wheels", "packages"}
+    steps = [step.get("run", "") for step in release["jobs"]["packages"]["steps"]]
+    assert "make packages sbom" in steps
+    assert any("verify-tag" in step for step in steps)

@@ -485,6 +485,34 @@ def test_the_texts_of_errors_name_commands_that_exist() -> None:
             assert words[0] in VERBS or both in VERBS, f"{file}: penstock {text}"
 
 
+def said_by_us() -> list[str]:
+    """Each text in the source, with "..." for what is put in."""
+    found = []
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = [
+                    part.value if isinstance(part, ast.Constant) else "..." for part in node.values
+                ]
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(re.sub(r"%[a-z]", "...", node.value))
+    return found
+
+
+def test_texts_of_the_troubleshooting_page_are_texts_of_the_source() -> None:
+    page = (DOCS / "reference" / "troubleshooting.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
+    assert len(told) > 25
+    said = "\n".join(said_by_us())
+    for text in told:
+        parts = [part.strip(" '\";:?,()") for part in text.split("...")]
+        long = [part for part in parts if len(part) > 3]
+        assert long, text
+        for part in long:
+            assert part in said, f"{text}: {part!r}"
+
+
 # Installation.
 
 
@@ -506,6 +534,19 @@ def test_errors_do_not_name_penstock_as_a_package_of_an_index() -> None:
 
 
 # Figures.
+
+
+def test_figures_of_the_comparison_are_those_of_the_benches() -> None:
+    """Each number in a row with figures stands on the page that the benches write."""
+    page = (DOCS / "reference" / "comparison.md").read_text(encoding="utf-8")
+    measured = (DOCS / "reference" / "performance.md").read_text(encoding="utf-8")
+    known = set(re.findall(r"[\d.,]*\d", measured))
+    rows = re.findall(r"^\| [^|]* (\|.*\d.*\|)$", page.partition("## RabbitMQ")[2], re.MULTILINE)
+    assert len(rows) > 20
+    for row in rows:
+        figures = re.findall(r"[\d.,]*\d", re.sub(r"`[^`]*`|Kafka 4.1", "", row))
+        assert set(figures) <= known, row
+
 
 UNITS = {"s": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 ROW = re.compile(r"^\| .* \| (?:`\[(\w+)\]` )?`(\w+)` \| ([^|]+) \| [^|]* \|$", re.MULTILINE)

@@ -555,6 +555,11 @@ AS_USER: Final = "as_user"  # of a call of the HTTP process: name, tags, permiss
 _SESSION: Final = text(SESSION, "the session, by a name that the caller chooses")
 _COUNT: Final = whole("count", 1, GET_MAX, "how many messages at most", default=1)
 _ENCODING: Final = chosen("encoding", "auto: text if it is UTF-8", "auto", "base64", default="auto")
+MATCH: Final = (  # which messages are meant
+    text("key", "a part of the routing key", default=""),
+    table("headers", "headers and their values as text; null: any value"),
+    text("body", "a part of the body", default=""),
+)
 _TRUNCATE: Final = whole_or_null("truncate", 0, meaning="bytes of each body that are shown")
 _READER: Final = matching_text(
     "reader", f"1 to {READER_BYTES_MAX} bytes", _is_byte_name(READER_BYTES_MAX), "the reader"
@@ -940,12 +945,13 @@ _ROWS: Final = (
         (
             _QUEUE, short_text_or_null("to", "the queue; null: the one in which each died last"),
             whole("count", 1, MOVE_MAX, "how many at most", default=MOVE_MAX),
-            flag("dry_run", "count them only"),
+            flag("dry_run", "count them only"), *MATCH,
         ),
         audience=MANAGEMENT, tags=ADMINISTRATORS, answer=("moved", "by_queue", "stays", "why"),
         is_audited=True,
         more="Each by one record of the log, so that a crash neither loses nor doubles it; in "
-        "order. They lose their own expiry. stays: how many could not move; why: the last's "
+        "order. They lose their own expiry. What does not match keeps its place; behind 10,000 "
+        "such messages nothing is looked at. stays: how many could not move; why: the last's "
         "reason, such as a full queue.",
     ),
     Operation(
@@ -962,9 +968,7 @@ _ROWS: Final = (
         (
             _QUEUE, _COUNT, whole_or_null("after", meaning="the tag before the first"),
             whole("skip", 0, U63_MAX, "so many of those that are found", default=0),
-            text("key", "a part of the routing key", default=""),
-            table("headers", "headers and their values as text; null: any value"),
-            text("body", "a part of the body", default=""), _ENCODING, _TRUNCATE,
+            *MATCH, _ENCODING, _TRUNCATE,
         ), _READ_QUEUE, answer=("messages", "after", "scanned", "is_end"),
         more="Looks at 20,000 messages at most, changes nothing, and takes none. after: the last "
         "one's tag, from which the next call goes on. is_end: there is no more.",

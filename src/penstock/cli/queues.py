@@ -563,6 +563,10 @@ MOVE_COUNT = click.option(
 RATE = click.option(
     "--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="At most N a second."
 )
+MATCH = click.option(
+    "--match", multiple=True, metavar="WHAT=TEXT",
+    help="Only those with this in key, body or header=NAME:VALUE; may be repeated.",
+)  # fmt: skip
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would move, and change nothing.")
 
 
@@ -570,43 +574,63 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would move, and
 @click.argument("queue", metavar="FROM", callback=named)
 @click.argument("to", metavar="TO", callback=named)
 @MOVE_COUNT
+@MATCH
 @RATE
 @DRY_RUN
 @VHOST
 @DATA
 def move(
-    queue: str, to: str, count: int | None, rate: float | None, dry_run: bool, vhost: str,
-    data: str,
+    queue: str, to: str, count: int | None, match: tuple[str, ...], rate: float | None,
+    dry_run: bool, vhost: str, data: str,
 ) -> None:  # fmt: skip
     """Move messages of a queue to the end of another one.
 
     Those that are ready now, in their order, each in one step: whatever crashes, it is in one of
     the queues, once. Exit code 75: TO is full, and the rest stays.
     """
-    _move(data, vhost, queue, to, count, rate, is_dry=dry_run)
+    _move(data, vhost, queue, to, count, rate, matched(match), is_dry=dry_run)
 
 
 @click.command("replay")
 @click.argument("queue", metavar="DEAD_QUEUE", callback=named)
 @MOVE_COUNT
+@MATCH
 @RATE
 @DRY_RUN
 @VHOST
 @DATA
 def replay(
-    queue: str, count: int | None, rate: float | None, dry_run: bool, vhost: str, data: str
-) -> None:
+    queue: str, count: int | None, match: tuple[str, ...], rate: float | None, dry_run: bool,
+    vhost: str, data: str,
+) -> None:  # fmt: skip
     """Move dead letters back, each to the queue in which it died last.
 
     As `move` does. Exit code 75: some stay, because their queue is full or is not there, or they
     are no dead letters.
     """
-    _move(data, vhost, queue, None, count, rate, is_dry=dry_run)
+    _move(data, vhost, queue, None, count, rate, matched(match), is_dry=dry_run)
+
+
+def matched(given: tuple[str, ...]) -> dict[str, object]:
+    """Return key, body and headers as move_messages has them. Raises OptionError."""
+    found: dict[str, object] = {}
+    headers: dict[str, object] = {}
+    for text in given:
+        what, equals, value = text.partition("=")
+        if what == "header" and value:
+            name, colon, wanted = value.partition(":")
+            headers[name] = wanted if colon else None
+        elif what in ("key", "body") and equals:
+            found[what] = value
+        else:
+            expected = "key=TEXT, body=TEXT, header=NAME:VALUE or header=NAME"
+            raise OptionError("--match", text, expected)
+    return {**found, "headers": headers} if headers else found
 
 
 def _move(
-    data: str, vhost: str, queue: str, to: str | None, count: int | None, rate: float | None, *,
-    is_dry: bool,
+    data: str, vhost: str, queue: str, to: str | None, count: int | None, rate: float | None,
+    match: dict[str, object], *, is_dry: bool,
 ) -> None:  # fmt: skip
     """Move messages in steps of one operation each, and say how many went where."""
     from penstock.embedded.waiting import ThreadWaiter
@@ -618,8 +642,9 @@ def _move(
         left = count or client.call("describe_queue", vhost, queue=queue)["ready"]
         while left > 0 and found["moved"]:
             found = client.call(
-                "move_messages", vhost, queue=queue, to=to, count=min(step, left), dry_run=is_dry
-            )
+                "move_messages", vhost, queue=queue, to=to, count=min(step, left), dry_run=is_dry,
+                **match,
+            )  # fmt: skip
             for name, n in found["by_queue"].items():
                 by_queue[name] = by_queue.get(name, 0) + n
             left -= found["moved"]

@@ -22,6 +22,7 @@ from penstock.http.endpoint import ANY, COLUMNS, LIST_QUERY, NEW, OPENED, STATS_
 from penstock.operation_table import (
     ADMINISTRATORS,
     MANAGERS,
+    MATCH,
     MOVE_MAX,
     POLICYMAKERS,
     U63_MAX,
@@ -336,7 +337,7 @@ CHANGE_ROWS: Final = (
         body=(
             short_text_or_null("to", "the queue; null: the one in which each died last"),
             whole("count", 1, MOVE_MAX, "how many at most", default=MOVE_MAX),
-            flag("dry_run", "count them only"),
+            flag("dry_run", "count them only"), *MATCH,
         ),
     ),
     Endpoint(

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.operations import messages
 from penstock.errors import AMQPError
+from tests.helpers.builds import pure_only
 from tests.helpers.operation_rig import OperationRig
 
 
@@ -96,6 +98,33 @@ def test_a_dead_letter_whose_queue_is_gone_stays() -> None:
     assert (found["moved"], found["stays"]) == (0, 1)
     assert "there is no queue 'gone'" in found["why"]
     assert bodies(rig, "dead") == [b"m"]
+
+
+@pure_only
+def test_only_what_matches_moves_and_the_others_keep_their_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = rig_with()
+    for n, body in enumerate((b"red 0", b"blue 1", b"red 2", b"blue 3" + b"x" * 100_000)):
+        properties = {"headers": {"n": n}, "delivery_mode": 2}
+        rig.result("publish", routing_key="from", properties=properties, bodies=[body])
+    assert moved(rig, to="to", body="red", dry_run=True)["moved"] == 2
+    assert moved(rig, to="to", key="fro", headers={"n": None, "x": None})["moved"] == 0
+    assert moved(rig, to="to", headers={"n": "2"}) == {
+        "moved": 1, "by_queue": {"to": 1}, "stays": 0, "why": ""
+    }  # fmt: skip
+    assert moved(rig, to="to", body="xxx", key="from", count=1)["moved"] == 1
+    assert [body[:5] for body in bodies(rig, "from")] == [b"red 0", b"blue "]
+    assert [body[:6] for body in bodies(rig, "to")] == [b"red 2", b"blue 3"]
+    assert moved(rig, to="to", body="none", dry_run=True)["moved"] == 0
+    for is_dry in (True, False):
+        monkeypatch.setattr(messages, "STAYING_MAX", 1)
+        found = moved(rig, to="to", body="blue", dry_run=is_dry)
+        assert (found["moved"], found["stays"]) == (0, 1)
+        assert "was not looked at" in found["why"]
+        monkeypatch.undo()
+    rig.restart()
+    assert [body[:5] for body in bodies(rig, "from")] == [b"red 0", b"blue "]
 
 
 @pytest.mark.parametrize("to", ["from", "none"])

@@ -50,6 +50,25 @@ def test_what_stays_is_75_with_the_reason(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == "no message moved\n"
 
 
+def test_only_what_matches(capsys: pytest.CaptureFixture[str]) -> None:
+    broker = FakeControl(
+        describe_queue={"ready": 9}, move_messages=lambda **_: answer(0)
+    )  # fmt: skip
+    words = ["--match", "key=a=b", "--match", "header=x:1", "--match", "header=y"]
+    assert broker.run("replay", "dead", *words, "--match", "body=c") == 0
+    assert asked(broker) == [
+        {
+            "queue": "dead", "to": None, "count": 9, "dry_run": False, "key": "a=b", "body": "c",
+            "headers": {"x": "1", "y": None},
+        }
+    ]  # fmt: skip
+    for wrong in ("key", "name=x", "=x"):
+        assert broker.run("move", "a", "b", "--match", wrong) == 64
+        assert "expected key=TEXT, body=TEXT, header=NAME:VALUE or header=NAME" in (
+            capsys.readouterr().err
+        )
+
+
 def test_a_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(ThreadWaiter, "sleep", lambda _self, seconds: slept.append(seconds))

@@ -499,7 +499,7 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
     """Return the messages that are wanted among the next SCANNED_MAX after a tag."""
     args, budget = call.args, call.vhost.budget
     count, skip, after = args.whole("count"), args.whole("skip"), args.whole_or_none("after")
-    part, key, headers = args.text("body").encode(), args.text("key"), args.table("headers")
+    match = _Match(call, queue)
     found: list[dict[str, object]] = []
     size = scanned = 0
     is_end = False
@@ -517,10 +517,8 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
             budget.left -= ROW_STEPS + message.size // STEP_BYTES
             after = delivery.tag
             scanned += 1
-            if part not in (message.body or b""):
-                continue
-            one = _message(call.vhost, queue, delivery)
-            if key not in str(one["routing_key"]) or not _has_headers(one, headers):
+            one = match.found(delivery)
+            if one is None:
                 continue
             if skip:
                 skip -= 1
@@ -532,6 +530,30 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
                 break
         yield
     return {"messages": found, "after": after, "scanned": scanned, "is_end": is_end}
+
+
+class _Match:
+    """Finds the messages that a call means: by key, headers and body."""
+
+    def __init__(self, call: Call, queue: BrokerQueue) -> None:
+        self._vhost = call.vhost
+        self._queue = queue
+        self.part = call.args.text("body").encode()
+        self._key = call.args.text("key")
+        self._headers = call.args.table("headers")
+        self.are_all: bool = not (self.part or self._key or self._headers)
+
+    def steps(self, delivery: Delivery) -> int:
+        """Return what it costs of a turn's budget to look at a message, and to move it."""
+        return (4 if self.are_all else ROW_STEPS) + delivery.message.size // STEP_BYTES
+
+    def found(self, delivery: Delivery) -> dict[str, object] | None:
+        """Return the message as operators get it, None if it is not meant."""
+        if self.part not in (delivery.message.body or b""):
+            return None
+        one = _message(self._vhost, self._queue, delivery)
+        is_meant = self._key in str(one["routing_key"]) and _has_headers(one, self._headers)
+        return one if is_meant else None
 
 
 def _has_headers(message: dict[str, object], wanted: dict[str, object]) -> bool:
@@ -587,6 +609,12 @@ class _Moved:
         else:
             self.by_queue[name] = self.by_queue.get(name, 0) + 1
 
+    def end(self, staying: int) -> None:
+        """Note that what is behind so many messages that stay was not looked at."""
+        if staying >= STAYING_MAX and not self.why:
+            self.stays = staying
+            self.why = f"the first {staying} do not match, what is behind them was not looked at"
+
     def answer(self) -> dict[str, object]:
         """Return the answer."""
         moved = sum(self.by_queue.values())
@@ -594,10 +622,11 @@ class _Moved:
 
 
 def _moved(call: Call, queue: BrokerQueue, to: str | None) -> Slices:
-    """Move so many of those that were ready in the beginning. Those that stay return to their
-    places; after STAYING_MAX of them it ends."""
+    """Move so many of those that were ready in the beginning and match. Those that stay return to
+    their places; after STAYING_MAX of them it ends."""
     amq = queue.amq
     found = _Moved()
+    match = _Match(call, queue)
     staying: list[int] = []
     left = call.args.whole("count")
     seen = amq.len()
@@ -609,7 +638,7 @@ def _moved(call: Call, queue: BrokerQueue, to: str | None) -> Slices:
             and not queue.is_crashed
             and queue.amq is amq
         ):
-            delivery = amq.fetch(in_pieces=True)
+            delivery = amq.fetch(in_pieces=not match.part)
             if delivery is None:
                 if not amq.has_more_expired:
                     break
@@ -617,17 +646,21 @@ def _moved(call: Call, queue: BrokerQueue, to: str | None) -> Slices:
                 continue
             seen -= 1
             staying.append(delivery.tag)
-            name, target, why = _target(call, queue, delivery, to)
-            found.add(name, why)
+            name, target, why = "", None, ""
+            is_meant = match.are_all or match.found(delivery) is not None
+            if is_meant:
+                name, target, why = _target(call, queue, delivery, to)
+                found.add(name, why)
             if target is not None:
                 call.lsn = max(call.lsn, amq.move(delivery.tag, target.amq, call.vhost.mode))
                 staying.pop()
                 left -= 1
-            elif to is not None:
+            elif to is not None and is_meant:
                 break  # it is full, for the others too
-            call.vhost.budget.left -= 4 + delivery.message.size // STEP_BYTES
+            call.vhost.budget.left -= match.steps(delivery)
             if call.vhost.budget.left <= 0:
                 yield
+        found.end(len(staying))
     finally:
         if staying and not queue.is_deleted and not queue.is_crashed and queue.amq is amq:
             amq.release(staying)
@@ -638,19 +671,27 @@ def _moved(call: Call, queue: BrokerQueue, to: str | None) -> Slices:
 def _would_move(call: Call, queue: BrokerQueue, to: str | None) -> Slices:
     """Count what `_moved` would move now, and change nothing."""
     found = _Moved()
+    match = _Match(call, queue)
+    staying = 0
     left = call.args.whole("count")
     after: int | None = None
-    while left > 0 and not queue.is_deleted and not queue.is_crashed:
-        deliveries = queue.amq.browse(after, min(left, PEEK_SLICE))
+    while left > 0 and staying < STAYING_MAX and not queue.is_deleted and not queue.is_crashed:
+        deliveries = queue.amq.browse(after, PEEK_SLICE)
         if not deliveries:
             break
         for delivery in deliveries:
-            name, _, why = _target(call, queue, delivery, to)
-            found.add(name, why)
-            left -= not why
+            if left <= 0 or staying >= STAYING_MAX:
+                break
             after = delivery.tag
-        call.vhost.budget.left -= 4 * len(deliveries)
+            call.vhost.budget.left -= match.steps(delivery)
+            if match.are_all or match.found(delivery) is not None:
+                name, _, why = _target(call, queue, delivery, to)
+                found.add(name, why)
+                left -= not why
+            else:
+                staying += 1
         yield
+    found.end(staying)
     return found.answer()
 
 

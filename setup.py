@@ -77,6 +77,7 @@ HOT_MODULES = (
     "penstock.routing.router",
     "penstock.broker.counts",
     "penstock.broker.turn_budget",
+    "penstock.broker.topology",
     "penstock.broker.publish",
     "penstock.broker.dispatch",
     "penstock.broker.broker_queue",

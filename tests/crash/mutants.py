@@ -373,11 +373,11 @@ MUTANTS = (
     ),
     Mutant(
         "move-in-two-records", "format",
-        "        lsn = journal.commit([moved], mode)\n",
-        "        taken = Dequeue(queue.number, queue.runs([entry]), store_refs([entry]))\n"
-        "        journal.append([taken], mode)\n"
-        "        lsn = journal.append([moved.publish], mode)\n"
-        "        journal.apply([moved], lsn, mode)\n",
+        "        lsn = journal.commit(moves, mode)\n",
+        "        runs = [(queue.runs([one]), store_refs([one])) for one in entries]\n"
+        "        journal.append([Dequeue(queue.number, *run) for run in runs], mode)\n"
+        "        lsn = journal.append([move.publish for move in moves], mode)\n"
+        "        journal.apply(moves, lsn, mode)\n",
     ),
     Mutant(
         "keys-not-in-checkpoints", "[3]",

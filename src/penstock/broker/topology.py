@@ -34,7 +34,7 @@ from penstock.codec.fields import decode_table, encode_table
 from penstock.codec.properties import BasicProperties
 from penstock.errors import AMQPError, DiskFullError
 from penstock.queues.amqp_headers import AmqpHeaders
-from penstock.queues.dead_letter import HOPS_MAX, DeadLetterRoute, Target
+from penstock.queues.dead_letter import DEATH_BYTES_MIN, HOPS_MAX, DeadLetterRoute, Target
 from penstock.queues.queue_options import QueueOptions
 from penstock.routing.exchange_types import (
     DIRECT,
@@ -509,7 +509,6 @@ def _text(name: bytes) -> str:
 # ---- dead letters --------------------------------------------------------------------------------
 
 SHORT_STRING_BYTES_MAX: Final = 255
-DEATH_BYTES_MIN: Final = 64  # of an entry of x-death: its six names and values
 
 
 class DeadLetterRoutes:
@@ -568,18 +567,34 @@ class ExchangeRoute(DeadLetterRoute):
         if not routes.router.has(exchange):
             return header, [], f"no exchange {exchange!r} for dead letters: dropped"
         routes.share(self._raw_exchange)
-        codec = routes.headers
-        header = codec.readdressed(
-            codec.amqp(header, self._queue), self._raw_exchange, self._raw_key
-        )
-        keys = [] if self._key is None else [self._key]
-        if self._key is None:
-            keys = [found.decode("utf-8", "surrogateescape") for found in codec.keys(header)]
-        names = self._names(keys, header)
+        header = self.readdressed(header)
+        names = self._names(self._keys(header), header)
         if names is None:
             text = f"exchange {exchange!r} needs more than {ROUTE_STEPS_MAX} steps for one: dropped"
             return header, [], text
         return header, names, ""
+
+    def only_target(self, header: bytes) -> str | None:
+        routes = self._routes
+        if self.address(header) is None or not routes.router.has(self._exchange):
+            return None
+        routes.share(self._raw_exchange)
+        names = self._names(self._keys(self.readdressed(header)), None)
+        return names[0] if names is not None and len(names) == 1 else None
+
+    def address(self, header: bytes) -> bytes | None:
+        return b"" if self._key is not None else self._routes.headers.address(header)
+
+    def readdressed(self, header: bytes) -> bytes:
+        codec = self._routes.headers
+        header = codec.amqp(header, self._queue)
+        return codec.readdressed(header, self._raw_exchange, self._raw_key)
+
+    def _keys(self, header: bytes) -> list[str]:
+        if self._key is not None:
+            return [self._key]
+        keys = self._routes.headers.keys(header)
+        return [key.decode("utf-8", "surrogateescape") for key in keys]
 
     def target(self, name: str) -> Target | None:
         return self._routes.target(name)
@@ -588,18 +603,25 @@ class ExchangeRoute(DeadLetterRoute):
         if len(header) >= HOPS_MAX * DEATH_BYTES_MIN:
             return True
         props = self._routes.headers.parts(header)[1]  # their names would stand there
-        return any(_raw(name) in props for name in names)
+        for name in names:
+            raw = _raw(name)
+            if len(raw).to_bytes(4, "big") + raw in props:
+                return True
+        return False
 
-    def _names(self, keys: list[str], header: bytes) -> list[str] | None:
-        """Return the queues that the exchange selects; None: it takes too long to find them. What
-        it takes is taken from the turn's budget."""
+    def _names(self, keys: list[str], header: bytes | None) -> list[str] | None:
+        """Return the queues that the exchange selects; None: it takes too long to find them, or
+        without a header, that more than the keys decides. What it takes is taken from the turn's
+        budget."""
         router = self._routes.router
         way = Way(router, self._exchange)
         asked = Asked(keys, None, ROUTE_STEPS_MAX)
         is_done = way.advance(asked)
         left = asked.steps
         names = list(way.queues)
-        if is_done and way.per_message:
+        if is_done and way.per_message and header is None:
+            is_done = False
+        elif is_done and way.per_message and header is not None:
             props = self._properties(header)
             walk = Walk(router, way, keys, None if props is None else props.headers, props)
             left = walk.advance(left)

@@ -167,27 +167,26 @@ def expire(
     backing: BackingQueue,
     now_ms: int,
     quota: int,
-    dead_letter: Callable[[int], None] | None,
+    dead_letter: Callable[[list[int]], None] | None,
     mode: int,
 ) -> tuple[int, bool]:
     """Remove at most `quota` expired heads. Return how many, and whether the head is still expired.
-    dead_letter: settles the pending message of a tag; None: expired messages are dropped. mode: of
-    the record that drops them."""
+    dead_letter: settles the pending messages of these tags; None: expired messages are dropped.
+    mode: of the record that drops them."""
     if dead_letter is None:
         predicate = ExpiredUpTo(now_ms, quota)
         head = backing.dropwhile(predicate, mode)
         return quota - predicate.left, head is not None and is_expired(head.expiry_ms, now_ms)
-    n = 0
-    head = backing.head()
-    while head is not None and is_expired(head.expiry_ms, now_ms):
-        if n == quota:
-            return n, True
-        dropped = backing.drop(ack_required=True)
-        if dropped is not None:
-            dead_letter(dropped.tag)
-        n += 1
+    tags: list[int] = []
+    try:
         head = backing.head()
-    return n, False
+        while head is not None and is_expired(head.expiry_ms, now_ms) and len(tags) < quota:
+            backing.drop(ack_required=True)
+            tags.append(head.tag)
+            head = backing.head()
+    finally:
+        dead_letter(tags)
+    return len(tags), head is not None and is_expired(head.expiry_ms, now_ms)
 
 
 class MaxLength:
@@ -255,7 +254,7 @@ class MaxLength:
         room: int = 0,
     ) -> int:
         """Drop heads, at most `quota`, until the queue is within its limits. Return how many.
-        dead_letter: as for `expire`."""
+        dead_letter: settles the pending message of a tag; None: they are dropped."""
         n = 0
         while n < quota and self.is_over(backing, room):
             head = backing.drop(ack_required=dead_letter is not None)
@@ -1476,6 +1475,9 @@ class AMQQueue(QueueTarget):
     def passes_on(self) -> bool:
         return self._max_length.dead_letters_refused and self.dead_letters.route is not None
 
+    def takes_runs(self) -> bool:
+        return not self._max_length.is_set and self.options.ttl_ms != 0
+
     def pass_on(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
         return self.dead_letters.send_new(header, body, priority, MAXLEN, mode)
 
@@ -1580,8 +1582,20 @@ class AMQQueue(QueueTarget):
             if not is_done:
                 self.backing.requeue([tag], OS, attempted=False)
 
-    def _dead_letter_expired(self, tag: int) -> None:
-        self._dead_letter_head(tag, EXPIRED)
+    def _dead_letter_expired(self, tags: list[int]) -> None:
+        """Dead-letter dropped heads, which are pending: those that go the same way together. Those
+        that are left if it fails become ready again."""
+        done = 0
+        try:
+            while done < len(tags):
+                n = self.dead_letters.send_run(self.backing, tags[done:], EXPIRED, self._mode)
+                if not n:
+                    n = 1
+                    self._dead_letter_head(tags[done], EXPIRED)
+                done += n
+        finally:
+            if done < len(tags):
+                self.backing.requeue(tags[done:], OS, attempted=False)
 
     def _dead_letter_overlong(self, tag: int) -> None:
         self._dead_letter_head(tag, MAXLEN)

@@ -291,6 +291,7 @@ _HIDDEN: Final = 0x80
 
 FORMAT_BYTE: Final = b"\x02"
 DIED_BYTES: Final = b"\x0a\0\0"  # what nearly every dead letter begins with: it died, no attempts
+PRIORITY_IN_FIRST_OCTET: Final = raw_fields.PRIORITY >> 8
 CC_FIELD: Final = b"\x02CC"  # the header of that name as it stands in a table
 BYTES_MIN: Final = 5  # format, no exchange, no key, no properties
 DEATHS_MAX: Final = 256  # of which the attempts are kept
@@ -340,6 +341,9 @@ class Prefix:
 
 class AmqpHeaders(HeaderCodec):
     """The broker's codec; see the head of this module."""
+
+    _first_of: tuple[bytes, bytes | None, str, str, int] | None = None  # what _first_fields are of
+    _first_fields: bytes = b""
 
     # ---- per message ---------------------------------------------------------------------------
 
@@ -410,7 +414,8 @@ class AmqpHeaders(HeaderCodec):
             return _PLAIN.priority(header)
         if header[0] & _PRIORITY:
             return _prefix(header).priority
-        return max(_priority_of(self.parts(header)[1]), 0)
+        props = self.parts(header)[1]
+        return max(_priority_of(props), 0) if props[0] & PRIORITY_IN_FIRST_OCTET else 0
 
     def expiry_ms(self, header: bytes) -> int:
         if not header or header[0] & FORMAT_MASK != FORMAT:
@@ -453,8 +458,13 @@ class AmqpHeaders(HeaderCodec):
             raw = RawProperties(props)
         except PropertiesError:
             return header  # nothing can be written into it
-        exchange, key = split_address(address)
         headers = raw.headers()
+        is_usual = death.count == 1 and death.attempts == implied_attempts(death.reason)
+        if is_usual and header[0] == FORMAT and not (b"-death" in props or CC_FIELD in props):
+            table = raw.table() if headers else b""
+            fields = self._first_death(death, address, raw.expiration())
+            return DIED_BYTES + address + raw.with_table(table + fields, has_expiration=False)
+        exchange, key = split_address(address)
         prefix = _prefix(header)
         if not prefix.has_died:
             prefix.has_died = True
@@ -464,6 +474,18 @@ class AmqpHeaders(HeaderCodec):
         prefix.deaths = _packed(attempts)
         changed = raw.changed(headers, has_expiration=False)
         return prefix.encode() + address + changed
+
+    def _first_death(self, death: Death, address: bytes, expiration: bytes | None) -> bytes:
+        """Return the fields that the first death adds to a table without CC. They are kept for the
+        next message, which mostly adds the same."""
+        seconds = death.time_ms // 1000
+        of = (address, expiration, death.queue, death.reason, seconds)
+        if of != self._first_of:
+            headers: list[RawEntry] = []
+            exchange, key = split_address(address)
+            add_death(headers, death, exchange, key, expiration, NO_ATTEMPTS)
+            self._first_of, self._first_fields = of, raw_fields.join(headers)
+        return self._first_fields
 
     def deaths(self, header: bytes) -> list[Death]:
         if not header or header[0] & FORMAT_MASK != FORMAT:
@@ -503,6 +525,14 @@ class AmqpHeaders(HeaderCodec):
             *_short_strings(_prefix(header).hidden),
         ]
 
+    def address(self, header: bytes) -> bytes | None:
+        """Return exchange and routing key, raw; None if these are not all that route it, or it is
+        one of the embedded library."""
+        if header[:1] != FORMAT_BYTE:
+            return None
+        address, props = self.parts(header)
+        return None if CC_FIELD in props else address
+
     def with_hidden(self, header: bytes, keys: list[bytes]) -> bytes:
         """Return the header with these routing keys, which consumers do not see (BCC). Raises
         HeaderError if they are longer than 65535 bytes."""
@@ -515,15 +545,18 @@ class AmqpHeaders(HeaderCodec):
     def readdressed(self, header: bytes, exchange: bytes, key: bytes | None) -> bytes:
         """Return the header as if published to this exchange: with its own routing keys (None), or
         with only this one, without CC and BCC."""
-        prefix = _prefix(header)
         address, props = self.parts(header)
+        front = header[: len(header) - len(address) - len(props)]
         if key is None:
             key = split_address(address)[1]
         else:
-            prefix.hidden = b""
+            if header[0] & _HIDDEN:
+                prefix = _prefix(header)
+                prefix.hidden = b""
+                front = prefix.encode()
             if CC_FIELD in props:
                 props = _without_cc(props)
-        return prefix.encode() + short_string(exchange) + short_string(key) + props
+        return front + short_string(exchange) + short_string(key) + props
 
 
 def short_string(data: bytes) -> bytes:

@@ -202,6 +202,17 @@ class BackingQueue(ABC):
         without targets it is dropped. Return the LSN. The new message's places are the targets'
         last seqs, which the caller must hold. Raises KeyError if the message is not pending."""
 
+    def move_run(
+        self, deliveries: list[Delivery], target: QueueIndex, headers: list[bytes], mode: int,
+        expiry_ms: int,
+    ) -> int:  # fmt: skip
+        """Move pending messages with bodies to the end of one queue, as `move` does each. If they
+        are persistent and the target is durable, they may share a record. Return the LSN."""
+        lsn = 0
+        for i in range(len(deliveries)):
+            lsn = self.move(deliveries[i].tag, [target], headers[i], mode, expiry_ms)
+        return lsn
+
     @abstractmethod
     def pending(
         self, tag: int, *, with_header: bool = False, with_body: bool = False

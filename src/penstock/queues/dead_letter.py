@@ -5,6 +5,9 @@ crash loses or doubles it. (RabbitMQ publishes first and then acknowledges, and 
 The header gets where, why and when it died, and loses attempts and expiry, which belonged to the
 old queue; RabbitMQ removes the expiry too, or the message would expire again at once.
 
+Messages that expire together and go to one queue by the same address share a record, and the router
+is asked once for them (`send_run`).
+
 A `DeadLetterRoute` finds the targets at the moment of death: one queue by name in the embedded
 library (`QueueRoute`), through an exchange in the broker (`ExchangeRoute` in broker/topology.py).
 
@@ -52,6 +55,8 @@ FULL: Final = "dead_letter_full"
 HOPS_MAX: Final = 128  # queues that a message dies in without a reject on the way
 NESTED_HOPS_MAX: Final = 8  # that one call makes
 TARGET_BYTES: Final = 64
+RUN_BYTES: Final = 1 << 20
+DEATH_BYTES_MIN: Final = 16  # in a header, of any codec
 
 
 class Destination:
@@ -102,6 +107,11 @@ class QueueTarget(Target):
         """Return where a message of this header and priority would be appended now. It is delivered
         once the record of its move is settled."""
 
+    def takes_runs(self) -> bool:
+        """Return whether each of many messages arrives as if it were the only one: no limit and no
+        waiting consumer decides."""
+        return False
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class StreamTarget(Target):
@@ -143,6 +153,19 @@ class DeadLetterRoute(ABC):
     def target(self, name: str) -> Target | None:
         """Return the target of this name; None if it is not there, or takes nothing now."""
 
+    def only_target(self, header: bytes) -> str | None:
+        """Return the name of the one queue that messages of this header's address go to; None if
+        there are others, or none, or more than the address decides."""
+        return None
+
+    def address(self, header: bytes) -> bytes | None:
+        """Return the part of the header that decides where it goes, None if it is all of it."""
+        return b""
+
+    def readdressed(self, header: bytes) -> bytes:
+        """Return the header that the message has at its targets."""
+        return header
+
     def may_return(self, header: bytes, names: list[str]) -> bool:
         """Return False if it is plain without reading the deaths that the message neither died in
         one of these queues nor went too far."""
@@ -172,13 +195,14 @@ class DeadLetterRoute(ABC):
 
 
 class QueueRoute(DeadLetterRoute):
-    """Routes to the queue `to`, if `find` finds it."""
+    """Routes to the queue `to`, if `find` finds it. The header does not matter."""
 
     def __init__(
         self, to: str, headers: HeaderCodec, find: Callable[[bytes], QueueTarget | None]
     ) -> None:
         super().__init__(headers)
         self._to = to
+        self._raw: bytes = to.encode("utf-8", "surrogateescape")
         self._find = find
 
     def find(self, header: bytes) -> tuple[bytes, list[str], str]:
@@ -186,8 +210,14 @@ class QueueRoute(DeadLetterRoute):
         text = "" if is_there else f"no queue {self._to!r} for dead letters: dropped"
         return header, [self._to], text
 
+    def only_target(self, header: bytes) -> str | None:
+        return self._to
+
     def target(self, name: str) -> Target | None:
-        return self._find(name.encode("utf-8", "surrogateescape"))
+        return self._find(self._raw)
+
+    def may_return(self, header: bytes, names: list[str]) -> bool:
+        return self._raw in header or len(header) >= HOPS_MAX * DEATH_BYTES_MIN
 
 
 def is_cycle(target: str, deaths: list[Death]) -> bool:
@@ -274,6 +304,67 @@ class DeadLetters:
         self._count_taken(reason, routed)
         return lsn
 
+    def send_run(self, source: BackingQueue, tags: list[int], reason: str, mode: int) -> int:
+        """Move the first of these pending messages of `source`, as many as go the same way, to
+        their target in one record of RUN_BYTES at most. Return how many; 0: the first needs
+        `send`."""
+        route = self.route
+        first = source.pending(tags[0])
+        if route is None or first is None:
+            return 0
+        address = route.address(first.message.header)
+        name = route.only_target(first.message.header)
+        target = None if name is None else route.target(name)
+        if name is None or not isinstance(target, QueueTarget) or not target.takes_runs():
+            return 0
+        to = target.destination(b"", 0)
+        index = _index(to)
+        is_persistent = first.message.persistent
+        if is_persistent and not index.is_durable:
+            return 0
+        wall_ms = self._engine.clock.wall_ms()
+        run: list[Delivery] = []
+        headers: list[bytes] = []
+        size = 0
+        for tag in tags:
+            delivery = source.pending(tag)
+            if delivery is None or size > RUN_BYTES:
+                break
+            message = delivery.message
+            if (
+                message.body is None or message.persistent != is_persistent
+                or (run and route.address(message.header) != address)
+            ):  # fmt: skip
+                break
+            header = route.readdressed(self._died(delivery, reason, wall_ms))
+            if reason != REJECTED and route.may_return(header, [name]):
+                break
+            priority = self._headers.priority(message.header) or tag >> PART_SHIFT
+            if priority:
+                own = target.destination(header, priority)
+                if own.part != to.part:
+                    break
+                header = own.header
+            size += message.size + len(header)
+            run.append(delivery)
+            headers.append(header)
+        if run:
+            mode = max(mode, OS)
+            landed = to.part << PART_SHIFT | index.next_seq
+            lsn = source.move_run(run, index, headers, mode, to.expiry_ms)
+            if is_persistent:
+                to.backing.hold(landed, lsn, mode)
+            self.sent_bytes += sum([len(header) + TARGET_BYTES for header in headers])
+            self._count_taken(reason, Routed(b"", [target]), len(run))
+        return len(run)
+
+    def _died(self, delivery: Delivery, reason: str, wall_ms: int) -> bytes:
+        """Return the header with this death."""
+        codec, header = self._headers, delivery.message.header
+        attempts = delivery.attempts + codec.attempts(header)
+        death = Death(self._queue, reason, wall_ms, attempts)
+        return codec.with_death(codec.with_(header, attempts=0, expiry_ms=0), death)
+
     def send_new(self, header: bytes, body: bytes, priority: int, reason: str, mode: int) -> int:
         """Publish a message that the queue refused to its targets, or drop it. Return the LSN."""
         routed = self._routed(header, reason, 0)
@@ -301,8 +392,8 @@ class DeadLetters:
             if reason == MAXLEN:
                 self.total.over_limit += n if self.route is None else dropped
 
-    def _count_taken(self, reason: str, routed: Routed) -> None:
-        self.count(reason, 1)
+    def _count_taken(self, reason: str, routed: Routed, n: int = 1) -> None:
+        self.count(reason, n)
         if not routed.kind:
             self._last_event = ""
         for target in routed.targets:

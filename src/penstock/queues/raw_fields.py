@@ -240,9 +240,15 @@ class RawProperties:
         if self.headers_at == self.headers_end:
             return []  # compiled, a slice that ends before it begins is an error
         try:
-            return split(self.data[self.headers_at + 4 : self.headers_end])
+            return split(self.table())
         except TableError:
             return []
+
+    def table(self) -> bytes:
+        """Return the headers table as it was given, without its length; b"" for none."""
+        if self.headers_at == self.headers_end:
+            return b""
+        return self.data[self.headers_at + 4 : self.headers_end]
 
     def expiration(self) -> bytes | None:
         """Return the expiration as it was given, or None."""
@@ -253,17 +259,22 @@ class RawProperties:
     def changed(self, headers: list[RawEntry], *, has_expiration: bool = True) -> bytes:
         """Return the properties with these headers; has_expiration=False: without the
         expiration."""
+        return self.with_table(join(headers), has_expiration=has_expiration)
+
+    def with_table(self, table: bytes, *, has_expiration: bool = True) -> bytes:
+        """Return the properties with this table of headers, given without its length; b"" for none.
+        has_expiration: as for `changed`."""
         data = self.data
         flags = self.flags & ~HEADERS
-        table = b""
-        if headers:
+        length = b""
+        if table:
             flags |= HEADERS
-            table = nested(headers)[1:]  # length and table, without the letter
+            length = _U32.pack(len(table))
         rest_at = self.expiration_at if has_expiration else self.expiration_end
         if not has_expiration:
             flags &= ~EXPIRATION
         return b"".join([
-            flags.to_bytes(2, "big"), data[2 : self.headers_at], table,
+            flags.to_bytes(2, "big"), data[2 : self.headers_at], length, table,
             data[self.headers_end : self.expiration_at], data[rest_at:],
         ])  # fmt: skip
 

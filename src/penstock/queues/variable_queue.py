@@ -1094,6 +1094,31 @@ class VariableQueue(BackingQueue):
         self._after()
         return lsn
 
+    def move_run(
+        self, deliveries: list[Delivery], target: QueueIndex, headers: list[bytes], mode: int,
+        expiry_ms: int,
+    ) -> int:  # fmt: skip
+        engine, rates = self.engine, self.state.rates
+        targets = [target]
+        if target.is_durable and deliveries[0].message.persistent:
+            entries = [self._moving(one.tag, one.message) for one in deliveries]
+            lsn, _ = engine.move_run(self._index, entries, targets, headers, mode, expiry_ms)
+            for entry in entries:
+                self._drop_pending(entry)
+            rates.n_ack_out += len(entries)
+            self._after()
+            return lsn
+        for i in range(len(deliveries)):
+            one = deliveries[i]
+            body = one.message.body or b""
+            if isinstance(one.message, SharedMessage):
+                with engine.share(one.message.shared):
+                    engine.publish_transient(targets, headers[i], body, expiry_ms)
+            else:
+                engine.publish_transient(targets, headers[i], body, expiry_ms)
+            self.ack([one.tag], mode)
+        return 0
+
     def _moving(self, tag: int, message: QueuedMessage) -> Entry:
         entry = self.state.ram_pending.get(tag)
         return Entry(tag, message, True if entry is None else entry.on_slot)

@@ -577,19 +577,33 @@ class StorageEngine:
     ) -> tuple[int, QueuedMessage]:
         """Move an entry to the end of other queues, with a new header, in one record:
         dead-lettering cannot lose or double it. Returns the LSN and the new message."""
+        lsn, moved = self.move_run(queue, [entry], targets, [header], mode, expiry_ms)
+        return lsn, moved[0]
+
+    def move_run(
+        self, queue: QueueIndex, entries: list[Entry], targets: list[QueueIndex],
+        headers: list[bytes], mode: int, expiry_ms: int,
+    ) -> tuple[int, list[QueuedMessage]]:  # fmt: skip
+        """Move entries, each with a new header, as `move` does, all in one record."""
         journal = self.journal
         journal.check()
         assert journal.gathering is None, "a move is a record of its own"
-        old = entry.message
-        if not queue.is_live_run(queue.runs([entry])[0]):
-            raise ValueError(f"seq {entry.seq} of queue {queue.number} is not alive")
-        body = None if old.store_file else self.state.load_body(queue, entry.seq, old)
-        new = self.placement.moved_message(old, header, body, expiry_ms, len(targets))
-        places = [(target.number, target.next_seq) for target in targets]
-        moved = Move(queue.number, entry.seq, old.size, Publish(new, places), entry)
-        lsn = journal.commit([moved], mode)
-        self.placement.complete(new)
-        return lsn, new
+        moves: list[LogOperation] = []
+        moved: list[QueuedMessage] = []
+        for i in range(len(entries)):
+            entry = entries[i]
+            old = entry.message
+            if not queue.is_live_run(queue.runs([entry])[0]):
+                raise ValueError(f"seq {entry.seq} of queue {queue.number} is not alive")
+            body = None if old.store_file else self.state.load_body(queue, entry.seq, old)
+            new = self.placement.moved_message(old, headers[i], body, expiry_ms, len(targets))
+            places = [(target.number, target.next_seq + i) for target in targets]
+            moves.append(Move(queue.number, entry.seq, old.size, Publish(new, places), entry))
+            moved.append(new)
+        lsn = journal.commit(moves, mode)
+        for new in moved:
+            self.placement.complete(new)
+        return lsn, moved
 
     def purge(self, queue: QueueIndex, kept: list[Entry], mode: int) -> tuple[int, int]:
         """Remove all persistent entries but `kept` (the unacknowledged, ascending). Returns the LSN

@@ -51,6 +51,23 @@ def test_a_publish_is_stored_as_it_was() -> None:
     assert H.make(ROUTE, FULL)[0] == FORMAT
 
 
+@pytest.mark.parametrize("headers", [{}, {"a": 1}, {"x-death": "mine"}, {"CC": ["k"]}])
+@pytest.mark.parametrize("expiration", [None, "5000", "7000"])
+@pytest.mark.parametrize("reason", ["rejected", "expired"])
+def test_the_first_death_is_the_same_however_it_is_written(
+    headers: dict[str, Any], expiration: str | None, reason: str
+) -> None:
+    """Most messages get the fields of the one before, which had the same address."""
+    of = {"content_type": "t", "message_id": "m"}
+    if expiration is not None:
+        of["expiration"] = expiration
+    made = H.make(ROUTE, props_of(headers=headers or None, **of))
+    for queue, attempts in (("q", 1), ("q", 1), ("r", 0), ("q", 3)):
+        death = Death(queue, reason, 7_000, attempts)
+        slow = H.with_death(H.with_(made, attempts=9), death)
+        assert H.with_death(made, death) == H.with_(slow, attempts=0)
+
+
 @given(SHORT, SHORT, PREFIXES, st.lists(SHORT, max_size=5))
 def test_whatever_stands_before_the_address(
     exchange: bytes, key: bytes, prefix: dict[str, int], hidden: list[bytes]

@@ -6,6 +6,7 @@ from types import FrameType
 import pytest
 
 from penstock.embedded.new_body import NewBody
+from penstock.errors import DiskFullError
 from penstock.queues.amq_queue import SLICE
 from penstock.queues.backing_queue import NewMessage
 from penstock.queues.dead_letter import HOPS_MAX, NESTED_HOPS_MAX, is_cycle, is_too_far
@@ -13,6 +14,7 @@ from penstock.queues.headers import Death
 from penstock.queues.queue_options import QueueOptions
 from penstock.storage.files.durability import DISK, NONE, OS
 from tests.helpers.amq_world import HEADERS, REFERENCE, VARIABLE, AmqWorld, name_of
+from tests.helpers.builds import pure_only
 from tests.helpers.engine_rig import STORED
 
 
@@ -103,6 +105,63 @@ def test_an_expired_head_is_found_by_fetch_too(world: AmqWorld) -> None:
     world.rig.clock.advance(1)
     assert name_of(world.take()) == "b"
     assert world.ready("dead") == ["a"]
+
+
+@pytest.mark.parametrize("mode", [DISK, NONE])
+@pytest.mark.parametrize("is_crash", [False, True])
+def test_messages_that_expire_together_move_in_order(
+    world: AmqWorld, mode: int, is_crash: bool
+) -> None:
+    q = world.open(dead_letter_to="dead", ttl_ms=1000)
+    dead = world.open("dead", is_durable=mode != NONE)
+    for i in range(10):
+        q.publish(b"", str(i).encode(), mode)
+    q.publish(b"", b"", mode)
+    world.settle()
+    before = world.rig.engine.last_lsn
+    world.tick(1)
+    assert (q.depth(), dead.len(), q.info()["expired"]) == (0, 11, 11)
+    if mode != NONE and world.kind == VARIABLE:
+        assert world.rig.engine.last_lsn == before + 1
+    if is_crash and mode != NONE:
+        world.settle()
+        world.crash()
+    assert world.drain("dead") == [*"0123456789", ""]
+
+
+def test_a_message_that_goes_another_way_ends_a_run(world: AmqWorld) -> None:
+    """The second would come back to where it died; the third has a priority."""
+    world.open(dead_letter_to="dead", ttl_ms=1000)
+    world.open("dead", priorities=2 if world.kind == VARIABLE else 0)
+    came_back = HEADERS.with_death(b"", Death("dead", "expired", 1))
+    for name, header in (("a", b""), ("b", came_back), ("c", b""), ("e", b"")):
+        world.put(name, header=header, priority=2 if name == "c" else 0)
+    world.tick(1)
+    assert world.told("dead_letter_cycle") == [
+        "queue 'q': its dead letters come back from 'dead': dropped"
+    ]
+    expected = ["c", "a", "e"] if world.kind == VARIABLE else ["a", "c", "e"]
+    assert world.drain("dead") == expected
+    assert world.q.dead_letters.counts["expired"] == 4
+
+
+@pure_only
+def test_what_a_full_disk_left_expires_again(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="dead", ttl_ms=1000)
+    world.open("dead")
+    world.put("a", "b", "c")
+    world.rig.clock.advance(1)
+
+    def full(*given: object) -> int:
+        raise DiskFullError("/data", 1, 0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(q.backing, "move_run", full)
+        with pytest.raises(DiskFullError):
+            q.expire()
+    assert (q.len(), q.depth()) == (3, 3)
+    assert q.expire() is False
+    assert world.drain("dead") == ["a", "b", "c"]
 
 
 def test_fetch_expires_a_slice_and_says_that_there_is_more(world: AmqWorld) -> None:

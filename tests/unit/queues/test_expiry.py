@@ -41,15 +41,15 @@ def test_expired_heads_go_and_what_is_behind_a_living_one_stays() -> None:
     assert queue.len() == 2
 
 
-def test_the_dead_are_handed_over_one_by_one() -> None:
+def test_the_dead_are_handed_over_together() -> None:
     queue = queue_of(1, 2, 0)
     seen: list[int] = []
-    assert expire(queue, 5, 10, seen.append, OS) == (2, False)
+    assert expire(queue, 5, 10, seen.extend, OS) == (2, False)
     assert len(queue.ack(seen, OS)) == 2
 
 
 def test_a_slice_says_that_there_is_more() -> None:
-    for bury in (None, lambda tag: None):
+    for bury in (None, lambda tags: None):
         queue = queue_of(1, 1, 1, 1)
         assert expire(queue, 5, 3, bury, OS) == (3, True)
         assert expire(queue, 5, 3, bury, OS) == (1, False)

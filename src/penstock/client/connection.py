@@ -606,6 +606,8 @@ class _Handshake:
                 raise ConnectionError("the broker closed the connection before it was open")
             if data[:1] == TLS_ALERT:
                 raise ConnectionError(TLS_HINT)
+            if data.startswith(b"HTTP"):
+                raise ConnectionError("that port speaks HTTP, expected AMQP: 5672 unless changed")
             for event in self.machine.receive(data):
                 if isinstance(event, MethodReceived):
                     self._methods.append(event.method)

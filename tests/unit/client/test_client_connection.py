@@ -66,7 +66,8 @@ def test_nobody_is_there() -> None:
     ("said", "told"),
     [
         (b"AMQP\0\1\0\0", "another version of AMQP"),
-        (b"HTTP/1.1 400 Bad Request", "version|FRAME|SYNTAX"),
+        (b"HTTP/1.1 400 Bad Request", "that port speaks HTTP, expected AMQP"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "FRAME"),
     ],
 )
 def test_something_else_is_there(said: bytes, told: str) -> None:

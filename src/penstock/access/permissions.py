@@ -11,7 +11,8 @@ empty key. "{username}" and "{vhost}" in it stand for the user's and the vhost's
 RabbitMQ would match the name as a pattern, so that the user "a.b" could publish as "axb".
 
 An Identity never changes: when permissions change, the connection gets another Identity. So results
-can be cached, at most CACHE_NAMES_MAX per verb. Every method that names a resource checks it, also
+can be cached, at most CACHE_NAMES_MAX per verb, and connections of a user share one
+(`Identity.shared`). Every method that names a resource checks it, also
 for names inside arguments (alternate and dead-letter exchanges).
 
 An administrator writes a pattern, and any user sends a name, so a pattern that backtracks lets one
@@ -30,6 +31,7 @@ Names are text with surrogates for bytes that are not UTF-8; these are matched a
 import ipaddress
 import re
 from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from penstock.errors import OptionError
@@ -42,6 +44,7 @@ except ImportError:
 PATTERN_CHARS_MAX: Final = 1024
 SCOPES_CHARS_MAX: Final = 1 << 16  # of a pattern that is made of the scopes of a token
 MEMORY_BYTES: Final = 1 << 20  # of a compiled pattern
+PATTERNS_MAX: Final = 64  # compiled ones that are kept for the next user of them
 REPEATS_MAX: Final = 2  # one after the other, for `re`
 
 _parser: Final[Any] = getattr(re, "_parser")  # noqa: B009 - it has no stubs
@@ -55,7 +58,7 @@ class Pattern:
         if len(pattern) > chars_max:
             raise ValueError(f"{len(pattern)} characters, at most {chars_max}")
         self.text: Final = pattern
-        self._compiled: Any = _compiled(pattern)
+        self._compiled: Any = _compiled(pattern, re2)
 
     def is_in(self, name: str) -> bool:
         """Return whether the pattern is found anywhere in the name."""
@@ -78,15 +81,17 @@ def has_re2() -> bool:
     return re2 is not None
 
 
-def _compiled(pattern: str) -> Any:
+@lru_cache(PATTERNS_MAX)
+def _compiled(pattern: str, engine: Any) -> Any:
+    """Return the pattern as RE2 (engine) compiles it; None: as `re` does."""
     try:
         pattern.encode()
-        if re2 is None:
+        if engine is None:
             return _backtracking(pattern)
-        options = re2.Options()
+        options = engine.Options()
         options.max_mem = MEMORY_BYTES
         options.log_errors = False
-        return re2.compile(pattern, options)
+        return engine.compile(pattern, options)
     except (UnicodeEncodeError, OverflowError, RecursionError, re.error) as error:
         raise ValueError(str(error)) from error
     except ValueError:
@@ -138,6 +143,7 @@ def _is_fixed(parsed: Any) -> bool:
 
 
 CACHE_NAMES_MAX: Final = 1024
+IDENTITIES_MAX: Final = 64  # that a process keeps for the next connection
 DEFAULT_EXCHANGE: Final = "amq.default"
 NOTHING: Final = "^$"  # the pattern that no name has
 ADMINISTRATOR: Final = "administrator"
@@ -261,7 +267,7 @@ class Identity:
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> "Identity":
         """Return the identity of `facts`."""
-        return cls(
+        return cls.shared(
             facts["name"],
             frozenset(facts["tags"]),
             facts["configure"],
@@ -272,6 +278,30 @@ class Identity:
             source=facts["source"],
             expires_at_s=facts["expires_at_s"],
         )
+
+    @classmethod
+    def shared(
+        cls, name: str, tags: frozenset[str], configure: str, write: str, read: str,
+        topics: Mapping[str, tuple[str, str]], *, on_keys: tuple[str, str] | None = None,
+        source: str = INTERNAL, expires_at_s: float = 0,
+    ) -> "Identity":  # fmt: skip
+        """Return an Identity like this; mostly one that another connection has, with the names that
+        it has matched."""
+        return _shared(
+            name, tags, configure, write, read, tuple(topics.items()), on_keys, source, expires_at_s
+        )
+
+
+@lru_cache(IDENTITIES_MAX)
+def _shared(
+    name: str, tags: frozenset[str], configure: str, write: str, read: str,
+    topics: tuple[tuple[str, tuple[str, str]], ...], on_keys: tuple[str, str] | None,
+    source: str, expires_at_s: float,
+) -> Identity:  # fmt: skip
+    return Identity(
+        name, tags, configure, write, read, dict(topics), on_keys=on_keys, source=source,
+        expires_at_s=expires_at_s,
+    )  # fmt: skip
 
 
 def everything(name: str) -> Identity:

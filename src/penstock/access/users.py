@@ -248,7 +248,7 @@ class KnownUsers:
             exchange: (expanded(one[0], user, vhost), expanded(one[1], user, vhost))
             for exchange, one in self._topics.get((user, vhost), {}).items()
         }
-        return Identity(user, self._users[user][1], configure, write, read, topics)
+        return Identity.shared(user, self._users[user][1], configure, write, read, topics)
 
     def tags_of(self, user: str) -> frozenset[str]:
         """Return the tags of a user, none if it is unknown."""

@@ -14,7 +14,7 @@ A module of its own, because the supervisor imports it without the broker's core
 """
 
 import base64
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.codec.fields import decode_table, decode_value, raw_entry
@@ -56,7 +56,8 @@ class ConnectionFacts:
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON, with the properties in base64."""
         encoded = base64.b64encode(self.client_properties).decode("ascii")
-        return {**asdict(self), "client_properties": encoded}
+        facts = {name: getattr(self, name) for name in self.__slots__}
+        return {**facts, "client_properties": encoded}
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> "ConnectionFacts":

@@ -103,3 +103,18 @@ def test_guest_comes_from_this_machine_only(host: str, is_ours: bool) -> None:
     assert why_not_from("somebody", host, GUEST_OFF) == ""
     assert why_not_from("ann", host, loopback_users=("ann", "guest")) == why
     assert why_not_from("guest", host, loopback_users=()) == ""
+
+
+def test_connections_of_a_user_share_an_identity_until_its_permissions_change() -> None:
+    one = Identity("u", frozenset({"t"}), "^a", "^b", "^c", {"x": ("k", "")}, expires_at_s=9)
+    facts = one.facts()
+    first, second = Identity.from_facts(facts), Identity.from_facts(one.facts())
+    assert first is second
+    assert first.facts() == facts
+    assert first.may_write("b")
+    assert not first.may_write("a")
+    for name, value in (("write", "^a"), ("topics", {}), ("tags", []), ("expires_at_s", 10)):
+        other = Identity.from_facts({**facts, name: value})
+        assert other is not first
+        assert other.facts() == {**facts, name: value}
+    assert Identity.from_facts({**facts, "write": "^a"}).may_write("a")

@@ -760,6 +760,17 @@ _ROWS: Final = (
         ("user", "vhost", "configure", "write", "read"), of=NODE_VHOSTS,
         audience=MANAGEMENT, tags=ADMINISTRATORS, arguments=(_ONE_USER,),
     ),
+    _of_node(
+        "check_permission", "Say whether a user may do something in a vhost, and why.", _USER,
+        matching_text(
+            "verb", "configure, write or read",
+            lambda given: given in ("configure", "write", "read"), "what the user wants to do",
+        ),
+        text("name", "the queue or exchange; empty: the default exchange", default=""),
+        text_or_null("routing_key", "at a topic exchange; null: it is not looked at"),
+        of=NODE_VHOST, answer=("is_allowed", "why"),
+        more="By the permissions that are stored here, not by those of another backend.",
+    ),
     _list(
         "list_user_permissions", "List a user's permissions, in all vhosts.",
         ("vhost", "configure", "write", "read"), ("user",), of=NODE, audience=OPERATORS,
@@ -841,6 +852,7 @@ _ROWS: Final = (
         "import_definitions", "Import RabbitMQ's or Penstock's definitions: all, or nothing.",
         replace(text("definitions", "the document of JSON, as a text"), is_noted=False),
         flag("leave_out", "leave out what Penstock has not, and list it"),
+        flag("dry_run", "check and count, and change nothing"),
         of=NODE_VHOSTS,
         answer=(
             "users", "vhosts", "permissions", "policies", "operator_policies", "parameters",
@@ -933,6 +945,16 @@ _ROWS: Final = (
         ),
         needs_text="write on the exchange", answer=("published",),
         more="All go by one route; that there is none is an error.",
+    ),
+    Operation(
+        "route", "Say which queues a message would go to; nothing is published.",
+        (
+            short_text("exchange", "the exchange", default=""),
+            short_text("routing_key", "the routing key", default=""),
+            table("properties", "properties of AMQP, by their names"),
+        ),
+        needs_text="write on the exchange", answer=("queues",),
+        more="By the code that routes published messages. Its own permissions count, too.",
     ),
     Operation(
         "peek", "Print the next messages of a queue without taking them.",

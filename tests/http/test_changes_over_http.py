@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 import pika
 import pytest
 
+from tests.helpers.http_caller import HttpCaller
 from tests.helpers.live_broker import LiveBroker, wait_until
 from tests.helpers.management_client import ManagementClient
 
@@ -718,3 +719,58 @@ def test_messages_move_to_a_queue_and_back_to_where_they_died(api: ManagementCli
         1,
     ]
     assert api.ask("POST", "penstock/queues/%2F/lives/move", {"to": "none"}).status == 404
+
+
+def test_what_the_dashboard_asks_and_changes(tmp_path: Path) -> None:
+    with LiveBroker(tmp_path / "data", has_http=True) as broker, HttpCaller(broker) as http:
+        broker.control("declare_queue", "/", queue="q")
+        found = http.json("POST", "penstock/exchanges/%2F/amq.default/route", {"routing_key": "q"})
+        assert found == {"queues": ["q"]}
+
+        broker.control("add_user", name="ada", password="ada", tags=["management"])
+        test = "penstock/permissions/%2F/ada/test?verb=write&name=orders"
+        assert http.json("GET", test) == {
+            "is_allowed": False, "why": "user 'ada' has no permissions on vhost '/'",
+        }  # fmt: skip
+        broker.control("set_permissions", "/", user="ada", configure="", write="^ord", read="^x")
+        broker.control(
+            "set_topic_permissions", "/", user="ada", exchange="orders", write="^eu", read="",
+        )  # fmt: skip
+        for more, is_allowed, why in (
+            ("", True, "write is '^ord', which allows 'orders'"),
+            ("&routing_key=us.a", False,
+             "write at 'orders' is for routing keys '^eu', which does not allow 'us.a'"),
+            ("&routing_key=eu.a", True,
+             "write at 'orders' is for routing keys '^eu', which allows 'eu.a'"),
+            ("&verb=read", False, "read is '^x', which does not allow 'orders'"),
+            ("&verb=configure", False, "configure is '', which does not allow 'orders'"),
+        ):  # fmt: skip
+            assert http.json("GET", test + more) == {"is_allowed": is_allowed, "why": why}
+        http.json("GET", "penstock/permissions/%2F/nobody/test?verb=read", status=404)
+        http.json("GET", "penstock/permissions/%2F/ada/test?verb=eat", status=400)
+
+        tags = {"tags": ["monitoring"]}
+        assert http.ask("PUT", "penstock/users/ada/tags", tags) == (204, b"")
+        with HttpCaller(broker, "ada") as ada:  # the password is the same
+            assert ada.json("GET", "whoami")["tags"] == ["monitoring"]
+        assert http.ask("PUT", "penstock/users/ada/password", {"password": "new"}) == (204, b"")
+        with HttpCaller(broker, "ada") as ada:
+            ada.json("GET", "whoami", status=401)
+
+        queue = {"vhost": "/", "auto_delete": False, "arguments": {}}
+        given = {
+            "users": [{"name": "eve", "password_hash": "", "tags": ""}],
+            "vhosts": [{"name": "shop"}],
+            "queues": [
+                {**queue, "name": "q", "durable": False},
+                {**queue, "name": "new", "durable": True},
+            ],
+        }
+        would = http.json("POST", "penstock/definitions?dry_run=true", given)
+        assert (would["users"], would["vhosts"], would["queues"]) == (1, 1, 1)
+        assert [row["name"] for row in http.json("GET", "queues")] == ["q"]
+        assert len(http.json("GET", "vhosts")) == 1
+        assert http.json("POST", "penstock/definitions", given) == would
+        assert [row["name"] for row in http.json("GET", "queues")] == ["new", "q"]
+        again = http.json("POST", "penstock/definitions?dry_run=true", given)
+        assert (again["users"], again["vhosts"], again["queues"]) == (0, 0, 0)

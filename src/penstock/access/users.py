@@ -698,7 +698,7 @@ class Users(KnownUsers):
     def put(self, given: Tables) -> Tables:
         """Add or replace all these rows, or none, and return those that were not there yet. New
         vhosts are `creating`. The caller has made sure that `unknown_in` finds nothing."""
-        new = self._changes_in(given)
+        new = self.changes_in(given)
         vhosts: dict[str, tuple[str, str]] = {}
         for name, options in new.vhosts.items():
             state, meta = self._vhosts.get(name, (CREATING, "{}"))
@@ -727,7 +727,7 @@ class Users(KnownUsers):
         self.on_change()
         return new
 
-    def _changes_in(self, given: Tables) -> Tables:
+    def changes_in(self, given: Tables) -> Tables:
         """Return those rows that are not here yet, with limits as they will be."""
         known_parameters = self.global_parameters()
         new = Tables(

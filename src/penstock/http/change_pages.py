@@ -244,6 +244,15 @@ def set_permissions(op: str) -> Callable[[ApiRequest], Any]:
     return put
 
 
+async def test_permission(asked: ApiRequest) -> object:
+    """Say whether a user may do something. Query: verb, name, routing_key."""
+    return await asked.value(
+        "check_permission", asked.vhost, user=asked.names["user"],
+        verb=asked.query.get("verb", ""), name=asked.query.get("name", ""),
+        routing_key=asked.query.get("routing_key") or None,
+    )  # fmt: skip
+
+
 # ---- limits --------------------------------------------------------------------------------------
 
 
@@ -447,7 +456,8 @@ async def definitions(asked: ApiRequest) -> object:
 
 async def import_definitions(asked: ApiRequest) -> object:
     """Import definitions, all or nothing: as JSON, or the part `file` of a form, as browsers send
-    it. Query: leave_out, as of the operation."""
+    it. Query: leave_out, as of the operation. Of a row that is ours also dry_run, and the answer is
+    what was imported, or would be."""
     kind = asked.request.headers.get("content-type", "")
     data = asked.data
     if kind.lower().startswith("multipart/form-data"):
@@ -458,11 +468,11 @@ async def import_definitions(asked: ApiRequest) -> object:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise HttpError(400, f"failed_to_parse_json: {error}") from error
-    await asked.call_once(
+    found = await asked.call_once(
         "import_definitions", asked.names.get(VHOST), definitions=text,
-        leave_out=asked.is_set("leave_out"),
+        leave_out=asked.is_set("leave_out"), dry_run=asked.is_set("dry_run"),
     )  # fmt: skip
-    return Answer(204)
+    return found if asked.endpoint.is_ours else Answer(204)
 
 
 def file_of(kind: str, data: bytes) -> bytes:

@@ -567,6 +567,50 @@ CHANGE_ROWS: Final = (
     ),
 )  # fmt: skip
 
+# What the dashboard changes, and RabbitMQ's API cannot, or says nothing about.
+OUR_CHANGE_ROWS: Final = (
+    Endpoint(
+        "penstock/exchanges/{vhost}/{exchange}/route", "POST",
+        "Which queues a message would go to; nothing is published.", "route", vhost=OPENED,
+        body=(
+            short_text("routing_key", "the routing key"),
+            table("properties", "properties of AMQP, by their names"),
+        ), is_ours=True,
+    ),
+    Endpoint(
+        "penstock/permissions/{vhost}/{user}/test", "GET", "Whether a user may do something.",
+        change_pages.test_permission, tags=ADMINISTRATORS, vhost=ANY, is_ours=True,
+        query={
+            "verb": "configure, write or read", "name": "the queue or exchange",
+            "routing_key": "at a topic exchange",
+        },
+    ),
+    Endpoint(
+        "penstock/users/{name}/tags", "PUT", "Set a user's tags, and leave the password.",
+        "set_user_tags", tags=ADMINISTRATORS, body=(texts("tags", "they replace all"),), status=204,
+        is_ours=True,
+    ),
+    Endpoint(
+        "penstock/users/{name}/password", "PUT", "Change a user's password, and leave the tags.",
+        "change_password", tags=ADMINISTRATORS, body=(text("password", "the new one"),), status=204,
+        is_ours=True,
+    ),
+    *(
+        Endpoint(
+            address, "POST", f"Import definitions of {of}, and say what was new.",
+            change_pages.import_definitions, tags=ADMINISTRATORS, vhost=ANY, body=(),
+            body_bytes_max=DEFINITIONS_BYTES_MAX, is_raw=True, is_ours=True,
+            query={
+                "leave_out": _TRUE + "leave out what Penstock has not",
+                "dry_run": _TRUE + "change nothing, and say what would be new",
+            },
+        )
+        for address, of in (
+            ("penstock/definitions", "the broker"), ("penstock/definitions/{vhost}", "a vhost")
+        )
+    ),
+)  # fmt: skip
+
 CLIENT_ROWS: Final = (
     *(
         Endpoint(path, "GET", line, rows=kind, query=_LIST)
@@ -645,5 +689,5 @@ EXCHANGE_ROWS: Final = (
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     *NODE_ROWS, *HEALTH_ROWS, *FIXED_ROWS, *OUR_ROWS, *VHOST_ROWS, *CLIENT_ROWS, *EXCHANGE_ROWS,
-    *CHANGE_ROWS,
+    *CHANGE_ROWS, *OUR_CHANGE_ROWS,
 )  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from penstock.access.limits import OF_USERS, OF_VHOSTS, VHOST_OPTIONS, LimitTable
 from penstock.access.permissions import GUEST
-from penstock.access.users import Users, rabbitmq_hash
+from penstock.access.users import Tables, Users, rabbitmq_hash
 from penstock.clock import Clock, date
 from penstock.config import Config, effective, with_value
 from penstock.errors import (
@@ -594,6 +594,32 @@ class NodeOperations:
         user = args.text_or_none("user")
         return self._node.users.list_permissions(vhost=vhost or None, user=user)
 
+    async def _check_permission(self, args: Arguments, vhost: str) -> object:
+        user, verb, name = args.text("user"), args.text("verb"), args.text("name")
+        key, users = args.text_or_none("routing_key"), self._node.users
+        users.tags(user)  # AMQPError 404
+        identity = users.identity(user, vhost)
+        if identity is None:
+            why = f"user '{user}' has no permissions on vhost '{vhost}'"
+            return {"is_allowed": False, "why": why}
+        may, pattern = {
+            "configure": (identity.may_configure, identity.configure),
+            "write": (identity.may_write, identity.write),
+            "read": (identity.may_read, identity.read),
+        }[verb]
+        is_allowed = may(name)
+        has = "allows" if is_allowed else "does not allow"
+        why = f"{verb} is '{pattern}', which {has} '{name}'"
+        if is_allowed and key is not None and verb != "configure" and name in identity.topics:
+            write, read = identity.topics[name]
+            if verb == "write":
+                is_allowed, pattern = identity.may_write_topic(name, key), write
+            else:
+                is_allowed, pattern = identity.may_read_topic(name, key), read
+            has = "allows" if is_allowed else "does not allow"
+            why = f"{verb} at '{name}' is for routing keys '{pattern}', which {has} '{key}'"
+        return {"is_allowed": is_allowed, "why": why}
+
     async def _list_user_permissions(self, args: Arguments, _vhost: str) -> object:
         return self._node.users.list_permissions(user=args.text("user"))
 
@@ -646,8 +672,9 @@ class NodeOperations:
     async def _import_definitions(self, args: Arguments, vhost: str) -> object:
         async with self._importing:
             return await self._import(
-                args.text("definitions"), vhost, is_lenient=args.flag("leave_out")
-            )
+                args.text("definitions"), vhost, is_lenient=args.flag("leave_out"),
+                is_dry=args.flag("dry_run"),
+            )  # fmt: skip
 
     async def load_definitions(self, path: str) -> None:
         """Import the definitions in a file, at the start; nothing happens if they are those that
@@ -670,10 +697,11 @@ class NodeOperations:
         logger.info("definitions in %s: %s", path, found)
 
     async def _import(
-        self, given: str, vhost: str, *, is_lenient: bool = False
+        self, given: str, vhost: str, *, is_lenient: bool = False, is_dry: bool = False
     ) -> dict[str, object]:
-        """Check a document as a whole, then apply it. What was applied before a crash is found to
-        be there when it is imported again. Raises DefinitionsError and ControlError."""
+        """Check a document as a whole, then apply it, unless is_dry. What was applied before a
+        crash is found to be there when it is imported again. Raises DefinitionsError and
+        ControlError."""
         node = self._node
         if vhost:
             self._vhost(vhost)
@@ -695,23 +723,30 @@ class NodeOperations:
             differs += others
             wrong += bad
         found.finish(wrong)
-        new = node.users.put(found.tables)
+        new = node.users.changes_in(found.tables) if is_dry else node.users.put(found.tables)
+        counts: dict[str, object] = {
+            "users": len(new.users), "vhosts": len(new.vhosts), "permissions": len(new.permissions)
+        }  # fmt: skip
+        for section in definitions.SECTIONS:
+            counts[section] = sum(len(one[section]) for one in declared.values())
+        if not is_dry:
+            await self._apply(new, declared)
+        return {
+            **counts, "differs": differs, "left_out": found.left_out, "not_run": found.not_run,
+        }  # fmt: skip
+
+    async def _apply(self, new: Tables, declared: Mapping[str, definitions.VhostTopology]) -> None:
+        """Make the new vhosts, tell the processes about users, and declare what is missing."""
+        node = self._node
         for name in new.vhosts:
             vhost_directories.make(node.data, node.users, name)
         node.limits_changed()
         for user in {*new.users, *(who[0] for who in (*new.permissions, *new.topics))}:
             for running in self._running():
                 self._push(user, running.name)
-        counts: dict[str, object] = {
-            "users": len(new.users), "vhosts": len(new.vhosts), "permissions": len(new.permissions)
-        }  # fmt: skip
         for section in definitions.SECTIONS:
-            counts[section] = sum(len(one[section]) for one in declared.values())
             for name, one in declared.items():
                 await self._declare(name, section, one[section])
-        return {
-            **counts, "differs": differs, "left_out": found.left_out, "not_run": found.not_run,
-        }  # fmt: skip
 
     async def _topology(self, name: str) -> definitions.VhostTopology:
         """Return what the vhost has, in the form of `list_topology`."""

@@ -58,6 +58,27 @@ def test_publish_by_an_exchange_and_its_properties(rig: OperationRig) -> None:
     assert message["redelivered"] is False
 
 
+def test_where_a_message_would_go_is_said_and_nothing_is_published(rig: OperationRig) -> None:
+    rig.result("declare_queue", queue="eu")
+    rig.result("declare_queue", queue="log", arguments={"x-queue-type": "stream"})
+    rig.result("declare_exchange", exchange="x", type="topic")
+    rig.result("declare_exchange", exchange="by_region", type="headers")
+    rig.result("bind_queue", queue="q", exchange="x", routing_key="a.*")
+    rig.result("bind_queue", queue="log", exchange="x", routing_key="#")
+    rig.result("bind_exchange", source="x", destination="by_region", routing_key="a.#")
+    rig.result("bind_queue", queue="eu", exchange="by_region", arguments={"region": "eu"})
+    in_eu = {"headers": {"region": "eu"}}
+    asked = {"exchange": "x", "routing_key": "a.b"}
+    assert rig.result("route", **asked) == {"queues": ["log", "q"]}
+    assert rig.result("route", **asked, properties=in_eu) == {"queues": ["eu", "log", "q"]}
+    assert rig.result("route", routing_key="q") == {"queues": ["q"]}
+    assert rig.result("route", routing_key="none") == {"queues": []}
+    assert rig.refusal("route", exchange="none").code == 404
+    assert counts(rig) == (0, 0)
+    for row in rig.result("list_rows", kind="exchanges"):
+        assert row.get("unroutable", 0) == 0
+
+
 def test_expiration_and_delay_are_honoured(rig: OperationRig) -> None:
     rig.put("q", b"1", expiration="1000")
     rig.put("q", b"2", headers={"x-delay": 5000})

@@ -1,6 +1,7 @@
 """Operations on messages: publish, get and settle, peek; and operators' sessions.
 
     publish   a batch by one route, confirmed as a whole once the log is durable
+    route     where such a message would go
     get       the next messages of a queue; they are pending, held by the caller's session, until
     settle    acknowledges them, or puts them back: an attempt is not counted then
     peek      returns ready messages and changes nothing; browse_messages those with such a key,
@@ -159,16 +160,33 @@ def _publish_all(call: Call) -> Iterator[None]:
 def _route(
     call: Call, publisher: Publisher, props: bytes
 ) -> tuple[Route, bytes, PublishFacts, Targets]:
-    """Return the route, the header as stored, what a queue must know, and where the messages go."""
-    exchange, key = call.args.text("exchange"), call.args.text("routing_key")
-    route = publisher.resolve(_short(exchange) + _short(key) + bytes((MANDATORY,)))
-    facts, targets, props = publisher.facts_of(route, props, scan(props))
+    """Return the route, the header as stored, what a queue must know, and where the messages go.
+    ChannelError 312: nowhere."""
+    route, header, facts, targets = _way(call, publisher, props)
     if not targets.queues and not targets.streams:
         publisher.count(route, 1, 0, 1)
+        exchange, key = route.exchange, route.key
         what, name = ("exchange", exchange) if exchange else ("queue", key)
         place = called(what, name, call.vhost.name)
         raise ChannelError(NO_ROUTE, f"no queue gets it: key '{key}', {place}")
+    return route, header, facts, targets
+
+
+def _way(
+    call: Call, publisher: Publisher, props: bytes
+) -> tuple[Route, bytes, PublishFacts, Targets]:
+    """Return what `_route` does, also if no queue gets the messages."""
+    exchange, key = call.args.text("exchange"), call.args.text("routing_key")
+    route = publisher.resolve(_short(exchange) + _short(key) + bytes((MANDATORY,)))
+    facts, targets, props = publisher.facts_of(route, props, scan(props))
     return route, route.front + props, facts, targets
+
+
+def _where(call: Call) -> None:
+    """ChannelError: 403, 404, 406, 506 (it takes too many steps to find out)."""
+    publisher = Publisher(call.vhost, call.identity, 0, Output(call.vhost.dispatch, FRAME_MAX))
+    *_, targets = _way(call, publisher, encoded_properties(call.args.table("properties")))
+    call.reply({"queues": sorted(one.name for one in (*targets.queues, *targets.streams))})
 
 
 def encoded_properties(given: dict[str, object]) -> bytes:
@@ -729,6 +747,7 @@ FUNCTIONS: Final[Functions] = {
     "trace_on": _trace_on,
     "trace_off": _trace_off,
     "publish": _publish,
+    "route": _where,
     "peek": _peek,
     "browse_messages": _browse_messages,
     "move_messages": _move_messages,

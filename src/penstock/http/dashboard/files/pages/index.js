@@ -12,6 +12,10 @@ export const PAGES = [
   { path: "streams", title: "Streams", nav: "Streams", key: "s", load: () => import("./streams.js") },
   { path: "leases", title: "Leases and batches", nav: "Leases & batches", key: "l", load: () => import("./leases.js") },
   { path: "pipelines", title: "Pipelines", nav: "Pipelines", key: "p", load: () => import("./pipelines.js") },
+  { path: "exchanges", title: "Exchanges", nav: "Exchanges", key: "x", load: () => import("./exchanges.js") },
+  { path: "connections", title: "Connections", nav: "Connections", key: "c", load: () => import("./connections.js") },
+  { path: "vhosts", title: "Vhosts", nav: "Vhosts", key: "v", load: () => import("./vhosts.js") },
+  { path: "admin", title: "Admin", nav: "Admin", key: "d", load: () => import("./admin.js") },
   { path: "alarms", title: "Alarms", nav: "Alarms", key: "a", load: () => import("./alarms.js") },
 ];
 

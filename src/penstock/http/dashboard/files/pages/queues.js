@@ -1,7 +1,7 @@
 /** Queues and streams: which has no consumer, grows, is idle? */
 import { at, del, get, put } from "../parts/api.js";
 import { MiniBand } from "../parts/chart.js";
-import { ask, shell } from "../parts/dialog.js";
+import { ask, ofVhost, shell } from "../parts/dialog.js";
 import { bytes, count, dateOf, duration, rate } from "../parts/format.js";
 import { usePolled } from "../parts/live.js";
 import { download } from "../parts/message.js";
@@ -12,9 +12,6 @@ import { Bytes, Chip, Empty, Num } from "../parts/words.js";
 
 /** What the list has of each queue: no more is asked for. */
 const COLUMNS = "name,vhost,type,state,durable,policy,messages_ready,messages_unacknowledged,messages,consumers,message_bytes,idle_since,message_stats.publish_details.rate,message_stats.deliver_get_details.rate,message_stats.ack_details.rate,penstock.alphas,penstock.betas,penstock.gammas,penstock.delta,penstock.why,penstock.set_aside,arguments";
-
-/** The command's options that say which vhost. */
-export const ofVhost = (vhost) => (vhost === "/" ? "" : ` --vhost ${shell(vhost)}`);
 
 /** Counts by state, as MiniBand and the charts want them. */
 export const bandOf = (queue) => ({ alpha: queue.penstock?.alphas, beta: queue.penstock?.betas, gamma: queue.penstock?.gammas, delta: queue.penstock?.delta });

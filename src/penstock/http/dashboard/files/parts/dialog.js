@@ -90,3 +90,6 @@ function Dialog({ what }) {
 
 /** An argument of a command line, quoted for a shell if it needs it. */
 export const shell = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${String(word).replaceAll("'", `'\\''`)}'`);
+
+/** The option of a command line that says which vhost; with the space before it. */
+export const ofVhost = (vhost) => (vhost === "/" ? "" : ` --vhost ${shell(vhost)}`);

@@ -31,7 +31,7 @@ export function FieldRow({ field, value, onChange }) {
       return html`<option key=${v} value=${v}>${label}</option>`;
     })}</select>`;
   } else if (field.type === "textarea") {
-    input = html`<textarea ...${common} rows=${field.rows ?? 5} spellcheck="false" value=${value} onInput=${onText}></textarea>`;
+    input = html`<textarea ...${common} rows=${field.rows ?? 5} spellcheck=${false} value=${value} onInput=${onText}></textarea>`;
   } else if (field.type === "checkbox") {
     input = html`<input ...${common} type="checkbox" checked=${value} onChange=${(e) => onChange(e.currentTarget.checked)} />`;
   } else if (field.type === "file") {
@@ -41,7 +41,7 @@ export function FieldRow({ field, value, onChange }) {
       onInput=${(e) => onChange(e.currentTarget.value === "" ? "" : e.currentTarget.valueAsNumber)} />`;
   } else {
     input = html`<input ...${common} type=${field.type ?? "text"} value=${value} onInput=${onText} autocomplete=${field.autocomplete ?? "off"}
-      spellcheck="false" list=${field.suggestions ? `${id}-list` : undefined} />
+      spellcheck=${false} list=${field.suggestions ? `${id}-list` : undefined} />
       ${field.suggestions && html`<datalist id=${`${id}-list`}>${field.suggestions.map((s) => html`<option key=${s} value=${s} />`)}</datalist>`}`;
   }
   return html`<div class=${`field ${field.type ?? "text"}`}><label for=${id}>${field.label}</label>${input}

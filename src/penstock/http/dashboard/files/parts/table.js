@@ -68,7 +68,7 @@ function nameOf(filter) {
 function ServerTable(props) {
   const state = stateOf(props.prefix ?? "", props.initial);
   const asked = { ...props.params, page: state.page, page_size: PAGE_ROWS, sort: state.sort, sort_reverse: state.isReverse || "", ...nameOf(state.filter) };
-  const question = JSON.stringify([props.path, asked]);
+  const question = JSON.stringify([props.path, asked, props.version]); // after an action rows may move and go
   const answer = usePolled(async () => {
     const page = await get(props.path, asked);
     return { question, rows: page.items, filtered: page.filtered_count, total: page.total_count, down: page.penstock?.down };

@@ -1,0 +1,51 @@
+"""The pages of vhosts."""
+
+from playwright.sync_api import expect
+
+from tests.helpers.browser import MARKUP, Tab
+from tests.helpers.live_broker import LiveBroker
+
+
+def test_a_vhost_from_its_beginning_to_its_end(admin: Tab, broker: LiveBroker) -> None:
+    page = admin.page
+    dialog = page.get_by_role("dialog")
+    admin.go("vhosts")
+    page.get_by_role("link", name=MARKUP).wait_for()
+    admin.check_access()
+    page.get_by_role("button", name="Add a vhost").click()
+    dialog.get_by_label("Name").fill("shop")
+    dialog.get_by_label("Description").fill("sells things")
+    dialog.get_by_label("Type of queues").select_option("quorum")
+    dialog.get_by_role("button", name="Add").click()
+    page.get_by_role("link", name="shop").click()
+    page.get_by_text("sells things").wait_for()
+    page.get_by_role("button", name="Start …").click()
+    dialog.get_by_role("button", name="Start").click()
+    page.get_by_role("button", name="Restart …").wait_for()
+    admin.check_access()
+
+    limits = page.locator("section", has=page.get_by_role("heading", name="Limits"))
+    limits.get_by_role("button", name="Change …").click()
+    dialog.get_by_label("Most queues").fill("5")
+    dialog.get_by_role("button", name="Change").click()
+    limits.get_by_text("5", exact=True).wait_for()
+    (found,) = broker.control("list_vhost_limits", "shop")
+    assert found["max-queues"] == 5
+
+    page.get_by_role("button", name="Delete …").click()
+    delete = dialog.get_by_role("button", name="Delete")
+    expect(delete).to_be_disabled()
+    dialog.get_by_label("Type shop to go on").fill("shop")
+    dialog.get_by_text("The same as a command").click()
+    expect(dialog.get_by_text("penstock delete_vhost shop")).to_be_visible()
+    admin.check_access()
+    delete.click()
+    page.get_by_role("heading", name="Vhosts", level=1).wait_for()
+    assert "shop" not in [row["name"] for row in broker.control("list_vhosts")]
+
+
+def test_a_watcher_sees_vhosts_and_changes_none(tab: Tab) -> None:
+    tab.sign_in("mon")
+    tab.go("vhosts")
+    tab.page.locator("main").get_by_text(MARKUP).first.wait_for()
+    expect(tab.page.get_by_role("button", name="Add a vhost")).to_have_count(0)

@@ -1,14 +1,13 @@
 /** What is in a queue, and why its dead letters died. Nothing is taken. */
 import { at, get, may, post } from "../parts/api.js";
-import { ask, shell, toast } from "../parts/dialog.js";
+import { ask, ofVhost, shell, toast } from "../parts/dialog.js";
 import { ago, bytes, clock, count } from "../parts/format.js";
 import { Form } from "../parts/form.js";
 import { Message } from "../parts/message.js";
 import { setParams } from "../parts/router.js";
 import { html, useEffect, useState } from "../parts/ui.js";
 import { Empty, Panel, Problem } from "../parts/words.js";
-import { movedText } from "./queue.js";
-import { ofVhost } from "./queues.js";
+import { move, movedText } from "./queue.js";
 
 const PAGE = 50;
 const BODY_BYTES = 64 << 10;
@@ -22,6 +21,7 @@ export function Messages({ queue, params }) {
   const [chosen, choose] = useState(null);
   const header = HEADER.exec(params.header ?? "");
   const filter = { key: params.key, header: header ? `${header[1].trim()}:${header[2].trim()}` : params.header, body: params.text };
+  const match = { key: params.key || undefined, body: params.text || undefined, headers: params.header ? { [header ? header[1].trim() : params.header]: header ? header[2].trim() : null } : undefined };
   const load = async (before) => {
     set((old) => ({ ...old, isBusy: true, error: null }));
     try {
@@ -43,21 +43,28 @@ export function Messages({ queue, params }) {
         ${state.rows?.length === 0 && html`<tr><td colspan="5">${queue.messages_ready ? "No message is like this." : "No message is ready."}</td></tr>`}</tbody></table></div>
       <div class="foot"><span>${count(state.scanned)} of ${count(queue.messages_ready)} looked at</span>
         ${!state.isEnd && state.rows && html`<button disabled=${state.isBusy} onClick=${() => load(state)}>Go on</button>`}
-        <button disabled=${state.isBusy} onClick=${() => load(null)}>From the head</button></div></div>
+        <button disabled=${state.isBusy} onClick=${() => load(null)}>From the head</button>
+        ${may("administrator") && Object.values(filter).some(Boolean) && html`<button onClick=${async () => { if (await move(queue, match)) load(null); }}>Move all like these …</button>`}</div></div>
     ${chosen && html`<${Panel} title="Message" actions=${html`<button onClick=${() => choose(null)}>Close</button>`}><${Message} key=${chosen.tag} message=${chosen} whole=${chosen.payload_bytes > BODY_BYTES ? whole : undefined} /><//>`}</div>`;
 }
 
-const exceptionOf = (headers) => headers["x-exception-message"] ?? headers["x-exception"] ?? headers.exception ?? "";
+const DEATH = ["x-first-death-reason", "x-first-death-queue"];
+const EXCEPTIONS = ["x-exception-message", "x-exception", "exception"];
 
-/** Groups of (reason, queue, exception): [{reason, queue, exception, count, first, last, sample}]. */
+/**
+ * Groups of dead letters: [{key, headers, count, first, last, sample}]. headers: those that all of the group have and no others:
+ * reason and queue of the first death, and the exception, if consumers or publishers said one.
+ */
 export function grouped(messages) {
   const groups = new Map();
   for (const message of messages) {
-    const headers = message.properties?.headers ?? {};
-    const death = headers["x-death"]?.[0];
-    const group = { reason: death?.reason ?? "not dead", queue: death?.queue ?? "", exception: String(exceptionOf(headers)).slice(0, 200) };
-    const key = JSON.stringify(group);
-    const found = groups.get(key) ?? groups.set(key, { ...group, key, count: 0, first: Infinity, last: 0, sample: message }).get(key);
+    const all = message.properties?.headers ?? {};
+    if (all[DEATH[0]] === undefined) continue;
+    const names = [...DEATH, ...EXCEPTIONS.filter((name) => typeof all[name] === "string").slice(0, 1)];
+    const headers = Object.fromEntries(names.map((name) => [name, all[name]]));
+    const death = all["x-death"]?.[0];
+    const key = JSON.stringify(headers);
+    const found = groups.get(key) ?? groups.set(key, { key, headers, count: 0, first: Infinity, last: 0, sample: message }).get(key);
     found.count += 1;
     if (death?.time) { found.first = Math.min(found.first, death.time); found.last = Math.max(found.last, death.time); }
   }
@@ -86,35 +93,37 @@ export function DeadLetters({ queue, onDone }) {
     })();
     return () => { isOld = true; };
   }, [path, turn]);
-  const dead = (state.groups ?? []).filter((group) => group.queue);
+  const dead = state.groups ?? [];
+  const replayed = async (headers) => { if (await replay(queue, headers)) { onDone(); again(turn + 1); } };
   if (state.groups && !dead.length) return html`<${Empty} title="There are no dead letters here."><p>Messages that were rejected, expired or too many come to the queue that is bound to <code>x-dead-letter-exchange</code>.</p>
     <button onClick=${() => again(turn + 1)}>Look again</button><//>`;
   return html`<${Problem} error=${state.error} />
-    <div class="table"><div class="tools">${may("administrator") && html`<button class="primary" onClick=${async () => { if (await replay(queue)) { onDone(); again(turn + 1); } }}>Replay …</button>`}
+    <div class="table"><div class="tools">${may("administrator") && html`<button class="primary" onClick=${() => replayed({})}>Replay all …</button>`}
       <button onClick=${() => again(turn + 1)}>Look again</button></div>
     <div class="wide"><table><thead><tr><th scope="col">reason</th><th scope="col">died in</th><th scope="col">exception</th><th scope="col" class="number">messages</th><th scope="col">first</th><th scope="col">last</th><td></td></tr></thead>
-    <tbody>${dead.map((g) => html`<tr key=${g.key}><th scope="row">${g.reason}</th><td><code>${g.queue}</code></td><td>${g.exception || "–"}</td><td class="number">${count(g.count)}</td>
-      <td>${clock(g.first === Infinity ? null : g.first)}</td><td title=${clock(g.last)}>${g.last ? ago(g.last) : "–"}</td><td><button class="plain" onClick=${() => choose(g.sample)}>one of them</button></td></tr>`)}</tbody></table></div>
+    <tbody>${dead.map((g) => html`<tr key=${g.key}><th scope="row">${g.headers[DEATH[0]]}</th><td><code>${g.headers[DEATH[1]]}</code></td><td>${Object.values(g.headers)[2] ?? "–"}</td><td class="number">${count(g.count)}</td>
+      <td>${clock(g.first === Infinity ? null : g.first)}</td><td title=${clock(g.last)}>${g.last ? ago(g.last) : "–"}</td><td><button class="plain" onClick=${() => choose(g.sample)}>one of them</button>${may("administrator") && html` <button onClick=${() => replayed(g.headers)}>Replay …</button>`}</td></tr>`)}</tbody></table></div>
     <div class="foot">${state.isEnd ? "" : "of the first "}${count(state.scanned)} messages</div></div>
     ${sample && html`<${Panel} title="One of them" actions=${html`<button onClick=${() => choose(null)}>Close</button>`}><${Message} key=${sample.tag} message=${sample} /><//>`}`;
 }
 
-/** Says first where the dead letters would go, by a dry run. */
-export async function replay(queue) {
+/** Says first where the dead letters would go, by a dry run. headers: only those that have them with these values. */
+export async function replay(queue, headers = {}) {
   const path = `${at("penstock", "queues", queue.vhost, queue.name)}/move`;
   let would;
   try {
-    would = await post(path, { dry_run: true });
+    would = await post(path, { dry_run: true, headers });
   } catch (error) {
     toast(error.message, "danger");
     return false;
   }
+  const matches = Object.entries(headers).map(([name, value]) => ` --match ${shell(`header=${name}:${value}`)}`).join("");
   return ask({
-    title: `Replay the dead letters of ${queue.name}?`, danger: true, action: (v) => `Replay ${count(Math.min(v.count || would.moved, would.moved))}`,
+    title: `Replay ${matches ? "these" : "the"} dead letters of ${queue.name}?`, danger: true, action: (v) => `Replay ${count(Math.min(v.count || would.moved, would.moved))}`,
     body: html`<p>Each goes back to the queue in which it died last. Their deaths stay in <code>x-death</code>.</p>
       <ul>${Object.entries(would.by_queue).map(([name, n]) => html`<li key=${name}>${count(n)} to <code>${name}</code></li>`)}${would.stays > 0 && html`<li><b>${count(would.stays)} would stay</b>: ${would.why}</li>`}</ul>`,
     fields: [{ name: "count", label: "How many at most", type: "number", min: 1, value: would.moved || 1 }, { name: "to", label: "All to another queue instead", help: "empty: each to where it died" }],
-    command: (v) => (v.to ? `penstock move ${shell(queue.name)} ${shell(v.to)}` : `penstock replay ${shell(queue.name)}`) + ` --count ${v.count}${ofVhost(queue.vhost)}`,
-    run: async (v) => { const answer = await post(path, { to: v.to || undefined, count: v.count || undefined }); toast(movedText(answer), answer.stays ? "danger" : "ok"); },
+    command: (v) => (v.to ? `penstock move ${shell(queue.name)} ${shell(v.to)}` : `penstock replay ${shell(queue.name)}`) + `${matches} --count ${v.count}${ofVhost(queue.vhost)}`,
+    run: async (v) => { const answer = await post(path, { to: v.to || undefined, count: v.count || undefined, headers }); toast(movedText(answer), answer.stays ? "danger" : "ok"); },
   });
 }

@@ -1,6 +1,6 @@
 /** One queue: which consumer is slow, why does it not drain, what is in it, what would it cost in RAM? */
 import { at, del, get, may, post } from "../parts/api.js";
-import { ask, shell, toast } from "../parts/dialog.js";
+import { ask, ofVhost, shell, toast } from "../parts/dialog.js";
 import { bytes, clock, count, duration, rate, text } from "../parts/format.js";
 import { queueTopic, stream, usePolled } from "../parts/live.js";
 import { go, href, setParams } from "../parts/router.js";
@@ -9,7 +9,7 @@ import { html } from "../parts/ui.js";
 import { Chip, Empty, Num, Pairs, Panel, Problem, Sentence, Tabs } from "../parts/words.js";
 import { DeadLetters, Messages } from "./messages.js";
 import { Ram, River, scaleSwitch } from "./overview.js";
-import { ofVhost, purge, remove } from "./queues.js";
+import { purge, remove } from "./queues.js";
 
 const SLOW_S = 300;
 
@@ -192,15 +192,16 @@ export const publish = (vhost, name) => ask({
   }, done: "It was published, and is as safe as a confirm says.",
 });
 
-/** Asks where messages go, says how many would, and moves them. */
-export function move(queue, to = "") {
+/** Asks where messages go, and moves them. match: only those with this {key, body, headers}, as the API has it. */
+export function move(queue, match = {}) {
   const path = `${at("penstock", "queues", queue.vhost, queue.name)}/move`;
+  const matches = [match.key && `key=${match.key}`, match.body && `body=${match.body}`, ...Object.entries(match.headers ?? {}).map(([name, value]) => `header=${name}${value === null ? "" : `:${value}`}`)].filter(Boolean);
   return ask({
-    title: `Move messages of ${queue.name}`, action: (v) => (v.count === "" ? "Move" : `Move ${count(v.count)}`), danger: true,
-    body: html`<p>Ready messages, the oldest first, go to the end of another queue. Each is moved as a whole: a crash neither loses nor doubles it.</p>`,
-    fields: [{ name: "to", label: "To queue", required: true, value: to }, { name: "count", label: "How many at most", type: "number", min: 1, value: queue.messages_ready || 1 }],
-    command: (v) => `penstock move ${shell(queue.name)} ${shell(v.to || "QUEUE")} --count ${v.count}${ofVhost(queue.vhost)}`,
-    run: async (v) => { const answer = await post(path, { to: v.to, count: v.count || undefined }); toast(movedText(answer), answer.stays ? "danger" : "ok"); },
+    title: `Move messages of ${queue.name}`, action: "Move", danger: true,
+    body: html`<p>Ready messages${matches.length ? html` with <code>${matches.join(", ")}</code>` : ""}, the oldest first, go to the end of another queue. Each is moved as a whole: a crash neither loses nor doubles it.</p>`,
+    fields: [{ name: "to", label: "To queue", required: true }, { name: "count", label: "How many at most", type: "number", min: 1, value: queue.messages_ready || 1 }],
+    command: (v) => `penstock move ${shell(queue.name)} ${shell(v.to || "QUEUE")}${matches.map((one) => ` --match ${shell(one)}`).join("")} --count ${v.count}${ofVhost(queue.vhost)}`,
+    run: async (v) => { const answer = await post(path, { ...match, to: v.to, count: v.count || undefined }); toast(movedText(answer), answer.stays ? "danger" : "ok"); },
   });
 }
 

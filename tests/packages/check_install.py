@@ -14,6 +14,7 @@ from tests.packages.dist import DIST, ROOT, package, run
 CONSTRAINTS = ROOT / "constraints.txt"
 LIBRARY = Path(__file__).parent / "library.py"
 UNAVAILABLE = 69
+SERVE = ("serve", "--port", "0", "--http-port", "0", "--data", "data")
 # What runs in an environment with these extras, besides the library. "": the library alone.
 IMPORTS = {
     "": "",
@@ -25,9 +26,9 @@ IMPORTS = {
 }
 
 
-def environment(directory: Path) -> Path:
+def environment(directory: Path, python: str = sys.executable) -> Path:
     """An empty environment. The directory of its commands."""
-    run(sys.executable, "-m", "venv", directory)
+    run(python, "-m", "venv", directory)
     return directory / "bin"
 
 
@@ -46,11 +47,29 @@ def test_the_wheel_with_each_extra(extras: str, tmp_path: Path) -> None:
     else:
         run(bin_ / "python", "-c", f"import {IMPORTS[extras]}", cwd=tmp_path)
         run(bin_ / "penstock", "store", "verify", "letters.d", cwd=tmp_path)
-    serve = (str(bin_ / "penstock"), "serve", "--port", "0", "--http-port", "0", "--data", "data")
-    if "server" not in extras:
+    serve = (str(bin_ / "penstock"), *SERVE)
+    if "server" in extras:
+        serve_and_stop(serve, tmp_path)
+    else:
         assert "pip install '.[server]'" in run(*serve, code=UNAVAILABLE, cwd=tmp_path)
-        return
-    process = subprocess.Popen(serve, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("python", ["python3.12", "python3.13", "python3.14"])
+def test_another_python(python: str, tmp_path: Path) -> None:
+    """Uncompiled, with the versions that the bounds allow: constraints.txt is of Python 3.11."""
+    if subprocess.run(["sh", "-c", f"{python} -c ''"], capture_output=True, check=False).returncode:
+        pytest.skip(f"{python} is not installed")
+    bin_ = environment(tmp_path / "venv", python)
+    pip = (bin_ / "python", "-m", "pip", "--disable-pip-version-check")
+    pure = {**os.environ, "PENSTOCK_PURE": "1"}
+    run(*pip, "install", "-q", f"{package('*.tar.gz')}[server]", env=pure)
+    assert run(bin_ / "python", LIBRARY, "letters.d", cwd=tmp_path) == "Dear Ada\nno broker\n"
+    serve_and_stop((str(bin_ / "penstock"), *SERVE), tmp_path)
+
+
+def serve_and_stop(command: tuple[str, ...], directory: Path) -> None:
+    """A broker that becomes ready and stops in order."""
+    process = subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()
     process.send_signal(signal.SIGTERM)

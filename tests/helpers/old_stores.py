@@ -8,6 +8,9 @@
                                   unacknowledged messages, a stream with readers, a lease and users,
                                   killed with kill -9
 
+Format 2 is that of a store whose log and spilled messages are in other directories; it has a broker
+only, and `/store` stands where its files name the directory of all three.
+
 They are made once, when a format is new, and then never again:
 
     PYTHONPATH=. .venv/bin/python -m tests.helpers.old_stores tests/fixtures/format-1
@@ -15,6 +18,7 @@ They are made once, when a format is new, and then never again:
 
 import json
 import lzma
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -22,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import penstock
+from penstock.server.control import NAME as CONTROL
+from penstock.storage.files.data_directory import PLACED_FORMAT
 from penstock.storage.files.filesystem import OsFileSystem
 from tests.helpers import tool_stores
 from tests.helpers.live_broker import LiveBroker
@@ -32,6 +38,7 @@ LARGE = 70_000  # bytes of a body that goes to the message store
 HUGE = 5 << 20  # of one that has a file of its own
 LEASED = 40
 PAGE_BYTES = 1 << 20
+STORE = "/store"
 
 Found = dict[str, Any]
 
@@ -114,8 +121,15 @@ def unpack(version: int, name: str, to: Path) -> Found:
     place = FIXTURES / f"format-{version}"
     with tarfile.open(place / f"{name}.tar.xz") as tar:
         tar.extractall(to, filter="data")
+    _rename(to, STORE, str(to))
     found: Found = json.loads((place / f"{name}.json").read_text(encoding="utf-8"))
     return found
+
+
+def _rename(base: Path, old: str, new: str) -> None:
+    """Let the files that name other directories of a store below `base` name others."""
+    for path in [*base.rglob("PLACES"), *base.rglob("OWNER")]:
+        path.write_text(path.read_text().replace(f" {old}/", f" {new}/"))
 
 
 def read_engine(data: Path) -> Found:
@@ -154,5 +168,29 @@ def make(to: Path) -> None:
             (to / "broker.json").write_text(json.dumps(read_broker(broker)) + "\n")
 
 
+def make_placed(to: Path) -> None:
+    """A broker with a log and spilled messages in other directories, as today's code writes it."""
+    to.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        base = Path(temporary) / "store"
+        base.mkdir()
+        environment = {
+            "PENSTOCK_STORAGE_LOG_DIRECTORY": str(base / "log"),
+            "PENSTOCK_STORAGE_SPILL_DIRECTORY": str(base / "spill"),
+        }
+        with LiveBroker(base / "data", "--durability", "disk", environment=environment) as broker:
+            fill_broker(broker)
+            broker.kill()
+            copy = Path(temporary) / "copy"
+            shutil.copytree(base, copy, ignore=shutil.ignore_patterns(CONTROL, "data.log"))
+            _rename(copy, str(base), STORE)
+            pack(copy, to / "broker.tar.xz")
+            broker.start()
+            (to / "broker.json").write_text(json.dumps(read_broker(broker)) + "\n")
+
+
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    if sys.argv[1].endswith(f"-{PLACED_FORMAT}"):
+        make_placed(Path(sys.argv[1]))
+    else:
+        make(Path(sys.argv[1]))

@@ -1,5 +1,7 @@
 """The programs of the tutorials run, on one broker, and the pages show them as they are.
 
+PENSTOCK_TEST_URL=amqp://... runs them on another broker, such as RabbitMQ.
+
 tests/spark/test_tutorial.py runs the last one.
 """
 
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.live_broker import LiveBroker
+from tests.helpers.live_broker import Broker, broker_for_tests
 
 pytest.importorskip("pika")
 
@@ -38,7 +40,7 @@ def test_the_pages_show_the_programs_as_they_are() -> None:
 class Tutorial:
     """Runs programs of the tutorials on a broker, in a directory of its own."""
 
-    def __init__(self, live: LiveBroker, directory: Path) -> None:
+    def __init__(self, live: Broker, directory: Path) -> None:
         self.live = live
         self.directory = directory
 
@@ -74,13 +76,13 @@ class Tutorial:
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
-    with LiveBroker(tmp_path_factory.mktemp("tutorials") / "data") as broker:
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with broker_for_tests(tmp_path_factory.mktemp("tutorials") / "data") as broker:
         yield broker
 
 
 @pytest.fixture
-def tutorial(live: LiveBroker, tmp_path: Path) -> Tutorial:
+def tutorial(live: Broker, tmp_path: Path) -> Tutorial:
     return Tutorial(live, tmp_path)
 
 
@@ -131,6 +133,8 @@ def test_remote_procedure_calls(tutorial: Tutorial) -> None:
 
 
 def test_publisher_confirms(tutorial: Tutorial) -> None:
+    if not tutorial.live.is_penstock:
+        pytest.skip("half of it is Penstock's own client")
     printed = tutorial.run("publisher_confirms")
     assert re.fullmatch(
         r"one_at_a_time: 1000 confirmed in .* s\nall_at_once: 1000 confirmed in .* s\n"
@@ -140,6 +144,8 @@ def test_publisher_confirms(tutorial: Tutorial) -> None:
 
 
 def test_streams(tutorial: Tutorial) -> None:
+    if not tutorial.live.is_penstock:
+        pytest.skip("RabbitMQ before 3.12 refuses the nack of a stream's record, which pika sends")
     tutorial.run("stream_send")
     with tutorial.receiver("stream_receive", "first") as lines:
         assert [next(lines)[0] for _ in range(5)] == ["0", "1", "2", "3", "4"]

@@ -121,7 +121,7 @@ sbom: .venv-run/ready .venv-audit/ready
 # Strict: a link that leads nowhere, or a page without a place, fails.
 site: .venv-docs/ready
 	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/.venv-docs/bin:$$PATH" .venv-docs/bin/mkdocs build
-	@echo "build/site/index.html"
+	@echo "build/site/index.html; with search: python3 -m http.server --directory build/site"
 
 # Wheel, sdist and Debian package, and then what a user does with each: tests/packages.
 packages: build/wheel.ready .venv-pure/ready .venv-package/ready

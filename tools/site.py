@@ -18,6 +18,7 @@ OUTSIDE: Final = "repository"  # the directory of the site for files that are no
 TEXTS: Final = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
 FENCED: Final = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 LINK: Final = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
+STYLE: Final = ".md-grid { max-width: 78rem; }\n"  # room for tables and for lines of 100 characters
 LANGUAGES: Final = {".py": "python", ".toml": "toml", ".sql": "sql", ".yml": "yaml"}
 
 Nav = list[dict[str, Any]]
@@ -48,6 +49,29 @@ def place(path: Path) -> str:
     if path.is_dir():
         return f"{name}/index.md"
     return name if path.suffix == ".md" else f"{name}.md"
+
+
+def targets(markdown: str, source: Path) -> list[Path]:
+    """Return the files and directories to which the text of the page `source` has links."""
+    found = LINK.findall(FENCED.sub("", markdown))
+    return [(source.parent / path).resolve() for path, _ in found if ":" not in path]
+
+
+def outside() -> set[Path]:
+    """Return what the site shows of the files that are not in docs/: what its pages lead to, and
+    all below a directory."""
+    found: set[Path] = set()
+    new = [*(ROOT / name for name in TEXTS), *DOCS.rglob("*.md")]
+    while new:
+        path = new.pop()
+        if path in found or path.name.startswith(("_", ".")):
+            continue
+        found.add(path)
+        if path.is_dir():
+            new += path.iterdir()
+        elif path.suffix == ".md":
+            new += targets(path.read_text(encoding="utf-8"), path)
+    return {path for path in found if not path.is_relative_to(DOCS)}
 
 
 def moved(markdown: str, source: Path) -> str:
@@ -89,10 +113,9 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages of files that are not in docs/."""
     from mkdocs.structure.files import File
 
-    examples = ROOT / "examples"
-    below = [one for one in examples.rglob("*") if "__pycache__" not in one.parts]
-    for path in [*(ROOT / name for name in TEXTS), examples, *below]:
+    for path in sorted(outside()):
         files.append(File.generated(config, place(path), content=shown(path)))
+    files.append(File.generated(config, "site.css", content=STYLE))
     return files
 
 

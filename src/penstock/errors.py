@@ -9,10 +9,16 @@ import difflib
 import errno
 import queue
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+def blocked_advice(reason: str) -> str:
+    """Return what helps publishers that wait for this, such as "memory and disk"."""
+    words = reason.split()
+    return "; ".join(advice for word, advice in BLOCKED_ADVICE.items() if word in words)
 
 
 def valid_text(text: str) -> str:
@@ -33,6 +39,12 @@ DAMAGE_ADVICE: Final = (
     "'penstock store verify DIR' lists all damage to a store that is not running, 'penstock store "
     "salvage DIR INTO' saves what can be read"
 )
+# What publishers wait for -> what ends it.
+BLOCKED_ADVICE: Final[Mapping[str, str]] = {
+    "memory": "consume, purge or delete what fills it, or give the broker more (--memory)",
+    "disk": "make room on it, or consume, purge or delete (penstock status shows the limit)",
+    "descriptors": "close connections, or raise the limit of open files (ulimit -n)",
+}
 LOCKED_ADVICE: Final = (
     "a broker or a box has it: 'penstock status' shows a broker. Several processes share a store "
     "by 'penstock serve --data DIR' and an amqp:// address in place of the path"

@@ -602,11 +602,12 @@ _ROWS: Final = (
             "product", "version", "build", "now_ms", "uptime_s", "data", "host", "port",
             "listeners", "durability", "memory_bytes", "counted_bytes", "log_directory",
             "spill_directory", "disk_free_bytes", "disk_free_limit_bytes", "is_ready",
-            "is_healthy", "takes_clients", "problems", "advice", "connections", "half_open",
-            "accepted", "vhosts", "http", "tls",
+            "is_healthy", "takes_clients", "problems", "kinds", "advice", "connections",
+            "half_open", "accepted", "vhosts", "http", "tls",
         ),
         more="`is_healthy` is false while a vhost is down or publishers are blocked; `problems` "
-        "says why, and `advice` what to do about each.",
+        "says why, `advice` what to do about each, and `kinds` what each is about: alarm "
+        "(publishers wait), vhost or node.",
     ),
     Operation(
         "node_metrics", "Return the numbers of the node for /metrics.", of=NODE, tags=WATCHERS,

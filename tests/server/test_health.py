@@ -64,6 +64,7 @@ def test_a_broker_whose_disk_is_full_is_not_healthy(broker: LiveBroker) -> None:
     found = broker.control("status")
     assert found["is_ready"] is True
     assert found["is_healthy"] is False
+    assert found["kinds"] == ["alarm", "alarm"]
     blocked, disk = found["problems"]
     assert blocked == "vhost '/' is low on disk: publishers wait"
     assert disk.startswith(f"the disk of {broker.data} has ")
@@ -107,6 +108,7 @@ def test_a_vhost_that_hangs_is_named_before_its_watchdog_acts(broker: LiveBroker
             )
             assert row["state"] == "running"
             assert row["why"].startswith("has not answered for ")
+            assert broker.control("status")["kinds"] == ["vhost"]
             (problem,) = broker.control("status")["problems"]
             assert problem.startswith("vhost '/' does not serve: it has not answered for ")
             assert health_check(broker)[0] == 69

@@ -70,7 +70,7 @@ from penstock.broker.topology import QUEUE, DeadLetterRoutes, Exchange, Topology
 from penstock.broker.turn_budget import TurnBudget
 from penstock.broker.usage import Usage
 from penstock.clock import Clock
-from penstock.errors import DiskFullError, is_shortage
+from penstock.errors import DiskFullError, blocked_advice, is_shortage
 from penstock.histogram import Histogram
 from penstock.options import format_bytes
 from penstock.protocol.connection import BodyRoom
@@ -203,11 +203,6 @@ class VHostSettings:
 MEMORY_ALARMS: Final = ("memory_alarm", "memory_free")
 DISK_ALARMS: Final = ("disk_full", "disk_free")
 # What operators can do when publishers are blocked. Consumers go on in any case.
-ADVICE: Final = {
-    "memory": "consume, purge or delete what fills it, or give the broker more (--memory)",
-    "disk": "make room on it, or consume, purge or delete (penstock status shows the limit)",
-    "descriptors": "close connections, or raise the limit of open files (ulimit -n)",
-}
 HOLDERS_SHOWN: Final = 3
 UNFINISHED_PART: Final = 2  # of the budget: what unfinished messages of all clients may hold
 STALLED_LOOKS: Final = 4  # within the time for which a message may make no progress
@@ -559,13 +554,8 @@ class VHost(QueueOwner[BrokerQueue]):
             self.blocked_since_ms = now_ms
         since = datetime.fromtimestamp(self.blocked_since_ms / 1000, UTC).isoformat(" ", "seconds")
         text = f"publishers wait since {since}, low on {self.blocked_reason}: "
-        text += self.blocked_advice()
+        text += blocked_advice(self.blocked_reason)
         self.event("blocked", text)
-
-    def blocked_advice(self) -> str:
-        """Return what helps the publishers, "" if they do not wait."""
-        words = self.blocked_reason.split()
-        return "; ".join(advice for word, advice in ADVICE.items() if word in words)
 
     def blocked_cause(self) -> str:
         """Return what publishers wait for takes most, "" if they do not wait."""

@@ -167,14 +167,13 @@ def health_check(check: str, port: int | None, form: str, data: str) -> None:
 def _wrong(check: str, port: int | None, found: dict[str, Any]) -> list[str]:
     """Return the problems that a check is about."""
     problems: list[str] = found["problems"]
+    kind = {"alarms": "alarm", "vhosts": "vhost"}.get(check)
+    if kind is not None:
+        return [text for text, one in zip(problems, found["kinds"], strict=True) if one == kind]
     if check == "ping":
         return []
     if check == "running":
         return [] if found["is_ready"] else ["the broker has not started yet"]
-    if check == "alarms":
-        return [one for one in problems if "publishers wait" in one]
-    if check == "vhosts":
-        return [one for one in problems if one.startswith("vhost ") and "is low on" not in one]
     if check == "ports":
         return [
             text

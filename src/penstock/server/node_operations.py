@@ -14,7 +14,7 @@ import os
 import platform
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.access.limits import OF_USERS, OF_VHOSTS, VHOST_OPTIONS, LimitTable
 from penstock.access.permissions import GUEST
@@ -27,6 +27,7 @@ from penstock.errors import (
     NOT_FOUND,
     PRECONDITION_FAILED,
     OptionError,
+    blocked_advice,
 )
 from penstock.native import VERSION, build_kind
 from penstock.node_name import node_name
@@ -69,19 +70,23 @@ DECLARED_AT_ONCE: Final = 32
 OPERATOR: Final = ("operator", "control socket")
 LOCAL: Final = "127.0.0.1"  # where an operator is
 ASK_S: Final = 5.0  # for the answer of each vhost to a list
-# What to do about a problem, by words that its line has.
-ADVICE: Final = (
-    ("has not started", "wait for it: penstock await_startup"),
-    ("low on memory", "consume messages, or give more: penstock config set memory"),
-    ("low on disk", "make room on its disk"),
-    ("bytes free", "make room there, or lower the limit: penstock config set"),
-    ("descriptor", "raise the limit of open files (ulimit -n) and start the broker again"),
-    ("takes no more clients", "raise the limit of open files (ulimit -n), or close connections"),
-    ("is down", "read the broker's log, then penstock restart_vhost"),
-    ("does not serve", "read the broker's log"),
-)
+# Kinds of problems: publishers wait; a vhost; the node itself.
+ALARM: Final = "alarm"
+OF_VHOST: Final = "vhost"
+OF_NODE: Final = "node"
+LOG_ADVICE: Final = "read the broker's log"
+FILES_ADVICE: Final = "raise the limit of open files (ulimit -n)"
 
 logger = logging.getLogger(__name__)
+
+
+class NodeProblem(NamedTuple):
+    """What keeps clients from being served. kind: ALARM, OF_VHOST or OF_NODE. text: one line. do:
+    what ends it."""
+
+    kind: str
+    text: str
+    do: str
 
 
 class Node(Protocol):
@@ -232,10 +237,9 @@ class NodeOperations:
             "is_ready": node.is_ready.is_set(),
             "is_healthy": not problems,
             "takes_clients": not node.listener.is_short,
-            "problems": problems,
-            "advice": [
-                next((do for words, do in ADVICE if words in problem), "") for problem in problems
-            ],
+            "problems": [one.text for one in problems],
+            "kinds": [one.kind for one in problems],
+            "advice": [one.do for one in problems],
             "connections": sum(v.connections for v in node.vhosts.values()),
             "half_open": node.listener.half_open,
             "accepted": node.listener.accepted,
@@ -353,35 +357,44 @@ class NodeOperations:
         disks = {disk: data.fs.free_bytes(disk) for disk in data.fs.disks(data.path)}
         return disks, self._node.settings.storage.disk_free_limit
 
-    def problems(self) -> list[str]:
-        """Return what keeps clients from being served, one line each; for vhosts as of their last
-        pong."""
+    def problems(self) -> list[NodeProblem]:
+        """Return what keeps clients from being served; for vhosts as of their last pong."""
         node = self._node
-        found = [] if node.is_ready.is_set() else ["the broker has not started yet"]
+        found: list[NodeProblem] = []
+        if not node.is_ready.is_set():
+            text = "the broker has not started yet"
+            found.append(NodeProblem(OF_NODE, text, "wait for it: penstock await_startup"))
         if node.listener.is_short:
-            found.append("clients cannot be accepted: no descriptor is left (ulimit -n)")
+            text = "clients cannot be accepted: no descriptor is left (ulimit -n)"
+            found.append(NodeProblem(OF_NODE, text, f"{FILES_ADVICE} and start the broker again"))
         for vhost in node.vhosts.values():
+            named = f"vhost '{vhost.name}'"
             if vhost.state == DOWN:
-                found.append(str(vhost.down()))
+                do = f"{LOG_ADVICE}, then penstock restart_vhost"
+                found.append(NodeProblem(OF_VHOST, str(vhost.down()), do))
             elif vhost.unserved():
-                found.append(f"vhost '{vhost.name}' does not serve: it {vhost.unserved()}")
+                text = f"{named} does not serve: it {vhost.unserved()}"
+                found.append(NodeProblem(OF_VHOST, text, LOG_ADVICE))
             elif vhost.blocked_reason:
-                found.append(
-                    f"vhost '{vhost.name}' is low on {vhost.blocked_reason}: publishers wait"
-                )
+                text = f"{named} is low on {vhost.blocked_reason}: publishers wait"
+                found.append(NodeProblem(ALARM, text, blocked_advice(vhost.blocked_reason)))
             if vhost.crowded():
-                found.append(f"vhost '{vhost.name}' takes no more clients: {vhost.crowded()}")
+                text = f"{named} takes no more clients: {vhost.crowded()}"
+                found.append(NodeProblem(OF_VHOST, text, f"{FILES_ADVICE}, or close connections"))
         disks, limit_bytes = self._disks()
-        found += [
-            f"the disk of {disk} has {free_bytes} bytes free, publishers wait below {limit_bytes} "
-            "(storage.disk_free_limit)"
-            for disk, free_bytes in disks.items()
-            if free_bytes < limit_bytes
+        for disk, free_bytes in disks.items():
+            if free_bytes < limit_bytes:
+                text = (
+                    f"the disk of {disk} has {free_bytes} bytes free, publishers wait below "
+                    f"{limit_bytes} (storage.disk_free_limit)"
+                )
+                do = "make room there, or lower the limit: penstock config set"
+                found.append(NodeProblem(ALARM, text, do))
+        return found + [
+            NodeProblem(OF_NODE, str(process.down()), LOG_ADVICE)
+            for process in (node.http, node.tls)
+            if process is not None and process.state == DOWN
         ]
-        for process in (node.http, node.tls):
-            if process is not None and process.state == DOWN:
-                found.append(str(process.down()))
-        return found
 
     async def _await_startup(self, args: Arguments, _vhost: str) -> None:
         """Return when the node listens, and HTTP and all vhosts that were started serve, except

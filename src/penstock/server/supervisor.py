@@ -295,7 +295,7 @@ class Supervisor:
                     memory_bytes=self.settings.memory_bytes, mode=self.settings.mode,
                     http_port=ports.get(HTTP), tls_port=ports.get(AMQPS),
                     https_port=ports.get(HTTPS),
-                    problems=tuple(operations.problems()),
+                    problems=tuple(one.text for one in operations.problems()),
                 )  # fmt: skip
                 on_ready(facts)
                 self.service_manager.ready()

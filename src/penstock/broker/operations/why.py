@@ -17,6 +17,7 @@ from penstock.broker.operations.queue_rows import holders
 from penstock.broker.refusals import not_found
 from penstock.broker.vhost import VHost
 from penstock.clock import date
+from penstock.errors import blocked_advice
 
 QUEUES_SHOWN: Final = 5
 QUEUES_SLICE: Final = 256
@@ -31,7 +32,7 @@ def _finding(about: str, text: str, do: str, since: str | None = None) -> Findin
 
 def _blocked(vhost: VHost, about: str, what: str) -> Finding:
     text = f"{what}, low on {vhost.blocked_reason}: {vhost.blocked_cause()}"
-    return _finding(about, text, vhost.blocked_advice(), date(vhost.blocked_since_ms))
+    return _finding(about, text, blocked_advice(vhost.blocked_reason), date(vhost.blocked_since_ms))
 
 
 def _ago(vhost: VHost, seconds: float) -> str:

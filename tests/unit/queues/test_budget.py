@@ -1,13 +1,14 @@
 """How much memory there is, and how sizes are written."""
 
+import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from penstock.errors import OptionError
 from penstock.options import format_bytes, parse_bytes
-from penstock.queues.budget import ASSUMED_BYTES, machine_memory, rss_bytes
+from penstock.queues.budget import ASSUMED_BYTES, machine_memory, process_usage, rss_bytes
 from penstock.storage.files.filesystem import OsFileSystem
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
@@ -140,6 +141,34 @@ def test_resident_bytes_are_pages_by_their_size() -> None:
 
 
 @pytest.mark.real
+class Listing(OsFileSystem):
+    """Notes which directories are listed; old: the kernel does not count what is in one."""
+
+    def __init__(self, *, old: bool) -> None:
+        super().__init__(0)
+        self.old = old
+        self.listed: list[str] = []
+
+    def size(self, path: str) -> int:
+        return 0 if self.old else super().size(path)
+
+    def list(self, path: str) -> Sequence[str]:
+        self.listed.append(path)
+        return super().list(path)
+
+
+@pytest.mark.skipif(not os.stat("/proc/self/fd").st_size, reason="Linux before 6.2")
+def test_descriptors_are_counted_without_a_list_of_them() -> None:
+    counts = []
+    for old in (False, True):
+        fs = Listing(old=old)
+        found = process_usage(fs, os.getpid())
+        assert found is not None
+        counts.append(found[2])
+        assert bool(fs.listed) == old
+    assert 0 <= counts[1] - counts[0] <= 1  # that of the list itself
+
+
 def test_this_machine_has_more_than_this_process_takes() -> None:
     fs = OsFileSystem(workers=0)
     total, source = machine_memory(fs)

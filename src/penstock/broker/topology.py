@@ -605,7 +605,7 @@ class ExchangeRoute(DeadLetterRoute):
         props = self._routes.headers.parts(header)[1]  # their names would stand there
         for name in names:
             raw = _raw(name)
-            if len(raw).to_bytes(4, "big") + raw in props:
+            if props.find(len(raw).to_bytes(4, "big") + raw) >= 0:
                 return True
         return False
 

@@ -292,6 +292,7 @@ _HIDDEN: Final = 0x80
 FORMAT_BYTE: Final = b"\x02"
 DIED_BYTES: Final = b"\x0a\0\0"  # what nearly every dead letter begins with: it died, no attempts
 PRIORITY_IN_FIRST_OCTET: Final = raw_fields.PRIORITY >> 8
+# Looked for by `find`: of bytes, `in` makes and forgets a TypeError first, which takes longer.
 CC_FIELD: Final = b"\x02CC"  # the header of that name as it stands in a table
 BYTES_MIN: Final = 5  # format, no exchange, no key, no properties
 DEATHS_MAX: Final = 256  # of which the attempts are kept
@@ -460,7 +461,7 @@ class AmqpHeaders(HeaderCodec):
             return header  # nothing can be written into it
         headers = raw.headers()
         is_usual = death.count == 1 and death.attempts == implied_attempts(death.reason)
-        if is_usual and header[0] == FORMAT and not (b"-death" in props or CC_FIELD in props):
+        if is_usual and header[0] == FORMAT and props.find(b"-death") < 0 > props.find(CC_FIELD):
             table = raw.table() if headers else b""
             fields = self._first_death(death, address, raw.expiration())
             return DIED_BYTES + address + raw.with_table(table + fields, has_expiration=False)
@@ -531,7 +532,7 @@ class AmqpHeaders(HeaderCodec):
         if header[:1] != FORMAT_BYTE:
             return None
         address, props = self.parts(header)
-        return None if CC_FIELD in props else address
+        return address if props.find(CC_FIELD) < 0 else None
 
     def with_hidden(self, header: bytes, keys: list[bytes]) -> bytes:
         """Return the header with these routing keys, which consumers do not see (BCC). Raises
@@ -554,7 +555,7 @@ class AmqpHeaders(HeaderCodec):
                 prefix = _prefix(header)
                 prefix.hidden = b""
                 front = prefix.encode()
-            if CC_FIELD in props:
+            if props.find(CC_FIELD) >= 0:
                 props = _without_cc(props)
         return front + short_string(exchange) + short_string(key) + props
 

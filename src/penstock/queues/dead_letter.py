@@ -36,6 +36,7 @@ log.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from penstock.message import QueuedMessage, is_large
@@ -217,7 +218,7 @@ class QueueRoute(DeadLetterRoute):
         return self._find(self._raw)
 
     def may_return(self, header: bytes, names: list[str]) -> bool:
-        return self._raw in header or len(header) >= HOPS_MAX * DEATH_BYTES_MIN
+        return header.find(self._raw) >= 0 or len(header) >= HOPS_MAX * DEATH_BYTES_MIN
 
 
 def is_cycle(target: str, deaths: list[Death]) -> bool:
@@ -322,7 +323,7 @@ class DeadLetters:
         is_persistent = first.message.persistent
         if is_persistent and not index.is_durable:
             return 0
-        wall_ms = self._engine.clock.wall_ms()
+        death = Death(self._queue, reason, self._engine.clock.wall_ms())
         run: list[Delivery] = []
         headers: list[bytes] = []
         size = 0
@@ -336,7 +337,7 @@ class DeadLetters:
                 or (run and route.address(message.header) != address)
             ):  # fmt: skip
                 break
-            header = route.readdressed(self._died(delivery, reason, wall_ms))
+            header = route.readdressed(self._died(delivery, death))
             if reason != REJECTED and route.may_return(header, [name]):
                 break
             priority = self._headers.priority(message.header) or tag >> PART_SHIFT
@@ -358,11 +359,12 @@ class DeadLetters:
             self._count_taken(reason, Routed(b"", [target]), len(run))
         return len(run)
 
-    def _died(self, delivery: Delivery, reason: str, wall_ms: int) -> bytes:
-        """Return the header with this death."""
+    def _died(self, delivery: Delivery, death: Death) -> bytes:
+        """Return the header with this death, and the attempts of the delivery."""
         codec, header = self._headers, delivery.message.header
         attempts = delivery.attempts + codec.attempts(header)
-        death = Death(self._queue, reason, wall_ms, attempts)
+        if attempts:
+            death = replace(death, attempts=attempts)
         return codec.with_death(codec.with_(header, attempts=0, expiry_ms=0), death)
 
     def send_new(self, header: bytes, body: bytes, priority: int, reason: str, mode: int) -> int:

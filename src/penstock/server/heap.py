@@ -93,6 +93,7 @@ class Heap:
         self._has_more: bool = False  # a step was given back: there is a rest
         self._must_collect: bool = False  # once what is counted is little
         self._blocks_at_start: int = sys.getallocatedblocks()
+        self._is_frozen: bool = gc.get_freeze_count() > 0  # which walks over all that is frozen
         self._timer: asyncio.TimerHandle | None = None
         self.trims: int = 0
         self.returned_bytes: int = 0
@@ -102,6 +103,7 @@ class Heap:
         started."""
         gc.collect()
         gc.freeze()
+        self._is_frozen = True
         self._blocks_at_start = sys.getallocatedblocks()
 
     def start(self) -> None:
@@ -161,10 +163,12 @@ class Heap:
             gc.freeze()
             gc.collect()
             gc.unfreeze()
+            self._is_frozen = False
         else:
             gc.collect()
-            if not gc.get_freeze_count():  # there were many, and the start was excluded no more
+            if not self._is_frozen:  # there were many, and the start was excluded no more
                 gc.freeze()
+                self._is_frozen = True
 
     def give_back(self) -> None:
         """Call `trim` in a thread, unless it is running."""

@@ -39,7 +39,7 @@ DAMAGE_ADVICE: Final = (
     "'penstock store verify DIR' lists all damage to a store that is not running, 'penstock store "
     "salvage DIR INTO' saves what can be read"
 )
-# What publishers wait for -> what ends it.
+# What publishers wait for -> what ends it. Consumers go on in any case.
 BLOCKED_ADVICE: Final[Mapping[str, str]] = {
     "memory": "consume, purge or delete what fills it, or give the broker more (--memory)",
     "disk": "make room on it, or consume, purge or delete (penstock status shows the limit)",

@@ -202,7 +202,6 @@ class VHostSettings:
 
 MEMORY_ALARMS: Final = ("memory_alarm", "memory_free")
 DISK_ALARMS: Final = ("disk_full", "disk_free")
-# What operators can do when publishers are blocked. Consumers go on in any case.
 HOLDERS_SHOWN: Final = 3
 UNFINISHED_PART: Final = 2  # of the budget: what unfinished messages of all clients may hold
 STALLED_LOOKS: Final = 4  # within the time for which a message may make no progress

@@ -175,7 +175,7 @@ function View(props) {
     <div class="wide"><table role="table" class=${`cards${error ? " stale" : ""}`} aria-busy=${rows === null}>
       <caption class="unseen">${caption}</caption>
       <thead role="rowgroup"><tr role="row">
-        ${actions.length > 0 && html`<th scope="col" class="tick" role="columnheader"><input type="checkbox" aria-label="Select all rows of this page" checked=${isAll}
+        ${actions.length > 0 && html`<th scope="col" class="tick" role="columnheader"><input type="checkbox" aria-label="Select all rows of this page" disabled=${!order.list.length} checked=${isAll}
           onChange=${() => setSelected(isAll ? new Map() : new Map([...selected, ...order.list.map(({ key, row }) => [key, row])]))} /></th>`}
         ${columns.map((column) => {
           const key = typeof column.sort === "string" ? column.sort : column.key;

@@ -5,10 +5,10 @@ import { themed } from "./parts/chart.js";
 import { ask, DialogHost, toast } from "./parts/dialog.js";
 import { Form } from "./parts/form.js";
 import { areKeysOn, KEYS, listen } from "./parts/keys.js";
-import { hidden, paused, stream, usePolled } from "./parts/live.js";
+import { hidden, paused, stream, useEvent, usePolled } from "./parts/live.js";
 import { href, route, setParams } from "./parts/router.js";
 import { html, remember, remembered, render, useEffect, useRef, useState } from "./parts/ui.js";
-import { Problem } from "./parts/words.js";
+import { Problem, Sentence } from "./parts/words.js";
 
 const THEMES = ["auto", "light", "dark"];
 
@@ -38,7 +38,7 @@ function App() {
   return html`<a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.getElementById("main").focus(); }}>Skip to the page</a>
     <${Top} who=${who} vhost=${params.vhost} />
     <div class="under"><${Nav} current=${names[0]} />
-      <main id="main" tabindex="-1">${who === null && html`<${SignIn} again />`}<${Page} names=${names} params=${params} /></main></div>
+      <main id="main" tabindex="-1">${who === null && html`<${SignIn} again />`}<${Alarm} isShown=${names[0] !== "overview"} /><${Page} names=${names} params=${params} /></main></div>
     <${DialogHost} />`;
 }
 
@@ -108,6 +108,17 @@ function Search({ vhost }) {
       value=${text} onInput=${(e) => { setText(e.currentTarget.value); setOpen(true); }} onKeyDown=${onKeyDown} onBlur=${() => setTimeout(() => setOpen(false), 150)} onFocus=${() => setOpen(true)} />
     <ul id="found" role="listbox" aria-label="Found" hidden=${!shown || !found.length}>${found.map((one, i) => html`<li key=${one.key} id=${`found-${i}`} role="option" aria-selected=${i === chosen}
       onMouseDown=${(e) => { e.preventDefault(); location.hash = one.to; leave(); }}>${one.title} <small>${one.kind}</small></li>`)}</ul></div>`;
+}
+
+const QUIET_MS = 60_000; // between two alarms that screen readers read out
+
+/** On every page, what is dangerous: publishers that wait, a vhost that is down. */
+function Alarm({ isShown }) {
+  const sentence = useEvent("overview").data?.sentence;
+  const alarm = sentence?.level === "danger" ? sentence : null;
+  const said = useRef({ text: "", at: -QUIET_MS });
+  if (alarm && alarm.text !== said.current.text && Date.now() - said.current.at > QUIET_MS) said.current = { text: alarm.text, at: Date.now() };
+  return html`<div class="unseen" aria-live="polite">${alarm ? said.current.text : ""}</div>${alarm && isShown && html`<${Sentence} ...${alarm} />`}`;
 }
 
 const Nav = ({ current }) => html`<nav class="side" aria-label="Pages">${PAGES.filter((page) => page.nav).map((page) =>

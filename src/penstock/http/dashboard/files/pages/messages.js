@@ -18,7 +18,11 @@ const HEADER = /^([^:=]+)[:=](.*)$/;
 export function Messages({ queue, params }) {
   const path = `${at("penstock", "queues", queue.vhost, queue.name)}/messages`;
   const [state, set] = useState({ rows: null, after: null, scanned: 0, isEnd: false, error: null, isBusy: false });
-  const [chosen, choose] = useState(null);
+  const [fetched, setFetched] = useState(null);
+  const wanted = params.message === undefined ? null : Number(params.message);
+  const chosen = wanted === null ? null : state.rows?.find((row) => row.tag === wanted) ?? (fetched?.tag === wanted ? fetched : null);
+  const choose = (message) => setParams({ message: message?.tag });
+  const one = async (more) => (await get(path, { count: 1, ...(wanted > 0 && { after: wanted - 1 }), ...more })).messages.find((row) => row.tag === wanted) ?? { tag: wanted, isGone: true };
   const header = HEADER.exec(params.header ?? "");
   const filter = { key: params.key, header: header ? `${header[1].trim()}:${header[2].trim()}` : params.header, body: params.text };
   const match = { key: params.key || undefined, body: params.text || undefined, headers: params.header ? { [header ? header[1].trim() : params.header]: header ? header[2].trim() : null } : undefined };
@@ -31,11 +35,14 @@ export function Messages({ queue, params }) {
       set((old) => ({ ...old, error, isBusy: false }));
     }
   };
-  useEffect(() => { choose(null); load(null); }, [path, JSON.stringify(filter)]);
-  const whole = async () => (await get(path, { count: 1, encoding: "base64", ...(chosen.tag > 0 && { after: chosen.tag - 1 }) })).messages[0];
+  useEffect(() => { load(null); }, [path, JSON.stringify(filter)]);
+  useEffect(() => {
+    if (wanted !== null && state.rows && !chosen) one({ truncate: BODY_BYTES }).then(setFetched, (error) => set((old) => ({ ...old, error })));
+  }, [wanted, state.rows]);
+  const whole = async () => { const found = await one({ encoding: "base64" }); if (found.isGone) throw new Error("It is not in the queue any more."); return found; };
   return html`<${Panel}><div class="inline"><${Form} key=${JSON.stringify(filter)} action="Find" fields=${[
       { name: "key", label: "Routing key has", value: params.key }, { name: "header", label: "Header (name or name:value)", value: params.header }, { name: "text", label: "Body has", value: params.text }]}
-      onSubmit=${(v) => { setParams(v); if (Object.entries(v).every(([k, value]) => value === (params[k] ?? ""))) load(null); }} /></div><//>
+      onSubmit=${(v) => { setParams({ ...v, message: "" }); if (Object.entries(v).every(([k, value]) => value === (params[k] ?? ""))) load(null); }} /></div><//>
     <${Problem} error=${state.error} />
     <div class="split"><div class="table"><div class="wide"><table><thead><tr><th scope="col" class="number">position</th><th scope="col">routing key</th><th scope="col" class="number">bytes</th><th scope="col">body</th><th scope="col">redelivered</th></tr></thead>
       <tbody>${(state.rows ?? []).map((m, i) => html`<tr key=${m.tag} class=${chosen?.tag === m.tag ? "selected" : ""} onClick=${() => choose(m)}><td class="number">${count(i + 1)}</td>
@@ -45,7 +52,7 @@ export function Messages({ queue, params }) {
         ${!state.isEnd && state.rows && html`<button disabled=${state.isBusy} onClick=${() => load(state)}>Go on</button>`}
         <button disabled=${state.isBusy} onClick=${() => load(null)}>From the head</button>
         ${may("administrator") && Object.values(filter).some(Boolean) && html`<button onClick=${async () => { if (await move(queue, match)) load(null); }}>Move all like these …</button>`}</div></div>
-    ${chosen && html`<${Panel} title="Message" actions=${html`<button onClick=${() => choose(null)}>Close</button>`}><${Message} key=${chosen.tag} message=${chosen} whole=${chosen.payload_bytes > BODY_BYTES ? whole : undefined} /><//>`}</div>`;
+    ${chosen && html`<${Panel} title="Message" actions=${html`<button onClick=${() => choose(null)}>Close</button>`}>${chosen.isGone ? html`<p>It is not ready in this queue any more.</p>` : html`<${Message} key=${chosen.tag} message=${chosen} whole=${chosen.payload_bytes > BODY_BYTES ? whole : undefined} />`}<//>`}</div>`;
 }
 
 const DEATH = ["x-first-death-reason", "x-first-death-queue"];

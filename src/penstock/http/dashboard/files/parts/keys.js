@@ -1,6 +1,7 @@
 /** Single keys. None of them destroys anything, and they can be switched off. */
 import { paused } from "./live.js";
-import { go, href, route } from "./router.js";
+import { go, href, route, setParams } from "./router.js";
+import { RANGES } from "./samples.js";
 import { openRow } from "./table.js";
 import { remembered, Store } from "./ui.js";
 
@@ -10,7 +11,7 @@ export const areKeysOn = new Store(remembered("keys", "on") === "on");
 export const KEYS = [
   ["/", "search; also ctrl-k"], ["g, then o q s c v a", "overview, queues, streams, connections, vhosts, alarms"],
   ["j, k", "next row, previous row"], ["enter", "open the row"], ["x", "select the row"], ["esc", "up"],
-  ["space", "stop all figures, go on"], ["r", "sort the rows of the table now"], ["p", "the messages of this queue"], ["?", "this list"],
+  ["space", "stop all figures, go on"], ["r", "sort the rows of the table now"], ["p", "the messages of this queue"], ["[, ]", "a shorter, a longer time of the charts"], ["?", "this list"],
 ];
 
 /** Listens until the returned function is called. */
@@ -44,7 +45,11 @@ export function listen({ showKeys, pages }) {
     else if (event.key === " " && !isControl) { event.preventDefault(); paused.set(!paused.value); }
     else if (event.key === "r") dispatchEvent(new Event("penstock:reorder"));
     else if (event.key === "p" && route.value.names[0] === "queues" && route.value.names.length === 3) location.hash = href(route.value.names, { ...route.value.params, tab: "messages" });
-    else if (event.key === "?") showKeys();
+    else if (event.key === "[" || event.key === "]") {
+      const now = RANGES.findIndex(([key]) => key === (route.value.params.range ?? RANGES[0][0]));
+      const next = RANGES[now + (event.key === "]" ? 1 : -1)];
+      if (next) setParams({ range: next[0] });
+    } else if (event.key === "?") showKeys();
   };
   addEventListener("keydown", onKey);
   return () => removeEventListener("keydown", onKey);

@@ -1,4 +1,5 @@
 /** One message: properties, headers as a tree, its deaths, the body as text. Nothing of it is ever read as HTML. */
+import { toast } from "./dialog.js";
 import { bytes, clock, count } from "./format.js";
 import { html, useState } from "./ui.js";
 import { Pairs } from "./words.js";
@@ -56,7 +57,7 @@ export function Message({ message, whole }) {
     ${headers?.["x-death"] && html`<h3>Deaths</h3><${Deaths} deaths=${headers["x-death"]} />`}
     ${headers && Object.keys(headers).length > 0 && html`<h3>Headers</h3><${Tree} value=${headers} />`}
     <h3>Body <span class="switch" role="group" aria-label="Body as">${views.map((one) => html`<button type="button" key=${one} aria-pressed=${one === current} onClick=${() => setView(one)}>${one}</button>`)}</span>
-      ${" "}<button type="button" class="plain" onClick=${async () => download("message", bytesOf(whole ? await whole() : message))}>download</button></h3>
+      ${" "}<button type="button" class="plain" onClick=${async () => { try { download("message", bytesOf(whole ? await whole() : message)); } catch (error) { toast(error.message, "danger"); } }}>download</button></h3>
     ${data.length < message.payload_bytes && html`<p class="muted">the first ${bytes(data.length)} of ${bytes(message.payload_bytes)}</p>`}
     ${current === "json" ? html`<${Tree} value=${json} />` : html`<pre>${current === "text" ? message.payload : hex(data)}</pre>`}`;
 }

@@ -11,13 +11,14 @@ from starlette.responses import StreamingResponse
 
 from penstock.http.endpoint import SEEN, Answer, ApiRequest, not_authorised
 from penstock.http.live import QUEUE_TOPICS_MAX, RINGS, queue_of
-from penstock.http.requests import HttpError, NotAuthorizedError, host_of
+from penstock.http.requests import HttpError, NotAuthorizedError, check_is_own, host_of
 from penstock.http.sessions import COOKIE, cookie
 from penstock.operation_table import MANAGERS
 
 
 async def login(asked: ApiRequest) -> object:
-    """Begin a session. Raises HttpError 401, 429."""
+    """Begin a session. Raises HttpError 401, 403, 429."""
+    _check_browser(asked)
     password = asked.body["password"].encode("utf-8", "surrogateescape")
     try:
         account = await asked.auth.account(asked.body["username"], password, host_of(asked.request))
@@ -31,13 +32,22 @@ async def login(asked: ApiRequest) -> object:
 
 
 async def logout(asked: ApiRequest) -> object:
-    """End the session, if there is one."""
+    """End the session, if there is one. Raises HttpError 403."""
+    _check_browser(asked)
     asked.auth.sessions.end(asked.request.cookies.get(COOKIE, ""))
     return Answer(204, None, {"Set-Cookie": cookie("", is_tls=_is_tls(asked), seconds=0)})
 
 
+def _check_browser(asked: ApiRequest) -> None:
+    """Raise HttpError 403 if a page of another origin logs its user in or out."""
+    if "origin" in asked.request.headers:
+        check_is_own(asked.request)
+
+
 def _is_tls(asked: ApiRequest) -> bool:
-    return asked.request.url.scheme == "https"
+    """Return whether the browser speaks HTTPS, with us or with a proxy."""
+    request = asked.request
+    return "https" in (request.url.scheme, request.headers.get("origin", "").partition(":")[0])
 
 
 # ---- events and samples --------------------------------------------------------------------------

@@ -164,7 +164,7 @@ class BasicAuth:
             name, password = parse(request.headers.get("authorization"))
             return await self.account(name, password, host_of(request))
         if request.method not in SAFE_METHODS:
-            _check_is_own(request)
+            check_is_own(request)
         await account.ask(self._users.vhosts())
         return account
 
@@ -215,14 +215,14 @@ def is_of_page(request: Request) -> bool:
     return OWN_HEADER in headers or "text/event-stream" in headers.get("accept", "")
 
 
-def _check_is_own(request: Request) -> None:
+def check_is_own(request: Request) -> None:
     """Raise HttpError 403 unless a page of this origin sends the request."""
     origin, host = request.headers.get("origin", ""), request.headers.get("host", "")
     if OWN_HEADER not in request.headers or origin.partition("://")[2].lower() != host.lower():
         raise HttpError(
-            403, f"a change with the cookie of a session needs the header X-Penstock: 1 and the "
-            f"Origin of this host, {host!r:.80}, given {origin!r:.80}: a proxy must not change "
-            "Host; programs use basic authentication", error="not_own_page",
+            403, "a browser's login, logout and change with a cookie need the header X-Penstock: 1 "
+            f"and the Origin of this host, {host!r:.80}, given {origin!r:.80}: a proxy must not "
+            "change Host; programs use basic authentication", error="not_own_page",
         )  # fmt: skip
 
 

@@ -78,6 +78,15 @@ def test_who_may_not_log_in(rig: HttpRig) -> None:
             reply, _ = await login(app, user, password)
             assert (reply.status, reply.json()["reason"]) == (401, reason)
             assert not {"www-authenticate", "set-cookie"} & {*reply.headers}
+        elsewhere = {**OURS, "origin": "http://localhost:8000"}
+        form = {"origin": OURS["origin"], "host": OURS["host"]}  # of HTML, without a script
+        for sent in (elsewhere, form):
+            for name in ("login", "logout"):
+                body = b'{"username": "boss", "password": "boss"}'
+                reply = await ask(
+                    app, f"/api/{name}", method="POST", user=None, headers=sent, body=body
+                )
+                assert (reply.status, reply.json()["error"]) == (403, "not_own_page")
         reply = await ask(app, "/api/login", method="POST", user=None, body=b"{}")
         assert (reply.status, reply.json()["error"]) == (400, "bad_request")
         return reply
@@ -136,5 +145,10 @@ def test_a_user_has_a_bounded_number(rig: HttpRig) -> None:
     rig.run(scenario)
 
 
-def test_behind_tls_the_cookie_is_secure() -> None:
-    assert sessions.cookie("t", is_tls=True).endswith("; Secure")
+def test_a_browser_that_speaks_https_gets_a_secure_cookie(rig: HttpRig) -> None:
+    async def scenario(app: Api) -> Reply:
+        body = b'{"username": "boss", "password": "boss"}'
+        headers = {**OURS, "origin": "https://localhost:15672"}  # of a proxy in front
+        return await ask(app, "/api/login", method="POST", user=None, body=body, headers=headers)
+
+    assert rig.run(scenario).headers["set-cookie"].endswith("; Secure")

@@ -5,8 +5,9 @@
     GET /api/penstock/history/{vhost}/{queue}?step=1             samples of a queue
 
 A **tick** asks the supervisor for its status and each vhost that runs for its counters: once for
-all who look, each TICK_S while somebody does, otherwise each IDLE_S for the samples. Each LOOK_S
-the vhosts are also asked what is wrong (`why`). A queue is asked for while it is a topic. Rates are
+all who look, each TICK_S while somebody does, otherwise VHOSTS_MAX of them each IDLE_S for the
+samples. If it takes long, because there are many, the pause after it is as long. Each LOOK_S the
+vhosts are also asked what is wrong (`why`). A queue is asked for while it is a topic. Rates are
 differences of counters between two ticks.
 
 Every client gets what its user may see: vhosts that it may open, or all with the tag monitoring;
@@ -210,7 +211,8 @@ class Live:
                 await self.tick()
             except Exception:
                 logger.exception("the numbers of the dashboard are not known")
-            due_s = began_s + (TICK_S if self._streams else IDLE_S)
+            took_s = loop.time() - began_s
+            due_s = began_s + max(TICK_S if self._streams else IDLE_S, 2 * took_s)
             try:
                 async with asyncio.timeout_at(due_s):
                     await self._wanted.wait()
@@ -248,6 +250,8 @@ class Live:
             self._status = {}
         rows = {row["name"]: row for row in self._status.get("vhosts", [])}
         running = [name for name, row in rows.items() if row["state"] == RUNNING]
+        if not self._streams:
+            running = running[:VHOSTS_MAX]
         found = await self._each(running, lambda name: self._node.value("metrics", name))
         self._vhosts = {name: past for name, past in self._vhosts.items() if name in rows}
         self._of_vhosts = {
@@ -291,9 +295,8 @@ class Live:
         values = answer["values"]
         past = self._vhosts.get(name)
         if past is None:
-            past = _Past(VHOST_RATES, VHOST_VALUES, VHOST_COLUMNS, RINGS)
-            if len(self._vhosts) < VHOSTS_MAX:
-                self._vhosts[name] = past
+            rings = RINGS if len(self._vhosts) < VHOSTS_MAX else ()
+            past = self._vhosts[name] = _Past(VHOST_RATES, VHOST_VALUES, VHOST_COLUMNS, rings)
         sample = past.sample(self._time_s, values)
         sample["ready"] = sum(sample.get(one, 0) for one in ("alpha", "beta", "gamma", "delta"))
         sample["connections"] = row["connections"]

@@ -222,6 +222,21 @@ def test_the_past_is_kept_in_three_steps(rig: HttpRig, counters: Counters) -> No
     assert rig.run(scenario).status == 401
 
 
+def test_while_nobody_looks_only_some_vhosts_are_asked(
+    rig: HttpRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "VHOSTS_MAX", 1)
+
+    async def scenario(app: Api) -> Reply:
+        await rig.live.tick()
+        assert [vhost for op, vhost, _ in rig.node.asked if op == "metrics"] == ["/"]
+        return await ask(app, "/api/penstock/history/other", user="boss")
+
+    assert rig.run(scenario).json()["samples"] == []
+    (_, found) = watch(rig, "overview", 2)[1]
+    assert found["vhosts"]["other"]["published"] == 0
+
+
 def test_a_vhost_that_began_again_has_no_rate(rig: HttpRig, counters: Counters) -> None:
     def restart(tick: int) -> None:
         counters.published = 100 if tick == 0 else 3

@@ -130,7 +130,7 @@ packages: build/wheel.ready .venv-pure/ready .venv-package/ready
 	cp build/wheels/penstock-*.whl $(DIST)
 	.venv-package/bin/python -m build --sdist --outdir $(DIST) .
 	$(if $(shell command -v dpkg-deb),PYTHON=.venv-package/bin/python contrib/debian/build $(DIST)/*.whl $(DIST))
-	PENSTOCK_DIST=$(abspath $(DIST)) .venv-pure/bin/python -m pytest -p no:cacheprovider tests/packages/check_*.py --timeout=0
+	PENSTOCK_DIST=$(abspath $(DIST)) .venv-pure/bin/python -m pytest -p no:cacheprovider tests/packages/check_*.py --timeout=0 $(ARGS)
 
 conformance: .venv/ready
 	.venv/bin/python -m tests.conformance.suites $(ARGS)

@@ -123,7 +123,8 @@ site: .venv-docs/ready
 	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/.venv-docs/bin:$$PATH" .venv-docs/bin/mkdocs build
 	@echo "build/site/index.html; with search: python3 -m http.server --directory build/site"
 
-# Wheel, sdist and Debian package, and then what a user does with each: tests/packages.
+# Wheel, sdist and Debian package, and then what a user does with each: tests/packages. As root, and
+# with apt's systemd-container and Go it checks the service under systemd and the chart, too.
 packages: build/wheel.ready .venv-pure/ready .venv-package/ready
 	rm -rf $(DIST)
 	mkdir $(DIST)

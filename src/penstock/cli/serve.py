@@ -257,10 +257,11 @@ def ready_line(config: Config, facts: "ReadyFacts") -> str:
     durability = MODE_NAMES[config.mode]
     if config.mode == INTERVAL:
         durability += f"={config.storage.interval_ms}"
+    user = "guest:guest@" if facts.has_guest else ""
     places = [
         f"{start}{host}:{port}/"
         for start, port in (
-            ("amqp://guest:guest@", facts.port), ("amqps://guest:guest@", facts.tls_port),
+            (f"amqp://{user}", facts.port), (f"amqps://{user}", facts.tls_port),
             ("http://", facts.http_port), ("https://", facts.https_port),
         )
         if port is not None

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.access.limits import MAX_CONNECTIONS, LimitTable
-from penstock.access.permissions import GUEST_LOOPBACK, is_loopback
+from penstock.access.permissions import GUEST_LOOPBACK, GUEST_OFF, is_loopback
 from penstock.access.users import Users, verify
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.clock import Clock, SystemClock, date
@@ -84,8 +84,8 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class ReadyFacts:
     """Facts of a broker that is ready. host, port, http_port: where it listens; None: not there.
-    tls_port, https_port: of TLS. data: its directory. problems: what keeps it from serving clients,
-    such as a vhost that is down."""
+    tls_port, https_port: of TLS. data: its directory. has_guest: guest may log in.
+    problems: what keeps it from serving clients, such as a vhost that is down."""
 
     host: str
     port: int | None
@@ -95,6 +95,7 @@ class ReadyFacts:
     http_port: int | None = None
     tls_port: int | None = None
     https_port: int | None = None
+    has_guest: bool = True
     problems: tuple[str, ...] = ()
 
 
@@ -295,6 +296,7 @@ class Supervisor:
                     memory_bytes=self.settings.memory_bytes, mode=self.settings.mode,
                     http_port=ports.get(HTTP), tls_port=ports.get(AMQPS),
                     https_port=ports.get(HTTPS),
+                    has_guest=self.settings.guest != GUEST_OFF and self.users.knows("guest"),
                     problems=tuple(one.text for one in operations.problems()),
                 )  # fmt: skip
                 on_ready(facts)

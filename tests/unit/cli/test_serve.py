@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,11 @@ def test_the_ready_line_has_the_url_of_http(tmp_path: Path) -> None:
     assert "@localhost:1/  http://localhost:15672/  data" in serve.ready_line(
         config(tmp_path), listens
     )
+
+
+def test_the_ready_line_names_guest_only_where_guest_can_log_in(tmp_path: Path) -> None:
+    listens = replace(facts(), has_guest=False)
+    assert "is ready: amqp://localhost:5672/  data" in serve.ready_line(config(tmp_path), listens)
 
 
 def test_the_ready_line_tells_the_interval(tmp_path: Path) -> None:

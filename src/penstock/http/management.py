@@ -56,7 +56,7 @@ from penstock.http.requests import (
 )
 from penstock.http.sending import PIECE_BYTES, AnswerTurns, PiecesAnswer
 from penstock.members import Columns
-from penstock.operation_json import JsonText, read, to_json
+from penstock.operation_json import JsonText, dumps, read
 from penstock.operation_table import (
     ADMINISTRATORS,
     FIELD_TABLE,
@@ -301,20 +301,26 @@ class Management:
     async def _rows(self, asked: ApiRequest, query: ListQuery) -> object:
         """Return a list that the vhosts make."""
         vhosts = asked.vhosts()
-        if VHOST in asked.names:
+        is_named = VHOST in asked.names
+        if not is_named:
+            vhosts = await asked.started(vhosts)
+        if is_named or (len(vhosts) == 1 and not asked.down):
             try:
-                return await self._of_vhost(asked, vhosts[0], query, query.page, query.page_size)
+                return await self._of_vhost(
+                    asked, vhosts[0], query, query.page, query.page_size, is_alone=True
+                )
             except ControlError as error:
-                if query.page is None or "argument 'page'" not in error.text:
+                if query.page is not None and "argument 'page'" in error.text:
+                    raise out_of_range(query, error.text) from error
+                if is_named or not is_down(error):
                     raise
-                raise out_of_range(query, error.text) from error
         if query.page is None:
             texts = list((await self._of_all(asked, vhosts, query)).values())
             if not query.sort:
                 texts = texts[::-1] if query.is_reverse else texts
                 inner = [text.text.strip()[1:-1] for text in texts]
                 return JsonText(b"[" + b",".join(one for one in inner if one) + b"]")
-            rows = [row for text in texts for row in read(text.text)]
+            rows = [row for text in texts for row in json.loads(text.text)]
             return query.picked(query.ordered(rows))
         return await self._page(asked, vhosts, query)
 
@@ -327,13 +333,13 @@ class Management:
         first = end - query.page_size
         if query.sort:
             texts = await self._of_all(asked, vhosts, query, 1, end)
-            pages = {vhost: read(text.text) for vhost, text in texts.items()}
+            pages = {vhost: json.loads(text.text) for vhost, text in texts.items()}
             rows = query.ordered([row for page in pages.values() for row in page["items"]])
             found = rows[first:end]
         else:
             size = query.page_size
             texts = await self._of_all(asked, vhosts, query, 1, 1)
-            pages = {vhost: read(text.text) for vhost, text in texts.items()}
+            pages = {vhost: json.loads(text.text) for vhost, text in texts.items()}
             found = []
             at = 0
             there = list(pages.items())
@@ -342,7 +348,7 @@ class Management:
                 low, high = max(first - at, 0), min(end - at, count)
                 for number in range(low // size + 1, -(-high // size) + 1 if low < high else 0):
                     text = await self._of_vhost(asked, vhost, query, number, size)
-                    some = read(text.text)["items"]
+                    some = json.loads(text.text)["items"]
                     base = (number - 1) * size
                     found += some[max(low - base, 0) : high - base]
                 at += count
@@ -365,11 +371,13 @@ class Management:
         )
 
     async def _of_vhost(
-        self, asked: ApiRequest, vhost: str, query: ListQuery, page: int | None, size: int
-    ) -> JsonText:
-        """Return the rows of one vhost: all, or the page of this number."""
+        self, asked: ApiRequest, vhost: str, query: ListQuery, page: int | None, size: int, *,
+        is_alone: bool = False,
+    ) -> JsonText:  # fmt: skip
+        """Return the rows of one vhost: all, or the page of this number. is_alone: they are the
+        whole answer, and not sorted among others."""
         columns = list(query.columns)
-        if columns and query.sort and VHOST not in asked.names:
+        if columns and query.sort and not is_alone:
             columns += [query.sort, "name"]
         found = await asked.call(
             "list_rows", vhost, kind=asked.endpoint.rows, of=asked.names_of_row(),
@@ -404,7 +412,7 @@ async def _encoded(found: object, asked: ApiRequest) -> Response:
     elif isinstance(answer.body, JsonText):
         data = answer.body.text
     else:
-        data = json.dumps(to_json(answer.body), separators=(",", ":")).encode()
+        data = dumps(answer.body)
     headers.setdefault("Content-Type", "application/json")
     data = await compressed(data, asked.request, headers)
     reply = Response(data, answer.status, headers)

@@ -370,6 +370,30 @@ def test_pages_of_all_vhosts_follow_one_another(
     assert (reply.status, reply.json()["error"]) == (400, "page_out_of_range")
 
 
+def test_a_page_of_the_only_vhost_is_asked_for_once_and_passed_on(rig: HttpRig) -> None:
+    rows = [{"name": f"q{n}", "n": -n, "vhost": "/"} for n in range(5)]
+    alone = Vhosts(rig, {"/": rows})
+    for how in ("", "&sort=n", "&sort=n&columns=name"):
+        rig.node.asked.clear()
+        page = rig.ask(f"/api/queues?page=1&page_size=2{how}").json()
+        assert page == rig.ask(f"/api/queues/%2F?page=1&page_size=2{how}").json()
+        assert [op for op, _, _ in rig.node.asked].count("list_rows") == 2
+        assert page["total_count"] == 5
+    assert rig.ask("/api/queues").json() == rows
+    reply = rig.ask("/api/queues?page=9")
+    assert (reply.status, reply.json()["error"]) == (400, "page_out_of_range")
+    alone.down = {"/"}
+    for address in ("/api/queues", "/api/queues?sort=n"):
+        reply = rig.ask(address)
+        assert (reply.json(), reply.headers["x-penstock-down"]) == ([], "%2F")
+    assert rig.ask("/api/queues?page=1").json()["penstock"] == {"down": ["/"]}
+    rig.node.answers["list_vhosts"] = [{"name": "/", "state": "stopped"}]
+    rig.node.answers["status"] = {**WELL, "vhosts": rig.node.answers["list_vhosts"]}
+    rig.node.asked.clear()
+    assert rig.ask("/api/queues?page=1").json()["penstock"] == {"down": ["/"]}
+    assert "list_rows" not in [op for op, _, _ in rig.node.asked]
+
+
 def test_a_vhost_that_is_down_leaves_the_others(rig: HttpRig, vhosts: Vhosts) -> None:
     vhosts.down = {"a"}
     reply = rig.ask("/api/queues")

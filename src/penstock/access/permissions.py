@@ -144,6 +144,7 @@ def _is_fixed(parsed: Any) -> bool:
 
 CACHE_NAMES_MAX: Final = 1024
 IDENTITIES_MAX: Final = 64  # that a process keeps for the next connection
+ADDRESSES_MAX: Final = 1024  # whose kind is remembered
 DEFAULT_EXCHANGE: Final = "amq.default"
 NOTHING: Final = "^$"  # the pattern that no name has
 ADMINISTRATOR: Final = "administrator"
@@ -338,6 +339,7 @@ def why_not_from(
     return ""
 
 
+@lru_cache(ADDRESSES_MAX)
 def is_loopback(host: str) -> bool:
     """Return whether the numeric address is a loopback address, also as IPv4 written as IPv6."""
     try:

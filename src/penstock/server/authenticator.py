@@ -40,9 +40,15 @@ import ipaddress
 from collections import OrderedDict
 from collections.abc import Collection
 from concurrent.futures import Executor
+from functools import lru_cache
 from typing import Final
 
-from penstock.access.permissions import GUEST_LOOPBACK, LOOPBACK_USERS, why_not_from
+from penstock.access.permissions import (
+    ADDRESSES_MAX,
+    GUEST_LOOPBACK,
+    LOOPBACK_USERS,
+    why_not_from,
+)
 from penstock.access.users import KnownUsers, is_of_rabbitmq, verify
 from penstock.clock import Clock
 
@@ -364,6 +370,7 @@ class Authenticator:
             del self._by_key[question.key]
 
 
+@lru_cache(ADDRESSES_MAX)
 def network_of(host: str) -> str:
     """Return what counts as one address: an IPv4 address, or the /64 network of an IPv6 one. Any
     other text is returned unchanged."""

@@ -118,7 +118,7 @@ def cpu_disk(data: str, groups: int, runs: int, size: int, group: int) -> Result
             store.publish(group, body, DISK, group)
             mine += time.thread_time() - cpu
             cpu = time.thread_time()
-            while engine.settled(DISK) < engine.last_lsn:
+            while engine.log.settled(DISK) < engine.last_lsn:
                 engine.poll(wait=True)
             waiting += time.thread_time() - cpu
         appended.append(mine / groups / group * 1e6)

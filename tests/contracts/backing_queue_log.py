@@ -33,7 +33,7 @@ class LogContract:
         assert world.q.fetch() is None
         held = world.q.held()
         assert held is not None
-        assert engine.settled(held[1]) < held[0]
+        assert engine.log.settled(held[1]) < held[0]
         assert world.q.head() is not None
         engine.flush()
         world.settle()
@@ -86,7 +86,7 @@ class LogContract:
         assert 0 < delivered < 2500, "the mark of all 2500 was settled before"
         held = world.q.held()
         assert held is not None
-        assert world.rig.engine.settled(held[1]) < held[0]
+        assert world.rig.engine.log.settled(held[1]) < held[0]
         world.crash()
         assert world.q.len() == 2500
         assert all(world.fetch().is_redelivered for _ in range(delivered))
@@ -133,7 +133,7 @@ class LogContract:
         (tag,) = world.put(1)
         world.take(1)
         lsn = self.move(world, tag, other)
-        assert world.rig.engine.settled(DISK) < lsn
+        assert world.rig.engine.log.settled(DISK) < lsn
         assert other.fetch() is None
         assert other.held() is not None
         world.settle()

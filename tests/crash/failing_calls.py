@@ -103,13 +103,15 @@ def stride_of(images: int) -> int:
 def check_refused(run: Run[D], calls: Iterable[Callable[[], object]]) -> None:
     """Of an engine that has stopped: each of these calls says so, and nothing is confirmed."""
     engine = run.driver.engine
-    before = (engine.settled(DISK), engine.settled(OS))
+    before = (engine.log.settled(DISK), engine.log.settled(OS))
     run.fs.clear_faults()
     for call in calls:
         with pytest.raises(StoppedError):
             call()
     engine.poll()
-    assert (engine.settled(DISK), engine.settled(OS)) == before, "confirmed after a failed sync"
+    assert (engine.log.settled(DISK), engine.log.settled(OS)) == before, (
+        "confirmed after a failed sync"
+    )
 
 
 def check_recovers(run: Run[D], explorer: Explorer) -> None:

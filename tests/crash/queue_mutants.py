@@ -121,7 +121,7 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "hold-ignored", "held",
-        "                if held <= seq and engine.settled(mode) < lsn:\n",
+        "                if held <= seq and engine.log.settled(mode) < lsn:\n",
         "                if False:\n",
         QUEUES + "random",
     ),

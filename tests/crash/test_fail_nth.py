@@ -117,13 +117,13 @@ def test_a_full_disk_refuses_and_heals() -> None:
             break
     assert refused > 3
     driver.sync()
-    before = driver.engine.settled(DISK)
+    before = driver.engine.log.settled(DISK)
     for i in range(30):
         driver.ack()
         driver.sync()
         if i % 5 == 4:
             assert driver.engine.checkpoint(), "no checkpoint on a full disk"
-    assert driver.engine.settled(DISK) > before
+    assert driver.engine.log.settled(DISK) > before
     fs.capacity = None
     for _ in range(40):
         driver.tick()

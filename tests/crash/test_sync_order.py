@@ -51,7 +51,7 @@ def publish(size):
     waiting.append(engine.last_lsn)
 
 def confirm():
-    while waiting and waiting[0] <= engine.settled(DISK):
+    while waiting and waiting[0] <= engine.log.settled(DISK):
         say(f"confirm {waiting.pop(0)}")
 
 def settle():

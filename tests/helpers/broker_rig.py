@@ -223,7 +223,7 @@ class BrokerRig:
             has_more = self.vhost.turn()
             self.vhost.completed()
             is_pending = self.vhost.engine.has_pending
-            is_unsettled = self.vhost.engine.settled(DISK) < self._wanted()
+            is_unsettled = self.vhost.engine.log.settled(DISK) < self._wanted()
             if not (has_more or self.is_due or is_pending or is_unsettled):
                 return
         raise AssertionError("it never comes to rest")

@@ -72,7 +72,7 @@ class QueueMachine(RuleBasedStateMachine):
         if self.parts > 1:
             self.world.settle()
         self.history.note(self.engine.last_lsn, self._state())
-        self.history.settle(self.engine.settled(DISK))
+        self.history.settle(self.engine.log.settled(DISK))
 
     def _new(self, mode: int, expiry_ms: int = 0) -> Sent:
         self.number += 1

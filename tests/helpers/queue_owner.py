@@ -233,7 +233,7 @@ class QueueOwner(Driver):
         if 0 < expiry_ms <= self.clock.wall_ms():
             raise Violation(f"{at} had expired when it was delivered")
         lsn, mode = self.books.holds.get(place, (0, OS))
-        if self.engine.settled(mode) < lsn:
+        if self.engine.log.settled(mode) < lsn:
             raise Violation(f"{at} is delivered before its record, {lsn}, is settled")
         taken = {self._place(self.amq[n], d) for n, d in self.pending}
         parts = [part.index().number for part in parts_of(self.amq[name].backing)]
@@ -251,7 +251,7 @@ class QueueOwner(Driver):
         a crash: it may be what killed the process."""
         counted = 1 if place[1] < self.suspects.get(place[0], 0) else 0
         same(f"{at}: attempts now", self.books.attempts.get(place, 0), before + counted)
-        if counted and self.engine.settled(OS) < self.books.counted_lsn:
+        if counted and self.engine.log.settled(OS) < self.books.counted_lsn:
             raise Violation(f"{at} is delivered before the count of that is written")
 
     def judge_message(self, at: str, delivery: Delivery, content: Content) -> None:

@@ -112,7 +112,7 @@ class ReferenceQueue(BackingQueue):
             return None
         seq = self._held.order[0]
         for held, (lsn, mode) in sorted(self._holds.items()):
-            if self._engine.settled(mode) >= lsn:
+            if self._engine.log.settled(mode) >= lsn:
                 del self._holds[held]
             elif held <= seq:
                 return lsn, mode
@@ -121,7 +121,7 @@ class ReferenceQueue(BackingQueue):
             return None
         self._reserve(seq)
         lsn = min((lsn for mark, lsn in self._marks if mark > seq), default=0)
-        return (lsn, self._mode) if self._engine.settled(self._mode) < lsn else None
+        return (lsn, self._mode) if self._engine.log.settled(self._mode) < lsn else None
 
     def _reserve(self, seq: int) -> None:
         """The delivered mark is to be above seq, by half a block, before that is needed."""
@@ -130,7 +130,7 @@ class ReferenceQueue(BackingQueue):
         if seq + BLOCK // 2 >= self._reserved:
             self._reserved = seq + BLOCK
             lsn = self._engine.mark(self._index, self._reserved, self._mode)
-            settled = self._engine.settled(self._mode)
+            settled = self._engine.log.settled(self._mode)
             self._marks = [m for m in self._marks if m[1] > settled]
             self._marks.append((self._reserved, lsn))
 
@@ -343,7 +343,9 @@ class ReferenceQueue(BackingQueue):
     def may_take(self) -> bool:
         if not self._held.order:
             return False
-        waiting = [t for t, (lsn, mode) in self._holds.items() if self._engine.settled(mode) < lsn]
+        waiting = [
+            t for t, (lsn, mode) in self._holds.items() if self._engine.log.settled(mode) < lsn
+        ]
         return not any(tag <= self._held.order[0] for tag in waiting)
 
     def leased_count(self) -> int:

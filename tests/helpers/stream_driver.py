@@ -44,7 +44,7 @@ class StreamDriver(Driver):
         logged = self.logged.get(stream.number, {})
         for offset in [offset for offset in logged if offset < head]:
             lsn, mode = logged.pop(offset)
-            if lsn > self.engine.settled(mode):
+            if lsn > self.engine.log.settled(mode):
                 raise Violation(f"offset {offset} is below the head, its record is not settled")
 
     # ---- streams -------------------------------------------------------------------------------

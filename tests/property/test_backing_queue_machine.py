@@ -310,7 +310,7 @@ class BackingQueueMachine(QueueMachine):
     @rule()
     def settle(self) -> None:
         self.world.settle()
-        self.history.settle(self.engine.settled(DISK))
+        self.history.settle(self.engine.log.settled(DISK))
 
     @rule(seconds=st.sampled_from([0.0, 0.1, 2.0]))
     def tick(self, seconds: float) -> None:
@@ -350,7 +350,7 @@ class BackingQueueMachine(QueueMachine):
     @rule(mode=st.sampled_from(["lost", "kept", "subset", "torn"]))
     def crash(self, mode: str) -> None:
         self.mend()
-        self.history.settle(self.engine.settled(OS if mode == "kept" else DISK))
+        self.history.settle(self.engine.log.settled(OS if mode == "kept" else DISK))
         self.world.crash(mode)
         found = {name: self._found(q) for name, q in self.world.queues.items()}
         assert self.history.allows(found), f"{found} is none of\n{self.history}"

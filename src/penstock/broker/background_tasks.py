@@ -148,7 +148,7 @@ class Pace:
 
     def is_ahead(self) -> bool:
         """Return whether the task must sleep; `wake` is called later then."""
-        settled = self._dispatch.engine.settled(self._mode)
+        settled = self._dispatch.engine.log.settled(self._mode)
         records = self._records
         while records and records[0][0] <= settled:
             self._bytes -= records.popleft()[1]

@@ -265,7 +265,7 @@ class Dispatch:
         self.schedule()
 
     def when_settled(self, lsn: int, mode: int, call: Callable[[], None]) -> None:
-        """Call `call` at the end of the turn in which `engine.settled(mode)` reaches lsn."""
+        """Call `call` at the end of the turn in which `engine.log.settled(mode)` reaches lsn."""
         self._waiting.append((lsn, mode, call))
         self.schedule()
 
@@ -353,7 +353,7 @@ class Dispatch:
     def _settle(self) -> None:
         """Send the answers to what is durable now."""
         engine = self.engine
-        settled = engine.settled(self.mode)
+        settled = engine.log.settled(self.mode)
         if self._unconfirmed and (settled != self._settled or self._has_new_unconfirmed):
             self._settled = settled
             self._measure(settled)
@@ -362,7 +362,7 @@ class Dispatch:
         if self._waiting:
             for _ in range(len(self._waiting)):
                 lsn, mode, call = self._waiting.popleft()
-                if engine.settled(mode) >= lsn:
+                if engine.log.settled(mode) >= lsn:
                     try:
                         call()
                     except Exception as error:  # noqa: BLE001 - it is reported

@@ -151,7 +151,7 @@ class DirectoryStream(LocalStream):
                 engine.streams.set_reader(state.parts[partition], reader, offset, mode)
             if is_safe:
                 lsn = engine.last_lsn
-                if engine.settled(DISK) < lsn:
+                if engine.log.settled(DISK) < lsn:
                     confirm = driver.settle_held(lsn, DISK)
             else:
                 driver.acked()
@@ -304,7 +304,7 @@ class DirectoryBox(BoxSource):
         with driver.gate, driver.guard:
             engine = driver.core.engine
             confirm = None
-            if engine.settled(DISK) < engine.last_lsn:
+            if engine.log.settled(DISK) < engine.last_lsn:
                 confirm = driver.settle_held(engine.last_lsn, DISK)
         if confirm is not None:
             yield confirm

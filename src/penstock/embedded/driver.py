@@ -178,7 +178,7 @@ class Driver:
             self.flush_soon()
         else:
             engine.flush()
-            if engine.settled(mode) >= lsn:
+            if engine.log.settled(mode) >= lsn:
                 return None
         waiter = self.new_waiter(lsn, mode, None)
         if self.leader is not None:
@@ -286,13 +286,13 @@ class Driver:
         before = len(self._settled)
         for waiters, mode in ((self._durable, DISK), (self._written, 0)):
             if waiters:
-                settled = engine.settled(mode)
+                settled = engine.log.settled(mode)
                 while waiters and waiters[0].lsn <= settled:
                     waiters[0].state = WOKEN
                     self._settled.append(waiters.popleft())
         self._newly_settled = len(self._settled) - before
         leader = self.leader
-        if leader is not None and 0 < leader.lsn <= engine.settled(leader.mode):
+        if leader is not None and 0 < leader.lsn <= engine.log.settled(leader.mode):
             leader.state = WOKEN
             ring(self._completed)
             self._hand_over()

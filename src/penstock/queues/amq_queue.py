@@ -302,7 +302,7 @@ class TickInterval:
         lsn = engine.last_lsn
         is_busy = (
             lsn != self._seen_lsn
-            or engine.settled(DISK) < lsn
+            or engine.log.settled(DISK) < lsn
             or engine.has_pending
             or engine.checkpoints.phase != IDLE
         )

@@ -143,11 +143,11 @@ class DeliveredMark:
 
     def hold(self, seq: int, lsn: int, mode: int) -> None:
         """Hold this message and all after it until the LSN is settled."""
-        if self._engine.settled(mode) < lsn:
+        if self._engine.log.settled(mode) < lsn:
             if self.holds is NO_HOLDS:
                 self.holds = deque()
             self.holds.append((seq, lsn, mode))
-            while self._engine.settled(self.holds[0][2]) >= self.holds[0][1]:
+            while self._engine.log.settled(self.holds[0][2]) >= self.holds[0][1]:
                 self.holds.popleft()
 
     def waits_for(self, seq: int, *, has_mark: bool, out_per_s: float) -> tuple[int, int] | None:
@@ -155,14 +155,14 @@ class DeliveredMark:
         persistent."""
         if self.holds:
             engine = self._engine
-            while self.holds and engine.settled(self.holds[0][2]) >= self.holds[0][1]:
+            while self.holds and engine.log.settled(self.holds[0][2]) >= self.holds[0][1]:
                 self.holds.popleft()
             for held, lsn, mode in self.holds:
-                if held <= seq and engine.settled(mode) < lsn:
+                if held <= seq and engine.log.settled(mode) < lsn:
                     return lsn, mode
         if not has_mark or seq < self._settled:
             return None
-        if self._engine.settled(self._mode) >= self._lsn:
+        if self._engine.log.settled(self._mode) >= self._lsn:
             self._settled = self._next
             if seq < self._settled:
                 return None

@@ -684,15 +684,6 @@ class StorageEngine:
         """The LSN of the last record appended."""
         return self.log.last_lsn
 
-    def settled(self, mode: int) -> int:
-        """Return the LSN up to which all may be confirmed in this mode."""
-        return self.log.settled(mode)
-
-    @property
-    def syncs(self) -> int:
-        """The number of syncs of the log that have returned since the start."""
-        return self.log.syncs
-
     def facts(self) -> dict[str, object]:
         """Return the numbers of log, checkpoints and store, by the names of metric_table."""
         log, checkpoints, store = self.log, self.checkpoints, self.state.store

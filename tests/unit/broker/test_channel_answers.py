@@ -49,7 +49,7 @@ def test_nothing_is_confirmed_before_its_sync(rig: BrokerRig) -> None:
     rig.turn()
     (ack,) = c.methods(BasicAck)
     assert (ack.delivery_tag, ack.multiple) == (2, True)
-    assert rig.vhost.engine.settled(DISK) >= 3
+    assert rig.vhost.engine.log.settled(DISK) >= 3
 
 
 def test_transient_messages_are_confirmed_at_once(rig: BrokerRig) -> None:

@@ -141,7 +141,7 @@ def test_a_publish_is_confirmed_when_it_is_settled(mode: int) -> None:
     rig.turn()
     (told,) = c.methods(BasicAck)
     assert (told.delivery_tag, told.multiple) == (2, True)
-    assert rig.vhost.engine.settled(mode) >= rig.vhost.engine.last_lsn
+    assert rig.vhost.engine.log.settled(mode) >= rig.vhost.engine.last_lsn
 
 
 def test_nothing_is_read_before_it_is_settled(rig: BrokerRig, c: RigClient) -> None:
@@ -150,7 +150,7 @@ def test_nothing_is_read_before_it_is_settled(rig: BrokerRig, c: RigClient) -> N
     c.publish(1, "", "s", b"1")
     rig.vhost.turn()
     c.pump()
-    assert not c.messages() or rig.vhost.engine.settled(DISK) >= rig.vhost.engine.last_lsn
+    assert not c.messages() or rig.vhost.engine.log.settled(DISK) >= rig.vhost.engine.last_lsn
     assert bodies(c) in ([b"1"], [])
 
 

@@ -69,7 +69,7 @@ def test_a_declare_is_answered_once_it_is_durable(rig: VHostRig) -> None:
     rig.turn()
     assert answered == ["disk"]
     assert rig.vhost.engine.log.syncs == syncs + 1
-    assert rig.vhost.engine.settled(DISK) >= lsn
+    assert rig.vhost.engine.log.settled(DISK) >= lsn
 
 
 def test_wake_is_called_when_a_turn_is_wanted(rig: VHostRig) -> None:

@@ -47,11 +47,11 @@ def test_in_disk_mode_a_message_is_settled_after_the_sync() -> None:
     queue = rig.queue()
     rig.engine.publish([queue], b"", b"x", DISK)
     lsn = rig.engine.last_lsn
-    assert rig.engine.settled(DISK) < lsn
+    assert rig.engine.log.settled(DISK) < lsn
     rig.engine.flush()
-    assert rig.engine.settled(DISK) < lsn <= rig.engine.settled(OS)
+    assert rig.engine.log.settled(DISK) < lsn <= rig.engine.log.settled(OS)
     rig.engine.poll(wait=True)
-    assert rig.engine.settled(DISK) >= lsn
+    assert rig.engine.log.settled(DISK) >= lsn
 
 
 @pytest.mark.parametrize("mode", [OS, INTERVAL])
@@ -61,7 +61,7 @@ def test_in_weaker_modes_after_the_write(mode: int) -> None:
     rig.engine.publish([queue], b"", b"x", mode)
     rig.engine.flush()
     rig.engine.poll(wait=True)
-    assert rig.engine.settled(mode) == rig.engine.last_lsn > rig.engine.settled(DISK)
+    assert rig.engine.log.settled(mode) == rig.engine.last_lsn > rig.engine.log.settled(DISK)
 
 
 @pytest.mark.parametrize("mode", [OS, INTERVAL, DISK])
@@ -71,7 +71,7 @@ def test_wait_does_all_that_is_needed(mode: int, wanted: int) -> None:
     queue = rig.queue()
     rig.engine.publish([queue], b"", b"x", mode)
     rig.engine.wait(rig.engine.last_lsn, wanted)
-    assert rig.engine.settled(wanted) == rig.engine.last_lsn
+    assert rig.engine.log.settled(wanted) == rig.engine.last_lsn
 
 
 def test_an_ack_is_durable_after_a_second_at_the_latest() -> None:
@@ -84,7 +84,7 @@ def test_an_ack_is_durable_after_a_second_at_the_latest() -> None:
         rig.clock.advance(0.1)
         rig.engine.tick()
         rig.engine.poll(wait=True)
-    assert rig.engine.settled(DISK) >= lsn
+    assert rig.engine.log.settled(DISK) >= lsn
 
 
 def test_interval_mode_is_synced_every_interval() -> None:
@@ -95,11 +95,11 @@ def test_interval_mode_is_synced_every_interval() -> None:
     rig.clock.advance(0.1)
     rig.engine.tick()
     rig.engine.poll(wait=True)
-    assert rig.engine.settled(DISK) < rig.engine.last_lsn
+    assert rig.engine.log.settled(DISK) < rig.engine.last_lsn
     rig.clock.advance(0.1)
     rig.engine.tick()
     rig.engine.poll(wait=True)
-    assert rig.engine.settled(DISK) == rig.engine.last_lsn
+    assert rig.engine.log.settled(DISK) == rig.engine.last_lsn
 
 
 def test_the_log_pushes_back_instead_of_growing_without_bound() -> None:

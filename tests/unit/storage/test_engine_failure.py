@@ -50,15 +50,15 @@ def test_after_a_failed_sync_or_write_of_the_log_nothing_is_confirmed_any_more(k
     rig = EngineRig()
     queue = rig.queue()
     rig.put(queue, b"x")
-    before = [rig.engine.settled(mode) for mode in (OS, INTERVAL, DISK)]
+    before = [rig.engine.log.settled(mode) for mode in (OS, INTERVAL, DISK)]
     rig.fs.fail(errno.EIO, kinds={kind}, path="/wal/")
     rig.engine.publish([queue], b"", b"y", DISK)
     with pytest.raises((SyncFailedError, StoppedError)):
         rig.engine.sync()
-    after = [rig.engine.settled(mode) for mode in (OS, INTERVAL, DISK)]
+    after = [rig.engine.log.settled(mode) for mode in (OS, INTERVAL, DISK)]
     if kind == "pwrite":
         assert after == before
-    assert rig.engine.settled(DISK) == before[2]
+    assert rig.engine.log.settled(DISK) == before[2]
     assert rig.engine.failed is not None
     assert len(rig.told("stopped")) == 1
     assert_stopped(rig)
@@ -87,7 +87,7 @@ def test_a_failed_sync_of_the_store_stops_all() -> None:
     lsn = rig.engine.last_lsn
     with pytest.raises((SyncFailedError, StoppedError)):
         rig.engine.wait(lsn, DISK)
-    assert rig.engine.settled(DISK) < lsn
+    assert rig.engine.log.settled(DISK) < lsn
     assert_stopped(rig)
 
 

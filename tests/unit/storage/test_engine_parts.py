@@ -243,7 +243,7 @@ def test_what_is_gathered_survives_whole(how: str, size: int) -> None:
     assert one.lsn == before + 1 == rig.engine.last_lsn
     rig.engine.flush()
     rig.engine.poll(wait=True)
-    assert rig.engine.settled(DISK) >= one.lsn, "one of them wanted a sync"
+    assert rig.engine.log.settled(DISK) >= one.lsn, "one of them wanted a sync"
     engine = stop(rig, how)
     assert sorted(rig.bodies(engine.queue(NAMES[0]))) == [1, 2]
     assert engine.queue(NAMES[1]).attempts == {1: 2}

@@ -316,8 +316,8 @@ def _info(call: Call) -> None:
         "queues": call.vhost.table.count,
         "queues_open": len(call.vhost.table.served),
         "lsn": engine.last_lsn,
-        "lsn_settled": engine.settled(DISK),
-        "syncs": engine.syncs,
+        "lsn_settled": engine.log.settled(DISK),
+        "syncs": engine.log.syncs,
         "checkpoints": engine.checkpoints.count,
         "durability": MODE_NAMES[call.vhost.mode],
         "memory_bytes": memory["budget_bytes"],
@@ -329,7 +329,7 @@ def _info(call: Call) -> None:
 
 def _sync(call: Call) -> None:
     lsn = call.vhost.engine.last_lsn
-    if call.vhost.engine.settled(DISK) >= lsn:
+    if call.vhost.engine.log.settled(DISK) >= lsn:
         call.reply(None)
         return
     call.vhost.engine.request_sync()

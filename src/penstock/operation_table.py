@@ -550,6 +550,8 @@ _BIND_QUEUE: Final = (("write", "queue", "queue"), ("read", "exchange", "exchang
 _BIND_EXCHANGE: Final = (("write", "exchange", "destination"), ("read", "exchange", "source"))
 
 AUDIT_STREAM: Final = "amq.penstock.audit"
+EVENTS: Final = "amq.rabbitmq.event"  # the exchange of events, see broker.events
+HOME: Final = "/"  # the vhost that has it
 SESSION: Final = "session"
 AS_USER: Final = "as_user"  # of a call of the HTTP process: name, tags, permissions, `from`
 _SESSION: Final = text(SESSION, "the session, by a name that the caller chooses")
@@ -1022,6 +1024,11 @@ _ROWS: Final = (
     Operation(
         "session_closed", "Put back what a session holds.", (_SESSION,), audience=OPERATORS,
         answer=("released",), more="An unknown session holds nothing.",
+    ),
+    Operation(
+        "publish_events", f"Publish events of the broker to the exchange {EVENTS}.",
+        (texts("lines", "JSON with event, headers and time_ms, one event each"),),
+        audience=OPERATORS, more="The broker does that while somebody has bound it.",
     ),
     # streams
     Operation(

@@ -1067,6 +1067,7 @@ class Channel(ConsumerChannel):
         if not self.handler.has_unacked_room:
             self.update()
         self.vhost.counts.consumers += 1
+        self.vhost.events.consumer(consumer, is_new=True)
         if self.vhost.firehose.is_on:
             consumer.trace(self.vhost.firehose.delivered)
         self._least_s = min(self._least_s, consumer.timeout_or(0.0) or self._least_s)
@@ -1079,6 +1080,7 @@ class Channel(ConsumerChannel):
         """Remove a consumer."""
         if self.consumers.pop(consumer.tag, None) is not None:
             self.vhost.counts.consumers -= 1
+            self.vhost.events.consumer(consumer, is_new=False)
             _add_consumer(self.counts, consumer)
         self._turns.pop(consumer, None)
         if len(self.consumers) < SHARING_MIN:
@@ -1468,6 +1470,7 @@ class Channel(ConsumerChannel):
         self.consumers = {}
         self.vhost.counts.consumers -= len(consumers)
         for consumer in consumers:
+            self.vhost.events.consumer(consumer, is_new=False)
             self._uncount(consumer)
             consumer.is_cancelled = True
             consumer.queue.detach(consumer)

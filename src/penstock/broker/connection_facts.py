@@ -71,6 +71,13 @@ def client_of(connection: str) -> str:
     return connection.partition(" -> ")[0]
 
 
+def erlang_address(host: str) -> str:
+    """Return an IPv4 address as RabbitMQ shows it in headers: {127,0,0,1}; any other as it is."""
+    parts = host.split(".")
+    is_ipv4 = len(parts) == 4 and all(part.isdigit() for part in parts)
+    return f"{{{','.join(parts)}}}" if is_ipv4 else host
+
+
 def shown(client_properties: bytes) -> dict[str, object]:
     """Return the properties for listings: all of a table of usual size, the well-known ones of a
     longer one. client_properties: checked."""

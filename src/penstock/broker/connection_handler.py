@@ -214,11 +214,16 @@ class ConnectionHandler(ChannelOwner):
         # Channel -> (what was unfinished, since when), as of the last look.
         self._stalled: dict[int, tuple[int, float]] = {}
         connection.room = vhost.body_room
+        self._capabilities: frozenset[str] = capabilities(facts.client_properties)
+        self._note_begin()
+        self._say(0, ConnectionOpenOk())
+
+    def _note_begin(self) -> None:
+        vhost = self.vhost
         vhost.usage.connections += 1
         vhost.counts.connection_created += 1
-        self._capabilities: frozenset[str] = capabilities(facts.client_properties)
         vhost.handlers.add(self)
-        self._say(0, ConnectionOpenOk())
+        vhost.events.connection(self.facts, is_new=True)
 
     def hold_cancels(self) -> None:
         if self._cancels is None:
@@ -287,6 +292,7 @@ class ConnectionHandler(ChannelOwner):
         self.vhost.counts.connection_closed += 1
         self._end_channels()
         self.vhost.handlers.discard(self)
+        self.vhost.events.connection(self.facts, is_new=False)
         self.account()
 
     def _note_end(self) -> None:
@@ -828,9 +834,12 @@ class ConnectionHandler(ChannelOwner):
         version = self.vhost.router.version
         in_flight = self.vhost.in_flight
         in_flight.begin(self.identity.name, method.NAME)
+        events = self.vhost.events
+        events.user = self.identity.name
         try:
             handler(channel, method)
         finally:
+            events.user = ""
             in_flight.end()
         on_audit = self.vhost.on_audit
         if on_audit is not None:
@@ -843,6 +852,7 @@ class ConnectionHandler(ChannelOwner):
         self.vhost.usage.channel_opened(self.identity)
         self.vhost.counts.channel_created += 1
         self.channels[number] = Channel(self, self.vhost, number, self.output)
+        self.vhost.events.channel(self.name, number, self.identity.name, is_new=True)
         self._say(number, ChannelOpenOk())
 
     def _on_connection_method(self, method: Method) -> None:
@@ -1005,6 +1015,7 @@ class ConnectionHandler(ChannelOwner):
         if channel is not None:
             self.vhost.usage.channel_closed(self.identity.name)
             self.vhost.counts.channel_closed += 1
+            self.vhost.events.channel(self.name, number, self.identity.name, is_new=False)
             self._backlog -= len(channel.backlog)
             for event in channel.backlog:
                 assert isinstance(event, Event), "nothing else is kept"

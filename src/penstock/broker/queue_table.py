@@ -113,6 +113,8 @@ class QueueTable:
         on_deleted: Callable[[str], None], count: Callable[[str, int], None], policies: Policies,
     ) -> None:  # fmt: skip
         self.served: dict[str, QueueOrStream] = {}
+        # on_queue(queue, is_new): it was declared or deleted.
+        self.on_queue: Callable[[QueueOrStream, bool], None] | None = None
         self._served_bytes: int = 0
         self.start_s: float = clock.monotonic()
         self.counts: VHostCounts = dispatch.counts
@@ -408,6 +410,7 @@ class QueueTable:
         store_creator(self.engine, routing_table.queue_key(stream.parts[0].name), creator)
         self._serve(stream)
         self.counts.queue_created += 1
+        self._changed(stream, is_new=True)
         self._change_names(name, is_new=True)
         self._topology.router.queue_added(name)
         return stream
@@ -446,6 +449,7 @@ class QueueTable:
         self._queue_set.add(queue)
         self._serve(queue)
         self.counts.queue_created += 1
+        self._changed(queue, is_new=True)
         self._change_names(name, is_new=True)
         if exclusive:
             self._owned.setdefault(owner, []).append(queue)
@@ -661,6 +665,7 @@ class QueueTable:
             self._on_deleted(queue.name)
         del self.served[queue.name]
         self.counts.queue_deleted += 1
+        self._changed(queue, is_new=False)
         self._change_names(queue.name, is_new=False)
         self._uncount(queue)
         self.recheck_kept_down()
@@ -668,6 +673,10 @@ class QueueTable:
             owned.remove(queue)
             if not owned:
                 del self._owned[queue.owner]
+
+    def _changed(self, queue: QueueOrStream, *, is_new: bool) -> None:
+        if self.on_queue is not None:
+            self.on_queue(queue, is_new)
 
     def owner_gone(self, owner: object) -> None:
         """Delete the exclusive queues of a connection that has ended."""

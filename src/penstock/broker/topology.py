@@ -18,7 +18,7 @@ bindings to it, which may be the last ones of others: `doomed` finds all of them
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import Final
 from urllib.parse import unquote
@@ -33,6 +33,7 @@ from penstock.broker.turn_budget import TurnBudget
 from penstock.codec.fields import decode_table, encode_table
 from penstock.codec.properties import BasicProperties
 from penstock.errors import AMQPError, DiskFullError
+from penstock.operation_table import EVENTS, HOME
 from penstock.queues.amqp_headers import AmqpHeaders
 from penstock.queues.dead_letter import DEATH_BYTES_MIN, HOPS_MAX, DeadLetterRoute, Target
 from penstock.queues.queue_options import QueueOptions
@@ -61,7 +62,7 @@ AUTO_DELETE_FLAG: Final = 1
 INTERNAL_FLAG: Final = 2
 EXCHANGE_BYTES: Final = 1100  # measured: a durable exchange without arguments, in all its places
 
-# name -> (type, is internal) of the exchanges that are always there
+# name -> (type, is internal) of the exchanges that every vhost has
 SYSTEM: Final[dict[str, tuple[str, bool]]] = {
     "": (DIRECT, False),
     "amq.direct": (DIRECT, False),
@@ -72,6 +73,11 @@ SYSTEM: Final[dict[str, tuple[str, bool]]] = {
     "amq.rabbitmq.trace": (TOPIC, True),
     ALERTS: (TOPIC, True),
 }
+
+
+def system_exchanges(vhost: str) -> Mapping[str, tuple[str, bool]]:
+    """Return name -> (type, is internal) of the exchanges that a vhost always has."""
+    return {**SYSTEM, EVENTS: (TOPIC, True)} if vhost == HOME else SYSTEM
 
 
 class Exchange:
@@ -136,7 +142,9 @@ class Topology:
         self._check_binding: Callable[[str, Identity | None], None] = check_binding or _unlimited
         self._policies: Policies | None = policies
         self._check_between: Callable[[str, Identity, int], None] = check_between or _unbounded
-        for name, (type_name, internal) in SYSTEM.items():
+        # on_exchange(exchange, is_new): it was declared or deleted.
+        self.on_exchange: Callable[[Exchange, bool], None] | None = None
+        for name, (type_name, internal) in system_exchanges(vhost).items():
             self._add(Exchange(name, type_name, durable=True, internal=internal, is_system=True))
 
     def _add(self, exchange: Exchange) -> None:
@@ -261,17 +269,20 @@ class Topology:
         )  # fmt: skip
         record = _exchange_record(exchange) if durable else b""
         self._add(exchange)  # which checks the arguments of its type
-        if not durable:
-            return 0
-        try:
-            lsn = self._engine.apply_topology(record)
-        except BaseException as error:
-            self._forget(name)
-            if isinstance(error, DiskFullError):
-                raise refusals.no_space(self.called(name), error) from error
-            raise
-        key = routing_table.exchange_key(_bytes(name))
-        return max(lsn, store_creator(self._engine, key, exchange.creator))
+        lsn = 0
+        if durable:
+            try:
+                lsn = self._engine.apply_topology(record)
+            except BaseException as error:
+                self._forget(name)
+                if isinstance(error, DiskFullError):
+                    raise refusals.no_space(self.called(name), error) from error
+                raise
+            key = routing_table.exchange_key(_bytes(name))
+            lsn = max(lsn, store_creator(self._engine, key, exchange.creator))
+        if self.on_exchange is not None:
+            self.on_exchange(exchange, True)
+        return lsn
 
     def _check_same(
         self, known: Exchange, type_name: str, *, durable: bool, auto_delete: bool, internal: bool,
@@ -351,6 +362,8 @@ class Topology:
         exchange = self.exchanges.pop(name)
         self._exchange_bytes -= exchange.held_bytes
         self._count(exchange.creator, -exchange.held_bytes)
+        if self.on_exchange is not None:
+            self.on_exchange(exchange, False)
 
     # ---- bindings ------------------------------------------------------------------------------
 

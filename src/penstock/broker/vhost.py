@@ -55,6 +55,7 @@ from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable
 from penstock.broker.counts import VHostCounts
 from penstock.broker.dispatch import Dispatch, Peer, Source
+from penstock.broker.events import BrokerEvents
 from penstock.broker.firehose import Firehose
 from penstock.broker.in_flight import InFlight
 from penstock.broker.policies import Applied, Counts, Policies, PolicyChanges, expires_ms
@@ -343,6 +344,8 @@ class VHost(QueueOwner[BrokerQueue]):
     errors: LockedError, VersionError, CorruptionError, SyncFailedError, OSError.
     """
 
+    _has_events: bool = False  # not before it is open
+
     def __init__(
         self, fs: FileSystem, path: str, name: str, settings: VHostSettings, *, clock: Clock,
         rng: random.Random, on_event: Callable[[str, str], None],
@@ -462,6 +465,7 @@ class VHost(QueueOwner[BrokerQueue]):
         )
         self.queues: dict[str, QueueOrStream] = self.table.served
         self.topology.recover()
+        self._open_events()
         self.table.check_limits()
         self.table.delete_leftovers()
         for queue in self.table.open_busy():
@@ -477,6 +481,18 @@ class VHost(QueueOwner[BrokerQueue]):
             self._policy_changes.begin(_ignore_counts)
         self.deferred_free: DeferredFree = DeferredFree(self.background)
         self.engine.free_later = self.deferred_free.add
+
+    def _open_events(self) -> None:
+        """Begin to report what changes, from what was recovered on."""
+        self.events: BrokerEvents = BrokerEvents(
+            self.name, self.clock, self.router, self.table.usable, self.dispatch, self._wake_task,
+            self.event,
+        )  # fmt: skip
+        events = self.events
+        self._has_events = True
+        self.table.on_queue = events.queue
+        self.topology.on_exchange = events.exchange
+        self.router.on_binding = events.binding
 
     def _rate_sources(self) -> list[RateSource]:
         connections = ConnectionValues(self.handlers)
@@ -501,6 +517,8 @@ class VHost(QueueOwner[BrokerQueue]):
             self._event(kind, text)
         if kind in DISK_ALARMS or kind in MEMORY_ALARMS:
             self.update_alarms()
+            if self._has_events:
+                self.events.alarm(kind)
 
     def _is_disk_full(self) -> bool:
         return self.monitor.is_disk_full or self.engine.blocked

@@ -213,8 +213,7 @@ class HttpProcess(LinkedProcess):
             OAuth2Options.of(facts["auth_oauth2"]), HttpLoginOptions(**facts["auth_http"]),
         )  # fmt: skip
         backends = Backends(made, str(facts["guest"]), facts["loopback_users"])
-        if facts["is_audited"]:
-            backends.on_refused = self._note_refusal
+        backends.on_refused = self._note_refusal
         auth = BasicAuth(node.users, backends, Sessions(node.users, clock))
         ranges = RangeAnswers(PageDirectories(node, clock), StreamPages(self._fs), self._reading)
         bodies = JsonBodies(self._parsing)

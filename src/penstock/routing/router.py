@@ -334,6 +334,8 @@ class Router:
         self.held_bytes: int = 0  # of all bindings, about
         self.between_exchanges: dict[str, int] = {}  # creator -> bindings from exchange to exchange
         self._has_queue = has_queue
+        # on_binding(binding, change): it was made (1) or deleted (-1).
+        self.on_binding: Callable[[Binding, int], None] | None = None
         self._count = count
         self._chance: Random = chance or Random(0)
         self._exchanges: dict[str, RoutedExchange] = {}
@@ -571,6 +573,8 @@ class Router:
     def _counted(self, binding: Binding, change: int) -> None:
         """Count one more (1) or one less (-1)."""
         self.binding_count += change
+        if self.on_binding is not None:
+            self.on_binding(binding, change)
         if binding.kind == "e":
             between = self.between_exchanges
             between[binding.creator] = between.get(binding.creator, 0) + change
@@ -598,9 +602,9 @@ class Router:
             source.type.unbind(binding)
             if not source.type.is_per_message:
                 source.changed_at = self.version
-            self._counted(binding, -1)
             left = self._by_source[binding.source]
             del left[identity]
+            self._counted(binding, -1)
             if not left:
                 emptied.append(binding.source)
         return emptied

@@ -28,7 +28,7 @@ from threading import Lock
 from typing import Final
 
 from penstock.clock import Clock, TokenBucket, date
-from penstock.errors import PenstockError, StoppedError
+from penstock.errors import PenstockError
 from penstock.storage.files.filesystem import FileSystem
 
 WAITING_MAX: Final = 10_000
@@ -44,7 +44,7 @@ Line = tuple[str, int]  # JSON, and how many entries it counts for
 
 class AuditEntries(ABC):
     """Entries that wait to be written to one place. left_out_total: how many it does not have.
-    place: its name in the log."""
+    place: how the log calls it."""
 
     def __init__(self, place: str, clock: Clock) -> None:
         self.left_out_total = 0
@@ -92,7 +92,7 @@ class AuditEntries(ABC):
             self._left_out += sum(count for _, count in lines)
             self.left_out_total += len(lines)
         if not self._has_failed:
-            logger.error("the audit %s cannot be written: %s", self._place, error)
+            logger.error("the %s cannot be written: %s", self._place, error)
         self._has_failed = True
 
 
@@ -100,7 +100,7 @@ class AuditLog(AuditEntries):
     """The log at `path`. bytes_max: of the file. Raises OSError if it cannot be opened."""
 
     def __init__(self, fs: FileSystem, path: str, bytes_max: int, clock: Clock) -> None:
-        super().__init__(f"log {path}", clock)
+        super().__init__(f"audit log {path}", clock)
         self._fs = fs
         self._path = path
         self._bytes_max = bytes_max
@@ -134,14 +134,14 @@ class AuditLog(AuditEntries):
         self._end += len(data)
 
 
-class AuditStream(AuditEntries):
-    """The stream. append(lines): has the vhost append them; raises PenstockError, and
-    TimeoutError."""
+class VhostEntries(AuditEntries):
+    """Entries for a vhost: the stream of the audit, or events. append(lines): has the vhost take
+    them; raises PenstockError, and TimeoutError."""
 
     def __init__(
-        self, vhost: str, append: Callable[[list[str]], Awaitable[None]], clock: Clock
+        self, place: str, append: Callable[[list[str]], Awaitable[None]], clock: Clock
     ) -> None:
-        super().__init__(f"stream of vhost {vhost!r}", clock)
+        super().__init__(place, clock)
         self._append = append
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -153,13 +153,15 @@ class AuditStream(AuditEntries):
         self._is_closed = True
 
     def _begin(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._append_all())
+        if self._is_closed:
+            self.left_out_total += len(self._take(WAITING_MAX))
+            self._take(0)
+        else:
+            self._task = asyncio.get_running_loop().create_task(self._append_all())
 
     async def _append_all(self) -> None:
         while lines := self._take(AT_ONCE):
             try:
-                if self._is_closed:
-                    raise StoppedError("the broker stops")
                 await self._append([line for line, _ in lines])
                 self._has_failed = False
             except (PenstockError, TimeoutError) as error:

@@ -60,7 +60,7 @@ from penstock.broker.arguments import (
     wrong_type,
 )
 from penstock.broker.policies import ALTERNATE, OPERATOR_POLICY, POLICIES_MAX, POLICY, Policy
-from penstock.broker.topology import DELAYED_TYPE, EXCHANGE, QUEUE, SYSTEM
+from penstock.broker.topology import DELAYED_TYPE, EXCHANGE, QUEUE, SYSTEM, system_exchanges
 from penstock.errors import AMQPError, OptionError, PenstockError
 from penstock.native import VERSION
 from penstock.operation_json import JsonParts, check_names, from_json
@@ -380,7 +380,7 @@ def _checked_tags(given: object) -> frozenset[str]:
 def _check_exchange(vhost: str, one: Json) -> None:
     """Raise an error unless the exchange can be declared."""
     name, arguments = one["name"], one["arguments"]
-    if name not in SYSTEM:
+    if name not in system_exchanges(vhost):
         _check_reserved("exchange", name)
     make_exchange_type(one["type"], arguments)
     if ALTERNATE in arguments and not isinstance(arguments[ALTERNATE], str):

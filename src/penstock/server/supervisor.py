@@ -44,9 +44,11 @@ from penstock.errors import (
     PenstockError,
     StoppedError,
 )
+from penstock.node_name import node_name
 from penstock.operation_json import dumps
+from penstock.operation_table import EVENTS, HOME
 from penstock.server import vhost_directories
-from penstock.server.audit import LOGIN_FAILED, AuditEntries, AuditLog, AuditStream
+from penstock.server.audit import LOGIN_FAILED, AuditEntries, AuditLog, VhostEntries
 from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.backends import Backends, Refused, made_backends
 from penstock.server.certificates import Certificates
@@ -58,6 +60,7 @@ from penstock.server.listener import Listener, bind
 from penstock.server.log_lines import client_line, set_level, set_up
 from penstock.server.login import Login, Origin
 from penstock.server.memory_shares import MemoryShares
+from penstock.server.node_events import AUTHENTICATED, authenticated, events_of
 from penstock.server.node_operations import NodeOperations
 from penstock.server.proxy_protocol import networks_of
 from penstock.server.service_manager import ServiceManager
@@ -123,6 +126,10 @@ class Supervisor:
         self.listener: Listener[ConnectionFacts]
         self.backends: Backends
         self.audits: dict[str, AuditEntries] = {}  # by the label of the metric
+        self.events = VhostEntries(
+            f"exchange {EVENTS} of vhost {HOME!r}", self._publish_events, self.clock
+        )
+        self._are_events_wanted = False
         self._hashing = ThreadPoolExecutor(HASHERS, "penstock-hash")
         self.users: Users
         self.data: DataDirectory
@@ -174,6 +181,7 @@ class Supervisor:
                         settings.loopback_users,
                     )  # fmt: skip
                     self._open_audits(fs)
+                    self.backends.on_refused = self._note_refusal
                     networks = networks_of(settings.proxy_protocol_from)
 
                     def login(
@@ -205,11 +213,9 @@ class Supervisor:
             path = str(Path(settings.audit_log).absolute())
             self.audits["file"] = AuditLog(fs, path, settings.audit_log_bytes, self.clock)
         if settings.audit_vhost:
-            self.audits["stream"] = AuditStream(
-                settings.audit_vhost, self._append_audit, self.clock
+            self.audits["stream"] = VhostEntries(
+                f"audit stream of vhost {settings.audit_vhost!r}", self._append_audit, self.clock
             )
-        if self.audits:
-            self.backends.on_refused = self._note_refusal
 
     def _wanted_ports(self) -> list[tuple[str, int | None]]:
         """Return the listeners, and the port of each."""
@@ -308,8 +314,9 @@ class Supervisor:
             await self.listener.stop()
             sharing.cancel()
             heap.stop()
-            if isinstance(stream := self.audits.get("stream"), AuditStream):
-                await stream.close()
+            for entries in (self.audits.get("stream"), self.events):
+                if isinstance(entries, VhostEntries):
+                    await entries.close()
             # Clients of TLS get the last words of their vhosts through its process.
             first = [*self.vhosts.values(), *([self.http] if self.http is not None else [])]
             await asyncio.gather(*(process.stop() for process in first))
@@ -417,6 +424,9 @@ class Supervisor:
             )
             vhost.on_new_secret = self._renew
             vhost.on_audit = self.note
+            vhost.on_event = self._event
+            vhost.on_events_wanted = self._want_events
+            vhost.want_events(is_on=self._are_events_wanted)
             self.vhosts[name] = vhost
             vhost.is_held = self.users.stopped_ms(name) is not None
             if not vhost.is_held:
@@ -428,6 +438,7 @@ class Supervisor:
         return self.users.vhosts().get(name) == READY
 
     def _on_down(self, vhost: WatchedVhost) -> None:
+        self._event("vhost.down", {"name": vhost.name, "node": node_name()})
         if self.settings.vhost_restart_strategy == STOP_NODE and not self._stop.is_set():
             self._failed = StoppedError(str(VhostDown(vhost.name, vhost.why)))
             self.stop()
@@ -437,6 +448,8 @@ class Supervisor:
     async def _admit(self, login: Login, opened: ConnectionFacts) -> None:
         """Hand a logged-in client over to its vhost. Raises AMQPConnectionError."""
         name, user = opened.vhost, opened.user
+        if self._are_events_wanted:
+            self._event(AUTHENTICATED, authenticated(opened))
         if not self.is_known(name):
             raise AMQPConnectionError(NOT_ALLOWED, f"vhost {name} not found", *OPEN)
         refused = f"access to vhost '{name}' refused for user '{user}'"
@@ -470,14 +483,35 @@ class Supervisor:
             timed = {"time": date(self.clock.wall_ms()), **entry}
             for audit in self.audits.values():
                 audit.note(timed)
+        if self._are_events_wanted:
+            for event, headers in events_of(entry):
+                self._event(event, headers)
+
+    def _event(self, event: str, headers: Facts) -> None:
+        """Have an event published, if somebody wants it."""
+        if self._are_events_wanted:
+            now_ms = self.clock.wall_ms()
+            self.events.note({"event": event, "headers": headers, "time_ms": now_ms})
+
+    def _want_events(self, is_on: bool) -> None:
+        """Note that somebody has bound the exchange of events, or nobody any more."""
+        self._are_events_wanted = is_on
+        for vhost in self.vhosts.values():
+            vhost.want_events(is_on=is_on)
+
+    async def _publish_events(self, lines: list[str]) -> None:
+        await self._of_known(HOME).call("publish_events", dumps({"lines": lines}, is_exact=True))
+
+    def _of_known(self, name: str) -> WatchedVhost:
+        if not self.is_known(name):
+            raise VhostDown(name, "there is no such vhost, penstock add_vhost makes it")
+        return self.vhost(name)
 
     async def _append_audit(self, lines: list[str]) -> None:
         """Append lines to the stream of the audit."""
-        name = self.settings.audit_vhost
-        if not self.is_known(name):
-            raise VhostDown(name, "there is no such vhost, penstock add_vhost makes it")
         given = {"lines": lines, "bytes_max": self.settings.audit_log_bytes}
-        await self.vhost(name).call("append_audit", dumps(given, is_exact=True))
+        vhost = self._of_known(self.settings.audit_vhost)
+        await vhost.call("append_audit", dumps(given, is_exact=True))
 
     def _note_refusal(self, user: str, host: str, why: str) -> None:
         self.note({"event": LOGIN_FAILED, "user": user, "from": host, "why": why})

@@ -6,9 +6,11 @@ Its only argument is its end of the link to the supervisor, which sends everythi
           connection (a socket, facts, identity, bytes already read) · ping · memory
           http (a socket: a link to the HTTP process, which calls operations, too)
           identity, close_user (permissions changed) · limits (set by operators) · stop
+          events (is_on: somebody wants events)
           renewed (connection, identity: what a client's new secret allows, null: nothing)
     out   ready · failed (why; is_final: another start would fail the same way) · pong · memory_is
           gone (a client's connection has ended) · new_secret · audit (entry) · stopped
+          event (event, headers) · events_wanted (is_on: in this vhost, which has the exchange)
 
 When it ends (linked_process), it closes the connections and writes a checkpoint. When the storage
 has failed it ends at once and writes nothing [10]; operators see the reason that it has sent as
@@ -54,7 +56,7 @@ from penstock.errors import (
     VersionError,
 )
 from penstock.operation_json import JsonParts, loads, parts_of, to_json
-from penstock.operation_table import AUDIT_STREAM, OPERATIONS, check_over_http
+from penstock.operation_table import AUDIT_STREAM, HOME, OPERATIONS, check_over_http
 from penstock.protocol.connection import Connection
 from penstock.queues.backing_choice import BackingChoice
 from penstock.server.control import Facts
@@ -115,6 +117,7 @@ class VhostProcess(LinkedProcess):
         self._http: list[ProcessLink] = []
         self._limits: dict[str, Any] = {}  # set by operators: arguments of LimitTable.set
         self._in_flight = InFlight(self._clock.monotonic)
+        self._is_audited = False
 
     async def _finish(self, why: str) -> None:
         if self._status != EX_OK:
@@ -215,8 +218,9 @@ class VhostProcess(LinkedProcess):
                 self._fs, facts["path"], facts["name"], options, clock=self._clock,
                 rng=random.SystemRandom(), on_event=event_logger(logger),
             )  # fmt: skip
-            if facts["settings"]["is_audited"]:
-                vhost.on_audit = self._note
+            self._is_audited = facts["settings"]["is_audited"]
+            vhost.events.send = self._send_event
+            self._want_events(vhost, is_on=facts["events"])
             if facts["settings"]["audit_vhost"] == vhost.name:
                 vhost.audit_stream = AUDIT_STREAM
             vhost.on_refused = lambda address, text: client_line(logger, address, "%s", text)
@@ -260,6 +264,9 @@ class VhostProcess(LinkedProcess):
         self._heap.freeze_start()
         gc.set_threshold(*GC_THRESHOLDS)
         self._link.send({"do": "ready"})
+        if vhost.name == HOME:
+            vhost.events.on_wanted = self._send_wanted
+            self._send_wanted(vhost.events.is_on)
 
     def _wait_for_space(
         self, facts: dict[str, Any], options: VHostSettings, error: DiskFullError
@@ -338,8 +345,22 @@ class VhostProcess(LinkedProcess):
         elif do == "close_user":
             for session in self._of_user(str(facts["user"])):
                 session.shutdown(CONNECTION_FORCED, str(facts["why"]))
+        elif do == "events":
+            self._want_events(self._vhost, is_on=bool(facts["is_on"]))
         elif do == "renewed":
             self._renewed(str(facts["connection"]), facts["identity"])
+
+    def _want_events(self, vhost: VHost, *, is_on: bool) -> None:
+        """Send events, or none any more. Entries of the audit become events, too."""
+        if vhost.name != HOME:
+            vhost.events.is_on = is_on
+        vhost.on_audit = self._note if self._is_audited or is_on else None
+
+    def _send_event(self, event: str, headers: dict[str, object]) -> None:
+        self._link.send({"do": "event", "event": event, "headers": to_json(headers)})
+
+    def _send_wanted(self, is_on: bool) -> None:
+        self._link.send({"do": "events_wanted", "is_on": is_on})
 
     def _note(self, op: str, user: str, place: str, args: dict[str, object]) -> None:
         """Send an entry of the audit log."""

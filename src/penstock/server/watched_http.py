@@ -157,7 +157,6 @@ class WatchedHttp(WatchedProcess):
                 "staging_user_bytes_max": settings.staging_user_bytes_max,
                 "guest": settings.guest,
                 "loopback_users": settings.loopback_users,
-                "is_audited": settings.is_audited,
                 "auth_backends": settings.auth_backends,
                 "auth_oauth2": settings.auth_oauth2.facts(),
                 "auth_http": settings.auth_http.facts(),

@@ -21,7 +21,7 @@ News beyond those of all processes:
               memory (bytes) · identity · close_user · renewed
     from it   memory_is
               gone (user): a client's connection has ended
-              audit (entry, of the audit log)
+              audit (entry, of the audit log) · event (event, headers) · events_wanted (is_on)
               new_secret (connection, user, host, secret): answered with renewed
               pong, with depth_bytes, connections, rss_bytes, returned_bytes, counted_bytes,
               blocked_reason, clients_max
@@ -135,6 +135,9 @@ class WatchedVhost(WatchedProcess):
         self.clients_max = clients_max(settings.nofile)
         self.on_memory: Callable[[], None] | None = None  # called when it has set its share
         self.on_audit: Callable[[Facts], None] | None = None  # called with entries
+        self.on_event: Callable[[str, Facts], None] | None = None  # called with name and headers
+        self.on_events_wanted: Callable[[bool], None] | None = None
+        self._are_events_wanted = False
         # called when a client has given a new secret; it is answered with `renewed`
         self.on_new_secret: Callable[[WatchedVhost, Facts], None] | None = None
         self._on_down = on_down
@@ -263,6 +266,11 @@ class WatchedVhost(WatchedProcess):
             for (user, operation), until_s in self._refused.items()
         ]
 
+    def want_events(self, *, is_on: bool) -> None:
+        """Have it send events, or none any more."""
+        self._are_events_wanted = is_on
+        self.notify("events", is_on=is_on)
+
     def set_memory(self, number: int) -> None:
         """Send its share of the memory, in bytes."""
         self.memory_bytes = number
@@ -273,7 +281,7 @@ class WatchedVhost(WatchedProcess):
     def _begin_life(self, link: ProcessLink) -> None:
         settings = self._settings.vhost_settings(self.memory_bytes)
         start = {"do": "start", "name": self.name, "path": self.path, "settings": settings,
-                 "limits": self._limits.facts()}  # fmt: skip
+                 "limits": self._limits.facts(), "events": self._are_events_wanted}  # fmt: skip
         handed = None
         if sys.platform == "linux":
             handed = os.fdopen(os.memfd_create("penstock-in-flight"), "wb")
@@ -301,6 +309,12 @@ class WatchedVhost(WatchedProcess):
             self.on_memory()
         elif do == "audit" and self.on_audit is not None:
             self.on_audit(entry_of(facts))
+        elif do == "event" and self.on_event is not None:
+            headers = facts["headers"]
+            assert isinstance(headers, dict)
+            self.on_event(str(facts["event"]), headers)
+        elif do == "events_wanted" and self.on_events_wanted is not None:
+            self.on_events_wanted(bool(facts["is_on"]))
         elif do == "new_secret" and self.on_new_secret is not None:
             self.on_new_secret(self, facts)
 

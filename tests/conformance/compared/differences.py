@@ -34,7 +34,7 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
         "binding/unbind-width",
     ),
     "Names": ("name/queue/nul", "name/*/latin", "name/*/cut"),
-    "Exchanges": ("exchange/x-random/*",),
+    "Exchanges": ("exchange/x-random/*", "system/passive-amq-event"),
     "Queues": ("state/quorum/delete-if-*", "state/foreign/unbind", "state/foreign/unbind-other"),
     "Streams": ("stream/delete-if-*", "stream/nack"),
     "Messages": (

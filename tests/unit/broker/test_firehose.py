@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock.broker import firehose
+from penstock.broker import outbox
 from penstock.codec.properties import BasicProperties
 from penstock.codec.spec import (
     BasicConsume,
@@ -105,7 +105,7 @@ def test_bindings_choose_what_is_copied() -> None:
 
 @pure_only
 def test_what_is_too_much_is_left_out_and_told(monkeypatch: Any) -> None:
-    monkeypatch.setattr(firehose, "OUTBOX_BYTES_MAX", 3 * firehose.COPY_BYTES + 100)
+    monkeypatch.setattr(outbox, "OUTBOX_BYTES_MAX", 3 * outbox.MESSAGE_BYTES + 100)
     rig, c = traced()
     for _ in range(10):
         c.publish(1, "", "q", b"m")

@@ -96,7 +96,7 @@ def test_a_key_of_other_types_makes_it_apply_to_none_of_this(rig: OperationRig) 
     declare(rig)
     declare(rig, "s", queue_type="stream")
     assert put_policy(rig, "low", max_length=7) == {
-        "queues": 2, "exchanges": 8, "is_new": True
+        "queues": 2, "exchanges": 9, "is_new": True
     }  # fmt: skip
     assert put_policy(rig, "p", max_age="1D", priority=1)["queues"] == 1
     assert applied(rig)[0] == "low"

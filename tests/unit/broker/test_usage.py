@@ -110,12 +110,12 @@ def test_queues_of_a_vhost_have_a_limit() -> None:
 
 
 def test_exchanges_and_bindings_of_a_vhost_have_a_limit() -> None:
-    rig = rig_of(vhost_exchanges=9, vhost_bindings=1)  # eight are always there
+    rig = rig_of(vhost_exchanges=10, vhost_bindings=1)  # nine are always there
     client = rig.client().open(1)
     client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
     client.call(1, ExchangeDeclare(exchange="x", type="direct"), ExchangeDeclareOk)
     close = client.call(1, ExchangeDeclare(exchange="y", type="direct"), ChannelClose)
-    assert "cannot declare exchange 'y': exchange limit in vhost '/' (9) is reached" in (
+    assert "cannot declare exchange 'y': exchange limit in vhost '/' (10) is reached" in (
         close.reply_text
     )
     client.send(1, ChannelCloseOk())

@@ -60,7 +60,7 @@ def opened_at(vhost: StartingVhost, settings: Config) -> float:
     """Seconds until the client is answered. AMQPConnectionError: it is refused."""
     node: Any = SimpleNamespace(
         settings=settings, is_known=lambda name: True, vhost=lambda name: vhost,
-        _check_connections=lambda vhost, user: None,
+        _check_connections=lambda vhost, user: None, _are_events_wanted=False,
     )  # fmt: skip
 
     async def ask(_vhosts: object) -> None:

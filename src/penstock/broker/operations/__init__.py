@@ -99,7 +99,11 @@ def call(
             one.reply = _audited(one, reply)
         for verb, kind, argument in row.needs:
             one.check(verb, kind, one.args.text(argument) if argument else "")
-        FUNCTIONS[op](one)
+        vhost.events.user = one.identity.name
+        try:
+            FUNCTIONS[op](one)
+        finally:
+            vhost.events.user = ""
     except Exception as error:
         answer = error_of(error)
         if answer is None or vhost.engine.failed is not None:

@@ -41,6 +41,7 @@ from penstock.broker.turn_budget import STEP_BYTES
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import PROPERTY_NAMES, BasicProperties, scan
 from penstock.errors import NO_ROUTE, RESOURCE_ERROR, ChannelError, DiskFullError, QueueFullError
+from penstock.operation_json import loads
 from penstock.operation_table import GET_MAX
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import Delivery
@@ -743,7 +744,18 @@ def _trace_off(call: Call) -> None:
     call.settled(0, {})
 
 
+def _publish_events(call: Call) -> None:
+    for line in call.args.texts("lines"):
+        one = loads(line.encode())
+        headers, now_ms = one["headers"], one["time_ms"]
+        assert isinstance(headers, dict)
+        assert isinstance(now_ms, int)
+        call.vhost.events.publish(str(one["event"]), headers, now_ms)
+    call.settled(0, {})
+
+
 FUNCTIONS: Final[Functions] = {
+    "publish_events": _publish_events,
     "trace_on": _trace_on,
     "trace_off": _trace_off,
     "publish": _publish,

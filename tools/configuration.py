@@ -66,7 +66,7 @@ happens beyond one: [security](../guides/security.md#what-one-user-can-cost-the-
     TLS: "In a table `[tls]`: certificates and ports, see [TLS](../guides/tls.md).",
     AUTH_HTTP: """\
 In a table `[auth_http]`: of the backend `http`, a [server that checks
-passwords and vhosts](../guides/logins.md#passwords-and-vhosts-that-a-server-checks).""",
+passwords and rights](../guides/logins.md#passwords-and-rights-that-a-server-checks).""",
     AUTH_OAUTH2: """\
 In a table `[auth_oauth2]`: of the backend `oauth2`, which takes [tokens](../guides/logins.md).""",
 }

@@ -21,6 +21,8 @@ class TokenIssuer:
         self.asked = 0
         self.forms: list[str] = []  # of requests that had one
         self.answer: str | None = None  # instead of the JWKS
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         self.rotate()
 
     def rotate(self) -> None:
@@ -60,6 +62,7 @@ class TokenIssuer:
                 if "?" in self.path:
                     issuer.forms.append(self.path.partition("?")[2])
                 issuer.asked += 1
+                issuer.may_answer.wait()
                 body = (issuer.answer if issuer.answer is not None else issuer.jwks).encode()
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
@@ -75,6 +78,7 @@ class TokenIssuer:
 
     def close(self) -> None:
         """Stop the server."""
+        self.may_answer.set()
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

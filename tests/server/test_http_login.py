@@ -1,4 +1,5 @@
-"""A server that decides who may open which vhost, at a broker: over AMQP and over HTTP."""
+"""A server that decides who may open which vhost and what is done there, at a broker: over AMQP and
+over HTTP."""
 
 import base64
 import json
@@ -8,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs
 
+import pika
 import pytest
 from pamqp import commands
+from pika.exceptions import ChannelClosedByBroker
 
-from tests.helpers.live_broker import Broker, LiveBroker
+from tests.helpers.live_broker import Broker, LiveBroker, wait_until
 from tests.helpers.token_issuer import TokenIssuer
 from tests.helpers.wire import Wire
 
@@ -67,3 +70,59 @@ def test_the_server_decides_on_vhosts(tmp_path: Path, server: TokenIssuer) -> No
         wire.sock.close()
         assert "may not open vhost '/' - the server denies it" in broker.log.read_text()
     vhosts.close()
+
+
+def test_the_server_decides_on_queues_and_a_slow_one_delays_nobody_else(
+    tmp_path: Path, server: TokenIssuer
+) -> None:
+    resources = TokenIssuer()
+    resources.answer = "allow"
+    options = {
+        "PENSTOCK_AUTH_BACKENDS": "http, internal",
+        "PENSTOCK_AUTH_HTTP_USER_PATH": server.serve(),
+        "PENSTOCK_AUTH_HTTP_RESOURCE_PATH": resources.serve(),
+        "PENSTOCK_AUTH_HTTP_TIMEOUT_S": "3600",
+    }
+    with LiveBroker(tmp_path / "data", environment=options, has_http=True) as broker:
+        for name in ("ada", "ben"):
+            broker.control("add_user", name=name, password="own", tags=["management"])
+            broker.control("set_permissions", "/", user=name, configure=".*", write=".*", read=".*")
+        ada = pika.BlockingConnection(pika.URLParameters(url_of(broker, "ada", "own")))
+        channel = ada.channel()
+        channel.queue_declare("q")
+        assert parse_qs(resources.forms[-1]) == {
+            "username": ["ada"], "vhost": ["/"], "resource": ["queue"], "name": ["q"],
+            "permission": ["configure"], "ip": ["127.0.0.1"], "tags": ["management"],
+        }  # fmt: skip
+        asked = resources.asked
+        channel.queue_declare("q")
+        assert resources.asked == asked  # the answer is remembered
+        resources.answer = "deny"
+        with pytest.raises(ChannelClosedByBroker, match="read access to queue 'q'"):
+            channel.queue_purge("q")
+        resources.answer = "allow"
+        resources.may_answer.clear()
+        slow = Wire(Broker(broker.host, broker.port, "ben", "own")).open()
+        slow.channel()
+        slow.send(commands.Queue.Declare(queue="slow"), 1)
+        wait_until(lambda: resources.asked == asked + 2)
+        ada.channel().queue_declare("q", passive=True)  # others go on
+        assert broker.control("list_queues", "/") != []
+        resources.may_answer.set()
+        slow.expect(commands.Queue.DeclareOk, 1)
+        slow.sock.close()
+        ada.close()
+        secret = base64.b64encode(b"ada:own").decode()
+        request = urllib.request.Request(
+            f"http://{broker.host}:{broker.http_port}/api/streams/%2F/s",
+            headers={"Authorization": f"Basic {secret}"},
+        )
+        with pytest.raises(urllib.error.HTTPError, match="403"):  # pages are read without a vhost
+            urllib.request.urlopen(request)
+        assert "may not read queue 'q' in vhost '/' - the server denies it" in broker.log_text()
+    resources.close()
+
+
+def url_of(broker: Broker, user: str, password: str) -> str:
+    """The address of the broker for this user."""
+    return Broker(broker.host, broker.port, user, password).url

@@ -1,8 +1,8 @@
-"""[auth_http] of penstock.toml: a server that checks passwords and vhosts, by RabbitMQ's protocol.
+"""[auth_http] of penstock.toml: a server that checks passwords and rights, by RabbitMQ's protocol.
 
 The names are those of RabbitMQ's auth_http.*, as far as there are such options here. The server
-gets user and password at user_path, user and vhost at vhost_path, and answers "allow" or "deny".
-server.backends asks it.
+gets user and password at user_path, user and vhost at vhost_path, and so on, and answers "allow" or
+"deny". server.backends asks it.
 """
 
 from dataclasses import asdict, dataclass
@@ -22,6 +22,8 @@ class HttpLoginOptions:
 
     user_path: str = ""
     vhost_path: str = ""
+    resource_path: str = ""
+    topic_path: str = ""
     http_method: str = GET
     cacertfile: str = ""
     timeout_s: float = 5.0
@@ -38,6 +40,15 @@ HTTP_LOGIN_OPTIONS: Final[tuple[Option, ...]] = (
         "vhost_path", text("an address, https://..."),
         "where it is checked which vhosts a user may open; empty: permissions here decide alone",
     ),
+    Option(
+        "resource_path", text("an address, https://..."),
+        "where it is checked what a user may do with each queue and exchange; empty: as vhost_path",
+    ),
+    Option(
+        "topic_path", text("an address, https://..."),
+        "where it is checked which routing keys of topic exchanges a user may use; empty: as "
+        "vhost_path",
+    ),
     Option("http_method", choice(GET, POST), "by which it is asked"),
     Option(
         "cacertfile", text("a file of certificates"),
@@ -50,9 +61,8 @@ HTTP_LOGIN_OPTIONS: Final[tuple[Option, ...]] = (
 
 def check_http_options(options: HttpLoginOptions) -> None:
     """Raise OptionError if there is nobody to ask."""
-    paths = {"user_path": options.user_path}
-    if options.vhost_path:
-        paths["vhost_path"] = options.vhost_path
-    for name, path in paths.items():
-        if not path.startswith(("https://", "http://")):
+    for name in ("user_path", "vhost_path", "resource_path", "topic_path"):
+        path: str = getattr(options, name)
+        is_needed = path or name == "user_path"
+        if is_needed and not path.startswith(("https://", "http://")):
             raise OptionError(f"auth_http.{name}", path, "https://...")

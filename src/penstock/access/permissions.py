@@ -181,13 +181,15 @@ class Identity:
     """A user in a vhost. tags: such as "administrator". topics: exchange -> the patterns of routing
     keys that it may write and read, expanded. on_keys: instead, patterns of "EXCHANGE\\nKEY" that
     it may write and read, for every topic exchange. source: which backend has decided.
-    expires_at_s: when it ends (seconds since 1970), 0 if never. Raises OptionError for a bad
-    pattern."""
+    expires_at_s: when it ends (seconds since 1970), 0 if never. asks_resources, asks_topics: what
+    it may do by its patterns a server must allow, too (broker.asked_rights); asks_from: the
+    client's address, for that server. Raises OptionError for a bad pattern."""
 
     def __init__(
         self, name: str, tags: frozenset[str], configure: str, write: str, read: str,
         topics: Mapping[str, tuple[str, str]] | None = None, *,
         on_keys: tuple[str, str] | None = None, source: str = INTERNAL, expires_at_s: float = 0,
+        asks_from: str = "", asks_resources: bool = False, asks_topics: bool = False,
     ) -> None:  # fmt: skip
         for verb, pattern in (("configure", configure), ("write", write), ("read", read)):
             check_pattern(verb, pattern, SCOPES_CHARS_MAX)
@@ -203,6 +205,9 @@ class Identity:
         self.on_keys: Final = on_keys
         self.source: Final = source
         self.expires_at_s: Final = expires_at_s
+        self.asks_from: Final = asks_from
+        self.asks_resources: Final = asks_resources
+        self.asks_topics: Final = asks_topics
         self._on_keys = None if on_keys is None else [PatternCache(one) for one in on_keys]
         self._topics: dict[str, tuple[PatternCache, PatternCache]] = {
             exchange: (PatternCache(one[0], ""), PatternCache(one[1], ""))
@@ -232,7 +237,11 @@ class Identity:
     def may_write_every_topic(self, exchange: str) -> bool:
         """Return whether it may publish with every routing key, if it may write to the exchange."""
         own = self.topics.get(exchange)
-        return self.on_keys is None and (own is None or own[0] == ".*")
+        return (
+            self.on_keys is None
+            and not (self.asks_resources or self.asks_topics)
+            and (own is None or own[0] == ".*")
+        )
 
     def may_read_topic(self, exchange: str, key: str) -> bool:
         """Return whether it may bind with this routing key from this topic exchange."""
@@ -263,7 +272,15 @@ class Identity:
             "on_keys": self.on_keys,
             "source": self.source,
             "expires_at_s": self.expires_at_s,
+            "asks_from": self.asks_from,
+            "asks_resources": self.asks_resources,
+            "asks_topics": self.asks_topics,
         }
+
+    def asking(self, host: str, *, resources: bool, topics: bool) -> "Identity":
+        """Return the same identity, of a client from this address, with what is asked."""
+        facts = {"asks_from": host, "asks_resources": resources, "asks_topics": topics}
+        return Identity.from_facts({**self.facts(), **facts})
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> "Identity":
@@ -278,30 +295,36 @@ class Identity:
             on_keys=tuple(facts["on_keys"]) if facts["on_keys"] is not None else None,
             source=facts["source"],
             expires_at_s=facts["expires_at_s"],
+            asks_from=facts["asks_from"],
+            asks_resources=facts["asks_resources"],
+            asks_topics=facts["asks_topics"],
         )
 
     @classmethod
     def shared(
         cls, name: str, tags: frozenset[str], configure: str, write: str, read: str,
         topics: Mapping[str, tuple[str, str]], *, on_keys: tuple[str, str] | None = None,
-        source: str = INTERNAL, expires_at_s: float = 0,
+        source: str = INTERNAL, expires_at_s: float = 0, asks_from: str = "",
+        asks_resources: bool = False, asks_topics: bool = False,
     ) -> "Identity":  # fmt: skip
         """Return an Identity like this; mostly one that another connection has, with the names that
         it has matched."""
         return _shared(
-            name, tags, configure, write, read, tuple(topics.items()), on_keys, source, expires_at_s
-        )
+            name, tags, configure, write, read, tuple(topics.items()), on_keys, source,
+            expires_at_s, asks_from, asks_resources, asks_topics,
+        )  # fmt: skip
 
 
 @lru_cache(IDENTITIES_MAX)
 def _shared(
     name: str, tags: frozenset[str], configure: str, write: str, read: str,
     topics: tuple[tuple[str, tuple[str, str]], ...], on_keys: tuple[str, str] | None,
-    source: str, expires_at_s: float,
+    source: str, expires_at_s: float, asks_from: str, asks_resources: bool, asks_topics: bool,
 ) -> Identity:  # fmt: skip
     return Identity(
         name, tags, configure, write, read, dict(topics), on_keys=on_keys, source=source,
-        expires_at_s=expires_at_s,
+        expires_at_s=expires_at_s, asks_from=asks_from, asks_resources=asks_resources,
+        asks_topics=asks_topics,
     )  # fmt: skip
 
 

@@ -44,6 +44,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from penstock.access.permissions import Identity
+from penstock.broker.asked_rights import RightsUnknown
 from penstock.broker.background_tasks import AGAIN, ASLEEP, BackgroundTask
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.channel_methods import (
@@ -394,9 +395,19 @@ class ConnectionHandler(ChannelOwner):
 
     def set_identity(self, identity: Identity) -> None:
         """Check publishes and consumers again after the user's permissions changed."""
+        asks = self.identity
+        if asks.asks_from:
+            identity = identity.asking(
+                asks.asks_from, resources=asks.asks_resources, topics=asks.asks_topics
+            )
         self.identity = identity
         for channel in self.channels.values():
             channel.check_rights()
+
+    def forget_asked_routes(self) -> None:
+        if self.identity.asks_from:
+            for channel in self.channels.values():
+                channel.publisher.forget_routes()
 
     def renewed(self, identity: Identity) -> None:
         """Answer the client's new secret, which was accepted."""
@@ -417,9 +428,7 @@ class ConnectionHandler(ChannelOwner):
         if self._told_blocked:
             self._told_blocked = False
             self._say(0, ConnectionUnblocked())
-        if self._is_short:
-            self._is_short = False
-            self.vhost.background.wake(self._later)
+        self._go_on_held()
 
     def _tell_blocked(self) -> None:
         if not self._told_blocked and self.has_capability("connection.blocked"):
@@ -641,8 +650,29 @@ class ConnectionHandler(ChannelOwner):
                     self._keep_behind_rests(event)
                     return
             self._handle(event)
+        except RightsUnknown as unknown:
+            if self.vhost.rights.send is None:
+                self._went_wrong(getattr(event, "channel", 0), unknown, event)
+                return
+            self._keep_rest(event)
+            self._wait_for_rights(unknown)
         except Exception as error:  # noqa: BLE001 - it is answered or reported
             self._went_wrong(getattr(event, "channel", 0), error, event)
+
+    def _wait_if_unknown(self, channel: Channel) -> None:
+        unknown, channel.publisher.unknown = channel.publisher.unknown, None
+        if unknown is not None:
+            self._wait_for_rights(unknown)
+
+    def _wait_for_rights(self, unknown: RightsUnknown) -> None:
+        """Hold everything until a server has said what the user may do."""
+        self.vhost.rights.when_known(unknown.question, self._go_on_held)
+        self._is_short = True
+
+    def _go_on_held(self) -> None:
+        if self._is_short:
+            self._is_short = False
+            self.vhost.background.wake(self._later)
 
     def failed(self, channel: Channel, error: Exception) -> None:
         self._went_wrong(channel.number, error, None)
@@ -735,6 +765,7 @@ class ConnectionHandler(ChannelOwner):
             rest = RestOfRun(run, done, size or event_bytes(run))
             if channel.publisher.is_sliced:
                 self._keep_rest(rest)
+                self._wait_if_unknown(channel)
             else:
                 self._hold(rest)
 
@@ -778,6 +809,7 @@ class ConnectionHandler(ChannelOwner):
             route = channel.publisher.route_in_slices(event.route)
             if route is None:
                 self._keep_rest(event)
+                self._wait_if_unknown(channel)
             else:
                 channel.spooled = SpooledPublish(channel.publisher, route, event.header)
             return

@@ -81,6 +81,9 @@ class Peer(ABC):
     def check_timeouts(self, now_s: float) -> None:
         """Put back deliveries that consumers have had for longer than their timeout."""
 
+    def forget_asked_routes(self) -> None:  # noqa: B027 - nothing, for those that ask nobody
+        """Find the routes of publishes again if a server of auth_http must allow them."""
+
     @abstractmethod
     def octets(self) -> dict[str, int]:
         """Return how many bytes were received and sent, by RabbitMQ's names."""

@@ -15,6 +15,7 @@ from typing import Final
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.arguments import DEAD_LETTER_EXCHANGE
+from penstock.broker.asked_rights import RightsUnknown
 from penstock.broker.policies import ALTERNATE
 from penstock.broker.vhost import VHost
 
@@ -34,17 +35,21 @@ def check(vhost: VHost, identity: Identity, verb: str, kind: str, name: str) -> 
         may = identity.may_read(asked)
     if not may:
         raise refusals.no_access(verb, kind, name, vhost.name, identity.name)
+    if identity.asks_resources:
+        vhost.rights.check(identity, verb, kind, asked)
 
 
 def check_topic(vhost: VHost, identity: Identity, verb: str, exchange: str, key: str) -> None:
     """Raise ChannelError 403 unless the user may publish (verb: write) to a topic exchange with
     this routing key, or bind and unbind (read). Other exchanges, and names without an exchange,
     are not checked."""
-    if not identity.has_topics or not vhost.router.is_topic(exchange):
+    if not (identity.has_topics or identity.asks_topics) or not vhost.router.is_topic(exchange):
         return
     may = identity.may_write_topic if verb == WRITE else identity.may_read_topic
     if not may(exchange, key):
         raise refusals.no_topic(verb, exchange, key, vhost.name, identity.name)
+    if identity.asks_topics:
+        vhost.rights.check(identity, verb, "topic", exchange, key)
 
 
 def one_line(name: str) -> str:
@@ -59,13 +64,21 @@ def queue_to_declare(
     """Return the name of a queue that this user may declare: the given one, or, for "", one that
     the server makes. ChannelError: 403 (reserved, or not permitted), 406 (the server names no
     streams)."""
-    if not name:
-        name = vhost.table.name_of_servers(arguments)
+    given = name
+    if not given:
+        kept = vhost.rights.take_name(identity.name) if identity.asks_resources else ""
+        is_free = kept and not vhost.table.has(kept)
+        name = kept if is_free else vhost.table.name_of_servers(arguments)
     elif name.startswith("amq."):
         raise refusals.reserved("queue", name)
-    check(vhost, identity, CONFIGURE, "queue", name)
-    if not vhost.table.has(name):
-        check_dead_letters(vhost, identity, name, arguments)
+    try:
+        check(vhost, identity, CONFIGURE, "queue", name)
+        if not vhost.table.has(name):
+            check_dead_letters(vhost, identity, name, arguments)
+    except RightsUnknown:
+        if not given:
+            vhost.rights.keep_name(identity.name, name)
+        raise
     return name
 
 

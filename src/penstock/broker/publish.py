@@ -85,6 +85,7 @@ from librt.strings import write_i64_be
 
 from penstock.access.permissions import IMPERSONATOR, Identity
 from penstock.broker import refusals
+from penstock.broker.asked_rights import RightsUnknown
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.counts import ExchangeCounts, MessageCounts
@@ -99,7 +100,7 @@ from penstock.broker.output import (
     begin_frame,
     write_return,
 )
-from penstock.broker.permissions import WRITE, check_topic
+from penstock.broker.permissions import WRITE, check, check_topic
 from penstock.broker.topology import EXCHANGE
 from penstock.broker.turn_budget import STEP_BYTES, TurnBudget
 from penstock.broker.vhost import VHost
@@ -372,6 +373,7 @@ class Publisher(Unconfirmed):
         self._windows: KeyWindows = vhost.engine.windows
         self.knows_duplicates: bool = True  # False: it publishes them all
         self.is_sliced: bool = False  # the last run ended before its time
+        self.unknown: RightsUnknown | None = None  # for which it ended; its taker clears it
         self.reply_queue: str = ""  # what stands for REPLY_TO in messages of this channel
         self.routes: dict[bytes, Route] = {}  # cached; bounded by the vhost's RouteCaches
         self._version: int = 0  # of the router when the cache was begun
@@ -486,8 +488,9 @@ class Publisher(Unconfirmed):
                 counts.unroutable(unroutable, is_mandatory=route.is_mandatory)
 
     def route_in_slices(self, raw: bytes) -> Route | None:
-        """Return the route of a publish with this slice; None: the turn's budget is used up. Call
-        it again in a later slice. ChannelError 403, 404."""
+        """Return the route of a publish with this slice; None: the turn's budget is used up, or
+        `unknown` says what must be known first. Call it again in a later slice. ChannelError 403,
+        404."""
         known = self.routes.get(raw)
         if known is not None and known.version == self.vhost.router.version:
             return known
@@ -496,7 +499,11 @@ class Publisher(Unconfirmed):
             return known
         resolving = self._resolving
         if resolving is None or resolving.raw != raw:
-            resolving = self._begin_to_resolve(raw)
+            try:
+                resolving = self._begin_to_resolve(raw)
+            except RightsUnknown as unknown:
+                self.unknown = unknown
+                return None
         self._resolving = resolving
         if not self._follow(resolving.way, resolving.asked):
             return None
@@ -550,9 +557,8 @@ class Publisher(Unconfirmed):
         known = vhost.exchanges.get(exchange) or vhost.exchanges[""]
         route = Route(raw, exchange, key, known.counts)
         if self._stream is not None:
-            stream, identity = self._stream, self.identity
-            if not identity.may_write(stream.name):  # it was revoked
-                raise refusals.no_access("write", "queue", stream.name, vhost.name, identity.name)
+            stream = self._stream
+            check(vhost, self.identity, WRITE, "queue", stream.name)  # it may be revoked
             if stream.is_deleted:
                 raise refusals.not_found(stream.what)
             route.is_special = True
@@ -564,8 +570,7 @@ class Publisher(Unconfirmed):
             raise AMQPConnectionError(NOT_IMPLEMENTED, "immediate=true", 60, 40)
         what = refusals.called("exchange", exchange, vhost.name)
         # First, so that nobody learns what exists where they may not write.
-        if not self.identity.may_write(exchange or refusals.DEFAULT):
-            raise refusals.no_access("write", "exchange", exchange, vhost.name, self.identity.name)
+        check(vhost, self.identity, WRITE, "exchange", exchange)
         if not vhost.router.has(exchange):
             raise refusals.not_found(what)
         if vhost.topology.is_internal(exchange):

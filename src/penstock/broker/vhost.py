@@ -44,6 +44,7 @@ from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.alerts import AlertManager
 from penstock.broker.arguments import type_of
+from penstock.broker.asked_rights import AskedRights
 from penstock.broker.background_tasks import (
     AGAIN,
     ASLEEP,
@@ -483,7 +484,8 @@ class VHost(QueueOwner[BrokerQueue]):
         self.engine.free_later = self.deferred_free.add
 
     def _open_events(self) -> None:
-        """Begin to report what changes, from what was recovered on."""
+        """Begin to report what changes, from what was recovered on, and to ask about rights."""
+        self.rights: AskedRights = AskedRights(self.name, self.clock, self._forget_routes)
         self.events: BrokerEvents = BrokerEvents(
             self.name, self.clock, self.router, self.table.usable, self.dispatch, self._wake_task,
             self.event,
@@ -697,6 +699,11 @@ class VHost(QueueOwner[BrokerQueue]):
 
     def _wake_task(self, task: BackgroundTask) -> None:
         self.background.wake(task)
+
+    def _forget_routes(self) -> None:
+        """Have the routes of those found again whose rights a server decides."""
+        for peer in list(self.handlers):
+            peer.forget_asked_routes()
 
     def set_tracing(self, *, is_on: bool) -> None:
         """Turn the firehose on or off."""
@@ -980,7 +987,7 @@ class VHost(QueueOwner[BrokerQueue]):
         has_more = self.timers.tick(now_s)
         for call in (
             self.rates.tick, self.streams.tick, self.alerts.tick, self._watch_unfinished,
-            self._watch_unacked, self._watch_timeouts, *self.on_tick,
+            self._watch_unacked, self._watch_timeouts, self.rights.tick, *self.on_tick,
         ):  # fmt: skip
             try:
                 call(now_s)

@@ -138,6 +138,8 @@ KEYS: Final[Mapping[str, Callable[[str], Values]]] = {
     "auth_oauth2.verify_aud": _to("auth_oauth2.verify_aud", _flag),
     "auth_http.user_path": _to("auth_http.user_path"),
     "auth_http.vhost_path": _to("auth_http.vhost_path"),
+    "auth_http.resource_path": _to("auth_http.resource_path"),
+    "auth_http.topic_path": _to("auth_http.topic_path"),
     "auth_http.http_method": _to("auth_http.http_method"),
 }
 # value of auth_backends.NUMBER -> a backend
@@ -182,9 +184,9 @@ WHY: Final[Mapping[str, str]] = {
     "tcp_listen_options.*": "sockets are set by the broker",
     "num_acceptors.*": "one process accepts connections",
     "socket_writer.*": "sockets are set by the broker",
-    "auth_backends.*": "auth_backends has internal, oauth2, and http for passwords and vhosts",
+    "auth_backends.*": "auth_backends has internal, oauth2 and http",
     "auth_oauth2.*": "see the table [auth_oauth2] for what can be set",
-    "auth_http.*": "the backend http checks passwords and vhosts; set_permissions sets permissions",
+    "auth_http.*": "see the table [auth_http] for what can be set",
     "auth_ldap.*": "there is no LDAP",
     "auth_mechanisms.*": "PLAIN and AMQPLAIN, and EXTERNAL with certificates",
     "ssl_options.*": "see the table [tls] for what can be set",

@@ -263,7 +263,19 @@ def readable(request: Request, auth: BasicAuth, part: str) -> tuple[str, str]:
     queue = name_in(request, part)
     if not identity.may_read(queue):
         raise no_access("read", "queue", queue, vhost, identity)
+    check_asks_nobody(identity)
     return vhost, queue
+
+
+def check_asks_nobody(identity: Identity) -> None:
+    """Raise HttpError 403 if a server of auth_http decides what this user may do: it is asked by
+    vhosts alone."""
+    if identity.asks_resources or identity.asks_topics:
+        raise HttpError(
+            403, f"streams, leases and batches over HTTP are refused for user '{identity.name}': "
+            "resource_path or topic_path of auth_http decides about it, expected a user of another "
+            "backend",
+        )  # fmt: skip
 
 
 def no_access(verb: str, kind: str, name: str, vhost: str, identity: Identity) -> HttpError:

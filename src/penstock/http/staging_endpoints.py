@@ -106,6 +106,7 @@ from penstock.http.requests import (
     HttpError,
     JsonAnswer,
     Routes,
+    check_asks_nobody,
     given,
     identity_in,
     name_in,
@@ -864,6 +865,7 @@ def _key(key: object) -> bytes:
 
 def checked_target(target: object, vhost: str, identity: Identity) -> None:
     """Raise HttpError 400 if the target is invalid, 403 if the user may not write to all of it."""
+    check_asks_nobody(identity)
     for kind, name in _named(target):
         if not identity.may_write(name):
             raise no_access("write", kind, name, vhost, identity)

@@ -2,7 +2,7 @@
 `auth_backends`.
 
     internal   users with passwords that are kept here (authenticator, access.users)
-    http       users that are kept here, whose passwords, and vhosts, a server checks
+    http       users that are kept here, whose passwords, vhosts and rights a server checks
     oauth2     tokens of an issuer (access.tokens)
 
 A login asks one backend after the other, until one accepts; that one also decides on vhosts and
@@ -13,7 +13,9 @@ nobody else accepts, and the time does not show which users exist.
 The server of `http` is asked in ASKERS threads; if it is slow or dead, only logins that it decides
 wait, timeout_s at most once they have a thread, and the log says so. It is not asked about a user
 who is not kept here, nor about a vhost in which the user has no permissions here. What it has
-allowed is remembered for cache_s, CACHE_MAX answers; what it has denied is not.
+allowed is remembered for cache_s, CACHE_MAX answers; what it has denied is not. Questions about
+rights, which a vhost remembers (broker.asked_rights), have threads of their own, so that logins do
+not wait for them.
 
 An issuer that is slow or dead delays nobody but those whose tokens wait for its keys. They are
 fetched in a thread of their own, once for all that wait, and kept: for jwks_cache_s, and longer if
@@ -61,6 +63,8 @@ ASKERS: Final = 8
 CACHE_MAX: Final = 4096
 ANSWER_BYTES_MAX: Final = 1 << 20
 PIECE_BYTES: Final = 1 << 14
+RIGHTS_TIMES: Final = 4  # rights that one request needs, each asked about for timeout_s
+TOPIC: Final = "topic"
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +142,11 @@ class Backends:
             self.on_refused(user, host, text)
         raise Refused(text)
 
+    @property
+    def http(self) -> "HttpBackend | None":
+        """Return the server of auth_http, if there is one."""
+        return next((one for one in self._backends if isinstance(one, HttpBackend)), None)
+
     def certified(self, user: str, host: str) -> Account:
         """Return the account of a client whose certificate names this user, which is one of
         `internal`. Raises Refused."""
@@ -197,7 +206,7 @@ Ask = Callable[[HttpLoginOptions, str, Form, Callable[[], float]], str]
 
 
 class HttpBackend(Backend):
-    """A server that checks passwords and vhosts. ask(options, address, form, now_s): returns its
+    """A server that checks passwords and rights. ask(options, address, form, now_s): returns its
     answer; called in a thread."""
 
     name = HTTP
@@ -211,6 +220,7 @@ class HttpBackend(Backend):
         self._ask = ask_http if ask is None else ask
         self._allowed: OrderedDict[bytes, float] = OrderedDict()  # key of a form -> until when
         self._executor = ThreadPoolExecutor(ASKERS, "penstock-http-login")
+        self._rights_executor = ThreadPoolExecutor(ASKERS, "penstock-http-rights")
         self._warned_s = float("-inf")
 
     async def login(self, user: str, password: bytes, host: str) -> Account:
@@ -236,14 +246,58 @@ class HttpBackend(Backend):
             return False
         return True
 
+    def asking(self, identity: Identity, host: str) -> Identity:
+        """Return the identity of a client from this address, with what the server must allow."""
+        options = self._options
+        if not (options.resource_path or options.topic_path):
+            return identity
+        return identity.asking(
+            host, resources=bool(options.resource_path), topics=bool(options.topic_path)
+        )
+
+    @property
+    def rights_valid_s(self) -> float:
+        """For how long an answer about rights counts: see broker.asked_rights."""
+        return max(self._options.cache_s, RIGHTS_TIMES * self._options.timeout_s)
+
+    async def may(self, vhost: str, question: Sequence[str]) -> bool:
+        """Return whether the server allows what broker.asked_rights asks: user, address of the
+        client, permission, resource, name, routing key."""
+        user, host, permission, resource, name, key = question
+        options = self._options
+        tags = " ".join(sorted(self.users.tags_of(user)))
+        form = {
+            "username": user, "vhost": vhost, "resource": resource, "name": name,
+            "permission": permission, "ip": host, "tags": tags,
+        }  # fmt: skip
+        path = options.resource_path
+        if resource == TOPIC:
+            path = options.topic_path
+            form["routing_key"] = key
+        try:
+            await self._asked(path, form, self._rights_executor)
+        except Refused as error:
+            client_line(logger, host, "%s: user '%s' may not %s %s '%s' in vhost '%s' - %s", host,
+                        user, permission, resource, name, vhost, error)  # fmt: skip
+            return False
+        return True
+
     async def _check(self, key: bytes, address: str, form: Form) -> None:
         """Raise Refused unless the server allows it, now or less than cache_s ago."""
-        options, now_s = self._options, self._clock.monotonic
-        if self._allowed.get(key, 0.0) > now_s():
+        if self._allowed.get(key, 0.0) > self._clock.monotonic():
             return
+        await self._asked(address, form, self._executor)
+        self._allowed[key] = self._clock.monotonic() + self._options.cache_s
+        self._allowed.move_to_end(key)
+        if len(self._allowed) > CACHE_MAX:
+            self._allowed.popitem(last=False)
+
+    async def _asked(self, address: str, form: Form, executor: ThreadPoolExecutor) -> None:
+        """Raise Refused unless the server allows it."""
+        options, now_s = self._options, self._clock.monotonic
         try:
             answer = await asyncio.get_running_loop().run_in_executor(
-                self._executor, self._ask, options, address, form, now_s
+                executor, self._ask, options, address, form, now_s
             )
         except (OSError, ValueError, HTTPException) as error:
             if now_s() - self._warned_s >= FETCH_AGAIN_S:
@@ -255,10 +309,6 @@ class HttpBackend(Backend):
             raise Refused("the server denies it")
         if not said or said[0].lower() != "allow":
             raise Refused(f"the server answers {answer!r:.100}, expected allow or deny")
-        self._allowed[key] = now_s() + options.cache_s
-        self._allowed.move_to_end(key)
-        if len(self._allowed) > CACHE_MAX:
-            self._allowed.popitem(last=False)
 
 
 class _HttpAccount(_OwnAccount):
@@ -275,7 +325,8 @@ class _HttpAccount(_OwnAccount):
         self._opens = {vhost for vhost, is_open in found.items() if is_open}
 
     def identity(self, vhost: str) -> Identity | None:
-        return super().identity(vhost) if vhost in self._opens else None
+        identity = super().identity(vhost) if vhost in self._opens else None
+        return None if identity is None else self._backend.asking(identity, self._host)
 
 
 def _encoded(form: Form) -> str:

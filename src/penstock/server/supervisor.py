@@ -24,11 +24,11 @@ import os
 import random
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from penstock.access.limits import MAX_CONNECTIONS, LimitTable
 from penstock.access.permissions import GUEST_LOOPBACK, GUEST_OFF, is_loopback
@@ -122,7 +122,7 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._failed: BaseException | None = None
-        self._renewing: set[asyncio.Task[None]] = set()
+        self._answering: set[asyncio.Task[None]] = set()
         self.listener: Listener[ConnectionFacts]
         self.backends: Backends
         self.audits: dict[str, AuditEntries] = {}  # by the label of the metric
@@ -423,6 +423,7 @@ class Supervisor:
                 name, path, self.settings, self.clock, self._on_down, limits=self.limits
             )
             vhost.on_new_secret = self._renew
+            vhost.on_rights_asked = self._ask_rights
             vhost.on_audit = self.note
             vhost.on_event = self._event
             vhost.on_events_wanted = self._want_events
@@ -518,9 +519,28 @@ class Supervisor:
 
     def _renew(self, vhost: WatchedVhost, facts: Facts) -> None:
         """Answer a connection.update-secret of a client of the vhost."""
-        task = self._loop.create_task(self._answer_renewal(vhost, facts))
-        self._renewing.add(task)
-        task.add_done_callback(self._renewing.discard)
+        self._answer_later(self._answer_renewal(vhost, facts))
+
+    def _ask_rights(self, vhost: WatchedVhost, facts: Facts) -> None:
+        """Answer a question about rights of a client of the vhost."""
+        self._answer_later(self._answer_rights(vhost, facts))
+
+    def _answer_later(self, answer: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(answer)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer_rights(self, vhost: WatchedVhost, facts: Facts) -> None:
+        question = facts["question"]
+        assert isinstance(question, list)
+        http = self.backends.http
+        is_allowed = False
+        try:
+            is_allowed = http is not None and await http.may(vhost.name, question)
+        except Exception:
+            logger.exception("rights %s in vhost %r are denied", question, vhost.name)
+        valid_s = 0.0 if http is None else http.rights_valid_s
+        vhost.notify("may", question=question, is_allowed=is_allowed, valid_s=valid_s)
 
     async def _answer_renewal(self, vhost: WatchedVhost, facts: Facts) -> None:
         user, host = str(facts["user"]), str(facts["host"])

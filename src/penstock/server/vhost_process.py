@@ -7,10 +7,12 @@ Its only argument is its end of the link to the supervisor, which sends everythi
           http (a socket: a link to the HTTP process, which calls operations, too)
           identity, close_user (permissions changed) · limits (set by operators) · stop
           events (is_on: somebody wants events)
+          may (question, is_allowed, valid_s: of broker.asked_rights)
           renewed (connection, identity: what a client's new secret allows, null: nothing)
     out   ready · failed (why; is_final: another start would fail the same way) · pong · memory_is
           gone (a client's connection has ended) · new_secret · audit (entry) · stopped
           event (event, headers) · events_wanted (is_on: in this vhost, which has the exchange)
+          may (question: may a user do that)
 
 When it ends (linked_process), it closes the connections and writes a checkpoint. When the storage
 has failed it ends at once and writes nothing [10]; operators see the reason that it has sent as
@@ -36,6 +38,7 @@ from typing import Any, Final
 from penstock.access.limits import Limits
 from penstock.access.permissions import INTERNAL, Identity
 from penstock.broker import operations
+from penstock.broker.asked_rights import Question
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.connection_handler import ConnectionHandler
 from penstock.broker.exactly_once.batches import batch_manager
@@ -220,6 +223,7 @@ class VhostProcess(LinkedProcess):
             )  # fmt: skip
             self._is_audited = facts["settings"]["is_audited"]
             vhost.events.send = self._send_event
+            vhost.rights.send = self._ask_rights
             self._want_events(vhost, is_on=facts["events"])
             if facts["settings"]["audit_vhost"] == vhost.name:
                 vhost.audit_stream = AUDIT_STREAM
@@ -347,6 +351,13 @@ class VhostProcess(LinkedProcess):
                 session.shutdown(CONNECTION_FORCED, str(facts["why"]))
         elif do == "events":
             self._want_events(self._vhost, is_on=bool(facts["is_on"]))
+        elif do == "may":
+            user, host, verb, kind, name, key = facts["question"]
+            self._vhost.rights.answered(
+                (user, host, verb, kind, name, key), facts["valid_s"],
+                is_allowed=bool(facts["is_allowed"]),
+            )  # fmt: skip
+            self._hub.wake()
         elif do == "renewed":
             self._renewed(str(facts["connection"]), facts["identity"])
 
@@ -355,6 +366,9 @@ class VhostProcess(LinkedProcess):
         if vhost.name != HOME:
             vhost.events.is_on = is_on
         vhost.on_audit = self._note if self._is_audited or is_on else None
+
+    def _ask_rights(self, question: Question) -> None:
+        self._link.send({"do": "may", "question": list(question)})
 
     def _send_event(self, event: str, headers: dict[str, object]) -> None:
         self._link.send({"do": "event", "event": event, "headers": to_json(headers)})

@@ -23,6 +23,7 @@ News beyond those of all processes:
               gone (user): a client's connection has ended
               audit (entry, of the audit log) · event (event, headers) · events_wanted (is_on)
               new_secret (connection, user, host, secret): answered with renewed
+              may (question, of broker.asked_rights): answered with may
               pong, with depth_bytes, connections, rss_bytes, returned_bytes, counted_bytes,
               blocked_reason, clients_max
 """
@@ -140,6 +141,8 @@ class WatchedVhost(WatchedProcess):
         self._are_events_wanted = False
         # called when a client has given a new secret; it is answered with `renewed`
         self.on_new_secret: Callable[[WatchedVhost, Facts], None] | None = None
+        # called when rights are asked about; it is answered with `may`
+        self.on_rights_asked: Callable[[WatchedVhost, Facts], None] | None = None
         self._on_down = on_down
         self._shared: mmap.mmap | None = None  # what its process is handling
         self._last = bytes(in_flight.SIZE)  # a copy of it when the process ended
@@ -315,6 +318,8 @@ class WatchedVhost(WatchedProcess):
             self.on_event(str(facts["event"]), headers)
         elif do == "events_wanted" and self.on_events_wanted is not None:
             self.on_events_wanted(bool(facts["is_on"]))
+        elif do == "may" and self.on_rights_asked is not None:
+            self.on_rights_asked(self, facts)
         elif do == "new_secret" and self.on_new_secret is not None:
             self.on_new_secret(self, facts)
 

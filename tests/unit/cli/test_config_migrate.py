@@ -68,7 +68,8 @@ def test_backends_of_logins(tmp_path: Path) -> None:
         "auth_oauth2.resource_server_id = rabbit\nauth_oauth2.jwks_url = https://issuer/keys\n"
         "auth_oauth2.verify_aud = false\nauth_oauth2.default_key = k\n"
         "auth_http.user_path = https://accounts/user\nauth_http.vhost_path = https://accounts/v\n"
-        "auth_http.resource_path = https://accounts/r\n",
+        "auth_http.resource_path = https://accounts/r\nauth_http.topic_path = https://accounts/t\n"
+        "auth_http.connection_timeout = 5\n",
     )
     assert config.auth_backends == ("oauth2", "internal")
     oauth2 = config.auth_oauth2
@@ -76,10 +77,12 @@ def test_backends_of_logins(tmp_path: Path) -> None:
     assert not oauth2.verify_aud
     assert config.auth_http.user_path == "https://accounts/user"
     assert config.auth_http.vhost_path == "https://accounts/v"
+    assert config.auth_http.resource_path == "https://accounts/r"
+    assert config.auth_http.topic_path == "https://accounts/t"
     comments = [line for line in text.splitlines() if line.startswith("# line")]
     assert [line.partition(" = ")[0] for line in comments] == [
         "# line 3: auth_backends.3", "# line 7: auth_oauth2.default_key",
-        "# line 10: auth_http.resource_path",
+        "# line 12: auth_http.connection_timeout",
     ]  # fmt: skip
 
 

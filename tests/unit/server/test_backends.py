@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.access.http_options import HttpLoginOptions
+from penstock.access.permissions import Identity
 from penstock.access.tokens import OAuth2Options
 from penstock.access.users import Users
 from penstock.clock import ManualClock
@@ -33,7 +34,9 @@ from tests.helpers.token_issuer import NOW_S, TokenIssuer
 class World:
     """Users ann (password ann) and guest, an issuer, and backends with these names."""
 
-    def __init__(self, *names: str, vhost_path: str = "", **options: object) -> None:
+    def __init__(
+        self, *names: str, http: dict[str, str] | None = None, **options: object
+    ) -> None:  # fmt: skip
         self.clock = ManualClock()
         self.clock.advance(NOW_S - self.clock.wall_ms() / 1000)
         self.issuer = TokenIssuer()
@@ -48,7 +51,7 @@ class World:
             self.authenticator,
             self.clock,
             OAuth2Options.of(given),
-            HttpLoginOptions(user_path="http://accounts", vhost_path=vhost_path),
+            HttpLoginOptions(user_path="http://accounts", **(http or {})),
         )
         self.fetched = 0
         self.fails = ""
@@ -254,7 +257,7 @@ def test_a_server_checks_passwords_of_users_that_are_kept_here(
 
 def test_a_server_checks_which_vhosts_are_opened(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        world = World("http", vhost_path="http://vhosts")
+        world = World("http", http={"vhost_path": "http://vhosts"})
         for vhost in ("a", "b", "none"):
             world.users.add_vhost(vhost)
         for vhost in ("a", "b"):
@@ -291,6 +294,44 @@ def test_a_server_checks_which_vhosts_are_opened(caplog: pytest.LogCaptureFixtur
     run(test)
     assert "may not open vhost 'b' - the server denies it" in caplog.text
     assert "logins cannot be checked at http://vhosts: no route" in caplog.text
+
+
+def test_a_server_is_asked_about_resources_and_topics(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        paths = {"resource_path": "http://resources", "topic_path": "http://topics"}
+        world = World("http", http=paths)
+        world.users.add_vhost("a")
+        world.users.set_permissions("ann", "a", ".*", ".*", "^mine")
+        account = await world.backends.login("ann", b"x", "10.0.0.1")
+        await account.ask(["a"])
+        identity = account.identity("a")
+        assert identity is not None
+        assert (identity.asks_from, identity.asks_resources, identity.asks_topics) == (
+            "10.0.0.1", True, True,
+        )  # fmt: skip
+        assert not identity.may_read("others")  # the permissions here are the most there is
+        assert not identity.may_write_every_topic("x")
+        assert Identity.from_facts(identity.facts()).facts() == identity.facts()
+        world.asked.clear()
+        http = world.backends.http
+        assert http is not None
+        assert await http.may("a", ("ann", "10.0.0.1", "write", "exchange", "x", ""))
+        assert await http.may("a", ("ann", "10.0.0.1", "write", "topic", "x", "k.1"))
+        form = {"username": "ann", "vhost": "a", "name": "x", "permission": "write",
+                "ip": "10.0.0.1", "tags": ""}  # fmt: skip
+        assert world.asked == [
+            ("http://resources", {**form, "resource": "exchange"}),
+            ("http://topics", {**form, "resource": "topic", "routing_key": "k.1"}),
+        ]
+        question = ("ann", "10.0.0.1", "read", "queue", "q", "")
+        for world.says in ("deny", "", "<html>allow</html>", "allowed"):
+            assert not await http.may("a", question)
+        world.fails = "no route"
+        assert not await http.may("a", question)
+        assert http.rights_valid_s == 4 * 5.0
+
+    run(test)
+    assert "user 'ann' may not read queue 'q' in vhost 'a' - the server denies it" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["get", "post"])

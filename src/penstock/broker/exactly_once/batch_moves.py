@@ -186,7 +186,7 @@ class BatchTarget:
 
     def is_writable(self, identity: Identity) -> bool:
         """Return whether the user may write to all of it, and it is something."""
-        if self.is_nowhere:
+        if self.is_nowhere or identity.asks_resources:
             return False
         names = [name for name in (self.queue, self.dead_letter_to) if name]
         return all(identity.may_write(name) for name in (*names, *self.exchanges)) and all(

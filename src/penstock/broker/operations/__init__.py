@@ -21,9 +21,11 @@ A new operation is one row of penstock.operation_table, and its function here.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from penstock.access.permissions import Identity
+from penstock.broker.asked_rights import RightsUnknown
 from penstock.broker.channel import Channel
 from penstock.broker.dispatch import Reply
 from penstock.broker.operations import (
@@ -86,7 +88,9 @@ FUNCTIONS: Final[dict[str, Callable[[Call], None]]] = {
 def call(
     vhost: VHost, channel: Channel | None, op: str, args: dict[str, object], reply: Reply
 ) -> None:
-    """Call an operation; `reply` is called once, from here or later."""
+    """Call an operation; `reply` is called once, from here or later. RightsUnknown: nothing has
+    happened, the client's connection must wait."""
+    given = args
     try:
         row = find(op, FUNCTIONS)
         user, address = None, ""
@@ -104,6 +108,14 @@ def call(
             FUNCTIONS[op](one)
         finally:
             vhost.events.user = ""
+    except RightsUnknown as unknown:
+        if channel is not None:
+            raise  # its connection waits
+        if vhost.rights.send is None:
+            reply(unknown)
+        else:
+            again = partial(call, vhost, None, op, given, reply)
+            vhost.rights.when_known(unknown.question, again)
     except Exception as error:
         answer = error_of(error)
         if answer is None or vhost.engine.failed is not None:
@@ -155,6 +167,8 @@ def on_penstock_call(channel: Channel, method: PenstockCall) -> None:
 
     try:
         call(channel.vhost, channel, method.op, loads(method.arguments), reply)
+    except RightsUnknown:
+        raise
     except AMQPError as error:
         reply(error)
     except Exception as error:  # noqa: BLE001 - it is reported

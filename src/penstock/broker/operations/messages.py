@@ -27,6 +27,7 @@ from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.dispatch import Reply
 from penstock.broker.operations.call import ROW_STEPS, Call, Functions, Slices
 from penstock.broker.output import Output
+from penstock.broker.permissions import WRITE, check_topic
 from penstock.broker.publish import (
     Publisher,
     PublishFacts,
@@ -107,6 +108,9 @@ def _publish(call: Call) -> None:
             raise precondition_failed(
                 f"message size {len(body)} is larger than configured max size {BODY_BYTES_MAX}"
             )
+    exchange = call.args.text("exchange")
+    call.check(WRITE, "exchange", exchange)
+    check_topic(call.vhost, call.identity, WRITE, exchange, call.args.text("routing_key"))
     call.in_slices(_published(call))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
@@ -16,13 +17,49 @@ from penstock.broker.arguments import (
     encode_arguments,
     shown,
 )
+from penstock.broker.policies import KEYS
 from penstock.codec.fields import NESTING_MAX, decode_table, encode_table
 from penstock.errors import ChannelError, OptionError
 from penstock.options import WrongValueError
 from penstock.queues.queue_options import QUEUE_ARGUMENTS, QueueOptions
 from penstock.routing.exchange_types import Binding, comparable
 
+ROOT = Path(__file__).parents[3]
 WHAT = "queue 'q' in vhost '/'"
+
+
+# What the manuals of RabbitMQ 3.13 and 4.x document for queues and, without x-, for policies.
+DOCUMENTED = """
+x-expires x-message-ttl x-max-length x-max-length-bytes x-overflow x-dead-letter-exchange
+x-dead-letter-routing-key x-dead-letter-strategy x-max-priority x-queue-mode x-queue-version
+x-queue-type x-queue-leader-locator x-queue-master-locator x-single-active-consumer x-delivery-limit
+x-quorum-initial-group-size x-quorum-target-group-size x-initial-cluster-size x-max-in-memory-length
+x-max-in-memory-bytes x-max-age x-stream-max-segment-size-bytes x-stream-filter-size-bytes
+x-consumer-timeout x-consumer-disconnected-timeout x-delayed-retry-type x-delayed-retry-min
+x-delayed-retry-max x-ha-policy x-cancel-on-ha-failover x-credit x-priority x-stream-offset
+x-stream-filter x-stream-match-unfiltered
+"""
+DOCUMENTED_KEYS = """
+message-ttl expires max-length max-length-bytes overflow dead-letter-exchange
+dead-letter-routing-key dead-letter-strategy max-in-memory-length max-in-memory-bytes delivery-limit
+queue-leader-locator queue-master-locator queue-mode queue-version alternate-exchange max-age
+stream-max-segment-size-bytes stream-filter-size-bytes target-group-size consumer-timeout ha-mode
+ha-params ha-sync-mode ha-sync-batch-size ha-promote-on-shutdown ha-promote-on-failure
+federation-upstream federation-upstream-set delayed-retry-type delayed-retry-min delayed-retry-max
+"""
+
+
+def test_what_rabbitmq_documents_has_a_row_or_is_listed() -> None:
+    """A row checks a value and says what it does; the pages list what is stored only, and what
+    consumers have."""
+    pages = "".join(
+        (ROOT / "docs" / page).read_text(encoding="utf-8")
+        for page in ("reference/compatibility.md", "guides/streams.md", "guides/confirms.md",
+                     "reference/ttl-and-limits.md")
+    )  # fmt: skip
+    unknown = [name for name in DOCUMENTED.split() if name not in ARGUMENTS]
+    assert [name for name in unknown if f"`{name}`" not in pages] == []
+    assert [key for key in DOCUMENTED_KEYS.split() if key not in KEYS] == []
 
 
 def of_type(kind: str) -> set[str]:

@@ -1,8 +1,10 @@
 """Policies that come and go over queues in use, against a model written from RabbitMQ's rules.
 
 The model keeps the policies as they were given, the arguments of each queue, and the messages that
-are ready. After each step every queue has the limits, the overflow and the dead letter exchange
-that the model works out from the start, and holds the messages that these leave.
+are ready. After each step every queue has the limits, the overflow and the dead
+letter exchange that the model works out from the start, and holds the messages that these leave;
+those that died lie in the queue "dead" if the exchange was "x", and are gone if it was "y", which
+does not exist.
 """
 
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ TYPES: Final = {
     "classic_queues": ("classic",), "quorum_queues": ("quorum",), "streams": (),
 }  # fmt: skip
 PATTERNS: Final = {
-    "^a": ("a1", "a2"), "1$": ("a1", "b1"), "": QUEUES, "b2": ("b2",), "^1": (),
+    "^a": ("a1", "a2"), "1$": ("a1", "b1"), "^[ab]": QUEUES, "b2": ("b2",), "^1": (),
 }  # fmt: skip
 
 
@@ -54,7 +56,11 @@ class Policies(RuleBasedStateMachine):
         self.operators: dict[str, Given] = {}
         self.arguments: dict[str, dict[str, Any]] = {}
         self.ready: dict[str, list[bytes]] = {}
+        self.dead: list[bytes] = []
         self.count = 0
+        self.rig.result("declare_exchange", exchange="x", type="fanout", arguments={})
+        self.rig.result("declare_queue", queue="dead", arguments={})
+        self.rig.result("bind_queue", queue="dead", exchange="x", arguments={})
 
     @rule(
         name=st.sampled_from("nmo"), pattern=st.sampled_from(sorted(PATTERNS)),
@@ -132,6 +138,17 @@ class Policies(RuleBasedStateMachine):
             self.ready[name].append(body)
         self._settle()
 
+    @rule(name=st.sampled_from(QUEUES), n=st.integers(1, 3))
+    def reject(self, name: str, n: int) -> None:
+        """A consumer rejects the first ones: they die."""
+        if not self.ready.get(name):
+            return
+        got = self.rig.result("get_messages", queue=name, count=n, ackmode="reject_requeue_false")
+        bodies, self.ready[name] = self.ready[name][:n], self.ready[name][n:]
+        assert len(got) == len(bodies)
+        self._die(name, bodies)
+        self._settle()
+
     @rule(is_in_order=st.booleans())
     def restart(self, is_in_order: bool) -> None:
         if not is_in_order:
@@ -149,7 +166,12 @@ class Policies(RuleBasedStateMachine):
         for name, bodies in self.ready.items():
             limit, overflow, _ = self._expected(name)
             if limit is not None and overflow == "drop-head" and len(bodies) > limit:
+                self._die(name, bodies[: len(bodies) - limit])
                 self.ready[name] = bodies[len(bodies) - limit :]
+
+    def _die(self, name: str, bodies: list[bytes]) -> None:
+        if self._expected(name)[2] == "x":
+            self.dead += bodies
 
     def _applied(self, known: dict[str, Given], name: str) -> dict[str, Any]:
         matching = [
@@ -180,6 +202,10 @@ class Policies(RuleBasedStateMachine):
             assert found == self._expected(name), name
             bodies = [d.message.body for d in queue.amq.browse(None, 1000)]
             assert bodies == self.ready[name], name
+        if hasattr(self, "dead"):
+            queue = classic(self.rig.vhost.table.find("dead"))
+            found_dead = [d.message.body for d in queue.amq.browse(None, 1000)]
+            assert sorted(found_dead) == sorted(self.dead)
 
     def teardown(self) -> None:
         if hasattr(self, "rig"):

@@ -136,6 +136,7 @@ METRICS: Final = (
         "delayed; as of the memory monitor's last round (2.5 s)", "state",
     ),
     _gauge("Paging", "message_bytes", "bodies of messages that are ready and unacked", "state"),
+    _gauge("Paging", "oldest_ready_seconds", "age of the oldest head of a queue, if RAM knows it"),
     _gauge(
         "Paging", "backlog_as_alphas_bytes", "RAM that the ready messages would take without paging"
     ),

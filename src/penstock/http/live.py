@@ -72,6 +72,7 @@ VHOST_VALUES: Final = {
     "unacked": "messages.unacked", "alpha": "messages.alpha", "beta": "messages.beta",
     "gamma": "messages.gamma", "delta": "messages.delta", "counted_bytes": "memory_counted_bytes",
     "budget_bytes": "memory_budget_bytes", "backlog_as_alphas_bytes": "backlog_as_alphas_bytes",
+    "oldest_ready_s": "oldest_ready_seconds",
 }  # fmt: skip
 VHOST_COLUMNS: Final = (*VHOST_RATES, *VHOST_VALUES, "ready", "connections", "sync_p99_ms")
 # The same of a queue, by the names of its row.

@@ -97,7 +97,8 @@ class QueueStates:
     """How many messages all queues have in each state, and bytes: of the bodies of ready and of
     unacknowledged ones, of RAM if all ready ones were alphas. A row of a queue that has had
     transient messages counts as a beta, of any other as a gamma. over_target: queues that count
-    more than their target."""
+    more than their target. oldest_s: when the oldest head came that is known in RAM, in seconds
+    since 1970; 0 without one."""
 
     def __init__(self) -> None:
         self.alphas: int = 0
@@ -109,6 +110,7 @@ class QueueStates:
         self.unacked_bytes: int = 0
         self.as_alphas_bytes: int = 0
         self.over_target: int = 0
+        self.oldest_s: int = 0
 
     @property
     def ready(self) -> int:

@@ -804,6 +804,10 @@ class VariableQueue(BackingQueue):
         into.unacked_bytes += state.unacked_bytes + leased.bytes
         into.as_alphas_bytes += state.bytes + state.len * ALPHA_BYTES
         into.over_target += state.ram_bytes() > state.target_bytes
+        if state.len:
+            head = self.head()
+            if head is not None and head.time:
+                into.oldest_s = min(into.oldest_s or head.time, head.time)
 
     def info(self) -> dict[str, int | float | str]:
         return {**self.state.info(), **self.paging.info()}

@@ -50,6 +50,10 @@ def test_messages_by_state_are_those_of_the_last_round() -> None:
     assert found["messages"]["alpha"] == 3
     assert found["message_bytes"]["ready"] == 12
     assert found["backlog_as_alphas_bytes"] > 12
+    assert found["oldest_ready_seconds"] == 3
+    rig.result("purge_queue", queue="a")
+    rig.tick(3.0)
+    assert rig.result("metrics")["values"]["oldest_ready_seconds"] == 0
 
 
 def test_messages_of_a_queue_that_nobody_has_opened_are_in_delta() -> None:

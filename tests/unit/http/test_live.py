@@ -44,6 +44,7 @@ class Counters:
         values = {
             "messages_published_total": self.published, "messages_delivered_total": 7,
             "messages_acked_total": 7, "messages_unroutable_total": 0, "messages": states,
+            "oldest_ready_seconds": 8,
             "memory_counted_bytes": 10, "memory_budget_bytes": 20, "backlog_as_alphas_bytes": 30,
             "sync_seconds": self.syncs.facts(),
         }  # fmt: skip
@@ -115,7 +116,7 @@ def test_the_overview_has_rates_of_each_vhost(rig: HttpRig, counters: Counters) 
         "state": "running", "restarts": 2, "published": 40.0, "delivered": 0, "acked": 0,
         "unroutable": 0, "ready": 10, "unacked": 5, "connections": 3, "alpha": 1, "beta": 2,
         "gamma": 3, "delta": 4, "counted_bytes": 10, "budget_bytes": 20,
-        "backlog_as_alphas_bytes": 30, "sync_p99_ms": 2.5,
+        "backlog_as_alphas_bytes": 30, "oldest_ready_s": 8, "sync_p99_ms": 2.5,
     }  # fmt: skip
     assert second["vhosts"].keys() == {"/", "other"}
     assert second["node"] == {

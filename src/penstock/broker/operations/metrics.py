@@ -43,9 +43,15 @@ def _memory(vhost: VHost) -> Values:
         "memory_other_bytes": monitor.other_bytes,
         "message_bytes": {"ready": states.ready_bytes, "unacked": states.unacked_bytes},
         "backlog_as_alphas_bytes": states.as_alphas_bytes,
+        "oldest_ready_seconds": _age_s(vhost, states.oldest_s),
         "queues_over_target": states.over_target,
         "target_seconds": "+Inf" if desired_s == float("inf") else desired_s,
     }
+
+
+def _age_s(vhost: VHost, time_s: int) -> int:
+    """Return the age of what came then; 0 of nothing."""
+    return max(vhost.clock.wall_ms() // 1000 - time_s, 0) if time_s else 0
 
 
 def _flow(vhost: VHost) -> Values:

@@ -34,14 +34,14 @@ import logging
 import math
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Protocol
 from urllib.parse import quote, unquote_to_bytes
 
 from penstock.clock import Clock
 from penstock.histogram import DISK_S
-from penstock.http.node_link import NodeLink
+from penstock.http.node_link import NodeLink, mark_seen
 from penstock.http.requests import HttpError
 from penstock.members import dug
 from penstock.operation_json import to_json
@@ -57,6 +57,7 @@ QUEUES_MAX: Final = 100
 VHOSTS_MAX: Final = 50
 SYNC_TICKS: Final = 60  # of which the slowest hundredth of syncs is shown
 RINGS: Final = ((1.0, 600), (10.0, 720), (60.0, 1440))  # seconds between two samples, how many
+ANSWER_S: Final = 1.0  # for each answer: a vhost that does not answer does not stop the others
 AGAIN_S: Final = 0.25  # between two ticks at least, also if clients come and go
 VHOST: Final = "vhost"
 OVERVIEW: Final = "overview"
@@ -189,6 +190,7 @@ class Live:
         self._vhosts: dict[str, _Past] = {}
         self._queues: dict[tuple[str, str], _Past] = {}  # the longest unused first
         self._topics: dict[tuple[str, str], int] = {}  # queue -> how many look at it
+        self._asking: dict[tuple[str, Any], asyncio.Task[Any]] = {}  # who has not answered yet
         self._streams = 0
         self._is_closed = False
         self._looked_s = -math.inf
@@ -244,38 +246,55 @@ class Live:
 
     async def tick(self) -> None:
         """Ask for everything, and give it to those who look. What does not answer is left out."""
+        node = self._node
         self._time_s = self.now_s()
         try:
-            self._status = await self._node.status()
+            self._status = await node.status()
         except (ControlError, HttpError):
             self._status = {}
         rows = {row["name"]: row for row in self._status.get("vhosts", [])}
         running = [name for name, row in rows.items() if row["state"] == RUNNING]
         if not self._streams:
             running = running[:VHOSTS_MAX]
-        found = await self._each(running, lambda name: self._node.value("metrics", name))
-        self._vhosts = {name: past for name, past in self._vhosts.items() if name in rows}
+        found = await self._each("metrics", running, lambda name: node.value("metrics", name))
+        if rows:
+            self._vhosts = {name: past for name, past in self._vhosts.items() if name in rows}
         self._of_vhosts = {
             name: self._vhost_info(row, found.get(name)) for name, row in rows.items()
         }
         if self._streams and self._time_s >= self._looked_s + LOOK_S:
             self._looked_s = self._time_s
-            self._wrong = await self._each(running, lambda name: self._node.value("why", name))
+            self._wrong = await self._each("why", running, lambda name: node.value("why", name))
         asked = [key for key in self._topics if key[0] in found]
-        described = await self._each(asked, lambda key: self._describe(*key))
+        described = await self._each(QUEUE, asked, lambda key: self._describe(*key))
         self._of_queues = {key: self._queue_info(key, row) for key, row in described.items()}
         self._encoded.clear()
         self._end_tick()
 
-    async def _each(self, names: Sequence[Any], ask: Callable[[Any], Any]) -> dict[Any, Any]:
-        """Return what those that answer say."""
-        found = await asyncio.gather(*(ask(name) for name in names), return_exceptions=True)
+    async def _each(
+        self, what: str, names: Sequence[Any], ask: Callable[[Any], Coroutine[Any, Any, Any]]
+    ) -> dict[Any, Any]:
+        """Return what those say that answer within ANSWER_S. Who has not answered yet is not asked
+        again. what: is asked."""
+        tasks: dict[Any, asyncio.Task[Any]] = {}
+        for name in names:
+            task = self._asking.get((what, name))
+            if task is None or task.done():
+                task = self._asking[what, name] = asyncio.create_task(ask(name))
+                task.add_done_callback(mark_seen)
+            tasks[name] = task
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=ANSWER_S)
         answered: dict[Any, Any] = {}
-        for name, one in zip(names, found, strict=True):
-            if not isinstance(one, BaseException):
-                answered[name] = one
-            elif not isinstance(one, ControlError | HttpError):
-                raise one
+        for name, task in tasks.items():
+            if not task.done():
+                continue
+            del self._asking[what, name]
+            error = task.exception()
+            if error is None:
+                answered[name] = task.result()
+            elif not isinstance(error, ControlError | HttpError):
+                raise error
         return answered
 
     async def _describe(self, vhost: str, queue: str) -> Info:

@@ -63,7 +63,7 @@ class NodeLink:
         if asked is None or now_s >= self._asked_until_s:
             asked = self._asked = asyncio.ensure_future(self.call("status"))
             self._asked_until_s = now_s + STATUS_S
-            asked.add_done_callback(_mark_seen)
+            asked.add_done_callback(mark_seen)
         return await asyncio.shield(asked)
 
     async def value(self, op: str, vhost: str, /, **args: object) -> Any:
@@ -141,7 +141,7 @@ class NodeLink:
             link.close()
 
 
-def _mark_seen(answer: "asyncio.Future[Any]") -> None:
+def mark_seen(answer: "asyncio.Future[Any]") -> None:
     """Mark the error as seen; those who still wait for the call get it."""
     if not answer.cancelled():
         answer.exception()

@@ -250,3 +250,27 @@ def test_a_vhost_that_does_not_answer_keeps_its_state(rig: HttpRig) -> None:
     rig.node.answers["metrics"] = ControlError(541, "down")
     ((_, found),) = watch(rig, "overview", 1)
     assert found["vhosts"]["/"] == {"state": "running", "restarts": 2}
+
+
+def test_who_does_not_answer_does_not_stop_the_others(
+    rig: HttpRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "ANSWER_S", 0.001)
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    rig.node.waits["describe_row"] = never
+    found = watch(rig, "overview,queue:%252F:q", 3)
+    assert [topic for topic, _ in found] == ["overview"] * 3
+    assert [op for op, _, _ in rig.node.asked].count("describe_row") == 1
+
+
+def test_the_past_is_kept_while_the_supervisor_does_not_answer(rig: HttpRig) -> None:
+    async def scenario(app: Api) -> Reply:
+        await rig.live.tick()
+        rig.node.answers["status"] = ControlError(541, "busy")
+        await rig.live.tick()
+        return await ask(app, "/api/penstock/history/%2F", user="boss")
+
+    assert len(rig.run(scenario).json()["samples"]) == 1

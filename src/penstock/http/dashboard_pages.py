@@ -84,8 +84,9 @@ async def events(asked: ApiRequest) -> object:
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     if asked.request.method == "HEAD":
         return Answer(200, None, {**headers, "Content-Type": "text/event-stream"})
-    asked.live.check_room()
-    stream = asked.live.stream(asked, topics, _lasts(asked))
+    user = asked.account.user
+    asked.live.check_room(user)
+    stream = asked.live.stream(asked, user, topics, _lasts(asked))
     return StreamingResponse(stream, 200, headers, media_type="text/event-stream")
 
 

@@ -52,6 +52,7 @@ TICK_S: Final = 1.0
 IDLE_S: Final = 10.0
 LOOK_S: Final = 10.0
 STREAMS_MAX: Final = 64
+USER_STREAMS_MAX: Final = 32
 QUEUE_TOPICS_MAX: Final = 4  # of one stream
 QUEUES_MAX: Final = 100
 VHOSTS_MAX: Final = 50
@@ -192,6 +193,7 @@ class Live:
         self._topics: dict[tuple[str, str], int] = {}  # queue -> how many look at it
         self._asking: dict[tuple[str, Any], asyncio.Task[Any]] = {}  # who has not answered yet
         self._streams = 0
+        self._of_user: dict[str, int] = {}  # streams
         self._is_closed = False
         self._looked_s = -math.inf
         self._wanted = asyncio.Event()
@@ -409,12 +411,14 @@ class Live:
     # ---- streams -------------------------------------------------------------------------------
 
     async def stream(
-        self, viewer: Viewer, topics: Sequence[str], lasts: Callable[[], Awaitable[bool]]
-    ) -> AsyncIterator[bytes]:
+        self, viewer: Viewer, user: str, topics: Sequence[str],
+        lasts: Callable[[], Awaitable[bool]],
+    ) -> AsyncIterator[bytes]:  # fmt: skip
         """Yield the events of these topics until the client leaves, `lasts` says that the user may
         no more, or `close`."""
         queues = {topic: key for topic in topics if (key := queue_of(topic)) is not None}
         self._streams += 1
+        self._of_user[user] = self._of_user.get(user, 0) + 1
         for key in queues.values():
             self._topics[key] = self._topics.get(key, 0) + 1
         self._wanted.set()
@@ -436,15 +440,22 @@ class Live:
                 yield b"".join(pieces) or b": nothing is known\n\n"
         finally:
             self._streams -= 1
+            self._of_user[user] -= 1
+            if not self._of_user[user]:
+                del self._of_user[user]
             for key in queues.values():
                 self._topics[key] -= 1
                 if not self._topics[key]:
                     del self._topics[key]
 
-    def check_room(self) -> None:
-        """Raise HttpError 503 if there are as many streams as there may be."""
-        if self._streams >= STREAMS_MAX:
-            error = HttpError(503, f"{STREAMS_MAX} streams of events are open, which is the most")
+    def check_room(self, user: str) -> None:
+        """Raise HttpError 503 if there are as many streams as there may be, of all or of a user."""
+        if self._streams >= STREAMS_MAX or self._of_user.get(user, 0) >= USER_STREAMS_MAX:
+            error = HttpError(
+                503, f"{self._streams} streams of events are open, {self._of_user.get(user, 0)} of "
+                f"user '{user}'; expected fewer than {STREAMS_MAX} and {USER_STREAMS_MAX}: close "
+                "some pages of the dashboard",
+            )  # fmt: skip
             error.headers["Retry-After"] = "10"
             raise error
 

@@ -167,9 +167,13 @@ def test_a_stream_ends_when_the_user_may_no_more(rig: HttpRig) -> None:
 
 
 def test_the_number_of_streams_is_bounded(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "STREAMS_MAX", 0)
-    reply = rig.ask("/api/penstock/events?topics=overview", user="boss")
-    assert (reply.status, reply.headers["retry-after"]) == (503, "10")
+    for name in ("STREAMS_MAX", "USER_STREAMS_MAX"):
+        with monkeypatch.context() as patch:
+            patch.setattr(live, name, 0)
+            reply = rig.ask("/api/penstock/events?topics=overview", user="boss")
+            assert (reply.status, reply.headers["retry-after"]) == (503, "10")
+    watch(rig, "overview", 1)
+    assert not rig.live.is_watched
 
 
 def test_what_is_wrong_is_said_first(rig: HttpRig) -> None:

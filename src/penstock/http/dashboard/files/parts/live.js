@@ -1,5 +1,5 @@
 /** What changes by itself: events of the server, and lists that are asked for again. */
-import { query, user } from "./api.js";
+import { query, user, whoami } from "./api.js";
 import { Store, useCallback, useEffect, useRef, useState } from "./ui.js";
 
 const STALE_MS = 3000;
@@ -26,7 +26,7 @@ function connect() {
   connecting = null;
   source?.close();
   source = null;
-  if (!wanted.size || !user.value) return stream.set("off");
+  if (!wanted.size || !user.value) return stream.set(wanted.size ? "stale" : "off");
   newest = Date.now();
   source = new EventSource(`api/penstock/events${query({ topics: [...wanted.keys()].join(",") })}`);
   for (const topic of wanted.keys()) {
@@ -43,6 +43,7 @@ function connect() {
     // The browser tries again by itself, unless the answer was not a stream: 401, 503.
     if (mine.readyState === EventSource.CLOSED && mine === source) {
       stream.set("stale");
+      whoami(); // is the session still there?
       connecting ??= setTimeout(connect, 5000);
     }
   };

@@ -149,7 +149,7 @@ function View(props) {
   const filterBy = (value) => {
     setText(value);
     clearTimeout(timer.current);
-    timer.current = setTimeout(() => state.set({ filter: value, page: "" }), 150);
+    timer.current = setTimeout(() => state.set({ filter: value, page: "" }), 50);
   };
   const toggle = (key, row) => {
     const next = new Map(selected);

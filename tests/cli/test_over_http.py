@@ -4,9 +4,13 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from penstock.amqp_url import AmqpUrl
+from penstock.cli.ask import URL_KEY
 from penstock.cli.main import VERBS, main
+from penstock.cli.rabbitmq import _here
 from penstock.operation_table import ALL, MANAGEMENT, OPERATIONS
 from tests.helpers.live_broker import LiveBroker
 
@@ -46,6 +50,9 @@ def test_commands_work_as_on_the_brokers_machine(
         there = capsysbinary.readouterr().out
         assert main([*words, "--data", str(broker.data)]) == 0
         assert capsysbinary.readouterr().out == there, words
+    for words in (["config", "show"], ["health_check", "ports"]):
+        assert main(["--url", url, *words]) == 0
+    assert str(broker.data).encode() in capsysbinary.readouterr().out
     assert main(["why", "jobs", "--url", url]) == 0
     assert b"queue 'jobs'" in capsysbinary.readouterr().out
     assert main(["status", "--url", url, "--format", "json"]) == 0
@@ -85,10 +92,21 @@ def test_what_is_not_available_over_http_says_so(
         assert name in VERBS
         assert main(["--url", url, name]) == 64
         assert "run it on the broker's machine" in capsys.readouterr().err
+    assert main(["--url", url, "store", "path", "/"]) == 64
+    assert "No such option '--url'" in capsys.readouterr().err
+    assert main(["store", "path", "/", "--url", url]) == 64
+    assert "run it on the broker's machine" in capsys.readouterr().err
     assert main(["list_queues", "--url", "amqp://guest:secret@x"]) == 64
     said = capsys.readouterr().err
     assert "expected http://user:password@host:15672" in said
     assert "secret" not in said
+
+
+def test_messages_migrate_to_the_broker_of_the_url(broker: LiveBroker) -> None:
+    with click.Context(click.Command("migrate")) as context:
+        context.meta[URL_KEY] = f"http://guest:guest@localhost:{broker.http_port}"
+        found = _here("./none", AmqpUrl(host="old", user="ann"))
+    assert (found.host, found.port, found.user) == ("localhost", broker.port, "ann")
 
 
 def test_a_broker_that_is_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,12 @@ URL: Final = click.option(
 )  # fmt: skip
 
 
+def elsewhere() -> str:
+    """Return the host of the broker that --url names, "" without --url. Raises OptionError."""
+    url: str = click.get_current_context().meta.get(URL_KEY, "")
+    return _Http(url).host if url else ""
+
+
 def DATA(function: F) -> F:
     """Add the options of every command that asks a broker."""
     for option in (
@@ -288,8 +294,13 @@ class _Http:
         raise CommandRefusedError(code, reason)
 
     @property
+    def host(self) -> str:
+        """Return the host of the URL."""
+        return self._place.host
+
+    @property
     def _where(self) -> str:
-        return f"{self._place.host}:{self._port}"
+        return f"{self.host}:{self._port}"
 
     def _headers(self) -> dict[str, str]:
         login = f"{self._place.user}:{self._place.password}".encode()

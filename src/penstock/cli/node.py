@@ -23,7 +23,7 @@ from typing import Any, Final
 import click
 
 from penstock.cli import output
-from penstock.cli.ask import DATA, VHOST, Client, ask, asked, named
+from penstock.cli.ask import DATA, VHOST, Client, ask, asked, elsewhere, named
 from penstock.cli.main import (
     EX_NOINPUT,
     EX_UNAVAILABLE,
@@ -178,7 +178,7 @@ def _wrong(check: str, port: int | None, found: dict[str, Any]) -> list[str]:
         return [
             text
             for name, n in found["listeners"].items()
-            if (text := _refused(found["host"], name, n))
+            if (text := _refused(elsewhere() or found["host"], name, n))
         ]
     if check == "port":
         is_there = port in found["listeners"].values()

@@ -17,7 +17,7 @@ import click
 
 from penstock.amqp_url import AmqpUrl, without_password
 from penstock.cli import output
-from penstock.cli.ask import DATA, ask
+from penstock.cli.ask import DATA, ask, elsewhere
 from penstock.cli.definitions import import_text
 from penstock.cli.main import EX_UNAVAILABLE, FailedError
 from penstock.errors import OptionError
@@ -137,8 +137,13 @@ def _here(data: str, source: AmqpUrl) -> AmqpUrl:
     """Return the URL of the broker of this data directory, for the user of the old broker."""
     status = ask(data, "status")
     if status["port"] is None:
-        raise click.UsageError(f"the broker in {data} takes no plain AMQP: name it with --to")
+        where = elsewhere() or f"in {data}"
+        raise click.UsageError(f"the broker {where} takes no plain AMQP: name it with --to")
     host = str(status["host"])
     return AmqpUrl(
-        LOCAL.get(host, host), int(status["port"]), source.user, source.password, source.vhost
+        elsewhere() or LOCAL.get(host, host),
+        int(status["port"]),
+        source.user,
+        source.password,
+        source.vhost,
     )

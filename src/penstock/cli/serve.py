@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from penstock.cli.ask import DATA, ask
+from penstock.cli.ask import DATA, ask, elsewhere
 from penstock.cli.main import EX_CONFIG, FailedError, UnavailableError, version_text
 from penstock.cli.output import FORMAT, ROWS_FORMAT, document, pairs, records, say, table, told
 from penstock.config import Config, Setting, config_of, parse_file, settings
@@ -109,9 +109,10 @@ CONFIG = click.option("--config", metavar="FILE", help="The file of options [./p
 def config_show(effective: bool, config: str | None, form: str, data: str) -> None:
     """Show the options of a broker, and where each value is from.
 
-    As `penstock serve` would have them here; with --effective as the broker that runs has them.
+    As `penstock serve` would have them here; with --effective or --url as the broker that runs has
+    them.
     """
-    if effective:
+    if effective or elsewhere():
         rows = ask(data, "show_config")
     else:
         rows = effective_rows(configured({}, config, dict(os.environ), str(Path.cwd())))

@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 
 from penstock.cli import output
-from penstock.cli.ask import DATA, ask, named
+from penstock.cli.ask import DATA, ask, elsewhere, named
 from penstock.cli.main import (
     EX_DATAERR,
     EX_NOINPUT,
@@ -268,6 +268,8 @@ def path_of(vhost: str, queue: str | None, form: str, data: str) -> None:
     Works on a store in use, too. Exit code 66: there is none; a queue has files of its own once it
     holds more than a few messages.
     """
+    if elsewhere():
+        raise click.UsageError("run it on the broker's machine, without --url")
     with _files() as fs:
         check_version(fs, data)
         place = f"{Path(data).absolute()}/vhosts/{hash_name(_bytes(vhost))}"

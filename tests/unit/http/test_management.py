@@ -405,6 +405,57 @@ def test_a_vhost_that_is_down_leaves_the_others(rig: HttpRig, vhosts: Vhosts) ->
     assert (reply.status, reply.json()["reason"]) == (503, "it is down")
 
 
+# ---- any operation -------------------------------------------------------------------------------
+
+
+def called(rig: HttpRig, op: str, body: bytes = b"", user: str = "boss") -> Reply:
+    return rig.ask(f"/api/penstock/operations/{op}", method="POST", body=body, user=user)
+
+
+def test_any_operation_is_called_for_the_user(rig: HttpRig) -> None:
+    rig.node.answers["peek"] = {"messages": [{"body": b"\xff"}], "after": 1}
+    reply = called(rig, "peek", b'{"queue": "q", "after": null}', "manager")
+    assert reply.json() == {"messages": [{"body": {"b64": "/w=="}}], "after": 1}
+    op, vhost, args = rig.node.asked[-1]
+    assert (op, vhost, args["queue"], args["after"]) == ("peek", "/", "q", None)
+    assert args["as_user"]["name"] == "manager"
+    rig.node.answers["list_users"] = []
+    assert called(rig, "list_users?vhost=other").json() == []
+    assert rig.node.asked[-1][1] is None
+    rig.node.answers["list_permissions"] = []
+    for query, expected in (("", None), ("?vhost=other", "other")):
+        assert called(rig, f"list_permissions{query}").json() == []
+        assert rig.node.asked[-1][1] == expected
+
+
+@pytest.mark.parametrize(
+    ("op", "body", "status", "reason"),
+    [
+        ("peek", b'{"as_user": {"name": "boss"}}', 400, "peek: unknown argument 'as_user'"),
+        ("peeks", b"", 404, "no operation 'peeks', did you mean 'peek'?"),
+        ("peek?vhost=none", b"", 404, "no vhost 'none'"),
+        ("peek", b"[1]", 400, "expected a JSON object"),
+        ("peek", b'{"queue": "\\ud800"}', 400, "half of a surrogate pair"),
+        ("peek?vhost=other", b"", 401, "User not authorised to access virtual host"),
+        ("peek", b"x" * (5 << 20), 413, ""),
+    ],
+)
+def test_an_operation_that_is_refused(
+    rig: HttpRig, op: str, body: bytes, status: int, reason: str
+) -> None:
+    reply = called(rig, op, body, "manager")
+    assert reply.status == status
+    assert reason in reply.json()["reason"]
+    assert not [one for one in rig.node.asked if one[0] == "peek"]
+
+
+def test_a_refusal_of_an_operation_has_amqps_code(rig: HttpRig) -> None:
+    rig.node.answers["peek"] = ControlError(404, "NOT_FOUND - no queue 'q'")
+    reply = called(rig, "peek", b'{"queue": "q"}')
+    assert reply.status == 404
+    assert (reply.json()["code"], reply.json()["reason"]) == (404, "NOT_FOUND - no queue 'q'")
+
+
 # ---- the node ------------------------------------------------------------------------------------
 
 

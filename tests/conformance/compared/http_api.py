@@ -357,6 +357,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="penstock-rabbitmq-") as directory:
         at = Path(directory)
         with RabbitMQ(at, has_http=True) as rabbitmq:
+            rabbitmq.control("await_startup")
             theirs = asked_all(rabbitmq)
         with LiveBroker(at / "penstock", has_http=True) as penstock:
             ours = asked_all(penstock)

@@ -250,20 +250,22 @@ class MaxLength:
         self,
         backing: BackingQueue,
         quota: int,
-        dead_letter: Callable[[int], None] | None,
+        dead_letter: Callable[[list[int]], None] | None,
         room: int = 0,
     ) -> int:
         """Drop heads, at most `quota`, until the queue is within its limits. Return how many.
-        dead_letter: settles the pending message of a tag; None: they are dropped."""
-        n = 0
-        while n < quota and self.is_over(backing, room):
-            head = backing.drop(ack_required=dead_letter is not None)
-            if head is None:
-                break
+        dead_letter: as for `expire`."""
+        tags: list[int] = []
+        try:
+            while len(tags) < quota and self.is_over(backing, room):
+                head = backing.drop(ack_required=dead_letter is not None)
+                if head is None:
+                    break
+                tags.append(head.tag)
+        finally:
             if dead_letter is not None:
-                dead_letter(head.tag)
-            n += 1
-        return n
+                dead_letter(tags)
+        return len(tags)
 
 
 DOUBLINGS_MAX: Final = 62  # beyond that any delay exceeds any limit
@@ -1583,22 +1585,25 @@ class AMQQueue(QueueTarget):
                 self.backing.requeue([tag], OS, attempted=False)
 
     def _dead_letter_expired(self, tags: list[int]) -> None:
+        self._dead_letter_heads(tags, EXPIRED)
+
+    def _dead_letter_overlong(self, tags: list[int]) -> None:
+        self._dead_letter_heads(tags, MAXLEN)
+
+    def _dead_letter_heads(self, tags: list[int], reason: str) -> None:
         """Dead-letter dropped heads, which are pending: those that go the same way together. Those
         that are left if it fails become ready again."""
         done = 0
         try:
             while done < len(tags):
-                n = self.dead_letters.send_run(self.backing, tags[done:], EXPIRED, self._mode)
+                n = self.dead_letters.send_run(self.backing, tags[done:], reason, self._mode)
                 if not n:
                     n = 1
-                    self._dead_letter_head(tags[done], EXPIRED)
+                    self._dead_letter_head(tags[done], reason)
                 done += n
         finally:
             if done < len(tags):
                 self.backing.requeue(tags[done:], OS, attempted=False)
-
-    def _dead_letter_overlong(self, tag: int) -> None:
-        self._dead_letter_head(tag, MAXLEN)
 
     # ---- of one message ------------------------------------------------------------------------
 

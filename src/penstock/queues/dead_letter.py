@@ -5,8 +5,8 @@ crash loses or doubles it. (RabbitMQ publishes first and then acknowledges, and 
 The header gets where, why and when it died, and loses attempts and expiry, which belonged to the
 old queue; RabbitMQ removes the expiry too, or the message would expire again at once.
 
-Messages that expire together and go to one queue by the same address share a record, and the router
-is asked once for them (`send_run`).
+Messages that expire, or do not fit, together and go to one queue by the same address share a
+record, and the router is asked once for them (`send_run`).
 
 A `DeadLetterRoute` finds the targets at the moment of death: one queue by name in the embedded
 library (`QueueRoute`), through an exchange in the broker (`ExchangeRoute` in broker/topology.py).

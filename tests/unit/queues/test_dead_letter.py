@@ -97,6 +97,16 @@ def test_maxlen(world: AmqWorld) -> None:
     assert deaths(world) == [("q", "maxlen")]
 
 
+def test_messages_that_do_not_fit_together_move_in_order(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="dead", max_length=2)
+    world.open("dead")
+    q.publish_many([NewMessage(b"", name.encode()) for name in "abcdef"], DISK)
+    world.settle()
+    assert world.ready() == ["e", "f"]
+    assert world.drain("dead") == ["a", "b", "c", "d"]
+    assert q.info()["maxlen"] == 4
+
+
 def test_an_expired_head_is_found_by_fetch_too(world: AmqWorld) -> None:
     world.open(dead_letter_to="dead")
     world.open("dead")

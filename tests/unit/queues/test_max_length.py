@@ -63,7 +63,7 @@ def test_a_slice_is_as_long_as_it_may_be() -> None:
 def test_whoever_wants_them_gets_their_tags() -> None:
     queue = queue_of(b"a", b"b", b"c")
     seen: list[int] = []
-    assert limits(max_length=1).trim(queue, 256, seen.append) == 2
+    assert limits(max_length=1).trim(queue, 256, seen.extend) == 2
     assert len(queue.ack(seen, OS)) == 2
     assert queue.depth() == 1
 

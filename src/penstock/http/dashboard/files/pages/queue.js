@@ -2,6 +2,7 @@
 import { at, del, get, may, post } from "../parts/api.js";
 import { ask, ofVhost, shell, toast } from "../parts/dialog.js";
 import { bytes, clock, count, duration, rate, text } from "../parts/format.js";
+import { objectOf } from "../parts/json.js";
 import { queueTopic, stream, usePolled } from "../parts/live.js";
 import { go, href, setParams } from "../parts/router.js";
 import { useSamples } from "../parts/samples.js";
@@ -140,11 +141,12 @@ function Bindings({ queue }) {
     title: `Bind ${name}`, action: "Bind",
     fields: [{ name: "exchange", label: "From exchange", required: true }, { name: "key", label: "Routing key" }, { name: "arguments", label: "Arguments", type: "textarea", rows: 2, placeholder: "{}", help: "JSON; empty for none" }],
     command: (v) => `penstock bind_queue ${shell(name)} ${shell(v.exchange || "EXCHANGE")}${v.key ? ` ${shell(v.key)}` : ""}${ofVhost(vhost)}`,
-    run: (v) => post(at("bindings", vhost, "e", v.exchange, "q", name), { routing_key: v.key, arguments: v.arguments.trim() ? JSON.parse(v.arguments) : {} }), done: "It was bound.",
+    run: (v) => post(at("bindings", vhost, "e", v.exchange, "q", name), { routing_key: v.key, arguments: objectOf("Arguments", v.arguments) }), done: "It was bound.",
   }).then((isDone) => isDone && refresh());
   const unbind = (b) => ask({
     title: `Unbind ${name} from ${b.source}?`, danger: true, action: "Unbind",
     body: html`<p>Messages that <code>${b.source}</code> gets with <code>${b.routing_key || "(empty key)"}</code> do not come to <code>${name}</code> any more.</p>`,
+    command: `penstock unbind_queue ${shell(name)} ${shell(b.source)}${b.routing_key ? ` ${shell(b.routing_key)}` : ""}${Object.entries(b.arguments ?? {}).map(([k, v]) => ` -a ${shell(`${k}=${text(v)}`)}`).join("")}${ofVhost(vhost)}`,
     run: () => del(at("bindings", vhost, "e", b.source, "q", name, b.properties_key)), done: "It was unbound.",
   }).then((isDone) => isDone && refresh());
   return html`<${Problem} error=${error} /><div class="table"><div class="tools"><button class="primary" onClick=${bind}>Bind …</button></div><div class="wide"><table><thead><tr><th scope="col">exchange</th><th scope="col">routing key</th><th scope="col">arguments</th><td></td></tr></thead>
@@ -178,16 +180,20 @@ function Limits({ queue }) {
     <${Panel} title="Memory"><${Pairs} pairs=${[["in RAM", bytes(queue.penstock?.ram_bytes)], ["share now", bytes(queue.penstock?.target_bytes)], ["at least", bytes(queue.penstock?.min_bytes)], ["at most", bytes(queue.penstock?.max_bytes)], ["paged by", queue.penstock?.paged_by || "–"]]} /><//>`;
 }
 
+function headerWords(given) {
+  try { return Object.entries(objectOf("Headers", given)).map(([header, value]) => ` -H ${shell(`${header}=${text(value)}`)}`).join(""); } catch { return " …"; }
+}
+
 /** Asks for a message and publishes it to the queue. */
 export const publish = (vhost, name) => ask({
   title: `Publish to ${name}`, action: "Publish",
   fields: [{ name: "body", label: "Body", type: "textarea", rows: 6 }, { name: "content_type", label: "Content type", placeholder: "application/json" },
     { name: "headers", label: "Headers", type: "textarea", rows: 2, placeholder: '{"kind": "order"}', help: "JSON; empty for none" }, { name: "persistent", label: "persistent", type: "checkbox", value: true }],
-  command: (v) => `penstock publish ${shell(name)} ${shell(v.body)}${ofVhost(vhost)}`,
+  command: (v) => `penstock publish ${shell(name)} ${shell(v.body)}${v.content_type ? ` -P ${shell(`content_type=${v.content_type}`)}` : ""}${v.persistent ? "" : " --transient"}${headerWords(v.headers)}${ofVhost(vhost)}`,
   run: async (v) => {
-    const headers = v.headers.trim() ? JSON.parse(v.headers) : undefined;
+    const headers = objectOf("Headers", v.headers);
     const answer = await post(`${at("exchanges", vhost, "amq.default")}/publish`, { routing_key: name, payload: v.body, payload_encoding: "string",
-      properties: { delivery_mode: v.persistent ? 2 : 1, ...(v.content_type && { content_type: v.content_type }), ...(headers && { headers }) } });
+      properties: { delivery_mode: v.persistent ? 2 : 1, ...(v.content_type && { content_type: v.content_type }), headers } });
     if (!answer.routed) throw new Error("No queue got it.");
   }, done: "It was published, and is as safe as a confirm says.",
 });

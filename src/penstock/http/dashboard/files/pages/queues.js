@@ -2,7 +2,8 @@
 import { at, del, get, put } from "../parts/api.js";
 import { MiniBand } from "../parts/chart.js";
 import { ask, ofVhost, shell } from "../parts/dialog.js";
-import { bytes, count, dateOf, duration, rate } from "../parts/format.js";
+import { bytes, count, dateOf, duration, rate, text } from "../parts/format.js";
+import { objectOf } from "../parts/json.js";
 import { usePolled } from "../parts/live.js";
 import { download } from "../parts/message.js";
 import { href, setParams } from "../parts/router.js";
@@ -81,15 +82,20 @@ export function declare(vhost) {
       { name: "durable", label: "durable: it is there after a restart", type: "checkbox", value: true },
       { name: "arguments", label: "Arguments", type: "textarea", rows: 3, placeholder: '{"x-max-length": 10000}', help: "JSON; empty for none" },
     ],
+    command: declaring,
     run: async (v) => put(at("queues", v.vhost, v.name), { durable: v.durable, arguments: argumentsOf(v) }),
     done: "It was declared.",
   });
 }
 
 function argumentsOf({ type, arguments: given }) {
-  let value;
-  try { value = given.trim() ? JSON.parse(given) : {}; } catch (error) { throw new Error(`Arguments: expected JSON such as {"x-max-length": 10000} (${error.message})`); }
-  return { ...value, ...(type === "stream" ? { "x-queue-type": "stream" } : {}) };
+  return { ...objectOf("Arguments", given, '{"x-max-length": 10000}'), ...(type === "stream" ? { "x-queue-type": "stream" } : {}) };
+}
+
+function declaring(v) {
+  let words = "";
+  try { words = Object.entries(argumentsOf(v)).filter(([name]) => name !== "x-queue-type").map(([name, value]) => ` -a ${shell(`${name}=${text(value)}`)}`).join(""); } catch { words = " …"; }
+  return `penstock declare_queue ${shell(v.name || "NAME")} --type ${v.type}${v.durable ? "" : " --transient"}${words}${ofVhost(v.vhost)}`;
 }
 
 // Orders that answer a question: [title, what is sorted by, whether the largest come first].

@@ -19,6 +19,7 @@ FILE = """
 [source]
 queue = "events"
 url = "amqp://127.0.0.1:1"
+http_url = "http://127.0.0.1:1"
 [[sink]]
 parquet = "lake"
 """

@@ -636,7 +636,7 @@ class _Moved:
         """Note that what is behind so many messages that stay was not looked at."""
         if staying >= STAYING_MAX and not self.why:
             self.stays = staying
-            self.why = f"the first {staying} do not match, what is behind them was not looked at"
+            self.why = f"{staying} do not match, what is behind them was not looked at"
 
     def answer(self) -> dict[str, object]:
         """Return the answer."""

@@ -33,6 +33,7 @@ from penstock.storage.files.filesystem import FileSystem
 
 WAITING_MAX: Final = 10_000
 AT_ONCE: Final = 256  # entries of one call
+CLOSE_S: Final = 5.0
 LOGINS_BURST: Final = 100
 LOGINS_PER_S: Final = 10
 LOGIN_FAILED: Final = "login_failed"
@@ -147,9 +148,12 @@ class VhostEntries(AuditEntries):
         self._is_closed = False
 
     async def close(self) -> None:
-        """Wait until what waits is appended. Later entries are left out."""
-        if self._task is not None:
-            await self._task
+        """Wait until what waits is appended, CLOSE_S at most: the vhost may be starting. Later
+        entries are left out."""
+        task = self._task
+        if task is not None and not (await asyncio.wait([task], timeout=CLOSE_S))[0]:
+            logger.warning("the %s does not have the last entries", self._place)
+            task.cancel()
         self._is_closed = True
 
     def _begin(self) -> None:

@@ -1,5 +1,6 @@
 """The audit log: its lines, its size, floods of failed logins, and a disk that fails."""
 
+import asyncio
 import json
 import logging
 from pathlib import Path
@@ -7,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from penstock.clock import ManualClock
+from penstock.errors import StoppedError
 from penstock.operation_table import AUDITED, OPERATIONS
-from penstock.server.audit import LOGINS_BURST, WAITING_MAX, AuditLog
+from penstock.server import audit
+from penstock.server.audit import LOGINS_BURST, WAITING_MAX, AuditLog, VhostEntries
 from penstock.storage.files.filesystem import OsFileSystem
 
 ENTRY = {"event": "delete_queue", "user": "ada", "from": "10.0.0.7:5", "vhost": "/"}
@@ -93,6 +96,48 @@ def test_a_disk_that_fails_is_in_the_log_once(
     one.close()
     (found,) = lines(path)
     assert found["left_out"] == 3
+
+
+def test_entries_for_a_vhost_are_appended_in_order_and_counted_if_it_refuses() -> None:
+    appended: list[list[str]] = []
+    errors: list[Exception] = []
+
+    async def append(lines: list[str]) -> None:
+        if errors:
+            raise errors.pop()
+        appended.append([json.loads(line)["event"] for line in lines])
+
+    async def test() -> None:
+        one = VhostEntries("audit stream", append, ManualClock())
+        for event in "ab":
+            one.note({"event": event})
+        await one.close()
+        assert appended == [["a", "b"]]
+        one.note({"event": "late"})
+        assert one.left_out_total == 1
+        two = VhostEntries("audit stream", append, ManualClock())
+        errors.append(StoppedError("it is down"))
+        two.note({"event": "lost"})
+        await two.close()
+        assert (appended, two.left_out_total) == ([["a", "b"]], 1)
+
+    asyncio.run(test())
+
+
+def test_a_vhost_that_starts_does_not_keep_the_broker_from_its_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def never(_lines: list[str]) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def test() -> None:
+        one = VhostEntries("audit stream", never, ManualClock())
+        one.note(ENTRY)
+        await one.close()
+
+    monkeypatch.setattr(audit, "CLOSE_S", 0.0)
+    asyncio.run(test())
+    assert caplog.messages == ["the audit stream does not have the last entries"]
 
 
 def test_operations_that_are_audited_exist_and_do_not_only_read() -> None:

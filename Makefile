@@ -43,7 +43,7 @@ PIN := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: audit sbom packages chromium site help setup run run-queues test test-sparks check lint conformance crash crash-spark soak bench bench-spark mutants plot plot-metrics format clean FORCE
+.PHONY: audit sbom packages chromium site help setup run run-queues test test-sparks check lint conformance crash crash-spark soak bench bench-spark mutants plot plot-metrics screenshots format clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -67,6 +67,7 @@ help:
 	@echo "make site    the documentation as a site, built strictly: build/site/index.html"
 	@echo "make plot    RAM and throughput while ten million messages go in and out: docs/how-it-works/memory.png"
 	@echo "make plot-metrics  what /metrics says while a backlog comes and goes: docs/guides/monitoring.png"
+	@echo "make screenshots  the pictures of the dashboard: docs/guides/dashboard-*.png"
 	@echo "make format  let ruff write the format and what else it can mend"
 	@echo "make clean   remove environments, build and caches"
 
@@ -164,6 +165,9 @@ plot: .venv-bench/ready
 
 plot-metrics: .venv-bench/ready
 	.venv-bench/bin/python bench/metrics_plot.py $(ARGS)
+
+screenshots: .venv-pure/ready chromium
+	.venv-pure/bin/python -m tests.browser.pictures
 
 format: .venv/ready
 	.venv/bin/ruff format .

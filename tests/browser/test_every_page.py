@@ -27,6 +27,7 @@ def seen(browser: Browser, broker: LiveBroker) -> Iterator[Tab]:
     tab.sign_in("guest")
     yield tab
     tab.close()
+    broker.control("delete_queue", "/", queue=f"s{MARKUP}")
 
 
 def look_at(tab: Tab) -> None:

@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,8 +23,8 @@ def analyze(*arguments: str) -> str:
 
 def test_the_unit_is_right(tmp_path: Path) -> None:
     here = tmp_path / UNIT.name
-    here.write_text(UNIT.read_text().replace("/usr/bin/penstock", sys.executable))
-    assert "penstock" not in analyze("verify", str(here))
+    here.write_text(UNIT.read_text().replace("/usr/bin/penstock", "/bin/true"))
+    assert UNIT.name not in analyze("verify", str(here))  # other units may be wrong
 
 
 def test_the_unit_may_do_little() -> None:

@@ -54,7 +54,7 @@ def test_the_last_figures_stay_until_the_user_signs_in_again(
 def test_a_queue_from_its_declaration_to_its_end(admin: Tab, broker: LiveBroker) -> None:
     page = admin.page
     admin.go("queues")
-    page.get_by_role("link", name=MARKUP).wait_for()
+    page.get_by_role("link", name=MARKUP, exact=True).wait_for()
     admin.check_access()
     page.get_by_role("button", name="Declare a queue").click()
     dialog = page.get_by_role("dialog")

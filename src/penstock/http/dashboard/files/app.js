@@ -20,22 +20,32 @@ function setTheme(theme) {
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => themed.set(themed.value + 1));
 
-const showKeys = () => ask({
-  title: "Keys", action: "",
-  body: html`<table><tbody>${KEYS.map(([key, does]) => html`<tr key=${key}><td><kbd>${key}</kbd></td><td>${does}</td></tr>`)}</tbody></table>
-    <label><input type="checkbox" checked=${areKeysOn.value} onChange=${(e) => { areKeysOn.set(e.currentTarget.checked); remember("keys", e.currentTarget.checked ? "on" : "off"); }} /> Single keys are on</label>`,
-});
+const showKeys = () =>
+  ask({
+    title: "Keys",
+    action: "",
+    body: html`<table><tbody>${KEYS.map(([key, does]) => html`<tr key=${key}><td><kbd>${key}</kbd></td><td>${does}</td></tr>`)}</tbody></table>
+    <label><input type="checkbox" checked=${areKeysOn.value} onChange=${(e) => {
+      areKeysOn.set(e.currentTarget.checked);
+      remember("keys", e.currentTarget.checked ? "on" : "off");
+    }} /> Single keys are on</label>`,
+  });
 
 function App() {
   const who = user.use();
   const { names, params } = route.use();
   const hadUser = useRef(false);
   if (who) hadUser.current = true;
-  useEffect(() => { whoami(); }, []);
+  useEffect(() => {
+    whoami();
+  }, []);
   useEffect(() => listen({ showKeys, pages: PAGES }), []);
   if (who === undefined) return html`<main class="signin"><p>Loading …</p></main>`;
   if (who === null && !hadUser.current) return html`<${SignIn} />`;
-  return html`<a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.getElementById("main").focus(); }}>Skip to the page</a>
+  return html`<a class="skip" href="#main" onClick=${(e) => {
+    e.preventDefault();
+    document.getElementById("main").focus();
+  }}>Skip to the page</a>
     <${Top} who=${who} vhost=${params.vhost} />
     <div class="under"><${Nav} current=${names[0]} />
       <main id="main" tabindex="-1">${who === null && html`<${SignIn} again />`}<${Alarm} isShown=${names[0] !== "overview"} /><${Page} names=${names} params=${params} /></main></div>
@@ -45,13 +55,21 @@ function App() {
 function SignIn({ again }) {
   const form = html`<${Form} action="Sign in" fields=${[
     { name: "username", label: "User", required: true, autocomplete: "username" },
-    { name: "password", label: "Password", type: "password", autocomplete: "current-password" }]}
+    { name: "password", label: "Password", type: "password", autocomplete: "current-password" },
+  ]}
     onSubmit=${async ({ username, password }) => {
-      try { await login(username, password); } catch (error) {
-        throw error.status === 401 ? new Error("This name and password are not known, or the user has no tag (management, monitoring, policymaker, administrator).") : error;
+      try {
+        await login(username, password);
+      } catch (error) {
+        throw error.status === 401
+          ? new Error(
+              "This name and password are not known, or the user has no tag (management, monitoring, policymaker, administrator).",
+            )
+          : error;
       }
     }} />`;
-  return again ? html`<section class="panel signin-again" role="alert"><h2>Your session has ended. Sign in to go on.</h2>${form}</section>`
+  return again
+    ? html`<section class="panel signin-again" role="alert"><h2>Your session has ended. Sign in to go on.</h2>${form}</section>`
     : html`<main class="signin"><h1>Penstock</h1>${form}</main>`;
 }
 
@@ -67,9 +85,22 @@ function Top({ who, vhost }) {
     <${Search} vhost=${vhost} />
     <span class=${`state ${isPaused ? "paused" : state}`}>${isPaused ? "paused" : state === "live" ? "live" : state === "stale" ? "no news" : ""}</span>
     <button aria-pressed=${isPaused} onClick=${() => paused.set(!isPaused)} title="Stop or go on with all figures (space)">${isPaused ? "Go on" : "Pause"}</button>
-    <button onClick=${() => { set(next); setTheme(next); }} title=${`Theme: ${theme}. Change to ${next}`}><span aria-hidden="true">◐</span><span class="unseen">Theme: ${theme}</span></button>
+    <button onClick=${() => {
+      set(next);
+      setTheme(next);
+    }} title=${`Theme: ${theme}. Change to ${next}`}><span aria-hidden="true">◐</span><span class="unseen">Theme: ${theme}</span></button>
     <button onClick=${showKeys} title="Keys (?)"><span aria-hidden="true">?</span><span class="unseen">Keys</span></button>
-    ${who && html`<button class="who" title=${`Tags: ${who.tags.join(", ") || "none"}. Sign out`} onClick=${async () => { try { await logout(); location.reload(); } catch (error) { toast(error.message, "danger"); } }}>${who.name}: sign out</button>`}
+    ${
+      who &&
+      html`<button class="who" title=${`Tags: ${who.tags.join(", ") || "none"}. Sign out`} onClick=${async () => {
+        try {
+          await logout();
+          location.reload();
+        } catch (error) {
+          toast(error.message, "danger");
+        }
+      }}>${who.name}: sign out</button>`
+    }
   </header>`;
 }
 
@@ -83,15 +114,44 @@ function Search({ vhost }) {
     setChosen(0);
     if (!text) return setQueues([]);
     let isOld = false;
-    const timer = setTimeout(() => get(vhost ? at("queues", vhost) : "queues", { name: text, page: 1, page_size: 10, columns: "name,vhost", disable_stats: true })
-      .then((answer) => { if (!isOld) setQueues(answer.items); }, () => { if (!isOld) setQueues([]); }), 120);
-    return () => { isOld = true; clearTimeout(timer); };
+    const timer = setTimeout(
+      () =>
+        get(vhost ? at("queues", vhost) : "queues", {
+          name: text,
+          page: 1,
+          page_size: 10,
+          columns: "name,vhost",
+          disable_stats: true,
+        }).then(
+          (answer) => {
+            if (!isOld) setQueues(answer.items);
+          },
+          () => {
+            if (!isOld) setQueues([]);
+          },
+        ),
+      120,
+    );
+    return () => {
+      isOld = true;
+      clearTimeout(timer);
+    };
   }, [text, vhost]);
   const found = [
-    ...PAGES.filter((page) => page.nav && text && page.title.toLowerCase().includes(text.toLowerCase())).map((page) => ({ key: page.path, title: page.title, kind: "page", to: href([page.path]) })),
-    ...queues.map((queue) => ({ key: `${queue.vhost}\n${queue.name}`, title: queue.name, kind: `queue of ${queue.vhost}`, to: href(["queues", queue.vhost, queue.name]) })),
+    ...PAGES.filter((page) => page.nav && text && page.title.toLowerCase().includes(text.toLowerCase())).map(
+      (page) => ({ key: page.path, title: page.title, kind: "page", to: href([page.path]) }),
+    ),
+    ...queues.map((queue) => ({
+      key: `${queue.vhost}\n${queue.name}`,
+      title: queue.name,
+      kind: `queue of ${queue.vhost}`,
+      to: href(["queues", queue.vhost, queue.name]),
+    })),
   ];
-  const leave = () => { setOpen(false); setText(""); };
+  const leave = () => {
+    setOpen(false);
+    setText("");
+  };
   const onKeyDown = (event) => {
     if (event.key === "ArrowDown" || event.key === "ArrowUp") {
       event.preventDefault();
@@ -100,14 +160,26 @@ function Search({ vhost }) {
       location.hash = found[chosen]?.to ?? href(["queues"], { filter: text });
       leave();
       event.currentTarget.blur();
-    } else if (event.key === "Escape") { leave(); event.currentTarget.blur(); }
+    } else if (event.key === "Escape") {
+      leave();
+      event.currentTarget.blur();
+    }
   };
   const shown = isOpen && text;
   return html`<div class="search" role="search"><input id="search" type="search" placeholder="search  /" role="combobox" aria-label="Search pages and queues" aria-expanded=${Boolean(shown)} aria-controls="found"
       aria-activedescendant=${shown && found.length ? `found-${chosen}` : undefined} autocomplete="off" spellcheck="false"
-      value=${text} onInput=${(e) => { setText(e.currentTarget.value); setOpen(true); }} onKeyDown=${onKeyDown} onBlur=${() => setTimeout(() => setOpen(false), 150)} onFocus=${() => setOpen(true)} />
-    <ul id="found" role="listbox" aria-label="Found" hidden=${!shown || !found.length}>${found.map((one, i) => html`<li key=${one.key} id=${`found-${i}`} role="option" aria-selected=${i === chosen}
-      onMouseDown=${(e) => { e.preventDefault(); location.hash = one.to; leave(); }}>${one.title} <small>${one.kind}</small></li>`)}</ul></div>`;
+      value=${text} onInput=${(e) => {
+        setText(e.currentTarget.value);
+        setOpen(true);
+      }} onKeyDown=${onKeyDown} onBlur=${() => setTimeout(() => setOpen(false), 150)} onFocus=${() => setOpen(true)} />
+    <ul id="found" role="listbox" aria-label="Found" hidden=${!shown || !found.length}>${found.map(
+      (one, i) => html`<li key=${one.key} id=${`found-${i}`} role="option" aria-selected=${i === chosen}
+      onMouseDown=${(e) => {
+        e.preventDefault();
+        location.hash = one.to;
+        leave();
+      }}>${one.title} <small>${one.kind}</small></li>`,
+    )}</ul></div>`;
 }
 
 const QUIET_MS = 60_000; // between two alarms that screen readers read out
@@ -117,12 +189,16 @@ function Alarm({ isShown }) {
   const sentence = useEvent("overview").data?.sentence;
   const alarm = sentence?.level === "danger" ? sentence : null;
   const said = useRef({ text: "", at: -QUIET_MS });
-  if (alarm && alarm.text !== said.current.text && Date.now() - said.current.at > QUIET_MS) said.current = { text: alarm.text, at: Date.now() };
+  if (alarm && alarm.text !== said.current.text && Date.now() - said.current.at > QUIET_MS)
+    said.current = { text: alarm.text, at: Date.now() };
   return html`<div class="unseen" aria-live="polite">${alarm ? said.current.text : ""}</div>${alarm && isShown && html`<${Sentence} ...${alarm} />`}`;
 }
 
-const Nav = ({ current }) => html`<nav class="side" aria-label="Pages">${PAGES.filter((page) => page.nav).map((page) =>
-  html`<a key=${page.path} href=${href([page.path])} aria-current=${page.path === current ? "page" : undefined}>${page.nav}</a>`)}</nav>`;
+const Nav = ({ current }) =>
+  html`<nav class="side" aria-label="Pages">${PAGES.filter((page) => page.nav).map(
+    (page) =>
+      html`<a key=${page.path} href=${href([page.path])} aria-current=${page.path === current ? "page" : undefined}>${page.nav}</a>`,
+  )}</nav>`;
 
 function Page({ names, params }) {
   const page = pageOf(names);
@@ -130,15 +206,29 @@ function Page({ names, params }) {
   useEffect(() => {
     if (!page) return;
     let isOld = false;
-    page.load().then((module) => { if (!isOld) setLoaded({ page, View: module.default, error: null }); }, (error) => { if (!isOld) setLoaded({ page, View: null, error }); });
-    return () => { isOld = true; };
+    page.load().then(
+      (module) => {
+        if (!isOld) setLoaded({ page, View: module.default, error: null });
+      },
+      (error) => {
+        if (!isOld) setLoaded({ page, View: null, error });
+      },
+    );
+    return () => {
+      isOld = true;
+    };
   }, [page]);
-  useEffect(() => { document.title = page ? `${names.slice(1).join(" › ") || page.title} · Penstock` : "Penstock"; }, [page, names.join("/")]);
-  if (!page) return html`<h1>Nothing here</h1><p>There is no page <code>${names.join("/")}</code>. <a href=${href(["overview"])}>Overview</a></p>`;
+  useEffect(() => {
+    document.title = page ? `${names.slice(1).join(" › ") || page.title} · Penstock` : "Penstock";
+  }, [page, names.join("/")]);
+  if (!page)
+    return html`<h1>Nothing here</h1><p>There is no page <code>${names.join("/")}</code>. <a href=${href(["overview"])}>Overview</a></p>`;
   if (loaded.page !== page) return html`<h1>${page.title}</h1>`;
   if (loaded.error) return html`<h1>${page.title}</h1><${Problem} error=${loaded.error} />`;
   return html`<${loaded.View} key=${names.join("\n")} names=${names} params=${params} vhost=${params.vhost} />`;
 }
 
-hidden.follow((isHidden) => { if (!isHidden && user.value) whoami(); });
+hidden.follow((isHidden) => {
+  if (!isHidden && user.value) whoami();
+});
 render(html`<${App} />`, document.getElementById("app"));

@@ -20,38 +20,85 @@ export function Messages({ queue, params }) {
   const [state, set] = useState({ rows: null, after: null, scanned: 0, isEnd: false, error: null, isBusy: false });
   const [fetched, setFetched] = useState(null);
   const wanted = params.message === undefined ? null : Number(params.message);
-  const chosen = wanted === null ? null : state.rows?.find((row) => row.tag === wanted) ?? (fetched?.tag === wanted ? fetched : null);
+  const chosen =
+    wanted === null
+      ? null
+      : (state.rows?.find((row) => row.tag === wanted) ?? (fetched?.tag === wanted ? fetched : null));
   const choose = (message) => setParams({ message: message?.tag });
-  const one = async (more) => (await get(path, { count: 1, ...(wanted > 0 && { after: wanted - 1 }), ...more })).messages.find((row) => row.tag === wanted) ?? { tag: wanted, isGone: true };
+  const one = async (more) =>
+    (await get(path, { count: 1, ...(wanted > 0 && { after: wanted - 1 }), ...more })).messages.find(
+      (row) => row.tag === wanted,
+    ) ?? { tag: wanted, isGone: true };
   const header = HEADER.exec(params.header ?? "");
-  const filter = { key: params.key, header: header ? `${header[1].trim()}:${header[2].trim()}` : params.header, body: params.text };
-  const match = { key: params.key || undefined, body: params.text || undefined, headers: params.header ? { [header ? header[1].trim() : params.header]: header ? header[2].trim() : null } : undefined };
+  const filter = {
+    key: params.key,
+    header: header ? `${header[1].trim()}:${header[2].trim()}` : params.header,
+    body: params.text,
+  };
+  const match = {
+    key: params.key || undefined,
+    body: params.text || undefined,
+    headers: params.header
+      ? { [header ? header[1].trim() : params.header]: header ? header[2].trim() : null }
+      : undefined,
+  };
   const load = async (before) => {
     set((old) => ({ ...old, isBusy: true, error: null }));
     try {
       const answer = await get(path, { ...filter, count: PAGE, truncate: BODY_BYTES, after: before?.after });
-      set({ rows: [...(before?.rows ?? []), ...answer.messages], after: answer.after, scanned: (before?.scanned ?? 0) + answer.scanned, isEnd: answer.is_end, error: null, isBusy: false });
+      set({
+        rows: [...(before?.rows ?? []), ...answer.messages],
+        after: answer.after,
+        scanned: (before?.scanned ?? 0) + answer.scanned,
+        isEnd: answer.is_end,
+        error: null,
+        isBusy: false,
+      });
     } catch (error) {
       set((old) => ({ ...old, error, isBusy: false }));
     }
   };
-  useEffect(() => { load(null); }, [path, JSON.stringify(filter)]);
   useEffect(() => {
-    if (wanted !== null && state.rows && !chosen) one({ truncate: BODY_BYTES }).then(setFetched, (error) => set((old) => ({ ...old, error })));
+    load(null);
+  }, [path, JSON.stringify(filter)]);
+  useEffect(() => {
+    if (wanted !== null && state.rows && !chosen)
+      one({ truncate: BODY_BYTES }).then(setFetched, (error) => set((old) => ({ ...old, error })));
   }, [wanted, state.rows]);
-  const whole = async () => { const found = await one({ encoding: "base64" }); if (found.isGone) throw new Error("It is not in the queue any more."); return found; };
+  const whole = async () => {
+    const found = await one({ encoding: "base64" });
+    if (found.isGone) throw new Error("It is not in the queue any more.");
+    return found;
+  };
   return html`<${Panel}><div class="inline"><${Form} key=${JSON.stringify(filter)} action="Find" fields=${[
-      { name: "key", label: "Routing key has", value: params.key }, { name: "header", label: "Header (name or name:value)", value: params.header }, { name: "text", label: "Body has", value: params.text }]}
-      onSubmit=${(v) => { setParams({ ...v, message: "" }); if (Object.entries(v).every(([k, value]) => value === (params[k] ?? ""))) load(null); }} /></div><//>
+    { name: "key", label: "Routing key has", value: params.key },
+    { name: "header", label: "Header (name or name:value)", value: params.header },
+    { name: "text", label: "Body has", value: params.text },
+  ]}
+      onSubmit=${(v) => {
+        setParams({ ...v, message: "" });
+        if (Object.entries(v).every(([k, value]) => value === (params[k] ?? ""))) load(null);
+      }} /></div><//>
     <${Problem} error=${state.error} />
     <div class="split"><div class="table"><div class="wide"><table><thead><tr><th scope="col" class="number">position</th><th scope="col">routing key</th><th scope="col" class="number">bytes</th><th scope="col">body</th><th scope="col">redelivered</th></tr></thead>
-      <tbody>${(state.rows ?? []).map((m, i) => html`<tr key=${m.tag} class=${chosen?.tag === m.tag ? "selected" : ""} onClick=${() => choose(m)}><td class="number">${count(i + 1)}</td>
-        <td><button class="plain" onClick=${() => choose(m)}>${m.routing_key || "(empty)"}</button></td><td class="number">${bytes(m.payload_bytes)}</td><td><code>${m.payload_encoding === "string" ? m.payload.slice(0, 80) : "binary"}</code></td><td>${m.redelivered ? "yes" : ""}</td></tr>`)}
+      <tbody>${(state.rows ?? []).map(
+        (
+          m,
+          i,
+        ) => html`<tr key=${m.tag} class=${chosen?.tag === m.tag ? "selected" : ""} onClick=${() => choose(m)}><td class="number">${count(i + 1)}</td>
+        <td><button class="plain" onClick=${() => choose(m)}>${m.routing_key || "(empty)"}</button></td><td class="number">${bytes(m.payload_bytes)}</td><td><code>${m.payload_encoding === "string" ? m.payload.slice(0, 80) : "binary"}</code></td><td>${m.redelivered ? "yes" : ""}</td></tr>`,
+      )}
         ${state.rows?.length === 0 && html`<tr><td colspan="5">${queue.messages_ready ? "No message is like this." : "No message is ready."}</td></tr>`}</tbody></table></div>
       <div class="foot"><span>${count(state.scanned)} of ${count(queue.messages_ready)} looked at</span>
         ${!state.isEnd && state.rows && html`<button disabled=${state.isBusy} onClick=${() => load(state)}>Go on</button>`}
         <button disabled=${state.isBusy} onClick=${() => load(null)}>From the head</button>
-        ${may("administrator") && Object.values(filter).some(Boolean) && html`<button onClick=${async () => { if (await move(queue, match)) load(null); }}>Move all like these …</button>`}</div></div>
+        ${
+          may("administrator") &&
+          Object.values(filter).some(Boolean) &&
+          html`<button onClick=${async () => {
+            if (await move(queue, match)) load(null);
+          }}>Move all like these …</button>`
+        }</div></div>
     ${chosen && html`<${Panel} title="Message" actions=${html`<button onClick=${() => choose(null)}>Close</button>`}>${chosen.isGone ? html`<p>It is not ready in this queue any more.</p>` : html`<${Message} key=${chosen.tag} message=${chosen} whole=${chosen.payload_bytes > BODY_BYTES ? whole : undefined} />`}<//>`}</div>`;
 }
 
@@ -71,9 +118,14 @@ export function grouped(messages) {
     const headers = Object.fromEntries(names.map((name) => [name, all[name]]));
     const death = all["x-death"]?.[0];
     const key = JSON.stringify(headers);
-    const found = groups.get(key) ?? groups.set(key, { key, headers, count: 0, first: Infinity, last: 0, sample: message }).get(key);
+    const found =
+      groups.get(key) ??
+      groups.set(key, { key, headers, count: 0, first: Infinity, last: 0, sample: message }).get(key);
     found.count += 1;
-    if (death?.time) { found.first = Math.min(found.first, death.time); found.last = Math.max(found.last, death.time); }
+    if (death?.time) {
+      found.first = Math.min(found.first, death.time);
+      found.last = Math.max(found.last, death.time);
+    }
   }
   return [...groups.values()].sort((a, b) => b.count - a.count);
 }
@@ -96,20 +148,34 @@ export function DeadLetters({ queue, onDone }) {
           [after, scanned, isEnd] = [answer.after, scanned + answer.scanned, answer.is_end];
           if (!isOld) set({ groups: grouped(found), scanned, isEnd, error: null });
         }
-      } catch (error) { if (!isOld) set((old) => ({ ...old, error })); }
+      } catch (error) {
+        if (!isOld) set((old) => ({ ...old, error }));
+      }
     })();
-    return () => { isOld = true; };
+    return () => {
+      isOld = true;
+    };
   }, [path, turn]);
   const dead = state.groups ?? [];
-  const replayed = async (headers) => { if (await replay(queue, headers)) { onDone(); again(turn + 1); } };
-  if (state.groups && !dead.length) return html`<${Empty} title="There are no dead letters here."><p>Messages that were rejected, expired or too many come to the queue that is bound to <code>x-dead-letter-exchange</code>.</p>
+  const replayed = async (headers) => {
+    if (await replay(queue, headers)) {
+      onDone();
+      again(turn + 1);
+    }
+  };
+  if (state.groups && !dead.length)
+    return html`<${Empty} title="There are no dead letters here."><p>Messages that were rejected, expired or too many come to the queue that is bound to <code>x-dead-letter-exchange</code>.</p>
     <button onClick=${() => again(turn + 1)}>Look again</button><//>`;
   return html`<${Problem} error=${state.error} />
     <div class="table"><div class="tools">${may("administrator") && html`<button class="primary" onClick=${() => replayed({})}>Replay all …</button>`}
       <button onClick=${() => again(turn + 1)}>Look again</button></div>
     <div class="wide"><table><thead><tr><th scope="col">reason</th><th scope="col">died in</th><th scope="col">exception</th><th scope="col" class="number">messages</th><th scope="col">first</th><th scope="col">last</th><td></td></tr></thead>
-    <tbody>${dead.map((g) => html`<tr key=${g.key}><th scope="row">${g.headers[DEATH[0]]}</th><td><code>${g.headers[DEATH[1]]}</code></td><td>${Object.values(g.headers)[2] ?? "–"}</td><td class="number">${count(g.count)}</td>
-      <td>${clock(g.first === Infinity ? null : g.first)}</td><td title=${clock(g.last)}>${g.last ? ago(g.last) : "–"}</td><td><button class="plain" onClick=${() => choose(g.sample)}>one of them</button>${may("administrator") && html` <button onClick=${() => replayed(g.headers)}>Replay …</button>`}</td></tr>`)}</tbody></table></div>
+    <tbody>${dead.map(
+      (
+        g,
+      ) => html`<tr key=${g.key}><th scope="row">${g.headers[DEATH[0]]}</th><td><code>${g.headers[DEATH[1]]}</code></td><td>${Object.values(g.headers)[2] ?? "–"}</td><td class="number">${count(g.count)}</td>
+      <td>${clock(g.first === Infinity ? null : g.first)}</td><td title=${clock(g.last)}>${g.last ? ago(g.last) : "–"}</td><td><button class="plain" onClick=${() => choose(g.sample)}>one of them</button>${may("administrator") && html` <button onClick=${() => replayed(g.headers)}>Replay …</button>`}</td></tr>`,
+    )}</tbody></table></div>
     <div class="foot">${state.isEnd ? "" : "of the first "}${count(state.scanned)} messages</div></div>
     ${sample && html`<${Panel} title="One of them" actions=${html`<button onClick=${() => choose(null)}>Close</button>`}><${Message} key=${sample.tag} message=${sample} /><//>`}`;
 }
@@ -124,13 +190,25 @@ export async function replay(queue, headers = {}) {
     toast(error.message, "danger");
     return false;
   }
-  const matches = Object.entries(headers).map(([name, value]) => ` --match ${shell(`header=${name}:${value}`)}`).join("");
+  const matches = Object.entries(headers)
+    .map(([name, value]) => ` --match ${shell(`header=${name}:${value}`)}`)
+    .join("");
   return ask({
-    title: `Replay ${matches ? "these" : "the"} dead letters of ${queue.name}?`, danger: true, action: (v) => `Replay ${count(Math.min(v.count || would.moved, would.moved))}`,
+    title: `Replay ${matches ? "these" : "the"} dead letters of ${queue.name}?`,
+    danger: true,
+    action: (v) => `Replay ${count(Math.min(v.count || would.moved, would.moved))}`,
     body: html`<p>Each goes back to the queue in which it died last. Their deaths stay in <code>x-death</code>.</p>
       <ul>${Object.entries(would.by_queue).map(([name, n]) => html`<li key=${name}>${count(n)} to <code>${name}</code></li>`)}${would.stays > 0 && html`<li><b>${count(would.stays)} would stay</b>: ${would.why}</li>`}</ul>`,
-    fields: [{ name: "count", label: "How many at most", type: "number", min: 1, value: would.moved || 1 }, { name: "to", label: "All to another queue instead", help: "empty: each to where it died" }],
-    command: (v) => (v.to ? `penstock move ${shell(queue.name)} ${shell(v.to)}` : `penstock replay ${shell(queue.name)}`) + `${matches} --count ${v.count}${ofVhost(queue.vhost)}`,
-    run: async (v) => { const answer = await post(path, { to: v.to || undefined, count: v.count || undefined, headers }); toast(movedText(answer), answer.stays ? "danger" : "ok"); },
+    fields: [
+      { name: "count", label: "How many at most", type: "number", min: 1, value: would.moved || 1 },
+      { name: "to", label: "All to another queue instead", help: "empty: each to where it died" },
+    ],
+    command: (v) =>
+      (v.to ? `penstock move ${shell(queue.name)} ${shell(v.to)}` : `penstock replay ${shell(queue.name)}`) +
+      `${matches} --count ${v.count}${ofVhost(queue.vhost)}`,
+    run: async (v) => {
+      const answer = await post(path, { to: v.to || undefined, count: v.count || undefined, headers });
+      toast(movedText(answer), answer.stays ? "danger" : "ok");
+    },
   });
 }

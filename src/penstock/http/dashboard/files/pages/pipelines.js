@@ -11,14 +11,35 @@ import { readersOf } from "./streams.js";
 /** One row for each reader of a stream, each lease, and each query that writes. */
 export function flowsOf(streams, leases, batches) {
   return [
-    ...streams.flatMap((stream) => readersOf(stream).map((r) => ({
-      name: r.reader, does: "reads", what: stream.name, page: "streams", lag: r.records, lag_s: r.lag_s, time_s: r.time_s,
-    }))),
+    ...streams.flatMap((stream) =>
+      readersOf(stream).map((r) => ({
+        name: r.reader,
+        does: "reads",
+        what: stream.name,
+        page: "streams",
+        lag: r.records,
+        lag_s: r.lag_s,
+        time_s: r.time_s,
+      })),
+    ),
     ...leases.map((l) => ({
-      name: l.reader, does: "reads", what: l.name, page: "queues", lag: l.ready + l.head - l.first, time_s: l.since_ms ? l.since_ms / 1000 : null, wrong: l.is_old ? "its lease is old" : "",
+      name: l.reader,
+      does: "reads",
+      what: l.name,
+      page: "queues",
+      lag: l.ready + l.head - l.first,
+      time_s: l.since_ms ? l.since_ms / 1000 : null,
+      wrong: l.is_old ? "its lease is old" : "",
     })),
     ...batches.map((b) => ({
-      name: b.query, does: "writes", what: targetOf(b), page: b.target?.queue !== undefined ? "queues" : "", batch: b.batch, rows: b.rows, time_s: b.time_us / 1e6, wrong: b.waits_for,
+      name: b.query,
+      does: "writes",
+      what: targetOf(b),
+      page: b.target?.queue !== undefined ? "queues" : "",
+      batch: b.batch,
+      rows: b.rows,
+      time_s: b.time_us / 1e6,
+      wrong: b.waits_for,
     })),
   ];
 }
@@ -27,12 +48,32 @@ const columns = [
   { key: "name", title: "reader or query" },
   { key: "vhost", title: "vhost", narrow: false },
   { key: "does", title: "does" },
-  { key: "what", title: "what", render: (f) => (f.page ? html`<a href=${href([f.page, f.vhost, f.what])}>${f.what}</a>` : f.what) },
-  { key: "lag", title: "lag", number: true, help: "records or messages that it has not read", render: (f) => (f.lag === undefined ? "–" : html`<${Num} value=${f.lag} />`) },
+  {
+    key: "what",
+    title: "what",
+    render: (f) => (f.page ? html`<a href=${href([f.page, f.vhost, f.what])}>${f.what}</a>` : f.what),
+  },
+  {
+    key: "lag",
+    title: "lag",
+    number: true,
+    help: "records or messages that it has not read",
+    render: (f) => (f.lag === undefined ? "–" : html`<${Num} value=${f.lag} />`),
+  },
   { key: "lag_s", title: "lag, time", number: true, render: (f) => (f.lag_s === undefined ? "–" : duration(f.lag_s)) },
-  { key: "batch", title: "last batch", number: true, render: (f) => (f.batch === undefined ? "–" : `${f.batch} (${count(f.rows)} rows)`) },
+  {
+    key: "batch",
+    title: "last batch",
+    number: true,
+    render: (f) => (f.batch === undefined ? "–" : `${f.batch} (${count(f.rows)} rows)`),
+  },
   { key: "time_s", title: "last seen", number: true, render: (f) => html`<${Time} value=${f.time_s} />` },
-  { key: "wrong", title: "state", sort: false, render: (f) => (f.wrong ? html`<${Chip} level="warning" title=${f.wrong}>waits<//>` : "goes on") },
+  {
+    key: "wrong",
+    title: "state",
+    sort: false,
+    render: (f) => (f.wrong ? html`<${Chip} level="warning" title=${f.wrong}>waits<//>` : "goes on"),
+  },
 ];
 
 const all = (kinds) => async (vhost) => {

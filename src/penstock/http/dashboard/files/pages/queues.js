@@ -12,27 +12,85 @@ import { html, useState } from "../parts/ui.js";
 import { Bytes, Chip, Empty, Num } from "../parts/words.js";
 
 /** What the list has of each queue: no more is asked for. */
-const COLUMNS = "name,vhost,type,state,durable,policy,messages_ready,messages_unacknowledged,messages,consumers,message_bytes,idle_since,message_stats.publish_details.rate,message_stats.deliver_get_details.rate,message_stats.ack_details.rate,penstock.alphas,penstock.betas,penstock.gammas,penstock.delta,penstock.why,penstock.set_aside,arguments";
+const COLUMNS =
+  "name,vhost,type,state,durable,policy,messages_ready,messages_unacknowledged,messages,consumers,message_bytes,idle_since,message_stats.publish_details.rate,message_stats.deliver_get_details.rate,message_stats.ack_details.rate,penstock.alphas,penstock.betas,penstock.gammas,penstock.delta,penstock.why,penstock.set_aside,arguments";
 
 /** Counts by state, as MiniBand and the charts want them. */
-export const bandOf = (queue) => ({ alpha: queue.penstock?.alphas, beta: queue.penstock?.betas, gamma: queue.penstock?.gammas, delta: queue.penstock?.delta });
+export const bandOf = (queue) => ({
+  alpha: queue.penstock?.alphas,
+  beta: queue.penstock?.betas,
+  gamma: queue.penstock?.gammas,
+  delta: queue.penstock?.delta,
+});
 
-const idle = (queue) => { const since = dateOf(queue.idle_since); return since ? duration((Date.now() - since) / 1000) : "–"; };
+const idle = (queue) => {
+  const since = dateOf(queue.idle_since);
+  return since ? duration((Date.now() - since) / 1000) : "–";
+};
 
 const columns = [
   { key: "name", title: "name", render: (q) => q.name || "(empty)" },
   { key: "vhost", title: "vhost", narrow: false },
   { key: "type", title: "type", narrow: false },
-  { key: "state", title: "state", narrow: false, render: (q) => html`${q.state !== "running" ? html`<${Chip} level="warning" title=${q.penstock?.why}>${q.state}<//>` : q.state}` },
+  {
+    key: "state",
+    title: "state",
+    narrow: false,
+    render: (q) =>
+      html`${q.state !== "running" ? html`<${Chip} level="warning" title=${q.penstock?.why}>${q.state}<//>` : q.state}`,
+  },
   { key: "messages_ready", title: "ready", number: true, render: (q) => html`<${Num} value=${q.messages_ready} />` },
-  { key: "messages_unacknowledged", title: "unacked", number: true, narrow: false, render: (q) => html`<${Num} value=${q.messages_unacknowledged} />` },
-  { key: "message_stats.publish_details.rate", title: "in", number: true, help: "messages that came, each second", render: (q) => rate(q.message_stats?.publish_details?.rate ?? 0) },
-  { key: "message_stats.deliver_get_details.rate", title: "out", number: true, help: "messages that were delivered, each second", render: (q) => rate(q.message_stats?.deliver_get_details?.rate ?? 0) },
-  { key: "message_stats.ack_details.rate", title: "acked", number: true, narrow: false, render: (q) => rate(q.message_stats?.ack_details?.rate ?? 0) },
-  { key: "consumers", title: "consumers", number: true, render: (q) => (q.consumers || !q.messages_ready || q.type === "stream" ? count(q.consumers) : html`<${Chip} level="warning" title="Messages are ready, and nobody consumes them">0 !<//>`) },
+  {
+    key: "messages_unacknowledged",
+    title: "unacked",
+    number: true,
+    narrow: false,
+    render: (q) => html`<${Num} value=${q.messages_unacknowledged} />`,
+  },
+  {
+    key: "message_stats.publish_details.rate",
+    title: "in",
+    number: true,
+    help: "messages that came, each second",
+    render: (q) => rate(q.message_stats?.publish_details?.rate ?? 0),
+  },
+  {
+    key: "message_stats.deliver_get_details.rate",
+    title: "out",
+    number: true,
+    help: "messages that were delivered, each second",
+    render: (q) => rate(q.message_stats?.deliver_get_details?.rate ?? 0),
+  },
+  {
+    key: "message_stats.ack_details.rate",
+    title: "acked",
+    number: true,
+    narrow: false,
+    render: (q) => rate(q.message_stats?.ack_details?.rate ?? 0),
+  },
+  {
+    key: "consumers",
+    title: "consumers",
+    number: true,
+    render: (q) =>
+      q.consumers || !q.messages_ready || q.type === "stream"
+        ? count(q.consumers)
+        : html`<${Chip} level="warning" title="Messages are ready, and nobody consumes them">0 !<//>`,
+  },
   { key: "idle_since", title: "idle", number: true, narrow: false, render: idle },
-  { key: "message_bytes", title: "bytes", number: true, narrow: false, render: (q) => html`<${Bytes} value=${q.message_bytes} />` },
-  { key: "penstock.delta", title: "α β γ δ", help: "messages in RAM (alpha), with their body on disk (beta), with their place on disk too (gamma), wholly on disk (delta)", render: (q) => (q.type === "stream" ? html`<small>pages</small>` : html`<${MiniBand} counts=${bandOf(q)} />`) },
+  {
+    key: "message_bytes",
+    title: "bytes",
+    number: true,
+    narrow: false,
+    render: (q) => html`<${Bytes} value=${q.message_bytes} />`,
+  },
+  {
+    key: "penstock.delta",
+    title: "α β γ δ",
+    help: "messages in RAM (alpha), with their body on disk (beta), with their place on disk too (gamma), wholly on disk (delta)",
+    render: (q) => (q.type === "stream" ? html`<small>pages</small>` : html`<${MiniBand} counts=${bandOf(q)} />`),
+  },
   { key: "policy", title: "policy", narrow: false, render: (q) => q.policy ?? "–" },
 ];
 
@@ -43,12 +101,16 @@ export function purge(queues) {
   const size = queues.reduce((sum, q) => sum + (q.message_bytes ?? 0), 0);
   const one = queues.length === 1 ? queues[0].name : null;
   return ask({
-    title: one ? `Purge ${one}?` : `Purge ${queues.length} queues?`, danger: true,
+    title: one ? `Purge ${one}?` : `Purge ${queues.length} queues?`,
+    danger: true,
     body: html`<p>${count(ready)} ready messages are deleted (${bytes(size)} with those that are unacknowledged). ${count(unacked)} unacknowledged stay. They cannot be had back.</p>
       ${!one && html`<${Names} queues=${queues} />`}`,
-    action: `Purge ${count(ready)}`, typed: ready > 10_000 ? one ?? "purge" : undefined,
+    action: `Purge ${count(ready)}`,
+    typed: ready > 10_000 ? (one ?? "purge") : undefined,
     command: queues.map((q) => `penstock purge_queue ${shell(q.name)}${ofVhost(q.vhost)}`).join("\n"),
-    run: async () => { for (const q of queues) await del(`${at("queues", q.vhost, q.name)}/contents`); },
+    run: async () => {
+      for (const q of queues) await del(`${at("queues", q.vhost, q.name)}/contents`);
+    },
     done: one ? `${one} was purged.` : `${queues.length} queues were purged.`,
   });
 }
@@ -59,28 +121,52 @@ export function remove(queues) {
   const consumers = queues.reduce((sum, q) => sum + (q.consumers ?? 0), 0);
   const one = queues.length === 1 ? queues[0].name : null;
   return ask({
-    title: one ? `Delete ${one}?` : `Delete ${queues.length} queues?`, danger: true,
+    title: one ? `Delete ${one}?` : `Delete ${queues.length} queues?`,
+    danger: true,
     body: html`<p>${count(messages)} messages are deleted, with the bindings. ${consumers ? `${count(consumers)} consumers are cancelled.` : "Nobody consumes now."} They cannot be had back.</p>
       ${!one && html`<${Names} queues=${queues} />`}`,
-    action: one ? "Delete" : `Delete ${queues.length}`, typed: messages > 10_000 ? one ?? "delete" : undefined,
+    action: one ? "Delete" : `Delete ${queues.length}`,
+    typed: messages > 10_000 ? (one ?? "delete") : undefined,
     command: queues.map((q) => `penstock delete_queue ${shell(q.name)}${ofVhost(q.vhost)}`).join("\n"),
-    run: async () => { for (const q of queues) await del(at("queues", q.vhost, q.name)); },
+    run: async () => {
+      for (const q of queues) await del(at("queues", q.vhost, q.name));
+    },
     done: one ? `${one} was deleted.` : `${queues.length} queues were deleted.`,
   });
 }
 
-const Names = ({ queues }) => html`<p class="muted">${queues.slice(0, 20).map((q) => q.name).join(", ")}${queues.length > 20 ? ` and ${queues.length - 20} more` : ""}</p>`;
+const Names = ({ queues }) =>
+  html`<p class="muted">${queues
+    .slice(0, 20)
+    .map((q) => q.name)
+    .join(", ")}${queues.length > 20 ? ` and ${queues.length - 20} more` : ""}</p>`;
 
 /** Asks for a new queue or stream. */
 export function declare(vhost) {
   return ask({
-    title: "Declare a queue", action: "Declare",
+    title: "Declare a queue",
+    action: "Declare",
     fields: [
       { name: "vhost", label: "vhost", value: vhost ?? "/", required: true },
       { name: "name", label: "Name", required: true },
-      { name: "type", label: "Type", type: "select", options: [["classic", "classic: messages are consumed once"], ["stream", "stream: records stay, readers have offsets"]] },
+      {
+        name: "type",
+        label: "Type",
+        type: "select",
+        options: [
+          ["classic", "classic: messages are consumed once"],
+          ["stream", "stream: records stay, readers have offsets"],
+        ],
+      },
       { name: "durable", label: "durable: it is there after a restart", type: "checkbox", value: true },
-      { name: "arguments", label: "Arguments", type: "textarea", rows: 3, placeholder: '{"x-max-length": 10000}', help: "JSON; empty for none" },
+      {
+        name: "arguments",
+        label: "Arguments",
+        type: "textarea",
+        rows: 3,
+        placeholder: '{"x-max-length": 10000}',
+        help: "JSON; empty for none",
+      },
     ],
     command: declaring,
     run: async (v) => put(at("queues", v.vhost, v.name), { durable: v.durable, arguments: argumentsOf(v) }),
@@ -89,29 +175,69 @@ export function declare(vhost) {
 }
 
 function argumentsOf({ type, arguments: given }) {
-  return { ...objectOf("Arguments", given, '{"x-max-length": 10000}'), ...(type === "stream" ? { "x-queue-type": "stream" } : {}) };
+  return {
+    ...objectOf("Arguments", given, '{"x-max-length": 10000}'),
+    ...(type === "stream" ? { "x-queue-type": "stream" } : {}),
+  };
 }
 
 function declaring(v) {
   let words = "";
-  try { words = Object.entries(argumentsOf(v)).filter(([name]) => name !== "x-queue-type").map(([name, value]) => ` -a ${shell(`${name}=${text(value)}`)}`).join(""); } catch { words = " …"; }
+  try {
+    words = Object.entries(argumentsOf(v))
+      .filter(([name]) => name !== "x-queue-type")
+      .map(([name, value]) => ` -a ${shell(`${name}=${text(value)}`)}`)
+      .join("");
+  } catch {
+    words = " …";
+  }
   return `penstock declare_queue ${shell(v.name || "NAME")} --type ${v.type}${v.durable ? "" : " --transient"}${words}${ofVhost(v.vhost)}`;
 }
 
 // Orders that answer a question: [title, what is sorted by, whether the largest come first].
-const VIEWS = [["all", "", false], ["largest", "messages_ready", true], ["growing", "messages_details.rate", true], ["on disk", "penstock.delta", true], ["unacked", "messages_unacknowledged", true],
-  ["idle longest", "idle_since", false], ["dead letters made", "penstock.rejected", true]];
+const VIEWS = [
+  ["all", "", false],
+  ["largest", "messages_ready", true],
+  ["growing", "messages_details.rate", true],
+  ["on disk", "penstock.delta", true],
+  ["unacked", "messages_unacknowledged", true],
+  ["idle longest", "idle_since", false],
+  ["dead letters made", "penstock.rejected", true],
+];
 
 function Views({ params }) {
-  return html`<span class="switch" role="group" aria-label="Views">${VIEWS.map(([title, sort, desc]) => html`<button key=${title} aria-pressed=${(params.sort ?? "") === sort && (params.desc === "1") === desc}
-    onClick=${() => setParams({ sort, desc: desc ? "1" : "", page: "" })}>${title}</button>`)}</span>`;
+  return html`<span class="switch" role="group" aria-label="Views">${VIEWS.map(
+    ([
+      title,
+      sort,
+      desc,
+    ]) => html`<button key=${title} aria-pressed=${(params.sort ?? "") === sort && (params.desc === "1") === desc}
+    onClick=${() => setParams({ sort, desc: desc ? "1" : "", page: "" })}>${title}</button>`,
+  )}</span>`;
 }
 
 /** The rows as a file for a spreadsheet. */
 function exportCsv(rows) {
-  const cell = (value) => `"${String(value ?? "").replaceAll('"', '""').replace(/^([=+@\t\r-])/, "'$1")}"`; // no formula
-  const keys = ["name", "vhost", "type", "state", "messages_ready", "messages_unacknowledged", "consumers", "message_bytes", "policy"];
-  download("queues.csv", [keys, ...rows.map((row) => keys.map((key) => row[key]))].map((line) => line.map(cell).join(",")).join("\r\n"), "text/csv");
+  const cell = (value) =>
+    `"${String(value ?? "")
+      .replaceAll('"', '""')
+      .replace(/^([=+@\t\r-])/, "'$1")}"`; // no formula
+  const keys = [
+    "name",
+    "vhost",
+    "type",
+    "state",
+    "messages_ready",
+    "messages_unacknowledged",
+    "consumers",
+    "message_bytes",
+    "policy",
+  ];
+  download(
+    "queues.csv",
+    [keys, ...rows.map((row) => keys.map((key) => row[key]))].map((line) => line.map(cell).join(",")).join("\r\n"),
+    "text/csv",
+  );
 }
 
 /** A first queue, in five lines, at the port where this broker listens. */
@@ -130,12 +256,19 @@ with pika.BlockingConnection(
 
 export default function Queues({ vhost, params }) {
   const [version, setVersion] = useState(0);
-  const after = async (asked) => { const isDone = await asked; if (isDone) setVersion(version + 1); return isDone; };
+  const after = async (asked) => {
+    const isDone = await asked;
+    if (isDone) setVersion(version + 1);
+    return isDone;
+  };
   return html`<h1>Queues</h1>
     <${Table} caption="Queues and streams" path=${vhost ? at("queues", vhost) : "queues"} params=${{ columns: COLUMNS }} columns=${columns} version=${version}
       rowKey=${(q) => `${q.vhost}\n${q.name}`} href=${(q) => href(["queues", q.vhost, q.name])}
       tools=${html`<${Views} params=${params} /><button class="primary" onClick=${() => after(declare(vhost))}>Declare a queue …</button>`}
-      actions=${[{ title: "Purge …", danger: true, run: (rows) => after(purge(rows)) }, { title: "Delete …", danger: true, run: (rows) => after(remove(rows)) }, { title: "Export as CSV", run: exportCsv }]}
+      actions=${[
+        { title: "Purge …", danger: true, run: (rows) => after(purge(rows)) },
+        { title: "Delete …", danger: true, run: (rows) => after(remove(rows)) },
+        { title: "Export as CSV", run: exportCsv },
+      ]}
       empty=${html`<${First}><button class="primary" onClick=${() => after(declare(vhost))}>Declare a queue …</button><//>`} />`;
 }
-

@@ -22,19 +22,32 @@ export function keptSeconds(args) {
 
 /** The readers of a stream: [{reader, records, lag_s, time_s, held}], the latest first. */
 export function readersOf(stream) {
-  return Object.entries(stream.readers).map(([reader, at]) => ({
-    reader, records: sum(Object.values(at.lag_records)), lag_s: Math.max(0, ...Object.values(at.lag_ms).map((ms) => (ms ?? 0) / 1000)),
-    time_s: at.time_ms / 1000, offsets: at.offsets, held: Object.keys(at.kept_from).length > 0,
-  })).sort((a, b) => b.lag_s - a.lag_s);
+  return Object.entries(stream.readers)
+    .map(([reader, at]) => ({
+      reader,
+      records: sum(Object.values(at.lag_records)),
+      lag_s: Math.max(0, ...Object.values(at.lag_ms).map((ms) => (ms ?? 0) / 1000)),
+      time_s: at.time_ms / 1000,
+      offsets: at.offsets,
+      held: Object.keys(at.kept_from).length > 0,
+    }))
+    .sort((a, b) => b.lag_s - a.lag_s);
 }
 
 /** A row of the list, with figures to sort by. */
 export function rowOf(stream) {
   const readers = readersOf(stream);
   return {
-    ...stream, parts: stream.partitions.length, records: sum(stream.partitions.map((p) => p.records)), bytes: sum(stream.partitions.map((p) => p.bytes)),
-    last_s: Math.max(0, ...stream.partitions.map((p) => p.last_time_us / 1e6)), reader_count: readers.length,
-    lag_records: Math.max(0, ...readers.map((r) => r.records)), lag_s: readers[0]?.lag_s ?? 0, readers_now: readers, kept_s: keptSeconds(stream.arguments),
+    ...stream,
+    parts: stream.partitions.length,
+    records: sum(stream.partitions.map((p) => p.records)),
+    bytes: sum(stream.partitions.map((p) => p.bytes)),
+    last_s: Math.max(0, ...stream.partitions.map((p) => p.last_time_us / 1e6)),
+    reader_count: readers.length,
+    lag_records: Math.max(0, ...readers.map((r) => r.records)),
+    lag_s: readers[0]?.lag_s ?? 0,
+    readers_now: readers,
+    kept_s: keptSeconds(stream.arguments),
   };
 }
 
@@ -47,13 +60,38 @@ const columns = [
   { key: "records", title: "records", number: true, render: (s) => html`<${Num} value=${s.records} />` },
   { key: "bytes", title: "bytes", number: true, render: (s) => html`<${Bytes} value=${s.bytes} />` },
   { key: "parts", title: "partitions", number: true, narrow: false },
-  { key: "last_s", title: "last record", number: true, narrow: false, render: (s) => (s.last_s ? html`<${Time} value=${s.last_s} />` : "–") },
+  {
+    key: "last_s",
+    title: "last record",
+    number: true,
+    narrow: false,
+    render: (s) => (s.last_s ? html`<${Time} value=${s.last_s} />` : "–"),
+  },
   { key: "reader_count", title: "readers", number: true },
-  { key: "lag_records", title: "lag", number: true, help: "records that the slowest reader has not read", render: (s) => (s.reader_count ? html`<${Num} value=${s.lag_records} />` : "–") },
-  { key: "lag_s", title: "lag, time", number: true, help: "age of the oldest record that a reader has not read", render: (s) => (s.reader_count ? html`${duration(s.lag_s)}${lateOf(s) && html` <${Chip} level="danger" title="Retention may take records before they are read">late<//>`}` : "–") },
+  {
+    key: "lag_records",
+    title: "lag",
+    number: true,
+    help: "records that the slowest reader has not read",
+    render: (s) => (s.reader_count ? html`<${Num} value=${s.lag_records} />` : "–"),
+  },
+  {
+    key: "lag_s",
+    title: "lag, time",
+    number: true,
+    help: "age of the oldest record that a reader has not read",
+    render: (s) =>
+      s.reader_count
+        ? html`${duration(s.lag_s)}${lateOf(s) && html` <${Chip} level="danger" title="Retention may take records before they are read">late<//>`}`
+        : "–",
+  },
 ];
 
-const retention = (args) => ["x-max-age", "x-max-length-bytes", "x-max-length"].filter((key) => args?.[key] !== undefined).map((key) => `${key} ${key.endsWith("bytes") ? bytes(args[key]) : text(args[key])}`).join(", ") || "no limit: all records are kept";
+const retention = (args) =>
+  ["x-max-age", "x-max-length-bytes", "x-max-length"]
+    .filter((key) => args?.[key] !== undefined)
+    .map((key) => `${key} ${key.endsWith("bytes") ? bytes(args[key]) : text(args[key])}`)
+    .join(", ") || "no limit: all records are kept";
 
 export default function Streams({ names, vhost }) {
   return names.length === 3 ? html`<${Stream} vhost=${names[1]} name=${names[2]} />` : html`<${List} vhost=${vhost} />`;
@@ -77,57 +115,130 @@ function Stream({ vhost, name }) {
   if (!data) return html`${title}<${Problem} error=${error} retry=${refresh} />${!error && html`<p>Loading …</p>`}`;
   const row = rowOf(data);
   const late = lateOf(row);
-  const after = async (asked) => { if (await asked) refresh(); };
+  const after = async (asked) => {
+    if (await asked) refresh();
+  };
   return html`${title}
     <div class="tools head"><div></div><div class="actions"><a href=${href(["queues", vhost, name])}>As a queue: bindings, consumers, policy</a></div></div>
     <${Problem} error=${error} retry=${refresh} />
-    ${late ? html`<${Sentence} level="danger" text=${`Reader ${late.reader} is ${duration(late.lag_s)} late, and records are kept for ${duration(row.kept_s)}: it will lose some. Let it go faster, or keep records longer.`} />`
-    : html`<${Sentence} text=${row.reader_count ? `The slowest reader is ${count(row.lag_records)} records behind (${duration(row.lag_s)}).` : "No reader has a position here. Consumers over AMQP keep theirs."} />`}
-    <${Panel}><${Pairs} pairs=${[["records", html`<${Num} value=${row.records} />`], ["bytes", html`<${Bytes} value=${row.bytes} />`], ["partitions", count(row.parts)],
-      ["last record", row.last_s ? html`<${Time} value=${row.last_s} />` : "–"], ["retention", retention(data.arguments)]]} /><//>
+    ${
+      late
+        ? html`<${Sentence} level="danger" text=${`Reader ${late.reader} is ${duration(late.lag_s)} late, and records are kept for ${duration(row.kept_s)}: it will lose some. Let it go faster, or keep records longer.`} />`
+        : html`<${Sentence} text=${row.reader_count ? `The slowest reader is ${count(row.lag_records)} records behind (${duration(row.lag_s)}).` : "No reader has a position here. Consumers over AMQP keep theirs."} />`
+    }
+    <${Panel}><${Pairs} pairs=${[
+      ["records", html`<${Num} value=${row.records} />`],
+      ["bytes", html`<${Bytes} value=${row.bytes} />`],
+      ["partitions", count(row.parts)],
+      ["last record", row.last_s ? html`<${Time} value=${row.last_s} />` : "–"],
+      ["retention", retention(data.arguments)],
+    ]} /><//>
     <${Panel} title="Readers"><${Table} caption="Readers" prefix="r" filter=${row.readers_now.length > 10} rows=${row.readers_now} rowKey=${(r) => r.reader} columns=${[
-      { key: "reader", title: "reader", render: (r) => html`${r.reader}${r.held && html` <${Chip} level="info" title="Retention waits for what it has not read, while it reports">holds<//>`}` },
-      { key: "offsets", title: "offset", sort: false, narrow: false, render: (r) => (row.parts === 1 ? count(r.offsets[0]) : Object.entries(r.offsets).map(([part, offset]) => `${part}: ${count(offset)}`).join(", ")) },
+      {
+        key: "reader",
+        title: "reader",
+        render: (r) =>
+          html`${r.reader}${r.held && html` <${Chip} level="info" title="Retention waits for what it has not read, while it reports">holds<//>`}`,
+      },
+      {
+        key: "offsets",
+        title: "offset",
+        sort: false,
+        narrow: false,
+        render: (r) =>
+          row.parts === 1
+            ? count(r.offsets[0])
+            : Object.entries(r.offsets)
+                .map(([part, offset]) => `${part}: ${count(offset)}`)
+                .join(", "),
+      },
       { key: "records", title: "lag", number: true, render: (r) => html`<${Num} value=${r.records} />` },
       { key: "lag_s", title: "lag, time", number: true, render: (r) => duration(r.lag_s) },
       { key: "time_s", title: "reported", number: true, render: (r) => html`<${Time} value=${r.time_s} />` },
-      { key: "actions", title: "actions", sort: false, render: (r) => html`<button onClick=${() => after(move(vhost, data, r))}>Set …</button> <button class="danger" onClick=${() => after(forget(vhost, name, r))}>Forget …</button>` },
+      {
+        key: "actions",
+        title: "actions",
+        sort: false,
+        render: (r) =>
+          html`<button onClick=${() => after(move(vhost, data, r))}>Set …</button> <button class="danger" onClick=${() => after(forget(vhost, name, r))}>Forget …</button>`,
+      },
     ]} empty=${html`<p class="muted">None. Spark and programs that use named readers are shown here.</p>`} /><//>
     <${Panel} title="Partitions"><${Table} caption="Partitions" prefix="p" filter=${false} rows=${data.partitions} rowKey=${(p) => String(p.partition)} columns=${[
       { key: "partition", title: "partition", number: true },
-      { key: "first", title: "first", number: true, help: "the first offset that is kept", render: (p) => html`<${Num} value=${p.first} />` },
-      { key: "head", title: "head", number: true, help: "the offset of the next record", render: (p) => html`<${Num} value=${p.head} />` },
+      {
+        key: "first",
+        title: "first",
+        number: true,
+        help: "the first offset that is kept",
+        render: (p) => html`<${Num} value=${p.first} />`,
+      },
+      {
+        key: "head",
+        title: "head",
+        number: true,
+        help: "the offset of the next record",
+        render: (p) => html`<${Num} value=${p.head} />`,
+      },
       { key: "records", title: "records", number: true, render: (p) => html`<${Num} value=${p.records} />` },
       { key: "bytes", title: "bytes", number: true, render: (p) => html`<${Bytes} value=${p.bytes} />` },
-      { key: "last_time_us", title: "last record", number: true, render: (p) => (p.last_time_us ? html`<${Time} value=${p.last_time_us / 1e6} />` : "–") },
+      {
+        key: "last_time_us",
+        title: "last record",
+        number: true,
+        render: (p) => (p.last_time_us ? html`<${Time} value=${p.last_time_us / 1e6} />` : "–"),
+      },
     ]} /><//>`;
 }
 
 /** Asks where a reader is to go on. */
-const move = (vhost, stream, { reader }) => ask({
-  title: `Set ${reader}`, danger: true, action: "Set",
-  body: html`<p>The reader goes on from there: what it skips it does not read, what lies ahead of it is read again. A program that keeps its own position, as Spark does in its checkpoint, does not look at this one.</p>`,
-  fields: [
-    { name: "where", label: "Go on", type: "select", options: [["first", "from the first record"], ["head", "behind the last record"], ["offset", "from an offset"], ["time", "from a time"]] },
-    { name: "offset", label: "Offset", type: "number", help: "of each partition" },
-    { name: "time", label: "Time", placeholder: "2026-11-27T18:00:00Z" },
-  ],
-  run: async ({ where, offset, time }) => {
-    const offsets = {};
-    for (const { partition, first, head } of stream.partitions) {
-      offsets[partition] = where === "first" ? first : where === "head" ? head : where === "offset" ? Number(offset) : await offsetAt(vhost, stream.name, partition, time);
-    }
-    await put(at("streams", vhost, stream.name, "readers", reader), { offsets, wait: true });
-  },
-  done: `${reader} goes on from there.`,
-});
+const move = (vhost, stream, { reader }) =>
+  ask({
+    title: `Set ${reader}`,
+    danger: true,
+    action: "Set",
+    body: html`<p>The reader goes on from there: what it skips it does not read, what lies ahead of it is read again. A program that keeps its own position, as Spark does in its checkpoint, does not look at this one.</p>`,
+    fields: [
+      {
+        name: "where",
+        label: "Go on",
+        type: "select",
+        options: [
+          ["first", "from the first record"],
+          ["head", "behind the last record"],
+          ["offset", "from an offset"],
+          ["time", "from a time"],
+        ],
+      },
+      { name: "offset", label: "Offset", type: "number", help: "of each partition" },
+      { name: "time", label: "Time", placeholder: "2026-11-27T18:00:00Z" },
+    ],
+    run: async ({ where, offset, time }) => {
+      const offsets = {};
+      for (const { partition, first, head } of stream.partitions) {
+        offsets[partition] =
+          where === "first"
+            ? first
+            : where === "head"
+              ? head
+              : where === "offset"
+                ? Number(offset)
+                : await offsetAt(vhost, stream.name, partition, time);
+      }
+      await put(at("streams", vhost, stream.name, "readers", reader), { offsets, wait: true });
+    },
+    done: `${reader} goes on from there.`,
+  });
 
 async function offsetAt(vhost, name, partition, time) {
   return (await get(`${at("streams", vhost, name)}/offset`, { time_us: time, partition: String(partition) })).offset;
 }
 
-const forget = (vhost, name, { reader, records }) => ask({
-  title: `Forget ${reader}?`, danger: true, action: "Forget",
-  body: html`<p>Its position is deleted${records ? html`, with ${count(records)} records that it has not read` : ""}. The records stay. If the program runs, it may make the reader again.</p>`,
-  run: () => del(at("streams", vhost, name, "readers", reader)), done: `${reader} is forgotten.`,
-});
+const forget = (vhost, name, { reader, records }) =>
+  ask({
+    title: `Forget ${reader}?`,
+    danger: true,
+    action: "Forget",
+    body: html`<p>Its position is deleted${records ? html`, with ${count(records)} records that it has not read` : ""}. The records stay. If the program runs, it may make the reader again.</p>`,
+    run: () => del(at("streams", vhost, name, "readers", reader)),
+    done: `${reader} is forgotten.`,
+  });

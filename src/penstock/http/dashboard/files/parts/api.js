@@ -37,7 +37,11 @@ async function ask(method, path, params, body, headers = {}) {
   }
   const text = await answer.text();
   let value = null;
-  try { value = text ? JSON.parse(text) : null; } catch { value = null; }
+  try {
+    value = text ? JSON.parse(text) : null;
+  } catch {
+    value = null;
+  }
   if (answer.ok) return value;
   if (answer.status === 401 && path !== "login" && user.value) await whoami();
   throw new ApiError(answer.status, reasonOf(value) ?? (text.slice(0, 300) || `${answer.status} ${answer.statusText}`));
@@ -60,11 +64,18 @@ let asking = null;
 /** Asks who is signed in, once for all who wait. A permission that is missing is a 401 as well. */
 export function whoami() {
   asking ??= fetch("api/whoami", { headers: { "X-Penstock": "1" } })
-    .then(async (answer) => {
-      if (answer.ok) user.set(await answer.json());
-      else if (answer.status === 401 || user.value === undefined) user.set(null);
-    }, () => { if (user.value === undefined) user.set(null); })
-    .finally(() => { asking = null; });
+    .then(
+      async (answer) => {
+        if (answer.ok) user.set(await answer.json());
+        else if (answer.status === 401 || user.value === undefined) user.set(null);
+      },
+      () => {
+        if (user.value === undefined) user.set(null);
+      },
+    )
+    .finally(() => {
+      asking = null;
+    });
   return asking;
 }
 

@@ -79,8 +79,11 @@ function Dialog({ what }) {
     ${what.body && html`<div class="body">${what.body}</div>`}
     ${fields.length > 0 && html`<${Fields} fields=${fields} values=${values} onChange=${setValues} />`}
     ${what.preview?.(values)}
-    ${what.typed && html`<${Fields} fields=${[{ name: "typed", label: html`Type <code>${what.typed}</code> to go on` }]} values=${{ typed }}
-      onChange=${(v) => setTyped(v.typed)} />`}
+    ${
+      what.typed &&
+      html`<${Fields} fields=${[{ name: "typed", label: html`Type <code>${what.typed}</code> to go on` }]} values=${{ typed }}
+      onChange=${(v) => setTyped(v.typed)} />`
+    }
     ${command && html`<details class="command"><summary>The same as a command</summary><code class="block">${command}</code></details>`}
     ${state.error && html`<p class="error" role="alert">${state.error.message}</p>`}
     <div class="buttons"><button type="button" onClick=${() => element.current.close()}>${what.run ? "Cancel" : "Close"}</button>

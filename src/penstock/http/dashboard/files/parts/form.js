@@ -16,13 +16,25 @@ import { html, useId, useState } from "./ui.js";
  */
 
 /** The values at the beginning. @param {Field[]} fields */
-export const valuesOf = (fields) => Object.fromEntries(fields.map((f) => [f.name, f.value ?? (f.type === "checkbox" ? false : f.type === "select" ? firstOf(f) : "")]));
-const firstOf = (field) => { const one = field.options?.[0]; return Array.isArray(one) ? one[0] : one ?? ""; };
+export const valuesOf = (fields) =>
+  Object.fromEntries(
+    fields.map((f) => [f.name, f.value ?? (f.type === "checkbox" ? false : f.type === "select" ? firstOf(f) : "")]),
+  );
+const firstOf = (field) => {
+  const one = field.options?.[0];
+  return Array.isArray(one) ? one[0] : (one ?? "");
+};
 
 /** One field with its label. onChange(value): a number field gives a number, or "" if it is empty. */
 export function FieldRow({ field, value, onChange }) {
   const id = useId();
-  const common = { id, name: field.name, required: field.required, placeholder: field.placeholder, "aria-describedby": field.help ? `${id}-help` : undefined };
+  const common = {
+    id,
+    name: field.name,
+    required: field.required,
+    placeholder: field.placeholder,
+    "aria-describedby": field.help ? `${id}-help` : undefined,
+  };
   const onText = (event) => onChange(event.currentTarget.value);
   let input;
   if (field.type === "select") {
@@ -49,8 +61,11 @@ export function FieldRow({ field, value, onChange }) {
 }
 
 /** Fields without a <form>. values: an object; onChange(newValues). @param {{fields: Field[]}} props */
-export const Fields = ({ fields, values, onChange }) => html`${fields.map((field) =>
-  html`<${FieldRow} key=${field.name} field=${field} value=${values[field.name]} onChange=${(v) => onChange({ ...values, [field.name]: v })} />`)}`;
+export const Fields = ({ fields, values, onChange }) =>
+  html`${fields.map(
+    (field) =>
+      html`<${FieldRow} key=${field.name} field=${field} value=${values[field.name]} onChange=${(v) => onChange({ ...values, [field.name]: v })} />`,
+  )}`;
 
 /**
  * A form in a page. onSubmit(values) may return a promise; its error is shown at the form.

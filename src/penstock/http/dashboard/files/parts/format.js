@@ -9,13 +9,18 @@ export function count(value) {
   if (!isKnown(value)) return NONE;
   const size = Math.abs(value);
   if (size < 100_000) return grouped(value);
-  for (const [unit, of] of [["k", 1e3], ["M", 1e6], ["G", 1e9]]) {
+  for (const [unit, of] of [
+    ["k", 1e3],
+    ["M", 1e6],
+    ["G", 1e9],
+  ]) {
     if (size < of * 999.5 || unit === "G") return `${digits(value / of)} ${unit}`;
   }
 }
 
 /** All digits, in threes with thin spaces. */
-export const grouped = (value) => (isKnown(value) ? String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, "\u2009") : NONE);
+export const grouped = (value) =>
+  isKnown(value) ? String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, "\u2009") : NONE;
 
 /** 61.2 MiB. */
 export function bytes(value) {

@@ -9,8 +9,13 @@
 export function objectOf(label, text, example = '{"name": "value"}') {
   if (!text.trim()) return {};
   let value;
-  try { value = JSON.parse(text); } catch (error) { throw new Error(`${label}: expected JSON such as ${example} (${error.message})`); }
-  if (value === null || typeof value !== "object" || Array.isArray(value)) throw new Error(`${label}: expected an object such as ${example}`);
+  try {
+    value = JSON.parse(text);
+  } catch (error) {
+    throw new Error(`${label}: expected JSON such as ${example} (${error.message})`);
+  }
+  if (value === null || typeof value !== "object" || Array.isArray(value))
+    throw new Error(`${label}: expected an object such as ${example}`);
   return value;
 }
 

@@ -9,9 +9,17 @@ import { remembered, Store } from "./ui.js";
 export const areKeysOn = new Store(remembered("keys", "on") === "on");
 
 export const KEYS = [
-  ["/", "search; also ctrl-k"], ["g, then o q s c v a", "overview, queues, streams, connections, vhosts, alarms"],
-  ["j, k", "next row, previous row"], ["enter", "open the row"], ["x", "select the row"], ["esc", "up"],
-  ["space", "stop all figures, go on"], ["r", "sort the rows of the table now"], ["p", "the messages of this queue"], ["[, ]", "a shorter, a longer time of the charts"], ["?", "this list"],
+  ["/", "search; also ctrl-k"],
+  ["g, then o q s c v a", "overview, queues, streams, connections, vhosts, alarms"],
+  ["j, k", "next row, previous row"],
+  ["enter", "open the row"],
+  ["x", "select the row"],
+  ["esc", "up"],
+  ["space", "stop all figures, go on"],
+  ["r", "sort the rows of the table now"],
+  ["p", "the messages of this queue"],
+  ["[, ]", "a shorter, a longer time of the charts"],
+  ["?", "this list"],
 ];
 
 /** Listens until the returned function is called. */
@@ -36,15 +44,23 @@ export function listen({ showKeys, pages }) {
     }
     const rows = [...document.querySelectorAll("main .table tbody tr[tabindex]")];
     const current = rows.indexOf(document.activeElement?.closest("tr"));
-    if (event.key === "/") { event.preventDefault(); search?.focus(); }
-    else if (event.key === "g") afterG = Date.now();
-    else if (event.key === "j" || event.key === "k") rows[Math.max(0, Math.min(rows.length - 1, current + (event.key === "j" ? 1 : -1)))]?.focus();
+    if (event.key === "/") {
+      event.preventDefault();
+      search?.focus();
+    } else if (event.key === "g") afterG = Date.now();
+    else if (event.key === "j" || event.key === "k")
+      rows[Math.max(0, Math.min(rows.length - 1, current + (event.key === "j" ? 1 : -1)))]?.focus();
     else if (event.key === "Enter" && !isControl && current >= 0) openRow(rows[current]);
     else if (event.key === "x" && current >= 0) rows[current].querySelector(".tick input")?.click();
-    else if (event.key === "Escape") { const { names } = route.value; if (names.length > 1) go([names[0]]); }
-    else if (event.key === " " && !isControl) { event.preventDefault(); paused.set(!paused.value); }
-    else if (event.key === "r") dispatchEvent(new Event("penstock:reorder"));
-    else if (event.key === "p" && route.value.names[0] === "queues" && route.value.names.length === 3) location.hash = href(route.value.names, { ...route.value.params, tab: "messages" });
+    else if (event.key === "Escape") {
+      const { names } = route.value;
+      if (names.length > 1) go([names[0]]);
+    } else if (event.key === " " && !isControl) {
+      event.preventDefault();
+      paused.set(!paused.value);
+    } else if (event.key === "r") dispatchEvent(new Event("penstock:reorder"));
+    else if (event.key === "p" && route.value.names[0] === "queues" && route.value.names.length === 3)
+      location.hash = href(route.value.names, { ...route.value.params, tab: "messages" });
     else if (event.key === "[" || event.key === "]") {
       const now = RANGES.findIndex(([key]) => key === (route.value.params.range ?? RANGES[0][0]));
       const next = RANGES[now + (event.key === "]" ? 1 : -1)];

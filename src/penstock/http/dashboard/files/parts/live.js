@@ -59,7 +59,11 @@ setInterval(() => {
 }, 1000);
 hidden.follow((isHidden) => {
   clearTimeout(leaving);
-  if (isHidden) leaving = setTimeout(() => { source?.close(); source = null; }, HIDDEN_MS);
+  if (isHidden)
+    leaving = setTimeout(() => {
+      source?.close();
+      source = null;
+    }, HIDDEN_MS);
   else if (!source) reconnect();
 });
 user.follow(reconnect);
@@ -70,7 +74,10 @@ function subscribe(topic, give) {
   wanted.set(topic, all.add(give));
   return () => {
     all.delete(give);
-    if (!all.size) { wanted.delete(topic); reconnect(); }
+    if (!all.size) {
+      wanted.delete(topic);
+      reconnect();
+    }
   };
 }
 
@@ -111,12 +118,18 @@ export function usePolled(ask, inputs, seconds = 3) {
   useEffect(() => {
     set((before) => ({ ...before, isLoading: true }));
     refresh();
-    const timer = seconds && setInterval(() => {
-      if (!hidden.value && !paused.value && user.value && !last.current.isAsking) refresh();
-    }, seconds * 1000);
+    const timer =
+      seconds &&
+      setInterval(() => {
+        if (!hidden.value && !paused.value && user.value && !last.current.isAsking) refresh();
+      }, seconds * 1000);
     // Who signs in again sees the view at once.
     const end = user.follow((value) => value && refresh());
-    return () => { clearInterval(timer); end(); last.current.turn++; };
+    return () => {
+      clearInterval(timer);
+      end();
+      last.current.turn++;
+    };
   }, [...inputs, seconds]);
   return { ...state, refresh };
 }

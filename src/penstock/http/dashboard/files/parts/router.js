@@ -3,9 +3,16 @@ import { Store } from "./ui.js";
 
 function parse(hash) {
   const [path, search = ""] = hash.replace(/^#?\/?/, "").split(/\?(.*)/s);
-  const names = path.split("/").filter(Boolean).map((part) => {
-    try { return decodeURIComponent(part); } catch { return part; }
-  });
+  const names = path
+    .split("/")
+    .filter(Boolean)
+    .map((part) => {
+      try {
+        return decodeURIComponent(part);
+      } catch {
+        return part;
+      }
+    });
   return { names: names.length ? names : ["overview"], params: Object.fromEntries(new URLSearchParams(search)) };
 }
 
@@ -25,7 +32,9 @@ export function href(names, params = {}) {
 }
 
 /** Goes to a view. */
-export const go = (names, params) => { location.hash = href(names, params); };
+export const go = (names, params) => {
+  location.hash = href(names, params);
+};
 
 /** Changes members of the address's query in place: no new step of "back". */
 export function setParams(changes) {

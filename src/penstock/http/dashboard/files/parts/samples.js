@@ -4,7 +4,11 @@ import { paused, useEvent } from "./live.js";
 import { useEffect, useRef, useState } from "./ui.js";
 
 /** The ranges of charts: [key, title, seconds, seconds between two samples]. */
-export const RANGES = [["10m", "10 min", 600, 1], ["2h", "2 h", 7200, 10], ["24h", "24 h", 86_400, 60]];
+export const RANGES = [
+  ["10m", "10 min", 600, 1],
+  ["2h", "2 h", 7200, 10],
+  ["24h", "24 h", 86_400, 60],
+];
 
 /**
  * Rows {time, ...}, the oldest first, of a topic's events.
@@ -23,16 +27,24 @@ export function useSamples(topic, paths, rowOf, joined, range) {
   useEffect(() => {
     let isOld = false;
     fresh.current = [];
-    const load = () => Promise.all(paths.map((path) => get(path, { step }))).then((all) => {
-      if (isOld || paused.value) return;
-      const rows = new Map();
-      for (const one of all) for (const row of one.samples) rows.set(row.time, [...(rows.get(row.time) ?? []), row]);
-      setPast([...rows].sort(([a], [b]) => a - b).map(([time, some]) => ({ ...joined(some), time })));
-      fresh.current = fresh.current.filter((row) => row.time > (past.at(-1)?.time ?? 0));
-    }, () => {});
+    const load = () =>
+      Promise.all(paths.map((path) => get(path, { step }))).then(
+        (all) => {
+          if (isOld || paused.value) return;
+          const rows = new Map();
+          for (const one of all)
+            for (const row of one.samples) rows.set(row.time, [...(rows.get(row.time) ?? []), row]);
+          setPast([...rows].sort(([a], [b]) => a - b).map(([time, some]) => ({ ...joined(some), time })));
+          fresh.current = fresh.current.filter((row) => row.time > (past.at(-1)?.time ?? 0));
+        },
+        () => {},
+      );
     load();
     const timer = step > 1 && setInterval(load, step * 1000);
-    return () => { isOld = true; clearInterval(timer); };
+    return () => {
+      isOld = true;
+      clearInterval(timer);
+    };
   }, [question]);
   if (data && fresh.current.at(-1)?.at !== at) {
     fresh.current.push({ ...rowOf(data), time: data.time ?? at / 1000, at });

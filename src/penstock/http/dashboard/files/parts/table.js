@@ -67,12 +67,29 @@ function nameOf(filter) {
 
 function ServerTable(props) {
   const state = stateOf(props.prefix ?? "", props.initial);
-  const asked = { ...props.params, page: state.page, page_size: PAGE_ROWS, sort: state.sort, sort_reverse: state.isReverse || "", ...nameOf(state.filter) };
+  const asked = {
+    ...props.params,
+    page: state.page,
+    page_size: PAGE_ROWS,
+    sort: state.sort,
+    sort_reverse: state.isReverse || "",
+    ...nameOf(state.filter),
+  };
   const question = JSON.stringify([props.path, asked, props.version]); // after an action rows may move and go
-  const answer = usePolled(async () => {
-    const page = await get(props.path, asked);
-    return { question, rows: page.items, filtered: page.filtered_count, total: page.total_count, down: page.penstock?.down };
-  }, [question, props.version], props.every ?? 3);
+  const answer = usePolled(
+    async () => {
+      const page = await get(props.path, asked);
+      return {
+        question,
+        rows: page.items,
+        filtered: page.filtered_count,
+        total: page.total_count,
+        down: page.penstock?.down,
+      };
+    },
+    [question, props.version],
+    props.every ?? 3,
+  );
   useEffect(() => {
     if (answer.error?.status === 400 && state.page > 1) state.set({ page: "" }); // fewer pages than before
   }, [answer.error]);
@@ -91,7 +108,12 @@ function LocalTable(props) {
     const { name, use_regex } = nameOf(state.filter);
     let matches = (text) => text.toLowerCase().includes(name.toLowerCase());
     if (use_regex) {
-      try { const regex = new RegExp(name); matches = (text) => regex.test(text); } catch { matches = () => false; }
+      try {
+        const regex = new RegExp(name);
+        matches = (text) => regex.test(text);
+      } catch {
+        matches = () => false;
+      }
     }
     rows = name ? all.filter((row) => matches(String(row.name ?? keyOf(row)))) : [...all];
     if (state.sort) rows.sort((a, b) => compare(dig(a, state.sort), dig(b, state.sort)));
@@ -106,7 +128,8 @@ function LocalTable(props) {
 
 function compare(a, b) {
   if (typeof a === "number" && typeof b === "number") return a - b;
-  if ((a ?? null) === null || (b ?? null) === null) return ((a ?? null) === null ? 0 : 1) - ((b ?? null) === null ? 0 : 1);
+  if ((a ?? null) === null || (b ?? null) === null)
+    return ((a ?? null) === null ? 0 : 1) - ((b ?? null) === null ? 0 : 1);
   return String(a).localeCompare(String(b));
 }
 
@@ -130,12 +153,22 @@ function useSteadyOrder(rows, question, keyOf) {
     now.keys = wanted;
     now.rows = fresh;
   }
-  const reorder = () => { now.touched = 0; draw((n) => n + 1); };
+  const reorder = () => {
+    now.touched = 0;
+    draw((n) => n + 1);
+  };
   useEffect(() => {
     addEventListener("penstock:reorder", reorder);
     return () => removeEventListener("penstock:reorder", reorder);
   }, []);
-  return { list: now.keys.map((key) => ({ key, row: now.rows.get(key), isGone: !fresh.has(key) })), moved, reorder, touch: () => { now.touched = Date.now(); } };
+  return {
+    list: now.keys.map((key) => ({ key, row: now.rows.get(key), isGone: !fresh.has(key) })),
+    moved,
+    reorder,
+    touch: () => {
+      now.touched = Date.now();
+    },
+  };
 }
 
 function View(props) {
@@ -156,14 +189,20 @@ function View(props) {
     if (!next.delete(key)) next.set(key, row);
     setSelected(next);
   };
-  const sortBy = (key) => state.set(state.sort === key ? { sort: key, desc: state.isReverse ? "" : "1", page: "" } : { sort: key, desc: "", page: "" });
+  const sortBy = (key) =>
+    state.set(
+      state.sort === key
+        ? { sort: key, desc: state.isReverse ? "" : "1", page: "" }
+        : { sort: key, desc: "", page: "" },
+    );
   const actions = props.actions ?? [];
   const pages = Math.max(1, Math.ceil((filtered ?? 0) / PAGE_ROWS));
   const page = Math.min(state.page, pages);
   if (rows !== null && total === 0 && !state.filter && props.empty && !error) return props.empty;
   const isAll = order.list.length > 0 && order.list.every(({ key }) => selected.has(key));
   const open = (event, row) => {
-    if (props.href && !event.target.closest("a,button,input,label,summary") && !getSelection().toString()) location.hash = props.href(row);
+    if (props.href && !event.target.closest("a,button,input,label,summary") && !getSelection().toString())
+      location.hash = props.href(row);
   };
   return html`<div class="table" onPointerMove=${order.touch} onKeyDown=${order.touch} onFocusIn=${order.touch}>
     <div class="tools">
@@ -175,36 +214,58 @@ function View(props) {
     <div class="wide"><table role="table" class=${`cards${error ? " stale" : ""}`} aria-busy=${rows === null}>
       <caption class="unseen">${caption}</caption>
       <thead role="rowgroup"><tr role="row">
-        ${actions.length > 0 && html`<th scope="col" class="tick" role="columnheader"><input type="checkbox" aria-label="Select all rows of this page" disabled=${!order.list.length} checked=${isAll}
-          onChange=${() => setSelected(isAll ? new Map() : new Map([...selected, ...order.list.map(({ key, row }) => [key, row])]))} /></th>`}
+        ${
+          actions.length > 0 &&
+          html`<th scope="col" class="tick" role="columnheader"><input type="checkbox" aria-label="Select all rows of this page" disabled=${!order.list.length} checked=${isAll}
+          onChange=${() => setSelected(isAll ? new Map() : new Map([...selected, ...order.list.map(({ key, row }) => [key, row])]))} /></th>`
+        }
         ${columns.map((column) => {
           const key = typeof column.sort === "string" ? column.sort : column.key;
           const isSorted = state.sort === key;
           return html`<th key=${column.key} scope="col" role="columnheader" title=${column.help} class=${column.number ? "number" : ""}
-            aria-sort=${isSorted ? (state.isReverse ? "descending" : "ascending") : undefined}>${column.sort === false ? column.title
-              : html`<button class="sort" onClick=${() => sortBy(key)}>${column.title}<span aria-hidden="true">${isSorted ? (state.isReverse ? " ▼" : " ▲") : ""}</span></button>`}</th>`;
+            aria-sort=${isSorted ? (state.isReverse ? "descending" : "ascending") : undefined}>${
+              column.sort === false
+                ? column.title
+                : html`<button class="sort" onClick=${() => sortBy(key)}>${column.title}<span aria-hidden="true">${isSorted ? (state.isReverse ? " ▼" : " ▲") : ""}</span></button>`
+            }</th>`;
         })}
       </tr></thead>
       <tbody role="rowgroup">
-        ${order.list.map(({ key, row, isGone }) => html`<tr key=${key} role="row" tabindex="-1" class=${`${isGone ? "gone " : ""}${selected.has(key) ? "selected" : ""}`} onClick=${(e) => open(e, row)}>
+        ${order.list.map(
+          ({
+            key,
+            row,
+            isGone,
+          }) => html`<tr key=${key} role="row" tabindex="-1" class=${`${isGone ? "gone " : ""}${selected.has(key) ? "selected" : ""}`} onClick=${(e) => open(e, row)}>
           ${actions.length > 0 && html`<td class="tick" role="cell"><input type="checkbox" aria-label=${`Select ${key}`} checked=${selected.has(key)} onChange=${() => toggle(key, row)} /></td>`}
           ${columns.map((column, i) => {
             const value = column.render ? column.render(row) : dig(row, column.key);
-            const cell = i === 0 && props.href ? html`<a href=${props.href(row)}>${value}</a>` : value ?? "–";
+            const cell = i === 0 && props.href ? html`<a href=${props.href(row)}>${value}</a>` : (value ?? "–");
             return html`<td key=${column.key} role="cell" data-title=${column.title} class=${`${column.number ? "number" : ""}${column.narrow === false ? " wide-only" : ""}`}>${cell}</td>`;
-          })}</tr>`)}
+          })}</tr>`,
+        )}
         ${rows === null && !error && html`<tr role="row"><td role="cell" colspan=${columns.length + 1}>Loading …</td></tr>`}
         ${rows !== null && order.list.length === 0 && html`<tr role="row"><td role="cell" colspan=${columns.length + 1}>${state.filter ? html`Nothing has this in its name. <button class="plain" onClick=${() => filterBy("")}>Show all</button>` : "None."}</td></tr>`}
       </tbody>
     </table></div>
     <div class="foot">
       ${rows !== null && html`<span>${filtered ? `${grouped((page - 1) * PAGE_ROWS + 1)}–${grouped(Math.min(page * PAGE_ROWS, filtered))} of ` : ""}${grouped(filtered ?? 0)}${total > filtered ? ` (${grouped(total)} in all)` : ""}</span>`}
-      ${pages > 1 && html`<span class="buttons"><button aria-label="Previous page" disabled=${page <= 1} onClick=${() => state.set({ page: page - 1 })}>‹</button>
-        <button aria-label="Next page" disabled=${page >= pages} onClick=${() => state.set({ page: page + 1 })}>›</button></span>`}
+      ${
+        pages > 1 &&
+        html`<span class="buttons"><button aria-label="Previous page" disabled=${page <= 1} onClick=${() => state.set({ page: page - 1 })}>‹</button>
+        <button aria-label="Next page" disabled=${page >= pages} onClick=${() => state.set({ page: page + 1 })}>›</button></span>`
+      }
       ${order.moved > 0 && html`<button class="plain" onClick=${order.reorder}>${order.moved} ${order.moved === 1 ? "row" : "rows"} would move · reorder</button>`}
-      ${selected.size > 0 && html`<span class="buttons"><b>${selected.size} selected:</b> ${actions.map((action) =>
-        html`<button key=${action.title} class=${action.danger ? "danger" : ""} onClick=${async () => { if (await action.run([...selected.values()])) setSelected(new Map()); }}>${action.title}</button>`)}
-        <button class="plain" onClick=${() => setSelected(new Map())}>none</button></span>`}
+      ${
+        selected.size > 0 &&
+        html`<span class="buttons"><b>${selected.size} selected:</b> ${actions.map(
+          (action) =>
+            html`<button key=${action.title} class=${action.danger ? "danger" : ""} onClick=${async () => {
+              if (await action.run([...selected.values()])) setSelected(new Map());
+            }}>${action.title}</button>`,
+        )}
+        <button class="plain" onClick=${() => setSelected(new Map())}>none</button></span>`
+      }
     </div>
   </div>`;
 }

@@ -46,10 +46,18 @@ export class Store {
 
 /** What the browser remembers for the user, such as the theme. Never anything secret. */
 export function remembered(name, otherwise) {
-  try { return localStorage.getItem(`penstock.${name}`) ?? otherwise; } catch { return otherwise; }
+  try {
+    return localStorage.getItem(`penstock.${name}`) ?? otherwise;
+  } catch {
+    return otherwise;
+  }
 }
 
 /** Remembers a text, if the browser lets us. */
 export function remember(name, text) {
-  try { localStorage.setItem(`penstock.${name}`, text); } catch { /* storage is switched off */ }
+  try {
+    localStorage.setItem(`penstock.${name}`, text);
+  } catch {
+    /* storage is switched off */
+  }
 }

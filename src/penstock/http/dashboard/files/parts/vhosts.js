@@ -14,15 +14,29 @@ export const ROWS_MAX = 500;
  * @returns as usePolled; data is {rows, down}: down names the vhosts that do not answer
  */
 export function useOfVhosts(ask, vhost, what, seconds = 5) {
-  return usePolled(async () => {
-    const all = await get("vhosts", { columns: "name,penstock.state" });
-    const names = all.filter((one) => one.penstock.state === "running" && (!vhost || one.name === vhost)).map(({ name }) => name);
-    const answers = await Promise.all(names.map((name) => ask(name).then((rows) => rows.map((row) => ({ ...row, vhost: name })), (error) => error)));
-    const errors = answers.filter((answer) => answer instanceof Error);
-    if (errors.length && errors.length === names.length) throw errors[0];
-    return { rows: answers.filter(Array.isArray).flat(), down: names.filter((_, i) => answers[i] instanceof Error) };
-  }, [vhost, what], seconds);
+  return usePolled(
+    async () => {
+      const all = await get("vhosts", { columns: "name,penstock.state" });
+      const names = all
+        .filter((one) => one.penstock.state === "running" && (!vhost || one.name === vhost))
+        .map(({ name }) => name);
+      const answers = await Promise.all(
+        names.map((name) =>
+          ask(name).then(
+            (rows) => rows.map((row) => ({ ...row, vhost: name })),
+            (error) => error,
+          ),
+        ),
+      );
+      const errors = answers.filter((answer) => answer instanceof Error);
+      if (errors.length && errors.length === names.length) throw errors[0];
+      return { rows: answers.filter(Array.isArray).flat(), down: names.filter((_, i) => answers[i] instanceof Error) };
+    },
+    [vhost, what],
+    seconds,
+  );
 }
 
 /** Asks for a list below penstock/, such as "streams", of a vhost: its first ROWS_MAX rows. */
-export const listOf = (kind) => async (vhost) => (await get(at("penstock", kind, vhost), { page: 1, page_size: ROWS_MAX })).items;
+export const listOf = (kind) => async (vhost) =>
+  (await get(at("penstock", kind, vhost), { page: 1, page_size: ROWS_MAX })).items;

@@ -12,13 +12,16 @@ export const Bytes = ({ value }) => html`<span title=${grouped(value)}>${bytes(v
 export const Rate = ({ value }) => html`<span>${rate(value)}</span>`;
 
 /** How long, of seconds. */
-export const Duration = ({ value }) => html`<span title=${value === null || value === undefined ? "" : `${value} s`}>${duration(value)}</span>`;
+export const Duration = ({ value }) =>
+  html`<span title=${value === null || value === undefined ? "" : `${value} s`}>${duration(value)}</span>`;
 
 /** A time: how long ago, with the time itself as title. */
-export const Time = ({ value }) => html`<time title=${dateOf(value)?.toISOString() ?? ""}>${dateOf(value) === null ? "–" : `${ago(value)}`}</time>`;
+export const Time = ({ value }) =>
+  html`<time title=${dateOf(value)?.toISOString() ?? ""}>${dateOf(value) === null ? "–" : `${ago(value)}`}</time>`;
 
 /** A small label. level: "ok", "warning", "danger", "info" or none. */
-export const Chip = ({ level = "", title, children }) => html`<span class=${`chip ${level}`} title=${title}>${children}</span>`;
+export const Chip = ({ level = "", title, children }) =>
+  html`<span class=${`chip ${level}`} title=${title}>${children}</span>`;
 
 /** The sentence on top of a page. level as of Chip. href: where the cause is. */
 export function Sentence({ level = "ok", text, href, since, children }) {
@@ -31,12 +34,16 @@ export function Sentence({ level = "ok", text, href, since, children }) {
 export const Empty = ({ title, children }) => html`<div class="empty"><p><b>${title}</b></p>${children}</div>`;
 
 /** An error of a request, with the server's reason. */
-export const Problem = ({ error, retry }) => error && html`<p class="sentence danger" role="alert"><b aria-hidden="true">!!</b>
+export const Problem = ({ error, retry }) =>
+  error &&
+  html`<p class="sentence danger" role="alert"><b aria-hidden="true">!!</b>
   <span>${error.message}${retry && html` <button class="plain" onClick=${retry}>Try again</button>`}</span></p>`;
 
 /** Pairs of name and value; pairs whose value is undefined are left out. pairs: [[name, value], ...] */
-export const Pairs = ({ pairs }) => html`<dl class="pairs">${pairs.filter(([, value]) => value !== undefined).map(([name, value]) =>
-  html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+export const Pairs = ({ pairs }) =>
+  html`<dl class="pairs">${pairs
+    .filter(([, value]) => value !== undefined)
+    .map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 
 /** A panel with a heading. actions: at the right of the heading. */
 export const Panel = ({ title, actions, children, class: name = "" }) => html`<section class=${`panel ${name}`}>
@@ -45,8 +52,11 @@ export const Panel = ({ title, actions, children, class: name = "" }) => html`<s
 /**
  * Links to the parts of a page. tabs: [[key, title, count], ...]. The page gives href(key).
  */
-export const Tabs = ({ tabs, current, href, label = "Parts of this page" }) => html`<nav class="tabs" aria-label=${label}>${tabs.map(([key, title, n]) =>
-  html`<a key=${key} href=${href(key)} aria-current=${key === current ? "page" : undefined}>${title}${n === undefined ? "" : html` <small>${n}</small>`}</a>`)}</nav>`;
+export const Tabs = ({ tabs, current, href, label = "Parts of this page" }) =>
+  html`<nav class="tabs" aria-label=${label}>${tabs.map(
+    ([key, title, n]) =>
+      html`<a key=${key} href=${href(key)} aria-current=${key === current ? "page" : undefined}>${title}${n === undefined ? "" : html` <small>${n}</small>`}</a>`,
+  )}</nav>`;
 
 /** A text that may be copied. */
 export const Code = ({ children }) => html`<code class="block">${children}</code>`;

@@ -321,6 +321,37 @@ def test_each_dependency_says_why() -> None:
         assert f"**{name}**" in text or name == "penstock", name
 
 
+def test_no_compiled_class_declares_an_attribute_of_its_base_again() -> None:
+    """mypyc's traverse visits such an attribute twice. The garbage collector then takes two
+    references for what is one, and clears an object that somebody else still has."""
+    bases: dict[str, list[str]] = {}
+    own: dict[str, set[str]] = {}
+    for module in hot_modules():
+        tree = ast.parse((ROOT / "src" / f"{module.replace('.', '/')}.py").read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] = [ast.unparse(one).split("[")[0] for one in node.bases]
+                own[node.name] = set(declared(node))
+
+    def inherited(name: str) -> set[str]:
+        found = [own.get(base, set()) | inherited(base) for base in bases.get(name, ())]
+        return set[str]().union(*found)
+
+    again = {name: names & inherited(name) for name, names in own.items()}
+    assert not {name: names for name, names in again.items() if names}
+
+
+def declared(node: ast.ClassDef) -> Iterator[str]:
+    """The attributes that a class declares with a type: in its body, and of self."""
+    for one in ast.walk(node):
+        if not isinstance(one, ast.AnnAssign) or "ClassVar" in ast.unparse(one.annotation):
+            continue
+        if isinstance(one.target, ast.Name) and one in node.body and one.value is None:
+            yield one.target.id
+        if isinstance(one.target, ast.Attribute) and ast.unparse(one.target.value) == "self":
+            yield one.target.attr
+
+
 def test_the_compiler_is_the_checker() -> None:
     """The mypy that checks types and the one that compiles are the same version."""
     project = pyproject()["project"]

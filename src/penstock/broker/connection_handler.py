@@ -170,17 +170,17 @@ class ConnectionHandler(ChannelOwner):
         self.vhost: VHost = vhost
         self.connection: Connection = connection
         self.outlet: Outlet = outlet
-        self.facts: ConnectionFacts = facts
-        self.identity: Identity = identity
+        self.facts = facts
+        self.identity = identity
         # Called with the client's new secret, and answered with `renewed`; None: any is accepted.
         self.on_new_secret: Callable[[ConnectionHandler, bytes], None] | None = None
-        self.name: str = facts.name
-        self.channels: dict[int, Channel] = {}
-        self.is_open_to_output: bool = outlet.is_writable
-        self.has_unacked_room: bool = identity.name not in vhost.usage.full
+        self.name = facts.name
+        self.channels = {}
+        self.is_open_to_output = outlet.is_writable
+        self.has_unacked_room = identity.name not in vhost.usage.full
         self.is_closing: bool = False
         self.is_closed: bool = False
-        self.is_ended_by_server: bool = False
+        self.is_ended_by_server = False
         self.has_published: bool = False
         self.received_bytes: int = 0
         self.received_pieces: int = 0

@@ -20,7 +20,6 @@ wrong and where that name exists now.
 """
 
 import argparse
-import ast
 import difflib
 import inspect
 import re
@@ -31,7 +30,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "penstock"
@@ -93,23 +92,26 @@ class Row:
 # ---- what the code has ---------------------------------------------------------------------------
 
 
-def _names_in(node: ast.AST, prefix: str) -> Iterator[str]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            name = f"{prefix}{child.name}"
-            yield name
-            yield from _names_in(child, f"{name}.")
-        elif isinstance(child, ast.Assign | ast.AnnAssign) and isinstance(node, ast.Module):
-            targets = child.targets if isinstance(child, ast.Assign) else [child.target]
-            yield from (target.id for target in targets if isinstance(target, ast.Name))
-        elif isinstance(child, ast.If | ast.Try):
-            yield from _names_in(child, prefix)
+_DEFINED: Final = re.compile(r"^( *)(?:async def|def|class) (\w+)|^(\w+)(?::.*)? = ", re.MULTILINE)
 
 
 @cache
 def names_of(path: Path) -> frozenset[str]:
-    """The functions, classes, methods ("Class.method") and module constants of a file."""
-    return frozenset(_names_in(ast.parse(path.read_text(encoding="utf-8")), ""))
+    """The functions, classes, methods ("Class.method") and module constants of a file, by how its
+    lines begin: parsing a thousand files takes most of a minute."""
+    names: set[str] = set()
+    around: list[tuple[int, str]] = []
+    for found in _DEFINED.finditer(path.read_text(encoding="utf-8")):
+        if found[3] is not None:
+            names.add(found[3])
+            continue
+        indent = len(found[1])
+        while around and around[-1][0] >= indent:
+            around.pop()
+        name = f"{around[-1][1]}.{found[2]}" if around else found[2]
+        around.append((indent, name))
+        names.add(name)
+    return frozenset(names)
 
 
 @cache

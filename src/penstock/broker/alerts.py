@@ -62,13 +62,14 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.broker.background_tasks import AGAIN, ASLEEP, BackgroundTask, BackgroundTasks
-from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
-from penstock.broker.broker_stream import BrokerStream
+from penstock.broker.broker_queue import QueueOrStream
 from penstock.broker.dispatch import Dispatch
+from penstock.broker.outbox import put
 from penstock.broker.topology import ALERTS
 from penstock.clock import Clock, TokenBucket, date
 from penstock.codec.properties import BasicProperties
-from penstock.errors import DiskFullError, QueueFullError, damaged_at, valid_text
+from penstock.errors import damaged_at, valid_text
+from penstock.queues.amqp_headers import short_string
 from penstock.queues.thresholds import Alert
 from penstock.routing.router import Router, Walk, Way
 from penstock.storage.files.durability import NONE
@@ -466,7 +467,8 @@ class AlertManager(BackgroundTask):
             content_type="application/json", headers=headers, delivery_mode=1,
             timestamp=self._clock.wall_ms() // 1000,
         )  # fmt: skip
-        header = b"\x02" + _short(ALERTS) + _short(key) + props.encode()
+        raw_key = key.encode("utf-8", "surrogateescape")
+        header = b"\x02" + short_string(ALERTS.encode()) + short_string(raw_key) + props.encode()
         body = valid_text(json.dumps(pending.info, ensure_ascii=False)).encode()
         router = self._router
         walk = Walk(router, Way(router, ALERTS), [key], headers)
@@ -486,26 +488,13 @@ class AlertManager(BackgroundTask):
                 steps -= PUT_STEPS
                 name = names.pop()
                 if name != sending.about:
-                    self._put(name, sending.header, sending.body)
+                    # Without room the other queues get it; the list has it in any case.
+                    put(self._dispatch, self._find(name), sending.header, sending.body, NONE)
         finally:
             self._depth = 0
         if not names:
             self._sending = None
         return steps
-
-    def _put(self, name: str, header: bytes, body: bytes) -> None:
-        dispatch = self._dispatch
-        queue = self._find(name)
-        try:
-            if isinstance(queue, BrokerStream):
-                queue.append(header, body, dispatch.mode)
-                dispatch.schedule()
-            elif isinstance(queue, BrokerQueue):
-                queue.amq.publish(header, body, NONE)
-                queue.published += 1
-                dispatch.mark(queue)
-        except (DiskFullError, QueueFullError):
-            pass  # the other queues get it; the list has it in any case
 
 
 class SendingAlert:
@@ -535,11 +524,6 @@ def routing_key(kind: str, queue: str) -> str:
     while end > KEY_BYTES_MAX - CHARACTER_BYTES_MAX and data[end] & 0xC0 == 0x80:
         end -= 1
     return data[:end].decode("utf-8", "surrogateescape")
-
-
-def _short(text: str) -> bytes:
-    data = text.encode("utf-8", "surrogateescape")
-    return bytes((len(data),)) + data
 
 
 _FILES: Final = {

@@ -23,13 +23,13 @@ from penstock.broker.broker_queue import Consumer, QueueOrStream
 from penstock.broker.dispatch import Dispatch
 from penstock.broker.outbox import Outbox
 from penstock.codec.properties import PROPERTY_NAMES, BasicProperties
-from penstock.queues.amqp_headers import split_address
+from penstock.queues.amqp_headers import short_string, split_address
 from penstock.queues.backing_queue import Delivery
 from penstock.routing.router import Router
 
 TRACE: Final = "amq.rabbitmq.trace"
 NODE: Final = "penstock"
-_RAW_TRACE: Final = bytes((len(TRACE),)) + TRACE.encode()
+_RAW_TRACE: Final = short_string(TRACE.encode())
 
 
 class Firehose(Outbox):

@@ -107,17 +107,26 @@ class Outbox(BackgroundTask):
         walk.advance(ROUTE_STEPS_MAX)
         if not walk.is_done:
             return
-        mode = self._dispatch.mode
-        queue_mode = mode if message.properties.delivery_mode == PERSISTENT else NONE
+        is_persistent = message.properties.delivery_mode == PERSISTENT
+        mode = self._dispatch.mode if is_persistent else NONE
         for name in walk.queues:
-            queue = self._find(name)
-            try:
-                if isinstance(queue, BrokerStream):
-                    queue.append(header, message.body, mode)
-                    self._dispatch.schedule()
-                elif isinstance(queue, BrokerQueue):
-                    queue.amq.publish(header, message.body, queue_mode)
-                    queue.published += 1
-                    self._dispatch.mark(queue)
-            except (DiskFullError, QueueFullError):
+            if not put(self._dispatch, self._find(name), header, message.body, mode):
                 self._left_out += 1
+
+
+def put(
+    dispatch: Dispatch, queue: QueueOrStream | None, header: bytes, body: bytes, mode: int
+) -> bool:
+    """Publish a message of the vhost's own to a queue or stream, if it is there. mode: for a queue;
+    a stream has that of the vhost. Return False if it has no room."""
+    try:
+        if isinstance(queue, BrokerStream):
+            queue.append(header, body, dispatch.mode)
+            dispatch.schedule()
+        elif isinstance(queue, BrokerQueue):
+            queue.amq.publish(header, body, mode)
+            queue.published += 1
+            dispatch.mark(queue)
+    except (DiskFullError, QueueFullError):
+        return False
+    return True

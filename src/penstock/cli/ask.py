@@ -310,17 +310,11 @@ class _Http:
         }
 
     def _connected(self) -> "HTTPConnection":
-        from http.client import HTTPConnection, HTTPSConnection
+        from penstock.client.tls import http_connection
 
         if self._connection is None:
-            where, seconds = (self._place.host, self._port), self._timeout_s
-            if self._place.tls is None:
-                self._connection = HTTPConnection(*where, timeout=seconds)
-            else:
-                from penstock.client.tls import client_context
-
-                context = client_context(self._place.tls)
-                self._connection = HTTPSConnection(*where, timeout=seconds, context=context)
+            place = self._place
+            self._connection = http_connection(place.host, self._port, place.tls, self._timeout_s)
         return self._connection
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""TLS of clients: the context that a URL asks for, a socket for two threads, and errors in words.
+"""TLS of clients: the context that a URL asks for, connections with it, and errors in words.
 
 The broker's certificate is checked against the system's authorities, or those of `cacerts`, and
 against the host name of the URL.
@@ -7,10 +7,13 @@ against the host name of the URL.
 import socket
 import ssl
 import threading
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.amqp_url import TlsTrust
 from penstock.errors import OptionError
+
+if TYPE_CHECKING:
+    from http.client import HTTPConnection
 
 PLAIN_HINT: Final = "nothing speaks TLS at that port: use the port of TLS, or a URL without the s"
 TLS_HINT: Final = "that port speaks TLS: use amqps:// or https://"
@@ -58,6 +61,18 @@ def client_context(trust: TlsTrust) -> ssl.SSLContext:
     elif trust.keyfile:
         raise OptionError("keyfile", trust.keyfile, "the certificate of this key, too: certfile")
     return context
+
+
+def http_connection(
+    host: str, port: int | None, trust: TlsTrust | None, timeout_s: float
+) -> "HTTPConnection":
+    """Return a connection for HTTP, or for HTTPS with this trust; it connects when it is first
+    used."""
+    from http.client import HTTPConnection, HTTPSConnection  # AMQP needs none of it
+
+    if trust is None:
+        return HTTPConnection(host, port, timeout=timeout_s)
+    return HTTPSConnection(host, port, timeout=timeout_s, context=client_context(trust))
 
 
 def _no_password() -> str:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-from penstock.client.tls import client_context, tls_reason
+from penstock.client.tls import http_connection, tls_reason
 from penstock.errors import PenstockError
 from penstock.spark.options import Place, SourceOptions
 
@@ -289,11 +289,8 @@ class BrokerWait:
 def new_connection(place: Place, timeout_s: float) -> http.client.HTTPConnection:
     """Return a connection object for that place; it connects when it is first used."""
     parts = urlsplit(place.http_url)
-    host = parts.hostname or ""
-    if parts.scheme == "https":
-        context = client_context(place.tls)
-        return http.client.HTTPSConnection(host, parts.port, timeout=timeout_s, context=context)
-    return http.client.HTTPConnection(host, parts.port, timeout=timeout_s)
+    trust = place.tls if parts.scheme == "https" else None
+    return http_connection(parts.hostname or "", parts.port, trust, timeout_s)
 
 
 def is_amqp_open(place: Place) -> bool:

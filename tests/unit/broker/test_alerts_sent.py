@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.access.permissions import Identity
-from penstock.broker import background_tasks
+from penstock.broker import alerts, background_tasks
 from penstock.broker.alerts import (
     ALL_BURST,
     FILES_MAX,
@@ -294,13 +294,12 @@ def test_who_refuses_does_not_keep_it_from_others(rig: VHostRig) -> None:
 
 def test_a_mistake_costs_that_alert_alone(rig: VHostRig, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = bind(rig, "alerts")
-    put = rig.vhost.alerts._put
 
     def fails_once(*given: Any) -> None:
-        monkeypatch.setattr(rig.vhost.alerts, "_put", put)
+        monkeypatch.undo()
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr(rig.vhost.alerts, "_put", fails_once)
+    monkeypatch.setattr(alerts, "put", fails_once)
     flow(rig, "q")
     rig.turn()
     (text,) = rig.told("internal_error")

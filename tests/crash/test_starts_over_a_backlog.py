@@ -15,6 +15,7 @@ from tests.conftest import IMAGES_OF_MAKE_CRASH
 from tests.helpers.live_broker import FEW_RESTARTS, LiveBroker, children_of, wait_until
 from tests.helpers.wire import (
     Ended,
+    Refused,
     Wire,
     content_header,
     open_channel,
@@ -25,6 +26,7 @@ from tests.helpers.wire import (
 
 pytestmark = [pytest.mark.crash, pytest.mark.real, pytest.mark.timeout(0)]
 
+VHOST_IS_DOWN = 541
 PERSISTENT = b"\x10\x00\x02"  # property flags and delivery mode
 RUN = 1000
 LIMIT_S = 120.0
@@ -59,6 +61,9 @@ def look(broker: LiveBroker, n: int) -> bool:
             wire.ask(Basic.Get(queue="backlog"), Basic.GetOk)
             assert wire.content()[1] == b"%09d" % 0
     except (Ended, OSError):
+        return False
+    except Refused as refused:
+        assert refused.code == VHOST_IS_DOWN, refused
         return False
     return True
 

@@ -38,6 +38,14 @@ class Ended(Exception):
     """The broker has ended the connection."""
 
 
+class Refused(AssertionError):
+    """The broker closes the connection, with a code, where the test expects something else."""
+
+    def __init__(self, close: commands.Connection.Close) -> None:
+        super().__init__(f"{close.name}: {dict(close)}")
+        self.code = close.reply_code or 0
+
+
 def raw_frame(kind: int, channel: int, payload: bytes, end: bytes = b"\xce") -> bytes:
     """A frame of any sort, also one that must not be."""
     return struct.pack(">BHI", kind, channel, len(payload)) + payload + end
@@ -132,11 +140,14 @@ class Wire:
         self._unread += data
 
     def expect(self, kind: type[F], channel: int = 0) -> F:
-        """The next frame but heartbeats, which must be of this kind on this channel."""
+        """The next frame but heartbeats, which must be of this kind on this channel. Refused: it is
+        a connection.close."""
         while True:
             where, value = self.receive()
             if not isinstance(value, heartbeat.Heartbeat):
                 break
+        if isinstance(value, commands.Connection.Close) and not issubclass(kind, type(value)):
+            raise Refused(value)
         assert isinstance(value, kind), f"{value.name}: {dict(value)}"  # type: ignore[arg-type]
         assert where == channel
         return value
@@ -229,14 +240,14 @@ class Wire:
 
     def open(self, vhost: str = "/", *, user: str | None = None, **tuning: int) -> "Wire":
         """The whole handshake, of the broker's user or of one whose password is the name. Ended,
-        OSError: there was none, and the socket is closed."""
+        Refused, OSError: there was none, and the socket is closed."""
         try:
             self.hello()
             self.log_in(user, user)
             self.agree(**tuning)
             self.send(commands.Connection.Open(virtual_host=vhost))
             self.expect(commands.Connection.OpenOk)
-        except (Ended, OSError):
+        except BaseException:
             self.sock.close()
             raise
         return self
@@ -254,11 +265,12 @@ class Wire:
 
 
 def open_channel(broker: Broker) -> Wire:
-    """A connection with channel 1 open. Ended, OSError: there is none, and the socket is closed."""
+    """A connection with channel 1 open. Ended, Refused, OSError: there is none, and the socket is
+    closed."""
     wire = Wire(broker).open()
     try:
         wire.channel()
-    except (Ended, OSError):
+    except BaseException:
         wire.sock.close()
         raise
     return wire

@@ -5,9 +5,16 @@
 
 Many tests wait: for brokers, for Spark, for time to pass. So the lanes run at the same time; each
 writes build/test-<lane>.log. Every SHOW_S seconds a line shows how far each lane is. At the end
-come the failures in full, a line for each lane, the names of the tests that failed, and the
-verdict; the exit status is 0 if everything passed and 1 if not. A lane without a summary of pytest
-has failed.
+come the failures in full, a line for each lane with its time and the processor's, the names of the
+tests that failed, and the verdict; the exit status is 0 if everything passed and 1 if not. A lane
+without a summary of pytest has failed.
+
+If nothing but at most ALONE_MAX tests failed, each of them runs once more, alone, and writes
+build/test-<lane>-alone-<n>.log. Those that pass then are named before the verdict and do not change
+it: all lanes beside it keep the machine so busy that a test may fail that expects something to
+happen soon. That is a mistake of the test, to be mended, but none of what it tests. A test that
+fails twice has failed.
+
 With --durations the SLOWEST tests of all lanes are listed before the verdict.
 
 Most lanes keep their files in memory, if there is room (in_memory): what waits for a disk that all
@@ -50,12 +57,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 SHOW_S: Final = 30.0
 SLOWEST: Final = 30
+ALONE_MAX: Final = 5  # more tests than these do not fail by chance
 POLL_S: Final = 0.5
 LOGS: Final = Path("build")
 OPTIONS: Final = ("-m", "pytest", "-p", "no:cacheprovider", f"--durations={SLOWEST}")
@@ -96,6 +104,8 @@ PERCENT: Final = re.compile(r"\[ *(\d+)%\]")
 SUMMARY: Final = re.compile(
     r"^=+ (.*\b(?:passed|failed|error|errors|skipped)\b.* in [\d.]+s.*?) =*$"
 )
+FAILED: Final = re.compile(r"\b(\d+) (?:failed|errors?)\b")
+SOME_FAILED: Final = 1  # exit status of pytest: it ran all tests, and some failed
 PLAIN: Final = re.compile(r"^(.*\b(?:passed|failed|errors?|skipped)\b.* in [\d.]+s.*)$")
 DURATION: Final = re.compile(r"^([\d.]+)s (?:call|setup|teardown) +(\S.*)$", re.MULTILINE)
 NAMED: Final = re.compile(r"^(FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
@@ -108,7 +118,8 @@ FAILURES: Final = re.compile(r"^=+ (?:FAILURES|ERRORS) =+$", re.MULTILINE)
 class Lane:
     """command: what it runs. after: the lane whose end it waits for. temporary: where its temporary
     files are, "" for the usual place. directory: where it runs, and has its source if that is not
-    installed. In `text`, what it wrote."""
+    installed. In `text`, what it wrote. cpu_s: what it and its descendants took of the processor,
+    those that were waited for. alone: for each test that failed, how it went alone."""
 
     name: str
     command: Sequence[str]
@@ -118,7 +129,9 @@ class Lane:
     process: "subprocess.Popen[bytes] | None" = None
     started_s: float = 0.0
     seconds: float = 0.0
+    cpu_s: float = 0.0
     status: int | None = None
+    alone: "dict[str, Lane]" = field(default_factory=dict)
     text: str = field(default="", repr=False)
 
     @property
@@ -147,7 +160,10 @@ class Lane:
         self.text = self.log.read_text(encoding="utf-8", errors="replace")
         if self.status is None:
             self.seconds = time.monotonic() - self.started_s
-            self.status = self.process.poll()
+            pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
+            if pid:
+                self.status = self.process.returncode = os.waitstatus_to_exitcode(status)
+                self.cpu_s = usage.ru_utime + usage.ru_stime
         return self.status is not None
 
     @property
@@ -178,6 +194,16 @@ class Lane:
         return self.status == 0 and (bool(self.summary) or not self.is_pytest)
 
     @property
+    def is_good_alone(self) -> bool:
+        """Whether all of its tests passed, some of them only alone."""
+        return bool(self.alone) and all(one.is_passed for one in self.alone.values())
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether all of it passed, and not because it was skipped."""
+        return self.is_good and "passed" in self.summary and "skipped" not in self.summary
+
+    @property
     def has_source(self) -> bool:
         """Whether it runs the source of its directory, not an installed package."""
         return ".venv-pure/bin/python" in self.command
@@ -196,7 +222,14 @@ class Lane:
     def failures(self) -> list[str]:
         """Names of tests that failed, or could not be run, as pytest's summary lists them."""
         _, _, summary = self.text.rpartition(SHORT)
-        return [name for _, name in NAMED.findall(summary)]
+        return list(dict.fromkeys(name for _, name in NAMED.findall(summary)))
+
+    @property
+    def is_to_run_again(self) -> bool:
+        """Whether it ran to its end, and the names of all that failed are known."""
+        count = sum(int(number) for number in FAILED.findall(self.summary))
+        _, _, summary = self.text.rpartition(SHORT)
+        return self.status == SOME_FAILED and count == len(NAMED.findall(summary)) > 0
 
 
 def lanes(
@@ -280,6 +313,23 @@ def run(all_lanes: list[Lane], say: Callable[[str], None], show_s: float = SHOW_
                 lane.process.wait()
 
 
+def run_again(all_lanes: list[Lane], say: Callable[[str], None], show_s: float = SHOW_S) -> None:
+    """Run each test that failed once more, alone, if that can change the verdict."""
+    bad = [lane for lane in all_lanes if not lane.is_good]
+    count = sum(len(lane.failures) for lane in bad)
+    if count > ALONE_MAX or not all(lane.is_to_run_again for lane in bad):
+        return
+    for lane in bad:
+        options = [word for word in lane.command if not word.startswith(("tests", "--ignore="))]
+        for name in lane.failures:
+            lane.alone[name] = replace(
+                lane, name=f"{lane.name}-alone-{len(lane.alone) + 1}", command=[*options, name],
+                after="", process=None, status=None, alone={},
+            )  # fmt: skip
+            say(f"\nonce more, alone: {name}")
+            run([lane.alone[name]], say, show_s)
+
+
 def slowest(all_lanes: list[Lane]) -> list[str]:
     """Return a line for each of the slowest tests of all lanes, the slowest first. The time of a
     test is that of its set-up, call and end together."""
@@ -294,26 +344,35 @@ def slowest(all_lanes: list[Lane]) -> list[str]:
 def verdict(all_lanes: list[Lane], say: Callable[[str], None], target: str = "make test") -> int:
     """Print failures in full, a line for each lane, the names of what failed and one last line;
     return the exit status. target: what was asked of make."""
-    bad = [lane for lane in all_lanes if not lane.is_good]
-    for lane in bad:
-        found = FAILURES.search(lane.text)
-        shown = lane.text[found.start() :] if found else lane.text[-20_000:]
-        say(f"\n--- {lane.name}: {lane.log} ---\n{shown.rstrip()}")
+    for lane in all_lanes:
+        for one in () if lane.is_good else (lane, *lane.alone.values()):
+            found = FAILURES.search(one.text)
+            shown = one.text[found.start() :] if found else one.text[-20_000:]
+            say(f"\n--- {one.name}: {one.log} ---\n{shown.rstrip()}")
     say("")
     for lane in all_lanes:
-        word = "ok    " if lane.is_good else "FAILED"
+        word = "ok    " if lane.is_good else "alone " if lane.is_good_alone else "FAILED"
         what = lane.summary
         if not what:
             what = f"exit status {lane.status}"
             what = f"no summary, {what}" if lane.is_pytest else what
-        say(f"{word}  {lane.name:<11} {lane.seconds:6.0f} s  {what}")
-    names = [f"{lane.name}: {name}" for lane in bad for name in lane.failures]
+        took = f"{lane.seconds:6.0f} s  {lane.cpu_s:6.0f} s of CPU"
+        say(f"{word}  {lane.name:<11} {took}  {what}")
+    bad = [lane for lane in all_lanes if not (lane.is_good or lane.is_good_alone)]
+    names, only_alone = list[str](), list[str]()
+    for lane in all_lanes:
+        for name in () if lane.is_good else lane.failures:
+            passed = name in lane.alone and lane.alone[name].is_passed
+            (only_alone if passed else names).append(f"{lane.name}: {name}")
+    for name in only_alone:
+        say(f"failed beside the others, passed alone: {name}")
     for name in names:
         say(f"        {name}")
     if bad:
         say(f"{target}: FAILED: {len(names)} tests, lanes {', '.join(lane.name for lane in bad)}")
         return 1
-    say(f"{target}: PASSED, all of {len(all_lanes)} lanes")
+    more = f" (passed only alone: {len(only_alone)})" if only_alone else ""
+    say(f"{target}: PASSED, all of {len(all_lanes)} lanes{more}")
     return 0
 
 
@@ -367,6 +426,7 @@ def finish(
 ) -> int:
     """Run these lanes to their end, print the verdict, and return the exit status."""
     run(known, say)
+    run_again(known, say)
     if has_durations:
         say("\nthe slowest tests:")
         for line in slowest(known):

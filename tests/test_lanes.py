@@ -1,5 +1,6 @@
 """The verdict of `make test`: from lanes that pass, fail, break off, and one that waits."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import lanes
-from tests.lanes import Lane, run, slowest, verdict
+from tests.lanes import Lane, run, run_again, slowest, verdict
 from tests.test_house import hot_modules
 
 PASSES = "print('tests/a.py ....  [100%]'); print('=== 4 passed in 0.01s ===')"
@@ -30,6 +31,9 @@ BREAKS_OFF = "print('tests/d.py ..'); raise SystemExit(0)"
 @pytest.fixture(autouse=True)
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "LOGS", tmp_path)
+    monkeypatch.setenv(
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1"
+    )  # of the lanes here: they start sooner
 
 
 def lane(name: str, program: str, after: str = "") -> Lane:
@@ -40,8 +44,10 @@ def told(all_lanes: list[Lane]) -> tuple[int, list[str]]:
     """Exit status and lines of the verdict."""
     lines: list[str] = []
     run(all_lanes, lines.append, show_s=0.01)
+    last = lines[-1:]
+    run_again(all_lanes, lines.append, show_s=0.01)
     shown: list[str] = []
-    return verdict(all_lanes, shown.append), [*lines[-1:], *"\n".join(shown).splitlines()]
+    return verdict(all_lanes, shown.append), [*last, *"\n".join(shown).splitlines()]
 
 
 def test_all_passed() -> None:
@@ -89,6 +95,103 @@ def test_names_with_spaces_are_whole_and_only_the_summary_names_what_failed() ->
         "        bad: tests/e.py::test_z[a b]",
         "make test: FAILED: 2 tests, lanes bad",
     ]
+
+
+def whole(name: str, source: str, *options: str) -> Lane:
+    """A lane of pytest itself, over one file of tests with this source."""
+    file = lanes.LOGS / "tests" / f"test_{name}.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(source)
+    only = ("-p", "no:cacheprovider", "-c", os.devnull, "--rootdir=.", "-ra")
+    command = (sys.executable, "-m", "pytest", *only, *options, f"tests/test_{name}.py")
+    return Lane(name, command, directory=str(lanes.LOGS))
+
+
+BESIDE = """
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("word", ["a b", "c"])
+def test_it(word):
+    there = Path(f"{word}.txt")
+    is_first = not there.exists()
+    there.touch()
+    assert word == "c" or not is_first, "the first time"
+
+def test_another():
+    pass
+"""
+
+
+def test_what_fails_beside_the_others_and_passes_alone_is_named_and_changes_no_verdict() -> None:
+    status, lines = told([lane("good", PASSES), whole("beside", BESIDE)])
+    assert status == 0
+    assert lines[0] == "good ok  beside FAILED"
+    assert any("the first time" in line for line in lines)
+    assert any(line.startswith("--- beside-alone-1: ") for line in lines)
+    assert any("1 passed in" in line for line in lines)
+    assert re.fullmatch(
+        r"alone   beside  +\d+ s +\d+ s of CPU  1 failed, 2 passed in .*", lines[-3]
+    )
+    assert lines[-2:] == [
+        "failed beside the others, passed alone: beside: tests/test_beside.py::test_it[a b]",
+        "make test: PASSED, all of 2 lanes (passed only alone: 1)",
+    ]
+    assert "1 failed" in (lanes.LOGS / "test-beside.log").read_text()
+    assert "1 passed in" in (lanes.LOGS / "test-beside-alone-1.log").read_text()
+
+
+def test_what_fails_twice_has_failed() -> None:
+    never = "def test_no():\n    raise ValueError('never')\n"
+    known = [whole("beside", BESIDE), whole("never", never)]
+    status, lines = told(known)
+    assert status == 1
+    assert lines[-3:] == [
+        "failed beside the others, passed alone: beside: tests/test_beside.py::test_it[a b]",
+        "        never: tests/test_never.py::test_no",
+        "make test: FAILED: 1 tests, lanes never",
+    ]
+    assert len(known[1].alone) == 1
+
+
+def test_what_is_skipped_alone_has_failed() -> None:
+    skips = BESIDE.replace("assert word ==", "is_first or pytest.skip('x')\n    assert word ==")
+    status, lines = told([whole("skips", skips)])
+    assert status == 1
+    assert lines[-1] == "make test: FAILED: 1 tests, lanes skips"
+
+
+MANY = """
+import pytest
+
+@pytest.mark.parametrize("n", range(6))
+def test_it(n):
+    assert False
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [(MANY, 6), ("import nothing_of_this_name", 1), (f"{BESIDE}\nimport os\nos._exit(1)", 0)],
+)
+def test_more_than_a_few_or_a_lane_that_did_not_end_is_failed_at_once(
+    source: str, count: int
+) -> None:
+    """Of an error of collection, pytest runs no test at all."""
+    known = [whole("bad", source), whole("beside", BESIDE)]
+    status, lines = told(known)
+    assert status == 1
+    assert lines[-1] == f"make test: FAILED: {count + 1} tests, lanes bad, beside"
+    assert not any(one.alone for one in known)
+
+
+def test_the_processors_time_of_a_lane_and_of_its_children_is_told() -> None:
+    busy = "import time\nwhile time.process_time() < 0.3: pass"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}]); {PASSES}"
+    one = lane("one", child)
+    _, lines = told([one])
+    assert one.cpu_s >= 0.3
+    assert f" {one.cpu_s:.0f} s of CPU  4 passed" in lines[-2]
 
 
 def test_progress_counts_failures_and_errors_on_every_line() -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from penstock.broker.turn_budget import STEP_BYTES
+from penstock.broker.turn_budget import LATER_S, STEP_BYTES
 from penstock.clock import ManualClock
 from penstock.codec.spec import (
     QueueBind,
@@ -67,6 +67,14 @@ def test_a_listing_goes_in_slices_between_turns(rig: OperationRig) -> None:
     rows = asked.result
     assert [row["routing_key"] for row in rows] == ["q", *[f"{n:03}" for n in range(BINDINGS)]]
     assert rows[1]["arguments"] == {**LARGE, "n": 0}
+
+
+def test_the_first_slice_of_an_operator_is_as_short_as_the_others(rig: OperationRig) -> None:
+    clock = rig.vhost.budget.clock = Passing()
+    began_s = clock.monotonic()
+    asked = rig.ask("list_bindings")
+    assert not asked.has_come
+    assert clock.monotonic() - began_s < 2 * LATER_S + clock.step_s
 
 
 def test_the_topology_goes_in_slices_between_turns(rig: OperationRig) -> None:

@@ -108,7 +108,7 @@ class Call:
         if self._channel is not None:
             self._channel.handler.do_in_slices(self._channel, answering)
             return
-        budget.begin()
+        budget.begin_later()  # nobody's turn: a client may wait
         if not answering.step():
             self.vhost.background.wake(_AnsweringLater(answering, budget))
 

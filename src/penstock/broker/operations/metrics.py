@@ -21,13 +21,12 @@ from penstock.broker.operations.call import Call, Functions, Slices, in_budget
 from penstock.broker.operations.connections import owners
 from penstock.broker.operations.listings import object_totals, queue_row
 from penstock.broker.operations.queue_rows import int_of
+from penstock.broker.operations.streams import Lags
 from penstock.broker.turn_budget import LOOK_STEPS
 from penstock.broker.vhost import VHost
-from penstock.errors import CorruptionError
 from penstock.operation_json import JsonParts
 from penstock.queues.backing_queue import QueueStates
 from penstock.queues.queue_set import text_of
-from penstock.storage.pages.streams import StoredStream
 
 Values = dict[str, object]
 SLICE: Final = 256
@@ -144,37 +143,21 @@ def _clients(vhost: VHost) -> Generator[None, None, Values]:
 
 
 def _streams(vhost: VHost) -> Generator[None, None, Values]:
-    size = lag = 0
-    lag_s = 0.0
+    size = lag = lag_us = 0
+    lags = Lags(vhost.clock.wall_us())
     for stream in list(vhost.engine.streams.by_number.values()):
         size += stream.queue.bytes
         offsets = [reader.offset for reader in stream.readers.values()]
         if offsets:
-            lag = max(lag, _lag(stream, min(offsets)))
-            lag_s = max(lag_s, _lag_s(vhost, stream, min(offsets)) or 0.0)
+            lag = max(lag, lags.records(stream, min(offsets)))
+            lag_us = max(lag_us, lags.age_us(stream, min(offsets)) or 0)
         yield
     return {
         "streams": len(vhost.streams.all()),
         "stream_stored_bytes": size,
         "reader_lag_max_records": lag,
-        "reader_lag_max_seconds": lag_s,
+        "reader_lag_max_seconds": lag_us / 1e6,
     }
-
-
-def _lag(stream: StoredStream, offset: int) -> int:
-    """Return how many records from `offset` on there are."""
-    return max(stream.head_offset - max(offset, stream.first_offset), 0)
-
-
-def _lag_s(vhost: VHost, stream: StoredStream, offset: int) -> float | None:
-    """Return how old the first of them is; 0 without one, None if unknown. Reads 16 bytes."""
-    if not _lag(stream, offset):
-        return 0.0
-    try:
-        time_us = stream.queue.indexed_time(max(offset, stream.first_offset))
-    except (CorruptionError, OSError):
-        return None
-    return max(vhost.clock.wall_us() - time_us, 0) / 1e6
 
 
 def _leases(vhost: VHost) -> Generator[None, None, Values]:
@@ -347,11 +330,12 @@ def _exchanges(vhost: VHost) -> Iterator[Row]:
 
 
 def _readers(vhost: VHost) -> Iterator[Row]:
+    lags = Lags(vhost.clock.wall_us())
     for stream in list(vhost.engine.streams.by_number.values()):
         for name, reader in list(stream.readers.items()):
-            lag_s = _lag_s(vhost, stream, reader.offset)
-            behind = _lag(stream, reader.offset)
-            yield text_of(stream.name), name, behind, "NaN" if lag_s is None else lag_s
+            age_us = lags.age_us(stream, reader.offset)
+            behind = lags.records(stream, reader.offset)
+            yield text_of(stream.name), name, behind, "NaN" if age_us is None else age_us / 1e6
 
 
 def _leased(vhost: VHost) -> Iterator[Row]:

@@ -52,7 +52,7 @@ def _describe(call: Call, stream: BrokerStream, found: JsonParts) -> Generator[N
     """Describe a stream. bytes, records: what it holds; path: the directory of a partition.
     ChannelError 311: the answer is too large."""
     budget = call.vhost.budget
-    lags = Lags(stream, call.vhost.clock.wall_us())
+    lags = Lags(call.vhost.clock.wall_us())
     by_reader: dict[str, dict[int, ReaderOffset]] = {}
     for number, part in enumerate(stream.parts):
         for reader, at in list(part.readers.items()):
@@ -66,7 +66,7 @@ def _describe(call: Call, stream: BrokerStream, found: JsonParts) -> Generator[N
     found.begin(b"{", "readers")
     for reader, by_partition in sorted(by_reader.items()):
         looked_up = lags.looked_up
-        size = found.add(_reader(by_partition, lags), reader)
+        size = found.add(_reader(stream, by_partition, lags), reader)
         call.check_room(found.bytes)
         steps = READER_STEPS + LAG_STEPS * (lags.looked_up - looked_up)
         budget.left -= steps + size // STEP_BYTES
@@ -99,44 +99,47 @@ def _partition(number: int, part: StoredStream) -> Info:
 
 
 class Lags:
-    """How far readers of a stream are behind. looked_up: of how many records the time was. now_us:
-    since 1970."""
+    """How far readers of streams are behind. looked_up: of how many records the time was, each a
+    read of 16 bytes. now_us: since 1970."""
 
-    def __init__(self, stream: BrokerStream, now_us: int) -> None:
-        self._parts = stream.parts
+    def __init__(self, now_us: int) -> None:
         self._now_us = now_us
-        self._ages_ms: dict[tuple[int, int], int | None] = {}
+        self._ages_us: dict[tuple[int, int], int | None] = {}
         self.looked_up = 0
 
-    def records(self, number: int, offset: int) -> int:
+    def records(self, part: StoredStream, offset: int) -> int:
         """Return how many records from `offset` on exist in a partition."""
-        part = self._parts[number]
         return max(part.head_offset - max(offset, part.first_offset), 0)
 
-    def age_ms(self, number: int, offset: int) -> int | None:
+    def age_us(self, part: StoredStream, offset: int) -> int | None:
         """Return the age of the first record from `offset` on; 0 without one, None if unknown."""
-        if not self.records(number, offset):
+        if not self.records(part, offset):
             return 0
-        part = self._parts[number]
-        key = number, max(offset, part.first_offset)
-        if key not in self._ages_ms:
+        key = part.number, max(offset, part.first_offset)
+        if key not in self._ages_us:
             self.looked_up += 1
             try:
                 time_us = part.queue.indexed_time(key[1])
-                self._ages_ms[key] = max(self._now_us - time_us, 0) // 1000
+                self._ages_us[key] = max(self._now_us - time_us, 0)
             except (CorruptionError, OSError):
-                self._ages_ms[key] = None
-        return self._ages_ms[key]
+                self._ages_us[key] = None
+        return self._ages_us[key]
 
 
-def _reader(by_partition: dict[int, ReaderOffset], lags: Lags) -> Info:
+def _reader(stream: BrokerStream, by_partition: dict[int, ReaderOffset], lags: Lags) -> Info:
     kept = {str(n): at.kept_from for n, at in by_partition.items() if at.kept_from is not None}
+    records, ages_ms = {}, {}
+    for n, at in by_partition.items():
+        part = stream.parts[n]
+        age_us = lags.age_us(part, at.offset)
+        records[str(n)] = lags.records(part, at.offset)
+        ages_ms[str(n)] = None if age_us is None else age_us // 1000
     return {
         "offsets": {str(n): at.offset for n, at in by_partition.items()},
         "kept_from": kept,
         "time_ms": max(at.time_ms for at in by_partition.values()),
-        "lag_records": {str(n): lags.records(n, at.offset) for n, at in by_partition.items()},
-        "lag_ms": {str(n): lags.age_ms(n, at.offset) for n, at in by_partition.items()},
+        "lag_records": records,
+        "lag_ms": ages_ms,
     }
 
 

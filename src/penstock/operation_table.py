@@ -51,6 +51,8 @@ GET_MAX: Final = 1000  # messages
 NAMES_MAX: Final = 1000
 BROWSE_MAX: Final = 1000
 MOVE_MAX: Final = 1_000_000
+TAIL_LINES: Final = 1000  # of the log
+LEVELS: Final = ("debug", "info", "warning", "error")  # of a line of the log
 PAGE_SIZE: Final = 100
 DEFAULT_VHOST: Final = "/"
 
@@ -624,6 +626,20 @@ _ROWS: Final = (
         ),
         more="processes: process (supervisor, vhost, http or tls), vhost, pid, state, since, why, "
         "restarts, cpu_s, rss_bytes and open_files of each; null if it does not run.",
+    ),
+    _list(
+        "log_tail", "Show the last lines of the log, the oldest first.",
+        ("time", "level", "process", "vhost", "text"), ("number",), of=NODE, audience=MANAGEMENT,
+        tags=WATCHERS,
+        arguments=(
+            replace(whole("number", 1, TAIL_LINES, "how many", default=50), is_option=True),
+            replace(
+                chosen("level", "of this level or above", *LEVELS, default="debug"), is_option=True
+            ),
+            whole_or_null("after", 0, meaning="only those after the line of this number"),
+        ),
+        more=f"Of all processes of the broker, since its start, at most {TAIL_LINES:,}. number: of "
+        "the line. process: as of describe_node.",
     ),
     _of_node(
         "await_startup", "Wait until the broker is ready.",

@@ -10,7 +10,8 @@ from tests.helpers.live_broker import LiveBroker
 
 PAGES = (
     ("overview",), ("queues",), ("queues", "/", MARKUP), ("queues", "/", "busy"), ("streams",),
-    ("streams", "/", f"s{MARKUP}"), ("leases",), ("pipelines",), ("alarms",), ("exchanges",),
+    ("streams", "/", f"s{MARKUP}"), ("leases",), ("pipelines",), ("alarms",), ("log",),
+    ("exchanges",),
     ("exchanges", "/", MARKUP), ("connections",), ("vhosts",), ("vhosts", "/"),
     ("vhosts", MARKUP), ("admin", "users"), ("admin", "permissions"), ("admin", "topic"),
     ("admin", "policies"), ("admin", "limits"), ("admin", "definitions"), ("nowhere",),

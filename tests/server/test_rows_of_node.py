@@ -57,6 +57,7 @@ def test_status_has_every_field(broker: LiveBroker) -> None:
             ],
         ),
         ("list_global_parameters", ["name", "value"]),
+        ("log_tail", ["time", "level", "process", "vhost", "text", "number"]),
         ("list_users", ["name", "tags"]),
         ("list_permissions", ["user", "vhost", "configure", "write", "read"]),
         ("list_topic_permissions", ["user", "vhost", "exchange", "write", "read"]),
@@ -139,3 +140,18 @@ def test_a_connection_is_closed_with_a_reason(
     assert (code, text) == (320, "CONNECTION_FORCED - go home")
     assert main(["close_connection", row["name"], *data]) == 66
     assert "list_connections" in capsys.readouterr().err
+
+
+def test_the_log_has_lines_of_a_process_that_has_ended(
+    broker: LiveBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = broker.control("log_tail", number=1)[0]["number"]
+    broker.control("declare_queue", "/", queue="full", arguments={"x-max-length": 1})
+    broker.control("restart_vhost", name="/")
+    rows = broker.control("log_tail", number=1000, after=before)
+    assert {row["process"] for row in rows} == {"supervisor", "vhost"}
+    assert {row["vhost"] for row in rows} == {None, "/"}
+    assert [row["number"] for row in rows] == sorted(row["number"] for row in rows)
+    assert any("serves, process" in row["text"] for row in rows)
+    assert main(["log_tail", "--number", "1", "text", "--data", str(broker.data)]) == 0
+    assert rows[-1]["text"] in capsys.readouterr().out

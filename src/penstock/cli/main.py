@@ -232,7 +232,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "The broker": (
         "serve", "status", "top", "why", "health_check", "doctor", "await_startup", "stop", "init",
         "completion",
-        "list_alerts", "report", "rotate_logs",
+        "list_alerts", "log_tail", "report", "rotate_logs",
         "list_global_parameters", "set_global_parameter", "clear_global_parameter",
     ),
     "Configuration": (

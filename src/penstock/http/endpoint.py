@@ -60,6 +60,7 @@ STATS_QUERY: Final[Mapping[str, str]] = {
     "disable_stats": "true: without statistics",
     "enable_queue_totals": "true: with the counts of messages, also without statistics",
 }
+_DIGITS: Final = re.compile(r"^[0-9]{1,19}$")
 _SAMPLED: Final = re.compile(r"^(?:lengths|msg_rates|data_rates|node_stats)_(?:age|incr)$")
 
 
@@ -249,6 +250,18 @@ class ApiRequest:
         if identity is None:
             raise not_authorised("User not authorised to access virtual host")
         return {**identity.facts(), "from": place}
+
+    def arguments(self, texts: Iterable[str], numbers: Iterable[str]) -> dict[str, object]:
+        """Return the parameters of these names that were given, as arguments of an operation.
+        Raises HttpError 400 for a number that is none."""
+        found: dict[str, object] = {name: self.query[name] for name in texts if name in self.query}
+        for name in numbers:
+            given = self.query.get(name)
+            if given is not None:
+                if not _DIGITS.match(given):
+                    raise HttpError(400, f"{name}: given {given!r:.200}, expected a whole number")
+                found[name] = int(given)
+        return found
 
     def sampled(self) -> dict[str, int]:
         """Return the parameters that ask for samples: lengths_age, lengths_incr and so on, in

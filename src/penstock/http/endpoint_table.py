@@ -25,6 +25,7 @@ from penstock.operation_table import (
     MATCH,
     MOVE_MAX,
     POLICYMAKERS,
+    TAIL_LINES,
     U63_MAX,
     WATCHERS,
     any_value,
@@ -183,6 +184,15 @@ OUR_ROWS: Final = (
     Endpoint(
         "penstock/alarms", "GET", "Whose publishers wait: why, since when, for which queues.",
         node_pages.alarms, tags=WATCHERS, query=LIST_QUERY, is_ours=True,
+    ),
+    Endpoint(
+        "penstock/log", "GET", "The last lines of the broker's log.", node_pages.log,
+        tags=WATCHERS, is_ours=True,
+        query={
+            "number": f"how many, at most {TAIL_LINES}; 50 if it is not given",
+            "level": "of this level or above: debug, info, warning or error",
+            "after": "only those after the line of this number",
+        },
     ),
     Endpoint(
         "penstock/why/{vhost}", "GET", "Why publishers wait, and which queues nobody consumes.",

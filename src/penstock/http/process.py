@@ -144,7 +144,7 @@ class HttpProcess(LinkedProcess):
         }
 
     def _start(self, facts: dict[str, Any]) -> None:
-        set_up(facts["log_level"], "http")
+        set_up(facts["log_level"], "http", self._send_line)
         # api.py logs errors of answers, with the request.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self._api = self._made_api(facts)

@@ -19,6 +19,7 @@ import os
 import selectors
 import signal
 import socket
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -30,12 +31,13 @@ from penstock.queues.budget import rss_bytes
 from penstock.server.control import Facts
 from penstock.server.descriptors import raise_limit
 from penstock.server.heap import Heap, find_trim
-from penstock.server.log_lines import set_up
+from penstock.server.log_lines import TAIL_CHARACTERS, set_up
 from penstock.server.poller import Poller
 from penstock.server.process_link import AskedCall, ProcessLink, no_calls
 from penstock.storage.files.filesystem import FileSystem
 
 LAST_WORDS_S: Final = 1.0
+LINES_WAITING_MAX: Final = 100  # packets that the supervisor has not taken: then no lines are sent
 EX_OK: Final = 0
 
 
@@ -50,6 +52,7 @@ class LinkedProcess(ABC):
         self._link = ProcessLink(sock, self._on_link_closed, self._on_message, self._on_call)
         self._clock = SystemClock()
         self._status = EX_OK
+        self._thread = threading.get_ident()
         self._heap = Heap(self._loop, find_trim(), counted=self._counted_bytes, rss=self._rss_bytes)
 
     async def run(self) -> int:
@@ -93,6 +96,17 @@ class LinkedProcess(ABC):
         self._status = status
         self._link.send({"do": "failed", "why": why, "is_final": is_final})
         self._end(why)
+
+    def _send_line(self, time_ms: int, level: str, text: str) -> None:
+        """Send a line of the log, as log_lines.Take, unless the supervisor does not keep up."""
+        if self._link.waiting >= LINES_WAITING_MAX or self._loop.is_closed():
+            return
+        cut = text[: TAIL_CHARACTERS + 1]
+        line: Facts = {"do": "line", "time_ms": time_ms, "level": level, "text": cut}
+        if threading.get_ident() == self._thread:
+            self._link.send(line)
+        else:
+            self._loop.call_soon_threadsafe(self._link.send, line)
 
     def _on_link_closed(self, why: str) -> None:
         self._end(f"the supervisor has gone ({why})")

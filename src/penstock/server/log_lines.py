@@ -3,7 +3,8 @@ r"""The log: one line on stderr for each event, in the same form from every proc
     2026-11-21 16:30:00,123 WARNING vhost '/': 12 half-open connections dropped
 
 A line names its process, because all processes write to the same place. The broker keeps no log
-files; a service manager or collector reads stderr.
+files; a service manager or collector reads stderr. The last lines of all processes are kept in the
+first one, in a LogTail, for who has no access to that; those of a process that has ended, too.
 
 Events of a vhost have a kind, which decides the level: those that somebody must look at are
 warnings. The vhost limits how many alerts it reports (penstock.broker.alerts).
@@ -18,12 +19,13 @@ Lines that clients cause must not harm readers of the log, nor fill the disk:
 """
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
-from penstock.clock import Clock, SystemClock, TokenBucket
+from penstock.clock import Clock, SystemClock, TokenBucket, date
 from penstock.escaping import one_line
+from penstock.operation_table import TAIL_LINES
 
 LEVELS: Final = {
     "debug": logging.DEBUG,
@@ -45,14 +47,18 @@ BURST: Final = 20  # lines of one address at once
 ALL_BURST: Final = 200  # and of all together
 ALL_PER_S: Final = 10.0
 ADDRESSES_MAX: Final = 1024
+TAIL_CHARACTERS: Final = 4000  # of a line with its traceback
+
+# Takes a line, of any thread: when, in milliseconds since 1970, the level and the text.
+Take = Callable[[int, str, str], None]
 
 
 class Lines(logging.Formatter):
-    """Formats lines. who: the process, as in "vhost '/'"."""
+    """Formats lines. who: the process, as in "vhost '/'"; "" leaves out all but the message."""
 
     def __init__(self, who: str) -> None:
         shown = one_line(who).replace("%", "%%")
-        super().__init__(f"%(asctime)s %(levelname)s {shown}: %(message)s")
+        super().__init__(f"%(asctime)s %(levelname)s {shown}: %(message)s" if who else None)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line without its traceback."""
@@ -113,10 +119,61 @@ def client_line(logger: logging.Logger, address: str, text: str, *args: object) 
     logger.warning(text, *args, extra={"client_address": address})
 
 
-def set_up(level: str, who: str) -> None:
-    """Set up the log of this process. level: one of LEVELS. May be called again."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(Lines(who))
+class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes lines to stderr. take: gets each of them, too."""
+
+    def __init__(self, who: str, take: Take | None) -> None:
+        super().__init__()
+        self.setFormatter(Lines(who))
+        self._message = Lines("")
+        self._take = take
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        super().emit(record)
+        if self._take is not None:
+            text = self._message.format(record)
+            self._take(int(record.created * 1000), record.levelname.lower(), text)
+
+
+class LogTail:
+    """The last TAIL_LINES lines, each with a number: those of a broker from 1 on."""
+
+    def __init__(self) -> None:
+        self._rows: deque[dict[str, object]] = deque(maxlen=TAIL_LINES)
+        self._count = 0
+
+    def add(self, process: str, vhost: str | None, time_ms: int, level: str, text: str) -> None:
+        """Keep a line; the first TAIL_CHARACTERS of it. vhost: whose process it is, or None."""
+        self._count += 1
+        cut = text if len(text) <= TAIL_CHARACTERS else text[: TAIL_CHARACTERS - 2] + " …"
+        self._rows.append(
+            {
+                "time": date(time_ms), "level": level, "process": process, "text": cut,
+                "vhost": vhost, "number": self._count,
+            }
+        )  # fmt: skip
+
+    def rows(self, count: int, level: str, after: int | None) -> list[dict[str, object]]:
+        """Return the last `count` lines of this level or above, the oldest first. after: only those
+        after the line of this number; all, if the broker has started again since."""
+        least = LEVELS[level]
+        first = 0 if after is None or after > self._count else after
+        found: list[dict[str, object]] = []
+        for row in reversed(self._rows):
+            number = row["number"]
+            assert isinstance(number, int)
+            if number <= first or len(found) == count:
+                break
+            if LEVELS.get(str(row["level"]), logging.CRITICAL) >= least:
+                found.append(row)
+        return found[::-1]
+
+
+def set_up(level: str, who: str, take: Take | None = None) -> None:
+    """Set up the log of this process. level: one of LEVELS. take: gets each line, too. May be
+    called again."""
+    handler = LogHandler(who, take)
     handler.addFilter(ClientLines(SystemClock()))
     logging.basicConfig(level=LEVELS[level], handlers=[handler], force=True)
     # At "debug" asyncio logs which selector it has, which is of no use.

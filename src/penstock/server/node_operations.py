@@ -52,6 +52,7 @@ from penstock.server.backends import Backends, Refused
 from penstock.server.control import ControlError
 from penstock.server.definitions import Definitions, DefinitionsError
 from penstock.server.listener import Listener
+from penstock.server.log_lines import LogTail
 from penstock.server.memory_shares import MemoryShares
 from penstock.server.watched_http import WatchedHttp
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED, ProcessDown, WatchedProcess
@@ -107,6 +108,7 @@ class Node(Protocol):
     data: DataDirectory
     is_ready: asyncio.Event
     audits: dict[str, AuditEntries]
+    log: LogTail
 
     def vhost(self, name: str) -> WatchedVhost:
         """Return the vhost of that name, which is known."""
@@ -317,6 +319,10 @@ class NodeOperations:
                 "failed": listener.failed["password"],
             },
         }
+
+    async def _log_tail(self, args: Arguments, _vhost: str) -> object:
+        after = args.whole_or_none("after")
+        return self._node.log.rows(args.whole("number"), args.text("level"), after)
 
     def _processes(self) -> list[tuple[str, str, WatchedProcess]]:
         """Return (vhost, kind, process) of all but this one."""

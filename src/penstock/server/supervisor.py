@@ -27,6 +27,7 @@ import socket
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,7 +58,7 @@ from penstock.server.control_server import ControlServer
 from penstock.server.descriptors import clients_max, raise_limit
 from penstock.server.heap import Heap, find_trim
 from penstock.server.listener import Listener, bind
-from penstock.server.log_lines import client_line, set_level, set_up
+from penstock.server.log_lines import LogTail, client_line, set_level, set_up
 from penstock.server.login import Login, Origin
 from penstock.server.memory_shares import MemoryShares
 from penstock.server.node_events import AUTHENTICATED, authenticated, events_of
@@ -105,8 +106,9 @@ class ReadyFacts:
 class Supervisor:
     """The broker's first process, on the running loop. `run` returns when it was stopped."""
 
-    def __init__(self, settings: Config) -> None:
+    def __init__(self, settings: Config, log: LogTail) -> None:
         self.settings = settings
+        self.log = log
         self.clock: Clock = SystemClock()
         self.started_s = self.clock.monotonic()
         self.started_ms = self.clock.wall_ms()
@@ -332,6 +334,7 @@ class Supervisor:
             operations.open_link, metrics_socks=socks[PROMETHEUS],
         )  # fmt: skip
         self.http.on_audit = self.note
+        self.http.on_line = partial(self.log.add, "http", None)
         self.users.on_change = self.http.push_users
 
     def _make_tls(self, socks: dict[str, list[socket.socket]]) -> None:
@@ -343,6 +346,7 @@ class Supervisor:
             takers[HTTP] = self.http.take
             sockets[HTTP] = ListeningSockets(host, socks[HTTPS])
         self.tls = WatchedTls(sockets, self.settings, self.clock, takers)
+        self.tls.on_line = partial(self.log.add, "tls", None)
 
     # ---- changed settings ----------------------------------------------------------------------
 
@@ -425,6 +429,7 @@ class Supervisor:
             vhost.on_new_secret = self._renew
             vhost.on_rights_asked = self._ask_rights
             vhost.on_audit = self.note
+            vhost.on_line = partial(self.log.add, "vhost", name)
             vhost.on_event = self._event
             vhost.on_events_wanted = self._want_events
             vhost.want_events(is_on=self._are_events_wanted)
@@ -596,11 +601,12 @@ def serve(
     # A closed terminal or a service manager's reload must not end the broker; its processes inherit
     # that.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    set_up(settings.log_level, "node")
+    log = LogTail()
+    set_up(settings.log_level, "node", partial(log.add, "supervisor", None))
     of_process = replace(settings, nofile=raise_limit())
 
     async def live() -> None:
-        supervisor = Supervisor(of_process)
+        supervisor = Supervisor(of_process, log)
         supervisor.reread = reread
         await supervisor.run(on_ready)
 

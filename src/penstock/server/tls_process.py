@@ -215,7 +215,7 @@ class TlsProcess(LinkedProcess):
         }
 
     def _start(self, facts: dict[str, Any]) -> None:
-        set_up(facts["log_level"], "tls")
+        set_up(facts["log_level"], "tls", self._send_line)
         options = TlsOptions(
             **{**facts["options"], "more_certs": tuple(facts["options"]["more_certs"])}
         )

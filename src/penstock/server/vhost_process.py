@@ -190,7 +190,7 @@ class VhostProcess(LinkedProcess):
             self._in_flight = InFlight(self._clock.monotonic, shared)
         self._in_flight.refuse(facts["refused"])
         settings = facts["settings"]
-        set_up(settings["log_level"], f"vhost {facts['name']!r}")
+        set_up(settings["log_level"], f"vhost {facts['name']!r}", self._send_line)
         options = VHostSettings(
             mode=settings["mode"], memory_bytes=settings["memory_bytes"],
             is_strict=settings["is_strict"], storage=StorageOptions.of(settings["storage"]),

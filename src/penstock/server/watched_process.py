@@ -20,7 +20,7 @@ The next process is started only after the old one has ended and was waited for.
 News of the link that all processes have (control has their bytes):
 
     to it     ping (n) · stop
-    from it   ready · failed (why; is_final) · pong (n)
+    from it   ready · failed (why; is_final) · pong (n) · line (time_ms, level, text: of its log)
 
 watched_vhost and watched_http list their own.
 """
@@ -31,7 +31,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -82,6 +82,7 @@ class WatchedProcess(ABC):
         self.ends: Counter[str] = Counter()  # why it had to be started again
         self.pid = 0
         self.pongs = 0
+        self.on_line: Callable[[int, str, str], None] | None = None  # log_lines.Take
         self._settings = settings
         self._is_behind = False
         self._clock = clock
@@ -453,6 +454,9 @@ class WatchedProcess(ABC):
         elif do == "failed":
             self.why = str(facts["why"])
             self._is_final, self._has_failed = bool(facts["is_final"]), True
+        elif do == "line":
+            if self.on_line is not None:
+                self.on_line(whole(facts["time_ms"]), str(facts["level"]), str(facts["text"]))
         else:
             self._on_own_message(str(do), facts)
 

@@ -4,11 +4,15 @@ import logging
 import pytest
 
 from penstock.clock import ManualClock
+from penstock.operation_table import TAIL_LINES
 from penstock.server.log_lines import (
     ALL_BURST,
     BURST,
+    TAIL_CHARACTERS,
     ClientLines,
     Lines,
+    LogHandler,
+    LogTail,
     client_line,
     event_logger,
 )
@@ -97,3 +101,37 @@ def test_many_addresses_together_write_few_lines_too() -> None:
     world.clock.advance(0.1)
     client_line(world.logger, "another", "refused")
     assert "4800 lines about clients were left out" in world.lines()[0]
+
+
+def test_the_last_lines_of_all_processes_are_kept() -> None:
+    log = LogTail()
+    for number in range(1, TAIL_LINES + 11):
+        log.add("vhost", "/", 1_700_000_000_000 + number, "info", f"line {number}")
+    log.add("http", None, 1_700_000_002_000, "error", "x" * (TAIL_CHARACTERS + 1))
+    rows = log.rows(TAIL_LINES, "debug", None)
+    assert len(rows) == TAIL_LINES
+    assert rows[0]["text"] == "line 12"
+    assert rows[0]["time"] == "2023-11-14T22:13:20.012+00:00"
+    assert (rows[-1]["process"], rows[-1]["number"]) == ("http", TAIL_LINES + 11)
+    assert len(str(rows[-1]["text"])) == TAIL_CHARACTERS
+    assert [row["number"] for row in log.rows(2, "debug", None)] == [1010, 1011]
+    assert [row["number"] for row in log.rows(9, "warning", None)] == [1011]
+    assert log.rows(9, "debug", 1011) == []
+    assert len(log.rows(9, "debug", 5000)) == 9  # the number is of an earlier start
+
+
+def test_each_line_that_is_written_is_given_on() -> None:
+    taken: list[tuple[str, str]] = []
+    handler = LogHandler("vhost '/'", lambda _ms, level, text: taken.append((level, text)))
+    handler.setStream(io.StringIO())
+    logger = logging.Logger("test")
+    logger.addHandler(handler)
+    logger.warning("queue '%s'", "a\nb")
+    try:
+        raise ValueError("no")
+    except ValueError:
+        logger.exception("failed")
+    assert taken[0] == ("warning", "queue 'a\\x0ab'")
+    level, text = taken[1]
+    assert (level, text.split("\n")[0]) == ("error", "failed")
+    assert text.split("\n")[-1] == "    ValueError: no"

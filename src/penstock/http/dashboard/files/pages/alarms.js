@@ -6,7 +6,7 @@ import { href } from "../parts/router.js";
 import { Table } from "../parts/table.js";
 import { html } from "../parts/ui.js";
 import { useOfVhosts } from "../parts/vhosts.js";
-import { Chip, Code, Empty, Panel, Problem, Sentence, Time } from "../parts/words.js";
+import { Chip, Empty, Panel, Problem, Sentence, Time } from "../parts/words.js";
 
 const QUEUE = /^queue '(.*)'$/s;
 
@@ -84,7 +84,5 @@ function Details({ vhost }) {
       ${placeOf(one) && html` <a href=${placeOf(one)}>show</a>`}</li>`,
     )}</ul>${wrong.data?.rows.length === 0 && html`<p class="muted">Nothing is wrong that the broker can see.</p>`}<//>
     <${Panel} title="Alerts"><${Table} caption="Alerts" rows=${rows} columns=${columns} rowKey=${keyOf} initial=${{ sort: "time", desc: true }}
-      empty=${html`<p class="muted">None since the vhosts started. Arguments of a queue, such as <code>x-alert-count-up</code>, say when there is one.</p>`} /><//>
-    <${Panel} title="Log"><p>The broker writes its log to its standard error, and keeps none of it for this page. Where systemd runs it:</p><${Code}>journalctl -u penstock -f<//>
-      <p>Connections that have ended, and why, are on the page of connections.</p><//>`;
+      empty=${html`<p class="muted">None since the vhosts started. Arguments of a queue, such as <code>x-alert-count-up</code>, say when there is one.</p>`} /><//>`;
 }

@@ -17,6 +17,7 @@ export const PAGES = [
   { path: "vhosts", title: "Vhosts", nav: "Vhosts", key: "v", load: () => import("./vhosts.js") },
   { path: "admin", title: "Admin", nav: "Admin", key: "d", load: () => import("./admin.js") },
   { path: "alarms", title: "Alarms", nav: "Alarms", key: "a", load: () => import("./alarms.js") },
+  { path: "log", title: "Log", nav: "Log", key: "i", load: () => import("./log.js") },
 ];
 
 /** The page of an address, or undefined. */

@@ -10,7 +10,8 @@ export const areKeysOn = new Store(remembered("keys", "on") === "on");
 
 export const KEYS = [
   ["/", "search; also ctrl-k"],
-  ["g, then o q s c v a", "overview, queues, streams, connections, vhosts, alarms"],
+  ["g, then o q s l p x", "overview, queues, streams, leases, pipelines, exchanges"],
+  ["g, then c v d a i", "connections, vhosts, admin, alarms, log"],
   ["j, k", "next row, previous row"],
   ["enter", "open the row"],
   ["x", "select the row"],

@@ -131,9 +131,13 @@ class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line."""
         super().emit(record)
-        if self._take is not None:
+        if self._take is None:
+            return
+        try:
             text = self._message.format(record)
             self._take(int(record.created * 1000), record.levelname.lower(), text)
+        except Exception:  # who logs must not fail, such as a thread whose loop has just ended
+            self.handleError(record)
 
 
 class LogTail:

@@ -136,7 +136,7 @@ class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
         try:
             text = self._message.format(record)
             self._take(int(record.created * 1000), record.levelname.lower(), text)
-        except Exception:  # who logs must not fail, such as a thread whose loop has just ended
+        except (RuntimeError, OSError):  # the loop has just ended
             self.handleError(record)
 
 

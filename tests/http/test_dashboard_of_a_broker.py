@@ -61,7 +61,7 @@ def test_events_follow_the_broker_until_it_stops(tmp_path: Path) -> None:
                 if topic == "overview":
                     assert data["vhosts"].keys() >= {"/"}
                     has_rate = has_rate or "published" in data["vhosts"]["/"]
-                    said = data["sentence"]["text"]
+                    said = data["problems"][0]["text"] if data["problems"] else ""
                     assert data["node"]["disk_free"] > 0
                 else:
                     is_seen = is_seen or data["ready"] == 5

@@ -16,7 +16,7 @@ logout, another password or the loss of the tags. A client that does not take it
 some: nothing is kept for it.
 
     event: overview
-    data: {"time": s, "sentence": {...}, "node": {...}, "vhosts": {NAME: {...}}}
+    data: {"time": s, "problems": [{...}], "node": {...}, "vhosts": {NAME: {...}}}
 
     event: queue:%2F:orders
     data: {"time": s, "vhost": "/", "name": "orders", ...its sample..., "penstock": {...}}
@@ -45,6 +45,7 @@ from penstock.http.node_link import NodeLink, mark_seen
 from penstock.http.requests import HttpError
 from penstock.members import dug
 from penstock.operation_json import to_json
+from penstock.server.certificates import CertificateFacts
 from penstock.server.control import ControlError
 from penstock.server.watched_process import DOWN, RUNNING
 
@@ -56,6 +57,8 @@ USER_STREAMS_MAX: Final = 32
 QUEUE_TOPICS_MAX: Final = 4  # of one stream
 QUEUES_MAX: Final = 100
 VHOSTS_MAX: Final = 50
+PROBLEMS_MAX: Final = 50
+NEW_CERTIFICATE: Final = "put a new one in its place, the broker reads it by itself"
 SYNC_TICKS: Final = 60  # of which the slowest hundredth of syncs is shown
 RINGS: Final = ((1.0, 600), (10.0, 720), (60.0, 1440))  # seconds between two samples, how many
 ANSWER_S: Final = 1.0  # for each answer: a vhost that does not answer does not stop the others
@@ -350,7 +353,7 @@ class Live:
         key = (sees_node, tuple(vhosts))
         if key not in self._encoded:
             found: Info = {
-                "time": self._time_s, "sentence": self._sentence(vhosts, sees_node=sees_node),
+                "time": self._time_s, "problems": self._problems(vhosts, sees_node=sees_node),
                 "vhosts": {
                     name: self._of_vhosts[name] for name in vhosts if name in self._of_vhosts
                 },
@@ -371,34 +374,48 @@ class Live:
             },
         }  # fmt: skip
 
-    def _sentence(self, vhosts: Sequence[str], *, sees_node: bool) -> Info:
-        """Return what is wrong first: {level, text, href, since}. It is what `penstock status` and
-        `penstock why` say; to users without the tag monitoring only that a vhost of theirs is down
-        or blocked."""
+    def _problems(self, vhosts: Sequence[str], *, sees_node: bool) -> list[Info]:
+        """Return what is wrong, the worst first: {level, text, href, since}. It is what `penstock
+        status` and `penstock why` say, and certificates that expire soon; to users without the tag
+        monitoring only which vhosts of theirs are down or blocked."""
         if not self._status:
-            return {"level": "danger", "text": "The broker does not answer.", "href": "#/overview"}
+            return [_said("danger", "The broker does not answer.", "", "#/overview")]
         rows = [row for row in self._status["vhosts"] if row["name"] in vhosts]
+        found: list[Info] = []
         if not sees_node:
             for row in rows:
                 if row["state"] == DOWN or row["blocked_reason"]:
                     low = f"publishers wait, low on {row['blocked_reason']}"
                     text = f"vhost '{row['name']}': {'down' if row['state'] == DOWN else low}"
-                    return _said("danger", text, "ask an administrator", "#/overview")
-            return _WELL
+                    found.append(_said("danger", text, "ask an administrator", "#/overview"))
+            return found
         findings = [one for name in vhosts for one in self._found(name)]
         blocked = {row["name"] for row in rows if row["blocked_reason"]}
-        for one in findings:
-            if one[VHOST] in blocked and one["about"].startswith("vhost"):
-                return _said("danger", f"{one['about']}: {one['text']}", one["do"], "#/alarms", one)
+        causes = [
+            one for one in findings
+            if one[VHOST] in blocked and one["about"].startswith("vhost")
+        ]  # fmt: skip
+        for one in causes:
+            text = f"{one['about']}: {one['text']}"
+            found.append(_said("danger", text, one["do"], "#/alarms", one))
+        known = tuple(f"vhost '{one[VHOST]}' is low on " for one in causes)
         for text, do in zip(self._status["problems"], self._status["advice"], strict=True):
-            return _said("danger", text, do, "#/alarms")
+            if not text.startswith(known):
+                found.append(_said("danger", text, do, "#/alarms"))
+        for one in (self._status["tls"] or {}).get("certificates", []):
+            facts = CertificateFacts(one["file"], tuple(one["names"]), one["expires_ms"])
+            now_ms = round(self._time_s * 1000)
+            if text := facts.warning(now_ms):
+                level = "danger" if now_ms >= facts.expires_ms else "warning"
+                found.append(_said(level, text, NEW_CERTIFICATE, "#/alarms"))
         for one in findings:
-            place = one["about"]
-            queue = place[7:-1] if place.startswith("queue '") else None
-            names = ("queues", one[VHOST], queue) if queue is not None else ("alarms",)
-            href = "#/" + "/".join(quote(name, safe="") for name in names)
-            return _said("warning", f"{place}: {one['text']}", one["do"], href, one)
-        return _WELL
+            if one not in causes:
+                place = one["about"]
+                queue = place[7:-1] if place.startswith("queue '") else None
+                names = ("queues", one[VHOST], queue) if queue is not None else ("alarms",)
+                href = "#/" + "/".join(quote(name, safe="") for name in names)
+                found.append(_said("warning", f"{place}: {one['text']}", one["do"], href, one))
+        return found[:PROBLEMS_MAX]
 
     def _found(self, vhost: str) -> list[Info]:
         return [{VHOST: vhost, **one} for one in self._wrong.get(vhost, [])]
@@ -472,9 +489,6 @@ def _numbers(names: Mapping[str, str], row: Info) -> Sample:
     """Return the members of the row that are numbers, by other names."""
     found = {name: dug(row, path) for name, path in names.items()}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
-
-
-_WELL: Final = {"level": "ok", "text": "All is well.", "href": "#/overview"}
 
 
 def _said(level: str, text: str, do: str, href: str, finding: Info | None = None) -> Info:

@@ -1,4 +1,4 @@
-"""Events of the dashboard, the samples of its charts, the sentence that says what is wrong."""
+"""Events of the dashboard, the samples of its charts, the problems that it shows."""
 
 import asyncio
 import json
@@ -122,7 +122,7 @@ def test_the_overview_has_rates_of_each_vhost(rig: HttpRig, counters: Counters) 
     assert second["node"] == {
         "disk_free": 9, "disk_limit": 4, "memory": {"counted": 1, "budget": 2, "rss": 17},
     }  # fmt: skip
-    assert second["sentence"] == {"level": "ok", "text": "All is well.", "href": "#/overview"}
+    assert second["problems"] == []
     assert second["time"] - first["time"] == pytest.approx(1)
 
 
@@ -176,30 +176,61 @@ def test_the_number_of_streams_is_bounded(rig: HttpRig, monkeypatch: pytest.Monk
     assert not rig.live.is_watched
 
 
-def test_what_is_wrong_is_said_first(rig: HttpRig) -> None:
-    def said(user: str = "boss") -> Any:
-        ((_, found),) = watch(rig, "overview", 1, user=user)
-        return found["sentence"]
+def problems(rig: HttpRig, user: str = "boss") -> list[Any]:
+    ((_, found),) = watch(rig, "overview", 1, user=user)
+    return list(found["problems"])
 
+
+def test_what_is_wrong_is_said_the_worst_first(rig: HttpRig) -> None:
     finding = {"about": "queue 'a/b'", "text": "3 messages and no consumer", "do": "start one",
                "since": "2026-11-27T18:00:00Z"}  # fmt: skip
     rig.node.answers["why"] = lambda vhost, **_: [finding] if vhost == "/" else []
-    assert said() == {
+    warning = {
         "level": "warning", "text": "queue 'a/b': 3 messages and no consumer: start one",
         "href": "#/queues/%2F/a%2Fb", "since": 1795802400.0,
     }  # fmt: skip
+    assert problems(rig) == [warning]
     wrong = {**STATUS, "problems": ["the disk is full"], "advice": ["make room there"]}
     rig.node.answers["status"] = wrong
-    assert said()["text"] == "the disk is full: make room there"
-    assert said("ann")["level"] == "ok"
-    rig.node.answers["status"] = {**wrong, "vhosts": [row(blocked_reason="disk"), row("other")]}
+    assert [one["text"] for one in problems(rig)] == [
+        "the disk is full: make room there", warning["text"],
+    ]  # fmt: skip
+    assert problems(rig, "ann") == []
+    rig.node.answers["status"] = {
+        **wrong, "vhosts": [row(blocked_reason="disk"), row("other", blocked_reason="disk")],
+        "problems": [f"vhost '{name}' is low on disk: publishers wait" for name in "/x"],
+        "advice": ["make room", "make room"],
+    }  # fmt: skip
     blocked = {**finding, "about": "vhost '/'", "text": "publishers wait, low on disk"}
-    rig.node.answers["why"] = lambda vhost, **_: [blocked] if vhost == "/" else []
-    assert said()["level"] == "danger"
-    assert said()["text"].startswith("vhost '/': publishers wait")
-    assert said("ann")["text"] == "vhost '/': publishers wait, low on disk: ask an administrator"
+    rig.node.answers["why"] = lambda vhost, **_: [finding, blocked] if vhost == "/" else []
+    assert [(one["level"], one["text"]) for one in problems(rig)] == [
+        ("danger", "vhost '/': publishers wait, low on disk: start one"),
+        ("danger", "vhost 'x' is low on disk: publishers wait: make room"),
+        ("warning", warning["text"]),
+    ]
+    assert [one["text"] for one in problems(rig, "ann")] == [
+        "vhost '/': publishers wait, low on disk: ask an administrator"
+    ]
     rig.node.answers["status"] = ControlError(541, "gone")
-    assert said()["text"] == "The broker does not answer."
+    assert [one["text"] for one in problems(rig)] == ["The broker does not answer."]
+
+
+def test_a_certificate_that_expires_soon_is_a_problem(rig: HttpRig) -> None:
+    def said(days: float) -> list[tuple[str, str]]:
+        expires_ms = rig.clock.wall_ms() + int(days * 86_400_000)
+        one = {"file": "/etc/broker.pem", "names": ["localhost"], "expires_ms": expires_ms}
+        tls = {"rss_bytes": 1, "certificates": [one]}
+        rig.node.answers["status"] = {**STATUS, "tls": tls}
+        return [(one["level"], one["text"]) for one in problems(rig)]
+
+    assert said(31) == []
+    ((level, text),) = said(3)
+    assert level == "warning"
+    assert text.startswith("the certificate /etc/broker.pem expires at 20")
+    assert text.endswith("put a new one in its place, the broker reads it by itself")
+    ((level, text),) = said(-1)
+    assert level == "danger"
+    assert "has expired" in text
 
 
 def test_the_past_is_kept_in_three_steps(rig: HttpRig, counters: Counters) -> None:

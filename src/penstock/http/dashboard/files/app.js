@@ -5,7 +5,8 @@ import { themed } from "./parts/chart.js";
 import { ask, DialogHost, toast } from "./parts/dialog.js";
 import { Form } from "./parts/form.js";
 import { areKeysOn, KEYS, listen } from "./parts/keys.js";
-import { hidden, paused, stream, useEvent, usePolled } from "./parts/live.js";
+import { hidden, paused, stream, usePolled } from "./parts/live.js";
+import { useProblems } from "./parts/problems.js";
 import { href, route, setParams } from "./parts/router.js";
 import { html, remember, remembered, render, useEffect, useRef, useState } from "./parts/ui.js";
 import { Problem, Sentence } from "./parts/words.js";
@@ -186,8 +187,7 @@ const QUIET_MS = 60_000; // between two alarms that screen readers read out
 
 /** On every page, what is dangerous: publishers that wait, a vhost that is down. */
 function Alarm({ isShown }) {
-  const sentence = useEvent("overview").data?.sentence;
-  const alarm = sentence?.level === "danger" ? sentence : null;
+  const alarm = useProblems().loud.find((one) => one.level === "danger");
   const said = useRef({ text: "", at: -QUIET_MS });
   if (alarm && alarm.text !== said.current.text && Date.now() - said.current.at > QUIET_MS)
     said.current = { text: alarm.text, at: Date.now() };
@@ -197,8 +197,18 @@ function Alarm({ isShown }) {
 const Nav = ({ current }) =>
   html`<nav class="side" aria-label="Pages">${PAGES.filter((page) => page.nav).map(
     (page) =>
-      html`<a key=${page.path} href=${href([page.path])} aria-current=${page.path === current ? "page" : undefined}>${page.nav}</a>`,
+      html`<a key=${page.path} href=${href([page.path])} aria-current=${page.path === current ? "page" : undefined}>${page.nav}${page.path === "alarms" && html`<${Badge} />`}</a>`,
   )}</nav>`;
+
+/** How many problems there are that are not silenced. */
+function Badge() {
+  const { loud } = useProblems();
+  const words = `${loud.length} ${loud.length === 1 ? "problem" : "problems"}`;
+  return (
+    loud.length > 0 &&
+    html` <span class=${`badge ${loud[0].level}`} role="img" aria-label=${words}>${loud.length}</span>`
+  );
+}
 
 function Page({ names, params }) {
   const page = pageOf(names);

@@ -3,6 +3,7 @@ import { at, get, may } from "../parts/api.js";
 import { Chart, Sparkline, STATES } from "../parts/chart.js";
 import { bytes, clock, count, duration, millis, NONE, rate } from "../parts/format.js";
 import { stream, usePolled } from "../parts/live.js";
+import { useProblems } from "../parts/problems.js";
 import { href, setParams } from "../parts/router.js";
 import { RANGES, useSamples } from "../parts/samples.js";
 import { html } from "../parts/ui.js";
@@ -100,11 +101,11 @@ export default function Overview({ vhost, params }) {
   const isStale = stream.use() === "stale";
   if (!event)
     return html`<h1>Overview</h1><${Problem} error=${vhosts.error} /><p>${isStale ? "The server sends no figures." : "Waiting for the first figures …"}</p>`;
-  const { sentence, node = {} } = event;
+  const { node = {} } = event;
   const trend = rows.slice(-120);
   return html`<h1>Overview</h1>
     ${isStale && html`<${Sentence} level="warning" text=${`No news since ${clock(when / 1000)}: these are the last figures.`} />`}
-    ${sentence && html`<${Sentence} ...${sentence} />`}
+    <${Worst} />
     <div class=${isStale ? "stale" : ""}>
     <div class="numbers">${NUMBERS.filter(([key]) => key in now || key !== "oldest_ready_s").map(
       ([
@@ -122,6 +123,16 @@ export default function Overview({ vhost, params }) {
     <${Vhosts} vhosts=${event.vhosts ?? {}} only=${vhost} />
     </div>
     <div class="grid"><${TopQueues} vhost=${vhost} by=${params.top ?? "growth"} />${may("monitoring") && html`<${Alerts} vhost=${vhost} />`}</div>`;
+}
+
+/** What is wrong first, and that there is more. */
+function Worst() {
+  const { all, loud } = useProblems();
+  if (!all) return null;
+  const others = all.length - 1;
+  if (!loud.length)
+    return html`<${Sentence} text=${all.length ? "Nothing is wrong but what is silenced." : "All is well."} href=${all.length ? href(["alarms"]) : undefined} />`;
+  return html`<${Sentence} ...${loud[0]}>${others > 0 && html` <a href=${href(["alarms"])}>${others} more</a>`}<//>`;
 }
 
 const free = []; // {time, bytes} of the last ten minutes that this tab has seen

@@ -270,6 +270,7 @@ def _get(channel: Channel, queue: BrokerQueue, *, no_ack: bool) -> None:
     if held is None:
         for counts in (channel.counts, queue.counts, channel.vhost.counts.messages):
             counts.get_empty += 1
+        channel.vhost.queue_set.touch(queue)
         channel.send(BasicGetEmpty())
         return
     lsn, mode = held

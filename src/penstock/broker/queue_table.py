@@ -51,7 +51,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
@@ -67,10 +67,11 @@ from penstock.broker.arguments import (
 )
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream, lengths_of, not_counted
 from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable, PreparedStream
+from penstock.broker.changes import KeptNumber, QueueChanges
 from penstock.broker.counts import VHostCounts
 from penstock.broker.dispatch import Dispatch, Source
 from penstock.broker.policies import Applied, Policies
-from penstock.broker.rates import QUEUE, RateSource
+from penstock.broker.rates import LENGTHS, QUEUE, RateSource
 from penstock.broker.topology import Topology, store_creator
 from penstock.clock import Clock
 from penstock.errors import CorruptionError, DiskFullError, OptionError, StoppedError
@@ -91,8 +92,10 @@ from penstock.storage.index.queue_index import DictHolder, QueueIndex
 EXCLUSIVE_FLAG: Final = 1
 AUTO_DELETE_FLAG: Final = 2
 NAME_BYTES_MAX: Final = 255
-LENGTHS_SLICE: Final = 256
 GENERATED: Final = "amq.gen-"
+LENGTH_OF: Final[Mapping[str, Callable[[QueueOrStream], int]]] = {
+    "messages_ready": lambda queue: queue.len(), "messages": lambda queue: queue.depth()
+}  # fmt: skip
 
 
 class QueueTable:
@@ -116,6 +119,8 @@ class QueueTable:
         # on_queue(queue, is_new): it was declared or deleted.
         self.on_queue: Callable[[QueueOrStream, bool], None] | None = None
         self._served_bytes: int = 0
+        self.changes: QueueChanges = QueueChanges(dispatch)
+        self._kept: dict[str, KeptNumber] = {}
         self.start_s: float = clock.monotonic()
         self.counts: VHostCounts = dispatch.counts
         self.engine: StorageEngine = queue_set.engine
@@ -184,25 +189,37 @@ class QueueTable:
         elif self._names[at : at + 1] == [name]:
             del self._names[at]
 
+    def kept(self, column: str, number: Callable[[QueueOrStream], int]) -> KeptNumber:
+        """Return the number of each queue that is in this column, to be brought up to date; the
+        caller has the same function each time."""
+        found = self._kept.get(column)
+        if found is None:
+            of_name = partial(self._number_of, column, number)
+            found = self._kept[column] = KeptNumber(
+                self.changes, of_name, self.names, self._stream_names
+            )
+        return found
+
+    def _number_of(self, column: str, number: Callable[[QueueOrStream], int], name: str) -> int:
+        queue = self.served.get(name)
+        if queue is not None:
+            return 0 if queue.is_deleted or queue.is_crashed else number(queue)
+        if column not in LENGTHS or name not in self._queue_set.stored:
+            return 0
+        own = [one for one in self._queue_set.stored_indexes(name) if MARK not in one.name]
+        depth, leased = sum(one.count for one in own), sum(one.leased.count for one in own)
+        return lengths_of(depth - leased, depth)[column]
+
+    def _stream_names(self) -> list[str]:
+        return [stream.name for stream in self._streams.all()]
+
     def lengths(self) -> Generator[None, None, dict[str, int]]:
         """Return how many messages all queues have together, by the names of RabbitMQ's columns;
         others may have their turn at each yield."""
-        ready = depth = 0
-        for n, queue in enumerate(list(self.served.values()), 1):
-            if not queue.is_deleted and not queue.is_crashed:
-                ready += queue.len()
-                depth += queue.depth()
-            if n % LENGTHS_SLICE == 0:
-                yield
-        stored = self._queue_set.stored
-        for n, index in enumerate(list(self.engine.queues.values()) if stored else (), 1):
-            name = text_of(index.name.partition(priority_queue.SEPARATOR)[0])
-            if name in stored and MARK not in index.name:
-                ready += index.count - index.leased.count
-                depth += index.count
-            if n % LENGTHS_SLICE == 0:
-                yield
-        return lengths_of(ready, depth)
+        ready, depth = (self.kept(name, number) for name, number in LENGTH_OF.items())
+        yield from ready.update()
+        yield from depth.update()
+        return lengths_of(ready.total, depth.total)
 
     def is_stored(self, name: str) -> bool:
         """Return whether there is a queue of this name that is not open."""
@@ -257,6 +274,7 @@ class QueueTable:
 
     def _serve(self, queue: QueueOrStream) -> None:
         self.served[queue.name] = queue
+        self.changes.note(queue.name)
         queue.on_parts = partial(self._add_bytes, queue.creator)
         queue.on_parts(queue.held_bytes)
         if isinstance(queue, BrokerStream):
@@ -664,6 +682,7 @@ class QueueTable:
             self._queue_set.remove(queue)
             self._on_deleted(queue.name)
         del self.served[queue.name]
+        self.changes.note(queue.name, is_gone=True)
         self.counts.queue_deleted += 1
         self._changed(queue, is_new=False)
         self._change_names(queue.name, is_new=False)
@@ -812,15 +831,18 @@ class QueueValues(RateSource):
 
     kind = QUEUE
 
-    def __init__(self, table: QueueTable, streams: BrokerStreamTable, dispatch: Dispatch) -> None:
+    def __init__(self, table: QueueTable, streams: BrokerStreamTable) -> None:
         self._table = table
         self._streams = streams
-        self._dispatch = dispatch
+        self._stamp: int = table.changes.stamp()
 
     def changed(self) -> Iterator[tuple[str, Mapping[str, int]]]:
-        changed: list[Any] = list(self._dispatch.changed)  # only queues are touched
-        self._dispatch.changed.clear()
-        for queue in (*changed, *self._streams.all()):
+        changes, served = self._table.changes, self._table.served
+        names = changes.since(self._stamp)
+        self._stamp = changes.stamp()
+        found = [served.get(name) for name in (list(served) if names is None else names)]
+        queues = [queue for queue in found if isinstance(queue, BrokerQueue)]
+        for queue in (*queues, *self._streams.all()):
             if not queue.is_deleted and not queue.is_crashed:
                 yield queue.name, {**queue.lengths(), **queue.counters()}
 

@@ -82,6 +82,8 @@ class RateTable(BackgroundTask):
         self._clock = clock
         self._wake = wake
         self._known: dict[Key, _Known] = {}
+        self._moving: list[Key] = []  # what has rates that are not 0, in this tick
+        self._moving_before: list[Key] = []  # and in the tick before
         self._watched: dict[Key, _Watched] = {VHOST: _Watched()}
         self._ticks: int = 0
         self._tick_s: float = clock.monotonic()
@@ -100,6 +102,7 @@ class RateTable(BackgroundTask):
             return
         self._before_s, self._tick_s = self._tick_s, now_s
         self._ticks += 1
+        self._moving_before, self._moving = self._moving, []
         self._left = self._tick()
         self._wake(self)
 
@@ -140,6 +143,8 @@ class RateTable(BackgroundTask):
             if delta and self._tick_s > since_s:
                 rates[name] = delta / (self._tick_s - since_s)
         self._known[key] = _Known(values, rates, self._tick_s)
+        if rates:
+            self._moving.append(key)
 
     def _sample(self) -> None:
         now_ms = self._clock.wall_ms()
@@ -171,6 +176,16 @@ class RateTable(BackgroundTask):
         if self._left is None:
             return known.rates if known.time_s == self._tick_s else {}
         return known.rates if known.time_s >= self._before_s else {}
+
+    def moving(self, kind: str, value: str) -> dict[str, float]:
+        """Return the rates of a value of all things of a kind by their names; those that are 0 are
+        left out."""
+        found: dict[str, float] = {}
+        for key in (*self._moving_before, *self._moving):
+            rate = self.of(key).get(value, 0.0)
+            if rate and key[0] == kind:
+                found[key[1]] = rate
+        return found
 
     def with_rates(self, key: Key, values: Values, samples: Mapping[str, Info]) -> Info:
         """Return the values, each with NAME_details beside it, to which `samples_of` may add."""

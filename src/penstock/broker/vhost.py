@@ -310,20 +310,13 @@ class TotalValues(RateSource):
 
     kind = TOTALS
 
-    def __init__(self, table: QueueTable, streams: BrokerStreamTable, dispatch: Dispatch) -> None:
+    def __init__(self, table: QueueTable, dispatch: Dispatch) -> None:
         self._table = table
-        self._streams = streams
         self._dispatch = dispatch
-        self._lengths: dict[str, int] | None = None
-        self._deleted: int = 0
 
     def changed(self) -> Iterator[tuple[str, Values] | None]:
-        counts = self._dispatch.counts
-        is_same = self._deleted == counts.queue_deleted and not self._dispatch.changed
-        if self._lengths is None or not is_same or self._streams.all():
-            self._deleted = counts.queue_deleted
-            self._lengths = yield from self._table.lengths()
-        yield "", {**counts.all(), **self._lengths}
+        lengths: dict[str, int] = yield from self._table.lengths()
+        yield "", {**self._dispatch.counts.all(), **lengths}
 
     def has(self, name: str) -> bool:
         return True
@@ -499,8 +492,8 @@ class VHost(QueueOwner[BrokerQueue]):
     def _rate_sources(self) -> list[RateSource]:
         connections = ConnectionValues(self.handlers)
         return [
-            TotalValues(self.table, self.streams, self.dispatch),  # before it is asked for changes
-            QueueValues(self.table, self.streams, self.dispatch),
+            TotalValues(self.table, self.dispatch),
+            QueueValues(self.table, self.streams),
             connections,
             ChannelValues(connections, self.clock),
             ExchangeValues(self.topology.exchanges),

@@ -34,7 +34,7 @@ def test_a_rate_is_that_of_the_last_interval(rig: OperationRig) -> None:
     found = row(rig)
     assert found["message_stats"]["publish"] == 51
     assert found["message_stats"]["publish_details"] == {"rate": 10.0}
-    assert found["messages_details"] == found["messages_ready_details"] == {"rate": 0.0}
+    assert found["messages_details"] == found["messages_ready_details"] == {"rate": 10.0}
     rig.put("q", *[b"x"] * 102)
     passes(rig)
     assert row(rig)["message_stats"]["publish_details"] == {"rate": 20.0}

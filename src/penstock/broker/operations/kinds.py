@@ -7,7 +7,7 @@ page have chosen them, and of each only what was asked for if that is cheaper. S
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -46,6 +46,7 @@ class RowKind(ABC):
 
     called: str  # one of them, for errors
     rates: str = ""  # the kind of their rates, "" if they have none
+    order: str = ""  # the column by which `all` is sorted
     # What `of` may have, which chooses among the things: the things of a queue, a connection ...
     selectors: Sequence[str] = ()
 
@@ -57,8 +58,20 @@ class RowKind(ABC):
         """Return the name that a filter compares."""
         return str(thing)
 
+    def names(self, things: Sequence[Any]) -> Sequence[str]:
+        """Return the name of each."""
+        return [self.name(thing) for thing in things]
+
     def owner(self, thing: Any) -> str | None:
         """Return the user to whom it belongs; None: whoever may open the vhost sees it."""
+        return None
+
+    def numbers(
+        self, vhost: VHost, column: str
+    ) -> Generator[None, None, Mapping[str, float] | None]:
+        """Return the numbers of a column by things, without those that are 0; None if they are not
+        kept, and `key` is to be called."""
+        yield from ()
         return None
 
     def key(self, vhost: VHost, column: str) -> Callable[[Any], object]:

@@ -16,7 +16,8 @@ Without a page the answer is the list; with one it is RabbitMQ's object with cou
 import heapq
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from functools import lru_cache
+from itertools import chain, islice
 from typing import Any, Final
 
 from penstock.access.permissions import name_filter
@@ -60,6 +61,8 @@ KINDS: Final[Mapping[str, RowKind]] = {
 }
 
 FILTER_SLICE: Final = 256
+FILTERS_MAX: Final = 4  # of which it is known which names they take
+VERDICTS_MAX: Final = 50_000  # names of each
 KEYS_SLICE: Final = 64
 SORT_SLICE: Final = 2048
 SORT_STEPS: Final = SORT_SLICE  # to sort one run
@@ -117,21 +120,47 @@ def _only_user(call: Call) -> str | None:
 
 def _filtered(call: Call, kind: RowKind, things: Sequence[Any], names: str) -> Chosen:
     """Return the things with such a name."""
-    is_in = _matcher(call, names)
-    found: list[Any] = []
-    for at in range(0, len(things), FILTER_SLICE):
-        found += [one for one in things[at : at + FILTER_SLICE] if is_in(kind.name(one))]
-        call.vhost.budget.left -= FILTER_SLICE // 2
-        yield
-    return found
-
-
-def _matcher(call: Call, names: str) -> Callable[[str], bool]:
     try:
-        return name_filter(names, is_regex=call.args.flag("use_regex"))
+        verdicts = _verdicts(names, is_regex=call.args.flag("use_regex"))
     except ValueError as error:
         text = f"given {names!r}, expected a regular expression of RE2: {error}"
         raise call.args.wrong("name", text) from error
+    if verdicts.things is things:
+        return verdicts.found
+    found: list[Any] = []
+    for at in range(0, len(things), FILTER_SLICE):
+        if len(verdicts) > VERDICTS_MAX:
+            verdicts.clear()
+        known = len(verdicts)
+        some = things[at : at + FILTER_SLICE]
+        found += [
+            one for one, name in zip(some, kind.names(some), strict=True) if verdicts[name]
+        ]  # fmt: skip
+        call.vhost.budget.left -= FILTER_SLICE // 8 + len(verdicts) - known
+        yield
+    verdicts.things, verdicts.found = things, found
+    return found
+
+
+class _Verdicts(dict[str, bool]):
+    """Whether a filter takes a name, once that was asked. found: of the last things."""
+
+    def __init__(self, is_in: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._is_in = is_in
+        self.things: Sequence[Any] | None = None
+        self.found: list[Any] = []
+
+    def __missing__(self, name: str) -> bool:
+        found = self[name] = self._is_in(name)
+        return found
+
+
+@lru_cache(FILTERS_MAX)
+def _verdicts(names: str, *, is_regex: bool) -> _Verdicts:
+    """Return what is known of a filter: who looks at a page asks for it again and again, and RE2
+    takes 2 us for a name. ValueError: as name_filter."""
+    return _Verdicts(name_filter(names, is_regex=is_regex))
 
 
 def _owned(call: Call, kind: RowKind, things: Sequence[Any], users: Sequence[str]) -> Chosen:
@@ -149,10 +178,15 @@ def _owned(call: Call, kind: RowKind, things: Sequence[Any], users: Sequence[str
 
 def _sorted(
     call: Call, kind: RowKind, things: Sequence[Any], column: str
-) -> Generator[None, None, Iterator[Any]]:
+) -> Generator[None, None, Iterable[Any]]:
     """Return the things in the order of a column, or reversed; what has no value is lowest."""
     vhost = call.vhost
     is_reversed = call.args.flag("reverse")
+    if column == kind.order:
+        return reversed(things) if is_reversed else things
+    numbers = yield from in_budget(call, kind.numbers(vhost, column), LOOK_STEPS)
+    if numbers is not None:
+        return (yield from _by_numbers(call, things, numbers, is_reversed=is_reversed))
     key = kind.key(vhost, column)
     runs: list[list[Key]] = []
     run: list[Key] = []
@@ -169,6 +203,33 @@ def _sorted(
             if vhost.budget.left <= 0:
                 yield
     return (things[key[2]] for key in heapq.merge(*runs, reverse=is_reversed))
+
+
+def _by_numbers(
+    call: Call, things: Sequence[Any], numbers: Mapping[Any, float], *, is_reversed: bool
+) -> Generator[None, None, Iterable[Any]]:
+    """Return the things in the order of these numbers, 0 of what has none."""
+    number = numbers.__getitem__
+    below: list[list[Any]] = []
+    zeros: list[Any] = []
+    above: list[list[Any]] = []
+    for at in range(0, len(things), SORT_SLICE):
+        some = things[at : at + SORT_SLICE]
+        zeros += [one for one in some if one not in numbers]
+        rest = [one for one in some if one in numbers]
+        for runs, run in (
+            (below, [one for one in rest if number(one) < 0]),
+            (above, [one for one in rest if number(one) > 0]),
+        ):
+            run.sort(key=number, reverse=is_reversed)
+            runs.append(run)
+        call.vhost.budget.left -= LOOK_STEPS + len(rest)
+        yield
+    parts = (
+        heapq.merge(*below, key=number, reverse=is_reversed), zeros,
+        heapq.merge(*above, key=number, reverse=is_reversed),
+    )  # fmt: skip
+    return chain.from_iterable(reversed(parts) if is_reversed else parts)
 
 
 # ---- the operations ------------------------------------------------------------------------------

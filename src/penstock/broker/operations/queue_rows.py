@@ -7,15 +7,17 @@ two numbers. Nothing is opened, and no file is read for a list: only `details` r
 queue that has left RAM.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.channel import Channel, ChannelOwner
+from penstock.broker.counts import DELIVERY_NAMES
 from penstock.broker.operations.kinds import RATE, STATS, RowAsked, RowKind
 from penstock.broker.operations.listings import queue_head, queue_row
+from penstock.broker.queue_table import LENGTH_OF
 from penstock.broker.rates import LENGTHS, QUEUE, Info
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import BasicProperties
@@ -58,18 +60,24 @@ CHEAP: Final = HEAD | LENGTHS | _DETAILS | {"consumers", STATS}
 UNLIMITED: Final = "infinity"  # RabbitMQ's target_ram_count of a queue without a limit
 
 
+MESSAGE_COUNTS: Final = ("publish", "deliver_get", *DELIVERY_NAMES)
+
+
+def _counter(name: str, queue: QueueOrStream) -> int:
+    return queue.counters()[name]
+
+
 # The columns by which many lists are sorted, of a queue or stream that is open.
-COUNTED: Final[Mapping[str, Callable[[QueueOrStream], object]]] = {
-    "messages": lambda queue: queue.depth(),
-    "messages_ready": lambda queue: queue.len(),
+COUNTED: Final[Mapping[str, Callable[[QueueOrStream], int]]] = {
+    **LENGTH_OF,
     "messages_unacknowledged": lambda queue: queue.depth() - queue.len(),
     "consumers": lambda queue: queue.consumers.count,
     "memory": lambda queue: queue.amq.ram_bytes() if isinstance(queue, BrokerQueue) else 0,
+    **{
+        f"{STATS}.{name}": partial(_counter, name)
+        for name in ("publish", "deliver_get", *DELIVERY_NAMES)
+    },
 }
-
-
-def _counter(name: str, queue: QueueOrStream) -> object:
-    return queue.counters().get(name)
 
 
 class Queues(RowKind):
@@ -77,6 +85,7 @@ class Queues(RowKind):
 
     called = "queue"
     rates = QUEUE
+    order = "name"
 
     def all(self, vhost: VHost, of: Mapping[str, str]) -> Sequence[str]:
         return vhost.table.names()
@@ -84,21 +93,20 @@ class Queues(RowKind):
     def find(self, vhost: VHost, name: str, of: Mapping[str, str]) -> str | None:
         return name if vhost.table.has(name) else None
 
-    def key(self, vhost: VHost, column: str) -> Callable[[str], object]:
-        of_row = super().key(vhost, column)
-        of_queue = COUNTED.get(column)
-        name = column.removeprefix(f"{STATS}.")
-        if of_queue is None and name != column and not name.endswith(RATE):
-            of_queue = partial(_counter, name)
-        if of_queue is None:
-            return of_row
-        served = vhost.table.served
+    def names(self, things: Sequence[str]) -> Sequence[str]:
+        return things
 
-        def value(thing: str) -> object:
-            queue = served.get(thing)
-            return of_row(thing) if queue is None or queue.is_crashed else of_queue(queue)
-
-        return value
+    def numbers(
+        self, vhost: VHost, column: str
+    ) -> Generator[None, None, Mapping[str, float] | None]:
+        if column.endswith(RATE):
+            return vhost.rates.moving(QUEUE, column.removeprefix(f"{STATS}.").removesuffix(RATE))
+        number = COUNTED.get(column)
+        if number is None:
+            return None
+        kept = vhost.table.kept(column, number)
+        yield from kept.update()
+        return kept.of.copy()  # the caller has turns of others meanwhile
 
     def row(self, vhost: VHost, thing: str, asked: RowAsked) -> Info | None:
         return _row(vhost, thing, asked)

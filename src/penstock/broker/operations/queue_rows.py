@@ -75,7 +75,7 @@ COUNTED: Final[Mapping[str, Callable[[QueueOrStream], int]]] = {
     "memory": lambda queue: queue.amq.ram_bytes() if isinstance(queue, BrokerQueue) else 0,
     **{
         f"{STATS}.{name}": partial(_counter, name)
-        for name in ("publish", "deliver_get", *DELIVERY_NAMES)
+        for name in MESSAGE_COUNTS
     },
 }
 

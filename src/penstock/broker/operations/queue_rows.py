@@ -73,10 +73,7 @@ COUNTED: Final[Mapping[str, Callable[[QueueOrStream], int]]] = {
     "messages_unacknowledged": lambda queue: queue.depth() - queue.len(),
     "consumers": lambda queue: queue.consumers.count,
     "memory": lambda queue: queue.amq.ram_bytes() if isinstance(queue, BrokerQueue) else 0,
-    **{
-        f"{STATS}.{name}": partial(_counter, name)
-        for name in MESSAGE_COUNTS
-    },
+    **{f"{STATS}.{name}": partial(_counter, name) for name in MESSAGE_COUNTS},
 }
 
 

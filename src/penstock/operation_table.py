@@ -225,15 +225,16 @@ def pairs(name: str, meaning: str = "") -> Argument:
     return _argument(name, Kind("list of pairs of texts", check), meaning, None)
 
 
-def numbers(name: str, meaning: str = "") -> Argument:
-    """A list of whole numbers."""
+def numbers(name: str, meaning: str = "", *, default: list[int] | None = None) -> Argument:
+    """A list of whole numbers. It must be given if `default` is None."""
 
     def check(value: object) -> object:
         if not isinstance(value, list) or not all(type(one) is int for one in value):
             raise WrongValueError("a list of whole numbers")
         return value
 
-    return _argument(name, Kind("list of whole numbers", check), meaning)
+    value = REQUIRED if default is None else default
+    return _argument(name, Kind("list of whole numbers", check), meaning, value)
 
 
 # ---- one call ------------------------------------------------------------------------------------
@@ -564,6 +565,7 @@ MATCH: Final = (  # which messages are meant
     table("headers", "headers and their values as text; null: any value"),
     text("body", "a part of the body", default=""),
 )
+TAGS: Final = numbers("tags", "only these, by the tags that browse_messages shows", default=[])
 _TRUNCATE: Final = whole_or_null("truncate", 0, meaning="bytes of each body that are shown")
 _READER: Final = matching_text(
     "reader", f"1 to {READER_BYTES_MAX} bytes", _is_byte_name(READER_BYTES_MAX), "the reader"
@@ -986,7 +988,7 @@ _ROWS: Final = (
         (
             _QUEUE, short_text_or_null("to", "the queue; null: the one in which each died last"),
             whole("count", 1, MOVE_MAX, "how many at most", default=MOVE_MAX),
-            flag("dry_run", "count them only"), *MATCH,
+            flag("dry_run", "count them only"), *MATCH, TAGS,
         ),
         audience=MANAGEMENT, tags=ADMINISTRATORS, answer=("moved", "by_queue", "stays", "why"),
         is_audited=True,

@@ -16,7 +16,7 @@ PAGES = (
     ("vhosts", MARKUP), ("admin", "users"), ("admin", "permissions"), ("admin", "topic"),
     ("admin", "policies"), ("admin", "limits"), ("admin", "definitions"), ("nowhere",),
 )  # fmt: skip
-TABS = ("consumers", "messages", "dead", "bindings", "limits")
+TABS = ("consumers", "publishers", "messages", "dead", "bindings", "limits", "history")
 NARROW = {"width": 320, "height": 2400}  # CSS pixels: 1280 at a zoom of 400 %
 
 

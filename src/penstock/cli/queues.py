@@ -565,7 +565,7 @@ RATE = click.option(
 )
 MATCH = click.option(
     "--match", multiple=True, metavar="WHAT=TEXT",
-    help="Only those with this in key, body or header=NAME:VALUE; may be repeated.",
+    help="Only those with this in key, body or header=NAME:VALUE, or tag=NUMBER; may be repeated.",
 )  # fmt: skip
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would move, and change nothing.")
 
@@ -612,9 +612,10 @@ def replay(
 
 
 def matched(given: tuple[str, ...]) -> dict[str, object]:
-    """Return key, body and headers as move_messages has them. Raises OptionError."""
+    """Return key, body, headers and tags as move_messages has them. Raises OptionError."""
     found: dict[str, object] = {}
     headers: dict[str, object] = {}
+    tags: list[int] = []
     for text in given:
         what, equals, value = text.partition("=")
         if what == "header" and value:
@@ -622,10 +623,13 @@ def matched(given: tuple[str, ...]) -> dict[str, object]:
             headers[name] = wanted if colon else None
         elif what in ("key", "body") and equals:
             found[what] = value
+        elif what == "tag" and value.isascii() and value.isdigit():
+            tags.append(int(value))
         else:
-            expected = "key=TEXT, body=TEXT, header=NAME:VALUE or header=NAME"
+            expected = "key=TEXT, body=TEXT, header=NAME:VALUE, header=NAME or tag=NUMBER"
             raise OptionError("--match", text, expected)
-    return {**found, "headers": headers} if headers else found
+    some = {"headers": headers, "tags": tags}
+    return found | {name: value for name, value in some.items() if value}
 
 
 def _move(
@@ -636,10 +640,12 @@ def _move(
     from penstock.embedded.waiting import ThreadWaiter
 
     by_queue: dict[str, int] = {}
+    tags = match.get("tags", [])
+    assert isinstance(tags, list)
     step = MOVE_MAX if is_dry else MOVE_STEP if rate is None else max(1, round(rate))
     found: dict[str, Any] = {"moved": 1}
     with asked(data) as client:
-        left = count or client.call("describe_queue", vhost, queue=queue)["ready"]
+        left = count or len(tags) or client.call("describe_queue", vhost, queue=queue)["ready"]
         while left > 0 and found["moved"]:
             found = client.call(
                 "move_messages", vhost, queue=queue, to=to, count=min(step, left), dry_run=is_dry,

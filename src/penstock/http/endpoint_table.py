@@ -25,6 +25,7 @@ from penstock.operation_table import (
     MATCH,
     MOVE_MAX,
     POLICYMAKERS,
+    TAGS,
     TAIL_LINES,
     U63_MAX,
     WATCHERS,
@@ -267,6 +268,11 @@ VHOST_ROWS: Final = (
         },
     ),
     Endpoint(
+        "penstock/queues/{vhost}/{queue}/publishers", "GET",
+        "Who has published to it lately, and through which exchange.", rows="publishers",
+        is_ours=True, query=_LIST,
+    ),
+    Endpoint(
         "penstock/queues/{vhost}/{queue}/unacked", "GET",
         "Who has unacknowledged messages, and since when.", rows="unacked", is_ours=True,
         query=_LIST,
@@ -347,7 +353,7 @@ CHANGE_ROWS: Final = (
         body=(
             short_text_or_null("to", "the queue; null: the one in which each died last"),
             whole("count", 1, MOVE_MAX, "how many at most", default=MOVE_MAX),
-            flag("dry_run", "count them only"), *MATCH,
+            flag("dry_run", "count them only"), *MATCH, TAGS,
         ),
     ),
     Endpoint(

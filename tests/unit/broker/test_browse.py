@@ -123,3 +123,23 @@ def test_how_long_a_consumer_takes(rig: OperationRig) -> None:
     assert row["ack_s"] == pytest.approx(5.0)
     (consumer,) = rig.result("describe_row", kind="queues", name="q")["consumer_details"]
     assert consumer["penstock"]["ack_s"] == row["ack_s"]
+
+
+# ---- publishers ----------------------------------------------------------------------------------
+
+
+def test_who_has_published_to_a_queue_lately(rig: OperationRig) -> None:
+    rig.result("bind_queue", queue="q", exchange="amq.topic", routing_key="a.#")
+    ann, bob = rig.client(everything("ann")).open(1), rig.client(everything("bob")).open(1)
+    for key in ("a.1", "a.2", "a.2", "b"):
+        ann.publish(1, "amq.topic", key, b"x")
+    bob.publish(1, "", "q", b"x")
+    bob.publish(1, "", "nobody", b"x")
+    rig.turn()
+    rows = rig.result("list_rows", kind="publishers", of={"queue": "q"})
+    assert [
+        (one["channel_details"]["user"], one["exchange"]["name"], one["routing_keys"])
+        for one in rows
+    ] == [("ann", "amq.topic", ["a.1", "a.2"]), ("bob", "", ["q"])]
+    assert rows[0]["message_stats"]["publish"] == 4
+    assert rig.result("list_rows", kind="publishers", of={"queue": "nobody"}) == []

@@ -127,6 +127,20 @@ def test_only_what_matches_moves_and_the_others_keep_their_places(
     assert [body[:5] for body in bodies(rig, "from")] == [b"red 0", b"blue "]
 
 
+def test_only_what_is_chosen_by_its_tag_moves() -> None:
+    rig = rig_with()
+    rig.put("from", b"a", b"b", b"c", b"d")
+    found = rig.result("browse_messages", queue="from", count=4)["messages"]
+    tags = [found[1]["tag"], found[3]["tag"]]
+    assert moved(rig, to="to", tags=tags, dry_run=True)["moved"] == 2
+    assert moved(rig, to="to", tags=[*tags, 10**9]) == {
+        "moved": 2, "by_queue": {"to": 2}, "stays": 0, "why": ""
+    }  # fmt: skip
+    assert bodies(rig, "from") == [b"a", b"c"]
+    assert bodies(rig, "to") == [b"b", b"d"]
+    assert moved(rig, to="to", tags=tags)["moved"] == 0
+
+
 @pytest.mark.parametrize("to", ["from", "none"])
 def test_where_it_cannot_move(to: str) -> None:
     rig = rig_with()

@@ -64,9 +64,16 @@ def test_only_what_matches(capsys: pytest.CaptureFixture[str]) -> None:
     ]  # fmt: skip
     for wrong in ("key", "name=x", "=x"):
         assert broker.run("move", "a", "b", "--match", wrong) == 64
-        assert "expected key=TEXT, body=TEXT, header=NAME:VALUE or header=NAME" in (
-            capsys.readouterr().err
-        )
+        expected = "expected key=TEXT, body=TEXT, header=NAME:VALUE, header=NAME or tag=NUMBER"
+        assert expected in capsys.readouterr().err
+
+
+def test_only_these_by_their_tags(capsys: pytest.CaptureFixture[str]) -> None:
+    broker = FakeControl(move_messages=lambda **_: answer(2))
+    assert broker.run("move", "a", "b", "--match", "tag=7", "--match", "tag=9") == 0
+    assert [(one["count"], one["tags"]) for one in asked(broker)] == [(2, [7, 9])]
+    assert broker.run("move", "a", "b", "--match", "tag=x") == 64
+    assert "given 'tag=x'" in capsys.readouterr().err
 
 
 def test_a_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

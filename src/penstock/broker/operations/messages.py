@@ -19,7 +19,7 @@ in another queue after a restart or a deletion of the first.
 
 import base64
 import codecs
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime
 from typing import Final
 
@@ -556,15 +556,16 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
 
 
 class _Match:
-    """Finds the messages that a call means: by key, headers and body."""
+    """Finds the messages that a call means: by key, headers, body and tags. tags: none for all."""
 
-    def __init__(self, call: Call, queue: BrokerQueue) -> None:
+    def __init__(self, call: Call, queue: BrokerQueue, tags: Collection[int] = ()) -> None:
         self._vhost = call.vhost
         self._queue = queue
         self.part = call.args.text("body").encode()
         self._key = call.args.text("key")
         self._headers = call.args.table("headers")
-        self.are_all: bool = not (self.part or self._key or self._headers)
+        self._tags = frozenset(tags)
+        self.are_all: bool = not (self.part or self._key or self._headers or tags)
 
     def steps(self, delivery: Delivery) -> int:
         """Return what it costs of a turn's budget to look at a message, and to move it."""
@@ -572,6 +573,8 @@ class _Match:
 
     def found(self, delivery: Delivery) -> dict[str, object] | None:
         """Return the message as operators get it, None if it is not meant."""
+        if self._tags and delivery.tag not in self._tags:
+            return None
         if self.part not in (delivery.message.body or b""):
             return None
         one = _message(self._vhost, self._queue, delivery)
@@ -649,9 +652,10 @@ def _moved(call: Call, queue: BrokerQueue, to: str | None) -> Slices:
     their places; after STAYING_MAX of them it ends."""
     amq = queue.amq
     found = _Moved()
-    match = _Match(call, queue)
+    tags = call.args.numbers("tags")
+    match = _Match(call, queue, tags)
     staying: list[int] = []
-    left = call.args.whole("count")
+    left = _wanted(call, tags)
     seen = amq.len()
     try:
         while (
@@ -691,12 +695,19 @@ def _moved(call: Call, queue: BrokerQueue, to: str | None) -> Slices:
     return found.answer()
 
 
+def _wanted(call: Call, tags: list[int]) -> int:
+    """Return how many messages are to move at most."""
+    count = call.args.whole("count")
+    return min(count, len(set(tags))) if tags else count
+
+
 def _would_move(call: Call, queue: BrokerQueue, to: str | None) -> Slices:
     """Count what `_moved` would move now, and change nothing."""
     found = _Moved()
-    match = _Match(call, queue)
+    tags = call.args.numbers("tags")
+    match = _Match(call, queue, tags)
     staying = 0
-    left = call.args.whole("count")
+    left = _wanted(call, tags)
     after: int | None = None
     while left > 0 and staying < STAYING_MAX and not queue.is_deleted and not queue.is_crashed:
         deliveries = queue.amq.browse(after, PEEK_SLICE)

@@ -40,7 +40,7 @@ from penstock.broker.operations.connections import (
 from penstock.broker.operations.exchange_rows import BindingRows, ExchangeRows
 from penstock.broker.operations.kinds import RowAsked, RowKind
 from penstock.broker.operations.listings import object_totals
-from penstock.broker.operations.queue_rows import Queues, UnackedRows
+from penstock.broker.operations.queue_rows import PublisherRows, Queues, UnackedRows
 from penstock.broker.rates import VHOST as TOTALS
 from penstock.broker.rates import WATCHED_MAX, Info
 from penstock.broker.refusals import called, not_found
@@ -52,6 +52,7 @@ from penstock.operation_table import PAGE_SIZE, WATCHERS
 KINDS: Final[Mapping[str, RowKind]] = {
     "queues": Queues(),
     "unacked": UnackedRows(),
+    "publishers": PublisherRows(),
     "exchanges": ExchangeRows(),
     "bindings": BindingRows(),
     "connections": ConnectionRows(),

@@ -19,7 +19,7 @@ from penstock.broker.operations.kinds import RATE, STATS, RowAsked, RowKind
 from penstock.broker.operations.listings import queue_head, queue_row
 from penstock.broker.queue_table import LENGTH_OF
 from penstock.broker.rates import LENGTHS, QUEUE, Info
-from penstock.broker.vhost import VHost
+from penstock.broker.vhost import CHANNEL, VHost
 from penstock.codec.properties import BasicProperties
 from penstock.node_name import node_name
 from penstock.queues.queue_options import QUORUM
@@ -55,6 +55,7 @@ EWMA: Final = {
 }  # fmt: skip
 LOOKED_AT: Final = 1024  # unacked deliveries of a channel
 DELIVERIES_SHOWN: Final = 100  # of a consumer
+KEYS_SHOWN: Final = 10  # of a publisher
 # Columns for which nothing has to be found out about where messages are.
 CHEAP: Final = HEAD | LENGTHS | _DETAILS | {"consumers", STATS}
 UNLIMITED: Final = "infinity"  # RabbitMQ's target_ram_count of a queue without a limit
@@ -190,6 +191,56 @@ class UnackedRows(RowKind):
             "oldest_s": ages[0][1] if ages else None,
             "ack_s": None if consumer is None else consumer.ack_s,
             "deliveries": [{"delivery_tag": tag, "age_s": age} for tag, age in ages],
+        }
+
+
+@dataclass(slots=True)
+class LatePublisher:
+    """A channel that has published to a queue lately, through an exchange. keys: with these."""
+
+    queue: QueueOrStream
+    channel: Channel
+    exchange: str
+    keys: list[str]
+
+
+class PublisherRows(RowKind):
+    """Who has published to a queue lately, by the routes that channels keep: those of messages
+    that headers route are not among them. of: {"queue": name}."""
+
+    called = "publisher"
+    selectors = ("queue",)
+
+    def all(self, vhost: VHost, of: Mapping[str, str]) -> Sequence[LatePublisher]:
+        queue = vhost.table.served.get(of.get("queue", ""))
+        found: dict[tuple[str, int, str], LatePublisher] = {}
+        for owner in vhost.handlers if queue is not None else ():
+            assert isinstance(owner, ChannelOwner)
+            for channel in owner.channels.values():
+                for route in channel.publisher.routes.values():
+                    if queue in route.targets.queues or queue in route.targets.streams:
+                        key = (owner.name, channel.number, route.exchange)
+                        one = LatePublisher(queue, channel, route.exchange, [])
+                        found.setdefault(key, one).keys.append(route.key)
+        return [found[key] for key in sorted(found)]
+
+    def name(self, thing: LatePublisher) -> str:
+        return thing.channel.handler.name
+
+    def row(self, vhost: VHost, thing: LatePublisher, asked: RowAsked) -> Info | None:
+        channel = thing.channel
+        if channel.is_closed:
+            return None
+        details = channel_details(channel)
+        rates_of = (CHANNEL, str(details["name"]))
+        stats = {name: channel.message_stats()[name] for name in ("publish", "confirm")}
+        return {
+            "queue": {"name": thing.queue.name, "vhost": vhost.name},
+            "exchange": {"name": thing.exchange, "vhost": vhost.name},
+            "channel_details": details,
+            "routing_keys": sorted(thing.keys)[:KEYS_SHOWN],
+            "routing_key_count": len(thing.keys),
+            STATS: asked.with_rates(vhost, rates_of, stats, "msg_rates"),
         }
 
 

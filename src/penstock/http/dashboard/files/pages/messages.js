@@ -7,7 +7,7 @@ import { Message } from "../parts/message.js";
 import { setParams } from "../parts/router.js";
 import { html, useEffect, useState } from "../parts/ui.js";
 import { Empty, Panel, Problem } from "../parts/words.js";
-import { move, movedText } from "./queue.js";
+import { matchWords, move, movedText } from "./queue.js";
 
 const PAGE = 50;
 const BODY_BYTES = 64 << 10;
@@ -17,6 +17,7 @@ const HEADER = /^([^:=]+)[:=](.*)$/;
 /** The messages of a queue from its head, 50 at a time, filtered by the broker. params: filters are in the address. */
 export function Messages({ queue, params }) {
   const path = `${at("penstock", "queues", queue.vhost, queue.name)}/messages`;
+  const isMover = may("administrator");
   const [state, set] = useState({ rows: null, after: null, scanned: 0, isEnd: false, error: null, isBusy: false });
   const [fetched, setFetched] = useState(null);
   const wanted = params.message === undefined ? null : Number(params.message);
@@ -35,6 +36,7 @@ export function Messages({ queue, params }) {
     header: header ? `${header[1].trim()}:${header[2].trim()}` : params.header,
     body: params.text,
   };
+  const [picked, pick] = useState(new Set()); // tags
   const match = {
     key: params.key || undefined,
     body: params.text || undefined,
@@ -44,6 +46,7 @@ export function Messages({ queue, params }) {
   };
   const load = async (before) => {
     set((old) => ({ ...old, isBusy: true, error: null }));
+    if (!before) pick(new Set());
     try {
       const answer = await get(path, { ...filter, count: PAGE, truncate: BODY_BYTES, after: before?.after });
       set({
@@ -80,20 +83,36 @@ export function Messages({ queue, params }) {
         if (Object.entries(v).every(([k, value]) => value === (params[k] ?? ""))) load(null);
       }} /></div><//>
     <${Problem} error=${state.error} />
-    <div class="split"><div class="table"><div class="wide"><table><thead><tr><th scope="col" class="number">position</th><th scope="col">routing key</th><th scope="col" class="number">bytes</th><th scope="col">body</th><th scope="col">redelivered</th></tr></thead>
+    <div class="split"><div class="table"><div class="wide"><table><thead><tr>${isMover && html`<td class="tick"></td>`}<th scope="col" class="number">position</th><th scope="col">routing key</th><th scope="col" class="number">bytes</th><th scope="col">body</th><th scope="col">redelivered</th></tr></thead>
       <tbody>${(state.rows ?? []).map(
-        (
-          m,
-          i,
-        ) => html`<tr key=${m.tag} class=${chosen?.tag === m.tag ? "selected" : ""} onClick=${() => choose(m)}><td class="number">${count(i + 1)}</td>
+        (m, i) => html`<tr key=${m.tag} class=${chosen?.tag === m.tag ? "selected" : ""} onClick=${() => choose(m)}>${
+          isMover &&
+          html`<td class="tick" onClick=${(e) => e.stopPropagation()}><input type="checkbox" aria-label=${`Select message ${i + 1}`} title=${`tag ${m.tag}`} checked=${picked.has(m.tag)} onChange=${(
+            e,
+          ) => {
+            const next = new Set(picked);
+            if (e.currentTarget.checked) next.add(m.tag);
+            else next.delete(m.tag);
+            pick(next);
+          }} /></td>`
+        }<td class="number">${count(i + 1)}</td>
         <td><button class="plain" onClick=${() => choose(m)}>${m.routing_key || "(empty)"}</button></td><td class="number">${bytes(m.payload_bytes)}</td><td><code>${m.payload_encoding === "string" ? m.payload.slice(0, 80) : "binary"}</code></td><td>${m.redelivered ? "yes" : ""}</td></tr>`,
       )}
-        ${state.rows?.length === 0 && html`<tr><td colspan="5">${queue.messages_ready ? "No message is like this." : "No message is ready."}</td></tr>`}</tbody></table></div>
+        ${state.rows?.length === 0 && html`<tr><td colspan="6">${queue.messages_ready ? "No message is like this." : "No message is ready."}</td></tr>`}</tbody></table></div>
       <div class="foot"><span>${count(state.scanned)} of ${count(queue.messages_ready)} looked at</span>
         ${!state.isEnd && state.rows && html`<button disabled=${state.isBusy} onClick=${() => load(state)}>Go on</button>`}
         <button disabled=${state.isBusy} onClick=${() => load(null)}>From the head</button>
         ${
-          may("administrator") &&
+          picked.size > 0 &&
+          html`<b>${count(picked.size)} selected</b><button onClick=${async () => {
+            if (await move(queue, { tags: [...picked] })) load(null);
+          }}>Move …</button><button onClick=${async () => {
+            if (await replay(queue, { tags: [...picked] })) load(null);
+          }}>Replay …</button>`
+        }
+        ${
+          isMover &&
+          !picked.size &&
           Object.values(filter).some(Boolean) &&
           html`<button onClick=${async () => {
             if (await move(queue, match)) load(null);
@@ -158,7 +177,7 @@ export function DeadLetters({ queue, onDone }) {
   }, [path, turn]);
   const dead = state.groups ?? [];
   const replayed = async (headers) => {
-    if (await replay(queue, headers)) {
+    if (await replay(queue, { headers })) {
       onDone();
       again(turn + 1);
     }
@@ -180,18 +199,18 @@ export function DeadLetters({ queue, onDone }) {
     ${sample && html`<${Panel} title="One of them" actions=${html`<button onClick=${() => choose(null)}>Close</button>`}><${Message} key=${sample.tag} message=${sample} /><//>`}`;
 }
 
-/** Says first where the dead letters would go, by a dry run. headers: only those that have them with these values. */
-export async function replay(queue, headers = {}) {
+/** Says first where the dead letters would go, by a dry run. match: only those with this {headers, tags}, as of move. */
+export async function replay(queue, match = {}) {
   const path = `${at("penstock", "queues", queue.vhost, queue.name)}/move`;
   let would;
   try {
-    would = await post(path, { dry_run: true, headers });
+    would = await post(path, { dry_run: true, ...match });
   } catch (error) {
     toast(error.message, "danger");
     return false;
   }
-  const matches = Object.entries(headers)
-    .map(([name, value]) => ` --match ${shell(`header=${name}:${value}`)}`)
+  const matches = matchWords(match)
+    .map((one) => ` --match ${shell(one)}`)
     .join("");
   return ask({
     title: `Replay ${matches ? "these" : "the"} dead letters of ${queue.name}?`,
@@ -207,7 +226,7 @@ export async function replay(queue, headers = {}) {
       (v.to ? `penstock move ${shell(queue.name)} ${shell(v.to)}` : `penstock replay ${shell(queue.name)}`) +
       `${matches} --count ${v.count}${ofVhost(queue.vhost)}`,
     run: async (v) => {
-      const answer = await post(path, { to: v.to || undefined, count: v.count || undefined, headers });
+      const answer = await post(path, { to: v.to || undefined, count: v.count || undefined, ...match });
       toast(movedText(answer), answer.stays ? "danger" : "ok");
     },
   });

@@ -1,11 +1,13 @@
 /** One queue: which consumer is slow, why does it not drain, what is in it, what would it cost in RAM? */
 import { at, del, get, may, post } from "../parts/api.js";
+import { Chart } from "../parts/chart.js";
 import { ask, ofVhost, shell, toast } from "../parts/dialog.js";
 import { bytes, clock, count, duration, rate, text } from "../parts/format.js";
 import { objectOf } from "../parts/json.js";
 import { queueTopic, stream, usePolled } from "../parts/live.js";
 import { go, href, setParams } from "../parts/router.js";
 import { useSamples } from "../parts/samples.js";
+import { Table } from "../parts/table.js";
 import { html } from "../parts/ui.js";
 import { Chip, Empty, Num, Pairs, Panel, Problem, Sentence, Tabs } from "../parts/words.js";
 import { DeadLetters, Messages } from "./messages.js";
@@ -48,6 +50,7 @@ export default function Queue({ names, params }) {
   const tab = params.tab ?? (isStream ? "bindings" : "consumers");
   const tabs = [
     ["consumers", "Consumers", queue.consumers],
+    ["publishers", "Publishers"],
     ...(isStream
       ? []
       : [
@@ -56,6 +59,7 @@ export default function Queue({ names, params }) {
         ]),
     ["bindings", "Bindings"],
     ["limits", "Limits and policy"],
+    ["history", "History"],
   ];
   const now = rows.at(-1) ?? {};
   const stats = queue.message_stats ?? {};
@@ -89,13 +93,17 @@ export default function Queue({ names, params }) {
     ${
       tab === "consumers"
         ? html`<${Consumers} queue=${queue} after=${after} />`
-        : tab === "messages"
-          ? html`<${Messages} queue=${queue} params=${params} />`
-          : tab === "dead"
-            ? html`<${DeadLetters} queue=${queue} onDone=${refresh} />`
-            : tab === "bindings"
-              ? html`<${Bindings} queue=${queue} />`
-              : html`<${Limits} queue=${queue} />`
+        : tab === "publishers"
+          ? html`<${Publishers} queue=${queue} />`
+          : tab === "history"
+            ? html`<${History} rows=${rows} />`
+            : tab === "messages"
+              ? html`<${Messages} queue=${queue} params=${params} />`
+              : tab === "dead"
+                ? html`<${DeadLetters} queue=${queue} onDone=${refresh} />`
+                : tab === "bindings"
+                  ? html`<${Bindings} queue=${queue} />`
+                  : html`<${Limits} queue=${queue} />`
     }`;
 }
 
@@ -212,6 +220,67 @@ function Consumers({ queue, after }) {
       <td><button class="danger" onClick=${() => after(close(row.channel_details.connection_name, row.messages_unacknowledged))}>Close …</button></td></tr>`,
     )}
     </tbody></table></div></div>`;
+}
+
+/** Who has published to it lately, and which exchanges lead to it. */
+function Publishers({ queue }) {
+  const { vhost, name } = queue;
+  const columns = [
+    {
+      key: "channel_details.connection_name",
+      title: "connection",
+      render: (p) =>
+        html`<a href=${href(["connections", vhost, p.channel_details.connection_name])}>${p.channel_details.connection_name}</a>`,
+    },
+    { key: "channel_details.number", title: "channel", number: true, narrow: false },
+    { key: "channel_details.user", title: "user" },
+    {
+      key: "exchange.name",
+      title: "exchange",
+      render: (p) =>
+        p.exchange.name
+          ? html`<a href=${href(["exchanges", vhost, p.exchange.name])}>${p.exchange.name}</a>`
+          : "(default)",
+    },
+    {
+      key: "routing_key_count",
+      title: "routing keys",
+      render: (p) =>
+        html`<code>${p.routing_keys.join(", ")}</code>${p.routing_key_count > p.routing_keys.length && ` and ${count(p.routing_key_count - p.routing_keys.length)} more`}`,
+    },
+    {
+      key: "message_stats.publish_details.rate",
+      title: "channel publishes",
+      number: true,
+      help: "to all queues",
+      render: (p) => rate(p.message_stats?.publish_details?.rate),
+    },
+  ];
+  const published = queue.message_stats?.publish;
+  return html`<${Table} caption="Publishers" path=${`${at("penstock", "queues", vhost, name)}/publishers`} columns=${columns} filter=${false} prefix="p"
+    rowKey=${(p) => `${p.channel_details.name}\n${p.exchange.name}`} empty=${html`<${Empty} title="No connection that is open has published to this queue lately."><p>${published ? `Since the vhost started it got ${count(published)} messages. ` : ""}Its <a href=${href(["queues", vhost, name], { tab: "bindings" })}>bindings</a> say through which exchanges messages come.</p><//>`} />
+    <p class="muted">By the routes that channels remember; what a headers exchange routes is not among them. How messages come here: see <a href=${href(["queues", vhost, name], { tab: "bindings" })}>bindings</a>.</p>`;
+}
+
+/** The last ten minutes, from when somebody has looked at the queue. rows: of useSamples. */
+function History({ rows }) {
+  const times = rows.map((row) => row.time);
+  const lines = (all) =>
+    all.map(([key, label, colour, dash]) => ({ label, colour, dash, values: rows.map((row) => row[key] ?? null) }));
+  const now = rows.at(-1) ?? {};
+  return html`<div class="grid"><${Panel} title="Messages per second"><${Chart} times=${times} format=${rate} describe=${`Rates: published ${rate(now.published)}, delivered ${rate(now.delivered)}, acked ${rate(now.acked)}`}
+      series=${lines([
+        ["published", "published", "link"],
+        ["delivered", "delivered", "ok", [6, 4]],
+        ["acked", "acked", "warning", [2, 3]],
+      ])} /><//>
+    <${Panel} title="Ready and unacknowledged"><${Chart} times=${times} describe=${`${count(now.ready)} ready, ${count(now.unacked)} unacknowledged`}
+      series=${lines([
+        ["ready", "ready", "link"],
+        ["unacked", "unacked", "warning", [6, 4]],
+      ])} /><//>
+    <${Panel} title="Consumers"><${Chart} times=${times} describe=${`${count(now.consumers)} consumers`} series=${lines([["consumers", "consumers", "link"]])} /><//></div>
+    <p class="muted">Of the last ten minutes, each second, while somebody looks at this queue; 100 queues are remembered.</p>`;
 }
 
 /** Asks before it closes a connection. */
@@ -370,22 +439,34 @@ export const publish = (vhost, name) =>
     done: "It was published, and is as safe as a confirm says.",
   });
 
-/** Asks where messages go, and moves them. match: only those with this {key, body, headers}, as the API has it. */
-export function move(queue, match = {}) {
-  const path = `${at("penstock", "queues", queue.vhost, queue.name)}/move`;
-  const matches = [
+/** The words of --match: of {key, body, headers, tags}. */
+export const matchWords = (match) =>
+  [
     match.key && `key=${match.key}`,
     match.body && `body=${match.body}`,
     ...Object.entries(match.headers ?? {}).map(([name, value]) => `header=${name}${value === null ? "" : `:${value}`}`),
+    ...(match.tags ?? []).map((tag) => `tag=${tag}`),
   ].filter(Boolean);
+
+/** Asks where messages go, and moves them. match: only those with this {key, body, headers, tags}, as the API has it. */
+export function move(queue, match = {}) {
+  const path = `${at("penstock", "queues", queue.vhost, queue.name)}/move`;
+  const matches = matchWords(match);
+  const chosen = match.tags ? `The ${count(match.tags.length)} selected messages` : "Ready messages";
   return ask({
     title: `Move messages of ${queue.name}`,
     action: "Move",
     danger: true,
-    body: html`<p>Ready messages${matches.length ? html` with <code>${matches.join(", ")}</code>` : ""}, the oldest first, go to the end of another queue. Each is moved as a whole: a crash neither loses nor doubles it.</p>`,
+    body: html`<p>${chosen}${matches.length && !match.tags ? html` with <code>${matches.join(", ")}</code>` : ""}, the oldest first, go to the end of another queue. Each is moved as a whole: a crash neither loses nor doubles it.</p>`,
     fields: [
       { name: "to", label: "To queue", required: true },
-      { name: "count", label: "How many at most", type: "number", min: 1, value: queue.messages_ready || 1 },
+      {
+        name: "count",
+        label: "How many at most",
+        type: "number",
+        min: 1,
+        value: match.tags?.length ?? (queue.messages_ready || 1),
+      },
     ],
     command: (v) =>
       `penstock move ${shell(queue.name)} ${shell(v.to || "QUEUE")}${matches.map((one) => ` --match ${shell(one)}`).join("")} --count ${v.count}${ofVhost(queue.vhost)}`,

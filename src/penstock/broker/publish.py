@@ -481,7 +481,10 @@ class Publisher(Unconfirmed):
     def count(self, route: Route, n: int, places: int, unroutable: int) -> None:
         """Count n publishes, which so many queues and streams got together; unroutable of them
         went to none."""
-        route.counts.add(n, places, unroutable)
+        exchange = route.counts
+        exchange.publish_in += n
+        exchange.publish_out += places
+        exchange.unroutable += unroutable
         for counts in (self.counts, self._total):
             counts.publish += n
             if unroutable:

@@ -681,6 +681,7 @@ class AMQQueue(QueueTarget):
         self.text_name: str = name.decode("utf-8", "surrogateescape")
         self.backing: BackingQueue = backing
         self.headers: HeaderCodec = headers
+        self._fresh_byte: int = headers.fresh_byte()
         self.is_durable: bool = is_durable
         self.takers: int = 0
         self._reserved: int = 0  # messages that will come, see `reserve`
@@ -728,7 +729,8 @@ class AMQQueue(QueueTarget):
             delivery = self.backing.fetch(ack_required=ack_required, in_pieces=in_pieces)
             if delivery is None:
                 return None
-            if delivery.message.header:
+            header = delivery.message.header
+            if header and header[0] != self._fresh_byte:
                 delivery = self._with_attempts(delivery)
             if not ack_required or not self._is_dead(delivery):
                 return delivery

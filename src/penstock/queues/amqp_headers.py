@@ -381,6 +381,9 @@ class AmqpHeaders(HeaderCodec):
             return _PLAIN.attempts(header)
         return _prefix(header).attempts if first & _ATTEMPTS else 0
 
+    def fresh_byte(self) -> int:
+        return FORMAT
+
     def delivered_props(self, props: bytes, attempts: int) -> bytes:
         """Return the properties with x-delivery-count among the headers, as RabbitMQ's quorum
         queues do."""

@@ -86,6 +86,11 @@ class HeaderCodec(ABC):
     def attempts(self, header: bytes) -> int:
         """Return how often the message came back before it was moved."""
 
+    def fresh_byte(self) -> int:
+        """Return the first byte that most headers have, if `attempts` is 0 for all that begin with
+        it, so that nobody need ask; -1 if there is none."""
+        return -1
+
     @abstractmethod
     def priority(self, header: bytes) -> int:
         """Return 0 to 255; 0 if none is set."""

@@ -77,6 +77,7 @@ def test_whatever_stands_before_the_address(
     made = H.with_(made, **prefix)
     assert H.parts(made) == (address, FULL)
     assert H.attempts(made) == prefix.get("attempts", 0)
+    assert not H.attempts(made) or made[0] != H.fresh_byte()
     assert H.expiry_ms(made) == prefix.get("expiry_ms", 0)
     assert H.priority(made) == prefix.get("priority", 7)
     assert H.keys(made) == [key, *hidden]

@@ -26,7 +26,7 @@ from setuptools.command.build_ext import build_ext
 
 # The hot modules, listed here and nowhere else.
 HOT_MODULES = (
-    "penstock.histogram",
+    "penstock.counts",
     "penstock.message",
     "penstock.storage.totals",
     "penstock.storage.log.record",
@@ -75,7 +75,6 @@ HOT_MODULES = (
     "penstock.queues.stream_cursor",
     "penstock.routing.exchange_types",
     "penstock.routing.router",
-    "penstock.broker.counts",
     "penstock.broker.turn_budget",
     "penstock.broker.topology",
     "penstock.broker.publish",

@@ -20,7 +20,7 @@ connection or a consumer, of which there may be any number.
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.histogram import CONFIRM_S, DISK_S, LONG_S, RECORDS, TURN_S, WAIT_S, Bounds
+from penstock.counts import CONFIRM_S, DISK_S, LONG_S, RECORDS, TURN_S, WAIT_S, Bounds
 
 COUNTER: Final = "counter"
 GAUGE: Final = "gauge"

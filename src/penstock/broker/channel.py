@@ -72,7 +72,6 @@ from penstock.broker.broker_queue import (
 )
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.connection_facts import ConnectionFacts
-from penstock.broker.counts import ExchangeCounts, MessageCounts
 from penstock.broker.dispatch import DISCARD, GIVE_BACK, RELEASE, REQUEUE, Peer, Source
 from penstock.broker.output import LargeContent, Output, write_delivery
 from penstock.broker.publish import (
@@ -95,6 +94,7 @@ from penstock.broker.usage import TransactionUsage
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
 from penstock.codec.spec import BasicCancel
+from penstock.counts import ExchangeCounts, MessageCounts
 from penstock.errors import (
     CONNECTION_FORCED,
     PRECONDITION_FAILED,

@@ -29,10 +29,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.counts import VHostCounts
 from penstock.broker.turn_budget import TurnBudget
+from penstock.counts import CONFIRM_S, WAIT_S, Histogram, VHostCounts
 from penstock.errors import is_shortage
-from penstock.histogram import CONFIRM_S, WAIT_S, Histogram
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import Delivery
 from penstock.storage.engine import StorageEngine

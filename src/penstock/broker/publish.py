@@ -88,7 +88,6 @@ from penstock.broker import refusals
 from penstock.broker.asked_rights import RightsUnknown
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import BrokerStream
-from penstock.broker.counts import ExchangeCounts, MessageCounts
 from penstock.broker.dispatch import Dispatch, Unconfirmed
 from penstock.broker.firehose import Firehose
 from penstock.broker.output import (
@@ -105,6 +104,7 @@ from penstock.broker.topology import EXCHANGE
 from penstock.broker.turn_budget import STEP_BYTES, TurnBudget
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import BasicProperties, expiration_at, scan
+from penstock.counts import ExchangeCounts, MessageCounts
 from penstock.errors import (
     NO_ROUTE,
     NOT_IMPLEMENTED,

@@ -68,12 +68,12 @@ from penstock.broker.arguments import (
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream, lengths_of, not_counted
 from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable, PreparedStream
 from penstock.broker.changes import KeptNumber, QueueChanges
-from penstock.broker.counts import VHostCounts
 from penstock.broker.dispatch import Dispatch, Source
 from penstock.broker.policies import Applied, Policies
 from penstock.broker.rates import LENGTHS, QUEUE, RateSource
 from penstock.broker.topology import Topology, store_creator
 from penstock.clock import Clock
+from penstock.counts import VHostCounts
 from penstock.errors import CorruptionError, DiskFullError, OptionError, StoppedError
 from penstock.message import Entry
 from penstock.queues import priority_queue

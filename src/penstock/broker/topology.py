@@ -26,12 +26,12 @@ from urllib.parse import unquote
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.arguments import check_same_argument, wrong_type
-from penstock.broker.counts import ExchangeCounts
 from penstock.broker.policies import ALTERNATE, Applied, Policies
 from penstock.broker.policies import EXCHANGE as EXCHANGE_KIND
 from penstock.broker.turn_budget import TurnBudget
 from penstock.codec.fields import decode_table, encode_table
 from penstock.codec.properties import BasicProperties
+from penstock.counts import ExchangeCounts
 from penstock.errors import AMQPError, DiskFullError
 from penstock.operation_table import EVENTS, HOME
 from penstock.queues.amqp_headers import AmqpHeaders

@@ -54,7 +54,6 @@ from penstock.broker.background_tasks import (
 )
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable
-from penstock.broker.counts import VHostCounts
 from penstock.broker.dispatch import Dispatch, Peer, Source
 from penstock.broker.events import BrokerEvents
 from penstock.broker.firehose import Firehose
@@ -72,8 +71,8 @@ from penstock.broker.topology import QUEUE, DeadLetterRoutes, Exchange, Topology
 from penstock.broker.turn_budget import TurnBudget
 from penstock.broker.usage import Usage
 from penstock.clock import Clock
+from penstock.counts import Histogram, VHostCounts
 from penstock.errors import DiskFullError, blocked_advice, is_shortage
-from penstock.histogram import Histogram
 from penstock.options import format_bytes
 from penstock.protocol.connection import BodyRoom
 from penstock.queues.amqp_headers import AmqpHeaders

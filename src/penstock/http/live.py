@@ -40,7 +40,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import quote, unquote_to_bytes
 
 from penstock.clock import Clock
-from penstock.histogram import DISK_S
+from penstock.counts import DISK_S
 from penstock.http.node_link import NodeLink, mark_seen
 from penstock.http.requests import HttpError
 from penstock.members import dug

@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.histogram import LONG_S, Histogram
+from penstock.counts import LONG_S, Histogram
 from penstock.http import rabbitmq_metrics
 from penstock.http.management import compressed
 from penstock.http.metrics_text import (

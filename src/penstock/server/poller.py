@@ -28,7 +28,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import Final
 
-from penstock.histogram import TURN_S, Histogram
+from penstock.counts import TURN_S, Histogram
 
 EVENTS_MAX: Final = 256
 PASS_S: Final = 0.02

@@ -5,7 +5,7 @@ queues, which come and go, so that a sum over those that are there would fall wh
 Each is added to once for a run of messages.
 """
 
-from penstock.histogram import DISK_S, Histogram
+from penstock.counts import DISK_S, Histogram
 
 
 class StorageTotals:

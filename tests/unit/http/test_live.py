@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.histogram import DISK_S, Histogram
+from penstock.counts import DISK_S, Histogram
 from penstock.http import live
 from penstock.http.api import Api
 from penstock.server.control import ControlError

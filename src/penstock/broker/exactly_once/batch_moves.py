@@ -60,7 +60,6 @@ from penstock.broker import refusals
 from penstock.broker.background_tasks import AGAIN, ASLEEP, DONE, BackgroundTask, Pace, SliceSize
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
-from penstock.broker.counts import ExchangeCounts
 from penstock.broker.output import HEADERS, Output
 from penstock.broker.publish import (
     HAS_EXPIRATION,
@@ -82,6 +81,7 @@ from penstock.broker.publish import (
 from penstock.broker.refusals import precondition_failed
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import scan
+from penstock.counts import ExchangeCounts
 from penstock.errors import AMQPError, PenstockError
 from penstock.message import SharedBody
 from penstock.operation_json import is_name

@@ -51,6 +51,7 @@ from penstock.broker.dispatch import Reply
 from penstock.broker.exactly_once.batch_moves import BatchMove, BatchTarget, StreamClaims
 from penstock.broker.refusals import access_refused, precondition_failed
 from penstock.broker.vhost import VHost
+from penstock.counts import LONG_S, Histogram
 from penstock.errors import (
     CONFLICT,
     INTERNAL_ERROR,
@@ -61,7 +62,6 @@ from penstock.errors import (
     CorruptionError,
     PenstockError,
 )
-from penstock.histogram import LONG_S, Histogram
 from penstock.storage.files.durability import DISK
 from penstock.storage.pages import staging
 from penstock.storage.pages.batches import (

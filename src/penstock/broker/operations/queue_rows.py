@@ -14,13 +14,13 @@ from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.channel import Channel, ChannelOwner
-from penstock.broker.counts import DELIVERY_NAMES
 from penstock.broker.operations.kinds import RATE, STATS, RowAsked, RowKind
 from penstock.broker.operations.listings import queue_head, queue_row
 from penstock.broker.queue_table import LENGTH_OF
 from penstock.broker.rates import LENGTHS, QUEUE, Info
 from penstock.broker.vhost import CHANNEL, VHost
 from penstock.codec.properties import BasicProperties
+from penstock.counts import DELIVERY_NAMES
 from penstock.node_name import node_name
 from penstock.queues.queue_options import QUORUM
 from penstock.queues.queue_ram import ALPHA_BYTES

@@ -66,9 +66,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from penstock.counts import LONG_S, Histogram
 from penstock.errors import CorruptionError, SyncFailedError, VersionError, is_shortage
 from penstock.fast_crc import crc32
-from penstock.histogram import LONG_S, Histogram
 from penstock.message import Entry, QueuedMessage, seq_of
 from penstock.storage.files.data_directory import sync_dir, write_small
 from penstock.storage.files.filesystem import FileSystem, sync_closed

@@ -72,6 +72,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from penstock.clock import Clock
+from penstock.counts import DISK_S, RECORDS, Histogram
 from penstock.errors import (
     DescriptorsError,
     DiskFullError,
@@ -80,7 +81,6 @@ from penstock.errors import (
     has_no_descriptor,
     is_shortage,
 )
-from penstock.histogram import DISK_S, RECORDS, Histogram
 from penstock.storage.files.durability import (
     DISK,
     INTERVAL,

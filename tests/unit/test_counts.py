@@ -1,6 +1,6 @@
-"""Histogram: which range a value is counted in."""
+"""Counts: which range a value is counted in."""
 
-from penstock.histogram import Histogram
+from penstock.counts import Histogram
 
 
 def test_a_value_at_a_bound_is_in_the_range_that_ends_there() -> None:

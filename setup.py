@@ -75,7 +75,6 @@ HOT_MODULES = (
     "penstock.queues.stream_cursor",
     "penstock.routing.exchange_types",
     "penstock.routing.router",
-    "penstock.broker.turn_budget",
     "penstock.broker.topology",
     "penstock.broker.publish",
     "penstock.broker.dispatch",

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.broker.dispatch import TurnBudget
 from penstock.broker.topology import DeadLetterRoutes
-from penstock.broker.turn_budget import TurnBudget
 from penstock.clock import ManualClock
 from penstock.codec.properties import BasicProperties
 from penstock.queues.amqp_headers import AmqpHeaders, short_string, split_address

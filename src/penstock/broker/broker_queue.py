@@ -37,8 +37,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.broker.arguments import CACHE_SIZE_DEFAULT, decode_arguments, encode_arguments
-from penstock.broker.dispatch import DISCARD, Dispatch, Source
-from penstock.broker.turn_budget import TurnBudget
+from penstock.broker.dispatch import DISCARD, Dispatch, Source, TurnBudget
 from penstock.codec.fields import decode_table, encode_table
 from penstock.counts import DeliveryCounts
 from penstock.errors import DiskFullError

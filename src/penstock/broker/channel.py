@@ -72,7 +72,16 @@ from penstock.broker.broker_queue import (
 )
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.connection_facts import ConnectionFacts
-from penstock.broker.dispatch import DISCARD, GIVE_BACK, RELEASE, REQUEUE, Peer, Source
+from penstock.broker.dispatch import (
+    DISCARD,
+    GIVE_BACK,
+    RELEASE,
+    REQUEUE,
+    Peer,
+    SlicedWork,
+    Source,
+    TurnBudget,
+)
 from penstock.broker.output import LargeContent, Output, write_delivery
 from penstock.broker.publish import (
     Confirms,
@@ -89,7 +98,6 @@ from penstock.broker.publish import (
     kept_of,
     plan_all,
 )
-from penstock.broker.turn_budget import SlicedWork, TurnBudget
 from penstock.broker.usage import TransactionUsage
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method

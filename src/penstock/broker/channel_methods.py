@@ -30,7 +30,7 @@ from penstock.broker.broker_queue import (
 )
 from penstock.broker.broker_stream import BrokerStream, reader_of
 from penstock.broker.channel import Channel, ChannelTransaction, FinishingWork, SettleFailed
-from penstock.broker.dispatch import DISCARD, REQUEUE
+from penstock.broker.dispatch import DISCARD, REQUEUE, SlicedWork
 from penstock.broker.output import address_of, write_get_ok
 from penstock.broker.permissions import (
     CONFIGURE,
@@ -44,7 +44,6 @@ from penstock.broker.permissions import (
 from penstock.broker.publish import publish_history
 from penstock.broker.refusals import not_found
 from penstock.broker.topology import EXCHANGE, QUEUE
-from penstock.broker.turn_budget import SlicedWork
 from penstock.codec.method import Method
 from penstock.codec.spec import (
     AccessRequest,

@@ -18,7 +18,7 @@ other error is unexpected: it is an event with its traceback, with 541 to the cl
 clients are not affected. The same holds for answers in a later turn (`failed`).
 
 **Slices.** What one read of the client asks for is handled as far as the budget of a slice goes
-(turn_budget.py). The rest is kept in `_held`, in order, and everything after it on this connection;
+(dispatch.py). The rest is kept in `_held`, in order, and everything after it on this connection;
 the client is not read, and a background task goes on with it, a slice at a time. A slice also ends
 when the output is full, and the next begins when the client has taken that: so answers are built
 one at a time, for a client that reads them.
@@ -60,11 +60,7 @@ from penstock.broker.connection_facts import (
     shown,
     tls_columns,
 )
-from penstock.broker.in_flight import MESSAGES, signature
-from penstock.broker.operations import on_penstock_call
-from penstock.broker.output import Outlet, Output
-from penstock.broker.publish import SpooledPublish
-from penstock.broker.turn_budget import (
+from penstock.broker.dispatch import (
     ARGUMENT_BYTES,
     CALL_STEPS,
     LOOK_STEPS,
@@ -73,6 +69,10 @@ from penstock.broker.turn_budget import (
     SlicedWork,
     TurnBudget,
 )
+from penstock.broker.in_flight import MESSAGES, signature
+from penstock.broker.operations import on_penstock_call
+from penstock.broker.output import Outlet, Output
+from penstock.broker.publish import SpooledPublish
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
 from penstock.codec.spec import (

@@ -14,7 +14,7 @@ after a channel's cache was begun, all of it is forgotten, because it may name q
 Of messages that headers route, what their keys decide is cached (`Route.way`); nothing of messages
 with CC or BCC is. The memory of all caches is bounded (usage.py).
 
-**Routing is done in slices** (turn_budget.py), because a message may have hundreds of keys, and
+**Routing is done in slices** (dispatch.py), because a message may have hundreds of keys, and
 others may have bound thousands of patterns and exchanges. A run stops before the message whose
 routing is not finished; `_resolving` and `_routing` have how far it is, and the next call of `run`
 begins with that message. The same holds for large bodies, before their first and after their last
@@ -88,7 +88,7 @@ from penstock.broker import refusals
 from penstock.broker.asked_rights import RightsUnknown
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import BrokerStream
-from penstock.broker.dispatch import Dispatch, Unconfirmed
+from penstock.broker.dispatch import STEP_BYTES, Dispatch, TurnBudget, Unconfirmed
 from penstock.broker.firehose import Firehose
 from penstock.broker.output import (
     END,
@@ -101,7 +101,6 @@ from penstock.broker.output import (
 )
 from penstock.broker.permissions import WRITE, check, check_topic
 from penstock.broker.topology import EXCHANGE
-from penstock.broker.turn_budget import STEP_BYTES, TurnBudget
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import BasicProperties, expiration_at, scan
 from penstock.counts import ExchangeCounts, MessageCounts

@@ -26,9 +26,9 @@ from urllib.parse import unquote
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.arguments import check_same_argument, wrong_type
+from penstock.broker.dispatch import TurnBudget
 from penstock.broker.policies import ALTERNATE, Applied, Policies
 from penstock.broker.policies import EXCHANGE as EXCHANGE_KIND
-from penstock.broker.turn_budget import TurnBudget
 from penstock.codec.fields import decode_table, encode_table
 from penstock.codec.properties import BasicProperties
 from penstock.counts import ExchangeCounts

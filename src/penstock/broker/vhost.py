@@ -54,7 +54,7 @@ from penstock.broker.background_tasks import (
 )
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable
-from penstock.broker.dispatch import Dispatch, Peer, Source
+from penstock.broker.dispatch import Dispatch, Peer, Source, TurnBudget
 from penstock.broker.events import BrokerEvents
 from penstock.broker.firehose import Firehose
 from penstock.broker.in_flight import InFlight
@@ -68,7 +68,6 @@ from penstock.broker.queue_table import (
 )
 from penstock.broker.rates import TOTALS, RateSource, RateTable, Values
 from penstock.broker.topology import QUEUE, DeadLetterRoutes, Exchange, Topology
-from penstock.broker.turn_budget import TurnBudget
 from penstock.broker.usage import Usage
 from penstock.clock import Clock
 from penstock.counts import Histogram, VHostCounts

@@ -3,7 +3,7 @@ decision all the same: all of it happens, or nothing."""
 
 import pytest
 
-from penstock.broker import background_tasks, turn_budget
+from penstock.broker import background_tasks, dispatch
 from penstock.broker import channel as channel_module
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.codec.spec import (
@@ -41,8 +41,8 @@ N = 60
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock stands still: a slice ends after a part of four messages."""
     monkeypatch.setattr(background_tasks, "STEPS_MAX", 1)
-    monkeypatch.setattr(turn_budget, "LOOK_STEPS", 4)
-    monkeypatch.setattr(turn_budget, "STEPS_MAX", 4)
+    monkeypatch.setattr(dispatch, "LOOK_STEPS", 4)
+    monkeypatch.setattr(dispatch, "STEPS_MAX", 4)
     monkeypatch.setattr(transaction, "PART_PLACES", 4)
     monkeypatch.setattr(channel_module, "LONG_PLACES", 8)
     monkeypatch.setattr(channel_module, "SETTLE_SLICE", 4)

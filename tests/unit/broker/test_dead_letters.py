@@ -7,8 +7,8 @@ import pytest
 
 import penstock
 from penstock.broker import topology
+from penstock.broker.dispatch import TurnBudget
 from penstock.broker.topology import DeadLetterRoutes
-from penstock.broker.turn_budget import TurnBudget
 from penstock.clock import ManualClock
 from penstock.codec.properties import BasicProperties
 from penstock.queues.amqp_headers import AmqpHeaders, short_string, split_address

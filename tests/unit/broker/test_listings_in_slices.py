@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from penstock.broker.turn_budget import LATER_S, STEP_BYTES
+from penstock.broker.dispatch import LATER_S, STEP_BYTES
 from penstock.clock import ManualClock
 from penstock.codec.spec import (
     QueueBind,

@@ -7,7 +7,7 @@ hundred thousand steps. Its connection waits; what it sent comes out in order.
 import pytest
 
 from penstock.access.permissions import Identity, everything
-from penstock.broker import background_tasks, turn_budget
+from penstock.broker import background_tasks, dispatch
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.codec.properties import BasicProperties
 from penstock.codec.spec import (
@@ -32,7 +32,7 @@ LARGE = bytes((1 << 20) + 1)
 def one_step_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock stands still, so that time does not end a turn."""
     monkeypatch.setattr(background_tasks, "STEPS_MAX", 1)
-    monkeypatch.setattr(turn_budget, "STEPS_MAX", 4096)
+    monkeypatch.setattr(dispatch, "STEPS_MAX", 4096)
 
 
 def alive() -> BrokerRig:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from penstock.broker import background_tasks, turn_budget
+from penstock.broker import background_tasks, dispatch
 from penstock.broker import channel as channel_module
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.connection_handler import HeldEvents
-from penstock.broker.turn_budget import TurnBudget
+from penstock.broker.dispatch import TurnBudget
 from penstock.clock import ManualClock
 from penstock.codec.frames import content_frames, method_frame
 from penstock.codec.method import Method
@@ -122,7 +122,7 @@ def test_a_slice_ends_when_its_time_is_over() -> None:
     budget.begin()
     looks = 0
     while not budget.is_over():
-        budget.left -= turn_budget.LOOK_STEPS
+        budget.left -= dispatch.LOOK_STEPS
         looks += 1
     assert looks == 4  # 10 ms from the first look, one every 4 ms
 
@@ -134,7 +134,7 @@ def test_a_slice_ends_after_so_many_steps_if_the_clock_stands_still() -> None:
     while not budget.is_over():
         budget.left -= 10
         steps += 10
-    assert turn_budget.STEPS_MAX <= steps < turn_budget.STEPS_MAX + turn_budget.LOOK_STEPS
+    assert dispatch.STEPS_MAX <= steps < dispatch.STEPS_MAX + dispatch.LOOK_STEPS
 
 
 def test_all_slices_of_a_turn_have_one_time_and_then_a_little_each() -> None:
@@ -149,14 +149,14 @@ def test_all_slices_of_a_turn_have_one_time_and_then_a_little_each() -> None:
         return steps
 
     found = [slice_steps() for _ in range(6)]
-    assert found[0] > found[1] > turn_budget.SHORT_STEPS
-    assert found[-1] == turn_budget.SHORT_STEPS
+    assert found[0] > found[1] > dispatch.SHORT_STEPS
+    assert found[-1] == dispatch.SHORT_STEPS
     budget.begin()
-    assert budget.may_begin(turn_budget.METHOD_STEPS)
-    assert not budget.may_begin(turn_budget.CALL_STEPS)
+    assert budget.may_begin(dispatch.METHOD_STEPS)
+    assert not budget.may_begin(dispatch.CALL_STEPS)
     budget.turned()
     budget.begin()
-    assert budget.may_begin(turn_budget.CALL_STEPS)
+    assert budget.may_begin(dispatch.CALL_STEPS)
 
 
 # --- operations ---
@@ -574,7 +574,7 @@ def test_many_deliveries_are_settled_in_slices(
     count = 300
     for name in ("ACK_SLICE", "SETTLE_SLICE", "TAKE_SLICE"):
         monkeypatch.setattr(channel_module, name, 20)
-    monkeypatch.setattr(turn_budget, "LOOK_STEPS", 20)
+    monkeypatch.setattr(dispatch, "LOOK_STEPS", 20)
     rig.result("declare_queue", queue="q")
     rig.put("q", *[b"%d" % n for n in range(count)])
     client = rig.client().open(1)
@@ -618,7 +618,7 @@ def test_methods_with_large_arguments_are_handled_one_by_one() -> None:
     )
     assert len(declare.encode()) > 8000
     clock = TickingClock()
-    clock.step_s = turn_budget.SLICE_S
+    clock.step_s = dispatch.SLICE_S
     rig.vhost.budget.clock = clock
     before = len(rig.vhost.exchanges)
     client.raw(data)

@@ -27,7 +27,7 @@ from typing import Final
 from penstock.access.permissions import Identity
 from penstock.broker.asked_rights import RightsUnknown
 from penstock.broker.channel import Channel
-from penstock.broker.dispatch import Reply
+from penstock.broker.dispatch import STEP_BYTES, Reply
 from penstock.broker.operations import (
     batches,
     box,
@@ -51,7 +51,6 @@ from penstock.broker.operations.call import (
     too_large,
 )
 from penstock.broker.refusals import precondition_failed
-from penstock.broker.turn_budget import STEP_BYTES
 from penstock.broker.vhost import VHost
 from penstock.codec.spec import PenstockCall, PenstockCallError, PenstockCallOk
 from penstock.errors import (

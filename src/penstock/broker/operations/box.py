@@ -17,9 +17,9 @@ from penstock.broker.arguments import decode_arguments, encode_arguments
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import Channel, Delivered
+from penstock.broker.dispatch import STEP_BYTES
 from penstock.broker.operations.call import Call, Functions, Slices, first_names
 from penstock.broker.permissions import READ, one_line, queue_to_declare
-from penstock.broker.turn_budget import STEP_BYTES
 from penstock.codec.fields import ARGUMENTS_BYTES_MAX
 from penstock.errors import NOT_FOUND, AMQPError, ChannelError, QueueFullError
 from penstock.operation_table import NAME_BYTES_MAX

@@ -16,9 +16,8 @@ from penstock.broker import permissions
 from penstock.broker.background_tasks import AGAIN, DONE, BackgroundTask
 from penstock.broker.channel import Channel
 from penstock.broker.connection_facts import client_of
-from penstock.broker.dispatch import Reply
+from penstock.broker.dispatch import STEP_BYTES, Reply, SlicedWork, TurnBudget
 from penstock.broker.refusals import access_refused, precondition_failed
-from penstock.broker.turn_budget import STEP_BYTES, SlicedWork, TurnBudget
 from penstock.broker.vhost import VHost
 from penstock.errors import (
     CONTENT_TOO_LARGE,

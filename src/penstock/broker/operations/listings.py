@@ -20,12 +20,12 @@ from penstock.broker.arguments import type_of
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import Channel, ChannelOwner
+from penstock.broker.dispatch import STEP_BYTES
 from penstock.broker.operations.call import ROW_STEPS, Call, Functions, Slices, listed
 from penstock.broker.operations.policies import parameter_rows
 from penstock.broker.policies import EXCHANGE, OPERATOR_POLICY, POLICY
 from penstock.broker.queue_table import indexes_of
 from penstock.broker.topology import QUEUE, Exchange
-from penstock.broker.turn_budget import STEP_BYTES
 from penstock.broker.vhost import VHost
 from penstock.clock import date
 from penstock.operation_json import JsonParts

@@ -24,7 +24,7 @@ from datetime import datetime
 from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue
-from penstock.broker.dispatch import Reply
+from penstock.broker.dispatch import STEP_BYTES, Reply
 from penstock.broker.operations.call import ROW_STEPS, Call, Functions, Slices
 from penstock.broker.output import Output
 from penstock.broker.permissions import WRITE, check_topic
@@ -38,7 +38,6 @@ from penstock.broker.publish import (
     kept_of,
 )
 from penstock.broker.refusals import called, not_found, precondition_failed
-from penstock.broker.turn_budget import STEP_BYTES
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import PROPERTY_NAMES, BasicProperties, scan
 from penstock.errors import NO_ROUTE, RESOURCE_ERROR, ChannelError, DiskFullError, QueueFullError

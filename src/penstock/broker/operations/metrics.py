@@ -14,7 +14,7 @@ from typing import Final
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import Channel, ChannelOwner
-from penstock.broker.dispatch import Source
+from penstock.broker.dispatch import LOOK_STEPS, Source
 from penstock.broker.exactly_once.batches import batch_manager
 from penstock.broker.exactly_once.leases import lease_manager
 from penstock.broker.operations.call import Call, Functions, Slices, in_budget
@@ -22,7 +22,6 @@ from penstock.broker.operations.connections import owners
 from penstock.broker.operations.listings import object_totals, queue_row
 from penstock.broker.operations.queue_rows import int_of
 from penstock.broker.operations.streams import Lags
-from penstock.broker.turn_budget import LOOK_STEPS
 from penstock.broker.vhost import VHost
 from penstock.operation_json import JsonParts
 from penstock.queues.backing_queue import QueueStates

@@ -21,6 +21,7 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from penstock.access.permissions import name_filter
+from penstock.broker.dispatch import LOOK_STEPS
 from penstock.broker.operations.call import (
     ROW_STEPS,
     Call,
@@ -44,7 +45,6 @@ from penstock.broker.operations.queue_rows import PublisherRows, Queues, Unacked
 from penstock.broker.rates import VHOST as TOTALS
 from penstock.broker.rates import WATCHED_MAX, Info
 from penstock.broker.refusals import called, not_found
-from penstock.broker.turn_budget import LOOK_STEPS
 from penstock.members import Columns, sort_key
 from penstock.operation_json import JsonParts
 from penstock.operation_table import PAGE_SIZE, WATCHERS

@@ -17,10 +17,10 @@ from collections.abc import Generator
 from typing import Final
 
 from penstock.broker.broker_stream import BrokerStream
+from penstock.broker.dispatch import STEP_BYTES
 from penstock.broker.operations.call import Call, Functions, Slices, first_names
 from penstock.broker.permissions import WRITE
 from penstock.broker.refusals import precondition_failed
-from penstock.broker.turn_budget import STEP_BYTES
 from penstock.codec.properties import BasicProperties
 from penstock.errors import CorruptionError
 from penstock.operation_json import JsonParts, dumps, loads

@@ -76,7 +76,7 @@ class Rig:
     def _turn(self) -> None:
         if not self.queue.resume():
             self.queue.inhale(at_rest=True)
-        self.engine.wait(self.engine.last_lsn, OS)
+        self.engine.wait(self.engine.log.last_lsn, OS)
         self.engine.poll()
 
     def fill(self, count: int, size: int, mode: int) -> None:

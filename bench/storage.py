@@ -118,7 +118,7 @@ def cpu_disk(data: str, groups: int, runs: int, size: int, group: int) -> Result
             store.publish(group, body, DISK, group)
             mine += time.thread_time() - cpu
             cpu = time.thread_time()
-            while engine.log.settled(DISK) < engine.last_lsn:
+            while engine.log.settled(DISK) < engine.log.last_lsn:
                 engine.poll(wait=True)
             waiting += time.thread_time() - cpu
         appended.append(mine / groups / group * 1e6)
@@ -153,7 +153,7 @@ def bytes_and_syncs(data: str, size: int, group: int, groups: int) -> Result:
     fs.counts.reset()
     for _ in range(groups):
         store.publish(group, body, DISK, group)
-        engine.wait(engine.last_lsn, DISK)
+        engine.wait(engine.log.last_lsn, DISK)
     messages = groups * group
     written, syncs = dict(fs.counts.written), dict(fs.counts.syncs)
     fs.counts.reset()

@@ -22,7 +22,7 @@ def lease(world: World, n: int = MANY, *, size: int = BYTES, reader: str = "r") 
         return []
     engine, first = world.rig.engine, world.q.index()
     engine.leases.lease(first, reader, taken, DISK)
-    world.q.leased(taken, engine.last_lsn)
+    world.q.leased(taken, engine.log.last_lsn)
     return numbers(world, taken)
 
 
@@ -133,7 +133,7 @@ class LeaseContract:
         world.put(0)
         world.settle()
         (tag,) = world.put(1)
-        world.q.hold(tag, world.rig.engine.last_lsn, DISK)
+        world.q.hold(tag, world.rig.engine.log.last_lsn, DISK)
         world.put(2)
         assert lease(world) == [0]
         assert not world.q.may_take()
@@ -249,7 +249,7 @@ class LeaseContract:
         taken = world.q.take(MANY, BYTES, 0)
         engine = world.rig.engine
         engine.leases.lease(world.q.index(), "r", taken, DISK)
-        world.q.leased(taken, engine.last_lsn)
+        world.q.leased(taken, engine.log.last_lsn)
         assert [len(b) for one in taken for b in one.bodies] == [0, 1, 63, STORED, 5000]
         world.restart()
         commit(world, 3)

@@ -45,7 +45,7 @@ class LogContract:
         first = world.take(2)
         world.settle()
         (tag,) = world.put(2)
-        world.q.hold(tag, world.rig.engine.last_lsn, DISK)
+        world.q.hold(tag, world.rig.engine.log.last_lsn, DISK)
         assert world.q.fetch() is None
         world.q.requeue(tags_of(first)[:1], OS)
         got = world.q.fetch()
@@ -57,7 +57,7 @@ class LogContract:
     def test_drop_takes_what_is_held(self, world: World) -> None:
         world.settle()
         (tag,) = world.put(1)
-        world.q.hold(tag, world.rig.engine.last_lsn, DISK)
+        world.q.hold(tag, world.rig.engine.log.last_lsn, DISK)
         assert world.q.fetch() is None
         head = world.q.drop(ack_required=False)
         assert head is not None
@@ -69,7 +69,7 @@ class LogContract:
     def test_a_hold_that_is_settled_holds_nothing(self, world: World) -> None:
         (tag,) = world.put(1)
         world.settle()
-        world.q.hold(tag, world.rig.engine.last_lsn, DISK)
+        world.q.hold(tag, world.rig.engine.log.last_lsn, DISK)
         assert world.q.held() is None
         assert world.numbers([world.fetch()]) == [1]
 
@@ -340,7 +340,7 @@ class LogContract:
         world.take(5, other)
         index = other.index()
         lsn = other.delete_and_terminate(DISK)
-        assert lsn == world.rig.engine.last_lsn
+        assert lsn == world.rig.engine.log.last_lsn
         del world.queues[b"other"]
         assert index.is_deleted
         world.put(7)

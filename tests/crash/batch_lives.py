@@ -47,7 +47,7 @@ class BatchExplorer(StreamExplorer):
         driver.finish_batches()
         driver.idle()
         driver.read_streams()
-        lsn = driver.engine.last_lsn
+        lsn = driver.engine.log.last_lsn
         self.recover(Image(driver.fs.crash("lost", self.rng), driver.ledger, lsn, lsn, lsn))
         self.path.pop()
 

@@ -131,15 +131,15 @@ class Explorer:
 
     def _abandon(self, driver: Driver) -> None:
         self.path.append("then abandoned, the rest is lost")
-        lsn = driver.engine.last_lsn
+        lsn = driver.engine.log.last_lsn
         self.recover(Image(driver.fs.crash("lost", self.rng), driver.ledger, lsn, lsn, lsn))
         self.path.pop()
 
     def _close(self, driver: Driver) -> None:
         self.path.append("then closed, the rest is lost")
-        lsn = driver.engine.last_lsn
+        lsn = driver.engine.log.last_lsn
         driver.close()
-        last = driver.engine.last_lsn
+        last = driver.engine.log.last_lsn
         fs = driver.fs.crash("lost", self.rng)
         report = verify(fs, self.driver.path)
         if not report.is_fine:

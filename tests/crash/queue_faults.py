@@ -190,7 +190,7 @@ def run_rot(seed: int, counts: Faults) -> str:
     for _ in range(rng.randint(20, 60)):
         driver.step(rng.choices(NAMES, COUNTS)[0])
     driver.close()
-    fs, last = driver.fs.crash("lost", rng), driver.engine.last_lsn
+    fs, last = driver.fs.crash("lost", rng), driver.engine.log.last_lsn
     explorer = QueueExplorer(VARIANTS[variant], rng.getrandbits(32), Counts())
     image = QueueImage(fs, driver.life, driver.life.seen_at(1 << 62), last, last, last)
     again = explorer.recover(image)

@@ -154,7 +154,7 @@ class QueueExplorer:
     def _close(self, driver: QueueDriver) -> None:
         self.path.append("then closed, the rest is lost")
         driver.close()
-        last = driver.engine.last_lsn
+        last = driver.engine.log.last_lsn
         fs = driver.fs.crash("lost", self.rng)
         report = verify(fs, PATH)
         if not report.is_fine:

@@ -131,7 +131,7 @@ def test_a_full_disk_refuses_and_heals() -> None:
     driver.publish(size=50)
     driver.sync()
     driver.look()
-    lsn = driver.engine.last_lsn
+    lsn = driver.engine.log.last_lsn
     explorer().recover(Image(fs.crash("lost"), driver.ledger, lsn, lsn, lsn))
 
 

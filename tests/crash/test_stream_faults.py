@@ -113,7 +113,7 @@ def store(*, is_clean: bool) -> tuple[FaultyFileSystem, Wanted]:
     else:
         driver.idle()
         driver.idle()
-    model = driver.ledger.fold(driver.engine.last_lsn)
+    model = driver.ledger.fold(driver.engine.log.last_lsn)
     firsts = {
         number: stream.first_offset for number, stream in driver.engine.streams.by_number.items()
     }

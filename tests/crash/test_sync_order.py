@@ -48,7 +48,7 @@ def say(text):
 
 def publish(size):
     engine.publish([queue], b"", b"b" * size, DISK)
-    waiting.append(engine.last_lsn)
+    waiting.append(engine.log.last_lsn)
 
 def confirm():
     while waiting and waiting[0] <= engine.log.settled(DISK):

@@ -80,8 +80,8 @@ class Unit:
             driver = self.EXPLORER.driver(fs, self.variant, options=VARIANTS[self.variant])
             self.fill(driver)
             driver.fs.sync_all()
-            model = driver.ledger.fold(driver.engine.last_lsn)
-            ledger = driver.ledger.restarted(driver.engine.last_lsn, model)
+            model = driver.ledger.fold(driver.engine.log.last_lsn)
+            ledger = driver.ledger.restarted(driver.engine.log.last_lsn, model)
             found = self._prepared[key] = (driver.fs.fork(), ledger, driver.uid)
         return found
 
@@ -96,7 +96,7 @@ class Unit:
         driver = self.EXPLORER.driver(
             fs, rng.getrandbits(32), options=VARIANTS[self.variant], ledger=life, first_uid=uid
         )
-        driver.ledger = ledger.restarted(driver.engine.last_lsn, ledger.base)
+        driver.ledger = ledger.restarted(driver.engine.log.last_lsn, ledger.base)
         driver.ledger.ids, driver.ledger.numbers = life.ids, life.numbers
         if rng.random() < 0.5:
             driver.prepare_ahead()

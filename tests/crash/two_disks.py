@@ -215,13 +215,13 @@ def lived(
     for _ in range(STEPS):
         driver.step(rng.choice(TRAFFIC))
     driver.sync()
-    lsn = driver.engine.last_lsn
+    lsn = driver.engine.log.last_lsn
     if rng.random() < 0.5:
         driver.close()
         fs = fs.crash("kept")
     else:
         fs = fs.crash("killed", rng)
-    return fs, driver.ledger, lsn, driver.engine.last_lsn
+    return fs, driver.ledger, lsn, driver.engine.log.last_lsn
 
 
 def lived_on(driver: Driver, rng: random.Random) -> Image:
@@ -229,9 +229,9 @@ def lived_on(driver: Driver, rng: random.Random) -> Image:
     for name in ("purge", "checkpoint", *rng.choices(TRAFFIC, k=STEPS)):
         driver.step(name)
     driver.sync()
-    lsn = driver.engine.last_lsn
+    lsn = driver.engine.log.last_lsn
     driver.close()
-    return Image(driver.fs, driver.ledger, lsn, lsn, driver.engine.last_lsn)
+    return Image(driver.fs, driver.ledger, lsn, lsn, driver.engine.log.last_lsn)
 
 
 def points_of(journal: Journal, rng: random.Random, points: int) -> list[int]:

@@ -43,7 +43,7 @@ class BatchDriver(StreamDriver):
 
     def batch(self, query: str) -> ModelBatch | None:
         """A query's last batch as the ledger has it now."""
-        return self.ledger.fold(self.engine.last_lsn).batches.get(query)
+        return self.ledger.fold(self.engine.log.last_lsn).batches.get(query)
 
     def _on_head(self, stream: StoredStream) -> None:
         """Readers see all of a batch or nothing of it."""
@@ -199,7 +199,7 @@ class BatchDriver(StreamDriver):
         changes += [("append", number, content) for content in contents]
         logged = self.logged.setdefault(number, {})
         for offset in range(base, base + rows):
-            logged[offset] = (self.engine.last_lsn + 1, DISK)
+            logged[offset] = (self.engine.log.last_lsn + 1, DISK)
         found: list[int] = []
         self._do(lambda: found.append(self.engine.batches.adopt(query, stream)), *changes)
         if found != [base]:
@@ -230,13 +230,13 @@ class BatchDriver(StreamDriver):
                 tx.append_stream(stream, record.meta, record.payload)
                 moved.append(("append", stream.number, content))
                 streams = (stream.number,)
-        before = self.engine.last_lsn
+        before = self.engine.log.last_lsn
         changes: list[Change] = [("slice", query, page, frame + len(records), streams), *moved]
         try:
             lsn = tx.commit(DISK)
         except BaseException:
-            if self.engine.last_lsn > before:
-                self.ledger.doubt(self.engine.last_lsn, *changes)
+            if self.engine.log.last_lsn > before:
+                self.ledger.doubt(self.engine.log.last_lsn, *changes)
             raise
         self.ledger.note(lsn, *changes)
         self._note_end(query)

@@ -99,7 +99,7 @@ def make(state: str, *, seed: int = SEED) -> Store:
         driver.publish(30, 1)
         engine.sync()
     fs.completed(True)
-    lsn = engine.last_lsn
+    lsn = engine.log.last_lsn
     return Store(state, fs.crash("lost" if state == "clean" else "killed"), driver.ledger, lsn, lsn)
 
 

@@ -35,4 +35,4 @@ def is_channel_open(connection: Connection, channel: int) -> bool:
 def awaited_lsn(dispatch: Dispatch) -> int:
     """The highest LSN that something waits for, 0 if nothing does."""
     waiting = max([lsn for lsn, _, _ in dispatch._waiting], default=0)
-    return max(waiting, dispatch.engine.last_lsn) if dispatch._unconfirmed else waiting
+    return max(waiting, dispatch.engine.log.last_lsn) if dispatch._unconfirmed else waiting

@@ -280,10 +280,10 @@ class QueueDriver(QueueOwner):
         self.books.deleting = True
         for part in parts_of(amq.backing):
             self.books.deleted(part.index().number)
-        before = self.engine.last_lsn
+        before = self.engine.log.last_lsn
         amq.delete(mode)
-        if self.engine.last_lsn != before + 1:
-            raise Violation(f"{self.engine.last_lsn - before} records delete queue {name}")
+        if self.engine.log.last_lsn != before + 1:
+            raise Violation(f"{self.engine.log.last_lsn - before} records delete queue {name}")
         self.books.deleting = False
         self.books.end()
 
@@ -292,7 +292,7 @@ class QueueDriver(QueueOwner):
         name = self._some()
         if name is None:
             return
-        amq, lsn, mode = self.amq[name], self.engine.last_lsn + 1, self.rng.choice(MODES)
+        amq, lsn, mode = self.amq[name], self.engine.log.last_lsn + 1, self.rng.choice(MODES)
         self.books.begin()
         kept = [(part, self._kept(part)) for part in parts_of(amq.backing) if part.index().count]
         purges = self._begin_purge(kept)
@@ -301,7 +301,7 @@ class QueueDriver(QueueOwner):
             amq.purge(mode)
         except FAILURES as failure:
             error = failure
-        if self.engine.last_lsn >= lsn:
+        if self.engine.log.last_lsn >= lsn:
             self._note_purge(lsn, purges)
         self.books.end()
         if error is not None:
@@ -312,7 +312,7 @@ class QueueDriver(QueueOwner):
         name = self._some()
         if name is None:
             return
-        lsn = self.engine.last_lsn + 1
+        lsn = self.engine.log.last_lsn + 1
         self.books.begin()
         for backing in self.amq[name].delays.parts():
             (part,) = parts_of(backing)

@@ -170,7 +170,7 @@ class Books:
 
     def deleted(self, number: int) -> None:
         """The next record deletes this queue."""
-        lsn = self.engine.last_lsn + 1
+        lsn = self.engine.log.last_lsn + 1
         left = [place for place in self.at if place[0] == number]
         if left and not self.deleting:
             raise Violation(f"queue {self.names[number]!r} is deleted with {len(left)} messages")
@@ -201,7 +201,7 @@ class Books:
     # ---- records -------------------------------------------------------------------------------
 
     def _lsn(self) -> int:
-        return self.engine.last_lsn + (self.engine.journal.gathering is not None)
+        return self.engine.log.last_lsn + (self.engine.journal.gathering is not None)
 
     def put(self, number: int, entry: Entry) -> None:
         """A record brings a persistent message to life."""
@@ -265,7 +265,7 @@ class Books:
         """Records that say nothing else count attempts: of the message that the next record takes,
         in a fetch (it was tried too often), else of those whose count is another now, else of the
         `subject`, which has died since."""
-        for lsn in range(self._start + 1, self.engine.last_lsn + 1):
+        for lsn in range(self._start + 1, self.engine.log.last_lsn + 1):
             if lsn in self._puts or lsn in self._takes or lsn in self._explained:
                 continue
             changed = self._changed_attempts()
@@ -286,7 +286,7 @@ class Books:
 
     def begin(self) -> None:
         """A call begins; its records are judged together."""
-        self._start = self.engine.last_lsn
+        self._start = self.engine.log.last_lsn
         self._puts, self._takes, self._explained = {}, {}, set()
         self.may_die, self.purged = set(), set()
         self.is_fetch, self.subject = False, None

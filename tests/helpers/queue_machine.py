@@ -55,7 +55,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.preload(n)
 
     def _begin_life(self) -> None:
-        self.history.restart(self.engine.last_lsn, self._state())
+        self.history.restart(self.engine.log.last_lsn, self._state())
 
     # ---- the model's side ----------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ class QueueMachine(RuleBasedStateMachine):
         own: then there are states in between.)"""
         if self.parts > 1:
             self.world.settle()
-        self.history.note(self.engine.last_lsn, self._state())
+        self.history.note(self.engine.log.last_lsn, self._state())
         self.history.settle(self.engine.log.settled(DISK))
 
     def _new(self, mode: int, expiry_ms: int = 0) -> Sent:
@@ -136,4 +136,4 @@ class QueueMachine(RuleBasedStateMachine):
         self.world.open(b"other")
         self.models[b"other"] = QueueModel()
         self.known[b"other"] = {}
-        self.history.restart(self.engine.last_lsn, self._state())
+        self.history.restart(self.engine.log.last_lsn, self._state())

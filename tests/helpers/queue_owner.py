@@ -134,7 +134,7 @@ class QueueOwner(Driver):
     ) -> BackingQueue:
         options = options or QueueOptions()
         is_new = priorities_of(self.engine, name) is None
-        lsn = self.engine.last_lsn + 1 if is_new else 0
+        lsn = self.engine.log.last_lsn + 1 if is_new else 0
         backing = open_backing(
             self.engine, name, priorities=options.priorities, policy=options.policy,
             on_event=lambda kind, text: self.events.append((kind, text)),
@@ -343,7 +343,7 @@ class QueueOwner(Driver):
         for amq in self.amq.values():
             amq.terminate()
         life.lowered = {number: part.index().mark for number, part in self.books.parts.items()}
-        life.lowered_lsn = self.engine.last_lsn
+        life.lowered_lsn = self.engine.log.last_lsn
         self.engine.close()
 
     def step(self, name: str) -> None:

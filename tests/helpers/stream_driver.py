@@ -96,7 +96,7 @@ class StreamDriver(Driver):
         if size is None:
             size = self._size((0, 40), (60, 130), (60, 130), (400, 900))
         body = body_of(uid, size)
-        at = (stream.next_offset, self.engine.last_lsn + 1, mode)
+        at = (stream.next_offset, self.engine.log.last_lsn + 1, mode)
         self.logged.setdefault(stream.number, {})[at[0]] = at[1:]
         self._do(
             lambda: self.engine.streams.append(stream, header, body, mode),
@@ -193,6 +193,6 @@ class StreamDriver(Driver):
 
     def read_streams(self) -> None:
         """What readers get now is what was appended."""
-        model = self.ledger.fold(self.engine.last_lsn)
+        model = self.ledger.fold(self.engine.log.last_lsn)
         for number, stream in self.engine.streams.by_number.items():
             check_records(stream, model.streams[number])

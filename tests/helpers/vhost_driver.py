@@ -114,11 +114,11 @@ class Driver:
 
     def _do(self, call: Callable[[], object], *changes: Change) -> None:
         """Do what appends one record that makes these changes; note them, or doubt them."""
-        lsn = self.engine.last_lsn + 1
+        lsn = self.engine.log.last_lsn + 1
         try:
             call()
         except BaseException:
-            if self.engine.last_lsn >= lsn:
+            if self.engine.log.last_lsn >= lsn:
                 self.ledger.doubt(lsn, *changes)
             raise
         self.ledger.note(lsn, *changes)
@@ -400,13 +400,13 @@ class Driver:
                 changes.append(("put", change[1], tuple(places)))
             else:
                 changes.append(change)
-        before = self.engine.last_lsn
+        before = self.engine.log.last_lsn
         try:
             lsn = tx.commit(self.rng.choice(MODES))
         except BaseException:
             # Of one in parts nobody knows whether the last record is the deciding one.
-            if self.engine.last_lsn > before:
-                self.ledger.doubt(self.engine.last_lsn, *changes)
+            if self.engine.log.last_lsn > before:
+                self.ledger.doubt(self.engine.log.last_lsn, *changes)
             raise
         self.ledger.note(lsn, *changes)
         for queue, entries in tx.dequeues:
@@ -428,12 +428,12 @@ class Driver:
         try:
             while tx.write_part(mode):
                 self._between()
-            before = self.engine.last_lsn
+            before = self.engine.log.last_lsn
             try:
                 lsn = tx.commit(mode)
             except BaseException:
-                if self.engine.last_lsn > before:
-                    self.ledger.doubt(self.engine.last_lsn, *changes)
+                if self.engine.log.last_lsn > before:
+                    self.ledger.doubt(self.engine.log.last_lsn, *changes)
                 raise
             self.ledger.note(lsn, *changes)
         finally:

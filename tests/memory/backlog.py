@@ -82,7 +82,7 @@ class Backlog:
 
     def _turn(self) -> None:
         self.queue.resume()
-        self.engine.wait(self.engine.last_lsn, OS)  # as a publisher waits for its confirm
+        self.engine.wait(self.engine.log.last_lsn, OS)  # as a publisher waits for its confirm
         self.engine.poll()
         now = time.monotonic()
         if now - self._ticked >= TICK_S:

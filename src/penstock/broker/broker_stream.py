@@ -431,7 +431,7 @@ class BrokerStream(QueueOrStream):
         self.last_offset = engine.streams.append(self.parts[number], header, body, mode)
         self.last_partition = number
         self.published += 1
-        return engine.last_lsn
+        return engine.log.last_lsn
 
     def begin_append(self, transaction: Transaction, header: bytes, body: bytes) -> None:
         """Append a record when the transaction commits; the caller counts it as published then."""
@@ -804,7 +804,7 @@ class BrokerStreamTable:
     def declare(
         self, name: bytes, arguments: dict[str, object], options: StreamOptions
     ) -> BrokerStream:
-        """Declare a new stream; it is durable once the engine's `last_lsn` is settled. Unless it
+        """Declare a new stream; it is durable once the log's `last_lsn` is settled. Unless it
         was prepared, this waits for the disk. DiskFullError: nothing happened."""
         names = partition_names(name, options.partitions)
         declared = [(part, b"", 0) for part in names]

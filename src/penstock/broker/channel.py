@@ -622,7 +622,7 @@ class ChannelTransaction(PublishCollector):
             return False
         while transaction.has_parts:
             budget.left -= transaction.apply_part(self.vhost.mode)
-            self.lsn = self.vhost.engine.last_lsn
+            self.lsn = self.vhost.engine.log.last_lsn
             self._settle_dequeued()
             self._hold_parts()
             self._end_reserves()

@@ -460,7 +460,7 @@ class LongCommit(BackgroundTask):
         budget = channel.vhost.budget
         try:
             while places := transaction.write_part():
-                self._pace.logged(channel.vhost.engine.last_lsn, PLACE_LOG_BYTES * places)
+                self._pace.logged(channel.vhost.engine.log.last_lsn, PLACE_LOG_BYTES * places)
                 budget.left -= places
                 if budget.left <= 0 and budget.is_over():
                     return AGAIN

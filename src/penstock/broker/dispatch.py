@@ -488,7 +488,7 @@ class Dispatch:
         """Record how long the publishers waited whose turns are settled."""
         waiting = self._published
         if self._has_new_unconfirmed:
-            waiting.append((self.engine.last_lsn, self._published_s))
+            waiting.append((self.engine.log.last_lsn, self._published_s))
         if waiting and waiting[0][0] <= settled:
             now_s = self.engine.clock.monotonic()
             while waiting and waiting[0][0] <= settled:

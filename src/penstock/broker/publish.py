@@ -1273,7 +1273,7 @@ def _publish_shared(
                 message.expiry_ms = like.expiry_ms
                 engine.publish_spooled(targets, like.header, message, mode)
             if mode != NONE:
-                lsn = engine.last_lsn
+                lsn = engine.log.last_lsn
             done = end
     finally:
         for queue, plan in plans[done:]:

@@ -372,7 +372,7 @@ class QueueTable:
         check_type(what, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
         try:
             if is_stream:
-                return self._make_stream(what, name, arguments, creator), self.engine.last_lsn
+                return self._make_stream(what, name, arguments, creator), self.engine.log.last_lsn
             options = check_arguments(what, arguments)
             self._check_memory(what, options, arguments)
             self._check_class(what, options)
@@ -388,7 +388,7 @@ class QueueTable:
             )
         except DiskFullError as error:
             raise refusals.no_space(what, error) from error
-        return queue, self.engine.last_lsn if durable else 0
+        return queue, self.engine.log.last_lsn if durable else 0
 
     def _check_may(self, name: str, by: Identity | None) -> None:
         """Raise ChannelError 406 for an impossible name, and for a queue too many."""

@@ -827,9 +827,9 @@ class VHost(QueueOwner[BrokerQueue]):
         if not isinstance(queue, BrokerQueue):
             raise refusals.not_for_streams("queue.purge", self.table.called(queue.name))
         self.queue_set.touch(queue)  # an alert may be over
-        before = self.engine.last_lsn
+        before = self.engine.log.last_lsn
         n = queue.amq.purge(DISK)
-        lsn = self.engine.last_lsn
+        lsn = self.engine.log.last_lsn
         return n, lsn if lsn != before else 0
 
     def check_not_audit(self, name: str) -> None:

@@ -218,7 +218,7 @@ class CoreStreams:
         return state
 
     def declare(self, name: str, options: StreamOptions) -> StreamState:
-        """Make a stream; it is durable once the engine's `last_lsn` is settled."""
+        """Make a stream; it is durable once the log's `last_lsn` is settled."""
         names = partition_names(name.encode(), options.partitions)
         arguments = options.encode()
         declared = [(one, b"" if i else arguments, 0) for i, one in enumerate(names)]
@@ -531,7 +531,7 @@ class Core(QueueOwner[QueueState]):
         return {
             "queues": len(priority_queue.base_names(engine)),
             "queues_open": len(self.queue_set.queues),
-            "lsn": engine.last_lsn,
+            "lsn": engine.log.last_lsn,
             "lsn_settled": engine.log.settled(DISK),
             "syncs": engine.log.syncs,
             "checkpoints": engine.checkpoints.count,
@@ -663,7 +663,7 @@ class BoxTransaction:
         taken.update(dict.fromkeys(tags))
 
     def commit(self) -> list[QueueState]:
-        """Commit; the commit is settled at the engine's `last_lsn`. Returns the queues that it
+        """Commit; the commit is settled at the log's `last_lsn`. Returns the queues that it
         changed. TransactionTooLargeError: it is rolled back. QueueFullError (others have filled a
         queue since the put), DiskFullError: nothing has changed, commit again or roll back."""
         for state, (n, size) in self._put_counts.items():

@@ -123,7 +123,7 @@ class DirectoryStream(LocalStream):
                 for new in news
             ]
             if offsets:
-                confirm = driver.settle(engine.last_lsn, mode)
+                confirm = driver.settle(engine.log.last_lsn, mode)
                 if driver.is_idle:
                     driver.nudge()
         if confirm is not None:
@@ -150,7 +150,7 @@ class DirectoryStream(LocalStream):
             for partition, offset in offsets.items():
                 engine.streams.set_reader(state.parts[partition], reader, offset, mode)
             if is_safe:
-                lsn = engine.last_lsn
+                lsn = engine.log.last_lsn
                 if engine.log.settled(DISK) < lsn:
                     confirm = driver.settle_held(lsn, DISK)
             else:
@@ -214,11 +214,11 @@ class DirectoryBox(BoxSource):
         durable."""
         driver = self._driver
         engine = driver.core.engine
-        before = engine.last_lsn
+        before = engine.log.last_lsn
         made = make()
         if driver.is_idle:
             driver.nudge()
-        lsn = engine.last_lsn
+        lsn = engine.log.last_lsn
         return made, driver.settle_held(lsn, DISK) if lsn > before else None
 
     def queues(self) -> Call[list[str]]:
@@ -276,7 +276,7 @@ class DirectoryBox(BoxSource):
             for state in states:
                 driver.changed(state)
                 driver.note_due(state)
-            confirm = driver.settle(driver.core.engine.last_lsn, transaction.mode)
+            confirm = driver.settle(driver.core.engine.log.last_lsn, transaction.mode)
         if confirm is not None:
             yield confirm
 
@@ -304,8 +304,8 @@ class DirectoryBox(BoxSource):
         with driver.gate, driver.guard:
             engine = driver.core.engine
             confirm = None
-            if engine.log.settled(DISK) < engine.last_lsn:
-                confirm = driver.settle_held(engine.last_lsn, DISK)
+            if engine.log.settled(DISK) < engine.log.last_lsn:
+                confirm = driver.settle_held(engine.log.last_lsn, DISK)
         if confirm is not None:
             yield confirm
 

@@ -408,7 +408,7 @@ class DirectoryQueue(QueueSource):
             if with_delayed:
                 count += amq.purge_delayed(DISK)
             driver.changed(state)
-            confirm = driver.settle(driver.core.engine.last_lsn, DISK)
+            confirm = driver.settle(driver.core.engine.log.last_lsn, DISK)
         if confirm is not None:
             yield confirm
         return count

@@ -301,7 +301,7 @@ class TickInterval:
             return MORE_S
         if engine.checkpoints.phase == SLICES:
             return CHECKPOINT_S
-        lsn = engine.last_lsn
+        lsn = engine.log.last_lsn
         is_busy = (
             lsn != self._seen_lsn
             or engine.log.settled(DISK) < lsn
@@ -401,7 +401,7 @@ class Leasing:
             if engine.failed is None:
                 backing.untake(taken)
             raise
-        backing.leased(taken, engine.last_lsn)
+        backing.leased(taken, engine.log.last_lsn)
         size = 0
         for one in taken:
             for body in one.bodies:
@@ -805,7 +805,7 @@ class AMQQueue(QueueTarget):
             return self._dead_letter(delivery, EXPIRED, attempts, mode)
         self.backing.requeue([tag], mode, attempted=True)
         self._trim_returned(1)
-        return self._engine.last_lsn if delivery.message.persistent else 0
+        return self._engine.log.last_lsn if delivery.message.persistent else 0
 
     def reject(self, tag: int, mode: int = OS) -> int:
         """Dead-letter a message, or drop it. Returns and raises as `nack`."""
@@ -953,9 +953,9 @@ class AMQQueue(QueueTarget):
     def lease(self, reader: str, messages_max: int, bytes_max: int, mode: int = DISK) -> LeaseSlice:
         """Lease the next messages to the reader, in order of delivery, until it commits or releases
         them: one slice of at most so many messages and bytes of bodies (or one message), at most
-        1,024 messages and 1 MiB. The reader may see them once `engine.last_lsn` is settled in this
-        mode. Leased messages do not expire, are not dropped or purged, and count in `depth`. An
-        empty slice: no message can be delivered now.
+        1,024 messages and 1 MiB. The reader may see them once `engine.log.last_lsn` is settled in
+        this mode. Leased messages do not expire, are not dropped or purged, and count in `depth`.
+        An empty slice: no message can be delivered now.
 
         Raises NotLeasableError if the queue is not durable, UnknownLeaseError while the reader's
         lease is being released, ValueError for a wrong name or number, DiskFullError. Then nothing
@@ -1331,7 +1331,7 @@ class AMQQueue(QueueTarget):
         return self.headers.with_(header, priority=min(priority, 255))
 
     def _lsn(self, mode: int) -> int:
-        return self._engine.last_lsn if mode != NONE and self.is_durable else 0
+        return self._engine.log.last_lsn if mode != NONE and self.is_durable else 0
 
     # ---- for owners that publish themselves: to several queues, or in a transaction ------------
 
@@ -1568,7 +1568,7 @@ class AMQQueue(QueueTarget):
         if self.dead_letters.route is None:
             self.backing.ack([delivery.tag], mode)
             self.dead_letters.count(reason, 1)
-            return self._engine.last_lsn if delivery.message.persistent else 0
+            return self._engine.log.last_lsn if delivery.message.persistent else 0
         priority = self._priority(delivery)
         return self.dead_letters.send(self.backing, delivery, priority, reason, attempts, mode)
 

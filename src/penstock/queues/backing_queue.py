@@ -18,7 +18,7 @@ Every implementation promises (tests/contracts/backing_queue.py tests each):
   four messages besides its own bytes and stops after the one that passes 64 KiB; `resume` does the
   rest.
 * **Nothing is confirmed here.** Every change is a record of the engine's log; the caller confirms
-  it once `engine.log.settled(mode)` has reached `engine.last_lsn` as it was then.
+  it once `engine.log.settled(mode)` has reached `engine.log.last_lsn` as it was then.
 * **Held messages.** What a transaction or a move brought is delivered only once its record is
   settled, and so is a first delivery beyond the settled delivered mark: `fetch` returns None while
   the head is held, and `held` returns what to wait for.

@@ -925,7 +925,7 @@ def open_backing(
     make_queue: Callable[..., BackingQueue] = VariableQueue,
 ) -> BackingQueue:
     """Return what holds the messages of the queue `name`: the existing one if it is durable (then
-    arguments and flags are ignored), else a new one, which is stored once the engine's `last_lsn`
+    arguments and flags are ignored), else a new one, which is stored once the log's `last_lsn`
     is settled.
 
     priorities: the highest, 1 to 255; 0 for none. mode: of the records of its delivered marks.

@@ -490,7 +490,7 @@ class SqliteQueue(BackingQueue):
                 self._remove([one])
             else:
                 self._die([one], mode)
-                lsn = engine.last_lsn if message.persistent else 0
+                lsn = engine.log.last_lsn if message.persistent else 0
             self._settled([one])
             if others and body is not None:
                 engine.publish_transient(others, header, body, expiry_ms)

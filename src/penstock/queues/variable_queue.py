@@ -1092,7 +1092,7 @@ class VariableQueue(BackingQueue):
                 )
             if not durable:
                 self.ack([tag], mode)
-                lsn = engine.last_lsn if message.persistent else 0
+                lsn = engine.log.last_lsn if message.persistent else 0
             if others and body is not None:
                 engine.publish_transient(others, header, body, expiry_ms)
         self._after()

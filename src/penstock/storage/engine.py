@@ -679,11 +679,6 @@ class StorageEngine:
 
     # ---- time ----------------------------------------------------------------------------------
 
-    @property
-    def last_lsn(self) -> int:
-        """The LSN of the last record appended."""
-        return self.log.last_lsn
-
     def facts(self) -> dict[str, object]:
         """Return the numbers of log, checkpoints and store, by the names of metric_table."""
         log, checkpoints, store = self.log, self.checkpoints, self.state.store

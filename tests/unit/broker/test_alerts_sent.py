@@ -322,7 +322,7 @@ def test_streams_headers_exchanges_and_consumers_get_them(rig: VHostRig) -> None
     flow(rig, "other")
     rig.turn()
     assert [json.loads(body)["queue"] for body in channel.bodies()] == ["q", "q"]
-    rig.answered(rig.vhost.engine.last_lsn)
+    rig.answered(rig.vhost.engine.log.last_lsn)
     assert stream[0].len() == 4
 
 

@@ -120,7 +120,7 @@ def test_nobody_runs_ahead_of_the_log(rig: VHostRig) -> None:
         pace.logged(queue.amq.publish(b"", b"x", rig.vhost.mode), size)
     assert pace.is_ahead()
     assert pace.is_ahead()
-    rig.answered(rig.vhost.engine.last_lsn)
+    rig.answered(rig.vhost.engine.log.last_lsn)
     assert woken == [1]
     assert not pace.is_ahead()
     for _ in range(UNSETTLED_MAX):

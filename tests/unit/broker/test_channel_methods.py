@@ -105,10 +105,10 @@ def test_fan_out_keeps_one_body_and_gives_it_to_all(rig: BrokerRig) -> None:
     for i in range(10):
         declared(c, f"q{i}")
         c.call(1, QueueBind(queue=f"q{i}", exchange="x"), QueueBindOk)
-    before = rig.vhost.engine.last_lsn
+    before = rig.vhost.engine.log.last_lsn
     c.publish(1, "x", "", b"shared" * 100, delivery_mode=2)
     rig.turn()
-    assert rig.vhost.engine.last_lsn == before + 1
+    assert rig.vhost.engine.log.last_lsn == before + 1
     for i in range(10):
         c.send(1, BasicGet(queue=f"q{i}"))
     rig.turn()
@@ -203,11 +203,11 @@ def test_rejects_of_one_read_go_back_in_one_record(rig: BrokerRig) -> None:
         c.send(1, BasicGet(queue="q"))
     rig.turn()
     assert len(c.bodies()) == 50
-    before = rig.vhost.engine.last_lsn
+    before = rig.vhost.engine.log.last_lsn
     rejects = [BasicReject(delivery_tag=tag, requeue=True) for tag in range(50, 0, -1)]
     methods = [*rejects, *[BasicGet(queue="q") for _ in range(3)]]
     c.raw(b"".join([c.protocol.send(1, method) for method in methods]))
-    assert rig.vhost.engine.last_lsn == before + 1
+    assert rig.vhost.engine.log.last_lsn == before + 1
     rig.turn()
     assert c.bodies() == [b"0", b"1", b"2"]
     assert classic(rig.vhost.queues["q"]).amq.depth() == 60

@@ -146,9 +146,9 @@ def test_keys_in_cc_and_bcc_count_without_a_key(broker: Broker) -> None:
         broker.queue(name)
         broker.bind("dlx", name, name)
     broker.put(key="one", headers={"CC": ["two"]}, bcc=[b"three"])
-    before = broker.world.rig.engine.last_lsn
+    before = broker.world.rig.engine.log.last_lsn
     broker.reject()
-    assert broker.world.rig.engine.last_lsn == before + 1
+    assert broker.world.rig.engine.log.last_lsn == before + 1
     assert broker.ready("one", "two", "three") == [1, 1, 1]
     assert broker.got("three")[2]["CC"] == ["two"]
 

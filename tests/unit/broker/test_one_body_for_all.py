@@ -78,9 +78,9 @@ def test_they_share_a_small_body_and_its_record(rig: BrokerRig) -> None:
     c = rig.client().open()
     bound(c, "a", "b", "c", x_max_length=1, x_overflow="reject-publish")
     bound(c, "free")
-    before = rig.vhost.engine.last_lsn
+    before = rig.vhost.engine.log.last_lsn
     publish(rig, c, SMALL, delivery_mode=2)
-    assert rig.vhost.engine.last_lsn == before + 1
+    assert rig.vhost.engine.log.last_lsn == before + 1
     assert store_of(rig, 2).live_count == 1
 
 

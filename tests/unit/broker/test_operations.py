@@ -38,7 +38,7 @@ def test_a_queue_is_answered_when_it_is_durable(rig: OperationRig) -> None:
     assert not asked.has_come
     rig.turn()
     assert asked.result == {"queue": "q", "messages": 0, "consumers": 0, "is_new": True}
-    assert rig.vhost.engine.log.settled(DISK) == rig.vhost.engine.last_lsn
+    assert rig.vhost.engine.log.settled(DISK) == rig.vhost.engine.log.last_lsn
     rig.restart()
     (row,) = rig.result("list_queues")
     assert (row["name"], row["durable"], row["arguments"]) == ("q", True, {"x-max-length": 5})

@@ -58,7 +58,7 @@ def test_a_lease_is_answered_when_it_is_durable(rig: OperationRig) -> None:
     rig.turn()
     found = asked.result
     assert (found["first"], found["head"], found["ready"], found["bytes"]) == (0, 3, 2, 3)
-    assert rig.vhost.engine.log.settled(DISK) == rig.vhost.engine.last_lsn
+    assert rig.vhost.engine.log.settled(DISK) == rig.vhost.engine.log.last_lsn
     assert found["stream_id"]
     assert found["path"].startswith(rig.vhost.path)
     assert peeked(rig) == [b"3", b"4"]

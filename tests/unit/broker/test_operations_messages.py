@@ -36,7 +36,7 @@ def test_publish_is_answered_when_it_is_on_disk(rig: OperationRig) -> None:
     assert not asked.has_come
     rig.turn()
     assert asked.result == {"published": 2}
-    assert rig.vhost.engine.log.settled(DISK) == rig.vhost.engine.last_lsn
+    assert rig.vhost.engine.log.settled(DISK) == rig.vhost.engine.log.last_lsn
     rig.restart()
     assert got(rig, count=5) == [b"a", b"b"]
 

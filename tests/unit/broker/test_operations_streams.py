@@ -211,7 +211,7 @@ def test_a_reader_is_set_read_from_and_deleted(rig: OperationRig, c: RigClient) 
 
 def test_readers_are_there_after_a_restart(rig: OperationRig, c: RigClient) -> None:
     rig.result("set_stream_reader", offsets={"0": 3}, wait=True, **READER)
-    assert rig.vhost.engine.log.settled(DISK) >= rig.vhost.engine.last_lsn
+    assert rig.vhost.engine.log.settled(DISK) >= rig.vhost.engine.log.last_lsn
     rig.restart()
     assert rig.result("describe_stream", queue="s")["readers"]["r"]["offsets"] == {"0": 3}
 

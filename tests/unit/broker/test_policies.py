@@ -484,13 +484,13 @@ def test_what_is_wrong_is_said_and_nothing_changes(
     rig: OperationRig, given: dict[str, object], said: str
 ) -> None:
     put_policy(rig, max_length=5)
-    before = rig.vhost.engine.last_lsn
+    before = rig.vhost.engine.log.last_lsn
     error = rig.refusal(
         "set_policy", **{"name": "p", "pattern": "", "definition": {"max-length": 1}, **given}
     )
     assert said in error.text
     assert error.code == 406
-    assert rig.vhost.engine.last_lsn == before
+    assert rig.vhost.engine.log.last_lsn == before
     assert rig.result("list_policies")[0]["definition"] == {"max-length": 5}
 
 

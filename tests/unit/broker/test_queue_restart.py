@@ -77,7 +77,7 @@ def test_an_error_while_delivering_restarts_the_queue(rig: VHostRig) -> None:
     rig.put(other, b"c")
     rig.consume(queue, broken, no_ack=False)
     rig.consume(other, fine)
-    rig.answered(rig.vhost.engine.last_lsn)
+    rig.answered(rig.vhost.engine.log.last_lsn)
     assert fine.bodies() == [b"c"]
     assert broken.gone == ["c"]
     assert queue.is_deleted

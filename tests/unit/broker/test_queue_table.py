@@ -40,7 +40,7 @@ def test_a_durable_queue_is_there_after_a_crash(rig: VHostRig) -> None:
     queue, lsn = rig.vhost.declare_queue(
         "q", durable=True, auto_delete=True, arguments=arguments, owner="me"
     )
-    assert lsn == rig.vhost.engine.last_lsn
+    assert lsn == rig.vhost.engine.log.last_lsn
     assert queue.owner is None
     rig.answered(lsn)
     rig.put(queue, b"one")
@@ -116,14 +116,14 @@ def test_names_that_nobody_may_declare(rig: VHostRig) -> None:
 
 
 def test_wrong_arguments_leave_nothing_behind(rig: VHostRig) -> None:
-    before = rig.vhost.engine.last_lsn
+    before = rig.vhost.engine.log.last_lsn
     for arguments in ({"x-message-ttl": -1}, {"x-queue-type": "quorum"}):
         error = refused(rig.vhost.declare_queue, "q", durable=False, arguments=arguments)
         assert error.code == 406
     given: dict[str, object] = {"x-queue-type": "stream", "x-max-age": "soon"}
     assert refused(rig.vhost.declare_queue, "q", durable=True, arguments=given).code == 406
     assert not rig.vhost.table.has("q")
-    assert rig.vhost.engine.last_lsn == before
+    assert rig.vhost.engine.log.last_lsn == before
 
 
 def test_a_quorum_queue_is_a_durable_classic_one(rig: VHostRig) -> None:

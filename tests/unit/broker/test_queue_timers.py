@@ -138,7 +138,7 @@ def test_what_becomes_ready_by_itself_is_delivered(rig: VHostRig) -> None:
     rig.tick(1)
     assert channel.bodies() == []
     rig.tick(1)
-    rig.answered(rig.vhost.engine.last_lsn)
+    rig.answered(rig.vhost.engine.log.last_lsn)
     assert channel.bodies() == [b"late"]
 
 
@@ -155,7 +155,7 @@ def test_dead_letters_wake_their_queue(rig: VHostRig) -> None:
     )  # fmt: skip
     rig.put(queue, b"x")
     rig.tick(1)
-    rig.answered(rig.vhost.engine.last_lsn)
+    rig.answered(rig.vhost.engine.log.last_lsn)
     assert channel.bodies() == [b"x"]
 
 

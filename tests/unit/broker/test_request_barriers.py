@@ -306,7 +306,7 @@ def test_a_get_that_is_refused_later_closes_its_channel(
     client = rig.client().open()
     client.call(1, QueueDeclare(queue="q", durable=True), QueueDeclareOk)
     queue: Any = rig.vhost.table.usable("q")
-    monkeypatch.setattr(queue.amq, "held", lambda: (rig.vhost.engine.last_lsn, rig.vhost.mode))
+    monkeypatch.setattr(queue.amq, "held", lambda: (rig.vhost.engine.log.last_lsn, rig.vhost.mode))
     client.send(1, BasicGet(queue="q"))
 
     def refused(**_: object) -> None:

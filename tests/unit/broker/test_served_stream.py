@@ -141,7 +141,7 @@ def test_a_publish_is_confirmed_when_it_is_settled(mode: int) -> None:
     rig.turn()
     (told,) = c.methods(BasicAck)
     assert (told.delivery_tag, told.multiple) == (2, True)
-    assert rig.vhost.engine.log.settled(mode) >= rig.vhost.engine.last_lsn
+    assert rig.vhost.engine.log.settled(mode) >= rig.vhost.engine.log.last_lsn
 
 
 def test_nothing_is_read_before_it_is_settled(rig: BrokerRig, c: RigClient) -> None:
@@ -150,7 +150,7 @@ def test_nothing_is_read_before_it_is_settled(rig: BrokerRig, c: RigClient) -> N
     c.publish(1, "", "s", b"1")
     rig.vhost.turn()
     c.pump()
-    assert not c.messages() or rig.vhost.engine.log.settled(DISK) >= rig.vhost.engine.last_lsn
+    assert not c.messages() or rig.vhost.engine.log.settled(DISK) >= rig.vhost.engine.log.last_lsn
     assert bodies(c) in ([b"1"], [])
 
 
@@ -200,16 +200,16 @@ def test_fan_out_to_queues_and_streams_is_one_record(rig: BrokerRig, c: RigClien
     for name in ("s", "s2", "q", "q2", "transient"):
         c.call(1, QueueBind(queue=name, exchange="all"), QueueBindOk)
     c.call(1, ConfirmSelect(), ConfirmSelectOk)
-    before = rig.vhost.engine.last_lsn
+    before = rig.vhost.engine.log.last_lsn
     c.publish(1, "all", "k", b"x", delivery_mode=2)
-    assert rig.vhost.engine.last_lsn == before + 1
+    assert rig.vhost.engine.log.last_lsn == before + 1
     rig.turn()
     assert c.methods(BasicAck)[0].delivery_tag == 1
     targets = [rig.vhost.table.find_queue(n) for n in ("s", "s2", "q", "q2", "transient")]
     assert [(target.len(), target.published) for target in targets] == [(1, 1)] * 5
-    before = rig.vhost.engine.last_lsn
+    before = rig.vhost.engine.log.last_lsn
     c.publish(1, "all", "k", b"y", delivery_mode=1)  # of the queues none is to keep it
-    assert rig.vhost.engine.last_lsn == before + 1
+    assert rig.vhost.engine.log.last_lsn == before + 1
     assert [target.published for target in targets] == [2] * 5
     rig.restart()
     lengths = [rig.vhost.table.find_queue(name).len() for name in ("s", "s2", "q", "q2")]
@@ -273,9 +273,9 @@ def test_a_transaction_has_streams_and_queues_in_one_record(rig: BrokerRig, c: R
     c.publish(1, "", "q", b"q", delivery_mode=2)
     rig.turn()
     assert count(rig) == 0
-    before = rig.vhost.engine.last_lsn
+    before = rig.vhost.engine.log.last_lsn
     c.call(1, TxCommit(), TxCommitOk)
-    assert rig.vhost.engine.last_lsn - before <= 2  # and a delivered mark, perhaps
+    assert rig.vhost.engine.log.last_lsn - before <= 2  # and a delivered mark, perhaps
     assert (count(rig), count(rig, "q")) == (2, 1)
     c.publish(1, "", "s", b"3")
     c.call(1, TxRollback(), TxRollbackOk)

@@ -164,9 +164,9 @@ def test_acks_of_a_turn_are_one_record(rig: BrokerRig, c: RigClient) -> None:
     publish(c, *numbers(50))
     consume(c, reader="r", offset="first")
     found = records(c)
-    before = rig.vhost.engine.last_lsn
+    before = rig.vhost.engine.log.last_lsn
     ack(c, *found)
-    assert rig.vhost.engine.last_lsn == before + 1
+    assert rig.vhost.engine.log.last_lsn == before + 1
     assert offset_of(rig) == 50
 
 

@@ -47,7 +47,7 @@ def test_only_what_is_durable_has_an_lsn_and_survives(rig: VHostRig) -> None:
         "kept", "topic", durable=True, auto_delete=True, internal=True,
         arguments={"alternate-exchange": "amq.fanout", "x": [1, b"\xff"]},
     )  # fmt: skip
-    assert lsn == vhost.engine.last_lsn
+    assert lsn == vhost.engine.log.last_lsn
     assert vhost.topology.declare_exchange("gone", "direct") == 0
     rig.answered(lsn)
     kept = rig.crash().exchanges["kept"]

@@ -80,7 +80,7 @@ def test_wake_is_called_when_a_turn_is_wanted(rig: VHostRig) -> None:
     rig.vhost.dispatch.mark(queue)
     assert woken == [1]
     rig.turn()
-    rig.vhost.dispatch.when_settled(rig.vhost.engine.last_lsn, OS, lambda: None)
+    rig.vhost.dispatch.when_settled(rig.vhost.engine.log.last_lsn, OS, lambda: None)
     assert woken == [1, 1]
 
 
@@ -89,7 +89,7 @@ def test_messages_go_to_consumers(rig: VHostRig) -> None:
     channel = TakingChannel()
     rig.consume(queue, channel)
     rig.put(queue, b"a", b"b")
-    rig.answered(rig.vhost.engine.last_lsn)
+    rig.answered(rig.vhost.engine.log.last_lsn)
     assert channel.bodies() == [b"a", b"b"]
 
 

@@ -81,7 +81,7 @@ def deleted(queue: str) -> Step:
 
 def checkpointed(rig: VHostRig) -> int:
     rig.vhost.engine.checkpoint()
-    return rig.vhost.engine.last_lsn
+    return rig.vhost.engine.log.last_lsn
 
 
 STEPS: list[Step] = [

@@ -43,7 +43,7 @@ def test_what_is_put_comes_out_in_order(world: AmqWorld) -> None:
 def test_publish_returns_what_to_wait_for(world: AmqWorld) -> None:
     q = world.open()
     lsn = q.publish(b"", b"a", DISK)
-    assert lsn == world.rig.engine.last_lsn
+    assert lsn == world.rig.engine.log.last_lsn
     assert q.publish(b"", b"b", NONE) == 0
 
 
@@ -73,7 +73,7 @@ def test_ack_says_how_many_were_pending(world: AmqWorld) -> None:
 def test_publish_many_is_as_many_publishes(world: AmqWorld) -> None:
     q = world.open()
     lsn = q.publish_many([NewMessage(b"", b"%d" % i) for i in range(5)], DISK)
-    assert lsn == world.rig.engine.last_lsn
+    assert lsn == world.rig.engine.log.last_lsn
     assert world.drain() == list("01234")
     assert q.publish_many([], DISK) == 0
 

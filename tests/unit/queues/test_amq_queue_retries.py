@@ -196,9 +196,9 @@ def test_requeue_brings_all_back_at_once_to_their_places(world: AmqWorld) -> Non
     q = world.open(retry_delay_ms_min=5000)
     world.put("a", "b", "c", "d")
     tags = [world.take().tag for _ in range(3)]
-    before = world.rig.engine.last_lsn
+    before = world.rig.engine.log.last_lsn
     assert q.requeue([tags[2], tags[0], 12345]) == 2
-    assert world.rig.engine.last_lsn == before + 1
+    assert world.rig.engine.log.last_lsn == before + 1
     assert world.ready() == ["a", "c", "d"]
     taken = [world.take() for _ in range(3)]
     assert [(d.attempts, d.is_redelivered) for d in taken] == [(1, True), (1, True), (0, False)]
@@ -242,9 +242,9 @@ def test_discard_is_one_record_without_a_dead_letter_queue(world: AmqWorld) -> N
     q = world.open()
     world.put("a", "b", "c")
     tags = [world.take().tag, world.take().tag]
-    before = world.rig.engine.last_lsn
+    before = world.rig.engine.log.last_lsn
     assert q.discard([*tags, 12345]) == 2
-    assert world.rig.engine.last_lsn == before + 1
+    assert world.rig.engine.log.last_lsn == before + 1
     assert (world.ready(), q.info()["rejected"]) == (["c"], 2)
 
 

@@ -128,11 +128,11 @@ def test_messages_that_expire_together_move_in_order(
         q.publish(b"", str(i).encode(), mode)
     q.publish(b"", b"", mode)
     world.settle()
-    before = world.rig.engine.last_lsn
+    before = world.rig.engine.log.last_lsn
     world.tick(1)
     assert (q.depth(), dead.len(), q.info()["expired"]) == (0, 11, 11)
     if mode != NONE and world.kind == VARIABLE:
-        assert world.rig.engine.last_lsn == before + 1
+        assert world.rig.engine.log.last_lsn == before + 1
     if is_crash and mode != NONE:
         world.settle()
         world.crash()
@@ -479,12 +479,12 @@ def test_a_dead_letter_is_one_record(world: AmqWorld) -> None:
     world.open("dead")
     world.put("a")
     tag = world.take().tag
-    before = world.rig.engine.last_lsn
-    assert q.reject(tag) == world.rig.engine.last_lsn == before + 1
+    before = world.rig.engine.log.last_lsn
+    assert q.reject(tag) == world.rig.engine.log.last_lsn == before + 1
     world.put("b")
-    before = world.rig.engine.last_lsn
+    before = world.rig.engine.log.last_lsn
     q.publish(b"", b"c", OS)
-    assert world.rig.engine.last_lsn == before + 2
+    assert world.rig.engine.log.last_lsn == before + 2
 
 
 @pytest.mark.parametrize("reason", ["rejected", "expired", "maxlen", "delivery_limit"])

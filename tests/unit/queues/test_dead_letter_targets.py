@@ -48,9 +48,9 @@ def test_all_targets_get_it_in_one_record(world: AmqWorld) -> None:
         world.open(name)
     world.put("m", LARGE)
     tags = [world.take().tag, world.take().tag]
-    before = world.rig.engine.last_lsn
+    before = world.rig.engine.log.last_lsn
     assert q.reject(tags[0], DISK) == before + 1
-    assert q.reject(tags[1], DISK) == before + 2 == world.rig.engine.last_lsn
+    assert q.reject(tags[1], DISK) == before + 2 == world.rig.engine.log.last_lsn
     assert q.depth() == 0
     for name in "abc":
         assert world.queues[name].fetch() is None, "it is held until it is settled"
@@ -68,9 +68,9 @@ def test_targets_with_times_to_live_of_their_own(world: AmqWorld, mode: int) -> 
     world.put("m", LARGE, mode=mode)
     for _ in range(2):
         tag = world.take().tag
-        before = world.rig.engine.last_lsn
+        before = world.rig.engine.log.last_lsn
         q.reject(tag)
-        assert world.rig.engine.last_lsn <= before + 1
+        assert world.rig.engine.log.last_lsn <= before + 1
     world.tick(1.001)
     assert world.ready("a") == []
     assert world.ready("b") == world.ready("c") == ["m", LARGE]

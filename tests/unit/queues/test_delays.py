@@ -323,14 +323,14 @@ def test_each_way_of_a_message_is_one_record(world: AmqWorld) -> None:
     world.put("other", delay_ms=5000)  # the part is there
     world.put("a")
     tag = world.take().tag
-    before = engine.last_lsn
-    assert world.q.nack(tag, delay_ms=5000) == engine.last_lsn == before + 1
+    before = engine.log.last_lsn
+    assert world.q.nack(tag, delay_ms=5000) == engine.log.last_lsn == before + 1
     world.put("third", delay_ms=5900)
     world.rig.clock.advance(5)
-    before = engine.last_lsn
+    before = engine.log.last_lsn
     world.q.tick(world.now_ms)
     assert world.q.len() == 2
-    assert engine.last_lsn == before + 2
+    assert engine.log.last_lsn == before + 2
 
 
 def test_what_is_due_is_held_until_its_move_is_settled(world: AmqWorld) -> None:

@@ -88,9 +88,9 @@ def test_a_plain_queue_has_one_part_of_its_own_name(how: str) -> None:
 @pytest.mark.parametrize("priorities", [1, 10, PRIORITIES_MAX])
 def test_all_parts_of_a_queue_are_found_as_one(how: str, priorities: int) -> None:
     rig = EngineRig()
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     q = open_backing(rig.engine, b"jobs", arguments=b"args", flags=3, priorities=priorities)
-    declared = rig.engine.last_lsn - before
+    declared = rig.engine.log.last_lsn - before
     assert isinstance(q, PriorityQueue)
     assert declared == 2, "one record, and a mark of the first part: the others are not open yet"
     assert q.index(priorities).name == b"jobs\0%d" % priorities
@@ -158,14 +158,14 @@ def test_a_queue_that_is_deleted_may_have_other_priorities_next_time() -> None:
 @pytest.mark.parametrize("priorities", [0, 3])
 def test_queues_that_are_not_durable_are_always_new(priorities: int) -> None:
     rig = EngineRig()
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     q = open_backing(rig.engine, b"gone", priorities=priorities, is_durable=False)
     q.publish(b"", b"x", DISK, priority=2)
-    assert rig.engine.last_lsn == before
+    assert rig.engine.log.last_lsn == before
     assert base_names(rig.engine) == [b"gone"]
     assert priorities_of(rig.engine, b"gone") is None
     q.delete_and_terminate(NONE)
-    assert rig.engine.last_lsn == before
+    assert rig.engine.log.last_lsn == before
     assert base_names(rig.engine) == []
     open_backing(rig.engine, b"kept", priorities=priorities)
     with pytest.raises(OptionError, match="as queue 'kept' is"):

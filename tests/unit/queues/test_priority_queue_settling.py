@@ -110,9 +110,9 @@ def test_an_unknown_tag_has_no_entries_and_is_not_pending(box: PriorityBox) -> N
 
 
 def records(box: PriorityBox, act: Callable[[], object]) -> int:
-    before = box.rig.engine.last_lsn
+    before = box.rig.engine.log.last_lsn
     act()
-    return box.rig.engine.last_lsn - before
+    return box.rig.engine.log.last_lsn - before
 
 
 def test_purge_is_one_record_and_leaves_what_is_pending(box: PriorityBox) -> None:
@@ -164,7 +164,7 @@ def test_a_deleted_queue_is_gone_in_one_record(box: PriorityBox, how: str) -> No
     box.take(3)
     lsns: list[int] = []
     assert records(box, lambda: lsns.append(box.q.delete_and_terminate(DISK))) == 1
-    assert lsns == [box.rig.engine.last_lsn]
+    assert lsns == [box.rig.engine.log.last_lsn]
     box.rig.engine.sync()
     if how == "restart":
         box.rig.restart()

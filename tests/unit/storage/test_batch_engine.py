@@ -65,10 +65,10 @@ def test_the_next_batch_waits_for_the_one_before() -> None:
 def test_a_page_that_is_not_there_decides_nothing() -> None:
     rig = BatchRig()
     page = rig.stage(rows_of(0, 3))
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     with pytest.raises(StagingError, match="it is not there"):
         rig.engine.batches.decide("q", 0, TARGET, [page, page._replace(name="0.9.a.0.page")])
-    assert (rig.engine.batches.batch("q"), rig.engine.last_lsn) == (None, before)
+    assert (rig.engine.batches.batch("q"), rig.engine.log.last_lsn) == (None, before)
 
 
 def test_on_a_full_disk_nothing_is_decided() -> None:

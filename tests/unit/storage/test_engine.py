@@ -46,7 +46,7 @@ def test_in_disk_mode_a_message_is_settled_after_the_sync() -> None:
     rig = EngineRig()
     queue = rig.queue()
     rig.engine.publish([queue], b"", b"x", DISK)
-    lsn = rig.engine.last_lsn
+    lsn = rig.engine.log.last_lsn
     assert rig.engine.log.settled(DISK) < lsn
     rig.engine.flush()
     assert rig.engine.log.settled(DISK) < lsn <= rig.engine.log.settled(OS)
@@ -61,7 +61,7 @@ def test_in_weaker_modes_after_the_write(mode: int) -> None:
     rig.engine.publish([queue], b"", b"x", mode)
     rig.engine.flush()
     rig.engine.poll(wait=True)
-    assert rig.engine.log.settled(mode) == rig.engine.last_lsn > rig.engine.log.settled(DISK)
+    assert rig.engine.log.settled(mode) == rig.engine.log.last_lsn > rig.engine.log.settled(DISK)
 
 
 @pytest.mark.parametrize("mode", [OS, INTERVAL, DISK])
@@ -70,8 +70,8 @@ def test_wait_does_all_that_is_needed(mode: int, wanted: int) -> None:
     rig = EngineRig()
     queue = rig.queue()
     rig.engine.publish([queue], b"", b"x", mode)
-    rig.engine.wait(rig.engine.last_lsn, wanted)
-    assert rig.engine.log.settled(wanted) == rig.engine.last_lsn
+    rig.engine.wait(rig.engine.log.last_lsn, wanted)
+    assert rig.engine.log.settled(wanted) == rig.engine.log.last_lsn
 
 
 def test_an_ack_is_durable_after_a_second_at_the_latest() -> None:
@@ -95,11 +95,11 @@ def test_interval_mode_is_synced_every_interval() -> None:
     rig.clock.advance(0.1)
     rig.engine.tick()
     rig.engine.poll(wait=True)
-    assert rig.engine.log.settled(DISK) < rig.engine.last_lsn
+    assert rig.engine.log.settled(DISK) < rig.engine.log.last_lsn
     rig.clock.advance(0.1)
     rig.engine.tick()
     rig.engine.poll(wait=True)
-    assert rig.engine.log.settled(DISK) == rig.engine.last_lsn
+    assert rig.engine.log.settled(DISK) == rig.engine.log.last_lsn
 
 
 def test_the_log_pushes_back_instead_of_growing_without_bound() -> None:
@@ -354,14 +354,14 @@ def test_an_unknown_queue_is_told_by_name() -> None:
 def test_a_name_or_number_that_is_taken_is_refused_before_it_is_logged() -> None:
     rig = EngineRig()
     queue = rig.queue()
-    lsn = rig.engine.last_lsn
+    lsn = rig.engine.log.last_lsn
     with pytest.raises(ValueError, match=r"b'q' exists"):
         rig.engine.declare_queue(b"q")
     with pytest.raises(ValueError, match="given out before"):
         rig.engine.apply_topology(DurableQueue(b"other", queue.number).record())
     with pytest.raises(ValueError, match="unknown topology operation"):
         rig.engine.apply_topology(b"\xff")
-    assert rig.engine.last_lsn == lsn
+    assert rig.engine.log.last_lsn == lsn
     rig.engine.apply_topology(DurableQueue(b"q", queue.number, 5).record())
     rig.crash("kept")
 

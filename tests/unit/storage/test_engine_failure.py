@@ -84,7 +84,7 @@ def test_a_failed_sync_of_the_store_stops_all() -> None:
     queue = rig.queue()
     rig.fs.fail(errno.EIO, kinds={"sync"}, path="msg_store_persistent")
     rig.engine.publish([queue], b"", BIG, DISK)
-    lsn = rig.engine.last_lsn
+    lsn = rig.engine.log.last_lsn
     with pytest.raises((SyncFailedError, StoppedError)):
         rig.engine.wait(lsn, DISK)
     assert rig.engine.log.settled(DISK) < lsn

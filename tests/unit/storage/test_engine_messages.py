@@ -30,11 +30,11 @@ def test_what_is_not_alive_cannot_be_acknowledged() -> None:
     rig.put(queue, *[b"%d" % n for n in range(6)])
     entries = rig.entries(queue, 0, 1, 2)
     rig.engine.dequeue(queue, entries[:1], OS)
-    lsn = rig.engine.last_lsn
+    lsn = rig.engine.log.last_lsn
     for wrong in (entries[:1], entries, [entries[1], entries[1]], [entries[2], entries[1]]):
         with pytest.raises(ValueError, match=r"not alive|must ascend"):
             rig.engine.dequeue(queue, wrong, OS)
-    assert (rig.engine.last_lsn, queue.count) == (lsn, 5)
+    assert (rig.engine.log.last_lsn, queue.count) == (lsn, 5)
 
 
 def test_many_runs_in_one_ack() -> None:

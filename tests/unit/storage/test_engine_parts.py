@@ -92,10 +92,10 @@ def test_queues_declared_together_are_all_there_or_none_wherever_a_crash_comes()
 def test_a_declare_that_cannot_be_whole_declares_nothing(names: list[bytes]) -> None:
     rig = EngineRig()
     rig.declare(b"old")
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     with pytest.raises(ValueError, match=r"exists|twice|at most 65535"):
         rig.engine.declare_queues([(name, b"", 0) for name in names])
-    assert rig.engine.last_lsn == before
+    assert rig.engine.log.last_lsn == before
     assert list(rig.engine.state.routing.queues) == [b"old"]
     assert rig.engine.declare_queues([(b"new", b"", 0)])[0].name == b"new"
 
@@ -115,7 +115,7 @@ def test_queues_are_purged_together_but_for_what_is_kept(
         rig.put(queue, b"a", BIG, b"c", BIG, b"e", b"f")
     if checkpointed:
         rig.engine.checkpoint()
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     kept = [(queue, rig.entries(queue, 1, 4)) for queue in queues[:3]]
     lsn, died = rig.engine.purge_queues(kept, DISK)
     assert (lsn, died) == (before + 1, 12)
@@ -151,7 +151,7 @@ def test_queues_are_deleted_together(how: str) -> None:
     queues = declare(rig)
     for queue in queues:
         rig.put(queue, b"a", BIG)
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     lsn = rig.engine.delete_queues(queues, DISK)
     assert lsn == before + 1
     rig.engine.wait(lsn, DISK)
@@ -165,9 +165,9 @@ def test_queues_are_deleted_together(how: str) -> None:
 def test_queues_that_are_not_durable_are_deleted_without_a_record() -> None:
     rig = EngineRig()
     queues = [rig.engine.declare_queue(name, is_durable=False) for name in NAMES]
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     assert rig.engine.delete_queues(queues) == 0
-    assert rig.engine.last_lsn == before
+    assert rig.engine.log.last_lsn == before
     assert all(queue.is_deleted for queue in queues)
 
 
@@ -231,7 +231,7 @@ def test_what_is_gathered_survives_whole(how: str, size: int) -> None:
     queues = declare(rig)
     for queue in queues:
         rig.put(queue, b"a" * size, b"b" * size, b"c" * size)
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     with rig.engine.one_record(OS) as one:
         assert rig.ack(queues[0], 0) == before + 1
         rig.engine.requeue(queues[1], [(1, 2)], DISK)
@@ -240,7 +240,7 @@ def test_what_is_gathered_survives_whole(how: str, size: int) -> None:
             rig.engine.purge(queues[2], rig.entries(queues[2], 1), OS)
             rig.engine.delete_queue(queues[3], OS)
         assert inner.lsn == before + 1
-    assert one.lsn == before + 1 == rig.engine.last_lsn
+    assert one.lsn == before + 1 == rig.engine.log.last_lsn
     rig.engine.flush()
     rig.engine.poll(wait=True)
     assert rig.engine.log.settled(DISK) >= one.lsn, "one of them wanted a sync"
@@ -256,14 +256,14 @@ def test_what_is_gathered_survives_whole(how: str, size: int) -> None:
 
 def test_declaring_purging_and_deleting_no_queue_writes_nothing() -> None:
     rig = EngineRig()
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     assert rig.engine.declare_queues([]) == []
     assert rig.engine.purge_queues([], OS) == (before, 0)
     assert rig.engine.delete_queues([]) == 0
     with rig.engine.one_record(OS) as one:
         pass
     assert one.lsn == 0
-    assert rig.engine.last_lsn == before
+    assert rig.engine.log.last_lsn == before
 
 
 def test_no_checkpoint_is_cut_while_a_record_is_gathered() -> None:

@@ -31,12 +31,12 @@ def test_several_operations_are_one_record_and_all_are_applied() -> None:
     rig = EngineRig()
     a, b = rig.declare(b"a", b"b")
     rig.put(a, b"0", b"1")
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     operations: list[LogOperation] = [
         Requeue(a.number, [(1, 3)]), Mark(a.number, 2), Purge(b.number, 5, []),
     ]  # fmt: skip
     lsn = rig.engine.journal.commit(operations, DISK)
-    assert lsn == before + 1 == rig.engine.last_lsn
+    assert lsn == before + 1 == rig.engine.log.last_lsn
     assert (a.attempts, a.mark) == ({1: 3}, 2)
     rig.engine.sync()
     rig.crash("lost")
@@ -45,8 +45,8 @@ def test_several_operations_are_one_record_and_all_are_applied() -> None:
 
 def test_nothing_to_commit_writes_nothing() -> None:
     rig = EngineRig()
-    before = rig.engine.last_lsn
-    assert rig.engine.journal.commit([], DISK) == before == rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
+    assert rig.engine.journal.commit([], DISK) == before == rig.engine.log.last_lsn
 
 
 def broken(rig: EngineRig) -> list[LogOperation]:
@@ -92,10 +92,10 @@ def test_of_a_change_that_is_refused_by_the_log_nothing_is_applied() -> None:
     queue = rig.queue()
     rig.put(queue, b"x")
     too_many = Requeue(queue.number, [(0, 1)] * (record.COUNT_MAX + 1))
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     with pytest.raises(ValueError, match="entries"):
         rig.engine.journal.commit([Mark(queue.number, 4), too_many], OS)
-    assert (queue.mark, queue.attempts, rig.engine.last_lsn) == (0, {}, before)
+    assert (queue.mark, queue.attempts, rig.engine.log.last_lsn) == (0, {}, before)
     assert rig.engine.failed is None
 
 
@@ -103,7 +103,7 @@ def test_a_transaction_of_one_or_no_operation_has_a_record_and_an_lsn_of_its_own
     rig = EngineRig()
     queue = rig.queue()
     for n in range(2):
-        before = rig.engine.last_lsn
+        before = rig.engine.log.last_lsn
         transaction = rig.engine.begin()
         if n:
             transaction.publish([queue], b"", b"x")
@@ -126,7 +126,7 @@ def test_parts_come_to_what_one_record_comes_to() -> None:
             message = QueuedMessage(id, b"h", b"%d" % n, 1, 0)
             operations.append(Publish(message, [(queue.number, first + n)]))
         operations.append(Dequeue(queue.number, queue.runs([gone]), [], [gone]))
-        journal, before = rig.engine.journal, rig.engine.last_lsn
+        journal, before = rig.engine.journal, rig.engine.log.last_lsn
         if is_large:
             seqs = {queue.number: queue.next_seq}
             lsn = journal.commit_parts(operations, DISK, seqs, names_store=False)

@@ -116,14 +116,14 @@ def test_many_slices_are_committed_in_several_calls(
 def test_ordinals_that_were_never_leased_are_not_committed(rig: EngineRig) -> None:
     queue = filled(rig)
     lease(rig, queue, 0, 1)
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     with pytest.raises(ValueError, match="up to ordinal 2, it cannot commit 3"):
         rig.engine.leases.commit(queue, "r", 3, DISK)
     with pytest.raises(UnknownLeaseError, match="'other' has no lease"):
         rig.engine.leases.commit(queue, "other", 1, DISK)
     with pytest.raises(UnknownLeaseError):
         rig.engine.leases.release(queue, "other", DISK)
-    assert rig.engine.last_lsn == before
+    assert rig.engine.log.last_lsn == before
 
 
 @pytest.mark.parametrize("reader", ["", "x" * 256])
@@ -237,11 +237,11 @@ def test_slots_that_cannot_be_written_leave_all_as_it_was(rig: EngineRig) -> Non
     queue = filled(rig)
     rig.engine.checkpoint()
     rig.put(queue, b"late")
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     rig.fs.fail(errno.ENOSPC, kinds={"pwrite"})
     with pytest.raises(DiskFullError):
         rig.engine.leases.lease(queue, "r", [take(rig, queue, 12)], DISK)
-    assert (leased(queue), rig.engine.last_lsn, rig.engine.leases.of(queue)) == ([], before, {})
+    assert (leased(queue), rig.engine.log.last_lsn, rig.engine.leases.of(queue)) == ([], before, {})
 
 
 def test_nothing_is_leased_on_a_full_disk_and_commits_go_on(rig: EngineRig) -> None:

@@ -101,14 +101,14 @@ def test_a_turn_without_streams_in_it_touches_none() -> None:
 def test_a_full_disk_refuses_appends_as_it_does_publishes() -> None:
     rig, stream = rig_with_stream()
     rig.engine.journal.blocked = True
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     with pytest.raises(DiskFullError):
         rig.engine.streams.append(stream, b"", BODY, DISK)
     tx = rig.engine.begin()
     tx.append_stream(stream, b"", BODY)
     with pytest.raises(DiskFullError):
         tx.commit(DISK)
-    assert (rig.engine.last_lsn, stream.next_offset) == (before, 0)
+    assert (rig.engine.log.last_lsn, stream.next_offset) == (before, 0)
     rig.engine.journal.blocked = False
     rig.engine.wait(tx.commit(DISK), DISK)
     assert stream.head_offset == 1

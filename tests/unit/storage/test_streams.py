@@ -68,9 +68,9 @@ def test_a_stream_is_in_the_routing_table_and_not_among_the_queues() -> None:
 
 def test_partitions_are_declared_in_one_record() -> None:
     rig = EngineRig()
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     made = declare(rig, b"s\0p0", b"s\0p1", b"s\0p2")
-    assert rig.engine.last_lsn == before + 1
+    assert rig.engine.log.last_lsn == before + 1
     assert len({stream.number for stream in made}) == 3
     assert len({stream.queue.stream_id for stream in made}) == 3
     assert rig.fs.read(made[1].path + "/.queue_name") == b"VHOST: test\nQUEUE: s\\x00p1\n"
@@ -81,10 +81,10 @@ def test_a_name_that_is_taken_is_refused_and_nothing_happens(names: list[bytes])
     rig = EngineRig()
     rig.declare(b"q")
     declare(rig, b"taken")
-    before = (rig.engine.last_lsn, rig.fs.list(PATH + "/streams"))
+    before = (rig.engine.log.last_lsn, rig.fs.list(PATH + "/streams"))
     with pytest.raises(ValueError, match=r"name comes twice|exists"):
         rig.engine.streams.declare([(name, b"", 0) for name in names], page_bytes=PAGE_BYTES)
-    assert (rig.engine.last_lsn, rig.fs.list(PATH + "/streams")) == before
+    assert (rig.engine.log.last_lsn, rig.fs.list(PATH + "/streams")) == before
 
 
 def test_streams_are_declared_by_declare_streams_alone() -> None:
@@ -236,12 +236,12 @@ def test_a_record_for_no_page_is_refused_before_it_is_logged() -> None:
     (stream,) = declare(rig, b"s")
 
     huge = bytes(1 << 31)  # of zeros that are never touched, so it costs no memory
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     with pytest.raises(ValueError, match="page"):
         rig.engine.streams.append(stream, b"", huge, DISK)
     with pytest.raises(ValueError, match="page"):
         rig.engine.begin().append_stream(stream, b"", huge)
-    assert (rig.engine.last_lsn, stream.next_offset) == (before, 0)
+    assert (rig.engine.log.last_lsn, stream.next_offset) == (before, 0)
 
 
 def test_nothing_stays_in_ram_after_a_flush() -> None:
@@ -292,7 +292,7 @@ def test_a_transaction_over_queue_and_streams(n: int, mode: str) -> None:
         tx.append_stream(two, b"h " + body, body)
         tx.publish([queue], b"", body)
     assert (one.next_offset, two.next_offset) == (1, 0)
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     lsn = tx.commit(DISK)
     assert (lsn > before + 2) == (n == 300)
     assert [a.offset for a in appended] == list(range(1, n + 1))
@@ -331,12 +331,12 @@ def test_a_stream_that_is_deleted_before_the_commit_is_left_out() -> None:
 def test_appends_gathered_in_one_record() -> None:
     rig = EngineRig()
     (stream,) = declare(rig, b"s")
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     with rig.engine.one_record(DISK) as one:
         for body in numbered(3):
             rig.engine.streams.append(stream, b"h " + body, body, DISK)
         rig.engine.streams.set_reader(stream, "r", 2, DISK)
-    assert one.lsn == rig.engine.last_lsn == before + 1
+    assert one.lsn == rig.engine.log.last_lsn == before + 1
     rig.engine.wait(one.lsn, DISK)
     assert bodies(stream) == numbered(3)
     again = rig.crash("lost").streams.get(b"s")
@@ -372,7 +372,7 @@ def test_named_readers_are_kept(has_checkpoint: bool) -> None:
 def test_readers_that_cannot_be() -> None:
     rig = EngineRig()
     (stream,) = declare(rig, b"s")
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     for name, offset, kept in (
         ("", 0, None),
         ("x" * 70_000, 0, None),
@@ -382,7 +382,7 @@ def test_readers_that_cannot_be() -> None:
         with pytest.raises(ValueError, match="reader"):
             rig.engine.streams.set_reader(stream, name, offset, DISK, kept)
     assert rig.engine.streams.delete_reader(stream, "nobody", DISK) == before
-    assert (rig.engine.last_lsn, stream.readers) == (before, {})
+    assert (rig.engine.log.last_lsn, stream.readers) == (before, {})
 
 
 # ---- damage ------------------------------------------------------------------------------------

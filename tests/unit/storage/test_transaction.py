@@ -45,7 +45,7 @@ def test_publishes_and_dequeues_happen_together(how: str) -> None:
     tx.dequeue(a, rig.entries(a, 0, 1))
     assert (a.count, b.count) == (3, 0), "nothing happens before the commit"
     lsn = tx.commit(DISK)
-    assert lsn == rig.engine.last_lsn
+    assert lsn == rig.engine.log.last_lsn
     rig.engine.wait(lsn, DISK)
     stop(rig, how)
     assert texts(rig, b"a") == [b"2", b"new"]
@@ -94,14 +94,14 @@ def test_a_rolled_back_transaction_leaves_nothing(how: str) -> None:
     rig = EngineRig(tx_spool_bytes=100)
     queue = rig.queue()
     rig.put(queue, b"0")
-    lsn = rig.engine.last_lsn
+    lsn = rig.engine.log.last_lsn
     tx = rig.engine.begin()
     for _ in range(4):
         tx.publish([queue], b"", b"x" * 60)
     tx.publish([queue], b"", BIG)
     tx.dequeue(queue, rig.entries(queue, 0))
     tx.rollback()
-    assert rig.engine.last_lsn == lsn
+    assert rig.engine.log.last_lsn == lsn
     assert rig.bodies(queue) == {0: b"0"}
     assert rig.engine.state.store.live_count == 0
     rig.engine.checkpoint()
@@ -228,11 +228,11 @@ def test_beyond_the_limit_a_commit_is_refused_whole_and_rolled_back() -> None:
     for _ in range(20):
         tx.publish([queue], b"", b"x" * 100)
     tx.publish([queue], b"", BIG)
-    lsn = rig.engine.last_lsn
+    lsn = rig.engine.log.last_lsn
     with pytest.raises(TransactionTooLargeError) as caught:
         tx.commit(DISK)
     assert caught.value.limit_bytes == 1000 < caught.value.size_bytes
-    assert (queue.count, rig.engine.last_lsn, tx.is_open) == (0, lsn, False)
+    assert (queue.count, rig.engine.log.last_lsn, tx.is_open) == (0, lsn, False)
     assert rig.engine.state.store.live_count == 0
 
 
@@ -342,9 +342,9 @@ def prepared(**options: Any) -> EngineRig:
 @pytest.mark.parametrize("how", STOPS)
 def test_a_large_commit_is_in_parts_and_atomic(how: str) -> None:
     rig = prepared()
-    before = rig.engine.last_lsn
+    before = rig.engine.log.last_lsn
     large(rig)
-    assert rig.engine.last_lsn - before > 5
+    assert rig.engine.log.last_lsn - before > 5
     rig.engine.sync()
     assert_committed(rig)
     stop(rig, how)

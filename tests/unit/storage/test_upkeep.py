@@ -132,9 +132,9 @@ def test_one_segment_at_a_time_each_with_its_record() -> None:
     purged(rig)
     rig.engine.sync()
     for left in (8, 5, 1):
-        lsn = rig.engine.last_lsn
+        lsn = rig.engine.log.last_lsn
         assert rig.engine.upkeep.reap()
-        assert rig.engine.last_lsn == lsn + 1
+        assert rig.engine.log.last_lsn == lsn + 1
         assert rig.engine.state.store.live_count == left
     assert not rig.engine.upkeep.reap()
 

@@ -716,7 +716,7 @@ class BatchMove(BackgroundTask):
         engine.batches.adopt(self.query, stream.parts[part])
         stream.published += rows
         self.vhost.counts.messages.publish += rows
-        self._went_on(engine.last_lsn, 0)
+        self._went_on(engine.log.last_lsn, 0)
         return True
 
     def _begin(self, batch: Batch | None) -> BatchRouter | None:

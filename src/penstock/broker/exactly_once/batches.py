@@ -360,7 +360,7 @@ class CommitRequest(BackgroundTask):
             return ASLEEP
         answer = {"status": self._status, "batch": number}
         dispatch, reply = self._vhost.dispatch, self._reply
-        last, mode = self._vhost.engine.last_lsn, self._vhost.mode
+        last, mode = self._vhost.engine.log.last_lsn, self._vhost.mode
         self._over(None)
 
         def settled() -> None:
@@ -561,7 +561,7 @@ class BatchManager:
         self.committed += 1
         self.rows += sum(page.rows for page in asked.pages)
         self.claims.forget(asked.query)
-        self._decided[asked.query] = engine.last_lsn
+        self._decided[asked.query] = engine.log.last_lsn
         self._move(asked.query)
 
     def has_arrived(self, query: str, number: int) -> bool:

@@ -269,7 +269,7 @@ class LeaseRequest(BackgroundTask):
         queue = self.manager.find(self.queue, self.reader)
         if self.needs_pages and queue.amq.materialise(self.reader):
             return AGAIN
-        before = self.engine.last_lsn
+        before = self.engine.log.last_lsn
         try:
             return self.run_slice(queue, before)
         except (PenstockError, OSError):
@@ -285,7 +285,7 @@ class LeaseRequest(BackgroundTask):
 
     def logged(self, before: int) -> bool:
         """Note the LSN of what was logged since `before`; return whether there is any."""
-        last = self.engine.last_lsn
+        last = self.engine.log.last_lsn
         if last == before:
             return False
         self.lsn = last

@@ -191,7 +191,7 @@ def _release_query(call: Call) -> None:
 
     def release() -> None:
         found = batch_manager(call.vhost).release(query, is_forced=is_forced)
-        lsn = 0 if found["batch"] is None else call.vhost.engine.last_lsn
+        lsn = 0 if found["batch"] is None else call.vhost.engine.log.last_lsn
         call.settled(lsn, found)
 
     _with_owner(call, query, release, {"batch": None})

@@ -154,7 +154,7 @@ def _purge(call: Call) -> None:
     if with_delayed:
         n = queue.amq.purge_delayed(DISK)
         if n:
-            count, lsn = count + n, call.vhost.engine.last_lsn
+            count, lsn = count + n, call.vhost.engine.log.last_lsn
     call.settled(lsn, count)
 
 
@@ -315,7 +315,7 @@ def _info(call: Call) -> None:
     call.reply({
         "queues": call.vhost.table.count,
         "queues_open": len(call.vhost.table.served),
-        "lsn": engine.last_lsn,
+        "lsn": engine.log.last_lsn,
         "lsn_settled": engine.log.settled(DISK),
         "syncs": engine.log.syncs,
         "checkpoints": engine.checkpoints.count,
@@ -328,7 +328,7 @@ def _info(call: Call) -> None:
 
 
 def _sync(call: Call) -> None:
-    lsn = call.vhost.engine.last_lsn
+    lsn = call.vhost.engine.log.last_lsn
     if call.vhost.engine.log.settled(DISK) >= lsn:
         call.reply(None)
         return

@@ -313,7 +313,7 @@ def status(vhost: VHost) -> Info:
         "batches_rolling": len(engine.batches.rolling()),
         "messages_persistent": ready,
         "message_bytes_persistent": vhost.depth_bytes,
-        "lsn": engine.last_lsn,
+        "lsn": engine.log.last_lsn,
         "lsn_settled": engine.log.settled(DISK),
         "syncs": engine.log.syncs,
         "checkpoints": engine.checkpoints.count,

@@ -219,7 +219,7 @@ def _set_stream_reader(call: Call) -> None:
             part = stream.parts[number]
             engine.streams.set_reader(part, reader, offset, OS, kept_from.get(number))
     stream.reader_made(reader, call.identity.name)
-    _answer(call, engine.last_lsn if must_wait else 0)
+    _answer(call, engine.log.last_lsn if must_wait else 0)
 
 
 def _delete_stream_reader(call: Call) -> None:

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from penstock.broker.dispatch import Dispatch
+from penstock.broker.dispatch import Dispatch, SlicedWork, TurnBudget
 from penstock.clock import Clock
 from penstock.message import Entry
 from penstock.native import mypyc_attr
@@ -103,6 +103,21 @@ class BackgroundTasks:
             except Exception as second:  # noqa: BLE001 - it is reported
                 self.dispatch.internal_error("a background task", second)
             return ASLEEP
+
+
+class FinishingWork(BackgroundTask):
+    """Finishes work that no channel waits for. Its errors are reported."""
+
+    def __init__(self, work: SlicedWork, budget: TurnBudget) -> None:
+        self._work: SlicedWork = work
+        self._budget: TurnBudget = budget
+
+    def step(self) -> int:
+        self._budget.begin_later()
+        return DONE if self._work.step() else AGAIN
+
+    def failed(self, error: Exception) -> None:
+        raise error
 
 
 class SliceSize:

@@ -62,7 +62,7 @@ from typing import Any, Final
 
 from penstock.access.permissions import Identity
 from penstock.broker import permissions
-from penstock.broker.background_tasks import AGAIN, DONE, BackgroundTask
+from penstock.broker.background_tasks import FinishingWork
 from penstock.broker.broker_queue import (
     NO_LIMIT,
     BrokerQueue,
@@ -800,22 +800,7 @@ class SettleFailed(SlicedWork):
         """Do a slice now, if there is room for it, and the rest in the background, whatever becomes
         of the channel."""
         if not self._vhost.budget.may_begin(SETTLE_SLICE) or not self.step():
-            self._vhost.background.wake(FinishingWork(self._vhost, self))
-
-
-class FinishingWork(BackgroundTask):
-    """Finishes work whose channel does not wait for it. Its errors are reported."""
-
-    def __init__(self, vhost: VHost, work: SlicedWork) -> None:
-        self._vhost: VHost = vhost
-        self._work: SlicedWork = work
-
-    def step(self) -> int:
-        self._vhost.budget.begin_later()
-        return DONE if self._work.step() else AGAIN
-
-    def failed(self, error: Exception) -> None:
-        raise error
+            self._vhost.background.wake(FinishingWork(self, self._vhost.budget))
 
 
 class Rejecting(SlicedWork):

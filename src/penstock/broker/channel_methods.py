@@ -18,7 +18,14 @@ from typing import Final
 
 from penstock.broker import refusals
 from penstock.broker.arguments import check_value
-from penstock.broker.background_tasks import AGAIN, ASLEEP, DONE, BackgroundTask, Pace
+from penstock.broker.background_tasks import (
+    AGAIN,
+    ASLEEP,
+    DONE,
+    BackgroundTask,
+    FinishingWork,
+    Pace,
+)
 from penstock.broker.broker_queue import (
     ALL_COUNTS,
     COUNTS_OF_BOXES,
@@ -29,7 +36,7 @@ from penstock.broker.broker_queue import (
     QueueOrStream,
 )
 from penstock.broker.broker_stream import BrokerStream, reader_of
-from penstock.broker.channel import Channel, ChannelTransaction, FinishingWork, SettleFailed
+from penstock.broker.channel import Channel, ChannelTransaction, SettleFailed
 from penstock.broker.dispatch import DISCARD, REQUEUE, SlicedWork
 from penstock.broker.output import address_of, write_get_ok
 from penstock.broker.permissions import (
@@ -41,7 +48,7 @@ from penstock.broker.permissions import (
     one_line,
     queue_to_declare,
 )
-from penstock.broker.publish import publish_history
+from penstock.broker.publish import SendingHistory, history_for
 from penstock.broker.refusals import not_found
 from penstock.broker.topology import EXCHANGE, QUEUE
 from penstock.codec.method import Method
@@ -551,7 +558,7 @@ class AfterCommit(SlicedWork):
     def abandon(self) -> None:
         """Go on without the channel: it is decided."""
         vhost = self._channel.vhost
-        vhost.background.wake(FinishingWork(vhost, self.rest))
+        vhost.background.wake(FinishingWork(self.rest, vhost.budget))
 
 
 def on_tx_rollback(channel: Channel, method: Method) -> None:
@@ -636,8 +643,42 @@ def on_exchange_bind(channel: Channel, method: Method) -> None:
     lsn = channel.vhost.topology.bind_exchange(
         destination, source, method.routing_key, method.arguments, channel.identity
     )
-    publish_history(channel.vhost, before, source, EXCHANGE, destination)
-    channel.answer(lsn, None if method.nowait else ExchangeBindOk())
+    answer = None if method.nowait else ExchangeBindOk()
+    _send_history(channel, before, source, EXCHANGE, destination, lsn, answer)
+
+
+def _send_history(
+    channel: Channel, bindings: int, source: str, kind: str, destination: str, lsn: int,
+    answer: Method | None,
+) -> None:  # fmt: skip
+    """Answer a bind, once what the exchange has kept is sent to a new binding."""
+    sending = history_for(channel.vhost, bindings, source, kind, destination)
+    if sending is None:
+        channel.answer(lsn, answer)
+    else:
+        channel.handler.do_in_slices(channel, _BoundToHistory(channel, sending, lsn, answer))
+
+
+class _BoundToHistory(SlicedWork):
+    """A bind that waits until the history is sent."""
+
+    def __init__(
+        self, channel: Channel, sending: SendingHistory, lsn: int, answer: Method | None
+    ) -> None:
+        self._channel: Channel = channel
+        self._sending: SendingHistory = sending
+        self._lsn: int = lsn
+        self._answer: Method | None = answer
+
+    def step(self) -> bool:
+        if not self._sending.step():
+            return False
+        self._channel.answer(self._lsn, self._answer)
+        return True
+
+    def abandon(self) -> None:
+        """Go on without the channel: it is bound."""
+        self._sending.abandon()
 
 
 def on_exchange_unbind(channel: Channel, method: Method) -> None:
@@ -736,8 +777,8 @@ def on_queue_bind(channel: Channel, method: Method) -> None:
     lsn = channel.vhost.bind_queue(
         name, source, key, method.arguments, channel.handler, channel.identity
     )
-    publish_history(channel.vhost, before, source, QUEUE, name)
-    channel.answer(lsn, None if method.nowait else QueueBindOk())
+    answer = None if method.nowait else QueueBindOk()
+    _send_history(channel, before, source, QUEUE, name, lsn, answer)
 
 
 def on_queue_unbind(channel: Channel, method: Method) -> None:

@@ -863,7 +863,8 @@ class ConnectionHandler(ChannelOwner):
         handler = TOPOLOGY_METHODS.get(method.INDEX)
         if handler is None:
             raise AMQPConnectionError(COMMAND_INVALID, "unimplemented method")
-        version = self.vhost.router.version
+        router = self.vhost.router
+        before = router.version, router.binding_count
         in_flight = self.vhost.in_flight
         in_flight.begin(self.identity.name, method.NAME)
         events = self.vhost.events
@@ -877,7 +878,8 @@ class ConnectionHandler(ChannelOwner):
         if on_audit is not None:
             audited = audited_method(channel, method)
             # A purge changes no route; a stream is declared when its files exist.
-            if version != self.vhost.router.version or audited[0] == PURGE or channel.is_waiting:
+            is_changed = before != (router.version, router.binding_count)
+            if is_changed or audited[0] == PURGE or channel.is_waiting:
                 on_audit(audited[0], self.identity.name, client_of(self.name), audited[1])
 
     def _open_channel(self, number: int) -> None:

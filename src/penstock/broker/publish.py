@@ -86,9 +86,10 @@ from librt.strings import write_i64_be
 from penstock.access.permissions import IMPERSONATOR, Identity
 from penstock.broker import refusals
 from penstock.broker.asked_rights import RightsUnknown
+from penstock.broker.background_tasks import FinishingWork
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import BrokerStream
-from penstock.broker.dispatch import STEP_BYTES, Dispatch, TurnBudget, Unconfirmed
+from penstock.broker.dispatch import STEP_BYTES, Dispatch, SlicedWork, TurnBudget, Unconfirmed
 from penstock.broker.firehose import Firehose
 from penstock.broker.output import (
     END,
@@ -142,6 +143,7 @@ ROUTE_BYTES: Final = 600  # measured: a route without its keys and targets
 CHANGES_MAX: Final = 256
 SHARED_PLACES: Final = 16  # from which on a message is not its publisher's alone (in_flight.py)
 APPENDED_MAX: Final = 10_000
+HISTORY_STEPS: Final = 64  # of the turn's budget: a message of a history
 SPECIAL_STEPS: Final = 8  # of the turn's budget: a message whose properties are looked at
 PERSISTENT: Final = 2
 EXPIRATION_MS_MAX: Final = MS_MAX
@@ -932,29 +934,79 @@ def keep_in_histories(targets: Targets, kept: Kept) -> None:
         history.keep(kept)
 
 
-def publish_history(vhost: VHost, bindings: int, source: str, kind: str, destination: str) -> None:
-    """Publish what an exchange has kept to what was bound to it, the oldest first; nothing if it
-    keeps nothing, or if there are no more bindings than these. A full disk ends it with an
-    event."""
+def history_for(
+    vhost: VHost, bindings: int, source: str, kind: str, destination: str
+) -> "SendingHistory | None":
+    """Return what sends the messages that an exchange has kept to what was bound to it; None if it
+    keeps none, or if there are no more bindings than these."""
     history = vhost.router.history_of(source)
-    if history is None or vhost.router.binding_count == bindings:
-        return
-    try:
-        for kept in list(history.kept):
-            names = [destination]
-            if kind == EXCHANGE:
-                props = BasicProperties.decode(HEADERS.parts(kept.header)[1])
-                keys = [key.decode("utf-8", "surrogateescape") for key in HEADERS.keys(kept.header)]
-                names = vhost.router.route(destination, keys[0], props.headers, keys[1:], props)
-            facts = PublishFacts()
-            facts.is_persistent, facts.priority = kept.is_persistent, kept.priority
-            facts.ttl_ms = kept.ttl_ms
-            targets = targets_of(vhost, names)
-            if names:
-                fan_out(vhost, targets.queues, targets.streams, kept.header, kept.body, facts)
-    except DiskFullError as error:
-        what = vhost.topology.called(source)
-        vhost.event("warning", f"{what} cannot send its history to '{destination}': {error}")
+    if history is None or not history.kept or vhost.router.binding_count == bindings:
+        return None
+    return SendingHistory(vhost, list(history.kept), source, kind, destination)
+
+
+class SendingHistory(SlicedWork):
+    """Publishes what the exchange `source` has kept to a destination, the oldest first. A full disk
+    ends it with an event."""
+
+    def __init__(
+        self, vhost: VHost, kept: list[Kept], source: str, kind: str, destination: str
+    ) -> None:
+        self._vhost: VHost = vhost
+        self._left: deque[Kept] = deque(kept)
+        self._source: str = source
+        self._kind: str = kind
+        self._destination: str = destination
+        self._walk: Walk | None = None
+
+    def step(self) -> bool:
+        budget = self._vhost.budget
+        while self._left:
+            names = self._names(self._left[0], budget)
+            if names is None:
+                return False
+            try:
+                self._publish(self._left.popleft(), names)
+            except DiskFullError as error:
+                self._left.clear()
+                what = self._vhost.topology.called(self._source)
+                text = f"{what} cannot send its history to '{self._destination}': {error}"
+                self._vhost.event("warning", text)
+            if self._left and budget.is_over():
+                return False
+        return True
+
+    def abandon(self) -> None:
+        """Go on without the channel: it is bound."""
+        self._vhost.background.wake(FinishingWork(self, self._vhost.budget))
+
+    def _names(self, kept: Kept, budget: TurnBudget) -> list[str] | None:
+        """Return the queues for a message; None: the budget does not suffice."""
+        if self._kind != EXCHANGE:
+            return [self._destination]
+        walk = self._walk
+        if walk is None:
+            props = BasicProperties.decode(HEADERS.parts(kept.header)[1])
+            keys = [key.decode("utf-8", "surrogateescape") for key in HEADERS.keys(kept.header)]
+            router = self._vhost.router
+            way = Way(router, self._destination)
+            walk = self._walk = Walk(router, way, keys, props.headers, props)
+        while True:
+            budget.left = walk.advance(budget.left)
+            if walk.is_done:
+                self._walk = None
+                return list(walk.queues)
+            if budget.is_over():
+                return None
+
+    def _publish(self, kept: Kept, names: list[str]) -> None:
+        facts = PublishFacts()
+        facts.is_persistent, facts.priority = kept.is_persistent, kept.priority
+        facts.ttl_ms = kept.ttl_ms
+        targets = targets_of(self._vhost, names)
+        self._vhost.budget.left -= HISTORY_STEPS + len(names) + (len(kept.body) >> 10)
+        if targets.queues or targets.streams:
+            fan_out(self._vhost, targets.queues, targets.streams, kept.header, kept.body, facts)
 
 
 # ---- large bodies --------------------------------------------------------------------------------

@@ -118,7 +118,8 @@ class Topology:
     """The exchanges and bindings of one vhost. has_queue(name): there is a queue of that name.
     check_exchange(name, user), check_binding(exchange, user): raise an error for one too many.
     count(user, bytes): called with the RAM that one takes, and with what it frees. chance: what
-    x-random selects by. policies: give exchanges their alternate ones."""
+    x-random selects by. policies: give exchanges their alternate ones. histories: the arguments of
+    RecentHistoryExchange.share."""
 
     def __init__(
         self, engine: StorageEngine, vhost: str, has_queue: Callable[[str], bool],
@@ -129,6 +130,7 @@ class Topology:
         check_between: Callable[[str, Identity, int], None] | None = None,
         chance: Random | None = None,
         policies: Policies | None = None,
+        histories: tuple[Callable[[str, int], bool], Callable[[str, int], None]] | None = None,
     ) -> None:  # fmt: skip
         self.exchanges: dict[str, Exchange] = {}
         self._count: Callable[[str, int], None] = count or not_counted
@@ -141,6 +143,9 @@ class Topology:
         self._check_new: Callable[[str, Identity | None], None] = check_exchange or _unlimited
         self._check_binding: Callable[[str, Identity | None], None] = check_binding or _unlimited
         self._policies: Policies | None = policies
+        self._histories: tuple[Callable[[str, int], bool], Callable[[str, int], None]] | None = (
+            histories
+        )
         self._check_between: Callable[[str, Identity, int], None] = check_between or _unbounded
         # on_exchange(exchange, is_new): it was declared or deleted.
         self.on_exchange: Callable[[Exchange, bool], None] | None = None
@@ -155,6 +160,9 @@ class Topology:
                 window = found.type.window = self._engine.windows.of(b"e" + _bytes(exchange.name))
                 window.is_logged = exchange.durable
                 window.set_up(found.type.size, found.type.ttl_ms)
+            history = self.router.history_of(exchange.name)
+            if history is not None and self._histories is not None:
+                history.share(exchange.creator, *self._histories)
         self.exchanges[exchange.name] = exchange
         if self._policies is not None and not self._policies.is_empty:
             self.apply_policies(exchange.name)
@@ -358,6 +366,9 @@ class Topology:
 
     def _forget(self, name: str) -> None:
         self._engine.windows.delete(b"e" + _bytes(name))
+        history = self.router.history_of(name)
+        if history is not None:
+            history.forget_all()
         self.router.delete(name)
         exchange = self.exchanges.pop(name)
         self._exchange_bytes -= exchange.held_bytes

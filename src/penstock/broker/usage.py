@@ -19,6 +19,9 @@ transactions hold.
 * **Unacknowledged deliveries.** They may take a quarter of the memory. A user whose own are not
   less than what is free for the others is given no more, on any channel with a consumer that
   acknowledges, and basic.get is refused (506), until enough of them are acknowledged (`full`).
+* **Histories.** The messages that exchanges of type x-recent-history keep may take a sixteenth,
+  and those of one user's exchanges not more than what is free for the others'. The oldest are
+  forgotten.
 * **The memory alarm.** What is counted here is part of what the MemoryMonitor compares with the
   budget. Things that last (topology, connections) count there as three quarters of the budget at
   most: they cannot be paged out, so they must never be the whole reason why publishers wait.
@@ -70,6 +73,7 @@ CLIENTS_PART: Final = 4  # a quarter: channels and consumers
 TRANSACTIONS_PART: Final = 4
 OUTPUT_PART: Final = 8  # an eighth: what waits for the sockets of clients
 UNACKED_PART: Final = 4
+HISTORIES_PART: Final = 16  # messages that exchanges of type x-recent-history keep
 UNACKED_GAP: Final = 16  # the part of its share that a user has to free to be given more again
 BURST_S: Final = 1.0  # what a user may publish at once is what is allowed in so many seconds
 NEVER_S: Final = 3600.0  # a rate of 0: looked at again so much later
@@ -108,7 +112,8 @@ class Usage:
     """Counts what the clients of one vhost use. memory_bytes: its budget.
     topology: the bytes of queues, exchanges, bindings and readers by who made them. clients: the
     bytes of channels and consumers by user. output: those that wait to be sent, by user. unacked:
-    those of deliveries, by user. full: the users who are given no more deliveries, and the
+    those of deliveries, by user. histories: those of the messages that exchanges keep, by who
+    declared them. full: the users who are given no more deliveries, and the
     monotonic seconds since when."""
 
     def __init__(self, vhost: str, limits: LimitTable, memory_bytes: int) -> None:
@@ -120,6 +125,7 @@ class Usage:
         self.clients: UserBytes = UserBytes()
         self.output: UserBytes = UserBytes()
         self.unacked: UserBytes = UserBytes()
+        self.histories: UserBytes = UserBytes()
         self.full: dict[str, float] = {}
         self.transaction_bytes: int = 0
         self._vhost: str = vhost
@@ -241,6 +247,11 @@ class Usage:
         if own >= left:
             text = _share_text("queues, exchanges and bindings", by.name, own, left)
             raise refusals.precondition_failed(f"{what}: {text}")
+
+    def has_history_room(self, creator: str, change: int) -> bool:
+        """Return whether the histories of this user's exchanges may take so many bytes more."""
+        left = self.memory_bytes // HISTORIES_PART - self.histories.total
+        return self.histories.of(creator) + change <= left
 
     def has_output_room(self, user: str) -> bool:
         """Return whether more may wait to be sent to this user."""

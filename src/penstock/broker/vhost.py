@@ -416,17 +416,10 @@ class VHost(QueueOwner[BrokerQueue]):
         # is more to do at once: call it again, after other events.
         self.turn: Callable[[], bool] = self.dispatch.run
         self.topology: Topology = Topology(
-            engine,
-            self.name,
-            self._has_queue,
-            self.event,
-            self._check_exchange,
-            self._check_binding,
-            self.usage.topology.add,
-            self.usage.check_between,
-            rng,
-            self.policies,
-        )
+            engine, self.name, self._has_queue, self.event, self._check_exchange,
+            self._check_binding, self.usage.topology.add, self.usage.check_between, rng,
+            self.policies, (self.usage.has_history_room, self.usage.histories.add),
+        )  # fmt: skip
         self._dead_letters = DeadLetterRoutes(
             self.topology.router, self.headers, self._taker, self.budget, self._share_blame
         )
@@ -576,20 +569,25 @@ class VHost(QueueOwner[BrokerQueue]):
                 f"{format_bytes(free)} of the disk are free, the limit is {format_bytes(limit)}"
             )
         if self.is_memory_short:
-            usage, monitor = self.usage, self.monitor
-            parts = {
-                "messages of queues": monitor.counted_bytes - monitor.other_bytes,
-                "queues, exchanges, bindings and readers": self.topology_bytes,
-                "channels and consumers": usage.client_bytes,
-                "open transactions": usage.transaction_bytes,
-                "unfinished messages": self.unfinished_bytes,
-                "output that clients do not read": usage.output.total,
-                "unacknowledged deliveries": usage.unacked.total,
-            }
-            largest = max(parts, key=lambda name: parts[name])
-            of = format_bytes(monitor.budget_bytes)
-            found.append(f"{largest} take {format_bytes(parts[largest])} of {of}")
+            largest, size_bytes = self._memory_parts()[0]
+            of = format_bytes(self.monitor.budget_bytes)
+            found.append(f"{largest} take {format_bytes(size_bytes)} of {of}")
         return "; ".join(found)
+
+    def _memory_parts(self) -> list[tuple[str, int]]:
+        """Return what the counted memory consists of, and the bytes of each, the largest first."""
+        usage, monitor = self.usage, self.monitor
+        parts = {
+            "messages of queues": monitor.counted_bytes - monitor.other_bytes,
+            "queues, exchanges, bindings and readers": self.topology_bytes,
+            "channels and consumers": usage.client_bytes,
+            "open transactions": usage.transaction_bytes,
+            "unfinished messages": self.unfinished_bytes,
+            "output that clients do not read": usage.output.total,
+            "unacknowledged deliveries": usage.unacked.total,
+            "deduplication": self.engine.windows.held_bytes if self._has_engine else 0,
+        }
+        return sorted(parts.items(), key=_bytes_last, reverse=True)
 
     @property
     def is_memory_short(self) -> bool:
@@ -617,7 +615,10 @@ class VHost(QueueOwner[BrokerQueue]):
 
     def _largest_holders(self) -> str:
         named = [f"{name}: {format_bytes(n)}" for n, name, _ in self._holders()[:HOLDERS_SHOWN]]
-        return "memory: the largest unfinished messages: " + ("; ".join(named) or "none")
+        parts = [f"{name}: {format_bytes(n)}" for name, n in self._memory_parts() if n]
+        return f"memory: {'; '.join(parts)}; the largest unfinished messages: " + (
+            "; ".join(named) or "none"
+        )
 
     def _end_largest(self) -> None:
         """End the connections whose unfinished messages hold most, before everybody has to wait:
@@ -1001,6 +1002,10 @@ class VHost(QueueOwner[BrokerQueue]):
     def abandon(self) -> None:
         """Stop as a crash would: nothing is written, files are closed, the lock is released."""
         self.queue_set.abandon("the vhost was abandoned")
+
+
+def _bytes_last(part: tuple[str, int]) -> int:
+    return part[1]
 
 
 def _bytes_first(holder: tuple[int, str, Peer]) -> int:

@@ -65,6 +65,7 @@ for a pattern stays until it was removed n times (bindings that differ in argume
 
 from abc import ABC, abstractmethod
 from base64 import urlsafe_b64encode
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -323,8 +324,8 @@ class Asked:
     answer beside targets: histories that are to have the message, and is_by_chance, whether the
     next message like it may go elsewhere."""
 
-    __slots__ = ("_given", "headers", "histories", "is_by_chance", "key", "keys", "now_ms",
-                 "properties", "seen_lsn", "steps", "windows")  # fmt: skip
+    __slots__ = ("_given", "_header_hashes", "headers", "histories", "is_by_chance", "key", "keys",
+                 "now_ms", "properties", "seen_lsn", "steps", "windows")  # fmt: skip
 
     def __init__(
         self, keys: list[str], headers: dict[str, object] | None, steps: int = SLICE_STEPS
@@ -340,6 +341,15 @@ class Asked:
         self.windows: list[KeyWindow] = []  # that are to see the key
         self.seen_lsn: int = 0  # of the windows that have seen it
         self._given: dict[str, object] | None = None
+        self._header_hashes: dict[str, int] = {}
+
+    def header_hash(self, name: str) -> int:
+        """Return the hash of a header's value; made once for all exchanges."""
+        found = self._header_hashes.get(name)
+        if found is None:
+            value = None if self.headers is None else self.headers.get(name)
+            found = self._header_hashes[name] = _hash(_hashed(value))
+        return found
 
     def given(self) -> dict[str, object]:
         """Return name -> `header_value` of each header; made once for all exchanges."""
@@ -715,12 +725,14 @@ class OneOfAll(ExchangeType):
         self._listed: list[str] = []  # in the order of their names, so that a restart keeps it
 
     def bind(self, binding: Binding) -> None:
+        if binding.target not in self._targets:
+            insort(self._listed, binding.target)
         _count_up(self._targets, binding.target)
-        self._listed = sorted(self._targets)
 
     def unbind(self, binding: Binding) -> None:
         _count_down(self._targets, binding.target)
-        self._listed = sorted(self._targets)
+        if binding.target not in self._targets:
+            del self._listed[bisect_left(self._listed, binding.target)]
 
 
 class ModulusHashExchange(OneOfAll):
@@ -790,32 +802,77 @@ class ConsistentHashExchange(ExchangeType):
             del self._weights[target], self._seeds[target]
 
     def select(self, asked: Asked, found: dict[str, int]) -> Rest | None:
-        key = _hash(self._hashed(asked))
+        key = self._key(asked)
+        if len(self._seeds) > asked.steps * HASHES_PER_STEP:
+            return HashesLeft(key, list(self._seeds.items()), self._weights).go_on(asked, found)
         asked.steps -= len(self._seeds) // HASHES_PER_STEP
         first, least = "", 0.0
         for target, seed in self._seeds.items():
-            number = -log((_mixed(seed ^ key) + 0.5) / HASHES) / self._weights[target]
+            number = _draw(seed, key, self._weights[target])
             if not first or number < least:
                 first, least = target, number
         if first:
             found[first] = 1
         return None
 
-    def _hashed(self, asked: Asked) -> bytes:
-        """Return what decides for this message."""
+    def _key(self, asked: Asked) -> int:
+        """Return the hash of what decides for this message."""
         value: object
         if self._header:
-            value = None if asked.headers is None else asked.headers.get(self._header)
-        elif self._property:
+            return asked.header_hash(self._header)
+        if self._property:
             value = None if asked.properties is None else getattr(asked.properties, self._property)
         else:
-            return _name_bytes(asked.keys[0])
-        if value is None:
-            return b""
-        return _name_bytes(value) if isinstance(value, str) else canonical(value)
+            value = asked.keys[0]
+        return _hash(_hashed(value))
+
+
+class HashesLeft(Rest):
+    """The targets of a consistent hash that have no number for this key yet. weights: of those
+    that are bound still."""
+
+    __slots__ = ("_at", "_first", "_key", "_least", "_seeds", "_weights")
+
+    def __init__(self, key: int, seeds: list[tuple[str, int]], weights: dict[str, int]) -> None:
+        self._key: int = key
+        self._seeds: list[tuple[str, int]] = seeds
+        self._weights: dict[str, int] = weights
+        self._at: int = 0
+        self._first: str = ""
+        self._least: float = 0.0
+
+    def go_on(self, asked: Asked, found: dict[str, int]) -> Rest | None:
+        start = self._at
+        end = self._at = min(len(self._seeds), start + max(asked.steps, 1) * HASHES_PER_STEP)
+        asked.steps -= (end - start) // HASHES_PER_STEP
+        for i in range(start, end):
+            target, seed = self._seeds[i]
+            weight = self._weights.get(target)
+            if weight is None:
+                continue
+            number = _draw(seed, self._key, weight)
+            if not self._first or number < self._least:
+                self._first, self._least = target, number
+        if end < len(self._seeds):
+            return self
+        if self._first:
+            found[self._first] = 1
+        return None
 
 
 HASHES: Final = 1 << 64
+
+
+def _hashed(value: object) -> bytes:
+    """Return what a consistent hash is of: a text's own bytes, none of nothing."""
+    if value is None:
+        return b""
+    return _name_bytes(value) if isinstance(value, str) else canonical(value)
+
+
+def _draw(seed: int, key: int, weight: int) -> float:
+    """Return the number of a target for a key: the lowest one wins."""
+    return -log((_mixed(seed ^ key) + 0.5) / HASHES) / weight
 
 
 def _hash(data: bytes) -> int:
@@ -863,9 +920,14 @@ class Kept:
         return KEPT_BYTES + len(self.header) + len(self.body)
 
 
+def _has_any_room(_creator: str, _change: int) -> bool:
+    return True
+
+
 class RecentHistoryExchange(FanoutExchange):
     """Every binding selects every message, and a new one gets the last messages. They are in RAM
-    only, as in RabbitMQ's plugin, HISTORY_BYTES_MAX at most."""
+    only, as in RabbitMQ's plugin, HISTORY_BYTES_MAX at most, and what the creator's histories may
+    take together (broker.usage)."""
 
     is_per_message = True
 
@@ -875,6 +937,18 @@ class RecentHistoryExchange(FanoutExchange):
         self._length: int = HISTORY_LENGTH_DEFAULT
         self._bytes: int = 0
         self._count: Callable[[str, int], None] = not_counted
+        self._creator: str = ""
+        self._has_room: Callable[[str, int], bool] = _has_any_room
+        self._count_kept: Callable[[str, int], None] = not_counted
+
+    def share(
+        self, creator: str, has_room: Callable[[str, int], bool],
+        count: Callable[[str, int], None],
+    ) -> None:  # fmt: skip
+        """Share RAM with the histories of others. creator: who declared the exchange.
+        has_room(creator, change): whether its histories may take so many bytes more. count: is
+        called with each change."""
+        self._creator, self._has_room, self._count_kept = creator, has_room, count
 
     def configure(self, arguments: dict[str, object], chance: Random) -> None:
         length = arguments.get(HISTORY_LENGTH, HISTORY_LENGTH_DEFAULT)
@@ -896,17 +970,28 @@ class RecentHistoryExchange(FanoutExchange):
 
     def keep(self, message: Kept) -> None:
         """Keep a message, in place of the oldest ones if it is too much. One that is too large by
-        itself is left out."""
-        if message.held_bytes > HISTORY_BYTES_MAX:
+        itself, or for the room that there is, is left out."""
+        size = message.held_bytes
+        if size > HISTORY_BYTES_MAX or not self._has_room(self._creator, size - self._bytes):
             return
-        kept = self.kept
-        before = self._bytes
-        kept.append(message)
-        self._bytes += message.held_bytes
-        while len(kept) > self._length or self._bytes > HISTORY_BYTES_MAX:
-            self._bytes -= kept.popleft().held_bytes
-        if self._bytes != before:
-            self._count("", self._bytes - before)
+        while self.kept and (
+            len(self.kept) >= self._length
+            or self._bytes + size > HISTORY_BYTES_MAX
+            or not self._has_room(self._creator, size)
+        ):
+            self._changed(-self.kept.popleft().held_bytes)
+        self.kept.append(message)
+        self._changed(size)
+
+    def forget_all(self) -> None:
+        """Forget all messages: the exchange is deleted."""
+        self.kept.clear()
+        self._changed(-self._bytes)
+
+    def _changed(self, change: int) -> None:
+        self._bytes += change
+        self._count("", change)
+        self._count_kept(self._creator, change)
 
 
 class DeduplicatedExchange(ExchangeType):

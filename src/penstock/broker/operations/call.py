@@ -13,10 +13,10 @@ from typing import Final, TypeVar
 
 from penstock.access.permissions import Identity, everything
 from penstock.broker import permissions
-from penstock.broker.background_tasks import AGAIN, DONE, BackgroundTask
+from penstock.broker.background_tasks import FinishingWork
 from penstock.broker.channel import Channel
 from penstock.broker.connection_facts import client_of
-from penstock.broker.dispatch import STEP_BYTES, Reply, SlicedWork, TurnBudget
+from penstock.broker.dispatch import STEP_BYTES, Reply, SlicedWork
 from penstock.broker.refusals import access_refused, precondition_failed
 from penstock.broker.vhost import VHost
 from penstock.errors import (
@@ -109,7 +109,7 @@ class Call:
             return
         budget.begin_later()  # nobody's turn: a client may wait
         if not answering.step():
-            self.vhost.background.wake(_AnsweringLater(answering, budget))
+            self.vhost.background.wake(FinishingWork(answering, budget))
 
     def settled(self, lsn: int, answer: object) -> None:
         """Reply once the LSN is settled in the vhost's mode; at once if it is 0."""
@@ -222,21 +222,6 @@ class _Answering(SlicedWork):
 
     def abandon(self) -> None:
         self._slices.close()
-
-
-class _AnsweringLater(BackgroundTask):
-    """The later slices of a call that no channel waits for."""
-
-    def __init__(self, answering: _Answering, budget: TurnBudget) -> None:
-        self._answering = answering
-        self._budget = budget
-
-    def step(self) -> int:
-        self._budget.begin_later()
-        return DONE if self._answering.step() else AGAIN
-
-    def failed(self, error: Exception) -> None:
-        raise error
 
 
 Functions = Mapping[str, Callable[[Call], None]]  # of a module, by the names of operations

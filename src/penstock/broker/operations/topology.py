@@ -6,7 +6,7 @@ from the beginning, because much may have changed by then.
 
 from typing import Final
 
-from penstock.broker.operations.call import Call, Functions
+from penstock.broker.operations.call import Call, Functions, Slices
 from penstock.broker.permissions import (
     READ,
     WRITE,
@@ -15,7 +15,7 @@ from penstock.broker.permissions import (
     one_line,
     queue_to_declare,
 )
-from penstock.broker.publish import publish_history
+from penstock.broker.publish import SendingHistory, history_for
 from penstock.broker.refusals import not_found
 from penstock.broker.topology import EXCHANGE, QUEUE, binding_called
 from penstock.routing.exchange_types import Binding
@@ -97,8 +97,31 @@ def _bind_queue(call: Call) -> None:
         args.text("queue"), args.text("exchange"), args.text("routing_key"),
         args.table("arguments"), call.owner, call.identity,
     )  # fmt: skip
-    publish_history(call.vhost, before, args.text("exchange"), QUEUE, args.text("queue"))
-    call.settled(lsn, _bound(call, args.text("exchange"), QUEUE, args.text("queue")))
+    _answer_bound(call, before, lsn, args.text("exchange"), QUEUE, args.text("queue"))
+
+
+def _answer_bound(
+    call: Call, bindings: int, lsn: int, source: str, kind: str, destination: str
+) -> None:
+    """Answer a bind, once what the exchange has kept is sent to a new binding."""
+    answer = _bound(call, source, kind, destination)
+    sending = history_for(call.vhost, bindings, source, kind, destination)
+    if sending is None:
+        call.settled(lsn, answer)
+    else:
+        call.lsn = lsn
+        call.in_slices(_sent(sending, answer))
+
+
+def _sent(sending: SendingHistory, answer: dict[str, object]) -> Slices:
+    """Send a history, also if the caller has left, and return the answer."""
+    try:
+        while not sending.step():
+            yield
+    except GeneratorExit:
+        sending.abandon()
+        raise
+    return answer
 
 
 def _unbind_queue(call: Call) -> None:
@@ -115,8 +138,7 @@ def _bind_exchange(call: Call) -> None:
     between = _between_exchanges(call)
     before = call.vhost.router.binding_count
     lsn = call.vhost.topology.bind_exchange(*between, call.identity)
-    publish_history(call.vhost, before, between[1], EXCHANGE, between[0])
-    call.settled(lsn, _bound(call, between[1], EXCHANGE, between[0]))
+    _answer_bound(call, before, lsn, between[1], EXCHANGE, between[0])
 
 
 def _unbind_exchange(call: Call) -> None:

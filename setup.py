@@ -26,6 +26,7 @@ from setuptools.command.build_ext import build_ext
 
 # The hot modules, listed here and nowhere else.
 HOT_MODULES = (
+    "penstock.clock",
     "penstock.counts",
     "penstock.message",
     "penstock.storage.totals",
@@ -68,6 +69,7 @@ HOT_MODULES = (
     "penstock.codec.fields",
     "penstock.codec.properties",
     "penstock.codec.frames",
+    "penstock.access.permissions",
     "penstock.protocol.events",
     "penstock.protocol.connection",
     "penstock.queues.raw_fields",
@@ -81,7 +83,11 @@ HOT_MODULES = (
     "penstock.broker.broker_queue",
     "penstock.broker.output",
     "penstock.broker.broker_stream",
+    "penstock.broker.permissions",
+    "penstock.broker.usage",
+    "penstock.broker.queue_table",
     "penstock.broker.channel",
+    "penstock.broker.channel_methods",
     "penstock.broker.connection_handler",
     "penstock.broker.background_tasks",
     "penstock.broker.exactly_once.batch_moves",

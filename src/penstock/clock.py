@@ -22,6 +22,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final, Protocol
 
+from penstock.native import mypyc_attr
+
 LOOK_US: Final = 100_000  # between two looks at the system's time
 CATCH_UP_S: Final = 86_400.0  # in which a difference is caught up, if the rate is within these:
 RATE_MIN: Final = 0.05
@@ -96,6 +98,7 @@ def _system_us() -> int:
     return time.time_ns() // 1000
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SystemClock:
     """The clock of this machine."""
 
@@ -112,6 +115,7 @@ class SystemClock:
         return self._wall.us()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ManualClock:
     """Stands still until `advance` is called. For tests and simulations.
 

@@ -443,8 +443,9 @@ class ConnectionHandler(ChannelOwner):
     def account(self) -> None:
         """Report to the vhost how much RAM the connection takes beyond its queues."""
         now = 0 if self._is_lost else self.connection.unfinished_bytes
-        self.vhost.unfinished_bytes += now - self._unfinished_bytes
-        self._unfinished_bytes = now
+        if now != self._unfinished_bytes:
+            self.vhost.unfinished_bytes += now - self._unfinished_bytes
+            self._unfinished_bytes = now
         if not self._is_lost:
             now += self._held_bytes + self._backlog_bytes
             if self.output.lanes:

@@ -30,9 +30,10 @@ payload, or do not fill it, are FRAME_ERROR "cannot decode", as in RabbitMQ.
 """
 
 import struct
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
 from penstock.errors import (
     FRAME_ERROR,
@@ -172,7 +173,11 @@ class FieldReader:
 
     def short(self) -> int:
         """Read an unsigned integer of 2 bytes."""
-        return int.from_bytes(self._take(2), "big")
+        at = self.at
+        if len(self.payload) - at < 2:
+            raise self.cannot_decode()
+        self.at = at + 2
+        return (self.payload[at] << 8) | self.payload[at + 1]
 
     def long(self) -> int:
         """Read an unsigned integer of 4 bytes."""
@@ -214,6 +219,43 @@ class FieldReader:
         """Check that the fields filled the payload."""
         if self.at != len(self.payload):
             raise self.cannot_decode()
+
+
+# What is done for one field, or for up to eight bits in one octet. The name is "" for bits, and for
+# a reserved field. A bit that is not reserved is (name, its value in the octet).
+Bits = tuple[tuple[str, int], ...]
+ReadStep = tuple[str, Callable[[FieldReader], Any], Bits]
+WriteStep = tuple[str, Callable[[Any], bytes], Bits, bytes]
+
+
+def read_fields(reader: FieldReader, steps: tuple[ReadStep, ...]) -> dict[str, Any]:
+    """Return the fields of a method by their names."""
+    values: dict[str, Any] = {}
+    for name, read, bits in steps:
+        value = read(reader)
+        if name:
+            values[name] = value
+        else:
+            for bit, mask in bits:
+                values[bit] = value & mask != 0
+    return values
+
+
+def write_fields(head: bytes, method: object, steps: tuple[WriteStep, ...]) -> bytes:
+    """Return the fields of a method behind its two ids."""
+    parts = [head]
+    for name, write, bits, zero in steps:
+        if name:
+            parts.append(write(getattr(method, name)))
+        elif bits:
+            octet = 0
+            for bit, value in bits:
+                if getattr(method, bit):
+                    octet |= value
+            parts.append(octet.to_bytes(1, "big"))
+        else:
+            parts.append(zero)
+    return b"".join(parts)
 
 
 def table_too_long(size_bytes: int, most_bytes: int) -> ChannelError:

@@ -35,7 +35,7 @@ PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
 def begins_with_publish(data: bytes) -> bool:
     """Return whether bytes that begin with a frame begin with a basic.publish. A quick guess: it
     checks neither the type of the frame nor that a frame begins there."""
-    return data.startswith(_BASIC_PUBLISH, _METHOD_AT)
+    return data[_METHOD_AT : _METHOD_AT + len(_BASIC_PUBLISH)] == _BASIC_PUBLISH
 
 
 def method_frame(channel: int, payload: bytes) -> bytes:

@@ -27,8 +27,11 @@ from typing import (
 )
 
 from penstock.codec.fields import (
+    Bits,
     FieldReader,
+    ReadStep,
     Table,
+    WriteStep,
     encode_long,
     encode_longlong,
     encode_longstr,
@@ -36,6 +39,8 @@ from penstock.codec.fields import (
     encode_short,
     encode_shortstr,
     encode_table,
+    read_fields,
+    write_fields,
 )
 
 
@@ -59,12 +64,6 @@ LongStr = Annotated[bytes, FieldType(encode_longstr, FieldReader.longstr, bytes(
 FieldTable = Annotated[Table, FieldType(encode_table, FieldReader.table, bytes(4))]
 # A table that is checked when it is read, and stays bytes.
 RawTable = Annotated[bytes, FieldType(bytes, FieldReader.raw_table, bytes(4))]
-
-# What `encode` and `decode` do for one field, or for up to eight bits in one octet. The name is ""
-# for bits, and for a reserved field. A bit that is not reserved is (name, its value in the octet).
-Bits = tuple[tuple[str, int], ...]
-WriteStep = tuple[str, Callable[[Any], bytes], Bits, bytes]
-ReadStep = tuple[str, Callable[[FieldReader], Any], Bits]
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(field,))
@@ -98,32 +97,14 @@ class Method:
 
         Raises ValueError or OverflowError if a field is too large for its type.
         """
-        parts = [self._HEAD]
-        for name, write, bits, zero in self._WRITE_STEPS:
-            if name:
-                parts.append(write(getattr(self, name)))
-            elif bits:
-                octet = 0
-                for bit, value in bits:
-                    if getattr(self, bit):
-                        octet |= value
-                parts.append(octet.to_bytes(1, "big"))
-            else:
-                parts.append(zero)
-        return b"".join(parts)
+        return write_fields(self._HEAD, self, self._WRITE_STEPS)
 
     @classmethod
     def decode(cls, reader: FieldReader) -> Self:
         """Return the method whose fields come next in the reader."""
-        values: dict[str, Any] = {}
-        for name, read, bits in cls._READ_STEPS:
-            value = read(reader)
-            if name:
-                values[name] = value
-            else:
-                for bit, mask in bits:
-                    values[bit] = value & mask != 0
-        return cls(**values)
+        method = cls.__new__(cls)
+        method.__dict__ = read_fields(reader, cls._READ_STEPS)
+        return method
 
 
 def _steps(hints: dict[str, Any]) -> list[tuple[str, FieldType, Bits]]:

@@ -547,15 +547,15 @@ def decode_method(payload: bytes, table_bytes_max: int = 0) -> Method:
     if len(payload) < 4:
         raise AMQPConnectionError(FRAME_ERROR, "a method frame without a class and method id")
     index = int.from_bytes(payload[:4], "big")
-    class_id, method_id = index >> 16, index & 0xFFFF
     method = METHODS.get(index)
     if method is None:
+        class_id, method_id = index >> 16, index & 0xFFFF
         text = f"unknown method {method_id} of class {class_id}"
         raise AMQPConnectionError(COMMAND_INVALID, text, class_id, method_id)
     reader = FieldReader(payload, table_bytes_max)
     decoded = method.decode(reader)
     reader.end()
     if reader.error is not None:
-        reader.error.class_id, reader.error.method_id = class_id, method_id
+        reader.error.class_id, reader.error.method_id = method.CLASS_ID, method.METHOD_ID
         raise reader.error
     return decoded

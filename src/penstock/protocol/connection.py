@@ -96,6 +96,18 @@ from penstock.protocol.states import (
 
 SERVER: Final = Role.SERVER
 CLIENT: Final = Role.CLIENT
+# The states as constants of this module: compiled code has these at hand, and looks for a member of
+# an Enum by its name.
+HEADER: Final = ConnectionState.HEADER
+START: Final = ConnectionState.START
+OPENING: Final = ConnectionState.OPENING
+OPEN: Final = ConnectionState.OPEN
+BOTH_CLOSING: Final = ConnectionState.BOTH_CLOSING
+CLOSED: Final = ConnectionState.CLOSED
+CHANNEL_CLOSED: Final = ChannelState.CLOSED
+CHANNEL_OPENING: Final = ChannelState.OPENING
+CHANNEL_OPEN: Final = ChannelState.OPEN
+CHANNEL_FAULTED: Final = ChannelState.FAULTED
 
 CHANNEL_MAX: Final = 65535
 FRAME_HEADER_BYTES: Final = FRAME_OVERHEAD_BYTES - 1  # type, channel, size
@@ -157,7 +169,7 @@ class ChannelInput:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.state = ChannelState.CLOSED
+        self.state = CHANNEL_CLOSED
         # A new method may come: the channel is open, and no message is being assembled.
         self.is_ready = False
         self.awaits = AWAITS_METHOD
@@ -235,7 +247,7 @@ class Connection:
         pause_after_open: bool = False,
     ) -> None:
         self.role = role
-        self.state = ConnectionState.HEADER
+        self.state = HEADER
         self.frame_max = frame_max
         self.channel_max = channel_max
         self.heartbeat_s = 0
@@ -279,7 +291,7 @@ class Connection:
             spool_bytes=spool_bytes,
             body_bytes_max=body_bytes_max,
         )
-        connection.state = ConnectionState.OPENING
+        connection.state = OPENING
         return connection
 
     # ----------------------------------------------------------------------------------- receiving
@@ -417,10 +429,10 @@ class Connection:
                 self._tuned(method)
             self._enter(after)
             return
-        if self.state not in (ConnectionState.OPEN, self._machines.peer_close):
+        if self.state not in (OPEN, self._machines.peer_close):
             raise LocalProtocolError(f"{method.NAME} while the connection is {self.state.value}")
         channel = self._channels.get(number)
-        state = ChannelState.CLOSED if channel is None else channel.state
+        state = CHANNEL_CLOSED if channel is None else channel.state
         next_state = self._machines.channel_out.get((state, method.INDEX))
         highest = CHANNEL_MAX if self._is_server else self.channel_max or CHANNEL_MAX
         if next_state is None or not 0 < number <= highest:
@@ -437,7 +449,7 @@ class Connection:
         """Append the events of all whole frames from `start` on. Returns where the frames end."""
         at = start
         self._needed_bytes = FRAME_HEADER_BYTES
-        if self.state is ConnectionState.HEADER:
+        if self.state is HEADER:
             at = self._take_protocol_header(data)
         end = len(data)
         payload_max = self._payload_max()
@@ -497,7 +509,7 @@ class Connection:
             payload_max = self._payload_max()
             number = -1
             run = None
-        is_header = self.state is ConnectionState.HEADER
+        is_header = self.state is HEADER
         if end - at == FRAME_HEADER_BYTES and not (is_header or self._is_paused):
             size = (data[at + 3] << 24) | (data[at + 4] << 16) | (data[at + 5] << 8) | data[at + 6]
             if size > payload_max:  # refuse it at once, not when its first byte arrives
@@ -517,7 +529,7 @@ class Connection:
             self.is_broken = True
             self._is_in_step = False
             return len(data)
-        self.state = ConnectionState.START
+        self.state = START
         return len(header)
 
     def _publish_run(self, number: int) -> PublishRun:
@@ -535,7 +547,10 @@ class Connection:
         if not isinstance(last, AckRun) or last.channel != number:
             last = AckRun(number, [], [])
             self._events.append(last)
-        last.tags.append(int.from_bytes(data[at : at + 8], "big"))
+        tag = (data[at + 4] << 24) | (data[at + 5] << 16) | (data[at + 6] << 8) | data[at + 7]
+        if data[at : at + 4] != b"\0\0\0\0":
+            tag = int.from_bytes(data[at : at + 8], "big")
+        last.tags.append(tag)
         last.multiples.append(data[at + 8] & 1 != 0)
 
     def _payload_max(self) -> int:
@@ -565,7 +580,7 @@ class Connection:
             if kind != FRAME_METHOD:
                 raise _unexpected("expected method frame, got non method frame instead")
             self._take_connection_method(payload)
-        elif self.state is ConnectionState.OPEN or self.state is ConnectionState.OPENING:
+        elif self.state is OPEN or self.state is OPENING:
             self._take_channel_frame(kind, number, payload)
         else:
             raise _unexpected(f"a frame on channel {number} in connection state {self.state.value}")
@@ -596,7 +611,7 @@ class Connection:
             channel = ChannelInput(number)
         method = decode_method(payload)
         after = self._machines.channel_in.get((channel.state, method.INDEX))
-        if after is None or channel.state is not ChannelState.CLOSED:
+        if after is None or channel.state is not CHANNEL_CLOSED:
             raise _of(method, CHANNEL_ERROR, "expected 'channel.open'")
         limit = self.channel_max or CHANNEL_MAX
         if len(self._channels) >= limit:  # as in RabbitMQ: how many, not which numbers
@@ -727,7 +742,7 @@ class Connection:
 
     def _fault(self, channel: ChannelInput, error: ChannelError) -> None:
         """Ignore the channel from now on; the owner has to close it with this error."""
-        channel.state = ChannelState.FAULTED
+        channel.state = CHANNEL_FAULTED
         self._reset(channel, is_ready=False)
         self._events.append(ChannelFault(channel.number, error))
 
@@ -745,15 +760,15 @@ class Connection:
         if self._is_closing():
             for channel in self._channels.values():
                 self._reset(channel, is_ready=False)
-        if state is ConnectionState.CLOSED:
+        if state is CLOSED:
             self._channels.clear()
 
     def _enter_channel(self, channel: ChannelInput, state: ChannelState) -> None:
         channel.state = state
-        if state is ChannelState.CLOSED:
+        if state is CHANNEL_CLOSED:
             self._reset(channel, is_ready=False)
             del self._channels[channel.number]
-        elif state not in (ChannelState.OPEN, ChannelState.OPENING):
+        elif state not in (CHANNEL_OPEN, CHANNEL_OPENING):
             self._reset(channel, is_ready=False)
         elif channel.awaits == AWAITS_METHOD:
             channel.is_ready = not self._is_closing()
@@ -763,7 +778,7 @@ class Connection:
 
     def _is_closing_in_step(self) -> bool:
         """Return whether we have sent close, and the peer's frames can still be told apart."""
-        ours = (self._machines.own_close, ConnectionState.BOTH_CLOSING)
+        ours = (self._machines.own_close, BOTH_CLOSING)
         return self._is_in_step and self.state in ours
 
     def _tuned(self, tune_ok: ConnectionTuneOk) -> None:

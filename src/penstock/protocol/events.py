@@ -4,7 +4,8 @@ The events of a channel are in the order of the wire. Publishes of one channel t
 other in the bytes of one `receive` are one event, with a list for each part; so are acks. The cost
 of an event is then paid once for many messages. A publish in a run is three slices of the received
 bytes, not decoded: its reader must check PublishRun.headers with codec.properties.scan. The
-Connection has checked that each event may come at this time (states.py).
+Connection has checked that each event may come at this time (states.py). The events that come for
+each message have a constructor of their own: it is compiled, and the one of a dataclass is not.
 """
 
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ class HeartbeatReceived(Event):
     """A heartbeat frame. Any other bytes show as well that the peer is alive."""
 
 
-@dataclass
+@dataclass(init=False)
 class MethodReceived(Event):
     """A method without content, on channel 0 or an open channel. bytes: of its payload, if it is
     on a channel."""
@@ -43,8 +44,13 @@ class MethodReceived(Event):
     method: Method
     bytes: int = field(default=0, compare=False)
 
+    def __init__(self, channel: int, method: Method, size_bytes: int = 0) -> None:
+        self.channel = channel
+        self.method = method
+        self.bytes = size_bytes
 
-@dataclass
+
+@dataclass(init=False)
 class PublishRun(Event):
     """Whole messages published on one channel. The three lists have the same length.
 
@@ -57,14 +63,27 @@ class PublishRun(Event):
     headers: list[bytes]
     bodies: list[bytes]
 
+    def __init__(
+        self, channel: int, routes: list[bytes], headers: list[bytes], bodies: list[bytes]
+    ) -> None:
+        self.channel = channel
+        self.routes = routes
+        self.headers = headers
+        self.bodies = bodies
 
-@dataclass
+
+@dataclass(init=False)
 class AckRun(Event):
     """One or more basic.ack on one channel: their delivery tags and `multiple` bits."""
 
     channel: int
     tags: list[int]
     multiples: list[bool]
+
+    def __init__(self, channel: int, tags: list[int], multiples: list[bool]) -> None:
+        self.channel = channel
+        self.tags = tags
+        self.multiples = multiples
 
 
 @dataclass

@@ -40,6 +40,8 @@ class Role(Enum):
 class ConnectionState(Enum):
     """The states of a connection. Error texts show the values."""
 
+    __hash__ = object.__hash__  # Enum's is a function of Python, and these are keys of the tables
+
     HEADER = "waiting for the protocol header"
     START = "starting"
     STARTED = "authenticating"
@@ -56,6 +58,8 @@ class ConnectionState(Enum):
 
 class ChannelState(Enum):
     """The states of a channel."""
+
+    __hash__ = object.__hash__
 
     CLOSED = "closed"
     OPENING = "opening"

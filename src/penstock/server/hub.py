@@ -53,9 +53,9 @@ closes this connection (541), or stops the vhost if its storage has failed.
 import asyncio
 import logging
 import socket
-import time
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 from typing import Final, Protocol
 
 from penstock.access.permissions import Identity
@@ -310,14 +310,14 @@ class Session(PolledSource):
             return
         hub = self.hub
         in_flight = hub.in_flight
-        since = time.monotonic()
+        since = monotonic()
         in_flight.begin_read(self._in_flight_name)
         try:
             handler.receive(data)
         except Exception as error:  # noqa: BLE001 - it is logged and answered
             self.unexpected(error)
         in_flight.end_read()
-        now = time.monotonic()
+        now = monotonic()
         is_quick = hub.pace.is_quick(self, data, now)
         size = len(data)
         if size >= self._most_bytes:
@@ -625,7 +625,7 @@ class Hub(Turns):
         super().__init__()
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.poller: Poller = poller
-        self.in_flight: InFlight = in_flight or InFlight(time.monotonic)
+        self.in_flight: InFlight = in_flight or InFlight(monotonic)
         self.vhost: Turning = vhost
         self.sessions: set[Session] = set()
         self.pace: ReadPace = ReadPace()
@@ -676,7 +676,7 @@ class Hub(Turns):
         if self._ended:
             self._take_out()
         self._run(self.vhost.turn)
-        soon = time.monotonic() + SOON_S
+        soon = monotonic() + SOON_S
         if self.tick_at > soon:
             self.tick_at = soon
 
@@ -713,8 +713,8 @@ class Hub(Turns):
         self.on_tick()
 
     def _tick(self) -> bool:
-        self.tick_at = time.monotonic() + 1.0  # if the tick fails
-        self.tick_at = time.monotonic() + max(self.vhost.tick(), 0.0)
+        self.tick_at = monotonic() + 1.0  # if the tick fails
+        self.tick_at = monotonic() + max(self.vhost.tick(), 0.0)
         return False
 
     def fail(self, error: BaseException) -> None:

@@ -24,8 +24,8 @@ many clients of one user together take no longer than one.
 
 import os
 import select
-import time
 from abc import ABC, abstractmethod
+from time import monotonic, thread_time
 from typing import Final
 
 from penstock.counts import TURN_S, Histogram
@@ -121,12 +121,12 @@ class Poller:
         self.must_return = False
         until = -1.0
         if timeout_s > 0:
-            until = time.monotonic() + timeout_s
+            until = monotonic() + timeout_s
         while True:
             has_inner = self._pass(self._wait_s(timeout_s, until))
             if has_inner or self.must_return or timeout_s == 0:
                 return has_inner
-            if timeout_s > 0 and time.monotonic() >= until:
+            if timeout_s > 0 and monotonic() >= until:
                 return False
 
     def _wait_s(self, timeout_s: float, until: float) -> float:
@@ -138,7 +138,7 @@ class Poller:
             until = turns.tick_at
         if until < 0:
             return -1.0
-        return max(until - time.monotonic(), 0.0)
+        return max(until - monotonic(), 0.0)
 
     def _pass(self, wait_s: float) -> bool:
         """Wait, and run what is ready. Returns whether asyncio's descriptor is."""
@@ -147,9 +147,9 @@ class Poller:
         events = self._left
         if not events:
             events = self._epoll.poll(wait_s, EVENTS_MAX)
-        began_s = time.thread_time() if self.is_measuring else 0.0
+        began_s = thread_time() if self.is_measuring else 0.0
         last = len(events) - 1
-        now_s = time.monotonic()
+        now_s = monotonic()
         until_s = now_s + PASS_S
         has_inner = False
         sources = self._sources
@@ -159,7 +159,7 @@ class Poller:
             source = sources.get(descriptor)
             if source is not None:
                 source.ready(event[1])
-                if i < last and time.monotonic() > until_s:
+                if i < last and monotonic() > until_s:
                     self._left = events[i + 1 :]
                     break
             elif descriptor == self._inner:
@@ -167,22 +167,17 @@ class Poller:
             elif descriptor == self._worker:
                 self._take_signal()
         turns = self.turns
-        if turns is not None:
-            if turns.is_awake:
-                turns.turn()
-            if turns.tick_at >= 0:
-                self._tick(turns)
-        self.pass_seconds.record(time.monotonic() - now_s)
-        if self.is_measuring:
-            self.longest_s = max(self.longest_s, time.thread_time() - began_s)
-        return has_inner
-
-    def _tick(self, turns: Turns) -> None:
-        """Run the tick if it is due."""
-        late_s = time.monotonic() - turns.tick_at
-        if late_s >= 0:
-            self.late_seconds.record(late_s)
+        if turns is not None and turns.is_awake:
+            turns.turn()
+        done_s = monotonic()
+        if turns is not None and 0 <= turns.tick_at <= done_s:
+            self.late_seconds.record(done_s - turns.tick_at)
             turns.tick()
+            done_s = monotonic()
+        self.pass_seconds.record(done_s - now_s)
+        if self.is_measuring:
+            self.longest_s = max(self.longest_s, thread_time() - began_s)
+        return has_inner
 
     def _take_signal(self) -> None:
         os.eventfd_read(self._worker)

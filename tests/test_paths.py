@@ -37,4 +37,5 @@ def test_a_path_is_no_longer_than_its_limit(name: str, traces: dict[str, Trace])
     limit = LIMITS[name]
     assert len(trace.modules) <= limit["modules"], " ".join(trace.modules)
     assert trace.moves <= limit["moves"], " ".join(trace.modules)
-    assert trace.json <= limit.get("json", 0), "a text of JSON is made or read once more"
+    assert trace.json <= limit.get("json", 0), "a text of JSON is made once more"
+    assert trace.read <= trace.json, "a text of JSON is read twice"

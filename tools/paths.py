@@ -8,7 +8,7 @@ Only functions of the package count, and only the uncompiled build can be traced
     modules   different modules that a function was called in
     calls     calls of functions (comprehensions and lambdas count as part of their function)
     moves     calls that lead from one module into another
-    json      texts of JSON that are made or read
+    json      texts of JSON that are made; if more are read than made, one is read twice
 
 A path is run a few times before it is traced, so what is cached is cached. Limits stand in
 pyproject.toml, [tool.penstock.paths]; tests/test_paths.py compares.
@@ -58,9 +58,8 @@ from penstock.queues.priority_queue import open_backing  # noqa: E402
 from penstock.queues.queue_ram import CHECKS  # noqa: E402
 from penstock.server import control  # noqa: E402
 from penstock.server.control import NAME, ControlClient  # noqa: E402
-from penstock.server.control_server import ControlServer  # noqa: E402
 from penstock.server.node_operations import NodeOperations  # noqa: E402
-from penstock.server.process_link import ProcessLink  # noqa: E402
+from penstock.server.process_link import ControlServer, ProcessLink  # noqa: E402
 from penstock.server.vhost_process import VhostProcess  # noqa: E402
 from penstock.server.watched_process import RUNNING  # noqa: E402
 from penstock.server.watched_vhost import WatchedVhost  # noqa: E402
@@ -82,7 +81,7 @@ OPTIONS = StorageOptions(
 )
 
 
-CODERS = {json.JSONEncoder.encode.__code__, json.JSONDecoder.decode.__code__}
+MADE, READ = json.JSONEncoder.encode.__code__, json.JSONDecoder.decode.__code__
 
 
 @dataclass
@@ -93,12 +92,14 @@ class Trace:
     calls: int = 0
     moves: int = 0
     json: int = 0
+    read: int = 0  # texts of JSON
 
     def see(self, frame: FrameType, event: str, _arg: object) -> None:
         """A profile function for sys.setprofile."""
         if event != "call":
             return
-        self.json += frame.f_code in CODERS
+        self.json += frame.f_code is MADE
+        self.read += frame.f_code is READ
         module = module_of(frame)
         if module is None or frame.f_code.co_name.startswith("<"):
             return
@@ -357,7 +358,7 @@ def main() -> None:
             continue
         print(
             f"{name:10} {len(trace.modules):3} modules {trace.calls:5} calls {trace.moves:4} moves"
-            f"{trace.json:4} json"
+            f"{trace.json:4} json{trace.read:4} read"
         )
         if given.modules:
             for module, calls in trace.modules.items():

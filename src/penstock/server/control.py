@@ -18,7 +18,7 @@ and the other way round; a process in between passes the bytes on.
 **The control socket**, `control.sock` in the data directory. Only its owner can open it, so
 everybody who can connect may do everything. The path of a Unix socket may have 107 bytes at most,
 that of the data directory may be longer. Then the socket is opened through a descriptor of the
-directory, by its name in Linux's /proc. The server side is control_server.
+directory, by its name in Linux's /proc. The server side is process_link.
 
 process_link has these messages on asyncio's loop. This module does not import asyncio: commands
 must start fast.

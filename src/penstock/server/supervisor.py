@@ -54,7 +54,6 @@ from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.backends import Backends, Refused, made_backends
 from penstock.server.certificates import Certificates
 from penstock.server.control import NAME, Facts
-from penstock.server.control_server import ControlServer
 from penstock.server.descriptors import clients_max, raise_limit
 from penstock.server.heap import Heap, find_trim
 from penstock.server.listener import Listener, bind
@@ -63,6 +62,7 @@ from penstock.server.login import Login, Origin
 from penstock.server.memory_shares import MemoryShares
 from penstock.server.node_events import AUTHENTICATED, authenticated, events_of
 from penstock.server.node_operations import NodeOperations
+from penstock.server.process_link import ControlServer
 from penstock.server.proxy_protocol import networks_of
 from penstock.server.service_manager import ServiceManager
 from penstock.server.watched_http import ListeningSockets, WatchedHttp

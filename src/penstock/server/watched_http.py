@@ -36,11 +36,10 @@ from penstock.config import Config
 from penstock.errors import PenstockError
 from penstock.operation_table import DEFAULT_VHOST
 from penstock.server.control import OPEN, Facts
-from penstock.server.control_server import Call, answer
 from penstock.server.descriptors import http_connections_max
 from penstock.server.listener import bind
 from penstock.server.login import Origin
-from penstock.server.process_link import AskedCall, ProcessLink
+from penstock.server.process_link import Answering, AskedCall, ProcessLink, answer
 from penstock.server.watched_process import PYTHON, RUNNING, WatchedProcess, entry_of, whole
 
 PROGRAM: Final = (*PYTHON, "penstock.http.process")
@@ -95,7 +94,7 @@ class WatchedHttp(WatchedProcess):
         settings: Config,
         clock: Clock,
         users: Callable[[], dict[str, Any]],
-        call: Call,
+        call: Answering,
         open_link: Open,
         program: Sequence[str] = PROGRAM,
         metrics_socks: Sequence[socket.socket] = (),

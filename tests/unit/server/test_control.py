@@ -10,8 +10,7 @@ from penstock.errors import AMQPError
 from penstock.operation_json import dumps, loads, read
 from penstock.server import control
 from penstock.server.control import NAME, ControlClient, ControlError, NoServerError
-from penstock.server.control_server import ControlServer
-from penstock.server.process_link import ProcessLink
+from penstock.server.process_link import ControlServer, ProcessLink
 
 
 class Node:

@@ -43,7 +43,7 @@ PIN := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: audit sbom packages chromium site help setup run run-queues test test-sparks check lint conformance crash crash-spark soak bench bench-spark mutants plot plot-metrics screenshots format clean FORCE
+.PHONY: audit sbom packages chromium site help setup run run-queues test test-sparks check lint conformance crash crash-spark soak bench bench-spark mutants plot plot-metrics screenshots dashboard-figures format clean FORCE
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -68,6 +68,7 @@ help:
 	@echo "make plot    RAM and throughput while ten million messages go in and out: docs/how-it-works/memory.png"
 	@echo "make plot-metrics  what /metrics says while a backlog comes and goes: docs/guides/monitoring.png"
 	@echo "make screenshots  the pictures of the dashboard: docs/guides/dashboard-*.png"
+	@echo "make dashboard-figures  how fast its pages are (ARGS=speed), what open ones leak (ARGS=leaks, an hour)"
 	@echo "make format  let ruff write the format and what else it can mend"
 	@echo "make clean   remove environments, build and caches"
 
@@ -168,6 +169,9 @@ plot-metrics: .venv-bench/ready
 
 screenshots: .venv-pure/ready chromium
 	.venv-pure/bin/python -m tests.browser.pictures
+
+dashboard-figures: .venv/ready chromium
+	.venv/bin/python -m tests.browser.figures $(ARGS)
 
 format: .venv/ready
 	.venv/bin/ruff format .

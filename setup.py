@@ -59,6 +59,7 @@ HOT_MODULES = (
     "penstock.queues.paging",
     "penstock.queues.variable_queue",
     "penstock.queues.priority_queue",
+    "penstock.queues.memory_monitor",
     "penstock.queues.headers",
     "penstock.queues.thresholds",
     "penstock.queues.dead_letter",

@@ -6,8 +6,9 @@ address is asked in turn: seconds until the answer is there, CPU of all processe
 bytes. After that a client publishes one persistent message at a time, at a steady pace, without and
 with a poller that asks what a dashboard asks each 5 s: the time until each confirm.
 
-Of Penstock also: the CPU of all its processes while nobody looks at its dashboard, while one page
-is open, and while ten are, beside that publisher.
+Of Penstock also (scenario `dashboard`): the CPU of each of its processes while nobody looks at its
+dashboard, while one page is open, and while ten are; when nobody else does anything, and beside
+that publisher. A page is its stream of events: the overview, and a queue.
 
 Penstock tells the longest turn of its vhost's loop (CPU) while each address is asked.
 """
@@ -26,10 +27,10 @@ from pathlib import Path
 
 import load
 import rabbitmq
-from brokers import Broker, free_port
+from brokers import Broker, free_port, tree
 from runner import Result, Runner
-from scaling import ScalingNode, cpu_s
-from single import Client, method, publish, short, table
+from scaling import ScalingNode
+from single import Client, cpu_s, method, publish, short, table
 
 from penstock.native import build_kind
 from penstock.server.control import ControlClient
@@ -37,6 +38,9 @@ from penstock.server.control import ControlClient
 ASKED_EVERY_S = 5.0
 SETTLED_S = 3.0  # after a page was opened
 PAGES = (0, 1, 10)  # of the dashboard that are open
+NOBODY, PUBLISHER = "nobody else", "a publisher"  # beside the pages
+PROCESSES = {"serve": "supervisor", "penstock.server.vhost_process": "vhost",
+             "penstock.http.process": "HTTP"}  # fmt: skip
 EVENTS = "penstock/events?topics=overview,queue:%252F:queue.00000"
 PER_S = 200  # messages that the publisher sends
 IN_FLIGHT = 500  # declares that are not answered yet
@@ -92,10 +96,10 @@ class ManagedRabbitMQ(rabbitmq.RabbitMQ):
 
 
 class ManagementBench(Runner):
-    """One scenario; `figures` has the rows of each broker."""
+    """`figures` has the rows of each broker, and those of the dashboard."""
 
     def scenarios(self) -> dict[str, Callable[[], None]]:
-        return {"management": self.management}
+        return {"management": self.management, "dashboard": self.dashboard}
 
     def management(self) -> None:
         load.build()
@@ -134,35 +138,57 @@ class ManagementBench(Runner):
         for what, polled in (("alone", ()), ("beside a poller", POLLED)):
             self.say(f"management: {node.name}, a publisher {what}")
             delays[what] = self._delays(node, seconds, [ADDRESSES[one] for one in polled])
-        found: Result = {"asked": asked, "confirm_ms": delays}
-        if isinstance(node, ManagedPenstock):
-            self.say(f"management: {node.name}, its dashboard")
-            pages = {str(pages): self._watched(node, pages) for pages in PAGES}
-            found["dashboard_cpu"] = pages
         for one in (first, *idle):
             one.sock.close()
-        return found
+        return {"asked": asked, "confirm_ms": delays}
 
-    def _watched(self, node: ManagedPenstock, pages: int) -> float:
-        """Part of a core that all processes take while so many pages of the dashboard are open and
-        a client publishes: without one, a vhost's loop does less each second."""
-        seconds = self.pick(10, 60)
-        pool = multiprocessing.Pool(1)
-        publishing = pool.apply_async(confirms, (node.port, seconds + 2 * SETTLED_S))
-        socks = [opened(node.http_port, EVENTS).sock for _ in range(pages)]
-        readers = [threading.Thread(target=drain, args=(sock,)) for sock in socks]
-        for reader in readers:
-            reader.start()
-        time.sleep(SETTLED_S)
-        before, started = cpu_s(node.pid), time.monotonic()
-        time.sleep(seconds)
-        taken = (cpu_s(node.pid) - before) / (time.monotonic() - started)
-        for sock, reader in zip(socks, readers, strict=True):
-            sock.shutdown(socket.SHUT_RDWR)
-            reader.join()
-        publishing.get()
-        pool.terminate()
-        return taken
+    def dashboard(self) -> None:
+        """Parts of a core by process, rounds of all numbers of pages in turn."""
+        load.build()
+        queues, connections = self.pick((1_000, 20), (10_000, 200))
+        node = ManagedPenstock(self.data / "penstock")
+        cpu: dict[str, dict[str, list[dict[str, float]]]] = {}
+        try:
+            node.start()
+            first = Client(node.port)
+            declare(first, [f"queue.{n:05}" for n in range(queues)])
+            idle = [Client(node.port) for _ in range(connections)]
+            ask(node.http_port, "whoami")
+            time.sleep(ASKED_EVERY_S)
+            for run in range(self.pick(1, 3)):
+                for beside in (NOBODY, PUBLISHER):
+                    for pages in PAGES:
+                        self.say(f"dashboard: {pages} open beside {beside}, run {run + 1}")
+                        found = self._watched(node, pages, is_published=beside == PUBLISHER)
+                        cpu.setdefault(beside, {}).setdefault(str(pages), []).append(found)
+            for one in (first, *idle):
+                one.sock.close()
+        finally:
+            node.end()
+        self.figures["dashboard"] = {"queues": queues, "connections": connections, "cpu": cpu}
+
+    def _watched(
+        self, node: ManagedPenstock, pages: int, *, is_published: bool
+    ) -> dict[str, float]:
+        """Part of a core that each process takes while so many pages of the dashboard are open."""
+        seconds = self.pick(10, 40)
+        with multiprocessing.Pool(1) as pool:
+            if is_published:
+                publishing = pool.apply_async(confirms, (node.port, seconds + 2 * SETTLED_S))
+            socks = [opened(node.http_port, EVENTS).sock for _ in range(pages)]
+            readers = [threading.Thread(target=drain, args=(sock,)) for sock in socks]
+            for reader in readers:
+                reader.start()
+            time.sleep(SETTLED_S)
+            before, started = cpu_by_process(node.pid), time.monotonic()
+            time.sleep(seconds)
+            taken, took_s = cpu_by_process(node.pid), time.monotonic() - started
+            for sock, reader in zip(socks, readers, strict=True):
+                sock.shutdown(socket.SHUT_RDWR)
+                reader.join()
+            if is_published:
+                publishing.get()
+        return {name: (taken[name] - before[name]) / took_s for name in taken}
 
     def _asked(self, node: "ManagedPenstock | ManagedRabbitMQ", address: str) -> Result:
         times, cpus, turns, size = [], [], [], 0
@@ -190,6 +216,18 @@ class ManagementBench(Runner):
                 found.wait(ASKED_EVERY_S)
             times = sorted(found.get())
         return [times[len(times) * part // 100] for part in (50, 99)] + [times[-1]]
+
+
+def cpu_by_process(root: int) -> dict[str, float]:
+    """Seconds of CPU of the broker's processes."""
+    found: dict[str, float] = {}
+    for pid in tree(root):
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        for word, name in PROCESSES.items():
+            if word in words:
+                found[name] = cpu_s(pid)
+    found["supervisor"] -= sum(found.values()) - found["supervisor"]  # it is above them
+    return found
 
 
 def declare(client: Client, names: list[str]) -> None:

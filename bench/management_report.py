@@ -1,5 +1,7 @@
 """What was measured of the management API, as tables."""
 
+import statistics
+
 from report import Goal, Result, goal_table, markdown, where
 
 INTRODUCTION = """
@@ -18,11 +20,17 @@ DELAY_TIMES = 3.0  # the 99th of a hundred confirms beside a poller, by that wit
 
 def goals(figures: Result) -> list[Goal]:
     """Every figure of Penstock that has a goal."""
-    found = figures.get("management")
-    if not found:
-        return []
-    ours = found["brokers"]["Penstock"]
-    table = []
+    table: list[Goal] = []
+    if "management" in figures:
+        table += list_goals(figures["management"]["brokers"]["Penstock"])
+    if "dashboard" in figures:
+        table += dashboard_goals(figures["dashboard"])
+    return table
+
+
+def list_goals(ours: Result) -> list[Goal]:
+    """What lists cost, and whom they delay."""
+    table: list[Goal] = []
     for what, row in ours["asked"].items():
         most = ALL_CPU_S if what == "all queues" else PAGE_CPU_S
         if what == "all queues" or what.startswith("page of 50 queues"):
@@ -40,11 +48,23 @@ def goals(figures: Result) -> list[Goal]:
             "confirm beside a poller, p99", "disk", goal, f"{times:.2f} times", times <= DELAY_TIMES
         )
     )
-    for pages, most in DASHBOARD_CPU.items():
-        if "dashboard_cpu" in ours:
-            more = max(ours["dashboard_cpu"][pages] - ours["dashboard_cpu"]["0"], 0)
-            what = f"dashboard, {pages} open, CPU"
-            goal = f"≤ {most:.0%} of a core"
+    return table
+
+
+def dashboard_cpu(found: Result, beside: str, pages: str, process: str | None = None) -> float:
+    """Part of a core, the median of the runs: of a process, or of all."""
+    runs = found["cpu"][beside][pages]
+    return statistics.median(sum(run.values()) if process is None else run[process] for run in runs)
+
+
+def dashboard_goals(found: Result) -> list[Goal]:
+    """What open pages add."""
+    table = []
+    for beside in found["cpu"]:
+        nobody = dashboard_cpu(found, beside, "0")
+        for pages, most in DASHBOARD_CPU.items():
+            more = max(dashboard_cpu(found, beside, pages) - nobody, 0)
+            what, goal = f"dashboard, {pages} open beside {beside}", f"≤ {most:.0%} of a core"
             table.append(Goal(what, "disk", goal, f"{more:.1%} of a core", more <= most))
     return table
 
@@ -75,14 +95,31 @@ def delays(found: Result) -> str:
     return markdown(["broker", "the publisher is", "p50, ms", "p99, ms", "longest, ms"], rows)
 
 
+def dashboard(found: Result) -> str:
+    """What each process takes."""
+    rows = []
+    for beside, of_pages in found["cpu"].items():
+        for pages, runs in of_pages.items():
+            cells = [dashboard_cpu(found, beside, pages, name) for name in runs[0]]
+            cells.append(dashboard_cpu(found, beside, pages))
+            rows.append([f"{pages} open beside {beside}", *(f"{part:.2%}" for part in cells)])
+    names = next(iter(next(iter(found["cpu"].values())).values()))[0]
+    return markdown(["pages", *names, "all"], rows)
+
+
 def sections(found: Result, table: list[Goal]) -> list[str]:
     """Titles and tables in Markdown, which reads well on a terminal too."""
-    figures = found["figures"].get("management")
-    if not figures:
-        return []
+    figures = found["figures"]
     parts = [where(found)]
-    parts += [
-        f"### {figures['queues']:,} queues and {figures['connections']:,} connections",
-        asked(figures), "### A publisher with confirms, one message at a time", delays(figures),
-    ]  # fmt: skip
+    if lists := figures.get("management"):
+        parts += [
+            f"### {lists['queues']:,} queues and {lists['connections']:,} connections",
+            asked(lists), "### A publisher with confirms, one message at a time", delays(lists),
+        ]  # fmt: skip
+    if pages := figures.get("dashboard"):
+        parts += [
+            f"### The dashboard beside {pages['queues']:,} queues and {pages['connections']:,} "
+            "connections, parts of a core",
+            dashboard(pages),
+        ]  # fmt: skip
     return [*parts, "### Goals: the management API", goal_table(table)]

@@ -32,6 +32,17 @@ def test_the_overview_is_live(admin: Tab) -> None:
     admin.check_access()
 
 
+def test_no_letter_of_a_filter_is_lost_however_fast_it_is_typed(admin: Tab) -> None:
+    admin.go("queues")
+    admin.page.get_by_role("link", name="busy").wait_for()
+    field = admin.page.get_by_label("Filter: Queues and streams")
+    field.press_sequentially("busy and not another name")
+    expect(field).to_have_value("busy and not another name")
+    expect(admin.page.get_by_text("Nothing has this in its name.")).to_be_visible()
+    field.fill("")
+    admin.page.get_by_role("link", name="busy").wait_for()
+
+
 def test_the_last_figures_stay_until_the_user_signs_in_again(
     admin: Tab, broker: LiveBroker
 ) -> None:

@@ -53,6 +53,13 @@ def test_the_page_and_its_parts(rig: HttpRig) -> None:
     assert rig.ask("/", user=None, headers={"host": "evil.example"}).status == 421
 
 
+def test_the_page_names_each_module_so_that_none_is_found_only_by_reading_another() -> None:
+    index = Path(FILES, "index.html").read_text()
+    modules = {str(path.relative_to(FILES)) for path in SHIPPED if path.suffix == ".js"}
+    named = re.findall(r'<link rel="modulepreload" href="([^"]+)">', index)
+    assert set(named) == modules - {"app.js", "theme.js"}
+
+
 def test_a_browser_asks_whether_a_file_is_still_the_same(rig: HttpRig) -> None:
     reply = rig.ask("/pages/one.js", user=None)
     assert reply.headers["cache-control"] == "no-cache"

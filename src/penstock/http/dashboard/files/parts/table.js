@@ -11,6 +11,7 @@ import { Problem } from "./words.js";
 
 export const PAGE_ROWS = 50;
 const QUIET_MS = 10_000;
+const TYPING_MS = 100; // who types faster is asked for when the hand rests
 
 /** A member of a row: dig(row, "message_stats.publish_details.rate"). */
 export const dig = (row, key) => key.split(".").reduce((at, part) => at?.[part], row);
@@ -177,12 +178,20 @@ function View(props) {
   const order = useSteadyOrder(rows, question, keyOf);
   const [selected, setSelected] = useState(() => new Map());
   const [text, setText] = useState(state.filter);
-  const timer = useRef(null);
-  useEffect(() => setText(state.filter), [state.filter]);
+  const typed = useRef({ timer: 0, at: 0, asked: state.filter }).current;
+  useEffect(() => {
+    if (state.filter !== typed.asked) setText(state.filter); // more may have been typed since it was asked
+    typed.asked = state.filter;
+  }, [state.filter]);
   const filterBy = (value) => {
+    const wait = Date.now() - typed.at < TYPING_MS ? TYPING_MS : 0;
     setText(value);
-    clearTimeout(timer.current);
-    timer.current = setTimeout(() => state.set({ filter: value, page: "" }), 50);
+    clearTimeout(typed.timer);
+    typed.at = Date.now();
+    typed.timer = setTimeout(() => {
+      typed.asked = value;
+      state.set({ filter: value, page: "" });
+    }, wait);
   };
   const toggle = (key, row) => {
     const next = new Map(selected);

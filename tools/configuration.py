@@ -21,7 +21,7 @@ from penstock.config import AUTH_HTTP, AUTH_OAUTH2, LIMITS, QUEUES, STORAGE, TLS
 from penstock.embedded.option_parsing import QUEUE_KEYWORDS, STREAM_KEYWORDS
 from penstock.http.api_pages import reference
 from penstock.http.endpoint_table import ENDPOINTS
-from penstock.metric_table import FAMILIES, METRICS, RABBITMQ
+from penstock.metric_table import AGE, FAMILIES, GAUGE, METRICS, RABBITMQ
 from penstock.operation_table import OPERATIONS, Operation
 from penstock.options import Option
 from penstock.queues.queue_options import QueueOptions
@@ -269,6 +269,7 @@ def metrics_page() -> str:
         labels = ", ".join(f"`{label}`" for label in ("vhost", *family.labels))
         name = f"`{family.name}`{' (ours)' if family.is_ours else ''}"
         for column, kind, meaning in family.columns:
+            kind = GAUGE if kind == AGE else kind
             parts.append(f"| {name} | `{column}` | {kind} | {labels} | {meaning} |\n")
     return "".join(parts)
 

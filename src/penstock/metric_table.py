@@ -24,6 +24,7 @@ from penstock.counts import CONFIRM_S, DISK_S, LONG_S, RECORDS, TURN_S, WAIT_S, 
 
 COUNTER: Final = "counter"
 GAUGE: Final = "gauge"
+AGE: Final = "age"  # of an object: a gauge, which is kept as the time since when
 HISTOGRAM: Final = "histogram"
 VHOST: Final = "vhost"
 
@@ -353,6 +354,11 @@ class ObjectFamily:
     is_ours: bool = False
     in_per_object: bool = True
 
+    @property
+    def is_of_queues(self) -> bool:
+        """Return whether each of its rows is of a queue."""
+        return self.labels == _QUEUE
+
 
 _QUEUE: Final = ("queue",)
 _CONNECTION: Final = ("connection",)
@@ -406,9 +412,9 @@ FAMILIES: Final = {
         ObjectFamily(
             "queue_age", _QUEUE,
             (
-                ("queue_oldest_message_age_seconds", GAUGE, "age of its first ready message"),
+                ("queue_oldest_message_age_seconds", AGE, "age of its first ready message"),
                 (
-                    "queue_oldest_unacked_age_seconds", GAUGE,
+                    "queue_oldest_unacked_age_seconds", AGE,
                     "how long its oldest unacknowledged message is that",
                 ),
                 (

@@ -1298,8 +1298,13 @@ _ROWS: Final = (
     ),
     Operation(
         "object_metrics", "Return the numbers of each queue, exchange or reader for /metrics.",
-        (texts("families", "of metrics.md; an unknown one is left out"),), tags=WATCHERS,
-        more="By family, rows of labels and numbers, some in each list.",
+        (
+            texts("families", "of metrics.md; an unknown one is left out"),
+            text("since", "the stamp of an earlier answer, of the same families", default=""),
+        ), tags=WATCHERS,
+        more="By family, rows of labels and numbers, some in each list: if is_part, of the queues "
+        "that have changed since, without those that are gone. An age is the time since when, in "
+        "seconds since 1970, 0 of nothing.",
     ),
     _list(
         "list_queues", "List the queues of a vhost.", ("name", "messages", "consumers"),

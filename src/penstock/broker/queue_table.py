@@ -120,6 +120,7 @@ class QueueTable:
         self.on_queue: Callable[[QueueOrStream, bool], None] | None = None
         self._served_bytes: int = 0
         self.changes: QueueChanges = QueueChanges(dispatch)
+        self.began_us: int = clock.wall_us()  # stamps of `changes` count from then
         self._kept: dict[str, KeptNumber] = {}
         self.start_s: float = clock.monotonic()
         self.counts: VHostCounts = dispatch.counts
@@ -196,7 +197,7 @@ class QueueTable:
         if found is None:
             of_name = partial(self._number_of, column, number)
             found = self._kept[column] = KeptNumber(
-                self.changes, of_name, self.names, self._stream_names
+                self.changes, of_name, self.names, self.stream_names
             )
         return found
 
@@ -210,7 +211,8 @@ class QueueTable:
         depth, leased = sum(one.count for one in own), sum(one.leased.count for one in own)
         return lengths_of(depth - leased, depth)[column]
 
-    def _stream_names(self) -> list[str]:
+    def stream_names(self) -> list[str]:
+        """Return the names of all streams."""
         return [stream.name for stream in self._streams.all()]
 
     def lengths(self) -> Generator[None, None, dict[str, int]]:

@@ -46,6 +46,7 @@ from penstock.http.endpoint import (
 )
 from penstock.http.endpoint_table import ENDPOINTS
 from penstock.http.live import Live
+from penstock.http.metrics_text import GZIP_LEVEL
 from penstock.http.node_link import NodeLink
 from penstock.http.requests import (
     ACCOUNT,
@@ -72,7 +73,6 @@ from penstock.server.control import ControlError
 
 GZIP_BYTES_MIN: Final = 1400  # a shorter answer fits into one packet
 THREAD_BYTES: Final = 64 << 10  # a longer one is compressed in a thread
-GZIP_LEVEL: Final = 4
 LONG_MAX: Final = 4  # long answers at a time
 USER_LONG_MAX: Final = 2
 HEADERS: Final = {"Cache-Control": "no-cache", "Vary": "accept, accept-encoding, origin"}
@@ -423,7 +423,7 @@ async def _encoded(found: object, asked: ApiRequest) -> Response:
 
 async def compressed(data: bytes, request: Request, headers: dict[str, str]) -> bytes:
     """Return the body as gzip, with its header, if the client takes that and it pays."""
-    if len(data) < GZIP_BYTES_MIN or not _accepts_gzip(request.headers.get("accept-encoding", "")):
+    if len(data) < GZIP_BYTES_MIN or not takes_gzip(request):
         return data
     headers["Content-Encoding"] = "gzip"
     if len(data) < THREAD_BYTES:
@@ -431,8 +431,9 @@ async def compressed(data: bytes, request: Request, headers: dict[str, str]) -> 
     return await asyncio.to_thread(gzip.compress, data, GZIP_LEVEL, mtime=0)
 
 
-def _accepts_gzip(header: str) -> bool:
-    for one in header.lower().split(","):
+def takes_gzip(request: Request) -> bool:
+    """Return whether the client takes a body as gzip."""
+    for one in request.headers.get("accept-encoding", "").lower().split(","):
         name, _, quality = one.strip().partition(";")
         if name.strip() in ("gzip", "*"):
             return quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")

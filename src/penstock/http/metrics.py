@@ -17,7 +17,7 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from starlette.requests import Request
@@ -25,7 +25,7 @@ from starlette.responses import Response
 
 from penstock.counts import LONG_S, Histogram
 from penstock.http import rabbitmq_metrics
-from penstock.http.management import compressed
+from penstock.http.management import takes_gzip
 from penstock.http.metrics_text import (
     OPENMETRICS,
     PLAIN,
@@ -35,12 +35,15 @@ from penstock.http.metrics_text import (
     penstock_text,
 )
 from penstock.http.node_link import NodeLink
+from penstock.http.object_texts import ObjectTexts
 from penstock.http.requests import HttpError
 from penstock.metric_table import FAMILIES
 from penstock.operation_json import JsonText
 from penstock.server.control import ControlError
 
 METRICS: Final = "/metrics"
+KEPT_MAX: Final = 2  # texts of what each object has, each of other families
+KEPT_S: Final = 300.0  # after the last scrape
 PER_OBJECT: Final = "per-object"
 DETAILED: Final = "detailed"
 _PREFIX: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,19}")
@@ -66,6 +69,9 @@ class MetricsPages:
         self._measured = measured
         self._requests: Counter[tuple[str, int]] = Counter()  # by route and status
         self._seconds = Histogram(LONG_S)
+        # What was asked for -> its texts, the last asked last. One at a time changes them.
+        self._kept: dict[tuple[str, ...], tuple[ObjectTexts, asyncio.Lock]] = {}
+        self._forgetting: asyncio.TimerHandle | None = None
 
     def note(self, route: str, status: int, seconds: float) -> None:
         """Count a request. route: the pattern of its address; status: 0 if nothing was
@@ -90,7 +96,11 @@ class MetricsPages:
         if registry:
             await self._add_objects(text, request, node["vhosts"], registry, prefix)
         headers = {"Content-Type": OPENMETRICS if is_open else PLAIN, "Cache-Control": "no-cache"}
-        data = await compressed(text.text(), request, headers)
+        if takes_gzip(request):
+            headers["Content-Encoding"] = "gzip"
+            data = await asyncio.to_thread(text.gzipped)
+        else:
+            data = text.text()
         return Response(b"" if request.method == "HEAD" else data, headers=headers)
 
     async def _add_totals(self, text: MetricsText, node: Any, *, is_per_object: bool) -> None:
@@ -125,36 +135,49 @@ class MetricsPages:
             vhosts = [name for name in vhosts if name in only]
         if not names:
             return
-        found = await self._of_vhosts("object_metrics", vhosts, families=names)
+        starts = [prefix if FAMILIES[name].is_ours else rabbitmq_metrics.PREFIX for name in names]
+        starts = [start + ends for start in starts]
+        key = (*names, *starts)
+        kept = self._kept.pop(key, None)
+        if kept is None:
+            kept = ObjectTexts([FAMILIES[name] for name in names], starts), asyncio.Lock()
+        self._kept[key] = kept
+        if len(self._kept) > KEPT_MAX:
+            del self._kept[next(iter(self._kept))]
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        self._forgetting = asyncio.get_running_loop().call_later(KEPT_S, self._kept.clear)
+        texts, lock = kept
+        async with lock:
+            op = "object_metrics"
+            answers = await _answers({
+                name: self._node.call(op, name, families=names, since=texts.stamp(name))
+                for name in vhosts
+            })  # fmt: skip
+            await asyncio.to_thread(_write, text, texts, answers)
 
-        def write() -> None:
-            rows = {vhost: _read(one) for vhost, one in found.items()}
-            for name in names:
-                family = FAMILIES[name]
-                start = prefix if family.is_ours else rabbitmq_metrics.PREFIX
-                text.objects(
-                    family, start + ends, {vhost: one.get(name, []) for vhost, one in rows.items()}
-                )
-
-        await asyncio.to_thread(write)
-
-    async def _of_vhosts(self, op: str, names: list[str], **args: object) -> Mapping[str, Any]:
+    async def _of_vhosts(self, op: str, names: list[str]) -> Mapping[str, Any]:
         """Return the answers of those that answer."""
-        found = await asyncio.gather(
-            *(self._node.call(op, name, **args) for name in names), return_exceptions=True
-        )
-        there: dict[str, Any] = {}
-        for name, one in zip(names, found, strict=True):
-            if not isinstance(one, BaseException):
-                there[name] = one
-            elif not isinstance(one, HttpError | ControlError):
-                raise one
-        return there
+        return await _answers({name: self._node.call(op, name) for name in names})
 
 
-def _read(answer: Any) -> Any:
-    """Return the value of an answer, which is text if it is long: names stay as they are."""
-    return json.loads(answer.text) if isinstance(answer, JsonText) else answer
+async def _answers(calls: Mapping[str, Coroutine[Any, Any, Any]]) -> Mapping[str, Any]:
+    """Return the answers of those vhosts that answer."""
+    found = await asyncio.gather(*calls.values(), return_exceptions=True)
+    there: dict[str, Any] = {}
+    for name, one in zip(calls, found, strict=True):
+        if not isinstance(one, BaseException):
+            there[name] = one
+        elif not isinstance(one, HttpError | ControlError):
+            raise one
+    return there
+
+
+def _write(text: MetricsText, texts: ObjectTexts, answers: Mapping[str, Any]) -> None:
+    """Add what each object has, in a thread: it may be long."""
+    for vhost, one in answers.items():
+        texts.update(vhost, json.loads(one.text) if isinstance(one, JsonText) else one)
+    texts.write(text, answers)
 
 
 def _prefix(request: Request) -> str:

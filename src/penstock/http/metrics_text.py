@@ -10,19 +10,22 @@ line feed are escaped; a byte that is not UTF-8 is shown as one_line does, so th
 become one.
 """
 
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from penstock.escaping import one_line
-from penstock.metric_table import COUNTER, HISTOGRAM, METRICS, VHOST, Metric, ObjectFamily
+from penstock.metric_table import COUNTER, HISTOGRAM, METRICS, VHOST, Metric
 
 PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 PREFIX: Final = "penstock_"
 INFINITE: Final = "+Inf"
+GZIP_LEVEL: Final = 4
+GZIP_BEGIN: Final = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflate, no name, no time
+DEFLATE_END: Final = b"\x03\0"  # an empty block, which is the last
 
 Values = Mapping[str, Any]  # name of a row -> its value, see penstock.metric_table
-Row = list[Any]  # of an ObjectFamily: its labels and numbers
 
 
 def is_openmetrics(accept: str) -> bool:
@@ -37,13 +40,32 @@ def quoted(value: str) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
+class Piece:
+    """Some whole lines. They are compressed once, by themselves."""
+
+    __slots__ = ("_packed", "text")
+
+    def __init__(self, text: bytes) -> None:
+        self.text: bytes = text
+        self._packed: bytes | None = None
+
+    def packed(self) -> bytes:
+        """Return the text as blocks of deflate, up to a byte, of which none is the last."""
+        if self._packed is None:
+            packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+            self._packed = packer.compress(self.text) + packer.flush(zlib.Z_FULL_FLUSH)
+        return self._packed
+
+
 class MetricsText:
     """Collects lines. prefix: before each name."""
 
     def __init__(self, *, is_openmetrics: bool, prefix: str = PREFIX) -> None:
         self._is_openmetrics = is_openmetrics
         self._prefix = prefix
-        self._lines: list[str] = []
+        self._pieces: list[Piece] = []
+        self._lines: list[str] = []  # after them
+        self._has_end = False
         self._heads: set[str] = set()
 
     def head(self, name: str, kind: str, meaning: str) -> None:
@@ -81,27 +103,14 @@ class MetricsText:
                 ]  # fmt: skip
                 self.sample(name, ",".join([first, *parts] if first else parts), one)
 
-    def objects(self, family: ObjectFamily, prefix: str, of: Mapping[str, list[list[Row]]]) -> None:
-        """Add what each object of a family has, but names that were added before. of: rows, some
-        in each list, by vhost."""
-        columns = [
-            (n, prefix + name, kind, meaning)
-            for n, (name, kind, meaning) in enumerate(family.columns, len(family.labels))
-            if prefix + name not in self._heads
-        ]
-        rows: list[tuple[str, Row]] = []
-        for vhost, some in of.items():
-            first = f"{{vhost={quoted(vhost)}"
-            for part in some:
-                for row in part:
-                    labels = first
-                    for n, name in enumerate(family.labels):
-                        labels += f",{name}={quoted(row[n])}"
-                    rows.append((labels + "}", row))
-        for n, name, kind, meaning in columns:
-            if rows:
-                self.head(name, kind, meaning)
-                self._lines += [f"{name}{labels} {row[n]}" for labels, row in rows]
+    def has(self, name: str) -> bool:
+        """Return whether a family of this name was begun."""
+        return name in self._heads
+
+    def add(self, pieces: Iterable[Piece]) -> None:
+        """Add whole lines of the family that was begun last."""
+        self._end_piece()
+        self._pieces += pieces
 
     def _histogram(self, row: Metric, name: str, first: str, value: list[float]) -> None:
         total, *counts = value
@@ -113,10 +122,32 @@ class MetricsText:
         self.sample(f"{name}_sum", first, total)
         self.sample(f"{name}_count", first, n)
 
+    def _end_piece(self) -> None:
+        if self._lines:
+            text = "\n".join(self._lines) + "\n"
+            self._pieces.append(Piece(text.encode("utf-8", "backslashreplace")))
+            self._lines.clear()
+
+    def _all(self) -> list[Piece]:
+        if self._is_openmetrics and not self._has_end:
+            self._has_end = True
+            self._lines.append("# EOF")
+        self._end_piece()
+        return self._pieces
+
     def text(self) -> bytes:
-        """Return all that was added."""
-        end = "# EOF\n" if self._is_openmetrics else ""
-        return ("\n".join(self._lines) + "\n" + end).encode("utf-8", "backslashreplace")
+        """Return all that was added; nothing is added afterwards."""
+        return b"".join([one.text for one in self._all()])
+
+    def gzipped(self) -> bytes:
+        """Return the text compressed."""
+        crc = size = 0
+        pieces = self._all()
+        for one in pieces:
+            crc = zlib.crc32(one.text, crc)
+            size += len(one.text)
+        end = crc.to_bytes(4, "little") + (size & 0xFFFFFFFF).to_bytes(4, "little")
+        return b"".join([GZIP_BEGIN, *[one.packed() for one in pieces], DEFLATE_END, end])
 
 
 def _series(value: Any) -> list[tuple[list[object], float | str]]:

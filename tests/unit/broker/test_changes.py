@@ -20,7 +20,10 @@ from penstock.codec.spec import (
     QueuePurge,
     QueuePurgeOk,
 )
+from penstock.http.metrics_text import MetricsText
+from penstock.http.object_texts import ObjectTexts
 from penstock.members import dug
+from penstock.metric_table import FAMILIES
 from tests.helpers.broker_rig import RigClient
 from tests.helpers.operation_rig import OperationRig
 
@@ -118,6 +121,7 @@ class Random:
             self.rig.result("release_lease", queue=name, reader="r")
 
     def _restart(self, _name: str) -> None:
+        self.rig.clock.advance(0.001)
         self.rig.restart()
         self.client = self.rig.client().open(1)
         self.consumers = []
@@ -152,6 +156,30 @@ def test_sums_and_orders_are_those_of_the_rows(seed: int) -> None:
                 numbers = [number(rig, row, column) for row in found]
                 assert numbers == sorted(numbers, reverse=reverse), column
                 assert sorted(row["name"] for row in found) == [row["name"] for row in rows]
+
+
+QUEUE_FAMILIES = [family for family in FAMILIES.values() if family.is_of_queues]
+
+
+def lines(rig: OperationRig, texts: ObjectTexts) -> list[str]:
+    """What each queue has, with what has changed since the last call."""
+    names = [family.name for family in QUEUE_FAMILIES]
+    texts.update("/", rig.result("object_metrics", families=names, since=texts.stamp("/")))
+    text = MetricsText(is_openmetrics=False)
+    texts.write(text, ["/"])
+    return sorted(text.text().decode().splitlines())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_metrics_with_what_has_changed_are_those_of_all(seed: int) -> None:
+    random_rig = Random(seed)
+    starts = [f"{n}_" for n in range(len(QUEUE_FAMILIES))]
+    texts = ObjectTexts(QUEUE_FAMILIES, starts)
+    for _ in range(100):
+        random_rig.step()
+        random_rig.rig.turn()
+        found = lines(random_rig.rig, texts)
+        assert found == lines(random_rig.rig, ObjectTexts(QUEUE_FAMILIES, starts))
 
 
 def test_so_many_deleted_names_are_remembered() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.access.permissions import Identity
-from penstock.broker.operations.metrics import OBJECTS
+from penstock.broker.operations.metrics import OBJECTS, QUEUES
 from penstock.codec.spec import (
     BasicConsume,
     BasicConsumeOk,
@@ -178,13 +178,14 @@ def test_the_time_for_which_publishers_wait_is_counted_by_reason() -> None:
 
 def rows_of(rig: OperationRig, family: str) -> list[list[object]]:
     found = rig.result("object_metrics", families=[family, "no_such_family"])
-    assert set(found) == {family}
+    assert set(found) == {family, "stamp", "now_s", "is_part", "gone"}
     return [list(row) for some in found[family] for row in some]
 
 
 def test_each_family_has_a_row_with_a_number_for_each_column() -> None:
     rig = OperationRig()
-    assert set(OBJECTS) == set(FAMILIES)
+    assert {*QUEUES, *OBJECTS} == set(FAMILIES)
+    assert set(QUEUES) == {name for name, family in FAMILIES.items() if family.is_of_queues}
     rig.result("declare_queue", queue="a", durable=True)
     stream = {"x-queue-type": "stream"}
     rig.result("declare_queue", queue="s", durable=True, arguments=stream)
@@ -299,9 +300,12 @@ def test_ages_of_a_queue() -> None:
     rig.turn()
     rig.tick(1.0)
     rig.clock.advance(20.0)
-    ((name, head_s, unacked_s, slowest_s),) = rows_of(rig, "queue_age")
-    assert (name, head_s, slowest_s) == ("a", 61, 0.0)
-    assert unacked_s == pytest.approx(20, abs=1.0)
+    ((name, since_s, unacked_since_s, slowest_s),) = rows_of(rig, "queue_age")
+    assert isinstance(since_s, int)
+    assert isinstance(unacked_since_s, float)
+    now_s = rig.clock.wall_ms() / 1000
+    assert (name, int(now_s) - since_s, slowest_s) == ("a", 61, 0.0)
+    assert now_s - unacked_since_s == pytest.approx(20, abs=1.0)
     total, *counts = values(rig)["queue_wait_seconds"]
     assert (total, sum(counts)) == (40.0, 1)
 
@@ -342,3 +346,27 @@ def test_what_each_channel_and_connection_did() -> None:
     received, sent = client.handler.received_bytes, client.handler.sent_bytes
     assert [name, received, sent] in rows_of(rig, "connection_coarse_metrics")
     assert name in [row[0] for row in rows_of(rig, "connection_metrics")]
+
+
+def test_after_the_first_answer_only_queues_that_have_changed_come() -> None:
+    rig = OperationRig()
+    for name in ("a", "b", "c"):
+        rig.result("declare_queue", queue=name)
+    rig.result("declare_queue", queue="s", arguments={"x-queue-type": "stream"})
+    rig.tick()
+
+    def asked(since: str) -> tuple[list[str], dict[str, Any]]:
+        found = rig.result("object_metrics", families=["queue_coarse_metrics"], since=since)
+        return sorted(row[0] for some in found["queue_coarse_metrics"] for row in some), found
+
+    names, first = asked("")
+    assert (names, first["is_part"], first["gone"]) == (["a", "b", "c", "s"], False, [])
+    rig.put("b", b"1")
+    rig.result("delete_queue", queue="c")
+    names, second = asked(first["stamp"])
+    assert (names, second["is_part"], second["gone"]) == (["b", "s"], True, ["c"])
+    rig.clock.advance(1.0)
+    rig.restart()
+    for since in (second["stamp"], "x:1", "1", ":"):
+        names, again = asked(since)
+        assert not again["is_part"], since

@@ -197,9 +197,10 @@ OBJECTS = {
 
 def objects(rig: HttpRig) -> None:
     """Have each vhost answer with what is asked for."""
-    rig.node.answers["object_metrics"] = lambda vhost, families: {
-        name: OBJECTS.get(name, []) for name in families
-    }
+    about = {"stamp": "1:1", "now_s": 1000.0, "is_part": False, "gone": []}
+    rig.node.answers["object_metrics"] = lambda vhost, families, since: {
+        **about, **{name: OBJECTS.get(name, []) for name in families}
+    }  # fmt: skip
 
 
 def test_detailed_has_the_families_that_are_asked_for(rig: HttpRig) -> None:

@@ -4,10 +4,12 @@
 vhost; no queue is asked. Streams, leases and channels are walked, in slices.
 
 `object_metrics` returns rows of the families of FAMILIES: for each queue, exchange or reader its
-labels and numbers. They are made in slices, and written as JSON some at a time.
+labels and numbers. They are made in slices, and written as JSON some at a time. Whoever gives the
+`stamp` of an earlier answer is told only of the queues that have changed since, with the names of
+those that are `gone`; of exchanges, clients, readers and leases all rows come each time.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -211,11 +213,12 @@ ROWS: Final = 64  # that are made and written at once, some 0.2 ms
 
 
 def _of_queues(
-    vhost: VHost, numbers: Callable[[VHost, str, QueueOrStream | None], Row | None]
-) -> Iterator[Row]:
-    """Yield a row for each queue. numbers(vhost, name, the queue if it is open)."""
+    vhost: VHost, names: Iterable[str],
+    numbers: Callable[[VHost, str, QueueOrStream | None], Row | None],
+) -> Iterator[Row]:  # fmt: skip
+    """Yield a row for each of these queues. numbers(vhost, name, the queue if it is open)."""
     served = vhost.table.served
-    for name in vhost.table.names():
+    for name in names:
         queue = served.get(name)
         if queue is not None and queue.is_crashed:
             queue = None
@@ -244,7 +247,9 @@ def _sizes(vhost: VHost, name: str, queue: QueueOrStream | None) -> Row | None:
     return None if row is None else (0, int_of(row, "message_bytes_ready"), 0)
 
 
-def _consumers(_vhost: VHost, _name: str, queue: QueueOrStream | None) -> Row:
+def _consumers(vhost: VHost, name: str, queue: QueueOrStream | None) -> Row | None:
+    if queue is None and not vhost.table.has(name):
+        return None
     return (0 if queue is None else queue.consumers.count,)
 
 
@@ -267,25 +272,25 @@ def _states(_vhost: VHost, _name: str, queue: QueueOrStream | None) -> Row | Non
     return states.alphas, rows, states.deltas, queue.amq.ram_bytes(), states.as_alphas_bytes
 
 
-def _ages(vhost: VHost) -> Iterator[Row]:
-    """Yield a row for each open queue; of the unacked messages of a channel the oldest UNACKED."""
-    now_s = vhost.clock.monotonic()
-    unacked_s: dict[Source, float] = {}
+def _ages(vhost: VHost, names: Iterable[str]) -> Iterator[Row]:
+    """Yield a row for each of these queues that is open, and for those with unacked messages: of a
+    channel the oldest UNACKED count."""
+    now_s, time_s = vhost.clock.monotonic(), vhost.clock.wall_ms() / 1000
+    since_s: dict[Source, float] = {}
     for channel in _channels(vhost):
         for tag, delivered in channel.unacked.open_up_to(channel.unacked.next_tag, UNACKED):
-            age_s = channel.unacked.age_s(tag, now_s)
-            unacked_s[delivered.source] = max(unacked_s.get(delivered.source, 0.0), age_s)
-    time_s = vhost.clock.wall_ms() // 1000
+            since = time_s - channel.unacked.age_s(tag, now_s)
+            since_s[delivered.source] = min(since_s.get(delivered.source, since), since)
 
     def ages(_vhost: VHost, _name: str, queue: QueueOrStream | None) -> Row | None:
         if not isinstance(queue, BrokerQueue):
             return None
         head = queue.amq.backing.head()
         slowest_s = max((one.ack_s or 0.0 for one in queue.consumers.all()), default=0.0)
-        age_s = 0 if head is None else max(time_s - head.time, 0)
-        return age_s, unacked_s.get(queue, 0.0), slowest_s
+        return 0 if head is None else head.time, since_s.get(queue, 0), slowest_s
 
-    return _of_queues(vhost, ages)
+    more = [source.name for source in since_s if isinstance(source, BrokerQueue)]
+    return _of_queues(vhost, dict.fromkeys((*names, *more)), ages)
 
 
 def _channels(vhost: VHost) -> list[Channel]:
@@ -347,13 +352,15 @@ def _leased(vhost: VHost) -> Iterator[Row]:
             yield text_of(index.name), name, lease.count, (now_ms - since_ms) / 1000
 
 
-OBJECTS: Final[dict[str, Callable[[VHost], Iterator[Row]]]] = {
-    "queue_coarse_metrics": lambda vhost: _of_queues(vhost, _lengths),
-    "queue_metrics": lambda vhost: _of_queues(vhost, _sizes),
-    "queue_consumer_count": lambda vhost: _of_queues(vhost, _consumers),
-    "queue_delivery_metrics": lambda vhost: _of_queues(vhost, _deliveries),
-    "queue_paging": lambda vhost: _of_queues(vhost, _states),
+QUEUES: Final[dict[str, Callable[[VHost, Iterable[str]], Iterator[Row]]]] = {
+    "queue_coarse_metrics": lambda vhost, names: _of_queues(vhost, names, _lengths),
+    "queue_metrics": lambda vhost, names: _of_queues(vhost, names, _sizes),
+    "queue_consumer_count": lambda vhost, names: _of_queues(vhost, names, _consumers),
+    "queue_delivery_metrics": lambda vhost, names: _of_queues(vhost, names, _deliveries),
+    "queue_paging": lambda vhost, names: _of_queues(vhost, names, _states),
     "queue_age": _ages,
+}
+OBJECTS: Final[dict[str, Callable[[VHost], Iterator[Row]]]] = {
     "exchange_metrics": _exchanges,
     "connection_coarse_metrics": _octets,
     "connection_metrics": _pieces,
@@ -370,14 +377,25 @@ def _object_metrics(call: Call) -> None:
 
 
 def _objects(call: Call) -> Slices:
+    vhost = call.vhost
+    table, budget = vhost.table, vhost.budget
+    stamp = table.changes.stamp()
+    began, _, given = call.args.text("since").partition(":")
+    changed = None
+    if began == str(table.began_us) and given.isdecimal():
+        changed = table.changes.since(int(given))
+    names = table.names() if changed is None else changed + table.stream_names()
     found = JsonParts(is_exact=call.is_operator)
-    budget = call.vhost.budget
     found.begin(b"{")
+    found.add(f"{table.began_us}:{stamp}", "stamp")
+    found.add(vhost.clock.wall_ms() / 1000, "now_s")
+    found.add(changed is not None, "is_part")
+    found.add([name for name in changed or () if not table.has(name)], "gone")
     for family in dict.fromkeys(call.args.texts("families")):
-        if family not in OBJECTS:
+        if family not in QUEUES and family not in OBJECTS:
             continue
         found.begin(b"[", family)
-        rows = OBJECTS[family](call.vhost)
+        rows = QUEUES[family](vhost, names) if family in QUEUES else OBJECTS[family](vhost)
         while some := list(islice(rows, ROWS)):
             found.add(some)
             call.check_room(found.bytes)

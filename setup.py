@@ -71,7 +71,6 @@ HOT_MODULES = (
     "penstock.codec.properties",
     "penstock.codec.frames",
     "penstock.access.permissions",
-    "penstock.protocol.events",
     "penstock.protocol.connection",
     "penstock.queues.raw_fields",
     "penstock.queues.amqp_headers",

@@ -37,7 +37,7 @@ from penstock.codec.spec import (
     TxSelect,
     TxSelectOk,
 )
-from penstock.protocol.events import MessageReceived
+from penstock.protocol.connection import MessageReceived
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.journal import Journal

@@ -31,8 +31,14 @@ from penstock.codec.frames import content_frames, method_frame
 from penstock.codec.method import Method
 from penstock.codec.properties import BasicProperties
 from penstock.codec.spec import BasicAck, BasicPublish, ChannelOpen, ChannelOpenOk
-from penstock.protocol.connection import CLIENT, Connection
-from penstock.protocol.events import AckRun, Event, MessageReceived, MethodReceived
+from penstock.protocol.connection import (
+    CLIENT,
+    AckRun,
+    Connection,
+    Event,
+    MessageReceived,
+    MethodReceived,
+)
 from penstock.protocol.states import ConnectionState
 from penstock.storage.files.data_directory import DataDirectory
 from penstock.storage.files.durability import DISK

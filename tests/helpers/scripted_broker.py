@@ -19,8 +19,14 @@ from typing import Any
 from penstock.codec import spec
 from penstock.codec.method import Method
 from penstock.errors import AMQPConnectionError
-from penstock.protocol.connection import SERVER, Connection
-from penstock.protocol.events import AckRun, MethodReceived, ProtocolHeaderReceived, PublishRun
+from penstock.protocol.connection import (
+    SERVER,
+    AckRun,
+    Connection,
+    MethodReceived,
+    ProtocolHeaderReceived,
+    PublishRun,
+)
 from tests.helpers.inside import is_channel_open
 
 WAIT_S = 120.0

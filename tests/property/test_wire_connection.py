@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from penstock.codec import spec
 from penstock.codec.frames import HEARTBEAT_FRAME
 from penstock.errors import AMQPConnectionError
-from penstock.protocol.connection import Connection
-from penstock.protocol.events import (
+from penstock.protocol.connection import (
     AckRun,
     ChannelFault,
+    Connection,
     Event,
     PublishBegan,
     PublishEnded,

@@ -104,10 +104,10 @@ from penstock.errors import (
     CorruptionError,
     DiskFullError,
 )
-from penstock.protocol.connection import Connection
-from penstock.protocol.events import (
+from penstock.protocol.connection import (
     AckRun,
     ChannelFault,
+    Connection,
     Event,
     MethodReceived,
     PublishBegan,

@@ -102,9 +102,10 @@ from penstock.errors import (
     UnreachableError,
 )
 from penstock.native import VERSION
-from penstock.protocol.connection import CLIENT, Connection
-from penstock.protocol.events import (
+from penstock.protocol.connection import (
+    CLIENT,
     AckRun,
+    Connection,
     Event,
     MessageReceived,
     MethodReceived,

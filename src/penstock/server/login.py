@@ -46,8 +46,7 @@ from penstock.codec.spec import (
 )
 from penstock.errors import ACCESS_REFUSED, SYNTAX_ERROR, AMQPConnectionError, AMQPError
 from penstock.native import VERSION
-from penstock.protocol.connection import SERVER, Connection
-from penstock.protocol.events import MethodReceived
+from penstock.protocol.connection import SERVER, Connection, MethodReceived
 from penstock.server.backends import Account, Backends, Refused
 from penstock.server.proxy_protocol import Network, Proxied, WrongProxyHeader, is_of, read_header
 

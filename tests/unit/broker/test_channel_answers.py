@@ -29,7 +29,7 @@ from penstock.codec.spec import (
     TxSelect,
     TxSelectOk,
 )
-from penstock.protocol.events import MessageReceived
+from penstock.protocol.connection import MessageReceived
 from penstock.storage.files.durability import DISK
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.broker_steps import consuming, declared, deliveries

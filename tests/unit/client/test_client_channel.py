@@ -11,7 +11,7 @@ from penstock.client.connection import Received
 from penstock.codec import spec
 from penstock.codec.properties import BasicProperties
 from penstock.errors import ChannelError
-from penstock.protocol.events import AckRun, PublishRun
+from penstock.protocol.connection import AckRun, PublishRun
 from tests.helpers.scripted_broker import WAIT_S, ScriptedBroker
 
 

@@ -23,7 +23,7 @@ from penstock.client.publish_window import (
 from penstock.codec import spec
 from penstock.embedded.new_body import NewBody
 from penstock.errors import PenstockError, QueueFullError, UnknownQueueError
-from penstock.protocol.events import PublishRun
+from penstock.protocol.connection import PublishRun
 from penstock.storage.files.durability import DISK, NONE
 from tests.contracts.box import until
 from tests.helpers.scripted_broker import ScriptedBroker

@@ -17,7 +17,7 @@ from penstock.errors import (
     PenstockError,
     SettledError,
 )
-from penstock.protocol.events import PublishRun
+from penstock.protocol.connection import PublishRun
 from tests.contracts.box import Aside, until
 from tests.helpers.scripted_broker import ScriptedBroker
 

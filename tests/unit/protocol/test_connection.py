@@ -9,10 +9,13 @@ from penstock.codec.fields import ARGUMENTS_BYTES_MAX
 from penstock.codec.frames import HEARTBEAT_FRAME, PROTOCOL_HEADER, header_frame
 from penstock.codec.method import Method
 from penstock.errors import AMQPConnectionError
-from penstock.protocol.connection import CLIENT, SERVER, BodyRoom, Connection
-from penstock.protocol.events import (
+from penstock.protocol.connection import (
+    CLIENT,
+    SERVER,
     AckRun,
+    BodyRoom,
     ChannelFault,
+    Connection,
     HeartbeatReceived,
     MessageReceived,
     MethodReceived,

@@ -9,7 +9,7 @@ import pytest
 from penstock.codec import spec
 from penstock.codec.properties import BasicProperties
 from penstock.errors import AMQPConnectionError
-from penstock.protocol.events import PublishRun
+from penstock.protocol.connection import PublishRun
 from penstock.spark import sink
 from penstock.spark.options import SinkOptions
 from penstock.spark.sink import PublishError, RowPublisher

@@ -14,6 +14,7 @@ row is text as soon as it is made, in slices, and the text is a JsonText for the
 """
 
 import base64
+import codecs
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -209,3 +210,27 @@ def _check_text(text: str) -> None:
 
 
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), default=to_json)
+
+
+# ---- messages as RabbitMQ's HTTP API has them ----------------------------------------------------
+
+
+def payload(body: bytes, truncate: int | None, encoding: str) -> dict[str, object]:
+    """Return text if it is UTF-8 without NUL, which some clients cannot show; otherwise base64."""
+    cut = body[:truncate]
+    if encoding == "auto" and b"\0" not in cut:
+        try:
+            text, _ = codecs.utf_8_decode(cut, "strict", len(cut) == len(body))
+            return {"payload": text, "payload_encoding": "string"}
+        except UnicodeDecodeError:
+            pass
+    return {"payload": base64.b64encode(cut).decode(), "payload_encoding": "base64"}
+
+
+def in_seconds(value: object) -> object:
+    """Return a value of properties with each time as RabbitMQ shows it: seconds since 1970."""
+    if isinstance(value, dict):
+        return {key: in_seconds(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [in_seconds(one) for one in value]
+    return int(value.timestamp()) if isinstance(value, datetime) else value

@@ -1218,7 +1218,8 @@ _ROWS: Final = (
     ),
     # long work
     Operation(
-        "checkpoint", "Make a checkpoint of a vhost now.", audience=OPERATORS, answer=("job",)
+        "checkpoint", "Make a checkpoint of a vhost now.", audience=MANAGEMENT,
+        tags=ADMINISTRATORS, answer=("job",),
     ),
     Operation(
         "backup", "Copy a vhost in use into a new data directory.",
@@ -1235,7 +1236,8 @@ _ROWS: Final = (
         (
             whole("job", 1, 1 << 62, "its number"),
             whole("wait_ms", 0, WAIT_MS_MAX, "at most", default=0),
-        ), audience=OPERATORS, answer=("is_done", "result"), more="A job's error is the answer.",
+        ), audience=MANAGEMENT, tags=ADMINISTRATORS, answer=("is_done", "result"),
+        more="A job's error is the answer.",
     ),
     Operation(
         "loop", "Return the longest time of the vhost's loop, and reset it.", audience=OPERATORS,

@@ -14,7 +14,8 @@ PAGES = (
     ("exchanges",),
     ("exchanges", "/", MARKUP), ("connections",), ("vhosts",), ("vhosts", "/"),
     ("vhosts", MARKUP), ("admin", "users"), ("admin", "permissions"), ("admin", "topic"),
-    ("admin", "policies"), ("admin", "limits"), ("admin", "definitions"), ("nowhere",),
+    ("admin", "policies"), ("admin", "limits"), ("admin", "parameters"), ("admin", "definitions"),
+    ("nowhere",),
 )  # fmt: skip
 TABS = ("consumers", "publishers", "messages", "dead", "bindings", "limits", "history")
 NARROW = {"width": 320, "height": 2400}  # CSS pixels: 1280 at a zoom of 400 %

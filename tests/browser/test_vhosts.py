@@ -23,6 +23,9 @@ def test_a_vhost_from_its_beginning_to_its_end(admin: Tab, broker: LiveBroker) -
     dialog.get_by_role("button", name="Start").click()
     page.get_by_role("button", name="Restart …").wait_for()
     admin.check_access()
+    page.get_by_role("button", name="Checkpoint …").click()
+    dialog.get_by_role("button", name="Make it").click()
+    page.get_by_text("is on disk").wait_for()
 
     limits = page.locator("section", has=page.get_by_role("heading", name="Limits"))
     limits.get_by_role("button", name="Change …").click()

@@ -99,6 +99,28 @@ def test_what_was_published_is_read_as_it_was(broker: LiveBroker) -> None:
         assert told in json.loads(asked.getresponse().read())
 
 
+def test_records_are_shown_as_json(broker: LiveBroker) -> None:
+    publish(broker, "shown", [b"first", b"\x00\xff", b"x" * 100])
+    status, body = request(broker, "shown/records")
+    assert status == 200, body
+    found = json.loads(body)
+    assert (found["first"], found["head"]) == (0, 3)
+    first = dict(found["records"][0])
+    assert first.pop("time_us") > 1_700_000_000_000_000
+    assert first == {
+        "offset": 0, "exchange": "", "routing_key": "shown", "redelivered": False,
+        "properties": {"headers": {"h": 1}, "message_id": "m"}, "payload_bytes": 5,
+        "payload": "first", "payload_encoding": "string",
+    }  # fmt: skip
+    assert found["records"][1]["payload_encoding"] == "base64"
+    status, body = request(broker, "shown/records?from=2&count=5&truncate=10")
+    ((row,)) = json.loads(body)["records"]
+    assert (row["offset"], row["payload"], row["payload_bytes"]) == (2, "x" * 10, 100)
+    assert json.loads(request(broker, "shown/records?from=3")[1])["records"] == []
+    assert request(broker, "shown/records?count=5000")[0] == 400
+    assert request(broker, "shown/records?partition=1")[0] == 404
+
+
 def test_a_queue_is_no_stream(broker: LiveBroker) -> None:
     broker.control("declare_queue", "/", queue="classic", durable=True)
     status, body = request(broker, "classic/frames")

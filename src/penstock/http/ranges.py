@@ -62,12 +62,17 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.clock import Clock
-from penstock.errors import CorruptionError, NotAStoreError, PenstockError
+from penstock.codec.properties import PROPERTY_NAMES, BasicProperties
+from penstock.errors import AMQPError, CorruptionError, NotAStoreError, PenstockError
 from penstock.http.node_link import NodeLink, ask_classic, ask_stream
 from penstock.http.pages import MEDIA_TYPE, ByteCache, Span, encode_chunk, open_page
 from penstock.http.requests import USER, HttpError, JsonAnswer, given, time_us, whole
 from penstock.http.sending import AnswerTurns, SendTime
+from penstock.operation_json import in_seconds, payload, to_json
+from penstock.queues.amqp_headers import AmqpHeaders, split_address
+from penstock.queues.headers import HeaderError
 from penstock.storage.files.filesystem import FileSystem
+from penstock.storage.pages.page import PageRecord
 from penstock.storage.pages.page_reading import list_bases
 from penstock.storage.pages.stream_meta import StreamHead
 from penstock.storage.pages.stream_view import StreamView
@@ -75,6 +80,11 @@ from penstock.storage.pages.stream_view import StreamView
 OFFSET_MAX: Final = (1 << 63) - 1
 PARTITION_MAX: Final = (1 << 31) - 1
 RANGE_NAMES: Final = ("partition", "from", "to", "since", "limit")
+RECORD_NAMES: Final = ("partition", "from", "count", "truncate")
+RECORDS_MAX: Final = 1000  # of one answer as JSON
+RECORDS_SHOWN: Final = 50
+RECORDS_BYTES: Final = 8 << 20
+BODY_SHOWN: Final = 64 << 10
 PATH_S: Final = 1.0
 PATHS_MAX: Final = 4096
 CACHE_BYTES: Final = 16 << 20
@@ -82,6 +92,8 @@ ANSWERS_MAX: Final = 32
 USER_ANSWERS_MAX: Final = 24
 RANGE_NOT_SATISFIABLE: Final = 416
 
+
+_AMQP: Final = AmqpHeaders()
 
 logger = logging.getLogger(__name__)
 
@@ -261,6 +273,21 @@ class StreamPages:
             found = min(view.find(time_us), head.next_offset)
         return {"offset": found, "first": there, "head": head.next_offset}
 
+    def records(
+        self, path: str, queue: str, first: int | None, count: int, truncate: int
+    ) -> dict[str, object]:
+        """Return up to `count` records from `first` on, or from the first one that is left; as many
+        as have about RECORDS_BYTES. queue: the stream's name. truncate: bytes of each body. Errors
+        as `range`."""
+        with closing(StreamView(self._fs, path)) as view:
+            head, there = view.head().next_offset, view.first_offset()
+            begin = max(there, 0 if first is None else first)
+            found = view.read(begin, count, RECORDS_BYTES) if begin < head else []
+        return {
+            "first": there, "head": head,
+            "records": [_record_row(record, queue, truncate) for record in found],
+        }  # fmt: skip
+
     def table(self, path: str) -> dict[str, object]:
         """Return the pages with records below the head, the oldest first. Errors as `range`."""
         with closing(StreamView(self._fs, path)) as view:
@@ -300,6 +327,25 @@ class StreamPages:
         if first < last:
             reason = f"no page with offset {first}"
             raise FileNotFoundError(errno.ENOENT, reason, wanted.path)
+
+
+def _record_row(record: PageRecord, queue: str, truncate: int) -> dict[str, object]:
+    """Return a record as messages are shown. A header that cannot be read is left out."""
+    try:
+        address, raw = _AMQP.parts(record.meta, queue)
+        exchange, key = split_address(address)
+        decoded = BasicProperties.decode(raw)
+        values = {name: getattr(decoded, name) for name in PROPERTY_NAMES}
+    except (HeaderError, AMQPError, IndexError):
+        exchange, key, values = b"", b"", {}
+    known = {name: value for name, value in values.items() if value is not None}
+    return {
+        "offset": record.offset, "time_us": record.time_us,
+        "exchange": exchange.decode("utf-8", "surrogateescape"),
+        "routing_key": key.decode("utf-8", "surrogateescape"), "redelivered": False,
+        "properties": in_seconds(known), "payload_bytes": len(record.payload),
+        **payload(record.payload, truncate, "auto"),
+    }  # fmt: skip
 
 
 def _missing(what: str, first: int, head: StreamHead) -> HttpError:
@@ -342,6 +388,21 @@ class RangeAnswers:
     async def page_table(self, directory: PageDirectory) -> Response:
         """Answer with the list of pages. Raises HttpError 404, 409, ControlError."""
         return JsonAnswer(await self._in_files(directory, self._pages.table))
+
+    async def records(self, request: Request, directory: PageDirectory) -> Response:
+        """Answer with records as JSON, for people. Raises HttpError 400, 404, 409, ControlError."""
+        query = given(request.query_params, RECORD_NAMES)
+        count = whole(query, "count", RECORDS_MAX)
+        truncate = whole(query, "truncate", RECORDS_BYTES)
+        first = whole(query, "from", OFFSET_MAX)
+
+        def read(path: str) -> dict[str, object]:
+            return self._pages.records(
+                path, directory.queue, first, RECORDS_SHOWN if count is None else max(count, 1),
+                BODY_SHOWN if truncate is None else truncate,
+            )  # fmt: skip
+
+        return JsonAnswer(to_json(await self._in_files(directory, read)))
 
     async def frames(
         self, request: Request, directory: PageDirectory, names: tuple[str, ...]

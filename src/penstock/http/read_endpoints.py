@@ -7,6 +7,7 @@ StreamEndpoints:
     GET          /{vhost}/{stream}/offset?time_us=    where records of this time or later begin
     GET          /{vhost}/{stream}/pages              its pages: bases, records, bytes, times
     PUT, DELETE  /{vhost}/{stream}/readers/{reader}   set a reader's offsets; forget the reader
+    GET          /{vhost}/{stream}/records?from=      some records as JSON, for people
     GET          /{vhost}/{stream}/frames?from=&to=   records as frame chunks (pages.py)
     GET          /{vhost}/{stream}/arrow?from=&to=    the same for Arrow
 
@@ -54,6 +55,7 @@ from penstock.http.ranges import (
     OFFSET_MAX,
     PARTITION_MAX,
     RANGE_NAMES,
+    RECORD_NAMES,
     LeaseDirectory,
     PartitionDirectory,
     RangeAnswers,
@@ -98,6 +100,7 @@ class StreamEndpoints:
             (f"{one}/pages", ["GET"], self._page_table),
             (f"{one}/readers/{{reader}}", ["PUT"], self._set_reader),
             (f"{one}/readers/{{reader}}", ["DELETE"], self._delete_reader),
+            (f"{one}/records", ["GET"], self._records),
             (f"{one}/frames", ["GET"], self._frames),
             (f"{one}/arrow", ["GET"], self._arrow),
         ]
@@ -152,6 +155,9 @@ class StreamEndpoints:
 
     async def _page_table(self, request: Request) -> Response:
         return await self._ranges.page_table(self._directory(request, "partition"))
+
+    async def _records(self, request: Request) -> Response:
+        return await self._ranges.records(request, self._directory(request, *RECORD_NAMES))
 
     async def _frames(self, request: Request) -> Response:
         return await self._ranges.frames(

@@ -17,10 +17,7 @@ Each held tag is remembered with the AMQQueue in which it is pending, so that a 
 in another queue after a restart or a deletion of the first.
 """
 
-import base64
-import codecs
 from collections.abc import Collection, Iterator
-from datetime import datetime
 from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue
@@ -41,7 +38,7 @@ from penstock.broker.refusals import called, not_found, precondition_failed
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import PROPERTY_NAMES, BasicProperties, scan
 from penstock.errors import NO_ROUTE, RESOURCE_ERROR, ChannelError, DiskFullError, QueueFullError
-from penstock.operation_json import loads
+from penstock.operation_json import in_seconds, loads, payload
 from penstock.operation_table import GET_MAX
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import Delivery
@@ -442,30 +439,9 @@ def _shown(call: Call, message: dict[str, object]) -> dict[str, object]:
     return {
         "payload_bytes": len(body), "redelivered": message["redelivered"],
         "exchange": message["exchange"], "routing_key": message["routing_key"],
-        "properties": _in_seconds(message["properties"]),
-        **_payload(body, call.args.whole_or_none("truncate"), call.args.text("encoding")),
+        "properties": in_seconds(message["properties"]),
+        **payload(body, call.args.whole_or_none("truncate"), call.args.text("encoding")),
     }  # fmt: skip
-
-
-def _payload(body: bytes, truncate: int | None, encoding: str) -> dict[str, object]:
-    """Return text if it is UTF-8 without NUL, which some clients cannot show; otherwise base64."""
-    cut = body[:truncate]
-    if encoding == "auto" and b"\0" not in cut:
-        try:
-            text, _ = codecs.utf_8_decode(cut, "strict", len(cut) == len(body))
-            return {"payload": text, "payload_encoding": "string"}
-        except UnicodeDecodeError:
-            pass
-    return {"payload": base64.b64encode(cut).decode(), "payload_encoding": "base64"}
-
-
-def _in_seconds(value: object) -> object:
-    """Return a value of properties with each time as RabbitMQ shows it: seconds since 1970."""
-    if isinstance(value, dict):
-        return {key: _in_seconds(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_in_seconds(one) for one in value]
-    return int(value.timestamp()) if isinstance(value, datetime) else value
 
 
 # ---- peek ----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import { html, useEffect, useState } from "../parts/ui.js";
 import { Chip, Empty, Panel, Problem, Tabs } from "../parts/words.js";
 import Definitions from "./definitions.js";
 import { editLimits, LIMITS, limitOf } from "./limits.js";
+import Parameters from "./parameters.js";
 
 const TAGS = ["administrator", "monitoring", "policymaker", "management"];
 
@@ -26,6 +27,7 @@ export default function Admin({ names, vhost }) {
       : []),
     ["policies", "Policies", Policies],
     ["operator-policies", "Operator policies", Policies],
+    ["parameters", "Parameters", Parameters],
     ...(isAdministrator
       ? [
           ["limits", "Limits", Limits],

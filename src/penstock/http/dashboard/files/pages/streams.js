@@ -1,9 +1,11 @@
 /** Streams and readers: who lags, by how much, will retention overtake it? */
-import { at, del, get, put } from "../parts/api.js";
-import { ask } from "../parts/dialog.js";
-import { bytes, count, duration, text } from "../parts/format.js";
+import { at, del, get, post, put } from "../parts/api.js";
+import { ask, toast } from "../parts/dialog.js";
+import { Form } from "../parts/form.js";
+import { bytes, clock, count, duration, grouped, text } from "../parts/format.js";
 import { usePolled } from "../parts/live.js";
-import { href } from "../parts/router.js";
+import { Message } from "../parts/message.js";
+import { href, setParams } from "../parts/router.js";
 import { Table } from "../parts/table.js";
 import { html } from "../parts/ui.js";
 import { listOf, useOfVhosts } from "../parts/vhosts.js";
@@ -11,6 +13,9 @@ import { Bytes, Chip, Empty, Num, Pairs, Panel, Problem, Sentence, Time } from "
 
 const UNITS = { Y: 31_536_000, M: 2_592_000, D: 86_400, h: 3600, m: 60, s: 1 };
 const LATE = 0.8; // of the time that records are kept
+const SHOWN = 50; // records
+const SHOWN_BYTES = 64 << 10; // of a body
+const WHOLE_BYTES = 8 << 20; // of a body that is downloaded
 
 const sum = (values) => values.reduce((all, one) => all + one, 0);
 
@@ -93,8 +98,10 @@ const retention = (args) =>
     .map((key) => `${key} ${key.endsWith("bytes") ? bytes(args[key]) : text(args[key])}`)
     .join(", ") || "no limit: all records are kept";
 
-export default function Streams({ names, vhost }) {
-  return names.length === 3 ? html`<${Stream} vhost=${names[1]} name=${names[2]} />` : html`<${List} vhost=${vhost} />`;
+export default function Streams({ names, vhost, params }) {
+  return names.length === 3
+    ? html`<${Stream} vhost=${names[1]} name=${names[2]} params=${params} />`
+    : html`<${List} vhost=${vhost} />`;
 }
 
 function List({ vhost }) {
@@ -108,7 +115,7 @@ function List({ vhost }) {
       empty=${html`<${Empty} title="There are no streams yet."><p>A stream keeps its records; readers have offsets. <a href=${href(["queues"])}>Declare a queue</a> with the type stream.</p><//>`} />`;
 }
 
-function Stream({ vhost, name }) {
+function Stream({ vhost, name, params }) {
   const path = at("streams", vhost, name);
   const { data, error, refresh } = usePolled(() => get(path), [path], 3);
   const title = html`<h1><a href=${href(["streams"])}>Streams</a> › ${vhost} › ${name}</h1>`;
@@ -119,7 +126,8 @@ function Stream({ vhost, name }) {
     if (await asked) refresh();
   };
   return html`${title}
-    <div class="tools head"><div></div><div class="actions"><a href=${href(["queues", vhost, name])}>As a queue: bindings, consumers, policy</a></div></div>
+    <div class="tools head"><div></div><div class="actions"><a href=${href(["queues", vhost, name])}>As a queue: bindings, consumers, policy</a>
+      <button class="danger" onClick=${() => after(trim(vhost, name, data))}>Trim …</button></div></div>
     <${Problem} error=${error} retry=${refresh} />
     ${
       late
@@ -133,6 +141,7 @@ function Stream({ vhost, name }) {
       ["last record", row.last_s ? html`<${Time} value=${row.last_s} />` : "–"],
       ["retention", retention(data.arguments)],
     ]} /><//>
+    <${Records} vhost=${vhost} name=${name} stream=${data} params=${params} />
     <${Panel} title="Readers"><${Table} caption="Readers" prefix="r" filter=${row.readers_now.length > 10} rows=${row.readers_now} rowKey=${(r) => r.reader} columns=${[
       {
         key: "reader",
@@ -189,6 +198,81 @@ function Stream({ vhost, name }) {
       },
     ]} /><//>`;
 }
+
+/** Records from an offset on, 50 at a time. Where they begin is in the address. */
+function Records({ vhost, name, stream, params }) {
+  const partition = params.partition ?? "0";
+  const part = stream.partitions.find((p) => String(p.partition) === partition) ?? stream.partitions[0];
+  const from = params.from === undefined ? Math.max(part.first, part.head - SHOWN) : Number(params.from);
+  const { data, error, refresh } = usePolled(
+    () => get(`${at("streams", vhost, name)}/records`, { partition: part.partition, from, count: SHOWN }),
+    [vhost, name, part.partition, from],
+    0,
+  );
+  const chosen = data?.records.find((r) => String(r.offset) === params.record);
+  const show = (at_) => setParams({ from: String(Math.max(0, at_)), record: "" });
+  const whole = async () => {
+    const asked = { partition: part.partition, from: chosen.offset, count: 1, truncate: WHOLE_BYTES };
+    const found = (await get(`${at("streams", vhost, name)}/records`, asked)).records.find(
+      (r) => r.offset === chosen.offset,
+    );
+    if (!found) throw new Error("Retention has deleted it.");
+    return found;
+  };
+  const last = data?.records.at(-1)?.offset;
+  return html`<${Panel} title="Records" actions=${html`<button disabled=${!data || from <= data.first} onClick=${() => show(from - SHOWN)}>Earlier</button>
+      <button disabled=${last === undefined || last + 1 >= data.head} onClick=${() => show(last + 1)}>Later</button>
+      <button onClick=${() => {
+        setParams({ from: "", record: "" });
+        refresh();
+      }}>The newest</button>`}>
+    <div class="inline"><${Form} key=${`${partition} ${params.from}`} action="Show" fields=${[
+      ...(stream.partitions.length > 1
+        ? [
+            {
+              name: "partition",
+              label: "Partition",
+              type: "select",
+              value: partition,
+              options: stream.partitions.map((p) => [String(p.partition), String(p.partition)]),
+            },
+          ]
+        : []),
+      { name: "offset", label: "From offset", type: "number", min: 0, value: params.from ?? "" },
+      { name: "time", label: "or from time", placeholder: "2026-11-27T18:00:00Z" },
+    ]}
+      onSubmit=${async (v) => {
+        const of = v.partition ?? partition;
+        const begin = v.time ? await offsetAt(vhost, name, of, v.time) : v.offset;
+        setParams({ partition: of, from: begin === "" ? "" : String(begin), record: "" });
+      }} /></div>
+    <${Problem} error=${error} />
+    ${data?.records.length === 0 && html`<p class="muted">${data.head === data.first ? "The stream is empty." : "There is no record from there on."}</p>`}
+    ${
+      data?.records.length > 0 &&
+      html`<div class="split"><div class="table"><div class="wide"><table><thead><tr><th scope="col" class="number">offset</th><th scope="col">time</th><th scope="col">routing key</th><th scope="col" class="number">bytes</th><th scope="col">body</th></tr></thead>
+      <tbody>${(data?.records ?? []).map(
+        (r) =>
+          html`<tr key=${r.offset} class=${r === chosen ? "selected" : ""} onClick=${() => setParams({ record: String(r.offset) })}><td class="number"><button class="plain" onClick=${() => setParams({ record: String(r.offset) })}>${grouped(r.offset)}</button></td>
+          <td title=${new Date(r.time_us / 1000).toISOString()}>${clock(r.time_us / 1e6)}</td><td>${r.routing_key || "(empty)"}</td><td class="number">${bytes(r.payload_bytes)}</td><td><code>${r.payload_encoding === "string" ? r.payload.slice(0, 80) : "binary"}</code></td></tr>`,
+      )}</tbody></table></div>
+      <div class="foot">offsets ${grouped(data.first)} to ${grouped(data.head - 1)} are kept</div></div>
+    ${chosen && html`<${Panel} title="Record" actions=${html`<button onClick=${() => setParams({ record: "" })}>Close</button>`}><${Message} key=${chosen.offset} message=${chosen} whole=${chosen.payload_bytes > SHOWN_BYTES ? whole : undefined} /><//>`}</div>`
+    }<//>`;
+}
+
+/** Deletes what no limit keeps, at once. */
+const trim = (vhost, name, stream) =>
+  ask({
+    title: `Trim ${name}?`,
+    danger: true,
+    action: "Trim",
+    body: html`<p>Whole pages that are beyond the limits of the stream (${retention(stream.arguments)}, and its policy) are deleted now, and not only when the next page is begun. Readers that have not read them lose them, unless they hold.</p>`,
+    run: async () => {
+      const { pages } = await post("penstock/operations/retain_stream", { queue: name }, { vhost });
+      toast(pages ? `${count(pages)} pages were deleted.` : "There was no page beyond the limits.");
+    },
+  });
 
 /** Asks where a reader is to go on. */
 const move = (vhost, stream, { reader }) =>

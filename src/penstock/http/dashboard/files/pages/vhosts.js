@@ -1,6 +1,6 @@
 /** Vhosts: a process each. What restarted, why, how much does it use? */
 import { at, del, get, may, post, put } from "../parts/api.js";
-import { ask, ofVhost, shell } from "../parts/dialog.js";
+import { ask, ofVhost, shell, toast } from "../parts/dialog.js";
 import { bytes, count, grouped, rate } from "../parts/format.js";
 import { usePolled } from "../parts/live.js";
 import { go, href } from "../parts/router.js";
@@ -128,6 +128,20 @@ const remove = (vhost) =>
     done: `${vhost.name} was deleted.`,
   });
 
+const checkpoint = (name) =>
+  ask({
+    title: `Make a checkpoint of ${name}?`,
+    action: "Make it",
+    body: html`<p>The vhost serves meanwhile. After it, a start has less of the log to read, and files that nothing needs any more are deleted.</p>`,
+    command: `penstock checkpoint${ofVhost(name)}`,
+    run: async () => {
+      const { job } = await post("penstock/operations/checkpoint", {}, { vhost: name });
+      let done = { is_done: false };
+      while (!done.is_done) done = await post("penstock/operations/job", { job, wait_ms: 20_000 }, { vhost: name });
+      toast(`Checkpoint ${grouped(done.result.number)} is on disk: ${bytes(done.result.bytes)}.`);
+    },
+  });
+
 const restart = (vhost) =>
   ask({
     title: `Restart ${vhost.name}?`,
@@ -179,7 +193,7 @@ function Vhost({ name }) {
   };
   return html`<h1>${name}</h1><${Problem} error=${error} retry=${refresh} />
     ${why?.map((one) => html`<${Sentence} key=${one.text} level="warning" text=${`${one.about}: ${one.text}.${one.do ? ` To do: ${one.do}.` : ""}`} since=${one.since} />`)}
-    <${Panel} title="Process" actions=${html`<button onClick=${() => then(edit(v))}>Change …</button><button onClick=${() => then(restart(v))}>${p.state === "running" ? "Restart" : "Start"} …</button>
+    <${Panel} title="Process" actions=${html`<button onClick=${() => then(edit(v))}>Change …</button><button onClick=${() => then(checkpoint(name))} disabled=${p.state !== "running"}>Checkpoint …</button><button onClick=${() => then(restart(v))}>${p.state === "running" ? "Restart" : "Start"} …</button>
         <button class="danger" onClick=${async () => {
           if (await remove(v)) go(["vhosts"], { vhost: "" });
         }}>Delete …</button>`}>
@@ -206,7 +220,7 @@ function Vhost({ name }) {
           v.default_queue_type === "undefined" ? "as the server says" : v.default_queue_type,
         ],
       ]} />
-      <details class="command"><summary>Checkpoint and backup</summary><p>These are for the command line on the broker's machine:</p><code class="block">${`penstock checkpoint${ofVhost(name)}\npenstock backup /path/of/a/new/directory${ofVhost(name)}`}</code></details><//>
+      <details class="command"><summary>Backup</summary><p>It writes files, so it is for the command line on the broker's machine. The vhost serves meanwhile; the directory must be new or empty, and is a data directory of its own, verified at the end:</p><code class="block">${`penstock backup /path/of/a/new/directory${ofVhost(name)}`}</code></details><//>
     <div class="grid"><${Panel} title="Limits" actions=${html`<button onClick=${() => then(editLimits("vhost", name, set), limits.refresh)}>Change …</button>`}>
         <${Pairs} pairs=${LIMITS.vhost.map(([key, title]) => [title, limitOf(set[key])])} /><//>
       <${Panel} title="Who may use it" actions=${html`<a href=${href(["admin", "permissions"], { vhost: name })}>permissions</a>`}>

@@ -35,11 +35,11 @@ log.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from penstock.message import QueuedMessage, is_large
+from penstock.message import is_large
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery
 from penstock.queues.headers import MAXLEN, REASONS, REJECTED, Death, HeaderCodec
@@ -283,10 +283,8 @@ class DeadLetters:
         routed = self._routed(message.header, reason, attempts)
         passing = self._refusing(routed, message.size)
         for target in passing:
-            found = source.pending(delivery.tag, with_body=True)
-            if found is not None:
-                body = found.message.body or b""
-                target.pass_on(routed.header, body, priority, mode if message.persistent else NONE)
+            body = _body_of(source, delivery)
+            target.pass_on(routed.header, body, priority, mode if message.persistent else NONE)
         if not routed.targets:
             source.ack([delivery.tag], mode)
             self.count(reason, 1, 0 if passing else 1)
@@ -300,8 +298,7 @@ class DeadLetters:
             else:
                 assert isinstance(target, QueueTarget)
                 destinations.append(target.destination(header, priority))
-        move = DeadLetterMove(destinations, streams, header, source, delivery)
-        lsn = move.run(max(mode, OS), self._engine)
+        lsn = move_to(destinations, source, delivery, max(mode, OS), self._engine, streams, header)
         self._count_taken(reason, routed)
         return lsn
 
@@ -361,10 +358,12 @@ class DeadLetters:
 
     def _died(self, delivery: Delivery, death: Death) -> bytes:
         """Return the header with this death, and the attempts of the delivery."""
-        codec, header = self._headers, delivery.message.header
-        attempts = delivery.attempts + codec.attempts(header)
-        if attempts:
-            death = replace(death, attempts=attempts)
+        header = delivery.message.header
+        attempts = delivery.attempts + self._headers.attempts(header)
+        return self._with_death(header, replace(death, attempts=attempts) if attempts else death)
+
+    def _with_death(self, header: bytes, death: Death) -> bytes:
+        codec = self._headers
         return codec.with_death(codec.with_(header, attempts=0, expiry_ms=0), death)
 
     def send_new(self, header: bytes, body: bytes, priority: int, reason: str, mode: int) -> int:
@@ -427,9 +426,7 @@ class DeadLetters:
         if self.route is None:
             return Routed(header, [])
         death = Death(self._queue, reason, self._engine.clock.wall_ms(), attempts)
-        header = self._headers.with_death(
-            self._headers.with_(header, attempts=0, expiry_ms=0), death
-        )
+        header = self._with_death(header, death)
         routed = self.route.route(header, reason)
         self.cycles += routed.kind == CYCLE
         self.sent_bytes += len(header) + TARGET_BYTES * len(routed.targets)
@@ -441,133 +438,81 @@ class DeadLetters:
 # ---- moving --------------------------------------------------------------------------------------
 
 
-class DeadLetterMove:
-    """Moves a pending message of `source` to the end of each destination, where it is held until
-    its record is settled, and into streams with this header."""
-
-    __slots__ = ("body", "delivery", "destinations", "header", "source", "streams")
-
-    def __init__(
-        self, destinations: list[Destination], streams: list[StreamTarget], header: bytes,
-        source: BackingQueue, delivery: Delivery,
-    ) -> None:  # fmt: skip
-        self.destinations: list[Destination] = destinations
-        self.streams: list[StreamTarget] = streams
-        self.header: bytes = header
-        self.source: BackingQueue = source
-        self.delivery: Delivery = delivery
-        self.body: bytes | None = delivery.message.body
-
-    def run(self, mode: int, engine: StorageEngine) -> int:
-        """Move the message and return the LSN, or 0. A persistent message for queues that are not
-        durable is published there and then acknowledged: a crash may leave it in the source, never
-        in neither."""
-        message = self.delivery.message
-        source = self.source
-        destinations = self.destinations
-        tag = self.delivery.tag
-        durable = [each for each in destinations if _index(each).is_durable]
-        is_lost = message.persistent and not durable
-        if not self.streams and not is_lost and _is_even(destinations):
-            targets = [_index(each) for each in destinations]
-            lsn = source.move(tag, targets, destinations[0].header, mode, destinations[0].expiry_ms)
-        elif self._goes_by_reference(is_lost=is_lost):
-            lsn = self._copy(durable, mode, engine)
-        else:
-            body = self._load_body()  # while the source still has it
-            with engine.share(engine.share_of(body, len(destinations), message)):
-                lsn = self._copy(durable, mode, engine)
-        if message.persistent:
-            for each in durable:
-                landed = each.part << PART_SHIFT | (_index(each).next_seq - 1)
-                each.backing.hold(landed, lsn, mode)
-        return lsn
-
-    def _goes_by_reference(self, *, is_lost: bool) -> bool:
-        """Return whether its large body stays on disk, because only transient copies of it are
-        made."""
-        message = self.delivery.message
-        if self.body is not None or not is_large(message) or self.streams:
-            return False
-        return is_lost or not message.persistent
-
-    def _copy(self, durable: list[Destination], mode: int, engine: StorageEngine) -> int:
-        """Publish the message to each destination and acknowledge it. Return the LSN, or 0."""
-        is_persistent = self.delivery.message.persistent
-        if self.streams:
-            lsn = self._apart(durable if is_persistent else [], mode, engine)
-            self._publish_copies(engine, durable=not is_persistent)
-            return lsn
-        if is_persistent and durable:
-            lsn = self._apart(durable, mode, engine)
-            self._publish_copies(engine, durable=False)
-            return lsn
-        self._publish_copies(engine)
-        self.source.ack([self.delivery.tag], mode)
-        return 0
-
-    def _load_body(self) -> bytes:
-        body = self.body
-        if body is None:
-            loaded = self.source.pending(self.delivery.tag, with_body=True)
-            assert loaded is not None
-            body = self.body = loaded.message.body or b""
-        return body
-
-    def _publish_copies(self, engine: StorageEngine, *, durable: bool = True) -> None:
-        """Publish the copies that live in RAM; durable=False: without durable queues."""
-        message = self.delivery.message
-        mode = DISK if message.persistent else NONE
-        if self.body is None and is_large(message):
-            self._share_copies(engine, durable=durable)
-            return
-        for each in self.destinations:
-            if durable or not _index(each).is_durable:
-                each.backing.publish(
-                    each.header, self._load_body(), mode, expiry_ms=each.expiry_ms,
-                    priority=each.part,
-                )  # fmt: skip
-
-    def _share_copies(self, engine: StorageEngine, *, durable: bool) -> None:
-        """Publish copies of a large message that share one body, in the transient store."""
-        stored: QueuedMessage | None = None
-        for each in self.destinations:
-            index = _index(each)
-            if durable or not index.is_durable:
-                if stored is None:
-                    stored = engine.bodies.placed(self.delivery.message, is_persistent=False)
-                engine.publish_stored([index], each.header, stored, each.expiry_ms)
-
-    def _apart(self, destinations: list[Destination], mode: int, engine: StorageEngine) -> int:
-        """Move to queues that give the message different headers or expiries, and to streams, in
-        one record. Destinations that agree share a message."""
-        body = self._load_body()
-        source = self.source
-        groups: dict[tuple[bytes, int], list[QueueIndex]] = {}
-        for each in destinations:
-            groups.setdefault((each.header, each.expiry_ms), []).append(_index(each))
-        transaction = engine.begin()
-        try:
-            for (header, expiry_ms), targets in groups.items():
-                transaction.publish(targets, header, body, expiry_ms)
-            for stream in self.streams:
-                stream.append(transaction, self.header, body)
-            for index, entries in source.entries([self.delivery.tag]):
-                transaction.dequeue(index, entries)
-            lsn = transaction.commit(mode)
-        finally:
-            if transaction.is_open:
-                transaction.rollback()
-        source.forget([self.delivery.tag])
-        return lsn
-
-
 def move_to(
     destinations: list[Destination], source: BackingQueue, delivery: Delivery, mode: int,
-    engine: StorageEngine,
+    engine: StorageEngine, streams: Sequence[StreamTarget] = (), header: bytes = b"",
 ) -> int:  # fmt: skip
-    """Move a pending message of `source` to these destinations; see DeadLetterMove."""
-    return DeadLetterMove(destinations, [], b"", source, delivery).run(mode, engine)
+    """Move a pending message of `source` to the end of each destination, where it is held until its
+    record is settled, and into streams with this header. Return the LSN, or 0.
+
+    A persistent message for queues that are not durable is published there and then acknowledged: a
+    crash may leave it in the source, never in neither."""
+    message, tag = delivery.message, delivery.tag
+    durable = [each for each in destinations if _index(each).is_durable]
+    is_lost = message.persistent and not durable
+    if not streams and not is_lost and _is_even(destinations):
+        first = destinations[0]
+        targets = [_index(each) for each in destinations]
+        lsn = source.move(tag, targets, first.header, mode, first.expiry_ms)
+    else:
+        logged = durable if message.persistent else []
+        copied = [each for each in destinations if each not in logged]
+        lsn = 0
+        if message.body is None and is_large(message) and not (streams or logged):
+            stored = engine.bodies.placed(message, is_persistent=False)
+            for each in copied:
+                engine.publish_stored([_index(each)], each.header, stored, each.expiry_ms)
+        else:
+            body = _body_of(source, delivery)
+            with engine.share(engine.share_of(body, len(destinations), message)):
+                if streams or logged:
+                    lsn = _move_apart(logged, streams, header, body, source, tag, mode, engine)
+                for each in copied:
+                    each.backing.publish(
+                        each.header, body, DISK if message.persistent else NONE,
+                        expiry_ms=each.expiry_ms, priority=each.part,
+                    )  # fmt: skip
+        if not (streams or logged):
+            source.ack([tag], mode)
+    if message.persistent:
+        for each in durable:
+            landed = each.part << PART_SHIFT | (_index(each).next_seq - 1)
+            each.backing.hold(landed, lsn, mode)
+    return lsn
+
+
+def _body_of(source: BackingQueue, delivery: Delivery) -> bytes:
+    body = delivery.message.body
+    if body is None:
+        loaded = source.pending(delivery.tag, with_body=True)
+        assert loaded is not None
+        body = loaded.message.body or b""
+    return body
+
+
+def _move_apart(
+    destinations: list[Destination], streams: Sequence[StreamTarget], header: bytes, body: bytes,
+    source: BackingQueue, tag: int, mode: int, engine: StorageEngine,
+) -> int:  # fmt: skip
+    """Move to queues that give the message different headers or expiries, and to streams, in one
+    record. Destinations that agree share a message."""
+    groups: dict[tuple[bytes, int], list[QueueIndex]] = {}
+    for each in destinations:
+        groups.setdefault((each.header, each.expiry_ms), []).append(_index(each))
+    transaction = engine.begin()
+    try:
+        for (own, expiry_ms), targets in groups.items():
+            transaction.publish(targets, own, body, expiry_ms)
+        for stream in streams:
+            stream.append(transaction, header, body)
+        for index, entries in source.entries([tag]):
+            transaction.dequeue(index, entries)
+        lsn = transaction.commit(mode)
+    finally:
+        if transaction.is_open:
+            transaction.rollback()
+    source.forget([tag])
+    return lsn
 
 
 def _is_even(destinations: list[Destination]) -> bool:

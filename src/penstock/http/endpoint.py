@@ -28,7 +28,7 @@ from penstock.http.node_link import NodeLink
 from penstock.http.requests import BasicAuth, HttpError
 from penstock.members import Columns, Row, dug, sort_key
 from penstock.operation_json import JsonText, read
-from penstock.operation_table import AS_USER, MANAGERS, WATCHERS, Argument, is_of_node
+from penstock.operation_table import AS_USER, MANAGERS, OPERATIONS, WATCHERS, Argument, is_of_node
 from penstock.server.backends import Account
 from penstock.server.control import ControlError
 from penstock.server.watched_process import STOPPED
@@ -69,11 +69,11 @@ class Endpoint:
     """One address and method, see the head of this module.
 
     help: one line. of: names in the address, and what `list_rows` calls them as choosers of rows,
-    where that is another name. tags: the user needs one of these; () with is_open: no password
-    either. vhost: OPENED, SEEN, ANY or NEW. body: the members that are read, None if a body is not
-    read; others are ignored, as RabbitMQ does. is_raw: the body is read, and not parsed. query:
-    parameter -> meaning. status: of an answer that is not an Answer; 201 and 204 have no body.
-    media_type: of the answer. is_ours: RabbitMQ has nothing like it.
+    where that is another name. tags: the user needs one of these, or of those of the operation; ()
+    with is_open: no password either. vhost: OPENED, SEEN, ANY or NEW. body: the members that are
+    read, None if a body is not read; others are ignored, as RabbitMQ does. is_raw: the body is
+    read, and not parsed. query: parameter -> meaning. status: of an answer that is not an Answer;
+    201 and 204 have no body. media_type: of the answer. is_ours: RabbitMQ has nothing like it.
     """
 
     path: str
@@ -94,6 +94,10 @@ class Endpoint:
     media_type: str = "application/json"
     is_open: bool = False
     is_ours: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.does, str) and self.does:
+            object.__setattr__(self, "tags", OPERATIONS[self.does].tags or self.tags)
 
     @property
     def may_be_long(self) -> bool:

@@ -22,10 +22,8 @@ from penstock.http.endpoint import ANY, COLUMNS, LIST_QUERY, NEW, OPENED, STATS_
 from penstock.operation_table import (
     ADMINISTRATORS,
     MANAGERS,
-    MATCH,
-    MOVE_MAX,
+    OPERATIONS,
     POLICYMAKERS,
-    TAGS,
     TAIL_LINES,
     U63_MAX,
     WATCHERS,
@@ -33,7 +31,6 @@ from penstock.operation_table import (
     field_table,
     flag,
     short_text,
-    short_text_or_null,
     table,
     text,
     text_or_null,
@@ -146,7 +143,7 @@ FIXED_ROWS: Final = (
     ),
     Endpoint(
         "config/effective", "GET", "The broker's options, without secrets.", "show_config",
-        tags=ADMINISTRATORS, query=LIST_QUERY,
+        query=LIST_QUERY,
     ),
     Endpoint("auth", "GET", "How users log in.", node_pages.auth, tags=(), is_open=True),
     Endpoint(
@@ -197,15 +194,15 @@ OUR_ROWS: Final = (
     ),
     Endpoint(
         "penstock/why/{vhost}", "GET", "Why publishers wait, and which queues nobody consumes.",
-        "why", tags=WATCHERS, is_ours=True,
+        "why", is_ours=True,
     ),
     Endpoint(
         "penstock/why/{vhost}/queues/{queue}", "GET", "Why a queue does not drain.", "why",
-        tags=WATCHERS, is_ours=True,
+        is_ours=True,
     ),
     Endpoint(
         "penstock/why/{vhost}/connections/{connection}", "GET", "Why a connection stands.", "why",
-        tags=WATCHERS, is_ours=True,
+        is_ours=True,
     ),
     Endpoint(
         "penstock/events", "GET", "What changes, once a second, as server-sent events.",
@@ -349,12 +346,7 @@ CHANGE_ROWS: Final = (
     Endpoint(
         "penstock/queues/{vhost}/{queue}/move", "POST",
         "Move ready messages to another queue, or each dead letter to where it died.",
-        "move_messages", tags=ADMINISTRATORS, is_ours=True,
-        body=(
-            short_text_or_null("to", "the queue; null: the one in which each died last"),
-            whole("count", 1, MOVE_MAX, "how many at most", default=MOVE_MAX),
-            flag("dry_run", "count them only"), *MATCH, TAGS,
-        ),
+        "move_messages", is_ours=True, body=OPERATIONS["move_messages"].arguments[1:],
     ),
     Endpoint(
         "queues/{vhost}/{queue}/actions", "POST", "Does nothing: there are no mirrors.",
@@ -416,13 +408,10 @@ CHANGE_ROWS: Final = (
         "users/{name}", "PUT", "Add a user, or replace the password and the tags of one.",
         change_pages.put_user, tags=ADMINISTRATORS, body=_USER,
     ),
-    Endpoint(
-        "users/{name}", "DELETE", "Delete a user.", "delete_user", tags=ADMINISTRATORS, status=204
-    ),
+    Endpoint("users/{name}", "DELETE", "Delete a user.", "delete_user", status=204),
     # permissions
     *(
-        Endpoint(address, "GET", line, "list_permissions", tags=ADMINISTRATORS, vhost=ANY,
-                 query=_LIST)
+        Endpoint(address, "GET", line, "list_permissions", vhost=ANY, query=_LIST)
         for address, line in (
             ("permissions", "What users may do."),
             ("vhosts/{vhost}/permissions", "What users may do in a vhost."),
@@ -431,7 +420,7 @@ CHANGE_ROWS: Final = (
     ),
     Endpoint(
         "permissions/{vhost}/{user}", "GET", "What a user may do in a vhost.", "list_permissions",
-        tags=ADMINISTRATORS, vhost=ANY, query=_ONE, shape=change_pages.first,
+        vhost=ANY, query=_ONE, shape=change_pages.first,
     ),
     Endpoint(
         "permissions/{vhost}/{user}", "PUT", "Set what a user may do in a vhost.",
@@ -440,11 +429,10 @@ CHANGE_ROWS: Final = (
     ),
     Endpoint(
         "permissions/{vhost}/{user}", "DELETE", "Take a vhost away from a user.",
-        "clear_permissions", tags=ADMINISTRATORS, vhost=ANY, shape=change_pages.removed,
+        "clear_permissions", vhost=ANY, shape=change_pages.removed,
     ),
     *(
-        Endpoint(address, "GET", line, "list_topic_permissions", tags=ADMINISTRATORS, vhost=ANY,
-                 query=_LIST)
+        Endpoint(address, "GET", line, "list_topic_permissions", vhost=ANY, query=_LIST)
         for address, line in (
             ("topic-permissions", "Which routing keys users may use."),
             ("vhosts/{vhost}/topic-permissions", "Those of a vhost."),
@@ -453,8 +441,7 @@ CHANGE_ROWS: Final = (
     ),
     Endpoint(
         "topic-permissions/{vhost}/{user}", "GET", "Those of a user in a vhost.",
-        "list_topic_permissions", tags=ADMINISTRATORS, vhost=ANY, query=_LIST,
-        shape=change_pages.some,
+        "list_topic_permissions", vhost=ANY, query=_LIST, shape=change_pages.some,
     ),
     Endpoint(
         "topic-permissions/{vhost}/{user}", "PUT", "Set which routing keys a user may use.",
@@ -463,7 +450,7 @@ CHANGE_ROWS: Final = (
     ),
     Endpoint(
         "topic-permissions/{vhost}/{user}", "DELETE", "Allow the user every routing key again.",
-        "clear_topic_permissions", tags=ADMINISTRATORS, vhost=ANY, shape=change_pages.removed,
+        "clear_topic_permissions", vhost=ANY, shape=change_pages.removed,
     ),
     # limits
     *(
@@ -532,11 +519,11 @@ CHANGE_ROWS: Final = (
     ),
     Endpoint(
         "parameters/{component}/{vhost}/{name}", "DELETE", "Delete a parameter of a vhost.",
-        "clear_parameter", tags=POLICYMAKERS, status=204,
+        "clear_parameter", status=204,
     ),
     Endpoint(
         "global-parameters", "GET", "Parameters of the whole broker.", "list_global_parameters",
-        tags=POLICYMAKERS, query=_LIST,
+        query=_LIST,
     ),
     Endpoint(
         "global-parameters/{name}", "GET", "One of them.", change_pages.global_parameter,
@@ -544,11 +531,11 @@ CHANGE_ROWS: Final = (
     ),
     Endpoint(
         "global-parameters/{name}", "PUT", "Store a parameter of the whole broker.",
-        "set_global_parameter", tags=POLICYMAKERS, body=_VALUE, shape=change_pages.made,
+        "set_global_parameter", body=_VALUE, shape=change_pages.made,
     ),
     Endpoint(
         "global-parameters/{name}", "DELETE", "Delete a parameter of the whole broker.",
-        "clear_global_parameter", tags=POLICYMAKERS, status=204,
+        "clear_global_parameter", status=204,
     ),
     # vhosts
     Endpoint(
@@ -603,13 +590,11 @@ OUR_CHANGE_ROWS: Final = (
     ),
     Endpoint(
         "penstock/users/{name}/tags", "PUT", "Set a user's tags, and leave the password.",
-        "set_user_tags", tags=ADMINISTRATORS, body=(texts("tags", "they replace all"),), status=204,
-        is_ours=True,
+        "set_user_tags", body=(texts("tags", "they replace all"),), status=204, is_ours=True,
     ),
     Endpoint(
         "penstock/users/{name}/password", "PUT", "Change a user's password, and leave the tags.",
-        "change_password", tags=ADMINISTRATORS, body=(text("password", "the new one"),), status=204,
-        is_ours=True,
+        "change_password", body=(text("password", "the new one"),), status=204, is_ours=True,
     ),
     *(
         Endpoint(

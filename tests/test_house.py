@@ -412,9 +412,10 @@ def test_no_part_of_the_engine_names_the_engine() -> None:
 
 def test_nobody_reaches_past_the_engine() -> None:
     """Its owners use its calls, not the parts that it is made of. Of the log they ask what was
-    appended and what is settled."""
+    appended and settled, whether it has room, and for a sync."""
+    log = "settled|last_lsn|syncs|request_sync|has_room"
     parts = re.compile(
-        r"(?:engine|new)\.(_\w+|state|log(?!\.(?:settled|last_lsn|syncs)\b)|journal|placement|upkeep|transient)\b"
+        rf"(?:engine|new)\.(_\w+|state|log(?!\.(?:{log})\b)|journal|placement|upkeep|transient)\b"
     )
     found = [
         f"{name_of(path)}: {line.strip()}"

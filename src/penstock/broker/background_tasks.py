@@ -168,7 +168,7 @@ class Pace:
         while records and records[0][0] <= settled:
             self._bytes -= records.popleft()[1]
         is_short = self._bytes < UNSETTLED_BYTES_MAX and len(records) < UNSETTLED_MAX
-        if is_short and self._dispatch.engine.has_log_room(ROOM_BYTES):
+        if is_short and self._dispatch.engine.log.has_room(ROOM_BYTES):
             return False
         if not self._is_waiting:
             self._is_waiting = True

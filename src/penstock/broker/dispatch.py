@@ -482,7 +482,7 @@ class Dispatch:
                 else:
                     self._waiting.append((lsn, mode, call))
                     if mode > self.mode:
-                        engine.request_sync()
+                        engine.log.request_sync()
 
     def _measure(self, settled: int) -> None:
         """Record how long the publishers waited whose turns are settled."""

@@ -206,7 +206,7 @@ class Driver:
         """Return what to wait for until this record is settled in the mode, None if it is. Also for
         a record that was written in a weaker mode."""
         if mode == DISK:
-            self.core.engine.request_sync()
+            self.core.engine.log.request_sync()
         return self.settle(lsn, mode)
 
     def changed(self, state: QueueState) -> None:

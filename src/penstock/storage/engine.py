@@ -714,20 +714,12 @@ class StorageEngine:
             "stream_retained_away_total": self.state.streams.retained_records,
         }
 
-    def has_log_room(self, size: int) -> bool:
-        """Return whether records of `size` bytes can be appended without waiting for the disk."""
-        return self.log.has_room(size)
-
     def flush(self) -> None:
         """End a turn: write what was appended, and start a sync if one is wanted. StoppedError,
         SyncFailedError."""
         self.time_s = self.clock.wall_ms() // 1000
         self.page_out_left = PAGE_OUT_MAX
         self.journal.flush()
-
-    def request_sync(self) -> None:
-        """Write everything appended so far and make it durable, whatever its mode."""
-        self.log.request_sync()
 
     def wait(self, lsn: int, mode: int) -> None:
         """Wait until `settled(mode) >= lsn`; `disk` syncs weaker records too. StoppedError,
@@ -746,10 +738,6 @@ class StorageEngine:
     def has_pending(self) -> bool:
         """Whether submitted work, other than the log's, is not complete yet."""
         return self.journal.has_pending
-
-    def complete(self, token: int, result: object) -> None:
-        """Take the end of a submitted operation: its result, or the exception that it raised."""
-        self.journal.complete(token, result)
 
     def submit(
         self,

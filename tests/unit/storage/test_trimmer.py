@@ -198,7 +198,7 @@ def test_damage_to_the_last_group_shows_also_right_after_it_shrank() -> None:
     r.engine.log.shrink()
     while r.engine.log.is_ending:
         for token, result in r.fs.completed(True):
-            r.engine.complete(token, result)
+            r.engine.journal.complete(token, result)
     path = f"{WAL}/{r.fs.list(WAL)[-3]}"
     assert sizes(r)[-2:] == [MIN, 2 * MIN]
     at = r.fs.read(path).index(b"the last group")

@@ -332,7 +332,7 @@ def _sync(call: Call) -> None:
     if call.vhost.engine.log.settled(DISK) >= lsn:
         call.reply(None)
         return
-    call.vhost.engine.request_sync()
+    call.vhost.engine.log.request_sync()
     call.vhost.dispatch.when_settled(lsn, DISK, lambda: call.reply(None))
 
 

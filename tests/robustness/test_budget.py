@@ -354,6 +354,10 @@ class World:
         }  # fmt: skip
         return found
 
+    def resident(self) -> dict[int, int]:
+        """The most bytes that each process has had since the last check."""
+        return {pid: memory_bytes(pid, "VmHWM") for pid in self.pids}
+
     def check(self) -> None:
         broker = self.broker
         self.quiet.served()
@@ -368,7 +372,7 @@ class World:
             wire.ask(Queue.Delete(queue=queue), Queue.DeleteOk)
         assert requested(broker, "quiet", "GET", "/api/streams/%2F") == 200, broker.log_text()
         assert requested(broker, "quiet", "GET", "/health") == 200, broker.log_text()
-        resident = {pid: memory_bytes(pid, "VmHWM") for pid in self.pids}
+        resident = self.resident()
         assert max(resident.values()) <= RESIDENT_BYTES_MAX, (resident, broker.log_text())
         assert self.theirs() == self.before
         for pid in self.pids:  # an operator's listing of all that she has is none of her requests
@@ -393,14 +397,21 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         assert broker.stop() == 0, broker.log_text()
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
 @settings(max_examples=EXAMPLES, phases=[Phase.generate], derandomize=EXAMPLES < 100)
 @given(sequence=st.lists(DRAWN, min_size=STEPS_MIN, max_size=STEPS_MAX))
 def test_no_sequence_of_requests_exceeds_the_budget(world: World, sequence: list[Step]) -> None:
     eve = Eve(world.broker)
+    done: list[str] = []
     try:
         for step in sequence:
             eve.do(step)
+            most_mib = max(world.resident().values()) // MIB
+            done.append(f"{most_mib} MiB after {step!r:.150}")
         world.check()
+    except AssertionError as error:
+        error.add_note("\n".join(done))
+        raise
     finally:
         eve.end()
 

@@ -48,7 +48,7 @@ from penstock.queues.priority_queue import PriorityQueue
 from penstock.queues.queue_options import QUORUM
 from penstock.routing.exchange_types import CACHE_SIZE, CACHE_TTL, DEDUPLICATION
 from penstock.storage.files.durability import OS
-from penstock.storage.index.key_windows import KeyWindow
+from penstock.storage.index.key_windows import HELD_BYTES, KeyWindow
 
 FAILED_SLICE: Final = 256  # deliveries that are settled before the turn's budget is looked at
 DEAD_LETTER_STEP_BYTES: Final = 16  # of headers that are decoded and written again, for one step
@@ -472,6 +472,8 @@ class BrokerQueue(QueueOrStream):
             backing.on_opened = self._part_opened
             self.parts_bytes = PART_BYTES * (len(backing.parts) - 1)
             self.parts_bytes += OPEN_PART_BYTES * (len(backing.opened) - 1)
+        if self.window is not None:
+            self.parts_bytes += HELD_BYTES * self.window.size
         self._delivered_no_ack: list[int] = []  # tags that are not acknowledged in the log yet
         self.is_waiting: bool = False  # its head is held; it is marked again when that is settled
         self.due_ms: int = 0  # of UsedQueue (queue_set.py)

@@ -56,6 +56,7 @@ from typing import Final
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.arguments import (
+    CACHE_SIZE_DEFAULT,
     EXPIRES,
     check_arguments,
     check_equivalent,
@@ -83,6 +84,7 @@ from penstock.queues.queue_options import BACKING, MAX_SIZE, QUORUM, QueueOption
 from penstock.queues.queue_set import SHOWN_MAX, STORED_BYTES, QueueSet, bytes_of, text_of
 from penstock.queues.stream_options import STREAM, StreamOptions
 from penstock.queues.thresholds import thresholds_of
+from penstock.routing.exchange_types import DEDUPLICATION, keys_bytes
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK
 from penstock.storage.index import routing_table
@@ -102,9 +104,9 @@ class QueueTable:
     """The queues of one vhost. served: open queues and all streams by name; `queue_set` has the
     stored queues, too.
 
-    check_new(name, user): raises an error for a queue too many. count(user, bytes): called with the
-    RAM that a queue takes, and with what it frees. on_event: warning, queue_started. policies: join
-    the queues' own arguments.
+    check_new(name, bytes of its keys, user): raises an error for a queue too many. count(user,
+    bytes): called with the RAM that a queue takes, and with what it frees. on_event: warning,
+    queue_started. policies: join the queues' own arguments.
     on_deleted(name): an open queue was deleted. on_leased_deleted(name, messages by reader): a
     queue was deleted while they were leased.
     """
@@ -112,8 +114,9 @@ class QueueTable:
     def __init__(
         self, queue_set: QueueSet[BrokerQueue], vhost: str, topology: Topology,
         streams: BrokerStreamTable, dispatch: Dispatch, *, clock: Clock, rng: random.Random,
-        check_new: Callable[[str, Identity | None], None], on_event: Callable[[str, str], None],
-        on_deleted: Callable[[str], None], count: Callable[[str, int], None], policies: Policies,
+        check_new: Callable[[str, int, Identity | None], None],
+        on_event: Callable[[str, str], None], on_deleted: Callable[[str], None],
+        count: Callable[[str, int], None], policies: Policies,
     ) -> None:  # fmt: skip
         self.served: dict[str, QueueOrStream] = {}
         # on_queue(queue, is_new): it was declared or deleted.
@@ -369,7 +372,7 @@ class QueueTable:
             self._check_same(queue, durable, exclusive, auto_delete, arguments, owner)
             queue.used_at_s = self.clock.monotonic()
             return queue, 0
-        self._check_may(name, by)
+        self._check_may(name, arguments, by)
         creator = "" if by is None else by.name
         check_type(what, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
         try:
@@ -392,13 +395,14 @@ class QueueTable:
             raise refusals.no_space(what, error) from error
         return queue, self.engine.log.last_lsn if durable else 0
 
-    def _check_may(self, name: str, by: Identity | None) -> None:
+    def _check_may(self, name: str, arguments: dict[str, object], by: Identity | None) -> None:
         """Raise ChannelError 406 for an impossible name, and for a queue too many."""
         if "\0" in name or len(bytes_of(name)) > NAME_BYTES_MAX:
             raise refusals.precondition_failed(
                 f"queue name {name!r}: expected at most {NAME_BYTES_MAX} bytes and no NUL"
             )
-        self._check_new(name, by)
+        keys = keys_bytes(arguments, CACHE_SIZE_DEFAULT)
+        self._check_new(name, keys if arguments.get(DEDUPLICATION) is True else 0, by)
 
     def prepare(
         self, name: str, *, durable: bool, exclusive: bool, auto_delete: bool,
@@ -408,7 +412,7 @@ class QueueTable:
         disk; None: nothing. ChannelError 406: the declare would be refused."""
         if type_of(arguments) != STREAM or not name or self.has(name):
             return None
-        self._check_may(name, by)
+        self._check_may(name, arguments, by)
         what = self.called(name)
         check_type(
             what, arguments, durable=durable and not exclusive, exclusive=exclusive,

@@ -38,6 +38,7 @@ from penstock.queues.amqp_headers import AmqpHeaders
 from penstock.queues.dead_letter import DEATH_BYTES_MIN, HOPS_MAX, DeadLetterRoute, Target
 from penstock.queues.queue_options import QueueOptions
 from penstock.routing.exchange_types import (
+    DEDUPLICATION,
     DIRECT,
     FANOUT,
     HEADERS,
@@ -46,6 +47,7 @@ from penstock.routing.exchange_types import (
     Asked,
     Binding,
     DeduplicatedExchange,
+    keys_bytes,
     not_counted,
 )
 from penstock.routing.router import ROUTE_STEPS_MAX, Router, Walk, Way
@@ -85,8 +87,8 @@ class Exchange:
     declared it, "" if that is not known. ValueError, TypeError: the arguments hold a value that
     AMQP has no type for."""
 
-    __slots__ = ("_arguments", "auto_delete", "counts", "creator", "durable", "internal",
-                 "is_system", "name", "type")  # fmt: skip
+    __slots__ = ("_arguments", "_keys_bytes", "auto_delete", "counts", "creator", "durable",
+                 "internal", "is_system", "name", "type")  # fmt: skip
 
     def __init__(
         self, name: str, type_name: str, *, durable: bool, auto_delete: bool = False,
@@ -102,6 +104,7 @@ class Exchange:
         self.is_system: bool = is_system
         self.creator: str = creator
         self.counts: ExchangeCounts = ExchangeCounts()
+        self._keys_bytes: int = _keys_bytes(type_name, arguments or {})
 
     @property
     def arguments(self) -> dict[str, object]:
@@ -111,7 +114,7 @@ class Exchange:
     @property
     def held_bytes(self) -> int:
         """Return about how many bytes of RAM it takes."""
-        return EXCHANGE_BYTES + 2 * len(self._arguments)
+        return EXCHANGE_BYTES + 2 * len(self._arguments) + self._keys_bytes
 
 
 class Topology:
@@ -124,7 +127,7 @@ class Topology:
     def __init__(
         self, engine: StorageEngine, vhost: str, has_queue: Callable[[str], bool],
         on_event: Callable[[str, str], None],
-        check_exchange: Callable[[str, Identity | None], None] | None = None,
+        check_exchange: Callable[[str, int, Identity | None], None] | None = None,
         check_binding: Callable[[str, Identity | None], None] | None = None,
         count: Callable[[str, int], None] | None = None,
         check_between: Callable[[str, Identity, int], None] | None = None,
@@ -140,7 +143,7 @@ class Topology:
         self._vhost = vhost
         self._has_queue = has_queue
         self._on_event = on_event
-        self._check_new: Callable[[str, Identity | None], None] = check_exchange or _unlimited
+        self._check_new: Callable[[str, int, Identity | None], None] = check_exchange or _any_number
         self._check_binding: Callable[[str, Identity | None], None] = check_binding or _unlimited
         self._policies: Policies | None = policies
         self._histories: tuple[Callable[[str, int], bool], Callable[[str, int], None]] | None = (
@@ -270,7 +273,7 @@ class Topology:
         alternate = arguments.get(ALTERNATE)
         if ALTERNATE in arguments and not isinstance(alternate, str):
             raise wrong_type(ALTERNATE, self.called(name), alternate)
-        self._check_new(name, by)
+        self._check_new(name, _keys_bytes(type_name, arguments), by)
         exchange = Exchange(
             name, type_name, durable=durable, auto_delete=auto_delete, internal=internal,
             arguments=arguments, creator="" if by is None else by.name,
@@ -468,6 +471,16 @@ def binding_called(bindings: Iterable[Binding], properties_key: str) -> Binding 
         if unquote(listed) == properties_key:
             found = one
     return found
+
+
+def _keys_bytes(type_name: str, arguments: dict[str, object]) -> int:
+    """Return the bytes of RAM that the keys of an exchange which drops duplicates may take."""
+    is_so = type_name == DEDUPLICATION or arguments.get(DEDUPLICATION) is True
+    return keys_bytes(arguments) if is_so else 0
+
+
+def _any_number(_name: str, _keys_bytes: int, _by: Identity | None) -> None:
+    """Do nothing: there is no limit."""
 
 
 def _unlimited(_name: str, _by: Identity | None) -> None:

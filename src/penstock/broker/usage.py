@@ -192,24 +192,26 @@ class Usage:
         left = self.memory_bytes // CLIENTS_PART - self.clients.total
         return "" if own < left else _share_text("channels and consumers", by.name, own, left)
 
-    def check_queue(self, name: str, count: int, topology_bytes: int, by: Identity | None) -> None:
+    def check_queue(
+        self, name: str, count: int, topology_bytes: int, by: Identity | None, keys_bytes: int = 0
+    ) -> None:
         """Raise ChannelError 406 if the vhost, which has `count` queues, may not have this
-        one too. by: who declares it; None: no user."""
+        one too. by: who declares it; None: no user. keys_bytes: what its x-cache-size takes."""
         most = self.limits.of_vhost(self._vhost, MAX_QUEUES)
         if 0 <= most <= count:
             text = f"queue limit in vhost '{self._vhost}' ({most}) is reached"
             raise refusals.precondition_failed(f"cannot declare queue '{name}': {text}")
-        self._check_room(f"cannot declare queue '{name}'", topology_bytes, by)
+        self._check_room(f"cannot declare queue '{name}'", topology_bytes, by, keys_bytes)
 
     def check_exchange(
-        self, name: str, count: int, topology_bytes: int, by: Identity | None
+        self, name: str, count: int, topology_bytes: int, by: Identity | None, keys_bytes: int = 0
     ) -> None:
         """Raise ChannelError 406 as `check_queue` does, for an exchange."""
         most = self.limits.of_vhost(self._vhost, MAX_EXCHANGES)
         if 0 <= most <= count:
             text = f"exchange limit in vhost '{self._vhost}' ({most}) is reached"
             raise refusals.precondition_failed(f"cannot declare exchange '{name}': {text}")
-        self._check_room(f"cannot declare exchange '{name}'", topology_bytes, by)
+        self._check_room(f"cannot declare exchange '{name}'", topology_bytes, by, keys_bytes)
 
     def check_binding(
         self, exchange: str, count: int, topology_bytes: int, by: Identity | None
@@ -233,13 +235,18 @@ class Usage:
             text = f"user '{by.name}' has as many bindings between exchanges as allowed ({most})"
             raise refusals.precondition_failed(f"cannot bind to exchange '{exchange}': {text}")
 
-    def _check_room(self, what: str, topology_bytes: int, by: Identity | None) -> None:
-        most = self.memory_bytes // TOPOLOGY_PART
+    def _check_room(
+        self, what: str, topology_bytes: int, by: Identity | None, keys_bytes: int = 0
+    ) -> None:
+        most = self.memory_bytes // TOPOLOGY_PART - keys_bytes
+        if keys_bytes:
+            what = f"{what}, whose x-cache-size takes {format_bytes(keys_bytes)}"
         if topology_bytes >= most:
             raise refusals.precondition_failed(
                 f"{what}: queues, exchanges and bindings of vhost '{self._vhost}' take "
-                f"{format_bytes(topology_bytes)} of memory, at most {format_bytes(most)} are "
-                "allowed (half of the vhost's memory)"
+                f"{format_bytes(topology_bytes)} of memory, at most "
+                f"{format_bytes(self.memory_bytes // TOPOLOGY_PART)} are allowed (half of the "
+                "vhost's memory)"
             )
         if by is None or by.is_administrator:
             return

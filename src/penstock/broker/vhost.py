@@ -585,7 +585,6 @@ class VHost(QueueOwner[BrokerQueue]):
             "unfinished messages": self.unfinished_bytes,
             "output that clients do not read": usage.output.total,
             "unacknowledged deliveries": usage.unacked.total,
-            "deduplication": self.engine.windows.held_bytes if self._has_engine else 0,
         }
         return sorted(parts.items(), key=_bytes_last, reverse=True)
 
@@ -713,11 +712,11 @@ class VHost(QueueOwner[BrokerQueue]):
         messages."""
         return self.topology.held_bytes + self.table.held_bytes
 
-    def _check_queue(self, name: str, by: Identity | None) -> None:
-        self.usage.check_queue(name, self.table.count, self.topology_bytes, by)
+    def _check_queue(self, name: str, keys_bytes: int, by: Identity | None) -> None:
+        self.usage.check_queue(name, self.table.count, self.topology_bytes, by, keys_bytes)
 
-    def _check_exchange(self, name: str, by: Identity | None) -> None:
-        self.usage.check_exchange(name, len(self.exchanges), self.topology_bytes, by)
+    def _check_exchange(self, name: str, keys_bytes: int, by: Identity | None) -> None:
+        self.usage.check_exchange(name, len(self.exchanges), self.topology_bytes, by, keys_bytes)
 
     def check_reader(self, stream: BrokerStream, reader: str, by: Identity) -> None:
         """Raise ChannelError 406 if the user may not make this named reader of a stream."""
@@ -729,7 +728,6 @@ class VHost(QueueOwner[BrokerQueue]):
 
     def _count_usage(self) -> None:
         now = self.usage.counted_bytes(self.topology_bytes) + self.usage.transaction_bytes
-        now += self.engine.windows.held_bytes
         if now != self._usage_bytes:
             self.add_other(now - self._usage_bytes)
             self._usage_bytes = now

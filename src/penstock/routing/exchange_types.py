@@ -80,7 +80,7 @@ from penstock.codec.fields import decode_table, encode_table
 from penstock.codec.properties import BasicProperties
 from penstock.errors import COMMAND_INVALID, PRECONDITION_FAILED, AMQPConnectionError, ChannelError
 from penstock.native import mypyc_attr
-from penstock.storage.index.key_windows import SIZE_MAX, KeyWindow
+from penstock.storage.index.key_windows import HELD_BYTES, SIZE_MAX, KeyWindow
 
 STAR: Final = "*"
 HASH: Final = "#"
@@ -992,6 +992,13 @@ class RecentHistoryExchange(FanoutExchange):
         self._bytes += change
         self._count("", change)
         self._count_kept(self._creator, change)
+
+
+def keys_bytes(arguments: dict[str, object], size_default: int = 0) -> int:
+    """Return the bytes of RAM that as many keys as these arguments ask for take; 0 if their number
+    is wrong."""
+    size = arguments.get(CACHE_SIZE, size_default)
+    return HELD_BYTES * size if type(size) is int and 0 < size <= SIZE_MAX else 0
 
 
 class DeduplicatedExchange(ExchangeType):

@@ -1,12 +1,15 @@
 """Exchanges of RabbitMQ's plugins, used by somebody who wants to do harm: RAM and turns."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 
-from penstock.access.permissions import everything
+from penstock.access.permissions import Identity, everything
 from penstock.broker import background_tasks
+from penstock.codec.method import Method
 from penstock.codec.spec import (
+    ChannelClose,
     ExchangeBind,
     ExchangeBindOk,
     ExchangeDeclare,
@@ -91,6 +94,54 @@ def test_what_a_deleted_history_took_is_free_again() -> None:
     eve.publish(1, "b", "", bytes(200_000))
     rig.turn()
     assert len(kept(rig, "b")) == 1
+
+
+# ---- RAM of keys ---------------------------------------------------------------------------------
+
+ONCE = {"x-message-deduplication": True, "x-cache-size": 20_000}  # 4 MB
+
+
+def declare_until_refused(c: RigClient, method: Callable[[int], Method], kind: type[Method]) -> int:
+    """How many of these the user may declare."""
+    for n in range(50):
+        c.send(1, method(n))
+        c.rig.turn()
+        if not c.methods(kind):
+            (close,) = c.methods(ChannelClose)
+            assert close.reply_code == 406
+            assert "x-cache-size takes 3.8 MiB" in close.reply_text
+            return n
+    raise AssertionError("any number")
+
+
+@pytest.mark.parametrize("what", ["queues", "exchanges"])
+def test_keys_that_one_user_may_keep_leave_room_for_the_others(what: str) -> None:
+    rig = BrokerRig(memory_bytes=64 * MIB)
+    eve, ada = (
+        rig.client(Identity(name, frozenset(), ".*", ".*", ".*")) for name in ("eve", "ada")
+    )
+    queue, exchange = (
+        lambda n: QueueDeclare(queue=f"q{n}", arguments=ONCE),
+        lambda n: ExchangeDeclare(exchange=f"x{n}", type="direct", arguments=ONCE),
+    )
+    method, kind = (queue, QueueDeclareOk) if what == "queues" else (exchange, ExchangeDeclareOk)
+    assert 3 <= declare_until_refused(eve.open(), method, kind) <= 5  # of 32 MiB
+    ada.open().call(1, method(100), kind)
+    rig.tick(3)
+    assert rig.vhost.blocked_reason == ""
+    assert rig.vhost.monitor.other_bytes < 32 * MIB
+
+
+def test_keys_of_a_deleted_queue_are_room_again() -> None:
+    rig = OperationRig(memory_bytes=64 * MIB)
+    before = rig.vhost.topology_bytes
+    for _ in range(20):
+        rig.result("declare_queue", queue="q", arguments=ONCE)
+        rig.result("declare_exchange", exchange="x", type="fanout", arguments=ONCE)
+        assert rig.vhost.topology_bytes > before + 7 * MIB
+        rig.result("delete_queue", queue="q")
+        rig.result("delete_exchange", exchange="x")
+    assert rig.vhost.topology_bytes == before
 
 
 # ---- turns ---------------------------------------------------------------------------------------

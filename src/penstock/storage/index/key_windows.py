@@ -104,11 +104,6 @@ class KeyWindows:
         self.by_name: dict[bytes, KeyWindow] = {}
         self.is_used: bool = False
 
-    @property
-    def held_bytes(self) -> int:
-        """Return about how many bytes of RAM the keys take."""
-        return HELD_BYTES * sum([len(window.keys) for window in self.by_name.values()])
-
     def of(self, name: bytes) -> KeyWindow:
         """Return the window of this name, which is made if there is none."""
         found = self.by_name.get(name)

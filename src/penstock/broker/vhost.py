@@ -106,7 +106,8 @@ class RssAlarm:
     alarm looks at RSS:
 
         begins   RSS is above the vhost's budget and `slack_bytes` in two looks, one round of the
-                 monitor apart; in between free memory is given back to the system (`trim`)
+                 monitor apart; in between caches are emptied (`forget`). Free memory is given back
+                 to the system (`trim`) then, and when RSS is less than CALM_BYTES below
         ends     RSS is CALM_BYTES below that
         gives up after PATIENCE_S, if less than half of the budget is counted: the messages do not
                  take the memory then, and waiting does not help. That RSS counts as usual; the
@@ -121,13 +122,14 @@ class RssAlarm:
 
     def __init__(
         self, rss: Callable[[], int], trim: Callable[[], None], slack_bytes: int,
-        on_event: Callable[[str, str], None],
+        on_event: Callable[[str, str], None], forget: Callable[[], None],
     ) -> None:  # fmt: skip
         self.is_alarmed: bool = False
         self.rss_bytes: int = 0  # as of the last look
         self.slack_bytes: int = slack_bytes
         self._rss = rss
         self._trim = trim
+        self._forget = forget
         self._on_event = on_event
         self._usual_bytes: int = 0  # what RSS has been taken for; 0: nothing was given up
         self._since_s: float = 0.0
@@ -150,6 +152,8 @@ class RssAlarm:
                 self._since_s = now_s
                 self._report(ALARM, "is above the limit of", limit)
             elif self._was_above:
+                self._free()
+            elif self.rss_bytes > limit - CALM_BYTES:
                 self._trim()
         elif self.rss_bytes <= limit - CALM_BYTES:
             self._end("is below the limit of", limit)
@@ -160,7 +164,11 @@ class RssAlarm:
                 f"does not fall, and only {counted} are counted; publishers go on beyond", limit
             )
         else:
-            self._trim()
+            self._free()
+
+    def _free(self) -> None:
+        self._forget()
+        self._trim()
 
     def _end(self, verb: str, limit: int) -> None:
         self.is_alarmed = self._was_above = False
@@ -597,12 +605,10 @@ class VHost(QueueOwner[BrokerQueue]):
     def watch_rss(self, rss: Callable[[], int], trim: Callable[[], None]) -> None:
         """Block publishers also for the RSS of the process, which has only this vhost. rss, trim:
         as of RssAlarm."""
-
-        def free() -> None:
-            self.usage.routes.drop_all()
-            trim()
-
-        self.rss = RssAlarm(rss, free, self.settings.limits.rss_slack_bytes, self._rss_event)
+        self.rss = RssAlarm(
+            rss, trim, self.settings.limits.rss_slack_bytes, self._rss_event,
+            self.usage.routes.drop_all,
+        )  # fmt: skip
 
     def _rss_event(self, kind: str, text: str) -> None:
         self.event(kind, text, part="rss")

@@ -55,7 +55,7 @@ from penstock.http.requests import (
     JsonAnswer,
     NotAuthorizedError,
 )
-from penstock.http.sending import PIECE_BYTES, AnswerTurns, PiecesAnswer
+from penstock.http.sending import PIECE_BYTES, PiecesAnswer
 from penstock.members import Columns
 from penstock.operation_json import JsonText, dumps, read
 from penstock.operation_table import (
@@ -70,6 +70,7 @@ from penstock.operation_table import (
 )
 from penstock.options import WrongValueError
 from penstock.server.control import ControlError
+from penstock.server.fair_turns import FairTurns
 
 GZIP_BYTES_MIN: Final = 1400  # a shorter answer fits into one packet
 THREAD_BYTES: Final = 64 << 10  # a longer one is compressed in a thread
@@ -152,7 +153,7 @@ class Management:
         self._endpoints = tuple(endpoints)
         self._tree = AddressTree(self._endpoints)
         self._pages: dict[str, bytes] = {}
-        self._turns = AnswerTurns(LONG_MAX, USER_LONG_MAX)
+        self._turns = FairTurns(LONG_MAX, USER_LONG_MAX)
 
     def find(self, path: str, method: str) -> Found:
         """Return what is at this address. path: below /api/."""

@@ -31,7 +31,7 @@ before the status is sent, so that its error can be the answer. A later error ca
 answer: its last HTTP chunk is not sent, so the client sees that the body is incomplete. A client
 that takes nothing for STALL_S, or less than PACE in the long run, is cut, too (SendTime). At most
 ANSWERS_MAX long answers are made at a time, USER_ANSWERS_MAX of one user; others wait, and the
-users that wait take turns (AnswerTurns).
+users that wait take turns (FairTurns).
 
 **Arrow.** The records of a range in Arrow's IPC streaming format. Columns and their types are those
 of penstock.arrow_batches, the same that Spark has; pandas, Polars, DuckDB and any Arrow library can
@@ -67,10 +67,11 @@ from penstock.errors import AMQPError, CorruptionError, NotAStoreError, Penstock
 from penstock.http.node_link import NodeLink, ask_classic, ask_stream
 from penstock.http.pages import MEDIA_TYPE, ByteCache, Span, encode_chunk, open_page
 from penstock.http.requests import USER, HttpError, JsonAnswer, given, time_us, whole
-from penstock.http.sending import AnswerTurns, SendTime
+from penstock.http.sending import SendTime
 from penstock.operation_json import in_seconds, payload, to_json
 from penstock.queues.amqp_headers import AmqpHeaders, split_address
 from penstock.queues.headers import HeaderError
+from penstock.server.fair_turns import FairTurns
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.pages.page import PageRecord
 from penstock.storage.pages.page_reading import list_bases
@@ -363,7 +364,7 @@ class RangeAnswers:
         self._directories = directories
         self._pages = pages
         self._reading = reading
-        self._turns = AnswerTurns(ANSWERS_MAX, USER_ANSWERS_MAX)
+        self._turns = FairTurns(ANSWERS_MAX, USER_ANSWERS_MAX)
         # Of the streams of a vhost, by it and "http" or "arrow": records and bytes of answers.
         self._records: Counter[tuple[str, str]] = Counter()
         self._bytes: Counter[tuple[str, str]] = Counter()

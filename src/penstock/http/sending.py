@@ -1,13 +1,12 @@
 """How long answers are sent: whose turn it is, how long a client may take, and in which pieces.
 
 A long answer holds memory until the client has taken it, so only some are made at a time, of all
-users and of one (AnswerTurns); others wait. A client that takes nothing, or too little, is cut off
-(SendTime), so no turn is held for ever.
+users and of one (server.fair_turns); others wait. A client that takes nothing, or too little, is
+cut off (SendTime), so no turn is held for ever.
 """
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -19,58 +18,6 @@ PACE: Final = 16 << 10  # bytes in a second
 PIECE_BYTES: Final = 256 << 10
 
 logger = logging.getLogger(__name__)
-
-
-class AnswerTurns:
-    """Limits how many long answers are made at a time: `most`, and `most_of_user` of one user. Used
-    on the loop only."""
-
-    def __init__(self, most: int, most_of_user: int) -> None:
-        self._most = most
-        self._most_of_user = most_of_user
-        self._count = 0
-        self._of_user: dict[str, int] = {}
-        # user -> who waits; the user whose turn is next is the first
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-
-    async def take(self, user: str) -> None:
-        """Wait for a turn."""
-        if self._has_room(user):
-            self._grant(user)
-            return
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(user, deque()).append(granted)
-        try:
-            await granted
-        except asyncio.CancelledError:
-            if not granted.cancelled():  # it was granted meanwhile
-                self.give_back(user)
-            raise
-
-    def give_back(self, user: str) -> None:
-        """End a turn, and let those who wait have theirs."""
-        self._count -= 1
-        self._of_user[user] -= 1
-        if not self._of_user[user]:
-            del self._of_user[user]
-        while (next_user := self._next()) is not None:
-            some = self._waiting.pop(next_user)
-            granted = some.popleft()
-            if some:
-                self._waiting[next_user] = some
-            if not granted.done():  # else its client has left
-                self._grant(next_user)
-                granted.set_result(None)
-
-    def _next(self) -> str | None:
-        return next((user for user in self._waiting if self._has_room(user)), None)
-
-    def _has_room(self, user: str) -> bool:
-        return self._count < self._most and self._of_user.get(user, 0) < self._most_of_user
-
-    def _grant(self, user: str) -> None:
-        self._count += 1
-        self._of_user[user] = self._of_user.get(user, 0) + 1
 
 
 class SendTime:

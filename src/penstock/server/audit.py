@@ -11,17 +11,19 @@ alone. Messages are not audited.
 
 The supervisor writes all of it: the file in a thread, the stream by calls of the vhost that has it
 (operations.streams), so a slow disk and a vhost that is down delay nobody, and neither of the two
-waits for the other. WAITING_MAX entries wait for each; what comes beyond is left out, and so are
-failed logins beyond LOGINS_PER_S. The next entry says how many were left out, and so does the
-metric audit_left_out_total. A file that exceeds its size becomes FILE.1, in place of the one
-before, so both together take twice that at most. A file or stream that cannot be written is an
-error in the log, once, and is tried again with the next entries.
+waits for the other. WAITING_MAX entries wait for each, of one user not more than there is room for
+those of others; what comes beyond is left out, and so are arguments that are longer than
+ARGUMENT_CHARS, and failed logins beyond LOGINS_PER_S. The next entry says how many were left out,
+and so does the metric audit_left_out_total. A file that exceeds its size becomes FILE.1, in place
+of the one before, so both together take twice that at most. A file or stream that cannot be written
+is an error in the log, once, and is tried again with the next entries.
 """
 
 import asyncio
 import json
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
@@ -32,6 +34,7 @@ from penstock.errors import PenstockError
 from penstock.storage.files.filesystem import FileSystem
 
 WAITING_MAX: Final = 10_000
+ARGUMENT_CHARS: Final = 2000  # of an argument as JSON; names are shorter
 AT_ONCE: Final = 256  # entries of one call
 CLOSE_S: Final = 5.0
 LOGINS_BURST: Final = 100
@@ -40,7 +43,7 @@ LOGIN_FAILED: Final = "login_failed"
 
 logger = logging.getLogger(__name__)
 
-Line = tuple[str, int]  # JSON, and how many entries it counts for
+Line = tuple[str, int, str]  # JSON, how many entries it counts for, and whose it is
 
 
 class AuditEntries(ABC):
@@ -53,6 +56,7 @@ class AuditEntries(ABC):
         self._clock = clock
         self._lock = Lock()  # of what is below
         self._waiting: list[Line] = []
+        self._of_user: Counter[str] = Counter()  # of these
         self._left_out = 0  # since the last entry
         self._is_writing = False
         self._logins = TokenBucket(LOGINS_BURST, LOGINS_PER_S, clock.monotonic())
@@ -61,16 +65,18 @@ class AuditEntries(ABC):
     def note(self, entry: Mapping[str, object]) -> None:
         """Write an entry: event, user, from, vhost and others. Its time is now if it has none."""
         has_room = entry["event"] != LOGIN_FAILED or self._logins.take_room(self._clock.monotonic())
+        user = str(entry.get("user", ""))
         with self._lock:
-            if not has_room or len(self._waiting) >= WAITING_MAX:
+            if not has_room or self._of_user[user] >= WAITING_MAX - len(self._waiting):
                 self._left_out += 1
                 self.left_out_total += 1
                 return
-            line = {"time": date(self._clock.wall_ms()), **entry}
+            line = {"time": date(self._clock.wall_ms()), **_shortened(entry)}
             count = 1 + self._left_out
             if self._left_out:
                 line["left_out"], self._left_out = self._left_out, 0
-            self._waiting.append((json.dumps(line, default=str), count))
+            self._waiting.append((json.dumps(line, default=str), count, user))
+            self._of_user[user] += 1
             if self._is_writing:
                 return
             self._is_writing = True
@@ -84,17 +90,30 @@ class AuditEntries(ABC):
         """Return the lines to write next; none: the writing has ended."""
         with self._lock:
             lines, self._waiting = self._waiting[:most], self._waiting[most:]
+            self._of_user -= Counter(user for _, _, user in lines)
             self._is_writing = bool(lines)
             return lines
 
     def _failed(self, lines: list[Line], error: Exception) -> None:
         """Note that the lines could not be written."""
         with self._lock:
-            self._left_out += sum(count for _, count in lines)
+            self._left_out += sum(count for _, count, _ in lines)
             self.left_out_total += len(lines)
         if not self._has_failed:
             logger.error("the %s cannot be written: %s", self._place, error)
         self._has_failed = True
+
+
+def _shortened(entry: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the entry without arguments that are long."""
+    args = entry.get("args")
+    if not isinstance(args, Mapping):
+        return entry
+    shown: dict[str, object] = {}
+    for name, value in args.items():
+        chars = len(json.dumps(value, default=str))
+        shown[name] = value if chars <= ARGUMENT_CHARS else f"left out: {chars} characters"
+    return {**entry, "args": shown}
 
 
 class AuditLog(AuditEntries):
@@ -120,7 +139,7 @@ class AuditLog(AuditEntries):
     def _write_all(self) -> None:
         while lines := self._take(WAITING_MAX):
             try:
-                self._write("".join(f"{line}\n" for line, _ in lines).encode())
+                self._write("".join(f"{line}\n" for line, _, _ in lines).encode())
                 self._has_failed = False
             except OSError as error:
                 self._failed(lines, error)
@@ -166,7 +185,7 @@ class VhostEntries(AuditEntries):
     async def _append_all(self) -> None:
         while lines := self._take(AT_ONCE):
             try:
-                await self._append([line for line, _ in lines])
+                await self._append([line for line, _, _ in lines])
                 self._has_failed = False
             except (PenstockError, TimeoutError) as error:
                 self._failed(lines + self._take(WAITING_MAX), error)

@@ -11,11 +11,12 @@ need not exist: then it is asked last, so that its brakes and its time count onl
 nobody else accepts, and the time does not show which users exist.
 
 The server of `http` is asked in ASKERS threads; if it is slow or dead, only logins that it decides
-wait, timeout_s at most once they have a thread, and the log says so. It is not asked about a user
-who is not kept here, nor about a vhost in which the user has no permissions here. What it has
-allowed is remembered for cache_s, CACHE_MAX answers; what it has denied is not. Questions about
-rights, which a vhost remembers (broker.asked_rights), have threads of their own, so that logins do
-not wait for them.
+wait, timeout_s at most once they have a thread, and the log says so. Clients from one address have
+half of the threads at most, so that a flood of wrong passwords leaves some for the others. It is
+not asked about a user who is not kept here, nor about a vhost in which the user has no permissions
+here. What it has allowed is remembered for cache_s, CACHE_MAX answers; what it has denied is not.
+Questions about rights, which a vhost remembers (broker.asked_rights), have threads of their own, so
+that logins do not wait for them.
 
 An issuer that is slow or dead delays nobody but those whose tokens wait for its keys. They are
 fetched in a thread of their own, once for all that wait, and kept: for jwks_cache_s, and longer if
@@ -56,6 +57,7 @@ from penstock.access.users import KnownUsers
 from penstock.clock import Clock
 from penstock.errors import OptionError, PenstockError
 from penstock.server.authenticator import Authenticator
+from penstock.server.fair_turns import FairTurns
 from penstock.server.log_lines import client_line
 
 FETCH_AGAIN_S: Final = 10.0
@@ -219,6 +221,7 @@ class HttpBackend(Backend):
         self._clock = clock
         self._ask = ask_http if ask is None else ask
         self._allowed: OrderedDict[bytes, float] = OrderedDict()  # key of a form -> until when
+        self._turns = FairTurns(ASKERS, ASKERS // 2)
         self._executor = ThreadPoolExecutor(ASKERS, "penstock-http-login")
         self._rights_executor = ThreadPoolExecutor(ASKERS, "penstock-http-rights")
         self._warned_s = float("-inf")
@@ -227,7 +230,8 @@ class HttpBackend(Backend):
         if not self.users.knows(user):
             raise Refused("there is no such user")
         key = self.users.key(user, password)
-        await self._check(key, self._options.user_path, {"username": user, "password": password})
+        form: Form = {"username": user, "password": password}
+        await self._check(key, self._options.user_path, form, host)
         return _HttpAccount(user, self, host)
 
     async def may_open(self, user: str, vhost: str, host: str) -> bool:
@@ -239,7 +243,7 @@ class HttpBackend(Backend):
         # Longer than the key of a password.
         key = b"vhost:" + self.users.key(user, _encoded(form).encode())
         try:
-            await self._check(key, self._options.vhost_path, form)
+            await self._check(key, self._options.vhost_path, form, host)
         except Refused as error:
             client_line(logger, host, "%s: user '%s' may not open vhost '%s' - %s", host, user,
                         vhost, error)  # fmt: skip
@@ -282,11 +286,16 @@ class HttpBackend(Backend):
             return False
         return True
 
-    async def _check(self, key: bytes, address: str, form: Form) -> None:
-        """Raise Refused unless the server allows it, now or less than cache_s ago."""
+    async def _check(self, key: bytes, address: str, form: Form, host: str) -> None:
+        """Raise Refused unless the server allows it to a client from this host, now or less than
+        cache_s ago."""
         if self._allowed.get(key, 0.0) > self._clock.monotonic():
             return
-        await self._asked(address, form, self._executor)
+        await self._turns.take(host)
+        try:
+            await self._asked(address, form, self._executor)
+        finally:
+            self._turns.give_back(host)
         self._allowed[key] = self._clock.monotonic() + self._options.cache_s
         self._allowed.move_to_end(key)
         if len(self._allowed) > CACHE_MAX:

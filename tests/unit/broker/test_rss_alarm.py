@@ -17,12 +17,16 @@ class Process:
         self.spare = 0
         self.trims = 0
         self.events: list[str] = []
-        self.alarm = RssAlarm(lambda: self.rss, self.trim, slack, self.tell)
+        self.alarm = RssAlarm(lambda: self.rss, self.trim, slack, self.tell, self.forget)
+        self.forgotten = 0
 
     def trim(self) -> None:
         self.trims += 1
         self.rss -= self.spare
         self.spare = 0
+
+    def forget(self) -> None:
+        self.forgotten += 1
 
     def tell(self, kind: str, text: str) -> None:
         self.events.append(f"{kind}: {text}")
@@ -36,9 +40,9 @@ class Process:
 def test_it_begins_above_the_limit_and_ends_well_below() -> None:
     process = Process()
     assert not process.look(LIMIT)
-    assert process.trims == 0
+    assert process.forgotten == 0
     assert not process.look(LIMIT + 1)  # free memory may be all that it is
-    assert process.trims == 1
+    assert process.forgotten == 1
     assert process.look(LIMIT + 1)
     assert process.look(LIMIT)
     assert process.look(LIMIT - 16 * MIB + 1)
@@ -47,6 +51,17 @@ def test_it_begins_above_the_limit_and_ends_well_below() -> None:
         "memory_alarm: memory: the process's RSS of 160 MiB is above the limit of 160 MiB",
         "memory_free: memory: the process's RSS of 144 MiB is below the limit of 160 MiB",
     ]
+
+
+def test_free_memory_is_given_back_before_the_limit_is_reached() -> None:
+    process = Process()
+    assert not process.look(LIMIT - 16 * MIB)
+    assert process.trims == 0
+    process.spare = 20 * MIB
+    assert not process.look(LIMIT - 10 * MIB)
+    assert (process.trims, process.forgotten, process.rss) == (1, 0, LIMIT - 30 * MIB)
+    assert not process.look(LIMIT + 1)
+    assert (process.trims, process.forgotten) == (2, 1)
 
 
 def test_memory_that_only_the_allocator_keeps_is_no_alarm() -> None:

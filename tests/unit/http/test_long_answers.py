@@ -9,7 +9,8 @@ import pytest
 
 from penstock.http import pages, ranges, sending
 from penstock.http.api import Api
-from penstock.http.sending import AnswerTurns, SendTime
+from penstock.http.sending import SendTime
+from penstock.server.fair_turns import FairTurns
 from tests.helpers.asgi_client import Reply, ask
 from tests.helpers.http_rig import EVERYTHING, HttpRig, users_facts
 
@@ -63,7 +64,7 @@ def test_turns_go_round_the_users() -> None:
     order: list[str] = []
 
     async def scenario() -> None:
-        turns = AnswerTurns(2, 2)
+        turns = FairTurns(2, 2)
 
         async def one(name: str) -> None:
             await turns.take(name[0])
@@ -85,7 +86,7 @@ def test_turns_go_round_the_users() -> None:
 
 def test_who_leaves_while_waiting_takes_no_turn() -> None:
     async def scenario() -> None:
-        turns = AnswerTurns(1, 1)
+        turns = FairTurns(1, 1)
         await turns.take("a")
         waiting = [asyncio.create_task(turns.take(user)) for user in "abb"]
         await asyncio.sleep(0)

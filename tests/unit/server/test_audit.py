@@ -63,18 +63,50 @@ def test_a_flood_of_failed_logins_is_counted(tmp_path: Path) -> None:
     assert found[-1]["left_out"] == 9 * LOGINS_BURST
 
 
+class Held(AuditLog):
+    """Writes nothing until `close`: a slow disk."""
+
+    def _begin(self) -> None:
+        pass
+
+    def close(self) -> None:
+        super()._begin()
+        super().close()
+
+
+def held(path: Path) -> Held:
+    return Held(OsFileSystem(0), str(path), 1 << 30, ManualClock())
+
+
 def test_what_waits_is_bounded(tmp_path: Path) -> None:
-    path = tmp_path / "audit"
-    one = log(path)
-    with one._lock:
-        one._waiting = [("{}", 1)] * WAITING_MAX
-        one._is_writing = True
-    one.note(ENTRY)
-    assert (len(one._waiting), one._left_out) == (WAITING_MAX, 1)
-    one._write_all()
-    one.note(ENTRY)
+    one = held(tmp_path / "audit")
+    for user in range(WAITING_MAX + 10):
+        one.note({**ENTRY, "user": str(user)})
+    assert one.left_out_total == 10
     one.close()
-    assert lines(path)[-1]["left_out"] == 1
+    assert len(lines(tmp_path / "audit")) == WAITING_MAX
+
+
+def test_one_user_leaves_room_for_entries_of_others(tmp_path: Path) -> None:
+    one = held(tmp_path / "audit")
+    for _ in range(WAITING_MAX):
+        one.note({**ENTRY, "user": "eve"})
+    one.note({**ENTRY, "event": "delete_user"})
+    one.close()
+    found = lines(tmp_path / "audit")
+    assert found[-1]["event"] == "delete_user"
+    assert found[-1]["left_out"] == one.left_out_total == WAITING_MAX // 2
+
+
+def test_what_one_user_declares_with_large_arguments_takes_little(tmp_path: Path) -> None:
+    one = held(tmp_path / "audit")
+    args = {"queue": "q" * 255, "arguments": {"x": "\1" * 8000}}  # 48 KB as JSON
+    for _ in range(1000):
+        one.note({**ENTRY, "event": "declare_queue", "args": args})
+    one.close()
+    found = lines(tmp_path / "audit")
+    assert found[0]["args"] == {"queue": "q" * 255, "arguments": "left out: 48009 characters"}
+    assert (tmp_path / "audit").stat().st_size < 1 << 20
 
 
 def test_a_disk_that_fails_is_in_the_log_once(

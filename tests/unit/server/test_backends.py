@@ -255,6 +255,30 @@ def test_a_server_checks_passwords_of_users_that_are_kept_here(
     assert caplog.messages == ["logins cannot be checked at http://accounts: no route"]
 
 
+def test_a_flood_from_one_address_leaves_threads_for_others() -> None:
+    async def test() -> None:
+        world = World("http")
+        held = threading.Event()
+        (backend,) = world.backends._backends
+        assert isinstance(backend, HttpBackend)
+
+        def ask(_options: HttpLoginOptions, _address: str, form: Form, _now_s: object) -> str:
+            if form["password"] == b"bad":
+                held.wait()
+                return "deny"
+            return "allow"
+
+        backend._ask = ask
+        flood = [asyncio.create_task(world.why("ann", "bad", "10.0.0.9")) for _ in range(50)]
+        try:
+            assert await world.why("ann", "good", "10.0.0.2") == "is ann"
+        finally:
+            held.set()
+        assert set(await asyncio.gather(*flood)) == {"the server denies it"}
+
+    run(test)
+
+
 def test_a_server_checks_which_vhosts_are_opened(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         world = World("http", http={"vhost_path": "http://vhosts"})

@@ -315,6 +315,8 @@ class Live:
         """Return what is shown of a vhost, and keep a sample of it."""
         name = row["name"]
         info: Info = {"state": row["state"], "restarts": row.get("restarts", 0)}
+        if row["blocked_reason"]:
+            info["blocked"] = row["blocked_reason"]
         if answer is None:
             return info
         values = answer["values"]

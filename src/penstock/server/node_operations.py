@@ -45,6 +45,7 @@ from penstock.operation_table import (
     check_over_http,
     find,
 )
+from penstock.options import format_bytes
 from penstock.queues.budget import machine_memory, pids_max, process_usage
 from penstock.server import definitions, vhost_directories
 from penstock.server.audit import AuditEntries
@@ -391,8 +392,8 @@ class NodeOperations:
         for disk, free_bytes in disks.items():
             if free_bytes < limit_bytes:
                 text = (
-                    f"the disk of {disk} has {free_bytes} bytes free, publishers wait below "
-                    f"{limit_bytes} (storage.disk_free_limit)"
+                    f"the disk of {disk} has {format_bytes(free_bytes)} free, publishers wait "
+                    f"below {format_bytes(limit_bytes)} (storage.disk_free_limit)"
                 )
                 do = "make room there, or lower the limit: penstock config set"
                 found.append(NodeProblem(ALARM, text, do))

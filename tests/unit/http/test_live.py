@@ -201,6 +201,8 @@ def test_what_is_wrong_is_said_the_worst_first(rig: HttpRig) -> None:
         "problems": [f"vhost '{name}' is low on disk: publishers wait" for name in "/x"],
         "advice": ["make room", "make room"],
     }  # fmt: skip
+    ((_, found),) = watch(rig, "overview", 1)
+    assert found["vhosts"]["/"]["blocked"] == "disk"
     blocked = {**finding, "about": "vhost '/'", "text": "publishers wait, low on disk"}
     rig.node.answers["why"] = lambda vhost, **_: [finding, blocked] if vhost == "/" else []
     assert [(one["level"], one["text"]) for one in problems(rig)] == [

@@ -21,6 +21,7 @@ from penstock.errors import blocked_advice
 
 QUEUES_SHOWN: Final = 5
 QUEUES_SLICE: Final = 256
+OF_BLOCKED: Final = ("blocked", "disk_full", "memory_alarm")
 OLD_S: Final = 60.0  # an unacknowledged delivery that is worth a word
 
 Finding = dict[str, object]
@@ -56,7 +57,9 @@ def _of_vhost(vhost: VHost) -> Generator[None, None, list[Finding]]:
         text = f"consumers of user '{user}' wait: {vhost.usage.full_text(user)}"
         found.append(_finding(about, text, "acknowledge", _ago(vhost, waited_s)))
     for alert in vhost.alerts.list.rows():
-        if alert["is_on"] and alert["kind"] != FLOWED:  # a queue is there to flow to disk
+        # A queue is there to flow to disk; why publishers wait is said above.
+        is_said = vhost.blocked_reason and alert["kind"] in OF_BLOCKED
+        if alert["is_on"] and alert["kind"] != FLOWED and not is_said:
             name = f"queue '{alert['queue']}'" if alert["queue"] else about
             text = str(alert["text"]).removeprefix(f"{name}: ")
             found.append(_finding(name, text, "", str(alert["first_time"])))

@@ -49,7 +49,7 @@ function App() {
   }}>Skip to the page</a>
     <${Top} who=${who} vhost=${params.vhost} />
     <div class="under"><${Nav} current=${names[0]} />
-      <main id="main" tabindex="-1">${who === null && html`<${SignIn} again />`}<${Alarm} isShown=${names[0] !== "overview"} /><${Page} names=${names} params=${params} /></main></div>
+      <main id="main" tabindex="-1">${who === null && html`<${SignIn} again />`}<${Alarm} isShown=${names[0] !== "overview" && names[0] !== "alarms"} /><${Page} names=${names} params=${params} /></main></div>
     <${DialogHost} />`;
 }
 

@@ -20,7 +20,7 @@ const columns = [
   },
   { key: "time", title: "time", render: (a) => html`<${Time} value=${a.time} />` },
   { key: "first_time", title: "since", narrow: false, render: (a) => html`<${Time} value=${a.first_time} />` },
-  { key: "kind", title: "rule" },
+  { key: "kind", title: "rule", render: (a) => html`<span class="word">${a.kind}</span>` },
   { key: "vhost", title: "vhost", narrow: false },
   {
     key: "queue",
@@ -77,7 +77,7 @@ function Details({ vhost }) {
         (
           a,
         ) => html`<li key=${a.vhost}><${Chip} level="danger">${a.reason}<//> <b>${a.vhost}</b> since <${Time} value=${a.since_ms / 1000} />.
-      The largest queues: ${a.largest.map((q, i) => html`${i > 0 && ", "}<a key=${q.name} href=${href(["queues", a.vhost, q.name])}>${q.name}</a> (${bytes(q.message_bytes)}, ${bytes(q.memory)} of RAM)`)}</li>`,
+      ${a.largest.length > 0 && " The largest queues: "}${a.largest.map((q, i) => html`${i > 0 && ", "}<a key=${q.name} href=${href(["queues", a.vhost, q.name])}>${q.name}</a> (${bytes(q.message_bytes)}, ${bytes(q.memory)} of RAM)`)}</li>`,
       )}</ul><//>`
     }
     <${Panel} title="Alerts"><${Table} caption="Alerts" rows=${rows} columns=${columns} rowKey=${keyOf} initial=${{ sort: "time", desc: true }}

@@ -165,7 +165,7 @@ function Vhosts({ vhosts, only }) {
       ([
         name,
         row,
-      ]) => html`<tr key=${name} class=${row.state === "running" ? "" : "gone"}><th scope="row"><a href=${href(["queues"], { vhost: name })}>${name}</a></th><td><${Chip} level=${LEVELS[row.state] ?? "warning"} title=${of(name).why}>${row.state}<//></td>
+      ]) => html`<tr key=${name} class=${row.state === "running" ? "" : "gone"}><th scope="row"><a href=${href(["queues"], { vhost: name })}>${name}</a></th><td><${Chip} level=${LEVELS[row.state] ?? "warning"} title=${of(name).why}>${row.state}<//>${row.blocked && html` <${Chip} level="danger" title="Publishers wait">low on ${row.blocked}<//>`}</td>
       <td class="number">${count(row.restarts)}</td><td><${Time} value=${of(name).since} /></td><td class="number">${bytes(of(name).rss_bytes)}</td><td class="number">${rate(row.published)}</td><td class="number">${rate(row.delivered)}</td><td class="number">${count(row.ready)}</td>
       <td class="number">${count(row.unacked)}</td><td class="number">${count(row.connections)}</td><td class="number">${row.unroutable > 0 ? html`<${Chip} level="warning">${rate(row.unroutable)}<//>` : rate(row.unroutable)}</td></tr>`,
     )}</tbody></table></div><//>`;

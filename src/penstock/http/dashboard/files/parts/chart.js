@@ -6,6 +6,10 @@ import { html, Store, useEffect, useRef } from "./ui.js";
 /** Counts changes of the theme: charts take their colours anew. */
 export const themed = new Store(0);
 
+// Between two ticks: whole seconds, whole messages.
+const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 14_400, 21_600, 43_200];
+const COUNT_STEPS = Array.from({ length: 13 }, (_, n) => [1, 2, 5].map((one) => one * 10 ** n)).flat();
+
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 /** A fill that is told apart without colour. kind: "solid", "dots", "diagonal", "lines". */
@@ -92,7 +96,7 @@ export function Chart({ times, series, stacked = false, scale = "linear", format
       height,
       legend: { show: false },
       cursor: { show: false },
-      padding: [8, 8, 0, 0],
+      padding: [8, 26, 0, 0], // half of the last time
       scales: {
         x: { time: true },
         y:
@@ -108,6 +112,7 @@ export function Chart({ times, series, stacked = false, scale = "linear", format
           font: "11px system-ui",
           size: 24,
           space: 80,
+          incrs: TIME_STEPS,
           values: (_, ticks) =>
             ticks.map((t) => clock(t).slice(-8, ticks.length > 1 && ticks[1] - ticks[0] >= 60 ? -3 : undefined)),
         },
@@ -117,6 +122,7 @@ export function Chart({ times, series, stacked = false, scale = "linear", format
           ticks: { show: false },
           font: "11px system-ui",
           size: 64,
+          ...(format === count && scale === "linear" && { incrs: COUNT_STEPS }),
           filter: shown,
           values: (_, ticks) => ticks.map((t) => (t === null ? "" : axis(t))),
         },

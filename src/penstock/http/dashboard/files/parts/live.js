@@ -17,6 +17,7 @@ document.addEventListener("visibilitychange", () => hidden.set(document.hidden))
 export const queueTopic = (vhost, name) => `queue:${encodeURIComponent(vhost)}:${encodeURIComponent(name)}`;
 
 const wanted = new Map(); // topic -> the functions that get its events
+const latest = new Map(); // topic -> its newest event, while somebody wants it
 let source = null;
 let connecting = null;
 let leaving = null;
@@ -35,6 +36,7 @@ function connect() {
       stream.set("live");
       if (paused.value) return;
       const data = JSON.parse(event.data);
+      latest.set(topic, { topic, data, at: newest });
       for (const give of wanted.get(topic) ?? []) give(data);
     });
   }
@@ -76,6 +78,7 @@ function subscribe(topic, give) {
     all.delete(give);
     if (!all.size) {
       wanted.delete(topic);
+      latest.delete(topic);
       reconnect();
     }
   };
@@ -86,7 +89,7 @@ function subscribe(topic, give) {
  * @param {string|null} topic "overview", queueTopic(...), or null for nothing
  */
 export function useEvent(topic) {
-  const [state, set] = useState({ topic, data: null, at: 0 });
+  const [state, set] = useState(() => latest.get(topic) ?? { topic, data: null, at: 0 });
   useEffect(() => (topic ? subscribe(topic, (data) => set({ topic, data, at: Date.now() })) : undefined), [topic]);
   return state.topic === topic ? state : { topic, data: null, at: 0 };
 }

@@ -219,7 +219,7 @@ function View(props) {
       ${props.tools}
     </div>
     <${Problem} error=${error} retry=${props.retry} />
-    ${props.down?.length > 0 && html`<p class="sentence warning">No answer from ${props.down.join(", ")}: its rows are missing.</p>`}
+    ${props.down?.length > 0 && html`<p class="sentence warning">What is in ${props.down.join(", ")} is missing: it does not run, or does not answer.</p>`}
     <div class="wide"><table role="table" class=${`cards${error ? " stale" : ""}`} aria-busy=${rows === null}>
       <caption class="unseen">${caption}</caption>
       <thead role="rowgroup"><tr role="row">

@@ -17,7 +17,7 @@ export const Duration = ({ value }) =>
 
 /** A time: how long ago, with the time itself as title. */
 export const Time = ({ value }) =>
-  html`<time title=${dateOf(value)?.toISOString() ?? ""}>${dateOf(value) === null ? "–" : `${ago(value)}`}</time>`;
+  html`<time class="word" title=${dateOf(value)?.toISOString() ?? ""}>${dateOf(value) === null ? "–" : `${ago(value)}`}</time>`;
 
 /** A small label. level: "ok", "warning", "danger", "info" or none. */
 export const Chip = ({ level = "", title, children }) =>

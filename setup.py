@@ -93,6 +93,7 @@ HOT_MODULES = (
     "penstock.broker.exactly_once.batch_moves",
     "penstock.broker.in_flight",
     "penstock.server.poller",
+    "penstock.server.tls_records",
     "penstock.server.hub",
     "penstock.server.tls_pump",
 )

@@ -187,6 +187,7 @@ class Config:
             "memory_bytes": memory_bytes,
             "is_strict": self.is_strict,
             "is_audited": self.is_audited,
+            "has_tls": self.tls.is_on,
             "audit_vhost": self.audit_vhost,
             "log_level": self.log_level,
             "staging_timeout_s": self.staging_timeout_s,

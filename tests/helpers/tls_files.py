@@ -62,10 +62,15 @@ class TlsFiles:
         }  # fmt: skip
         return {f"PENSTOCK_TLS_{name.upper()}": str(value) for name, value in options.items()}
 
-    def client(self, file: str = "", *, is_checking: bool = True) -> ssl.SSLContext:
-        """Return a client's context. file: of its certificate. is_checking: the broker's."""
+    def client(
+        self, file: str = "", *, is_checking: bool = True, version: ssl.TLSVersion | None = None
+    ) -> ssl.SSLContext:
+        """Return a client's context. file: of its certificate. is_checking: the broker's. version:
+        the only one."""
         context = ssl.create_default_context(cafile=str(self.path("ca.pem")))
         context.verify_flags &= ~ssl.VERIFY_CRL_CHECK_LEAF
+        if version is not None:
+            context.minimum_version = context.maximum_version = version
         if not is_checking:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE

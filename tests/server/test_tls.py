@@ -15,6 +15,9 @@ from penstock.codec.frames import PROTOCOL_HEADER
 from tests.helpers.live_broker import LiveBroker, memory_bytes, wait_until
 from tests.helpers.tls_files import TlsFiles
 
+# Of 1.2 the process of TLS passes the bytes on, of 1.3 it hands the socket over.
+VERSIONS = [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
+
 
 def own_broker(tmp_path: Path, environment: dict[str, str], *options: str) -> LiveBroker:
     return LiveBroker(tmp_path / "data", *options, environment=environment)
@@ -59,12 +62,11 @@ def read_to_the_end(sock: ssl.SSLSocket) -> bytes:
 # ---- protocols and ciphers -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_tls_1_2_and_1_3_are_spoken(
     tls_broker: LiveBroker, tls_files: TlsFiles, version: ssl.TLSVersion
 ) -> None:
-    context = tls_files.client()
-    context.minimum_version = context.maximum_version = version
+    context = tls_files.client(version=version)
     assert (
         greeted(tls_broker.tls_port, context)[0]
         == {"TLSv1_2": "TLSv1.2", "TLSv1_3": "TLSv1.3"}[version.name]
@@ -120,9 +122,12 @@ def test_what_speaks_no_tls_is_logged_and_dropped(tls_broker: LiveBroker) -> Non
 # ---- messages ------------------------------------------------------------------------------------
 
 
-def test_64_mib_go_both_ways(tls_broker: LiveBroker, tls_files: TlsFiles) -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_64_mib_go_both_ways(
+    tls_broker: LiveBroker, tls_files: TlsFiles, version: ssl.TLSVersion
+) -> None:
     body = os.urandom(1 << 20) * 64
-    connection = pika_connection(tls_broker, tls_files.client())
+    connection = pika_connection(tls_broker, tls_files.client(version=version))
     channel = connection.channel()
     channel.confirm_delivery()
     channel.queue_declare("large", durable=True)
@@ -132,18 +137,19 @@ def test_64_mib_go_both_ways(tls_broker: LiveBroker, tls_files: TlsFiles) -> Non
     connection.close()
 
 
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_reader_that_is_slow_gets_all_and_the_pump_keeps_little(
-    tls_broker: LiveBroker, tls_files: TlsFiles
+    tls_broker: LiveBroker, tls_files: TlsFiles, version: ssl.TLSVersion
 ) -> None:
     pid = tls_broker.control("status")["tls"]["pid"]
-    publisher = pika_connection(tls_broker, tls_files.client()).channel()
+    publisher = pika_connection(tls_broker, tls_files.client(version=version)).channel()
     publisher.confirm_delivery()
     publisher.queue_declare("slow", durable=True)
     body = os.urandom(1 << 20)
     for _ in range(64):
         publisher.basic_publish("", "slow", body)
     before = memory_bytes(pid, "VmRSS")
-    reader = pika_connection(tls_broker, tls_files.client()).channel()
+    reader = pika_connection(tls_broker, tls_files.client(version=version)).channel()
     consumed = reader.consume("slow", auto_ack=True)
     next(consumed)  # now nothing is read until the next one is asked for
     publisher.basic_publish("", "slow", body)
@@ -302,12 +308,13 @@ def test_handshakes_end_by_their_time(tls_files: TlsFiles, tmp_path: Path) -> No
         assert "handshake timeout" in broker.log_text()
 
 
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("is_reset", [False, True])
 def test_a_client_that_leaves_in_the_middle_of_a_message(
-    tls_broker: LiveBroker, tls_files: TlsFiles, is_reset: bool
+    tls_broker: LiveBroker, tls_files: TlsFiles, is_reset: bool, version: ssl.TLSVersion
 ) -> None:
     wait_until(lambda: tls_broker.control("status")["connections"] == 0)
-    connection = pika_connection(tls_broker, tls_files.client())
+    connection = pika_connection(tls_broker, tls_files.client(version=version))
     connection.channel()
     sock = connection._impl._transport._sock  # type: ignore[attr-defined]
     sock.sendall(b"\x03\0\x01\0\0\x10\0" + b"x" * 100)  # a part of a frame
@@ -319,52 +326,100 @@ def test_a_client_that_leaves_in_the_middle_of_a_message(
     wait_until(lambda: tls_broker.control("status")["tls"]["connections"] == 0)
 
 
-def test_wrong_bytes_end_one_connection_only(tls_broker: LiveBroker, tls_files: TlsFiles) -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_wrong_bytes_end_one_connection_only(
+    tls_broker: LiveBroker, tls_files: TlsFiles, version: ssl.TLSVersion
+) -> None:
     other = pika_connection(tls_broker, tls_files.client())
-    with tls_socket(tls_broker.tls_port, tls_files.client()) as sock:
+    with tls_socket(tls_broker.tls_port, tls_files.client(version=version)) as sock:
         sock.sendall(PROTOCOL_HEADER)
         assert sock.recv(1)
-        raw = socket.socket(fileno=os.dup(sock.fileno()))
-        raw.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
+        with socket.socket(fileno=os.dup(sock.fileno())) as raw:
+            raw.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
         with pytest.raises(ssl.SSLError, match="BAD_RECORD_MAC"):
             read_to_the_end(sock)
-        raw.close()
+    connection = pika_connection(tls_broker, tls_files.client(version=version))
+    tls = connection._impl._transport._sock  # type: ignore[attr-defined]
+    with socket.socket(fileno=os.dup(tls.fileno())) as raw:
+        raw.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
+    with pytest.raises(pika.exceptions.AMQPError):
+        connection.channel()
     assert other.channel().is_open
     other.close()
 
 
+@pytest.mark.parametrize("version", VERSIONS)
 def test_close_notify_is_answered_with_the_last_words(
-    tls_broker: LiveBroker, tls_files: TlsFiles
+    tls_broker: LiveBroker, tls_files: TlsFiles, version: ssl.TLSVersion
 ) -> None:
     """A wrong protocol header is answered with ours, then close_notify and the end of file."""
-    with tls_socket(tls_broker.tls_port, tls_files.client()) as sock:
+    with tls_socket(tls_broker.tls_port, tls_files.client(version=version)) as sock:
         sock.sendall(b"HTTP/1.1")
         assert read_to_the_end(sock) == PROTOCOL_HEADER
+
+
+@pytest.mark.parametrize("size", [10, 40])
+def test_a_client_that_sends_all_at_once(
+    tls_broker: LiveBroker, tls_files: TlsFiles, size: int
+) -> None:
+    """The last message of its handshake and its first data come in one piece, and in pieces that
+    end within a record."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = tls_files.client().wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with socket.create_connection(("127.0.0.1", tls_broker.tls_port)) as sock:
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                sock.sendall(outgoing.read())
+                incoming.write(sock.recv(65536))
+        tls.write(PROTOCOL_HEADER[:3])
+        tls.write(PROTOCOL_HEADER[3:])
+        data = outgoing.read()
+        sock.sendall(data[:-size])
+        sock.sendall(data[-size:])
+        found = b""
+        while not found:
+            incoming.write(sock.recv(65536))
+            try:
+                found = tls.read(65536)
+            except ssl.SSLWantReadError:
+                pass
+        assert found.startswith(b"\1\0\0")
 
 
 # ---- processes -----------------------------------------------------------------------------------
 
 
-def test_the_process_of_tls_starts_again_and_plain_connections_go_on(
+def test_the_process_of_tls_starts_again_and_others_go_on(
     tls_files: TlsFiles, tmp_path: Path
 ) -> None:
     with own_broker(tmp_path, tls_files.environment()) as broker:
         plain = pika.BlockingConnection(pika.URLParameters(broker.url))
-        over_tls = pika_connection(broker, tls_files.client())
+        passed_on, handed_over = (
+            pika_connection(broker, tls_files.client(version=version)) for version in VERSIONS
+        )
+        wait_until(lambda: broker.control("status")["tls"]["connections"] == 1)
         os.kill(broker.control("status")["tls"]["pid"], signal.SIGKILL)
         wait_until(lambda: broker.control("status")["tls"]["restarts"] == 1)
         with pytest.raises(pika.exceptions.AMQPError):
-            over_tls.channel()
-        wait_until(lambda: broker.control("status")["connections"] == 1)
+            passed_on.channel()
+        wait_until(lambda: broker.control("status")["connections"] == 2)
+        assert handed_over.channel().is_open
+        handed_over.close()
         assert greeted(broker.tls_port, tls_files.client())
         assert plain.channel().is_open
         plain.close()
         assert broker.stop() == 0
 
 
-def test_a_stop_reaches_clients_of_tls(tls_files: TlsFiles, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_stop_reaches_clients_of_tls(
+    tls_files: TlsFiles, tmp_path: Path, version: ssl.TLSVersion
+) -> None:
     with own_broker(tmp_path, tls_files.environment()) as broker:
-        connection = pika_connection(broker, tls_files.client())
+        connection = pika_connection(broker, tls_files.client(version=version))
         assert broker.process is not None
         broker.process.terminate()
         with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="shutdown"):

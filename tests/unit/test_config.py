@@ -199,6 +199,7 @@ def test_what_a_vhost_is_told_crosses_a_processs_border() -> None:
     assert queues == {"backing_queue": DEFAULT, "allowed_backing_queues": []}
     assert told == {
         "mode": OS, "memory_bytes": 123, "is_strict": True, "is_audited": False, "audit_vhost": "",
+        "has_tls": False,
         "log_level": "debug",
         "staging_timeout_s": 86_400.0, "lease_alert_s": 3600.0,
         "consumer_timeout_s": 1800.0, "consumer_timeout_closes": False,

@@ -47,13 +47,15 @@ class CertificateFacts:
 
 class Certificates:
     """The certificates of the options. context: for the next handshake. facts: of each certificate.
-    Raises OptionError if a file is missing or wrong."""
+    keylog: a path to which OpenSSL writes the secrets of handshakes, "" for none. Raises
+    OptionError if a file is missing or wrong."""
 
     context: ssl.SSLContext
     facts: tuple[CertificateFacts, ...]
 
-    def __init__(self, options: TlsOptions, fs: FileSystem) -> None:
+    def __init__(self, options: TlsOptions, fs: FileSystem, keylog: str = "") -> None:
         self._options = options
+        self._keylog = keylog
         self._fs = fs
         self._read: tuple[bytes, ...] = ()
         self.reload()
@@ -113,6 +115,8 @@ class Certificates:
         context.minimum_version = VERSIONS[options.version_min]
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
         context.set_alpn_protocols(list(ALPN_HTTP))
+        if self._keylog:
+            context.keylog_filename = self._keylog
         try:
             context.set_ciphers(options.ciphers)
         except ssl.SSLError:

@@ -64,6 +64,7 @@ from penstock.broker.output import Outlet
 from penstock.codec.frames import HEARTBEAT_FRAME, begins_with_publish
 from penstock.errors import INTERNAL_ERROR, StoppedError
 from penstock.server.poller import READ, WRITE, PolledSource, Poller, Turns
+from penstock.server.tls_records import CLOSE_NOTIFY, TlsRecords, WrongRecord
 
 LEAST_BYTES: Final = 16 << 10
 FIRST_BYTES: Final = 256 << 10
@@ -259,7 +260,7 @@ class Session(PolledSource):
         if handler.facts.heartbeat_s > 0 and not self._is_ending:
             self._beat_later()
         if leftover:
-            self.received(leftover)
+            self.received(leftover, len(leftover))
         self.resume("start")
 
     # ---- the socket ----------------------------------------------------------------------------
@@ -293,8 +294,12 @@ class Session(PolledSource):
             self.abort()
             return
         if data:
-            self.received(data)
-            return
+            self.received(data, len(data))
+        else:
+            self._no_more()
+
+    def _no_more(self) -> None:
+        """The client sends nothing more."""
         self._has_eof = True
         self._is_ending = True
         if self._waiting:
@@ -302,8 +307,8 @@ class Session(PolledSource):
         else:
             self.abort()
 
-    def received(self, data: bytes) -> None:
-        """Handle bytes of the client."""
+    def received(self, data: bytes, size: int) -> None:
+        """Handle bytes of the client. size: of what the socket had."""
         self._has_received = True
         handler = self.handler
         if handler is None or self._is_ending:
@@ -319,7 +324,6 @@ class Session(PolledSource):
         in_flight.end_read()
         now = monotonic()
         is_quick = hub.pace.is_quick(self, data, now)
-        size = len(data)
         if size >= self._most_bytes:
             self._most_bytes = next_bytes(self._most_bytes, now - since, is_quick=is_quick)
             self._read_bytes = self._most_bytes
@@ -575,6 +579,65 @@ class Session(PolledSource):
         self._beat_later()
 
 
+class TlsSession(Session):
+    """A client of TLS 1.3, whose socket has records. What waits to be sent is encrypted."""
+
+    def __init__(self, hub: "Hub", sock: socket.socket, user: str, records: TlsRecords) -> None:
+        super().__init__(hub, sock, user)
+        self._records: TlsRecords = records
+        self._has_said_goodbye: bool = False
+
+    def _read(self) -> None:
+        records = self._records
+        try:
+            data = self._sock.recv(self._read_bytes)
+            if not data:
+                self._no_more()
+                return
+            plain = records.opened(data)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.abort()
+            return
+        except WrongRecord as error:
+            logger.debug("connection of %s: TLS: %s", self.user, error)
+            self._say_goodbye(error.alert)
+            self.abort()
+            return
+        answer = records.answer()
+        if answer:
+            super().write([answer])
+        if plain:
+            self.received(plain, len(data))
+        if records.is_ended and not self._is_closed:
+            self._no_more()
+
+    def write(self, parts: list[bytes]) -> None:
+        """See Session."""
+        if not self._is_ending:
+            super().write(self._records.sealed(parts))
+
+    def _shut(self) -> None:
+        self._say_goodbye(CLOSE_NOTIFY)
+        super()._shut()
+
+    def abort(self) -> None:
+        """See Session."""
+        if not self._is_closed:
+            self._say_goodbye(CLOSE_NOTIFY)
+        super().abort()
+
+    def _say_goodbye(self, alert: int) -> None:
+        """Send an alert, if the client has all that was before it and the socket takes it."""
+        if not self._has_said_goodbye and not self._waiting:
+            self._has_said_goodbye = True
+            try:
+                self._sock.send(self._records.goodbye(alert))
+            except OSError:
+                pass
+
+
 class Failing(Protocol):
     """The part of an engine that the hub uses."""
 
@@ -734,11 +797,17 @@ class Hub(Turns):
 
     # ---- sessions ------------------------------------------------------------------------------
 
-    def adopt(self, sock: socket.socket, user: str = "") -> Session:
-        """Return a session of this user on a connected socket. The caller starts it."""
+    def adopt(
+        self, sock: socket.socket, user: str = "", records: TlsRecords | None = None
+    ) -> Session:
+        """Return a session of this user on a connected socket, encrypted if it has records. The
+        caller starts it."""
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        session = Session(self, sock, user)
+        if records is None:
+            session = Session(self, sock, user)
+        else:
+            session = TlsSession(self, sock, user, records)
         self.sessions.add(session)
         return session
 

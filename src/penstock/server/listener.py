@@ -33,6 +33,7 @@ from penstock.server.authenticator import network_of
 from penstock.server.descriptors import supervisor_sockets
 from penstock.server.log_lines import client_line
 from penstock.server.login import Gone, LoginRefused, Origin, Silent, WrongHeader
+from penstock.server.tls_records import TlsRecords
 
 BACKLOG: Final = 1024
 ACCEPTS: Final = 64  # in one go; then other events are handled
@@ -71,6 +72,15 @@ class Handshake(Protocol[T_co]):
 
     async def refuse(self, error: AMQPError) -> None:
         """Send the client an error."""
+
+    async def receive(self, most: int) -> bytes:
+        """Return what the client sends next, about so much of it at most; b"" at its end."""
+
+    async def shut(self) -> None:
+        """Shut our half after the last bytes."""
+
+    def close(self) -> None:
+        """Close the socket."""
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
@@ -174,8 +184,11 @@ class Listener(Generic[T]):
         if listening.fileno() >= 0:
             self._loop.add_reader(listening, self._acceptable, listening)
 
-    def take(self, sock: socket.socket, origin: Origin | None = None) -> None:
-        """Begin the handshake of a client. origin: of one whose TLS is done by another process."""
+    def take(
+        self, sock: socket.socket, origin: Origin | None = None, records: TlsRecords | None = None
+    ) -> None:
+        """Begin the handshake of a client. origin: of one that another process has accepted, for
+        TLS. records: of its TLS, if that process does not decrypt them."""
         sock.setblocking(False)
         try:
             if origin is None:
@@ -183,7 +196,7 @@ class Listener(Generic[T]):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 login = self._make(sock, self._on_held)
             else:
-                login = self._make(sock, self._on_held, origin)
+                login = self._make(sock, self._on_held, origin, records)
         except OSError:
             sock.close()  # it has gone already
             return
@@ -258,16 +271,16 @@ class Listener(Generic[T]):
             self.failed["protocol"] += 1
             self._refuses(login, task, address)
             if isinstance(error, WrongHeader):
-                await self._within(LINGER_S, self._farewell(login.sock))
+                await self._within(LINGER_S, self._farewell(login))
             else:
-                await self._within(self._settings.silent_close_s, self._drain(login.sock))
+                await self._within(self._settings.silent_close_s, self._drain(login))
         except Gone as error:
             logger.debug("connection %s: %s", login.name, error)
         except OSError as error:
             logger.debug("connection %s lost: %s", login.name, error)
         finally:
             if is_ours:
-                login.sock.close()
+                login.close()
 
     def _refuses(self, login: Handshake[T], task: asyncio.Task[None], address: str) -> None:
         """Note that a client is being refused. Only its socket is kept."""
@@ -306,20 +319,20 @@ class Listener(Generic[T]):
         # and it might never read the reason.
         came = b""
         while CLOSE_OK not in came:
-            data = await self._loop.sock_recv(login.sock, DRAIN_BYTES)
+            data = await login.receive(DRAIN_BYTES)
             if not data:
                 return
             came = came[-len(CLOSE_OK) :] + data
-        await self._farewell(login.sock)
+        await self._farewell(login)
 
-    async def _farewell(self, sock: socket.socket) -> None:
+    async def _farewell(self, login: Handshake[T]) -> None:
         """Shut our half after the last bytes."""
-        sock.shutdown(socket.SHUT_WR)
-        await self._drain(sock)
+        await login.shut()
+        await self._drain(login)
 
-    async def _drain(self, sock: socket.socket) -> None:
+    async def _drain(self, login: Handshake[T]) -> None:
         """Read and discard until the client leaves."""
-        while await self._loop.sock_recv(sock, DRAIN_BYTES):
+        while await login.receive(DRAIN_BYTES):
             pass
 
 

@@ -49,6 +49,7 @@ from penstock.native import VERSION
 from penstock.protocol.connection import SERVER, Connection, MethodReceived
 from penstock.server.backends import Account, Backends, Refused
 from penstock.server.proxy_protocol import Network, Proxied, WrongProxyHeader, is_of, read_header
+from penstock.server.tls_records import TlsRecords, WrongRecord
 
 FRAME_BYTES_MAX: Final = 8 << 10  # of the handshake, with its head and end
 FRAME_HEAD_BYTES: Final = 7
@@ -154,16 +155,18 @@ def address(host: str, port: int) -> str:
 class Login:
     """The handshake of one client. `leftover` and `account` are complete when `run` has returned.
     on_held(change): called with the change of held_bytes. origin: None for that of the socket.
-    networks: of proxies, whose connections begin with a header (proxy_protocol)."""
+    networks: of proxies, whose connections begin with a header (proxy_protocol). records: of a
+    client of TLS whose socket this is."""
 
     account: Account
 
     def __init__(
         self, sock: socket.socket, backends: Backends, clock: Clock,
         on_held: Callable[[int], None], origin: Origin | None = None,
-        networks: Sequence[Network] = (),
+        networks: Sequence[Network] = (), records: TlsRecords | None = None,
     ) -> None:  # fmt: skip
         self.sock = sock
+        self.records = records
         self.origin = Origin.of(sock) if origin is None else origin
         # Of a client of TLS the header came before the handshake.
         self._is_proxied = origin is None and is_of(networks, self.origin.peer_host)
@@ -195,6 +198,9 @@ class Login:
 
     async def run(self) -> ConnectionFacts:
         """Do the handshake. Raises Silent, Gone, AMQPError (for `refuse`), OSError."""
+        if self.records is not None:  # what came with the end of its TLS handshake
+            self._unread = await self._opened(self.records, b"")
+            self._count()
         if self._is_proxied:
             await self._proxy_header()
         await self._header()
@@ -240,6 +246,55 @@ class Login:
         )  # fmt: skip
         await self._send(close)
 
+    async def receive(self, most: int) -> bytes:
+        """Return what the client sends next, about so much of it at most; b"" at its end."""
+        records = self.records
+        while True:
+            data = await self._loop.sock_recv(self.sock, most)
+            if records is None or not data:
+                return data
+            plain = await self._opened(records, data)
+            if plain or records.is_ended:
+                return plain
+
+    async def _opened(self, records: TlsRecords, data: bytes) -> bytes:
+        try:
+            plain = records.opened(data)
+        except WrongRecord as error:
+            self.records = None
+            if error.alert:
+                await self._loop.sock_sendall(self.sock, records.goodbye(error.alert))
+            raise ConnectionAbortedError(f"TLS: {error}") from None
+        answer = records.answer()
+        if answer:
+            await self._loop.sock_sendall(self.sock, answer)
+        return plain
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Send these."""
+        if self.records is not None:
+            data = b"".join(self.records.sealed([data]))
+        await self._loop.sock_sendall(self.sock, data)
+
+    async def shut(self) -> None:
+        """Shut our half after the last bytes."""
+        self._say_goodbye()
+        self.sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._say_goodbye()
+        self.sock.close()
+
+    def _say_goodbye(self) -> None:
+        """Send close_notify to a client of TLS, if its socket takes it at once."""
+        records, self.records = self.records, None
+        if records is not None:
+            try:
+                self.sock.send(records.goodbye())
+            except OSError:
+                pass
+
     async def _proxy_header(self) -> None:
         """Read the header of a trusted proxy."""
         try:
@@ -258,7 +313,7 @@ class Login:
             await self._read()
         header = self._unread[: len(PROTOCOL_HEADER)]
         if header != PROTOCOL_HEADER:
-            await self._loop.sock_sendall(self.sock, PROTOCOL_HEADER)
+            await self.send_bytes(PROTOCOL_HEADER)
             raise WrongHeader(f"not AMQP 0-9-1: it began with {header!r}")
         self._unread = self._unread[len(PROTOCOL_HEADER) :]
         self._receive(header)
@@ -303,7 +358,7 @@ class Login:
         return frame
 
     async def _read(self) -> None:
-        data = await self._loop.sock_recv(self.sock, FRAME_BYTES_MAX - len(self._unread))
+        data = await self.receive(FRAME_BYTES_MAX - len(self._unread))
         if not data:
             raise Gone("the client left while it logged in")
         self._unread += data
@@ -316,7 +371,7 @@ class Login:
             self._on_held(change)
 
     async def _send(self, method: Method) -> None:
-        await self._loop.sock_sendall(self.sock, self._connection.send(0, method))
+        await self.send_bytes(self._connection.send(0, method))
 
     async def _authenticate(self, mechanism: str, response: bytes) -> Account:
         """Return who it is. Raises LoginRefused, or Silent if the client does not understand

@@ -48,7 +48,7 @@ from penstock.errors import (
 from penstock.node_name import node_name
 from penstock.operation_json import dumps
 from penstock.operation_table import EVENTS, HOME
-from penstock.server import vhost_directories
+from penstock.server import tls_records, vhost_directories
 from penstock.server.audit import LOGIN_FAILED, AuditEntries, AuditLog, VhostEntries
 from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.backends import Backends, Refused, made_backends
@@ -65,6 +65,7 @@ from penstock.server.node_operations import NodeOperations
 from penstock.server.process_link import ControlServer
 from penstock.server.proxy_protocol import networks_of
 from penstock.server.service_manager import ServiceManager
+from penstock.server.tls_records import TlsRecords
 from penstock.server.watched_http import ListeningSockets, WatchedHttp
 from penstock.server.watched_process import WatchedProcess
 from penstock.server.watched_tls import WatchedTls
@@ -188,9 +189,10 @@ class Supervisor:
 
                     def login(
                         sock: socket.socket, on_held: Callable[[int], None],
-                        origin: Origin | None = None,
+                        origin: Origin | None = None, records: TlsRecords | None = None,
                     ) -> Login:  # fmt: skip
-                        return Login(sock, self.backends, self.clock, on_held, origin, networks)
+                        backends, clock = self.backends, self.clock
+                        return Login(sock, backends, clock, on_held, origin, networks, records)
 
                     self.listener = Listener(socks[AMQP], settings, self.clock, login, self._admit)
                     self._warn()
@@ -340,7 +342,8 @@ class Supervisor:
     def _make_tls(self, socks: dict[str, list[socket.socket]]) -> None:
         """Make the process of TLS."""
         host = self.settings.host
-        takers: dict[str, Callable[[socket.socket, Origin], None]] = {AMQP: self.listener.take}
+        tls_records.is_available()  # loaded now, not while a client waits
+        takers: dict[str, Callable[..., None]] = {AMQP: self.listener.take}
         sockets = {AMQP: ListeningSockets(host, socks[AMQPS])}
         if self.http is not None:
             takers[HTTP] = self.http.take
@@ -471,7 +474,7 @@ class Supervisor:
             if identity is None:
                 raise AMQPConnectionError(NOT_ALLOWED, refused, *OPEN)
             self._check_connections(vhost, user)
-            vhost.hand_over(opened, identity, login.leftover, login.sock)
+            vhost.hand_over(opened, identity, login.leftover, login.sock, login.records)
         except VhostDown as error:
             raise AMQPConnectionError(INTERNAL_ERROR, str(error), *OPEN) from error
         except TimeoutError as error:

@@ -1,15 +1,21 @@
 """The process of TLS: `python -m penstock.server.tls_process <descriptor>`.
 
 A client's socket is handed from the supervisor to the process of its vhost, but the state of TLS is
-in the memory of a process and cannot go along. So this process has the encrypted sockets. After a
-handshake it makes a pair of sockets, pumps between the client and one end (tls_pump), and sends the
-other to the supervisor, which treats it as a client's socket: the facts come with it.
+in the memory of a process and cannot go along. So this process does the handshakes. Then, for AMQP
+over TLS 1.3, it sends the client's socket to the supervisor with the secrets of its records
+(tls_records), and has nothing more to do with it. OpenSSL gives the secrets away only as lines for
+a file of keys (`keylog`), which is a pipe here.
+
+For TLS 1.2, for HTTP, and without the package cryptography, it keeps the socket: it makes a pair of
+sockets, pumps between the client and one end (tls_pump), and sends the other to the supervisor,
+which treats it as a client's socket. The facts come with both.
 
 Its only argument is its end of the link to the supervisor (server.watched_tls):
 
     in    socket (kind: "amqp" or "http"; a listening socket) · start (options, settings) · ping
           reload (read the certificates again) · stop
-    out   ready · failed · pong, with facts · client (kind, facts of Origin; a socket)
+    out   ready · failed · pong, with facts
+          client (kind, facts of Origin, facts of TlsRecords or null; a socket)
 
 **Handshakes** are limited by a Listener for each kind, as logins are: in number, of one address, in
 time. OpenSSL's part of them runs in a thread, because a signature takes up to a millisecond, in
@@ -21,6 +27,7 @@ wrong file is logged once as an error, and the old certificates stay.
 
 import asyncio
 import logging
+import os
 import resource
 import socket
 import ssl
@@ -48,6 +55,13 @@ from penstock.server.proxy_protocol import (
     read_header,
 )
 from penstock.server.tls_pump import TlsPump
+from penstock.server.tls_records import (
+    CIPHERS,
+    HEAD_BYTES,
+    TlsRecords,
+    TrafficKey,
+    is_available,
+)
 from penstock.storage.files.filesystem import OsFileSystem
 
 LOOK_S: Final = 2.0  # between two looks at the files
@@ -56,7 +70,11 @@ HANDSHAKE_BYTES_MAX: Final = 64 << 10  # with chains of certificates
 HANDSHAKE: Final = b"\x16"  # the first byte of one
 ALERT: Final = b"\x15\x03\x01\0\x02\x02\x46"  # fatal, protocol_version: clients know it
 EX_CONFIG: Final = 78
-THREADS: Final = 1
+THREADS: Final = 1  # so that the secrets of two handshakes cannot be mixed up
+AMQP: Final = "amqp"  # the kind
+CLIENT: Final = "CLIENT_TRAFFIC_SECRET_0"
+SERVER: Final = "SERVER_TRAFFIC_SECRET_0"
+KEYS_BYTES: Final = 64 << 10
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +84,7 @@ class TlsHandshake:
 
     def __init__(
         self, sock: socket.socket, certificates: Certificates, options: TlsOptions,
-        executor: ThreadPoolExecutor, networks: list[Network],
+        executor: ThreadPoolExecutor, networks: list[Network], keys: "Keys | None",
     ) -> None:  # fmt: skip
         self.sock = sock
         self.origin = Origin.of(sock)
@@ -76,6 +94,9 @@ class TlsHandshake:
         self._options = options
         self._executor = executor
         self._networks = networks
+        self._keys = keys
+        self._secrets: dict[str, str] = {}
+        self._records = 0  # of data that OpenSSL has sent
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -109,7 +130,7 @@ class TlsHandshake:
                 raise Silent(f"a TLS handshake of more than {HANDSHAKE_BYTES_MAX} bytes")
             self.incoming.write(data)
             try:
-                await self._loop.run_in_executor(self._executor, self.tls.do_handshake)
+                await self._loop.run_in_executor(self._executor, self._step)
             except ssl.SSLWantReadError:
                 await self._flush()
                 data = await self._recv()
@@ -117,8 +138,31 @@ class TlsHandshake:
             except ssl.SSLError as error:
                 await self._flush()  # the alert
                 raise Silent(f"TLS handshake failed: {reason(error)}") from None
-            await self._flush()
+            last = self.outgoing.read()  # tickets, with the keys of data
+            self._records = records_in(last)
+            if last:
+                await self._loop.sock_sendall(self.sock, last)
             return self.origin._replace(tls=tls_facts(self.tls, self._options))
+
+    def _step(self) -> None:
+        """Do what can be done now; in the one thread for this, so the secrets are of this client.
+        Raises SSLError."""
+        try:
+            self.tls.do_handshake()
+        finally:
+            if self._keys is not None:
+                self._secrets |= self._keys.take()
+
+    def records(self) -> TlsRecords | None:
+        """Return what the rest of the connection needs instead of OpenSSL; None if only OpenSSL
+        can have it."""
+        cipher = self.tls.cipher()
+        if cipher is None or cipher[0] not in CIPHERS or not {CLIENT, SERVER} <= set(self._secrets):
+            return None
+        client, server = (bytes.fromhex(self._secrets[name]) for name in (CLIENT, SERVER))
+        incoming, outgoing = TrafficKey(cipher[0], client), TrafficKey(cipher[0], server)
+        outgoing.number = self._records
+        return TlsRecords(cipher[0], incoming, outgoing, self.incoming.read())
 
     async def _proxy_header(self) -> bytes:
         """Read the header of a trusted proxy. Returns the bytes after it."""
@@ -141,10 +185,54 @@ class TlsHandshake:
             raise Gone("the client left in the TLS handshake")
         return data
 
+    async def receive(self, most: int) -> bytes:
+        """Return what the client sends next; b"" at its end."""
+        return await self._loop.sock_recv(self.sock, most)
+
+    async def shut(self) -> None:
+        """Not used: nothing is said to a client whose handshake fails but OpenSSL's alert."""
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()
+
     async def _flush(self) -> None:
         data = self.outgoing.read()
         if data:
             await self._loop.sock_sendall(self.sock, data)
+
+
+class Keys:
+    """The secrets of handshakes, as OpenSSL writes them into the file of keys `path`: here a pipe,
+    which takes what one step of a handshake brings, a few hundred bytes."""
+
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        self.path = f"/dev/fd/{self._writing}"
+
+    def close(self) -> None:
+        """Close the pipe; the contexts that write into it are not used any more."""
+        os.close(self._reading)
+        os.close(self._writing)
+
+    def take(self) -> dict[str, str]:
+        """Return the secrets since the last call, by OpenSSL's name, in hex."""
+        try:
+            lines = os.read(self._reading, KEYS_BYTES).decode().splitlines()
+        except BlockingIOError:
+            return {}
+        words = [line.split() for line in lines if not line.startswith("#")]
+        return {name: secret for name, _random, secret in words}
+
+
+def records_in(data: bytes) -> int:
+    """Return how many records these are."""
+    found = at = 0
+    while at < len(data):
+        at += HEAD_BYTES + int.from_bytes(data[at + 3 : at + HEAD_BYTES], "big")
+        found += 1
+    return found
 
 
 def reason(error: ssl.SSLError) -> str:
@@ -166,6 +254,7 @@ class TlsProcess(LinkedProcess):
         self._listeners: list[Listener[Origin]] = []
         self._pumps: set[TlsPump] = set()
         self._certificates: Certificates | None = None
+        self._keys = Keys() if is_available() else None
         self._most = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OWN) // 2
         self._accepted = 0
 
@@ -220,7 +309,8 @@ class TlsProcess(LinkedProcess):
             **{**facts["options"], "more_certs": tuple(facts["options"]["more_certs"])}
         )
         try:
-            self._certificates = Certificates(options, self._fs)
+            keylog = "" if self._keys is None else self._keys.path
+            self._certificates = Certificates(options, self._fs, keylog)
         except OptionError as error:
             self._give_up(EX_CONFIG, str(error))
             return
@@ -269,16 +359,24 @@ class TlsProcess(LinkedProcess):
         _on_held: Callable[[int], None],
     ) -> TlsHandshake:  # fmt: skip
         assert self._certificates is not None
-        return TlsHandshake(sock, self._certificates, options, self._executor, networks)
+        return TlsHandshake(sock, self._certificates, options, self._executor, networks, self._keys)
 
     async def _admit(self, kind: str, handshake: TlsHandshake, origin: Origin) -> None:
-        """Pump for a client, and hand the other end to the supervisor. Raises Silent."""
+        """Hand a client to the supervisor, or pump for it and hand the other end. Raises Silent."""
+        message: Facts = {
+            "do": "client", "kind": kind, "origin": origin._asdict(), "records": None
+        }  # fmt: skip
+        records = handshake.records() if kind == AMQP else None
+        if records is not None:
+            self._accepted += 1
+            self._link.send({**message, "records": records.facts()}, b"", handshake.sock)
+            return
         if len(self._pumps) >= self._most:
             raise Silent(f"{len(self._pumps)} TLS connections are open, more have no descriptors")
         inner, theirs = socket.socketpair()
         inner.setblocking(False)
         theirs.setblocking(False)
-        self._link.send({"do": "client", "kind": kind, "origin": origin._asdict()}, b"", theirs)
+        self._link.send(message, b"", theirs)
         pump = TlsPump(
             self._poller, handshake.sock, inner, handshake.tls, handshake.incoming,
             handshake.outgoing, self._pumps.discard,

@@ -3,7 +3,8 @@
 Its only argument is its end of the link to the supervisor, which sends everything else:
 
     in    start (path, name, settings, refused requests; the shared memory of in_flight)
-          connection (a socket, facts, identity, bytes already read) · ping · memory
+          connection (a socket, facts, identity, bytes already read; records of TLS or null)
+          ping · memory
           http (a socket: a link to the HTTP process, which calls operations, too)
           identity, close_user (permissions changed) · limits (set by operators) · stop
           events (is_on: somebody wants events)
@@ -62,6 +63,7 @@ from penstock.operation_json import JsonParts, loads, parts_of, to_json
 from penstock.operation_table import AUDIT_STREAM, HOME, OPERATIONS, check_over_http
 from penstock.protocol.connection import Connection
 from penstock.queues.backing_choice import BackingChoice
+from penstock.server import tls_records
 from penstock.server.control import Facts
 from penstock.server.descriptors import RESERVE, clients_max
 from penstock.server.hub import Hub, Session
@@ -75,6 +77,7 @@ from penstock.server.linked_process import (
 )
 from penstock.server.log_lines import client_line, event_logger, set_level, set_up
 from penstock.server.process_link import AskedCall, ProcessLink
+from penstock.server.tls_records import TlsRecords
 from penstock.storage.files.data_directory import placed
 from penstock.storage.files.filesystem import OsFileSystem
 from penstock.storage.files.options import StorageOptions
@@ -207,6 +210,8 @@ class VhostProcess(LinkedProcess):
             ),
         )  # fmt: skip
         self._limits = facts["limits"]
+        if settings["has_tls"]:
+            tls_records.is_available()  # loaded now, not while a client waits
         self._open(facts, options, self._clock.monotonic() + LOCKED_S)
 
     def _open(
@@ -459,8 +464,9 @@ class VhostProcess(LinkedProcess):
         assert self._vhost is not None
         opened = ConnectionFacts.from_json(facts["facts"])
         identity = Identity.from_facts(facts["identity"])
+        records = None if facts["records"] is None else TlsRecords.of(facts["records"])
         try:
-            session = self._hub.adopt(sock, opened.user)
+            session = self._hub.adopt(sock, opened.user, records)
         except OSError as error:
             logger.debug("connection %s lost: %s", opened.name, error)
             sock.close()

@@ -4,7 +4,8 @@ watched_process starts it, watches it and starts it again; ListeningSockets keep
 ends, its connections end; vhosts and plain connections go on.
 
     to it     socket (kind, with a listening socket) · start (options, settings, networks) · reload
-    from it   client (kind, origin: facts of a connection; with a socket) · pong, with facts
+    from it   client (kind, origin: facts of a connection, records: null or those of TlsRecords, if
+              the socket is encrypted; with a socket) · pong, with facts
 """
 
 import logging
@@ -18,6 +19,7 @@ from penstock.config import Config
 from penstock.server.control import Facts
 from penstock.server.login import Origin
 from penstock.server.process_link import ProcessLink
+from penstock.server.tls_records import TlsRecords
 from penstock.server.watched_http import ListeningSockets
 from penstock.server.watched_process import PYTHON, WatchedProcess
 
@@ -25,7 +27,7 @@ PROGRAM: Final = (*PYTHON, "penstock.server.tls_process")
 
 logger = logging.getLogger(__name__)
 
-Take = Callable[[socket.socket, Origin], None]
+Take = Callable[..., None]  # (socket, origin[, records])
 
 
 class WatchedTls(WatchedProcess):
@@ -89,9 +91,14 @@ class WatchedTls(WatchedProcess):
             super()._on_news(facts, data, descriptors)
             return
         origin: Any = facts["origin"]
+        records: Any = facts["records"]
         for descriptor in descriptors:
             sock = socket.socket(fileno=descriptor)
-            self._takers[str(facts["kind"])](sock, Origin(**origin))
+            take = self._takers[str(facts["kind"])]
+            if records is None:
+                take(sock, Origin(**origin))
+            else:
+                take(sock, Origin(**origin), TlsRecords.of(records))
 
     def _on_own_message(self, do: str, facts: Facts) -> None:
         if do == "pong":

@@ -50,6 +50,7 @@ from penstock.server import control
 from penstock.server.control import Facts
 from penstock.server.descriptors import clients_max
 from penstock.server.process_link import ProcessLink
+from penstock.server.tls_records import TlsRecords
 from penstock.server.watched_process import (
     DOWN,
     PYTHON,
@@ -223,10 +224,11 @@ class WatchedVhost(WatchedProcess):
         )
 
     def hand_over(
-        self, opened: ConnectionFacts, identity: Identity, leftover: bytes, sock: socket.socket
-    ) -> None:
-        """Hand a client over, and close our copy of its socket. Raises AMQPConnectionError 541 if
-        the process takes no more; then the caller still owns the socket."""
+        self, opened: ConnectionFacts, identity: Identity, leftover: bytes, sock: socket.socket,
+        records: TlsRecords | None = None,
+    ) -> None:  # fmt: skip
+        """Hand a client over, and close our copy of its socket. records: of its TLS. Raises
+        AMQPConnectionError 541 if the process takes no more; then the caller still owns both."""
         if self.state != RUNNING or self._link is None:
             raise self.down()
         if self.silent_s:
@@ -237,6 +239,7 @@ class WatchedVhost(WatchedProcess):
             raise AMQPConnectionError(INTERNAL_ERROR, text, 10, 40)
         message: Facts = {
             "do": "connection", "facts": opened.to_json(), "identity": identity.facts(),
+            "records": None if records is None else records.facts(),
         }  # fmt: skip
         self._link.send(message, leftover, sock)
         self.clients[opened.user] += 1

@@ -67,7 +67,7 @@ def opened_at(vhost: StartingVhost, settings: Config) -> float:
         pass
 
     account = SimpleNamespace(identity=lambda vhost: object(), ask=ask)
-    login: Any = SimpleNamespace(leftover=b"", sock=None, account=account)
+    login: Any = SimpleNamespace(leftover=b"", sock=None, account=account, records=None)
     facts: Any = SimpleNamespace(vhost="v", user="ann", name="c1")
     loop = JumpingLoop()
     try:

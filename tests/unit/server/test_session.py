@@ -12,6 +12,7 @@ from penstock.errors import StoppedError
 from penstock.server.hub import FIRST_BYTES, HIGH_WATER_BYTES, Hub, Session
 from penstock.server.linked_process import PollingLoop, polling_loop
 from penstock.server.poller import Poller
+from penstock.server.tls_records import BAD_RECORD_MAC, TlsRecords, TrafficKey
 
 
 class FakeHandler:
@@ -95,9 +96,11 @@ class Rig:
         self.session: Session
         self.handler: FakeHandler
 
-    async def start(self, leftover: bytes, heartbeat_s: float) -> None:
+    async def start(
+        self, leftover: bytes, heartbeat_s: float, records: TlsRecords | None = None
+    ) -> None:
         self.hub.start()
-        self.session = self.hub.adopt(self._server)
+        self.session = self.hub.adopt(self._server, "", records)
         self.handler = FakeHandler(self.session, heartbeat_s)
         handler: Any = self.handler
         self.session.start(handler, leftover)
@@ -127,11 +130,12 @@ def run_polling(main: Coroutine[Any, Any, None]) -> None:
 
 
 def with_session(
-    scenario: Callable[[Rig], Awaitable[None]], leftover: bytes = b"", heartbeat_s: float = 0
-) -> None:
+    scenario: Callable[[Rig], Awaitable[None]], leftover: bytes = b"", heartbeat_s: float = 0,
+    records: TlsRecords | None = None,
+) -> None:  # fmt: skip
     async def run() -> None:
         rig = Rig()
-        await rig.start(leftover, heartbeat_s)
+        await rig.start(leftover, heartbeat_s, records)
         try:
             async with asyncio.timeout(240):
                 await scenario(rig)
@@ -264,11 +268,11 @@ def test_a_flood_rests_beside_a_single_publish() -> None:
     flood = bytes(FIRST_BYTES)
 
     async def scenario(rig: Rig) -> None:
-        rig.session.received(flood)
+        rig.session.received(flood, len(flood))
         assert rig.session.is_read
         # Its time is long: none of it may be over when the flood comes.
         assert not rig.hub.pace.is_quick("another", publish, rig.hub.loop.time() + 3600)
-        rig.session.received(bytes(2 * len(flood)))
+        rig.session.received(bytes(2 * len(flood)), 2 * len(flood))
         assert not rig.session.is_read
         rig.client.send(b"more")
         await rig.handler.until(lambda: rig.handler.received.endswith(b"more"))
@@ -391,3 +395,101 @@ def test_whoever_is_not_read_may_be_silent() -> None:
         assert rig.handler.log == []
 
     with_session(scenario, heartbeat_s=0.02)
+
+
+# ---- TLS -----------------------------------------------------------------------------------------
+
+
+def both_sides() -> tuple[TlsRecords, TlsRecords]:
+    """The records of a server and of its client."""
+    cipher = "TLS_AES_256_GCM_SHA384"
+    one, other = (lambda: TrafficKey(cipher, bytes(48))), (lambda: TrafficKey(cipher, bytes(47)))
+    return TlsRecords(cipher, one(), other()), TlsRecords(cipher, other(), one())
+
+
+async def plain_of(rig: Rig, client: TlsRecords, size: int) -> bytes:
+    """Read so many plain bytes, or up to close_notify."""
+    loop = asyncio.get_running_loop()
+    plain = b""
+    while len(plain) < size and not client.is_ended:
+        data = await loop.sock_recv(rig.client, 65536)
+        assert data, "the end without close_notify"
+        plain += client.opened(data)
+    return plain
+
+
+def test_records_are_opened_and_sealed() -> None:
+    records, client = both_sides()
+
+    async def scenario(rig: Rig) -> None:
+        rig.handler.on_receive = lambda data: rig.session.outlet.send(data.upper())
+        first, second = client.sealed([b"first "]), client.sealed([b"second"])
+        rig.client.send(first[0] + second[0][:7])
+        await rig.handler.until(lambda: rig.handler.received == b"first ")
+        rig.client.send(second[0][7:])
+        assert await plain_of(rig, client, 12) == b"FIRST SECOND"
+
+    with_session(scenario, records=records)
+
+
+def test_what_waits_for_a_slow_client_of_tls_is_sealed_once() -> None:
+    records, client = both_sides()
+
+    async def scenario(rig: Rig) -> None:
+        data = bytes(range(256)) * 20_000
+        rig.session.outlet.send(data)
+        rig.session.outlet.send(b"more")
+        rig.hub.wake()
+        await rig.handler.until(lambda: rig.handler.log == [False])
+        assert rig.session.waiting_bytes > HIGH_WATER_BYTES
+        assert await plain_of(rig, client, len(data) + 4) == data + b"more"
+
+    with_session(scenario, records=records)
+
+
+def test_a_client_of_tls_asks_for_new_keys() -> None:
+    records, client = both_sides()
+
+    async def scenario(rig: Rig) -> None:
+        rig.handler.on_receive = lambda data: rig.session.outlet.send(data)
+        rig.client.send(client.key_update(asks=True) + client.sealed([b"text"])[0])
+        assert await plain_of(rig, client, 4) == b"text"
+        assert await plain_of(rig, client, 0) == b""
+
+    with_session(scenario, records=records)
+
+
+def test_close_notify_ends_the_session_as_the_end_of_file_does() -> None:
+    records, client = both_sides()
+
+    async def scenario(rig: Rig) -> None:
+        rig.client.send(client.sealed([b"last"])[0] + client.goodbye())
+        await rig.handler.until(lambda: rig.handler.log == ["lost"])
+        assert rig.handler.received == b"last"
+        assert await plain_of(rig, client, 1) == b""
+
+    with_session(scenario, records=records)
+
+
+def test_the_last_words_are_followed_by_close_notify() -> None:
+    records, client = both_sides()
+
+    async def scenario(rig: Rig) -> None:
+        rig.session.outlet.send(b"close")
+        rig.session.outlet.close(client_first=False)
+        assert await plain_of(rig, client, 100) == b"close"
+
+    with_session(scenario, records=records)
+
+
+def test_a_wrong_record_is_answered_with_its_alert() -> None:
+    records, _client = both_sides()
+
+    async def scenario(rig: Rig) -> None:
+        rig.client.send(b"\x17\3\3\0\x20" + bytes(32))
+        await rig.handler.until(lambda: rig.handler.log == ["lost"])
+        assert rig.handler.received == b""
+        alert = await rig.read(100)
+        assert alert == both_sides()[0].goodbye(BAD_RECORD_MAC)
+
+    with_session(scenario, records=records)

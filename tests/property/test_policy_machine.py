@@ -1,10 +1,10 @@
 """Policies that come and go over queues in use, against a model written from RabbitMQ's rules.
 
 The model keeps the policies as they were given, the arguments of each queue, and the messages that
-are ready. After each step every queue has the limits, the overflow and the dead
-letter exchange that the model works out from the start, and holds the messages that these leave;
-those that died lie in the queue "dead" if the exchange was "x", and are gone if it was "y", which
-does not exist.
+are ready: a1 has messages of two priorities. After each step every queue has the limits, the
+overflow, the time to live and the dead letter exchange that the model works out from the start, and
+holds the messages that these leave; those that died lie in the queue "dead" if the exchange was
+"x", and are gone if it was "y", which does not exist.
 """
 
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ KINDS: Final = {"a1": "classic", "a2": "quorum", "b1": "classic", "b2": "quorum"
 LIMITS: Final = st.none() | st.integers(0, 4)
 OVERFLOWS: Final = st.sampled_from((None, "drop-head", "reject-publish"))
 EXCHANGES: Final = st.sampled_from((None, "x", "y"))
+TTLS: Final = st.sampled_from((None, 350, 1250))  # ms; time passes in steps of 100 ms
 TYPES: Final = {
     "all": ("classic", "quorum"), "queues": ("classic", "quorum"), "exchanges": (),
     "classic_queues": ("classic",), "quorum_queues": ("quorum",), "streams": (),
@@ -46,6 +47,15 @@ def lower(*values: int | None) -> int | None:
     return min(known) if known else None
 
 
+@dataclass
+class Waiting:
+    """A message that is ready. expiry_ms: of the clock, 0 for never."""
+
+    body: bytes
+    priority: int
+    expiry_ms: int
+
+
 class Policies(RuleBasedStateMachine):
     """See the head of this module."""
 
@@ -55,7 +65,7 @@ class Policies(RuleBasedStateMachine):
         self.policies: dict[str, Given] = {}
         self.operators: dict[str, Given] = {}
         self.arguments: dict[str, dict[str, Any]] = {}
-        self.ready: dict[str, list[bytes]] = {}
+        self.ready: dict[str, list[Waiting]] = {}  # the next one first
         self.dead: list[bytes] = []
         self.count = 0
         self.rig.result("declare_exchange", exchange="x", type="fanout", arguments={})
@@ -65,13 +75,15 @@ class Policies(RuleBasedStateMachine):
     @rule(
         name=st.sampled_from("nmo"), pattern=st.sampled_from(sorted(PATTERNS)),
         apply_to=st.sampled_from(sorted(TYPES)), priority=st.integers(-1, 1), limit=LIMITS,
-        overflow=OVERFLOWS, exchange=EXCHANGES, lazy=st.booleans(), is_operators=st.booleans(),
+        overflow=OVERFLOWS, exchange=EXCHANGES, ttl=TTLS, lazy=st.booleans(),
+        is_operators=st.booleans(),
     )  # fmt: skip
     def set_policy(
         self, name: str, pattern: str, apply_to: str, priority: int, limit: int | None,
-        overflow: str | None, exchange: str | None, lazy: bool, is_operators: bool,
+        overflow: str | None, exchange: str | None, ttl: int | None, lazy: bool,
+        is_operators: bool,
     ) -> None:  # fmt: skip
-        definition: dict[str, Any] = {"max-length": limit}
+        definition: dict[str, Any] = {"max-length": limit, "message-ttl": ttl}
         if not is_operators:
             definition |= {"overflow": overflow, "dead-letter-exchange": exchange}
             definition["queue-mode"] = "lazy" if lazy else None  # of classic queues alone
@@ -99,15 +111,20 @@ class Policies(RuleBasedStateMachine):
             self.rig.result(op, name=name)
         self._settle()
 
-    @rule(name=st.sampled_from(QUEUES), limit=LIMITS, overflow=OVERFLOWS, exchange=EXCHANGES)
+    @rule(
+        name=st.sampled_from(QUEUES), limit=LIMITS, overflow=OVERFLOWS, exchange=EXCHANGES,
+        ttl=TTLS,
+    )  # fmt: skip
     def declare(
-        self, name: str, limit: int | None, overflow: str | None, exchange: str | None
-    ) -> None:
+        self, name: str, limit: int | None, overflow: str | None, exchange: str | None,
+        ttl: int | None,
+    ) -> None:  # fmt: skip
         if name in self.arguments:
             return
         given = {
             "x-max-length": limit, "x-overflow": overflow, "x-dead-letter-exchange": exchange,
-            "x-queue-type": KINDS[name],
+            "x-queue-type": KINDS[name], "x-message-ttl": ttl,
+            "x-max-priority": 1 if name == "a1" else None,
         }  # fmt: skip
         arguments = {key: value for key, value in given.items() if value is not None}
         self.rig.result("declare_queue", queue=name, arguments=arguments)
@@ -119,24 +136,34 @@ class Policies(RuleBasedStateMachine):
             self.rig.result("delete_queue", queue=name)
             del self.arguments[name], self.ready[name]
 
-    @rule(name=st.sampled_from(QUEUES))
-    def publish(self, name: str) -> None:
+    @rule(name=st.sampled_from(QUEUES), priority=st.integers(0, 1), ttl=TTLS)
+    def publish(self, name: str, priority: int, ttl: int | None) -> None:
         if name not in self.arguments:
             return
         self.count += 1
         body = b"%d" % self.count
-        limit, overflow, _ = self._expected(name)
+        limit, overflow, _, queue_ttl = self._expected(name)
         is_refused = (
             overflow == "reject-publish" and limit is not None and len(self.ready[name]) >= limit
         )
         try:
-            self.rig.put(name, body)
+            own = {} if ttl is None else {"expiration": str(ttl)}
+            self.rig.put(name, body, priority=priority, **own)
         except ChannelError:
             assert is_refused
         else:
             assert not is_refused
-            self.ready[name].append(body)
+            ttl = lower(ttl, queue_ttl)
+            expiry_ms = 0 if ttl is None else self.rig.clock.wall_ms() + ttl
+            self.ready[name].append(Waiting(body, priority, expiry_ms))
+            if name == "a1":
+                self.ready[name].sort(key=lambda one: -one.priority)
         self._settle()
+
+    @rule(tenths=st.integers(1, 15))
+    def wait(self, tenths: int) -> None:
+        for _ in range(tenths):
+            self._settle()
 
     @rule(name=st.sampled_from(QUEUES), n=st.integers(1, 3))
     def reject(self, name: str, n: int) -> None:
@@ -144,9 +171,8 @@ class Policies(RuleBasedStateMachine):
         if not self.ready.get(name):
             return
         got = self.rig.result("get_messages", queue=name, count=n, ackmode="reject_requeue_false")
-        bodies, self.ready[name] = self.ready[name][:n], self.ready[name][n:]
-        assert len(got) == len(bodies)
-        self._die(name, bodies)
+        assert len(got) == len(self.ready[name][:n])
+        self._die(name, n)
         self._settle()
 
     @rule(is_in_order=st.booleans())
@@ -163,13 +189,19 @@ class Policies(RuleBasedStateMachine):
         """Time for what is due; the model drops what a limit does not allow."""
         self.rig.turn()
         self.rig.tick()
-        for name, bodies in self.ready.items():
-            limit, overflow, _ = self._expected(name)
-            if limit is not None and overflow == "drop-head" and len(bodies) > limit:
-                self._die(name, bodies[: len(bodies) - limit])
-                self.ready[name] = bodies[len(bodies) - limit :]
+        now_ms = self.rig.clock.wall_ms()
+        for name, ready in self.ready.items():
+            limit, overflow, _, _ = self._expected(name)
+            if limit is not None and overflow == "drop-head":
+                self._die(name, len(ready) - limit)
+            while ready and 0 < ready[0].expiry_ms <= now_ms:
+                self._die(name, 1)
 
-    def _die(self, name: str, bodies: list[bytes]) -> None:
+    def _die(self, name: str, n: int) -> None:
+        """The next n of a queue die."""
+        ready = self.ready[name]
+        bodies = [one.body for one in ready[: max(n, 0)]]
+        del ready[: max(n, 0)]
         if self._expected(name)[2] == "x":
             self.dead += bodies
 
@@ -181,16 +213,19 @@ class Policies(RuleBasedStateMachine):
         ]
         return min(matching)[2] if matching else {}
 
-    def _expected(self, name: str) -> tuple[int | None, str, str | None]:
+    def _expected(self, name: str) -> tuple[int | None, str, str | None, int | None]:
         own = self.arguments[name]
         policy = self._applied(self.policies, name)
         operator = self._applied(self.operators, name)
-        limit = lower(own.get("x-max-length"), policy.get("max-length"), operator.get("max-length"))
+        limit, ttl = (
+            lower(own.get(f"x-{key}"), policy.get(key), operator.get(key))
+            for key in ("max-length", "message-ttl")
+        )
         overflows = [own.get("x-overflow"), policy.get("overflow"), "drop-head"]
         if KINDS[name] == "quorum":
             overflows[:2] = overflows[1::-1]
         exchange = own.get("x-dead-letter-exchange", policy.get("dead-letter-exchange"))
-        return limit, next(one for one in overflows if one is not None), exchange
+        return limit, next(one for one in overflows if one is not None), exchange, ttl
 
     @invariant()
     def each_queue_is_as_expected(self) -> None:
@@ -198,10 +233,11 @@ class Policies(RuleBasedStateMachine):
             queue = classic(self.rig.vhost.table.find(name))
             options = queue.amq.options
             exchange = options.dead_letter_exchange
-            found = options.max_length, options.overflow, exchange and exchange[0]
+            ttl_ms = options.ttl_ms
+            found = options.max_length, options.overflow, exchange and exchange[0], ttl_ms
             assert found == self._expected(name), name
             bodies = [d.message.body for d in queue.amq.browse(None, 1000)]
-            assert bodies == self.ready[name], name
+            assert bodies == [one.body for one in self.ready[name]], name
         if hasattr(self, "dead"):
             queue = classic(self.rig.vhost.table.find("dead"))
             found_dead = [d.message.body for d in queue.amq.browse(None, 1000)]

@@ -1,9 +1,9 @@
 """What one user without a tag may ask for, drawn by hypothesis: methods, calls and requests.
 
 `steps` draws one step, a tuple whose first item is its kind. Most are as clients send them, some
-are any method with any fields (`usual_steps` are these), and some are **heaps**: the ingredients of
-attacks that were found, in numbers that did harm. Heaps of different kinds meet in one sequence, so
-that what one of them builds is what the next one has to go through.
+are any method with any fields, and some are **heaps**: the ingredients of attacks that were found,
+in numbers that did harm (`usual_steps` have them in small numbers). Heaps of different kinds meet
+in one sequence, so that what one of them builds is what the next one has to go through.
 
 `packet` gives the bytes of a step that goes over AMQP, on channels 1 to 4, which are open. The
 others (`elsewhere`) need connections of their own, or HTTP. Her permissions are PATTERNS; what is
@@ -167,6 +167,8 @@ def first() -> bytes:
 # ---- heaps ---------------------------------------------------------------------------------------
 
 FOUR_TYPES = TYPES[:4]
+ONE_OF_ALL = ("x-consistent-hash", "x-modulus-hash", "x-random")
+KEYS = (1000, 10_000, 100_000)
 LETTERS = {"x-dead-letter-exchange": "eve.x", "x-dead-letter-routing-key": "a.b.c"}
 LARGE: tuple[dict[str, object], ...] = (
     {},
@@ -325,6 +327,43 @@ def spread(channel: int, n: int, size: int, table: dict[str, object]) -> bytes:
     return frames(channel, (declare,)) + made + message(channel, "eve.f", "", bytes(size))
 
 
+def history(channel: int, n: int, size: int) -> bytes:
+    """Messages that an exchange keeps, and bindings that get them."""
+    declare = ExchangeDeclare(exchange="eve.h", type="x-recent-history", nowait=True,
+                              arguments={"x-recent-history-length": 1 << 30})  # fmt: skip
+    data = frames(channel, (declare,)) + message(channel, "eve.h", "", bytes(size)) * n
+    bind = (
+        QueueBind(queue="eve.a", exchange="eve.h", routing_key=NUMBER, nowait=True),
+        ExchangeBind(destination="eve.x", source="eve.h", routing_key=NUMBER, nowait=True),
+    )
+    return data + numbered(channel, 3, *bind)
+
+
+def hashes(channel: int, n: int, kind: str, size: int) -> bytes:
+    """Exchanges that select one of many targets, the last of them by a large header."""
+    arguments: dict[str, object] = {"hash-header": "h"} if kind == "x-consistent-hash" else {}
+    declare = ExchangeDeclare(exchange=f"eve.{kind}", type=kind, arguments=arguments, nowait=True)
+    target = (
+        ExchangeDeclare(exchange=f"eve.k{NUMBER}", type="fanout", nowait=True),
+        ExchangeBind(destination=f"eve.k{NUMBER}", source=f"eve.{kind}", routing_key="1",
+                     nowait=True),
+    )  # fmt: skip
+    table: dict[str, Any] = {"h": [[i] for i in range(size)]}
+    sent = message(channel, f"eve.{kind}", "k", headers=table) * 5
+    return frames(channel, (declare,)) + numbered(channel, n, *target) + sent
+
+
+def once(channel: int, n: int, size: int) -> bytes:
+    """Messages with keys, for a queue that drops duplicates."""
+    arguments: dict[str, object] = {"x-message-deduplication": True, "x-cache-size": size}
+    declare = QueueDeclare(queue=f"eve.o{size}", arguments=arguments, nowait=True)
+    headers = {"x-deduplication-header": NUMBER}
+    one = message(channel, "", f"eve.o{size}", headers=headers)
+    return frames(channel, (declare,)) + b"".join(
+        one.replace(NUMBER.encode(), b"%05d" % i) for i in range(n)
+    )
+
+
 CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("peek", {"queue": "eve.a", "count": 1000}),
     ("box.browse", {"name": "eve.a", "n": 1000}),
@@ -382,9 +421,10 @@ def cached(n_channels: int, n_keys: int) -> bytes:
 
 def cleared(channel: int) -> bytes:
     """Delete what heaps have made, for others to have room."""
-    exchanges = [f"eve.{kind}" for kind in ("t", "f", *FOUR_TYPES)]
+    exchanges = [f"eve.{kind}" for kind in ("t", "f", "h", *FOUR_TYPES, *ONE_OF_ALL)]
     exchanges += [f"eve.{kind}{i:05}" for kind in "cek" for i in range(300)]
     queues = [f"eve.{kind}{i:05}" for kind in "lq" for i in range(100)]
+    queues += [f"eve.o{size}" for size in KEYS]
     return frames(
         channel,
         (
@@ -441,9 +481,33 @@ HEAPS: dict[str, tuple[Callable[..., bytes], tuple[st.SearchStrategy[Any], ...]]
     )),
     "owners": (owners, (channels, st.sampled_from((10, 500)), st.sampled_from((0, 500, 1000)))),
     "cached": (cached, (st.sampled_from((1, 50)), st.sampled_from((10, 1000)))),
+    "history": (history, (
+        channels, st.sampled_from((10, 4000)), st.sampled_from((0, 1000, 100_000)),
+    )),
+    "hashes": (hashes, (
+        channels, st.sampled_from((10, 300)), st.sampled_from(ONE_OF_ALL),
+        st.sampled_from((1, 8000)),
+    )),
+    "once": (once, (channels, st.sampled_from((10, 5000)), st.sampled_from(KEYS))),
     "cleared": (cleared, (channels,)),
 }  # fmt: skip
 heaps = tuple(st.tuples(st.just(kind), *given) for kind, (_, given) in HEAPS.items())
+# The same in numbers that take milliseconds, for each run of the tests.
+small_heaps: tuple[st.SearchStrategy[Any], ...] = (
+    st.tuples(st.just("copied"), channels, st.just("eve.x"), st.just(10), st.just(3), st.just(1)),
+    st.tuples(st.just("topics"), channels, st.just(50), st.just(3), st.just(0)),
+    st.tuples(st.just("chain"), channels, st.just(10), st.just("headers"), st.just(2)),
+    st.tuples(st.just("matched"), channels, st.just(20), st.just({}), st.sampled_from(FOUR_TYPES)),
+    st.tuples(st.just("behind"), channels, st.just("amq.topic"), st.just(20), st.just("fanout")),
+    st.tuples(st.just("letters"), channels, st.just(10), st.just(10), st.booleans()),
+    st.tuples(st.just("committed"), channels, st.just(10), st.just(1000), st.just("eve.x")),
+    st.tuples(st.just("spread"), channels, st.just(10), st.just(1000), st.just({})),
+    st.tuples(st.just("asked"), channels, st.sampled_from(range(len(CALLS))), st.just(1)),
+    st.tuples(st.just("history"), channels, st.just(100), st.just(1000)),
+    st.tuples(st.just("hashes"), channels, st.just(10), st.just("x-consistent-hash"), st.just(10)),
+    st.tuples(st.just("once"), channels, st.just(100), st.just(1000)),
+    st.tuples(st.just("cleared"), channels),
+)
 
 # ---- steps ---------------------------------------------------------------------------------------
 
@@ -516,7 +580,7 @@ elsewhere = (
     st.tuples(st.just("unread deliveries"), st.sampled_from((1, 5, 20)), st.booleans()),
     st.tuples(st.just("passwords"), st.sampled_from((1, 10, 60)), st.booleans()),
 )  # fmt: skip
-usual_steps = st.one_of(*usual, asked_over_http)
+usual_steps = st.one_of(*usual, asked_over_http, *small_heaps)
 steps = st.one_of(*usual, *heaps, *elsewhere)
 
 

@@ -16,7 +16,8 @@ Another user publishes and gets all the while. After each sequence:
 
 Sequences are not made smaller when one fails: what others have left is part of it.
 HYPOTHESIS_PROFILE says how many there are: 25, 60 (ci) or 1,000 (nightly, as
-`make crash` has it). The ingredients of attacks are drawn by nightly alone: they take minutes.
+`make crash` has it). The ingredients of attacks are drawn in the numbers that did harm by nightly
+alone: they take minutes.
 """
 
 import base64

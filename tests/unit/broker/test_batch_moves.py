@@ -300,7 +300,7 @@ def test_two_queries_write_into_one_stream_one_after_the_other(rig: StagedRig) -
         for i in range(2)
     ]  # fmt: skip
     seen = set()
-    for _ in range(300):
+    while not all(one.has_come for one in asked):
         rig.vhost.turn()
         rig.vhost.completed()
         seen.add(len(records(rig)))

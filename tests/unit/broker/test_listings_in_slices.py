@@ -19,7 +19,7 @@ from tests.helpers.operation_rig import Asked, OperationRig
 from tests.helpers.staged_rig import StagedRig, plain
 
 BINDINGS = 400
-LARGE = {"x": [{"a": [1, {"b": "c"}]}] * 200}
+LARGE = {"x": [{"a": [1, {"b": "c"}]}] * 70}
 
 
 @pytest.fixture

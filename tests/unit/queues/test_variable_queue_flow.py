@@ -106,6 +106,7 @@ def test_the_purger_empties_a_full_queue(world: FlowWorld, mode: int) -> None:
     assert world.drain() == list(range(1000))
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("limit", [20_000, 100_000, 400_000])
 def test_rows_are_bounded_too(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CHECKS, "is_on", False)  # they look at every message

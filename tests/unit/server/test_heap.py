@@ -230,6 +230,7 @@ def test_a_collection_at_rest_walks_over_nothing_of_the_start() -> None:
         gc.unfreeze()
 
 
+@pytest.mark.large
 def test_a_collection_at_rest_walks_over_nothing_of_many() -> None:
     """And over what is left when most of them have gone, but not over the start again."""
 

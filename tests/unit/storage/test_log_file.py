@@ -462,6 +462,7 @@ def test_a_tool_may_look_without_a_sync() -> None:
     assert rig.fs.operations == before
 
 
+@pytest.mark.large
 def test_headers_behind_are_found_across_windows_of_a_large_segment() -> None:
     rng = random.Random(3)
     rig = Rig(bytes_min=8 << 20, bytes_max=8 << 20)

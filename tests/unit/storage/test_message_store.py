@@ -204,6 +204,7 @@ def test_what_a_failed_write_left_is_cut(store: MessageStore, fs: FaultyFileSyst
     assert fs.size(f"{PATH}/1.rdq") == HEADER_BYTES + 19
 
 
+@pytest.mark.large
 def test_ram_per_body_is_about_a_bit(fs: FaultyFileSystem) -> None:
     store = new_store(fs, file_bytes_max=1 << 20)
     files = fill(store, range(1, 40_001))

@@ -82,7 +82,7 @@ AVAILABLE: Final = re.compile(r"^MemAvailable: +(\d+) kB$", re.MULTILINE)
 UNIT: Final = "tests/unit"
 PATHS: Final = ("tests/test_paths.py", "tests/test_words.py")
 COMPILED: Final = (
-    "broker", "codec", "embedded", "protocol", "queues", "routing", "server", "storage",
+    "access", "broker", "codec", "embedded", "protocol", "queues", "routing", "server", "storage",
 )  # fmt: skip
 BROKERS: Final = (
     "tests/cli", "tests/conformance", "tests/http", "tests/memory", "tests/robustness",

@@ -19,7 +19,7 @@ one is asked for each message. Those who cache a Way count its `held_bytes`, whi
 
 **In slices.** A message may have hundreds of keys and pass thousands of exchanges. `advance` of
 both classes takes steps (exchange_types.Asked) and stops when they are used up; the caller
-continues in a later turn. What changes in between may count or not. `route` does all of it at once.
+continues in a later turn. What changes in between may count or not.
 
 **What changed.** `version` grows with every change that may change a result. A change concerns the
 exchange at which it is made, so a result that was cached stays valid while no exchange that it
@@ -495,31 +495,6 @@ class Router:
         while not way.advance(asked):
             asked.steps = SLICE_STEPS
         return way
-
-    def route(
-        self,
-        exchange: str,
-        key: str,
-        headers: dict[str, object] | None = None,
-        cc: list[str] | None = None,
-        properties: BasicProperties | None = None,
-    ) -> list[str]:
-        """Return the queues for a message. cc: more keys. headers: None if the message has none.
-        properties: if they are known. Raises KeyError if there is no such exchange."""
-        if not self.has(exchange):
-            raise KeyError(exchange)
-        keys = [key] if not cc else [key, *cc]
-        return self.route_on(Way(self, exchange), keys, headers, properties)
-
-    def route_on(
-        self, way: Way, keys: list[str], headers: dict[str, object] | None,
-        properties: BasicProperties | None = None,
-    ) -> list[str]:  # fmt: skip
-        """Return the queues for a message with these keys, whose Way is known, or just begun."""
-        walk = Walk(self, way, keys, headers, properties)
-        while not walk.is_done:
-            walk.advance(SLICE_STEPS)
-        return list(walk.queues)
 
     def is_current(self, way: Way) -> bool:
         """Return whether nothing has changed at what a finished Way has passed. What changed behind

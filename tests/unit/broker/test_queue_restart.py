@@ -23,6 +23,7 @@ from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.journal.checkpoint import SLICES
 from tests.helpers.broker_rig import BrokerRig
 from tests.helpers.builds import pure_only
+from tests.helpers.routed import route
 from tests.helpers.vhost_rig import TakingChannel, VHostRig, classic
 
 
@@ -158,7 +159,7 @@ def test_a_queue_that_is_not_durable_begins_empty(rig: VHostRig) -> None:
     assert rig.bodies(fresh) == []
     rig.put(fresh, b"new")
     assert rig.bodies(fresh) == [b"new"]
-    assert rig.vhost.router.route("amq.fanout", "") == ["q"]
+    assert route(rig.vhost.router, "amq.fanout", "") == ["q"]
     assert rig.vhost.table.find_queue("q", "me") is fresh
     rig.vhost.table.owner_gone("me")
     assert not rig.vhost.table.has("q")
@@ -298,7 +299,7 @@ def test_a_queue_that_fails_too_often_is_crashed(rig: VHostRig) -> None:
     rig.answered(lsn)
     rig.queue()
     assert rig.bodies(rig.crash().table.find_queue("q")) == []
-    assert rig.vhost.router.route("amq.direct", "k") == []
+    assert route(rig.vhost.router, "amq.direct", "k") == []
 
 
 def test_the_messages_of_a_crashed_queue_are_there_after_a_restart_of_the_vhost(

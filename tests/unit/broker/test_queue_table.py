@@ -10,6 +10,7 @@ from penstock.queues import priority_queue
 from penstock.storage.files.durability import DISK
 from penstock.storage.index.routing_table import DurableQueue
 from tests.helpers.builds import pure_only
+from tests.helpers.routed import route
 from tests.helpers.vhost_rig import TakingChannel, VHostRig, classic
 
 MIB = 1 << 20
@@ -71,7 +72,7 @@ def test_the_server_finds_a_name(rig: VHostRig) -> None:
         assert name.startswith("amq.gen-")
         assert len(name) == len("amq.gen-") + 22
         assert not set(name[8:]) & set("+/=")
-        assert rig.vhost.router.route("", name) == [name]
+        assert route(rig.vhost.router, "", name) == [name]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_with_its_connection_it_goes(rig: VHostRig) -> None:
     vhost.table.owner_gone("me")
     assert vhost.table.names() == ["c"]
     assert channel.gone == ["a", "b"]
-    assert vhost.router.route("amq.fanout", "") == []
+    assert route(vhost.router, "amq.fanout", "") == []
     assert refused(vhost.table.find_queue, "a").text == "NOT_FOUND - no queue 'a' in vhost 'test'"
     vhost.table.owner_gone("me")
     vhost.declare_queue("a", exclusive=True, owner="you")
@@ -224,7 +225,7 @@ def test_delete_takes_everything_along(rig: VHostRig) -> None:
     assert channel.gone == ["c"]
     assert woken == ["it"]
     assert rig.vhost.router.version > version
-    assert rig.vhost.router.route("", "q") == rig.vhost.router.route("amq.direct", "k") == []
+    assert route(rig.vhost.router, "", "q") == route(rig.vhost.router, "amq.direct", "k") == []
     rig.answered(lsn)
     vhost = rig.crash()
     assert not vhost.table.has("q")
@@ -242,7 +243,7 @@ def test_its_bindings_do_not_come_back_with_a_queue_of_its_name(
     rig.vhost.bind_queue("q", "amq.direct", "k")
     rig.vhost.delete_queue(queue)
     rig.queue(arguments=arguments)
-    assert rig.crash().router.route("amq.direct", "k") == []
+    assert route(rig.crash().router, "amq.direct", "k") == []
     rig.tick(10)
     assert rig.bodies(rig.vhost.table.find_queue("q")) == []
 
@@ -397,7 +398,7 @@ def test_a_queue_is_opened_when_it_is_named(rig: VHostRig) -> None:
     rig.put(rig.queue("b"), b"x")
     vhost = rig.restart()
     assert vhost.queues == {}
-    assert vhost.router.route("", "b") == ["b"]
+    assert route(vhost.router, "", "b") == ["b"]
     assert vhost.queues == {}
     queue = vhost.table.usable("b")
     assert isinstance(queue, BrokerQueue)
@@ -418,7 +419,7 @@ def test_ten_thousand_queues_are_not_opened_at_the_start(rig: VHostRig) -> None:
     vhost = rig.crash()
     assert vhost.queues == {}
     assert len(vhost.table.names()) == 10_000
-    assert vhost.router.route("amq.topic", "k.500") == ["q500"]
+    assert route(vhost.router, "amq.topic", "k.500") == ["q500"]
     queue = vhost.table.usable("q500")
     assert queue is not None
     assert classic(queue).amq.options.max_length == 5

@@ -1,0 +1,24 @@
+"""The queues for a message, in one go: the broker walks in slices, and keeps what it found."""
+
+from penstock.routing.exchange_types import SLICE_STEPS
+from penstock.routing.router import Router, Walk, Way
+
+
+def route(
+    router: Router, exchange: str, key: str, headers: dict[str, object] | None = None,
+    cc: list[str] | None = None,
+) -> list[str]:  # fmt: skip
+    """Return the queues. cc: more keys. KeyError: there is no such exchange."""
+    if not router.has(exchange):
+        raise KeyError(exchange)
+    return route_on(router, Way(router, exchange), [key, *(cc or [])], headers)
+
+
+def route_on(
+    router: Router, way: Way, keys: list[str], headers: dict[str, object] | None
+) -> list[str]:
+    """Return the queues by a Way that is known, or just begun."""
+    walk = Walk(router, way, keys, headers)
+    while not walk.is_done:
+        walk.advance(SLICE_STEPS)
+    return list(walk.queues)

@@ -56,6 +56,7 @@ from penstock.queues.queue_options import (
     QueueOptions,
     without_qpids,
 )
+from penstock.queues.queue_set import bytes_of, text_of
 from penstock.queues.stream_options import STREAM, StreamOptions
 from penstock.storage.engine import StorageEngine
 from penstock.storage.index import routing_table
@@ -255,7 +256,7 @@ class Policies:
         self._reported: set[tuple[str, str]] = set()  # since the last change
         for (component, name), value in engine.routing.parameters.items():
             if component.decode() in self._known:
-                self._recover(component.decode(), _text(name), value)
+                self._recover(component.decode(), text_of(name), value)
         self._order()
 
     def _recover(self, component: str, name: str, value: bytes) -> None:
@@ -381,14 +382,14 @@ class Policies:
                 f"{component.replace('_', ' ')} {name!r}: given {len(data)} bytes, expected at "
                 f"most {VALUE_BYTES_MAX}"
             )
-        lsn = self._log(name, routing_table.set_parameter(component.encode(), _bytes(name), data))
+        lsn = self._log(name, routing_table.set_parameter(component.encode(), bytes_of(name), data))
         known[name] = policy
         self._order()
         return lsn
 
     def clear(self, component: str, name: str) -> int:
         """Delete a policy; return the LSN. ChannelError: 404, 406 (no space)."""
-        key = component.encode(), _bytes(name)
+        key = component.encode(), bytes_of(name)
         if key not in self._engine.routing.parameters:
             raise refusals.not_found(f"{component.replace('_', ' ')} {name!r}")
         lsn = self._log(name, routing_table.clear_parameter(*key))
@@ -432,14 +433,6 @@ def _rank(policy: Policy) -> tuple[int, str]:
 
 def _name_of(policy: Policy) -> str:
     return policy.name
-
-
-def _bytes(name: str) -> bytes:
-    return name.encode("utf-8", "surrogateescape")
-
-
-def _text(name: bytes) -> str:
-    return name.decode("utf-8", "surrogateescape")
 
 
 Counts = Counter[tuple[str, str, str]]  # (component, name of the policy, EXCHANGE or QUEUE)

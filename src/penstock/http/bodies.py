@@ -88,8 +88,8 @@ class BodyMemory:
 class JsonBodies:
     """Reads bodies for all endpoints. parsing: the threads in which long ones are decoded."""
 
-    def __init__(self, parsing: Executor, limit_bytes: int = BODY_BYTES_MAX) -> None:
-        self.memory: Final = BodyMemory(limit_bytes)
+    def __init__(self, parsing: Executor) -> None:
+        self.memory: Final = BodyMemory(BODY_BYTES_MAX)
         self._parsing = parsing
         self._turns: dict[str, asyncio.Lock] = {}  # of users whose bodies are parsed or wait
         self._asking: dict[str, int] = {}  # user -> how many these are

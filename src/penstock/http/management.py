@@ -142,16 +142,12 @@ class AddressTree:
 class Management:
     """Answers requests. bodies: reads bodies."""
 
-    def __init__(
-        self, node: NodeLink, auth: BasicAuth, bodies: JsonBodies, live: Live,
-        endpoints: Iterable[Endpoint] = ENDPOINTS,
-    ) -> None:  # fmt: skip
+    def __init__(self, node: NodeLink, auth: BasicAuth, bodies: JsonBodies, live: Live) -> None:
         self._node = node
         self._auth = auth
         self._bodies = bodies
         self._live = live
-        self._endpoints = tuple(endpoints)
-        self._tree = AddressTree(self._endpoints)
+        self._tree = AddressTree(ENDPOINTS)
         self._pages: dict[str, bytes] = {}
         self._turns = FairTurns(LONG_MAX, USER_LONG_MAX)
 
@@ -162,7 +158,7 @@ class Management:
     def _about(self, name: str) -> bytes:
         """Return a page about the API, which is made when it is first asked for."""
         if name not in self._pages:
-            self._pages[name] = MAKERS[name](self._endpoints)
+            self._pages[name] = MAKERS[name](ENDPOINTS)
         return self._pages[name]
 
     async def answer(self, found: Found, request: Request) -> Response:

@@ -230,12 +230,9 @@ def _acks_grow(state: QueueRam) -> bool:
 # ---- alphas to betas -----------------------------------------------------------------------------
 
 
-def push_alphas_to_betas(
-    state: QueueRam, quota: int, target: int = 0, *, bytes_max: int = UNLIMITED
-) -> int:
-    """Page out q1 first, then back and q4, until `target` alphas are left. Return what is left of
-    the quota."""
-    left = min(quota, max(0, state.ram_messages() - target))
+def push_alphas_to_betas(state: QueueRam, quota: int, *, bytes_max: int = UNLIMITED) -> int:
+    """Page out q1 first, then back and q4. Return what is left of the quota."""
+    left = min(quota, state.ram_messages())
     unused = quota - left
     before = state.alpha_bytes
     of_q1 = (left + 1) // 2 if state.is_even else left

@@ -1,5 +1,6 @@
 """amq.rabbitmq.event of a broker that runs: events of all its processes come to one queue."""
 
+import json
 from pathlib import Path
 
 import pika
@@ -28,6 +29,20 @@ def test_events_of_every_process(tmp_path: Path) -> None:
 
             broker.control("add_user", name="ann", password="x")
             assert next_event()[0] == "user.created"
+            given = {
+                "vhosts": [{"name": "c"}],
+                "users": [{"name": "eve", "password_hash": "", "tags": []}],
+                "permissions": [
+                    {"user": "eve", "vhost": "c", "configure": "", "write": "", "read": "^q"}
+                ],
+                "queues": [{"name": "q3", "vhost": "c", "durable": True, "arguments": {}}],
+            }  # fmt: skip
+            broker.control("import_definitions", definitions=json.dumps(given))
+            found = [next_event() for _ in range(4)]
+            assert [name for name, _ in found] == [
+                "user.created", "user.tags.set", "permission.created", "queue.created",
+            ]  # fmt: skip
+            assert (found[0][1]["name"], found[2][1]["read"]) == ("eve", "^q")
             broker.control("set_policy", "b", name="p", pattern="^q", definition={"max-length": 9})
             name, headers = next_event()
             assert (name, headers["vhost"], headers["definition"]) == (

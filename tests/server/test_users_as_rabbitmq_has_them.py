@@ -3,13 +3,15 @@
 import base64
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pika import BlockingConnection, ConnectionParameters, PlainCredentials
 from pika.exceptions import AMQPConnectionError
 
 from penstock.server.control import ControlError
-from tests.helpers.live_broker import LiveBroker
+from tests.helpers.live_broker import LiveBroker, wait_until
+from tests.helpers.wire import Refused, Wire
 
 SHA256 = "rabbit_password_hashing_sha256"
 
@@ -92,3 +94,25 @@ def test_limits_without_defaults(broker: LiveBroker) -> None:
     assert broker.control("list_vhost_limits", "/", without_defaults=True) == [
         {"vhost": "/", "max-queues": 50}
     ]
+
+
+def test_loopback_users_may_connect_from_this_machine_only(tmp_path: Path) -> None:
+    """A trusted proxy says where they come from. Who is not in the list comes from everywhere."""
+    environment = {
+        "PENSTOCK_LOOPBACK_USERS": "ann", "PENSTOCK_PROXY_PROTOCOL_FROM": "127.0.0.1",
+    }  # fmt: skip
+    with LiveBroker(tmp_path / "data", environment=environment) as broker:
+        broker.control("add_user", name="ann", password="ann")
+        broker.control("set_permissions", user="ann", configure="", write="", read="")
+        for user, host, is_accepted in (
+            ("ann", "127.0.0.9", True), ("guest", "192.0.2.7", True), ("ann", "192.0.2.7", False),
+        ):  # fmt: skip
+            with Wire(broker) as wire:
+                wire.send_raw(f"PROXY TCP4 {host} 192.0.2.9 40000 5672\r\n".encode())
+                if is_accepted:
+                    wire.open(user=user)
+                    continue
+                with pytest.raises(Refused) as caught:
+                    wire.open(user=user)
+                assert caught.value.code == 403
+        wait_until(lambda: "it may connect from this machine only" in broker.log_text())

@@ -610,6 +610,27 @@ def document(tables: Tables, topology: Mapping[str, VhostTopology], vhost: str) 
     return parts
 
 
+def audited(new: Tables) -> Iterator[Json]:
+    """Yield what the audit says of rows that an import has put, but for who did it: an entry of the
+    operation that would have made each. The vhosts say the same of what is declared in them."""
+    for name, options in new.vhosts.items():
+        yield {"event": "add_vhost", "args": {"name": name, **options}}
+    for name, (_, tags) in new.users.items():
+        yield {"event": "put_user", "args": {"name": name, "tags": sorted(tags)}}
+    for (user, vhost), three in new.permissions.items():
+        patterns = dict(zip(("configure", "write", "read"), three, strict=True))
+        yield {"event": "set_permissions", "vhost": vhost, "args": {"user": user, **patterns}}
+    for (user, vhost, exchange), two in new.topics.items():
+        patterns = {"exchange": exchange, **dict(zip(("write", "read"), two, strict=True))}
+        yield {"event": "set_topic_permissions", "vhost": vhost, "args": {"user": user, **patterns}}
+    for name, limits in new.limits["user"].items():
+        yield {"event": "set_user_limits", "args": {"user": name, "limits": limits}}
+    for name, limits in new.limits["vhost"].items():
+        yield {"event": "set_vhost_limits", "vhost": name, "args": {"limits": limits}}
+    for name, value in new.parameters.items():
+        yield {"event": "set_global_parameter", "args": {"name": name, "value": value}}
+
+
 def user_row(name: str, hashed: str, tags: frozenset[str], limits: Mapping[str, int]) -> Json:
     """Return a user as definitions have one."""
     found: Json = {

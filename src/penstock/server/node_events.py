@@ -1,7 +1,7 @@
 """Events of amq.rabbitmq.event that are made of entries of the audit: see broker.events.
 
 One entry may make several events, as in RabbitMQ: a limit of a vhost is a parameter there, too. An
-entry of an operation that is not in the table, such as an import of definitions, makes none.
+import of definitions has an entry for each row that it changes; its own one makes none.
 """
 
 from collections.abc import Callable, Mapping

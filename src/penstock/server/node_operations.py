@@ -70,6 +70,7 @@ COUNTS: Final = (
 )  # fmt: skip
 DECLARED_AT_ONCE: Final = 32
 OPERATOR: Final = ("operator", "control socket")
+IMPORT: Final = "import_definitions"
 LOCAL: Final = "127.0.0.1"  # where an operator is
 ASK_S: Final = 5.0  # for the answer of each vhost to a list
 # Kinds of problems: publishers wait; a vhost; the node itself.
@@ -174,9 +175,9 @@ class NodeOperations:
         try:
             if row.of == VHOST:
                 return [await self._vhost(name).call(op, given)]
-            function: Callable[[Arguments, str], Awaitable[object]] = getattr(self, f"_{op}")
+            function: Callable[..., Awaitable[object]] = getattr(self, f"_{op}")
             args = Arguments(op, row.arguments, loads(given, is_exact=True))
-            found = await function(args, name)
+            found = await function(args, name, *([caller] if op == IMPORT else []))
             if op in AUDITED:
                 self._node.note(
                     {
@@ -689,10 +690,12 @@ class NodeOperations:
         }
         return await asyncio.to_thread(definitions.document, tables, topology, vhost)
 
-    async def _import_definitions(self, args: Arguments, vhost: str) -> object:
+    async def _import_definitions(
+        self, args: Arguments, vhost: str, caller: tuple[str, str]
+    ) -> object:
         async with self._importing:
             return await self._import(
-                args.text("definitions"), vhost, is_lenient=args.flag("leave_out"),
+                args.text("definitions"), vhost, caller, is_lenient=args.flag("leave_out"),
                 is_dry=args.flag("dry_run"),
             )  # fmt: skip
 
@@ -717,11 +720,12 @@ class NodeOperations:
         logger.info("definitions in %s: %s", path, found)
 
     async def _import(
-        self, given: str, vhost: str, *, is_lenient: bool = False, is_dry: bool = False
-    ) -> dict[str, object]:
+        self, given: str, vhost: str, caller: tuple[str, str] = OPERATOR, *,
+        is_lenient: bool = False, is_dry: bool = False,
+    ) -> dict[str, object]:  # fmt: skip
         """Check a document as a whole, then apply it, unless is_dry. What was applied before a
-        crash is found to be there when it is imported again. Raises DefinitionsError and
-        ControlError."""
+        crash is found to be there when it is imported again. caller: as of `call`. Raises
+        DefinitionsError and ControlError."""
         node = self._node
         if vhost:
             self._vhost(vhost)
@@ -750,6 +754,8 @@ class NodeOperations:
         for section in definitions.SECTIONS:
             counts[section] = sum(len(one[section]) for one in declared.values())
         if not is_dry:
+            for entry in definitions.audited(new):
+                node.note({"user": caller[0], "from": caller[1], **entry})
             await self._apply(new, declared)
         return {
             **counts, "differs": differs, "left_out": found.left_out, "not_run": found.not_run,

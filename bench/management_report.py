@@ -7,13 +7,13 @@ from report import Goal, Result, goal_table, markdown, where
 INTRODUCTION = """
 ## The management API
 
-Lists of many queues and connections over HTTP, beside RabbitMQ's management plugin
-(bench/management.py). CPU is that of all processes of the broker. The longest turn is that of
-Penstock's vhost, for which all its clients wait. RabbitMQ answers from statistics that it collects
-each 5 s.
+Lists of many queues and connections over HTTP, beside RabbitMQ's management plugin, each asked for
+several times after a first time: `make bench ARGS='--part management'`. CPU is that of all
+processes of the broker. The longest turn is that of Penstock's vhost, for which all its clients
+wait. RabbitMQ answers from statistics that it collects each 5 s.
 """
 
-PAGE_CPU_S, ALL_CPU_S, TURN_MS = 0.05, 1.5, 20.0
+PAGE_CPU_S, METRICS_CPU_S, TURN_MS = 0.005, 0.05, 5.0
 DASHBOARD_CPU = {"1": 0.01, "10": 0.02}  # of a core, beside nobody who looks
 DELAY_TIMES = 3.0  # the 99th of a hundred confirms beside a poller, by that without
 
@@ -32,10 +32,10 @@ def list_goals(ours: Result) -> list[Goal]:
     """What lists cost, and whom they delay."""
     table: list[Goal] = []
     for what, row in ours["asked"].items():
-        most = ALL_CPU_S if what == "all queues" else PAGE_CPU_S
-        if what == "all queues" or what.startswith("page of 50 queues"):
+        most = METRICS_CPU_S if what.startswith("metrics") else PAGE_CPU_S
+        if what.startswith(("page of 50", "metrics")):
             cpu = row["cpu_s"]
-            table.append(Goal(f"{what}, CPU", "disk", f"≤ {most:g} s", f"{cpu:.3f} s", cpu <= most))
+            table.append(Goal(f"{what}, CPU", "disk", f"≤ {most:g} s", f"{cpu:.4f} s", cpu <= most))
     turn = max(row["turn_ms"] for row in ours["asked"].values())
     table.append(
         Goal("longest turn", "disk", f"≤ {TURN_MS:g} ms", f"{turn:.1f} ms", turn <= TURN_MS)
@@ -79,8 +79,11 @@ def asked(found: Result) -> str:
     for what in brokers["Penstock"]["asked"]:
         cells = [what]
         for broker in brokers.values():
-            row = broker["asked"][what]
-            cells += [f"{row['s']:.3f}", f"{row['cpu_s']:.2f}", f"{row['bytes'] / 1000:,.0f}"]
+            row = broker["asked"].get(what)
+            if row is None:
+                cells += ["-", "-", "-"]
+                continue
+            cells += [f"{row['s']:.3f}", f"{row['cpu_s']:.4f}", f"{row['bytes'] / 1000:,.0f}"]
         rows.append([*cells, f"{brokers['Penstock']['asked'][what]['turn_ms']:.1f}"])
     return markdown([*head, "longest turn, ms"], rows)
 

@@ -3,6 +3,7 @@
 Apart from runner.py, which processes under load import too: this needs Penstock itself.
 """
 
+import os
 import shutil
 import time
 from collections.abc import Collection
@@ -19,6 +20,7 @@ def measure(part: type[Runner], data: Path, *, is_quick: bool, only: Collection[
         shutil.rmtree(data)
     data.mkdir(parents=True)
     found: Result = {**facts(ROOT, data), "is_quick": is_quick}
+    found["load"] = round(os.getloadavg()[0], 1)
     started = time.monotonic()
     progress = Progress()
     bench = part(data, is_quick=is_quick, say=progress)

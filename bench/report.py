@@ -151,10 +151,11 @@ def sections(found: Result, table: list[Goal]) -> list[str]:
 
 
 def where(found: Result) -> str:
-    """Machine, commit and date, in a line."""
+    """Machine, commit and date, in a line. load: before the run, of other programs."""
+    load = f", load average {found['load']:g} before" if "load" in found else ""
     return (
         f"Penstock {found['version']} ({found['build']}), commit {found['commit']}, "
-        f"{found['date']}; {found['cpu']}, {found['cores']} cores; {found['kernel']}, "
+        f"{found['date']}; {found['cpu']}, {found['cores']} cores{load}; {found['kernel']}, "
         f"{found['filesystem']}; Python {found['python']}; "
         f"`make bench{' ARGS=--quick' if found['is_quick'] else ''}`, {found['seconds']:.0f} s."
     )

@@ -397,10 +397,9 @@ print(its.delays(figures["management"]).splitlines()[-1])
     done = bench_code(f"exec({code!r})")
     assert done.returncode == 0, done.stderr
     assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
-        "page of 50 queues, CPU | 0.020 s | True",
-        "all queues, CPU | 2.000 s | False",
+        "page of 50 queues, CPU | 0.0200 s | False",
         "longest turn | 3.0 ms | True",
         "confirm beside a poller, p99 | 1.50 times | True",
-        "| all queues | 0.100 | 2.00 | 4 | 0.100 | 2.00 | 4 | 3.0 |",
+        "| all queues | 0.100 | 2.0000 | 4 | 0.100 | 2.0000 | 4 | 3.0 |",
         "| RabbitMQ | beside a poller | 1.00 | 3.00 | 9.00 |",
     ]

@@ -113,7 +113,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
             ("certificate", f"{one['file']}: until {date(one['expires_ms'])}")
             for one in tls.get("certificates", ())
         ),
-        ("version", f"{found['version']} ({found['build']}), up {_span(found['uptime_s'])}"),
+        ("version", f"{found['version']} ({found['build']}), up {output.span(found['uptime_s'])}"),
         ("durability", found["durability"]),
     ]
     return lines + [f"{name:<13}{text}" for name, text in rows]
@@ -121,16 +121,6 @@ def status_lines(found: dict[str, Any]) -> list[str]:
 
 def _many(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count:,} {what}s"
-
-
-def _span(seconds: float) -> str:
-    """Return a time for people, in its two largest units."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
-    first = next((i for i, (n, _) in enumerate(parts) if n), 3)
-    return " ".join(f"{n} {unit}" for n, unit in parts[first : first + 2])
 
 
 @click.command("health_check")

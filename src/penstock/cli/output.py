@@ -290,3 +290,13 @@ def _flattened(prefix: str, values: Mapping[str, object]) -> list[tuple[str, obj
         else:
             rows.append((prefix + name, value))
     return rows
+
+
+def span(seconds: float) -> str:
+    """Return a time for people, in its two largest units."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
+    first = next((i for i, (n, _) in enumerate(parts) if n), 3)
+    return " ".join(f"{n} {unit}" for n, unit in parts[first : first + 2])

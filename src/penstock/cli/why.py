@@ -2,16 +2,18 @@
 
 The operation `why` of the broker finds the causes; this prints each as a line:
 
-    queue 'orders': 3 messages ready and no consumer, since 2026-11-27T18:00:00Z - start one
+    queue 'orders': 3 messages ready and no consumer, for 2 h 5 min - start one
 """
 
+from datetime import datetime
 from typing import Any, Final
 
 import click
 
 from penstock.cli import output
 from penstock.cli.ask import DATA, VHOST, ask, named
-from penstock.cli.output import FORMAT
+from penstock.cli.output import FORMAT, span
+from penstock.clock import SystemClock
 
 CONNECTION: Final = " -> "  # is in each name of a connection
 
@@ -39,12 +41,13 @@ def why(name: str | None, form: str, vhost: str, data: str) -> None:
         output.say("nothing is wrong that the broker can see")
     else:
         for one in found:
-            output.say(line(one))
+            output.say(line(one, SystemClock().wall_ms()))
 
 
-def line(found: dict[str, Any]) -> str:
+def line(found: dict[str, Any], now_ms: int) -> str:
     """Return a finding as a line."""
     text = f"{found['about']}: {found['text']}"
     if found["since"]:
-        text += f", since {found['since']}"
+        since_s = datetime.fromisoformat(found["since"]).timestamp()
+        text += f", for {span(max(now_ms / 1000 - since_s, 0))}"
     return f"{text} - {found['do']}" if found["do"] else text

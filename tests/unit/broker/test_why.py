@@ -3,10 +3,12 @@
 import pytest
 
 from penstock.access.permissions import Identity, everything
+from penstock.broker.rates import INTERVAL_S
 from penstock.codec.spec import (
     BasicAck,
     BasicConsume,
     BasicConsumeOk,
+    BasicNack,
     BasicQos,
     BasicQosOk,
     ConnectionBlocked,
@@ -78,12 +80,54 @@ def test_consumers_at_their_prefetch(rig: OperationRig, c: RigClient) -> None:
     assert texts(rig, connection="c0") == [text.replace("queue 'q'", "connection c0, channel 1")]
     for _ in range(18):
         rig.tick(5.0)
+    assert texts(rig) == [text]  # nobody has settled anything for a minute
     first, second = texts(rig, queue="q")
     assert first.startswith("queue 'q': consumer 't' of connection c0, user 'ann' has a message ")
     assert second == text
     c.send(1, BasicAck(delivery_tag=2, multiple=True))
     rig.turn()
     assert text in texts(rig, queue="q")  # two more are delivered
+
+
+def test_a_message_that_only_comes_back(rig: OperationRig, c: RigClient) -> None:
+    c.call(1, BasicConsume(queue="q", consumer_tag="t"), BasicConsumeOk)
+    publish(rig, c, 2)
+
+    def returned(tags: range) -> None:
+        """What comes has the next tag each time."""
+        for tag in tags:
+            c.send(1, BasicNack(delivery_tag=tag, requeue=True))
+            rig.turn()
+        rig.tick(0.1)
+        rig.tick(INTERVAL_S)
+
+    returned(range(2, 53))
+    text = "queue 'q': 10 messages a second come back and are delivered again, none is acknowledged"
+    assert texts(rig) == texts(rig, queue="q") == [text]
+    c.send(1, BasicAck(delivery_tag=1))
+    returned(range(53, 103))
+    assert texts(rig) == texts(rig, queue="q") == []  # others are done
+    returned(range(103, 107))
+    assert texts(rig) == texts(rig, queue="q") == []  # less than one a second
+
+
+def test_readers_that_are_behind(rig: OperationRig) -> None:
+    rig.result("declare_queue", queue="s", arguments={"x-queue-type": "stream"})
+    rig.put("s", b"1", b"2", b"3")
+    rig.turn()
+    for reader, offset in (("far", 0), ("near", 2), ("there", 3)):
+        rig.result("set_stream_reader", queue="s", reader=reader, offsets={"0": offset})
+    assert texts(rig) == texts(rig, queue="s") == []
+    rig.clock.advance(100.0)
+    said = [
+        "stream 's': reader 'far' has not read 3 records",
+        "stream 's': reader 'near' has not read 1 record",
+    ]
+    assert sorted(texts(rig, queue="s")) == said
+    assert texts(rig) == []
+    rig.clock.advance(3600.0)
+    assert sorted(texts(rig)) == sorted(texts(rig, queue="s")) == said
+    assert all(one["since"] for one in rig.result("why"))
 
 
 def test_a_single_active_consumer(rig: OperationRig, c: RigClient) -> None:

@@ -1,12 +1,14 @@
 """`penstock why`: what it asks, and the lines that it prints."""
 
 import json
+from typing import Any
 
 import pytest
 
+from penstock.cli.why import line
 from tests.helpers.fake_control import FakeControl
 
-FOUND = [
+FOUND: list[dict[str, Any]] = [
     {"about": "queue 'q'", "text": "no consumer", "do": "start one", "since": "2026-11-27T18:00Z"},
     {"about": "vhost '/'", "text": "a sync is slow", "do": "", "since": None},
 ]
@@ -15,11 +17,19 @@ FOUND = [
 def test_each_finding_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     broker = FakeControl(why=FOUND)
     assert broker.run("why") == 0
-    assert capsys.readouterr().out == (
-        "queue 'q': no consumer, since 2026-11-27T18:00Z - start one\nvhost '/': a sync is slow\n"
-    )
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("queue 'q': no consumer, for ")
+    assert first.endswith(" - start one")
+    assert second == "vhost '/': a sync is slow"
     assert broker.run("why", "--format", "json") == 0
     assert json.loads(capsys.readouterr().out) == FOUND
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(7500, "2 h 5 min"), (9, "9 s"), (-5, "0 s")])
+def test_how_long_it_is_so(seconds: int, said: str) -> None:
+    since_ms = 1_795_802_400_000  # 2026-11-27T18:00Z
+    found = line(FOUND[0], since_ms + seconds * 1000)
+    assert found == f"queue 'q': no consumer, for {said} - start one"
 
 
 def test_a_name_is_of_a_queue_or_of_a_connection(capsys: pytest.CaptureFixture[str]) -> None:

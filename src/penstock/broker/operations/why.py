@@ -11,9 +11,12 @@ from typing import Final
 
 from penstock.broker.alerts import FLOWED
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
+from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.operations.call import Call, Functions, Slices
 from penstock.broker.operations.queue_rows import holders
+from penstock.broker.operations.streams import Lags
+from penstock.broker.rates import QUEUE
 from penstock.broker.refusals import not_found
 from penstock.broker.vhost import VHost
 from penstock.clock import date
@@ -22,7 +25,9 @@ from penstock.errors import blocked_advice
 QUEUES_SHOWN: Final = 5
 QUEUES_SLICE: Final = 256
 OF_BLOCKED: Final = ("blocked", "disk_full", "memory_alarm")
-OLD_S: Final = 60.0  # an unacknowledged delivery that is worth a word
+OLD_S: Final = 60.0  # an unacknowledged delivery, or a record that is not read: worth a word
+BEHIND_S: Final = 3600.0  # how far a reader is behind that is worth a word of its vhost
+REPEATS_PER_S: Final = 1.0
 
 Finding = dict[str, object]
 
@@ -63,18 +68,79 @@ def _of_vhost(vhost: VHost) -> Generator[None, None, list[Finding]]:
             name = f"queue '{alert['queue']}'" if alert["queue"] else about
             text = str(alert["text"]).removeprefix(f"{name}: ")
             found.append(_finding(name, text, "", str(alert["first_time"])))
+    found += yield from _of_queues(vhost)
+    return found
+
+
+def _of_queues(vhost: VHost) -> Generator[None, None, list[Finding]]:
+    """Return what is wrong with the queues and streams of a vhost, the longest of each kind."""
+    found: list[Finding] = []
     waiting: list[tuple[int, str]] = []
+    stuck: list[tuple[int, str]] = []
     for n, (name, queue) in enumerate(list(vhost.table.served.items()), 1):
-        if isinstance(queue, BrokerQueue) and not queue.consumers.count:
-            ready = 0 if queue.is_crashed else queue.len()
-            if ready:
-                waiting.append((ready, name))
+        ready = 0 if queue.is_crashed or not isinstance(queue, BrokerQueue) else queue.len()
+        if ready and not queue.consumers.count:
+            waiting.append((ready, name))
+        elif ready and not queue.consumers.room(1):
+            stuck.append((ready, name))
         if n % QUEUES_SLICE == 0:
             yield
+    for _, name in sorted(stuck, reverse=True)[:QUEUES_SHOWN]:
+        still = vhost.table.served.get(name)
+        if still is not None:
+            found += [one for one in _of_consumers(vhost, still) if _is_old(vhost, one)][:1]
+        yield
+    for name, rate in vhost.rates.moving(QUEUE, "redeliver").items():
+        found += _of_repeats(vhost, name, rate)
+    found += yield from _of_readers(vhost)
     for ready, name in sorted(waiting, reverse=True)[:QUEUES_SHOWN]:
         text = f"{_many(ready, 'message')} and no consumer"
         found.append(_finding(f"queue '{name}'", text, "start one, or delete the queue"))
     return found
+
+
+def _is_old(vhost: VHost, found: Finding) -> bool:
+    """Return whether it has been so for OLD_S: a consumer at its prefetch works, at first."""
+    since = found["since"]
+    return isinstance(since, str) and since <= _ago(vhost, OLD_S)
+
+
+def _of_repeats(vhost: VHost, name: str, rate: float) -> Iterator[Finding]:
+    """Yield whether what a queue delivers only comes back. rate: of what is delivered again."""
+    if rate >= REPEATS_PER_S and not vhost.rates.of((QUEUE, name)).get("ack"):
+        text = (
+            f"{rate:,.0f} messages a second come back and are delivered again, none is acknowledged"
+        )
+        do = "see why the consumer returns them; a delivery-limit puts such messages aside"
+        yield _finding(f"queue '{name}'", text, do)
+
+
+def _of_readers(vhost: VHost) -> Generator[None, None, list[Finding]]:
+    """Return the named readers of streams that are BEHIND_S and more behind, those first that are
+    most."""
+    behind: list[tuple[int, Finding]] = []
+    for stream in vhost.streams.all():
+        behind += _lags(vhost, stream, BEHIND_S)
+        yield
+    return [found for _, found in sorted(behind, key=_lag_us, reverse=True)[:QUEUES_SHOWN]]
+
+
+def _lag_us(one: tuple[int, Finding]) -> int:
+    return one[0]
+
+
+def _lags(vhost: VHost, stream: BrokerStream, least_s: float) -> Iterator[tuple[int, Finding]]:
+    """Yield the age of the oldest record that a reader has not read, in us, with what is to be
+    said."""
+    lags = Lags(vhost.clock.wall_us())
+    for reader, positions in stream.known_readers().items():
+        parts = [(stream.parts[n], at.offset) for n, at in positions.items()]
+        age_us = max(lags.age_us(part, offset) or 0 for part, offset in parts)
+        if age_us >= least_s * 1e6:
+            records = sum(lags.records(part, offset) for part, offset in parts)
+            text = f"reader '{reader}' has not read {_many(records, 'record')}"
+            since = _ago(vhost, age_us / 1e6)
+            yield age_us, _finding(f"stream '{stream.name}'", text, "see whether it runs", since)
 
 
 # ---- a queue -------------------------------------------------------------------------------------
@@ -82,13 +148,24 @@ def _of_vhost(vhost: VHost) -> Generator[None, None, list[Finding]]:
 
 def _of_queue(vhost: VHost, queue: QueueOrStream) -> Iterator[Finding]:
     about = f"queue '{queue.name}'"
+    if isinstance(queue, BrokerStream):
+        behind = sorted(_lags(vhost, queue, OLD_S), key=_lag_us, reverse=True)
+        yield from [found for _, found in behind[:QUEUES_SHOWN]]
     if isinstance(queue, BrokerQueue) and queue.is_crashed:
         yield _finding(about, f"does not serve: {queue.why}", "read the broker's log")
         return
     if isinstance(queue, BrokerQueue):
         yield from _of_messages(vhost, queue, about)
+        rate = vhost.rates.of((QUEUE, queue.name)).get("redeliver", 0.0)
+        yield from _of_repeats(vhost, queue.name, rate)
+    yield from _of_consumers(vhost, queue)
+
+
+def _of_consumers(vhost: VHost, queue: QueueOrStream) -> Iterator[Finding]:
+    """Yield why no consumer takes what is ready."""
+    about = f"queue '{queue.name}'"
     if not queue.consumers.count:
-        if queue.len():
+        if queue.len() and isinstance(queue, BrokerQueue):  # a stream keeps what was read, too
             text = f"{_many(queue.len(), 'message')} ready and no consumer"
             yield _finding(about, text, "start one", _ago(vhost, _idle_s(vhost, queue)))
         return

@@ -204,7 +204,7 @@ def _of_messages(vhost: VHost, queue: BrokerQueue, about: str) -> Iterator[Findi
         oldest = holder.ages(now_s, 1)
         if oldest and oldest[0][1] >= OLD_S:
             tag = "basic.get" if holder.consumer is None else f"consumer '{holder.consumer.tag}'"
-            text = f"{tag} of {_where(holder.channel)} has a message for {oldest[0][1]:.0f} s"
+            text = f"{tag} of {_where(holder.channel)} has a message unacknowledged"
             yield _finding(about, text, "see what that client does", _ago(vhost, oldest[0][1]))
 
 

@@ -265,7 +265,7 @@ class StreamReading(Source):
     # ---- delivery ------------------------------------------------------------------------------
 
     def deliver(self, dispatch: Dispatch) -> int:
-        n = 0
+        n = 0  # records that were looked at: what a filter skips takes time, too
         try:
             self.save()
             n = self._deliver_run(dispatch)
@@ -316,7 +316,7 @@ class StreamReading(Source):
             dispatch.mark(self)  # its position has moved
         if consumer.is_cancelled:
             cursor.drop_chunk()
-        return n
+        return looked_at
 
     def _account(self) -> None:
         change = self.cursor.chunk_bytes - self._counted_bytes

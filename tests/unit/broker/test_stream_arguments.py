@@ -1,10 +1,12 @@
 """What consumers of streams ask for: what is refused, and where they begin."""
 
 from datetime import UTC, datetime
+from itertools import pairwise
 
 import pytest
 
-from penstock.codec.spec import BasicQos
+from penstock.broker.dispatch import TURN_SLICE
+from penstock.codec.spec import BasicConsume, BasicQos
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.stream_steps import (
     ack,
@@ -185,3 +187,20 @@ def test_a_time_and_an_interval(rig: BrokerRig, c: RigClient) -> None:
         assert [r.body for r in found] == numbers(5 - first, first), tag
     publish(c, b"5")
     assert len(records(c)) == 4
+
+
+def test_records_that_are_skipped_count_for_the_turn(rig: BrokerRig, c: RigClient) -> None:
+    publish(c, *[b"x"] * 2000)
+    qos(c)
+    for n in range(20):
+        arguments = {"x-stream-offset": "first", "x-stream-filter": f"none {n}"}
+        consume = BasicConsume(queue="s", consumer_tag=str(n), arguments=arguments, nowait=True)
+        c.send(1, consume)
+    counts = rig.vhost.counts
+    read = [counts.stream_records]
+    while read[-1] < 20 * 2000:
+        rig.vhost.turn()
+        rig.vhost.completed()
+        read.append(counts.stream_records)
+    looked_at = [after - before for before, after in pairwise(read)]
+    assert max(looked_at) < 3 * TURN_SLICE  # whole pieces of the stream are read

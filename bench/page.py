@@ -12,6 +12,7 @@ from typing import Any
 import broker_report
 import management_report
 import queue_report
+import redis_bench
 import report
 import single_report
 import spark_report
@@ -26,6 +27,7 @@ REPORTS = {
     "tls": tls_report,
     "queues": queue_report,
     "broker": broker_report,
+    "redis": redis_bench,
     "management": management_report,
     "spark": spark_report,
     "kafka": spark_report,

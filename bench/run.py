@@ -6,10 +6,11 @@
     make bench ARGS='--part broker'                      the broker, about twelve minutes
     python bench/run.py --render    docs/reference/performance.md again, from the last full runs
 
-Six parts: the storage engine (here), the queues with the embedded library (queue_bench.py), the
+Seven parts: the storage engine (here), the queues with the embedded library (queue_bench.py), the
 broker beside RabbitMQ (broker_bench.py), single messages (single_bench.py) beside RabbitMQ and,
 where LAVINMQ_NODE names a script that starts it, LavinMQ, with publishing from Python beside pika,
-messages over TLS (tls_bench.py) on the same brokers, and the management API with many queues beside
+messages over TLS (tls_bench.py) on the same brokers, Redis streams where redis-server is installed
+(redis_bench.py), and the management API with many queues beside
 RabbitMQ's (management.py).
 A full run of a part is appended to bench/results with commit, machine and date, and rendered to
 docs/reference/performance.md; a quick one only with --save.
@@ -29,6 +30,7 @@ from broker_bench import BrokerBench
 from management import ManagementBench
 from measure import measure
 from queue_bench import QueueBench
+from redis_bench import RedisBench
 from runner import ROOT, Result, Runner, spread
 from single_bench import SingleBench
 from tls_bench import TlsBench
@@ -163,6 +165,7 @@ PARTS: dict[str, type[Runner]] = {
     "broker": BrokerBench,
     "single": SingleBench,
     "tls": TlsBench,
+    "redis": RedisBench,
     "management": ManagementBench,
 }
 

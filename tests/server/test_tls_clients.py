@@ -63,6 +63,13 @@ def test_commands_over_tls(
         box.stream("lines").append(b"one")
     assert main(["tail", "lines", "--url", whole, "--since", "first", "-n", "1"]) == 0
     assert "one" in capsys.readouterr().out
+    https = f"https://guest:guest@localhost:{tls_broker.https_port}"
+    assert main(["--url", f"{https}/?cacertfile={tls_files.path('ca.pem')}", "status"]) == 0
+    assert "listens" in capsys.readouterr().out
+    assert main(["--url", https, "status"]) == 69
+    said = capsys.readouterr().err
+    assert "its certificate is of an authority that is not trusted here" in said
+    assert "?cacertfile=" in said
 
 
 def test_https_of_spark(tls_broker: LiveBroker, tls_files: TlsFiles) -> None:

@@ -257,8 +257,10 @@ class _Http:
         self._connection: HTTPConnection | None = None
 
     def call(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
+        import ssl
         from http.client import HTTPException
 
+        from penstock.client.tls import tls_reason
         from penstock.operation_json import dumps, read
 
         row = OPERATIONS[op]
@@ -276,6 +278,9 @@ class _Http:
             data = reply.read()
         except (OSError, HTTPException) as error:
             self.close()
+            if isinstance(error, ssl.SSLError):
+                text = f"no connection to {self._where} over TLS: {tls_reason(error)}"
+                raise UnavailableError(text) from error
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise UnavailableError(f"no broker answers at {self._where} ({reason})") from error
         if reply.status == 200:

@@ -97,7 +97,8 @@ def tls_reason(error: ssl.SSLError) -> str:
         if code in NO_ISSUER:
             return (
                 "its certificate is of an authority that is not trusted here: name that "
-                f"authority's PEM file as cacerts ({error.verify_message})"
+                "authority's PEM file as cacerts, in a URL with ?cacertfile= "
+                f"({error.verify_message})"
             )
         if code in WRONG_HOST:
             return (

@@ -406,9 +406,9 @@ class ChannelTransaction(PublishCollector):
     what settles all of it in the vhost's mode, after `finish`; 0 if nothing durable was in it.
     end(error): closes its channel with this error; called when it holds too much."""
 
-    def __init__(self, vhost: VHost, end: Callable[[ChannelError], None]) -> None:
+    def __init__(self, vhost: VHost, user: str, end: Callable[[ChannelError], None]) -> None:
         self.vhost: VHost = vhost
-        self._hold: TransactionUsage = TransactionUsage(end)
+        self._hold: TransactionUsage = TransactionUsage(user, end)
         self.returned: list[tuple[Route, bytes, bytes]] = []
         self.taken: list[tuple[int, Delivered]] = []  # (delivery tag, what was acknowledged)
         self.rejected: list[tuple[int, Delivered, bool]] = []  # (delivery tag, it, is_requeue)

@@ -374,7 +374,7 @@ def _begin(channel: Channel) -> None:
     def end(error: ChannelError) -> None:
         channel.handler.close_channel(channel.number, error)
 
-    transaction = ChannelTransaction(channel.vhost, end)
+    transaction = ChannelTransaction(channel.vhost, channel.identity.name, end)
     channel.transaction = channel.publisher.transaction = transaction
 
 

@@ -7,8 +7,9 @@ transactions hold.
   has the limit.
 * **Limits by memory.** Queues, exchanges and bindings may take half of the vhost's memory, channels
   and consumers a quarter, and all open transactions together a quarter. Beyond that a declare, a
-  bind or a consume is refused (406), so is a channel (530), and the largest transaction is rolled
-  back and its channel closed (506). All are fractions because a vhost's share changes.
+  bind or a consume is refused (406), so is a channel (530), and the largest transaction of the user
+  whose transactions hold most is rolled back and its channel closed (506). All are fractions
+  because a vhost's share changes.
 * **The same of one user.** What a user has of topology, or of channels and consumers, is never more
   than what is free for the others. So one user alone can take half of each, and whoever comes next
   half of the rest. Administrators are not limited by that, nor in channels and consumers. Who
@@ -80,9 +81,11 @@ NEVER_S: Final = 3600.0  # a rate of 0: looked at again so much later
 
 
 class TransactionUsage:
-    """The bytes of RAM that one open transaction takes. end(error): closes its channel."""
+    """The bytes of RAM that one open transaction of a user takes. end(error): closes its
+    channel."""
 
-    def __init__(self, end: Callable[[ChannelError], None]) -> None:
+    def __init__(self, user: str, end: Callable[[ChannelError], None]) -> None:
+        self.user: str = user
         self.bytes: int = 0
         self.end: Callable[[ChannelError], None] = end
 
@@ -107,6 +110,10 @@ class UserBytes:
         """Return the bytes of this user."""
         return self._of.get(user, 0)
 
+    def largest(self) -> str:
+        """Return the user with the most bytes, "" if there are none."""
+        return max(self._of, key=self.of, default="")
+
 
 class Usage:
     """Counts what the clients of one vhost use. memory_bytes: its budget.
@@ -127,7 +134,7 @@ class Usage:
         self.unacked: UserBytes = UserBytes()
         self.histories: UserBytes = UserBytes()
         self.full: dict[str, float] = {}
-        self.transaction_bytes: int = 0
+        self.transactions: UserBytes = UserBytes()
         self._vhost: str = vhost
         self._channels: dict[str, int] = {}  # by user
         self._holds: dict[TransactionUsage, None] = {}  # of open transactions that hold something
@@ -298,18 +305,20 @@ class Usage:
     # ---- transactions --------------------------------------------------------------------------
 
     def hold(self, hold: TransactionUsage, size_bytes: int) -> None:
-        """Count bytes of a transaction. If all of them together hold too much, the largest is
-        ended: another one by its `end`, this one by a ChannelError 506."""
+        """Count bytes of a transaction. If all of them together hold too much, the largest of the
+        user who holds most is ended: another one by its `end`, this one by a ChannelError 506."""
         self._holds[hold] = None
         hold.bytes += size_bytes
-        self.transaction_bytes += size_bytes
+        self.transactions.add(hold.user, size_bytes)
         most = self.memory_bytes // TRANSACTIONS_PART
-        while self.transaction_bytes > most:
-            largest = max(self._holds, key=_bytes_of)
+        while self.transactions.total > most:
+            user = self.transactions.largest()
+            largest = max([one for one in self._holds if one.user == user], key=_bytes_of)
             error = ChannelError(
                 RESOURCE_ERROR,
                 f"the transaction holds {format_bytes(largest.bytes)} of memory, more than any "
-                f"other; all open ones of vhost '{self._vhost}' may hold {format_bytes(most)}",
+                f"other of user '{user}', whose hold most; all open ones of vhost "
+                f"'{self._vhost}' may hold {format_bytes(most)}",
             )
             if largest is hold:
                 raise error
@@ -320,7 +329,7 @@ class Usage:
         """Count nothing for a transaction any more: it was committed or rolled back."""
         if hold in self._holds:
             del self._holds[hold]
-            self.transaction_bytes -= hold.bytes
+            self.transactions.add(hold.user, -hold.bytes)
             hold.bytes = 0
 
     # ---- publish rate --------------------------------------------------------------------------

@@ -589,7 +589,7 @@ class VHost(QueueOwner[BrokerQueue]):
             "messages of queues": monitor.counted_bytes - monitor.other_bytes,
             "queues, exchanges, bindings and readers": self.topology_bytes,
             "channels and consumers": usage.client_bytes,
-            "open transactions": usage.transaction_bytes,
+            "open transactions": usage.transactions.total,
             "unfinished messages": self.unfinished_bytes,
             "output that clients do not read": usage.output.total,
             "unacknowledged deliveries": usage.unacked.total,
@@ -733,7 +733,7 @@ class VHost(QueueOwner[BrokerQueue]):
         self.usage.check_binding(exchange, self.router.binding_count, self.topology_bytes, by)
 
     def _count_usage(self) -> None:
-        now = self.usage.counted_bytes(self.topology_bytes) + self.usage.transaction_bytes
+        now = self.usage.counted_bytes(self.topology_bytes) + self.usage.transactions.total
         if now != self._usage_bytes:
             self.add_other(now - self._usage_bytes)
             self._usage_bytes = now

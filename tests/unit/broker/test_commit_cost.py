@@ -90,8 +90,8 @@ def test_each_queue_of_a_publish_is_counted(rig: BrokerRig, delivery_mode: int) 
     c = fanned_out(rig, 10)
     c.publish(1, "", "q1", b"x", delivery_mode=delivery_mode)
     rig.turn()
-    one = rig.vhost.usage.transaction_bytes
+    one = rig.vhost.usage.transactions.total
     c.publish(1, "amq.fanout", "", b"x", delivery_mode=delivery_mode)
     rig.turn()
-    more = rig.vhost.usage.transaction_bytes - 2 * one
+    more = rig.vhost.usage.transactions.total - 2 * one
     assert more >= 9 * 160

@@ -552,5 +552,5 @@ def test_a_client_that_leaves_during_its_rollback_gives_all_back(rig: BrokerRig)
     c.lose()
     rig.turn()
     assert numbers(rig, "a") == list(range(N))
-    assert rig.vhost.usage.transaction_bytes == 0
+    assert rig.vhost.usage.transactions.total == 0
     assert at_rest(rig)

@@ -179,6 +179,26 @@ def test_what_lasts_is_counted_and_given_back() -> None:
     assert rig.vhost.usage.client_bytes == 0
 
 
+def test_many_small_transactions_of_one_user_end_none_of_others() -> None:
+    rig = rig_of(memory_bytes=4 * MIB)
+    eve, ada = rig.client(everything("eve")), rig.client(everything("ada")).open(1)
+    ada.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    ada.call(1, TxSelect(), TxSelectOk)
+    ada.publish(1, "", "q", bytes(100_000))
+    for number in range(1, 100):
+        eve.open(number)
+        eve.call(number, TxSelect(), TxSelectOk)
+        eve.publish(number, "", "q", bytes(20_000))
+        rig.turn()
+        closed = eve.methods(ChannelClose)
+        if closed:
+            break
+    assert "other of user 'eve'" in closed[0].reply_text
+    assert ada.methods(ChannelClose) == []
+    ada.call(1, TxCommit(), TxCommitOk)
+    assert rig.vhost.table.served["q"].len() == 1
+
+
 @pytest.mark.parametrize("delivery_mode", [1, 2])
 def test_an_open_transaction_is_bounded(delivery_mode: int) -> None:
     rig = rig_of(memory_bytes=4 * MIB)
@@ -192,7 +212,7 @@ def test_an_open_transaction_is_bounded(delivery_mode: int) -> None:
         assert sent < 5000
     assert closed[0].reply_code == 506
     assert "the transaction holds" in closed[0].reply_text
-    assert rig.vhost.usage.transaction_bytes == 0
+    assert rig.vhost.usage.transactions.total == 0
     assert sent >= MIB // 1600
     client.send(1, ChannelCloseOk())
     client.open(1)
@@ -210,7 +230,7 @@ def test_the_largest_transaction_is_ended_first() -> None:
     rig.turn()
     assert [close.reply_code for close in large.methods(ChannelClose)] == [506]
     small.call(1, TxCommit(), TxCommitOk)
-    assert rig.vhost.usage.transaction_bytes == 0
+    assert rig.vhost.usage.transactions.total == 0
     assert rig.vhost.table.usable("q").len() == 450  # type: ignore[union-attr]
 
 

@@ -322,7 +322,7 @@ def status(vhost: VHost) -> Info:
         "other_bytes": memory["other_bytes"],
         "topology_bytes": vhost.topology_bytes,
         "client_bytes": vhost.usage.client_bytes,
-        "transaction_bytes": vhost.usage.transaction_bytes,
+        "transaction_bytes": vhost.usage.transactions.total,
         "unfinished_bytes": vhost.unfinished_bytes,
         "output_bytes": vhost.usage.output.total,
         "unacked_bytes": vhost.usage.unacked.total,

@@ -154,10 +154,16 @@ def test_each_listing_asks_its_own_operation(
     first, others = COLUMNS[command]
     row = {name: f"the {name}" for name in (*first, *others)}
     broker = FakeControl(**{command: [row]})
-    needed = [one.name for one in OPERATIONS[command].arguments if one.is_required]
+    arguments = OPERATIONS[command].arguments
+    needed = [one.name for one in arguments if one.is_required]
+    left_out = {
+        one.name: one.value
+        for one in arguments
+        if one.is_option and not one.is_required and one.value is not None
+    }
     assert broker.run(command, *needed, "--data", "there") == 0
     assert broker.asked[0][0] == command
-    assert broker.asked[0][2] == {name: name for name in needed}
+    assert broker.asked[0][2] == {name: name for name in needed} | left_out
     assert broker.data == ["there"]
     assert capsys.readouterr().out.splitlines()[1].split("\t") == [f"the {n}" for n in first]
 

@@ -95,6 +95,8 @@ HOT_MODULES = (
     "penstock.server.poller",
     "penstock.server.tls_records",
     "penstock.server.hub",
+    "penstock.server.login",
+    "penstock.server.listener",
     "penstock.server.tls_pump",
 )
 

@@ -24,7 +24,7 @@ from tests.helpers.wire import open_channel
 pytestmark = pytest.mark.real
 
 SOCKETS = 300
-GROWTH_BYTES_MAX = 24 << 20  # 16 MiB of it are scrypt, in a thread that had not hashed before
+GROWTH_BYTES_MAX = 40 << 20  # 32 MiB of it are scrypt, in two threads that had not hashed before
 
 
 @pytest.fixture(scope="module")

@@ -108,6 +108,9 @@ CHANNEL_MAX: Final = 65535
 FRAME_HEADER_BYTES: Final = FRAME_OVERHEAD_BYTES - 1  # type, channel, size
 ROOMLESS_BYTES: Final = 64 << 10  # a smaller body is always assembled in RAM
 
+_MACHINES_OF_SERVERS: Final = Machines(SERVER)
+_MACHINES_OF_CLIENTS: Final = Machines(CLIENT)
+
 _PUBLISH: Final = 0x003C0028
 _ANY_PUBLISH: Final = BasicPublish()
 _ACK: Final = 0x003C0050
@@ -385,7 +388,7 @@ class Connection:
         self.room: BodyRoom | None = None  # for bodies above ROOMLESS_BYTES; None: no limit
         self.unfinished_bytes = 0  # of messages that are being assembled, on all channels
         self._is_server = role is Role.SERVER
-        self._machines = Machines(role)
+        self._machines = _MACHINES_OF_SERVERS if self._is_server else _MACHINES_OF_CLIENTS
         self._channels: dict[int, ChannelInput] = {}
         self._events: list[Event] = []
         self._is_paused = False

@@ -189,6 +189,11 @@ class Authenticator:
             return why
         return "invalid credentials"
 
+    def remembers(self, name: str, password: bytes, host: str) -> bool:
+        """Return whether `refusal` is "" without any waiting."""
+        why = why_not_from(name, host, self._guest, self._loopback_users)
+        return not why and self._users.remembers(name, password)
+
     def refusal_of_certificate(self, name: str, host: str) -> str:
         """Return why a client with a verified certificate may not log in as this user, for the log;
         "" if it may."""

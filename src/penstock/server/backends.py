@@ -91,6 +91,11 @@ class Account(ABC):
         """Return when it ends, in seconds since 1970; 0 if never."""
         return 0.0
 
+    @property
+    def must_ask(self) -> bool:
+        """Return whether `identity` has an answer only after `ask`."""
+        return False
+
     async def ask(self, vhosts: Iterable[str]) -> None:  # noqa: B027 - most need not ask
         """Ask whether it may open these vhosts, if anybody must be asked: then `identity` has an
         answer for those that were asked about last. Waits as long as it takes."""
@@ -108,6 +113,10 @@ class Backend(ABC):
     @abstractmethod
     async def login(self, user: str, password: bytes, host: str) -> Account:
         """Return the account. Waits as long as it takes. Raises Refused."""
+
+    def remembered(self, _user: str, _password: bytes, _host: str) -> Account | None:
+        """Return the account if that needs no waiting, None otherwise."""
+        return None
 
     def comes_last(self, _user: str) -> bool:
         """Return whether the others are asked first about this user."""
@@ -143,6 +152,15 @@ class Backends:
         if self.on_refused is not None:
             self.on_refused(user, host, text)
         raise Refused(text)
+
+    def remembered(self, user: str, password: bytes, host: str) -> Account | None:
+        """Return what `login` would, if that needs no waiting: the backend that is asked first has
+        accepted this password before. None otherwise."""
+        first = min(self._backends, key=lambda one: one.comes_last(user))
+        account = first.remembered(user, password, host)
+        if account is None or why_not_from(user, host, self._guest, self._loopback_users):
+            return None
+        return account
 
     @property
     def http(self) -> "HttpBackend | None":
@@ -191,6 +209,11 @@ class InternalBackend(Backend):
         if why:
             raise Refused(why)
         return _OwnAccount(user, self._users)
+
+    def remembered(self, user: str, password: bytes, host: str) -> Account | None:
+        if self._authenticator.remembers(user, password, host):
+            return _OwnAccount(user, self._users)
+        return None
 
     def certified(self, user: str, host: str) -> Account:
         """Return the account of a client whose certificate names this user. Raises Refused."""
@@ -326,6 +349,10 @@ class _HttpAccount(_OwnAccount):
         self._backend = backend
         self._host = host
         self._opens: set[str] = set()
+
+    @property
+    def must_ask(self) -> bool:
+        return True
 
     async def ask(self, vhosts: Iterable[str]) -> None:
         asked = [one for one in vhosts if self._backend.users.identity(self.user, one) is not None]

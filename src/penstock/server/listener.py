@@ -1,7 +1,8 @@
 """Listener: accepts clients, and limits those that have not logged in yet.
 
-Anybody can connect, so the cost of a half-open client must be small and end by itself: a task, at
-most 16 KiB of what it sent, `handshake_timeout_s` for the whole handshake (login). All of them
+Anybody can connect, so the cost of a half-open client must be small and end by itself: a generator,
+at most 16 KiB of what it sent, `handshake_timeout_s` for the whole handshake (login). It has a task
+only while it waits for more than bytes: for a hash, or for its vhost to start. All of them
 together may be `half_open_max` clients and `half_open_bytes_max` bytes. For one more the oldest
 half-open client is dropped, of the address that has the most: one address does not push out others.
 With few descriptors the maximum is smaller, and so is the number of clients that wait for their
@@ -21,8 +22,9 @@ import errno
 import logging
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from penstock.clock import Clock
 from penstock.codec.frames import method_frame
@@ -31,8 +33,10 @@ from penstock.config import Config
 from penstock.errors import RESOURCE_ERROR, AMQPConnectionError, AMQPError
 from penstock.server.authenticator import network_of
 from penstock.server.descriptors import supervisor_sockets
+from penstock.server.linked_process import PollingLoop
 from penstock.server.log_lines import client_line
-from penstock.server.login import Gone, LoginRefused, Origin, Silent, WrongHeader
+from penstock.server.login import Gone, LoginRefused, Origin, Silent, Steps, WrongHeader
+from penstock.server.poller import READ, PolledSource, Poller
 from penstock.server.tls_records import TlsRecords
 
 BACKLOG: Final = 1024
@@ -64,23 +68,73 @@ class Handshake(Protocol[T_co]):
     def name(self) -> str:
         """The connection as people see it."""
 
-    async def run(self) -> T_co:
+    @property
+    def read_bytes(self) -> int:
+        """How many bytes of the client it takes at once."""
+
+    def steps(self) -> Steps[T_co]:
         """Do the handshake. Raises Silent, Gone, AMQPError (for `refuse`), OSError."""
 
     def forget(self) -> None:
         """Discard what the client has sent."""
 
-    async def refuse(self, error: AMQPError) -> None:
-        """Send the client an error."""
+    def refuse(self, error: AMQPError) -> None:
+        """Send the client an error. Raises OSError."""
 
     async def receive(self, most: int) -> bytes:
         """Return what the client sends next, about so much of it at most; b"" at its end."""
 
-    async def shut(self) -> None:
+    def shut(self) -> None:
         """Shut our half after the last bytes."""
 
     def close(self) -> None:
         """Close the socket."""
+
+
+class HalfOpen(PolledSource):
+    """A client that has not logged in. address: its network. until_s: when it is dropped."""
+
+    def __init__(
+        self, listener: "Listener[Any]", login: Handshake[Any], address: str, until_s: float
+    ) -> None:
+        self.login: Handshake[Any] = login
+        self.steps: Steps[Any] = login.steps()
+        self.address: str = address
+        self.until_s: float = until_s
+        self.descriptor: int = login.sock.fileno()
+        self.task: asyncio.Task[None] | None = None  # what it waits for beside its bytes
+        self._listener: Listener[Any] = listener
+
+    def ready(self, mask: int) -> None:
+        """See PolledSource."""
+        self._listener.readable(self)
+
+
+class Listening(PolledSource):
+    """A listening socket."""
+
+    def __init__(self, listener: "Listener[Any]", poller: Poller, sock: socket.socket) -> None:
+        self.sock: socket.socket = sock
+        self._listener: Listener[Any] = listener
+        self._poller: Poller = poller
+
+    def ready(self, mask: int) -> None:
+        """See PolledSource."""
+        self._listener.acceptable(self)
+
+    def go_on(self) -> None:
+        """Accept clients from now on; does nothing after the end."""
+        if self.sock.fileno() >= 0:
+            self._poller.watch(self.sock.fileno(), self, READ)
+
+    def pause(self) -> None:
+        """Accept none for a while."""
+        self._poller.watch(self.sock.fileno(), self, 0)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.pause()
+        self.sock.close()
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
@@ -110,15 +164,21 @@ def bind(host: str, port: int) -> list[socket.socket]:
     return socks
 
 
+def _never_now(_login: object, _opened: object) -> bool:
+    return False
+
+
 class Listener(Generic[T]):
-    """Accepts clients, on the running loop. make(sock, on_held[, origin]): returns the handshake of
-    a client; on_held: as of Login; origin: of a client that `take` was given. admit(handshake,
-    result): takes over a client that is logged in; the client gets its AMQPError. half_open:
-    clients that have not logged in; dropped: those that were too many."""
+    """Accepts clients, on the running loop, which is a PollingLoop. make(sock, on_held[, origin]):
+    returns the handshake of a client; on_held: as of Login; origin: of a client that `take` was
+    given. admit(handshake, result): takes over a client that is logged in; the client gets its
+    AMQPError. admit_now: as `admit`, returns False if that has to wait for something. dropped:
+    those that were too many."""
 
     def __init__(
         self, socks: list[socket.socket], settings: Config, clock: Clock,
         make: Callable[..., Handshake[T]], admit: Callable[..., Awaitable[None]],
+        admit_now: Callable[..., bool] = _never_now,
     ) -> None:  # fmt: skip
         self.socks = socks
         self.accepted = 0
@@ -134,33 +194,47 @@ class Listener(Generic[T]):
         self._make = make
         self._clock = clock
         self._admit = admit
-        self._loop = asyncio.get_running_loop()
-        # address -> its half-open clients, the oldest first
-        self._half_open: dict[str, dict[asyncio.Task[None], Handshake[T]]] = {}
-        self.half_open = 0
+        self._admit_now = admit_now
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, PollingLoop), "a Listener needs a PollingLoop"
+        self._loop: PollingLoop = loop
+        self._poller: Poller = loop.poller
+        self._listening = [Listening(self, self._poller, sock) for sock in socks]
+        # address -> its half-open clients, the oldest first; and all of them, the oldest first
+        self._by_address: dict[str, dict[HalfOpen, None]] = {}
+        self._half_open: dict[HalfOpen, None] = {}
+        self._timer: asyncio.TimerHandle | None = None  # for the oldest
         self._refused: dict[asyncio.Task[None], None] = {}  # getting their answer; the oldest first
         self._admitted: set[asyncio.Task[None]] = set()  # on their way to a vhost
 
+    @property
+    def half_open(self) -> int:
+        """Return how many clients have not logged in."""
+        return len(self._half_open)
+
     def start(self) -> None:
         """Start to accept."""
-        for sock in self.socks:
-            self._loop.add_reader(sock, self._acceptable, sock)
+        for one in self._listening:
+            one.go_on()
 
     async def stop(self) -> None:
         """Stop accepting. Drops clients that have not logged in."""
-        for sock in self.socks:
-            self._loop.remove_reader(sock)
-            sock.close()
-        half_open = [task for tasks in self._half_open.values() for task in tasks]
-        tasks = [*half_open, *self._refused, *self._admitted]
+        for one in self._listening:
+            one.close()
+        for half in list(self._half_open):
+            self._drop(half)
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [*self._refused, *self._admitted]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _acceptable(self, listening: socket.socket) -> None:
+    def acceptable(self, listening: "Listening") -> None:
+        """Accept clients."""
         for _ in range(ACCEPTS):
             try:
-                sock, _ = listening.accept()
+                sock, _ = listening.sock.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
@@ -169,8 +243,8 @@ class Listener(Generic[T]):
                 if not self.is_short:
                     logger.warning("cannot accept: %s", error.strerror)
                 self._short_until_s = self._clock.monotonic() + SHORT_S
-                self._loop.remove_reader(listening)
-                self._loop.call_later(PAUSE_S, self._accept_again, listening)
+                listening.pause()
+                self._loop.call_later(PAUSE_S, listening.go_on)
                 return
             self.accepted += 1
             self.take(sock)
@@ -179,10 +253,6 @@ class Listener(Generic[T]):
     def is_short(self) -> bool:
         """Whether a client could not be accepted in the last SHORT_S, for want of descriptors."""
         return self._clock.monotonic() < self._short_until_s
-
-    def _accept_again(self, listening: socket.socket) -> None:
-        if listening.fileno() >= 0:
-            self._loop.add_reader(listening, self._acceptable, listening)
 
     def take(
         self, sock: socket.socket, origin: Origin | None = None, records: TlsRecords | None = None
@@ -200,13 +270,52 @@ class Listener(Generic[T]):
         except OSError:
             sock.close()  # it has gone already
             return
-        if self.half_open >= self.half_open_max:
+        if len(self._half_open) >= self.half_open_max:
             self._drop_one()
-        address = network_of(login.peer_host)
-        task = self._loop.create_task(self._serve(login, address))
-        self._half_open.setdefault(address, {})[task] = login
-        self.half_open += 1
-        task.add_done_callback(lambda task: self._ended(task, login, address))
+        until_s = self._loop.time() + self._settings.handshake_timeout_s
+        half = HalfOpen(self, login, network_of(login.peer_host), until_s)
+        self._half_open[half] = None
+        self._by_address.setdefault(half.address, {})[half] = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(until_s, self._look_at_time)
+        self._go_on(half, None)
+
+    # ---- half-open clients ---------------------------------------------------------------------
+
+    def readable(self, half: HalfOpen) -> None:
+        """Go on with a handshake: the client has sent something."""
+        try:
+            data = half.login.sock.recv(half.login.read_bytes)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._has_failed(half, error)
+            return
+        self._go_on(half, data)
+
+    def _go_on(self, half: HalfOpen, answer: object, error: Exception | None = None) -> None:
+        """Go on with a handshake until it waits or ends. answer: to what it waited for; error:
+        instead of an answer."""
+        try:
+            wanted = half.steps.send(answer) if error is None else half.steps.throw(error)
+        except StopIteration as end:
+            self._has_logged_in(half, end.value)
+        except Exception as failure:  # noqa: BLE001 - it is answered or logged
+            self._has_failed(half, failure)
+        else:
+            self._poller.watch(half.descriptor, half, 0 if wanted is not None else READ)
+            if wanted is not None:
+                half.task = self._loop.create_task(self._ask(half, wanted))
+
+    async def _ask(self, half: HalfOpen, wanted: Awaitable[object]) -> None:
+        """Wait for something that a handshake needs, and go on with it."""
+        answer, error = None, None
+        try:
+            answer = await wanted
+        except Exception as failure:  # noqa: BLE001 - the handshake knows it
+            error = failure
+        half.task = None
+        self._go_on(half, answer, error)
 
     def _on_held(self, change_bytes: int) -> None:
         """Count bytes of half-open clients."""
@@ -220,101 +329,131 @@ class Listener(Generic[T]):
             self._drop_one()
 
     def _drop_one(self) -> None:
-        """Drop the oldest half-open client of the address that has the most of them. Its task is
-        not the running one, so it ends where it waits."""
-        address = max(self._half_open, key=lambda one: len(self._half_open[one]))
-        task, login = next(iter(self._half_open[address].items()))
-        self._no_more_half_open(task, address)
-        login.forget()
-        task.cancel()
+        """Drop the oldest half-open client of the address that has the most of them."""
+        address = max(self._by_address, key=self._of_address)
+        self._drop(next(iter(self._by_address[address])))
         self.dropped += 1
 
-    def _no_more_half_open(self, task: asyncio.Task[None], address: str) -> None:
-        tasks = self._half_open.get(address)
-        if tasks is not None and task in tasks:
-            del tasks[task]
-            self.half_open -= 1
-            if not tasks:
-                del self._half_open[address]
+    def _of_address(self, address: str) -> int:
+        return len(self._by_address[address])
 
-    def _ended(self, task: asyncio.Task[None], login: Handshake[T], address: str) -> None:
-        self._no_more_half_open(task, address)
-        self._refused.pop(task, None)
-        self._admitted.discard(task)
-        login.forget()
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("a login failed", exc_info=task.exception())
+    def _look_at_time(self) -> None:
+        """Drop those whose time is over."""
+        self._timer = None
+        while self._half_open:
+            half = next(iter(self._half_open))
+            if half.until_s > self._loop.time():
+                self._timer = self._loop.call_at(half.until_s, self._look_at_time)
+                return
+            self.failed["timeout"] += 1
+            client_line(logger, half.login.peer_host, "connection %s dropped: handshake timeout",
+                        half.login.name)  # fmt: skip
+            self._drop(half)
 
-    async def _serve(self, login: Handshake[T], address: str) -> None:
-        is_ours = True
-        opened = None
-        task = asyncio.current_task()
-        assert task is not None
+    def _drop(self, half: HalfOpen) -> None:
+        """Drop a client that waits."""
+        self._no_more_half_open(half)
+        if half.task is not None:
+            half.task.cancel()
+        half.steps.close()
+        half.login.forget()
+        half.login.close()
+
+    def _no_more_half_open(self, half: HalfOpen) -> None:
+        self._poller.watch(half.descriptor, half, 0)
+        if half in self._half_open:
+            del self._half_open[half]
+            of_address = self._by_address[half.address]
+            del of_address[half]
+            if not of_address:
+                del self._by_address[half.address]
+
+    # ---- what comes after the handshake --------------------------------------------------------
+
+    def _has_logged_in(self, half: HalfOpen, opened: T) -> None:
+        """Have a client taken over."""
+        self._no_more_half_open(half)
+        login = half.login
         try:
-            opened = await self._login(login)
-            if opened is not None:
-                self._no_more_half_open(task, address)
-                if len(self._admitted) >= self._admitted_max:
-                    text = f"{len(self._admitted)} clients wait for their vhosts already"
-                    raise AMQPConnectionError(RESOURCE_ERROR, text, *OPEN)
-                self._admitted.add(task)
-                await self._admit(login, opened)
-                is_ours = False
-        except AMQPError as error:
-            why = error.why if isinstance(error, LoginRefused) else error
-            self.failed[_reason(error, is_logged_in=opened is not None)] += 1
-            client_line(logger, login.peer_host, "connection %s refused: %s", login.name, why)
-            self._refuses(login, task, address)
-            await self._within(LINGER_S, self._answer(login, error))
-        except Silent as error:
-            client_line(logger, login.peer_host, "connection %s dropped: %s", login.name, error)
-            self.failed["protocol"] += 1
-            self._refuses(login, task, address)
-            if isinstance(error, WrongHeader):
-                await self._within(LINGER_S, self._farewell(login))
-            else:
-                await self._within(self._settings.silent_close_s, self._drain(login))
-        except Gone as error:
-            logger.debug("connection %s: %s", login.name, error)
-        except OSError as error:
-            logger.debug("connection %s lost: %s", login.name, error)
+            if len(self._admitted) >= self._admitted_max:
+                text = f"{len(self._admitted)} clients wait for their vhosts already"
+                raise AMQPConnectionError(RESOURCE_ERROR, text, *OPEN)
+            if self._admit_now(login, opened):
+                login.forget()
+                return
+        except Exception as error:  # noqa: BLE001 - it is answered or logged
+            self._refuse(login, error, is_logged_in=True)
+            return
+        task = self._loop.create_task(self._admit_later(login, opened))
+        self._admitted.add(task)
+        task.add_done_callback(self._admitted.discard)
+
+    async def _admit_later(self, login: Handshake[T], opened: T) -> None:
+        is_ours = True
+        try:
+            await self._admit(login, opened)
+            is_ours = False
+            login.forget()
+        except Exception as error:  # noqa: BLE001 - it is answered or logged
+            is_ours = False
+            self._refuse(login, error, is_logged_in=True)
         finally:
             if is_ours:
                 login.close()
 
-    def _refuses(self, login: Handshake[T], task: asyncio.Task[None], address: str) -> None:
-        """Note that a client is being refused. Only its socket is kept."""
-        self._no_more_half_open(task, address)
-        self._admitted.discard(task)
+    def _has_failed(self, half: HalfOpen, error: Exception) -> None:
+        self._no_more_half_open(half)
+        self._refuse(half.login, error, is_logged_in=False)
+
+    def _refuse(self, login: Handshake[T], error: Exception, *, is_logged_in: bool) -> None:
+        """End the connection of a client, and tell it why if it may know. Only its socket is
+        kept meanwhile."""
         login.forget()
+        if isinstance(error, AMQPError):
+            why = error.why if isinstance(error, LoginRefused) else error
+            self.failed[_reason(error, is_logged_in=is_logged_in)] += 1
+            client_line(logger, login.peer_host, "connection %s refused: %s", login.name, why)
+        elif isinstance(error, Silent):
+            self.failed["protocol"] += 1
+            client_line(logger, login.peer_host, "connection %s dropped: %s", login.name, error)
+        else:
+            if isinstance(error, Gone | OSError):
+                logger.debug("connection %s lost: %s", login.name, error)
+            else:
+                logger.error("a login failed", exc_info=error)
+            login.close()
+            return
+        task = self._loop.create_task(self._last_steps(login, error))
         self._refused[task] = None
+        task.add_done_callback(partial(self._refused_has_ended, login))
         if len(self._refused) > self._refused_max:
             oldest = next(iter(self._refused))
             del self._refused[oldest]
             oldest.cancel()
 
-    async def _login(self, login: Handshake[T]) -> T | None:
-        """Do the handshake. Returns None if it took too long."""
-        try:
-            async with asyncio.timeout(self._settings.handshake_timeout_s):
-                return await login.run()
-        except TimeoutError:
-            self.failed["timeout"] += 1
-            client_line(logger, login.peer_host, "connection %s dropped: handshake timeout",
-                        login.name)  # fmt: skip
-            return None
+    def _refused_has_ended(self, login: Handshake[T], task: asyncio.Task[None]) -> None:
+        self._refused.pop(task, None)
+        login.close()
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a login failed", exc_info=task.exception())
 
-    async def _within(self, seconds: float, last: Coroutine[None, None, None]) -> None:
-        """Await the last steps for a refused client, `seconds` at most."""
+    async def _last_steps(self, login: Handshake[T], error: AMQPError | Silent) -> None:
+        """Do the last steps for a refused client, in a limited time."""
+        is_told = isinstance(error, AMQPError | WrongHeader)
         try:
-            async with asyncio.timeout(seconds):
-                await last
+            async with asyncio.timeout(LINGER_S if is_told else self._settings.silent_close_s):
+                if isinstance(error, AMQPError):
+                    await self._answer(login, error)
+                elif is_told:
+                    await self._farewell(login)
+                else:
+                    await self._drain(login)
         except OSError:  # TimeoutError is one
             pass
 
     async def _answer(self, login: Handshake[T], error: AMQPError) -> None:
         """Send connection.close, and wait for close-ok."""
-        await login.refuse(error)
+        login.refuse(error)
         # Shut our half only after the client's close-ok: otherwise its answer would get a reset,
         # and it might never read the reason.
         came = b""
@@ -327,7 +466,7 @@ class Listener(Generic[T]):
 
     async def _farewell(self, login: Handshake[T]) -> None:
         """Shut our half after the last bytes."""
-        await login.shut()
+        login.shut()
         await self._drain(login)
 
     async def _drain(self, login: Handshake[T]) -> None:

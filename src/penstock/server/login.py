@@ -6,9 +6,10 @@
     server  connection.tune                    channel-max, frame-max, heartbeat
     client  connection.tune-ok, connection.open
 
-It reads from the bare socket, never more than one frame may have, and parses one whole frame after
-the other. So the bytes after connection.open are known exactly, and go with the socket to the
-vhost's process. A transport would read ahead.
+The bare socket is read, never more than one frame may have, and one whole frame is parsed after the
+other. So the bytes after connection.open are known exactly, and go with the socket to the vhost's
+process. A transport would read ahead. `steps` is a generator, which the listener runs from one
+arrival of bytes to the next: a login that waits for nothing else needs no task.
 
 Anybody can send all this, so it is small: a frame of the handshake has at most FRAME_BYTES_MAX, and
 only the bytes read and the client's properties are kept, as bytes. `held_bytes` is their size, and
@@ -26,14 +27,15 @@ supervisor knows the vhosts.
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock.broker.connection_facts import ConnectionFacts, capabilities
 from penstock.clock import Clock
 from penstock.codec.fields import check_table, raw_entry
-from penstock.codec.frames import FRAME_MAX_MIN, PROTOCOL_HEADER
+from penstock.codec.frames import FRAME_MAX_MIN, PROTOCOL_HEADER, method_frame
 from penstock.codec.method import Method
 from penstock.codec.spec import (
     ConnectionClose,
@@ -76,6 +78,11 @@ CAPABILITIES: Final = (
 )
 
 M = TypeVar("M")
+T_co = TypeVar("T_co", covariant=True)
+
+# The steps of a handshake. It yields None where it needs bytes of the client, which are sent to it,
+# b"" at the end; or what must be awaited, whose result is sent to it, or its error thrown.
+Steps = Generator[Awaitable[Any] | None, Any, T_co]
 
 
 class Silent(Exception):
@@ -134,9 +141,10 @@ class Tuned:
     heartbeat_s: int
 
 
-def server_properties() -> dict[str, object]:
-    """Return the server properties of connection.start."""
-    return {
+@cache
+def start_frame(mechanisms: bytes) -> bytes:
+    """Return the frame of connection.start."""
+    properties: dict[str, object] = {
         "capabilities": dict.fromkeys(CAPABILITIES, True),
         "product": PRODUCT,
         "version": PRODUCT_VERSION,
@@ -145,6 +153,11 @@ def server_properties() -> dict[str, object]:
         "copyright": "Penstock's authors",
         "penstock_version": VERSION,
     }
+    start = ConnectionStart(
+        version_major=0, version_minor=9, server_properties=properties, mechanisms=mechanisms,
+        locales=LOCALES,
+    )  # fmt: skip
+    return method_frame(0, start.encode())
 
 
 def address(host: str, port: int) -> str:
@@ -153,7 +166,7 @@ def address(host: str, port: int) -> str:
 
 
 class Login:
-    """The handshake of one client. `leftover` and `account` are complete when `run` has returned.
+    """The handshake of one client. `leftover` and `account` are complete when `steps` has ended.
     on_held(change): called with the change of held_bytes. origin: None for that of the socket.
     networks: of proxies, whose connections begin with a header (proxy_protocol). records: of a
     client of TLS whose socket this is."""
@@ -174,7 +187,6 @@ class Login:
         self._clock = clock
         self._on_held = on_held
         self.held_bytes = 0
-        self._loop = asyncio.get_running_loop()
         self._connected_at_ms = clock.wall_ms()
         self._connection = Connection(SERVER, frame_max=FRAME_MAX, channel_max=CHANNEL_MAX)
         self._unread = b""
@@ -196,32 +208,33 @@ class Login:
         """The bytes that were read after connection.open."""
         return self._unread
 
-    async def run(self) -> ConnectionFacts:
+    @property
+    def read_bytes(self) -> int:
+        """Return how many bytes it takes at once."""
+        return FRAME_BYTES_MAX - len(self._unread)
+
+    def steps(self) -> Steps[ConnectionFacts]:
         """Do the handshake. Raises Silent, Gone, AMQPError (for `refuse`), OSError."""
         if self.records is not None:  # what came with the end of its TLS handshake
-            self._unread = await self._opened(self.records, b"")
+            self._unread = self._opened(self.records, b"")
             self._count()
         if self._is_proxied:
-            await self._proxy_header()
-        await self._header()
+            yield from self._proxy_header()
+        yield from self._header()
         origin = self.origin
         has_user = origin.tls is not None and origin.tls.get("user")
-        start = ConnectionStart(
-            version_major=0, version_minor=9, server_properties=server_properties(),
-            mechanisms=MECHANISMS + b" EXTERNAL" if has_user else MECHANISMS, locales=LOCALES,
-        )  # fmt: skip
-        await self._send(start)
-        start_ok = await self._expect(ConnectionStartOk)
+        self._write(start_frame(MECHANISMS + b" EXTERNAL" if has_user else MECHANISMS))
+        start_ok = yield from self._expect(ConnectionStartOk)
         self._properties = start_ok.client_properties
         mechanism, response = start_ok.mechanism, start_ok.response
         del start_ok
         self._count()
-        self.account = await self._authenticate(mechanism, response)
-        await self._send(
+        self.account = yield from self._authenticate(mechanism, response)
+        self._send(
             ConnectionTune(channel_max=CHANNEL_MAX, frame_max=FRAME_MAX, heartbeat=HEARTBEAT_S)
         )
-        tuned = agree(await self._expect(ConnectionTuneOk))
-        wanted = await self._expect(ConnectionOpen)
+        tuned = agree((yield from self._expect(ConnectionTuneOk)))
+        wanted = yield from self._expect(ConnectionOpen)
         return ConnectionFacts(
             name=origin.name, peer_host=origin.peer_host, peer_port=origin.peer_port,
             host=origin.host, port=origin.port, tls=origin.tls, user=self.account.user,
@@ -238,45 +251,40 @@ class Login:
         self._properties = b""
         self._count()
 
-    async def refuse(self, error: AMQPError) -> None:
+    def refuse(self, error: AMQPError) -> None:
         """Send connection.close to the client."""
         close = ConnectionClose(
             reply_code=error.code, reply_text=error.text[:255], class_id=error.class_id,
             method_id=error.method_id,
         )  # fmt: skip
-        await self._send(close)
+        self._send(close)
 
     async def receive(self, most: int) -> bytes:
         """Return what the client sends next, about so much of it at most; b"" at its end."""
         records = self.records
+        loop = asyncio.get_running_loop()
         while True:
-            data = await self._loop.sock_recv(self.sock, most)
+            data = await loop.sock_recv(self.sock, most)
             if records is None or not data:
                 return data
-            plain = await self._opened(records, data)
+            plain = self._opened(records, data)
             if plain or records.is_ended:
                 return plain
 
-    async def _opened(self, records: TlsRecords, data: bytes) -> bytes:
+    def _opened(self, records: TlsRecords, data: bytes) -> bytes:
         try:
             plain = records.opened(data)
         except WrongRecord as error:
             self.records = None
             if error.alert:
-                await self._loop.sock_sendall(self.sock, records.goodbye(error.alert))
+                self._write_raw(records.goodbye(error.alert))
             raise ConnectionAbortedError(f"TLS: {error}") from None
         answer = records.answer()
         if answer:
-            await self._loop.sock_sendall(self.sock, answer)
+            self._write_raw(answer)
         return plain
 
-    async def send_bytes(self, data: bytes) -> None:
-        """Send these."""
-        if self.records is not None:
-            data = b"".join(self.records.sealed([data]))
-        await self._loop.sock_sendall(self.sock, data)
-
-    async def shut(self) -> None:
+    def shut(self) -> None:
         """Shut our half after the last bytes."""
         self._say_goodbye()
         self.sock.shutdown(socket.SHUT_WR)
@@ -295,41 +303,41 @@ class Login:
             except OSError:
                 pass
 
-    async def _proxy_header(self) -> None:
+    def _proxy_header(self) -> Steps[None]:
         """Read the header of a trusted proxy."""
         try:
             while (found := read_header(self._unread)) is None:
-                await self._read()
+                self._take((yield None))
         except WrongProxyHeader as error:
             raise Silent(str(error)) from None
         self._unread = self._unread[found.size :]
         self.origin = self.origin.behind(found)
 
-    async def _header(self) -> None:
+    def _header(self) -> Steps[None]:
         """Read the protocol header. A wrong header is refused at the first byte that differs."""
         while len(self._unread) < len(PROTOCOL_HEADER):
             if not PROTOCOL_HEADER.startswith(self._unread):
                 break
-            await self._read()
+            self._take((yield None))
         header = self._unread[: len(PROTOCOL_HEADER)]
         if header != PROTOCOL_HEADER:
-            await self.send_bytes(PROTOCOL_HEADER)
+            self._write(PROTOCOL_HEADER)
             raise WrongHeader(f"not AMQP 0-9-1: it began with {header!r}")
         self._unread = self._unread[len(PROTOCOL_HEADER) :]
         self._receive(header)
         self._received.clear()
 
-    async def _expect(self, kind: Callable[..., M]) -> M:
+    def _expect(self, kind: Callable[..., M]) -> Steps[M]:
         """Return the next method, which must be this one."""
         while True:
             while not self._received:
-                self._receive(await self._frame())
+                self._receive((yield from self._frame()))
             event = self._received.popleft()
             if not isinstance(event, MethodReceived):
                 continue  # a heartbeat
             method = event.method
             if isinstance(method, ConnectionClose):
-                await self._send(ConnectionCloseOk())
+                self._send(ConnectionCloseOk())
                 raise Gone("the client closed while it logged in")
             if not isinstance(method, kind):  # type: ignore[arg-type]  # a method's class
                 raise Silent(f"expected {kind.NAME}, got {method.NAME}")  # type: ignore[attr-defined]
@@ -341,10 +349,10 @@ class Login:
         except AMQPConnectionError as error:
             raise Silent(str(error)) from error
 
-    async def _frame(self) -> bytes:
+    def _frame(self) -> Steps[bytes]:
         """Return the next whole frame."""
         while len(self._unread) < FRAME_HEAD_BYTES:
-            await self._read()
+            self._take((yield None))
         size = int.from_bytes(self._unread[3:7], "big")
         end = FRAME_HEAD_BYTES + size + 1
         if end > FRAME_BYTES_MAX:
@@ -353,14 +361,18 @@ class Login:
                 f"{FRAME_BYTES_MAX}"
             )
         while len(self._unread) < end:
-            await self._read()
+            self._take((yield None))
         frame, self._unread = self._unread[:end], self._unread[end:]
         return frame
 
-    async def _read(self) -> None:
-        data = await self.receive(FRAME_BYTES_MAX - len(self._unread))
+    def _take(self, data: bytes) -> None:
         if not data:
             raise Gone("the client left while it logged in")
+        records = self.records
+        if records is not None:
+            data = self._opened(records, data)
+            if not data and records.is_ended:
+                raise Gone("the client left while it logged in")
         self._unread += data
         self._count()
 
@@ -370,10 +382,18 @@ class Login:
         if change:
             self._on_held(change)
 
-    async def _send(self, method: Method) -> None:
-        await self.send_bytes(self._connection.send(0, method))
+    def _send(self, method: Method) -> None:
+        self._write(self._connection.send(0, method))
 
-    async def _authenticate(self, mechanism: str, response: bytes) -> Account:
+    def _write(self, data: bytes) -> None:
+        """Send bytes. All that a handshake sends is less than any socket's buffer."""
+        self._write_raw(data if self.records is None else b"".join(self.records.sealed([data])))
+
+    def _write_raw(self, data: bytes) -> None:
+        if self.sock.send(data) != len(data):
+            raise OSError("the client does not take what a handshake sends")
+
+    def _authenticate(self, mechanism: str, response: bytes) -> Steps[Account]:
         """Return who it is. Raises LoginRefused, or Silent if the client does not understand
         403."""
         if mechanism == EXTERNAL:
@@ -398,8 +418,11 @@ class Login:
         except AMQPError as error:
             raise Silent(str(error)) from error
         secret = password.encode("utf-8", "surrogateescape")
+        account = self._backends.remembered(user, secret, self.peer_host)
+        if account is not None:
+            return account
         try:
-            return await self._backends.login(user, secret, self.peer_host)
+            return (yield self._backends.login(user, secret, self.peer_host))  # type: ignore[no-any-return]
         except Refused as error:
             raise self._refusal(mechanism, user, error) from error
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.access.limits import MAX_CONNECTIONS, LimitTable
-from penstock.access.permissions import GUEST_LOOPBACK, GUEST_OFF, is_loopback
+from penstock.access.permissions import GUEST_LOOPBACK, GUEST_OFF, Identity, is_loopback
 from penstock.access.users import Users, verify
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.clock import Clock, SystemClock, date
@@ -56,6 +56,7 @@ from penstock.server.certificates import Certificates
 from penstock.server.control import NAME, Facts
 from penstock.server.descriptors import clients_max, raise_limit
 from penstock.server.heap import Heap, find_trim
+from penstock.server.linked_process import polling_loop
 from penstock.server.listener import Listener, bind
 from penstock.server.log_lines import LogTail, client_line, set_level, set_up
 from penstock.server.login import Login, Origin
@@ -194,7 +195,9 @@ class Supervisor:
                         backends, clock = self.backends, self.clock
                         return Login(sock, backends, clock, on_held, origin, networks, records)
 
-                    self.listener = Listener(socks[AMQP], settings, self.clock, login, self._admit)
+                    self.listener = Listener(
+                        socks[AMQP], settings, self.clock, login, self._admit, self._admit_now
+                    )
                     self._warn()
                     await self._serve(on_ready, socks)
                 finally:
@@ -456,31 +459,44 @@ class Supervisor:
 
     async def _admit(self, login: Login, opened: ConnectionFacts) -> None:
         """Hand a logged-in client over to its vhost. Raises AMQPConnectionError."""
-        name, user = opened.vhost, opened.user
+        name = opened.vhost
         if self._are_events_wanted:
             self._event(AUTHENTICATED, authenticated(opened))
         if not self.is_known(name):
             raise AMQPConnectionError(NOT_ALLOWED, f"vhost {name} not found", *OPEN)
-        refused = f"access to vhost '{name}' refused for user '{user}'"
         await login.account.ask([name])
-        if login.account.identity(name) is None:
-            raise AMQPConnectionError(NOT_ALLOWED, refused, *OPEN)
+        _identity(login, opened)
         vhost = self.vhost(name)
-        vhost.check_refused(user)
+        vhost.check_refused(opened.user)
         try:
             async with asyncio.timeout(self.settings.open_s):
                 await vhost.ready()
-            identity = login.account.identity(name)  # it may have changed meanwhile
-            if identity is None:
-                raise AMQPConnectionError(NOT_ALLOWED, refused, *OPEN)
-            self._check_connections(vhost, user)
-            vhost.hand_over(opened, identity, login.leftover, login.sock, login.records)
+            self._hand_over(login, opened, vhost)
         except VhostDown as error:
             raise AMQPConnectionError(INTERNAL_ERROR, str(error), *OPEN) from error
         except TimeoutError as error:
             text = f"vhost '{name}' has not started yet: {vhost.reason()}"
             raise AMQPConnectionError(INTERNAL_ERROR, text, *OPEN) from error
-        logger.debug("connection %s: user %r, vhost %r", opened.name, user, name)
+
+    def _admit_now(self, login: Login, opened: ConnectionFacts) -> bool:
+        """Do what `_admit` does if nothing has to be waited for; return whether it was done."""
+        vhost = self.vhosts.get(opened.vhost)
+        if vhost is None or not vhost.is_ready or login.account.must_ask:
+            return False
+        if self._are_events_wanted or not self.is_known(opened.vhost):
+            return False
+        vhost.check_refused(opened.user)
+        try:
+            self._hand_over(login, opened, vhost)
+        except VhostDown:  # just now
+            return False
+        return True
+
+    def _hand_over(self, login: Login, opened: ConnectionFacts, vhost: WatchedVhost) -> None:
+        identity = _identity(login, opened)
+        self._check_connections(vhost, opened.user)
+        vhost.hand_over(opened, identity, login.leftover, login.sock, login.records)
+        logger.debug("connection %s: user %r, vhost %r", opened.name, opened.user, opened.vhost)
 
     def _read_limits(self) -> None:
         users = self.users
@@ -594,6 +610,15 @@ class Supervisor:
             raise AMQPConnectionError(RESOURCE_ERROR, text, *OPEN)
 
 
+def _identity(login: Login, opened: ConnectionFacts) -> Identity:
+    """Return what the client may do in its vhost. Raises AMQPConnectionError 530."""
+    identity = login.account.identity(opened.vhost)
+    if identity is None:
+        text = f"access to vhost '{opened.vhost}' refused for user '{opened.user}'"
+        raise AMQPConnectionError(NOT_ALLOWED, text, *OPEN)
+    return identity
+
+
 def serve(
     settings: Config, on_ready: Callable[[ReadyFacts], None],
     reread: Callable[[], Config] | None = None,
@@ -613,4 +638,5 @@ def serve(
         supervisor.reread = reread
         await supervisor.run(on_ready)
 
-    asyncio.run(live())
+    with asyncio.Runner(loop_factory=polling_loop) as runner:
+        runner.run(live())

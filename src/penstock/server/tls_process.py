@@ -46,7 +46,7 @@ from penstock.server.descriptors import OWN
 from penstock.server.linked_process import LinkedProcess, PollingLoop, main, polling_loop
 from penstock.server.listener import Listener
 from penstock.server.log_lines import set_level, set_up
-from penstock.server.login import Gone, Origin, Silent
+from penstock.server.login import Gone, Origin, Silent, Steps
 from penstock.server.proxy_protocol import (
     Network,
     WrongProxyHeader,
@@ -112,16 +112,21 @@ class TlsHandshake:
     def forget(self) -> None:
         """Nothing is kept that the end of the connection does not free."""
 
-    async def refuse(self, error: AMQPError) -> None:
+    def refuse(self, error: AMQPError) -> None:
         """Not used: a handshake has no answer of AMQP."""
 
-    async def run(self) -> Origin:
+    @property
+    def read_bytes(self) -> int:
+        """Return how many bytes it takes at once."""
+        return READ_BYTES
+
+    def steps(self) -> Steps[Origin]:
         """Do the handshake. Raises Silent, Gone, OSError."""
-        data = await self._proxy_header()
+        data = yield from self._proxy_header()
         if not data:
-            data = await self._recv()
+            data = yield from self._recv()
         if data[:1] != HANDSHAKE:
-            await self._loop.sock_sendall(self.sock, ALERT)
+            yield self._loop.sock_sendall(self.sock, ALERT)
             raise Silent(f"no TLS: it began with {data[:8]!r}; plain AMQP has a port of its own")
         total = 0
         while True:
@@ -130,18 +135,18 @@ class TlsHandshake:
                 raise Silent(f"a TLS handshake of more than {HANDSHAKE_BYTES_MAX} bytes")
             self.incoming.write(data)
             try:
-                await self._loop.run_in_executor(self._executor, self._step)
+                yield self._loop.run_in_executor(self._executor, self._step)
             except ssl.SSLWantReadError:
-                await self._flush()
-                data = await self._recv()
+                yield from self._flush()
+                data = yield from self._recv()
                 continue
             except ssl.SSLError as error:
-                await self._flush()  # the alert
+                yield from self._flush()  # the alert
                 raise Silent(f"TLS handshake failed: {reason(error)}") from None
             last = self.outgoing.read()  # tickets, with the keys of data
             self._records = records_in(last)
             if last:
-                await self._loop.sock_sendall(self.sock, last)
+                yield self._loop.sock_sendall(self.sock, last)
             return self.origin._replace(tls=tls_facts(self.tls, self._options))
 
     def _step(self) -> None:
@@ -164,13 +169,13 @@ class TlsHandshake:
         outgoing.number = self._records
         return TlsRecords(cipher[0], incoming, outgoing, self.incoming.read())
 
-    async def _proxy_header(self) -> bytes:
+    def _proxy_header(self) -> Steps[bytes]:
         """Read the header of a trusted proxy. Returns the bytes after it."""
         if not is_of(self._networks, self.origin.peer_host):
             return b""
         data = b""
         while True:
-            data += await self._recv()
+            data += yield from self._recv()
             try:
                 found = read_header(data)
             except WrongProxyHeader as error:
@@ -179,8 +184,8 @@ class TlsHandshake:
                 self.origin = self.origin.behind(found)
                 return data[found.size :]
 
-    async def _recv(self) -> bytes:
-        data = await self._loop.sock_recv(self.sock, READ_BYTES)
+    def _recv(self) -> Steps[bytes]:
+        data: bytes = yield None
         if not data:
             raise Gone("the client left in the TLS handshake")
         return data
@@ -189,17 +194,17 @@ class TlsHandshake:
         """Return what the client sends next; b"" at its end."""
         return await self._loop.sock_recv(self.sock, most)
 
-    async def shut(self) -> None:
+    def shut(self) -> None:
         """Not used: nothing is said to a client whose handshake fails but OpenSSL's alert."""
 
     def close(self) -> None:
         """Close the socket."""
         self.sock.close()
 
-    async def _flush(self) -> None:
+    def _flush(self) -> Steps[None]:
         data = self.outgoing.read()
         if data:
-            await self._loop.sock_sendall(self.sock, data)
+            yield self._loop.sock_sendall(self.sock, data)
 
 
 class Keys:

@@ -190,10 +190,15 @@ class WatchedProcess(ABC):
         if self.state == STOPPED:
             self._begin()
 
+    @property
+    def is_ready(self) -> bool:
+        """Return whether `ready` returns at once."""
+        return self.state == RUNNING and not self._is_leaving
+
     async def ready(self) -> None:
         """Start it if need be, and wait until it runs. Raises ProcessDown, also if its start waits
         for something that may never come."""
-        if self.state == RUNNING and not self._is_leaving:
+        if self.is_ready:
             return
         self.start()
         while self.state == STARTING or self._is_leaving:

@@ -2,8 +2,10 @@ import asyncio
 import ipaddress
 import random
 import socket
-from collections.abc import Awaitable, Callable
+from asyncio import Task
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,7 @@ from penstock.config import Config
 from penstock.errors import AMQPConnectionError
 from penstock.server.authenticator import Authenticator
 from penstock.server.backends import Backends, InternalBackend
+from penstock.server.linked_process import polling_loop
 from penstock.server.listener import Listener, bind
 from penstock.server.login import Login, Origin
 from penstock.storage.files.user_store import UserStore
@@ -53,12 +56,23 @@ class Node:
         ) -> Login:
             return Login(sock, backends, clock, on_held, origin, networks)
 
-        self.listener = Listener(bind("127.0.0.1", 0), settings, clock, login, self._admit)
+        self.listener = Listener(
+            bind("127.0.0.1", 0), settings, clock, login, self._admit, self._admit_now
+        )
+        self.is_quick = False  # clients are admitted at once
         self.opened: list[tuple[ConnectionFacts, bytes]] = []
         self.has_opened = asyncio.Event()
         self.error: AMQPConnectionError | None = None
 
+    def _admit_now(self, login: Login, opened: ConnectionFacts) -> bool:
+        if self.is_quick:
+            self._take(login, opened)
+        return self.is_quick
+
     async def _admit(self, login: Login, opened: ConnectionFacts) -> None:
+        self._take(login, opened)
+
+    def _take(self, login: Login, opened: ConnectionFacts) -> None:
         if self.error is not None:
             raise self.error
         self.opened.append((opened, login.leftover))
@@ -134,7 +148,8 @@ def with_node(scenario: Callable[[Node], Awaitable[None]], **settings: float) ->
             node.store.close()
             node.hashing.shutdown()
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=polling_loop) as runner:
+        runner.run(run())
 
 
 def test_a_handshake_step_by_step() -> None:
@@ -265,8 +280,38 @@ def test_a_tune_ok_beyond_the_offer(wrong: ConnectionTuneOk) -> None:
     with_node(scenario)
 
 
-def test_what_admit_refuses_is_told() -> None:
+def test_a_password_that_was_right_before_needs_no_task() -> None:
     async def scenario(node: Node) -> None:
+        node.is_quick = True
+        loop = asyncio.get_running_loop()
+        made: list[str] = []
+
+        def make(
+            loop: asyncio.AbstractEventLoop,
+            it: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+            /,
+        ) -> Task[Any]:
+            made.append(repr(it))
+            return Task(it, loop=loop)
+
+        for _ in range(2):
+            client = await node.client()
+            client.send(start_ok(), tune_ok(), ConnectionOpen(virtual_host="/"), header=True)
+            await node.has_opened.wait()
+            node.has_opened.clear()
+            client.close()
+            loop.set_task_factory(make)
+        loop.set_task_factory(None)
+        assert not made
+        assert len(node.opened) == 2
+
+    with_node(scenario)
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_what_admit_refuses_is_told(is_quick: bool) -> None:
+    async def scenario(node: Node) -> None:
+        node.is_quick = is_quick
         node.error = AMQPConnectionError(530, "vhost v not found", 10, 40)
         client = await node.client()
         client.send(start_ok(), tune_ok(), ConnectionOpen(virtual_host="v"), header=True)

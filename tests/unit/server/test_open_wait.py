@@ -1,6 +1,7 @@
 """How long connection.open waits for a vhost that starts, on a clock that a test moves."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,6 +63,7 @@ def opened_at(vhost: StartingVhost, settings: Config) -> float:
         settings=settings, is_known=lambda name: True, vhost=lambda name: vhost,
         _check_connections=lambda vhost, user: None, _are_events_wanted=False,
     )  # fmt: skip
+    node._hand_over = partial(Supervisor._hand_over, node)
 
     async def ask(_vhosts: object) -> None:
         pass

@@ -27,7 +27,7 @@ WORKDIR /var/lib/penstock
 USER 10001:10001
 EXPOSE 5672 15672
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=30s --timeout=10s --start-period=5m --start-interval=2s \
+HEALTHCHECK --interval=15s --timeout=10s --start-period=5m \
     CMD ["penstock", "health_check", "running"]
 ENTRYPOINT ["penstock"]
 CMD ["serve"]

@@ -85,7 +85,7 @@ def test_what_is_not_available_over_http_says_so(
         if row.audience not in (ALL, MANAGEMENT) and row.is_command:
             assert main(["--url", url, name, *["x"] * len(row.arguments)]) == 64
             assert f"{name} is not available over HTTP: run this" in capsys.readouterr().err
-    for words in (["stop"], ["get", "q"], ["checkpoint"]):
+    for words in (["stop"], ["get", "q"], ["backup", "b"]):
         assert main(["--url", url, *words]) == 64, words
         assert "is not available over HTTP" in capsys.readouterr().err
     for name in ("doctor", "serve"):

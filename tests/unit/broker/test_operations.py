@@ -206,7 +206,7 @@ def test_listings_need_a_tag_and_the_rest_is_for_the_control_socket(rig: Operati
             assert rig.refusal(op, monitor).code == 403
         else:
             rig.result(op, monitor)
-    for op in ("get", "settle", "session_closed", "checkpoint", "backup", "job"):
+    for op in ("get", "settle", "session_closed", "backup"):
         for channel in (nobody, monitor, root):
             error = rig.refusal(op, channel)
             assert error.code == 403

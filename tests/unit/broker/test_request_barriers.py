@@ -246,6 +246,7 @@ def assert_one_mistake(rig: OperationRig, n: int = 1) -> None:
         assert "Traceback" in text
 
 
+@pure_only
 def test_an_operation_that_raises_answers_541_and_its_connection_stays(
     rig: OperationRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +300,7 @@ def test_a_method_whose_answer_fails_later_ends_its_connection_alone(
     assert is_served(rig)
 
 
+@pure_only
 def test_a_get_that_is_refused_later_closes_its_channel(
     rig: OperationRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,6 +391,7 @@ def test_what_fails_in_a_tick_or_turn(
     assert is_served(rig)
 
 
+@pure_only
 def test_a_queue_that_cannot_be_deleted_when_it_expires(
     rig: OperationRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ from penstock.access.permissions import GUEST_LOOPBACK, GUEST_OFF, INTERNAL, LOO
 from penstock.access.tls_options import PORT_MAX, TLS_OPTIONS, TlsOptions
 from penstock.access.tokens import OAUTH2, OAUTH2_OPTIONS, OAuth2Options, check_options
 from penstock.errors import OptionError
+from penstock.operation_table import LEVELS
 from penstock.options import (
     Kind,
     Option,
@@ -85,7 +86,6 @@ TABLES: Final[Mapping[str, tuple[Option, ...]]] = {
     STORAGE: STORAGE_OPTIONS, LIMITS: LIMIT_OPTIONS, QUEUES: QUEUE_OPTIONS, TLS: TLS_OPTIONS,
     AUTH_OAUTH2: OAUTH2_OPTIONS, AUTH_HTTP: HTTP_LOGIN_OPTIONS,
 }  # fmt: skip
-LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 FIX: Final = "fix"
 REFUSE: Final = "refuse"
 IGNORE: Final = "ignore"
@@ -279,7 +279,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
         field="mode", default="disk",
     ),
     Option(
-        "log_level", choice(*LOG_LEVELS), "the least important lines that are logged", is_live=True
+        "log_level", choice(*LEVELS), "the least important lines that are logged", is_live=True
     ),
     Option(
         "strict", flag(),

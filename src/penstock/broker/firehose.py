@@ -22,7 +22,7 @@ from penstock.broker.background_tasks import BackgroundTask
 from penstock.broker.broker_queue import Consumer, QueueOrStream
 from penstock.broker.dispatch import Dispatch
 from penstock.broker.outbox import Outbox
-from penstock.codec.properties import PROPERTY_NAMES, BasicProperties
+from penstock.codec.properties import BasicProperties
 from penstock.queues.amqp_headers import short_string, split_address
 from penstock.queues.backing_queue import Delivery
 from penstock.routing.router import Router
@@ -82,11 +82,9 @@ class Firehose(Outbox):
     ) -> tuple[str, dict[str, object]]:
         raw_exchange, raw_key = split_address(address)
         exchange = raw_exchange.decode("utf-8", "surrogateescape")
-        given = BasicProperties.decode(props)
-        values = {name: getattr(given, name) for name in PROPERTY_NAMES}
         return exchange, {
             "exchange_name": exchange,
             "routing_keys": [raw_key.decode("utf-8", "surrogateescape")],
-            "properties": {name: value for name, value in values.items() if value is not None},
+            "properties": BasicProperties.decode(props).given(),
             "node": NODE, "vhost": self._vhost, "connection": facts[0], "channel": facts[1],
         }  # fmt: skip

@@ -84,7 +84,7 @@ from penstock.queues.queue_options import BACKING, MAX_SIZE, QUORUM, QueueOption
 from penstock.queues.queue_set import SHOWN_MAX, STORED_BYTES, QueueSet, bytes_of, text_of
 from penstock.queues.stream_options import STREAM, StreamOptions
 from penstock.queues.thresholds import thresholds_of
-from penstock.routing.exchange_types import DEDUPLICATION, keys_bytes
+from penstock.routing.exchange_types import keys_bytes
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK
 from penstock.storage.index import routing_table
@@ -401,8 +401,7 @@ class QueueTable:
             raise refusals.precondition_failed(
                 f"queue name {name!r}: expected at most {NAME_BYTES_MAX} bytes and no NUL"
             )
-        keys = keys_bytes(arguments, CACHE_SIZE_DEFAULT)
-        self._check_new(name, keys if arguments.get(DEDUPLICATION) is True else 0, by)
+        self._check_new(name, keys_bytes(arguments, CACHE_SIZE_DEFAULT), by)
 
     def prepare(
         self, name: str, *, durable: bool, exclusive: bool, auto_delete: bool,

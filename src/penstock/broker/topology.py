@@ -475,8 +475,7 @@ def binding_called(bindings: Iterable[Binding], properties_key: str) -> Binding 
 
 def _keys_bytes(type_name: str, arguments: dict[str, object]) -> int:
     """Return the bytes of RAM that the keys of an exchange which drops duplicates may take."""
-    is_so = type_name == DEDUPLICATION or arguments.get(DEDUPLICATION) is True
-    return keys_bytes(arguments) if is_so else 0
+    return keys_bytes(arguments, is_type=type_name == DEDUPLICATION)
 
 
 def _any_number(_name: str, _keys_bytes: int, _by: Identity | None) -> None:

@@ -137,9 +137,13 @@ class BasicProperties:
 
     __hash__: ClassVar[None] = None  # type: ignore[assignment]  # its headers can change
 
+    def given(self) -> dict[str, object]:
+        """Return those that are set, by their names."""
+        values = {name: getattr(self, name) for name in PROPERTY_NAMES}
+        return {name: value for name, value in values.items() if value is not None}
+
     def __repr__(self) -> str:
-        there = [name for name in PROPERTY_NAMES if getattr(self, name) is not None]
-        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in there)
+        fields = ", ".join(f"{name}={value!r}" for name, value in self.given().items())
         return f"BasicProperties({fields})"
 
 

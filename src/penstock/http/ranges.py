@@ -62,7 +62,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.clock import Clock
-from penstock.codec.properties import PROPERTY_NAMES, BasicProperties
+from penstock.codec.properties import BasicProperties
 from penstock.errors import AMQPError, CorruptionError, NotAStoreError, PenstockError
 from penstock.http.node_link import NodeLink, ask_classic, ask_stream
 from penstock.http.pages import MEDIA_TYPE, ByteCache, Span, encode_chunk, open_page
@@ -335,16 +335,14 @@ def _record_row(record: PageRecord, queue: str, truncate: int) -> dict[str, obje
     try:
         address, raw = _AMQP.parts(record.meta, queue)
         exchange, key = split_address(address)
-        decoded = BasicProperties.decode(raw)
-        values = {name: getattr(decoded, name) for name in PROPERTY_NAMES}
+        properties = BasicProperties.decode(raw).given()
     except (HeaderError, AMQPError, IndexError):
-        exchange, key, values = b"", b"", {}
-    known = {name: value for name, value in values.items() if value is not None}
+        exchange, key, properties = b"", b"", {}
     return {
         "offset": record.offset, "time_us": record.time_us,
         "exchange": exchange.decode("utf-8", "surrogateescape"),
         "routing_key": key.decode("utf-8", "surrogateescape"), "redelivered": False,
-        "properties": in_seconds(known), "payload_bytes": len(record.payload),
+        "properties": in_seconds(properties), "payload_bytes": len(record.payload),
         **payload(record.payload, truncate, "auto"),
     }  # fmt: skip
 

@@ -994,9 +994,13 @@ class RecentHistoryExchange(FanoutExchange):
         self._count_kept(self._creator, change)
 
 
-def keys_bytes(arguments: dict[str, object], size_default: int = 0) -> int:
-    """Return the bytes of RAM that as many keys as these arguments ask for take; 0 if their number
-    is wrong."""
+def keys_bytes(
+    arguments: dict[str, object], size_default: int = 0, *, is_type: bool = False
+) -> int:
+    """Return the bytes of RAM that as many keys as these arguments ask for take; 0 if they ask for
+    none, or their number is wrong. is_type: of an exchange whose type asks for them."""
+    if not is_type and arguments.get(DEDUPLICATION) is not True:
+        return 0
     size = arguments.get(CACHE_SIZE, size_default)
     return HELD_BYTES * size if type(size) is int and 0 < size <= SIZE_MAX else 0
 

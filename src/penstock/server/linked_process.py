@@ -15,6 +15,7 @@ the machine. The operation `loop` of the control socket returns the longest one,
 """
 
 import asyncio
+import contextlib
 import os
 import selectors
 import signal
@@ -99,14 +100,15 @@ class LinkedProcess(ABC):
 
     def _send_line(self, time_ms: int, level: str, text: str) -> None:
         """Send a line of the log, as log_lines.Take, unless the supervisor does not keep up."""
-        if self._link.waiting >= LINES_WAITING_MAX or self._loop.is_closed():
+        if self._link.waiting >= LINES_WAITING_MAX:
             return
         cut = text[: TAIL_CHARACTERS + 1]
         line: Facts = {"do": "line", "time_ms": time_ms, "level": level, "text": cut}
-        if threading.get_ident() == self._thread:
-            self._link.send(line)
-        else:
-            self._loop.call_soon_threadsafe(self._link.send, line)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            if threading.get_ident() == self._thread:
+                self._link.send(line)
+            else:
+                self._loop.call_soon_threadsafe(self._link.send, line)
 
     def _on_link_closed(self, why: str) -> None:
         self._end(f"the supervisor has gone ({why})")

@@ -25,14 +25,9 @@ from typing import Final
 
 from penstock.clock import Clock, SystemClock, TokenBucket, date
 from penstock.escaping import one_line
-from penstock.operation_table import TAIL_LINES
+from penstock.operation_table import LEVELS, TAIL_LINES
 
-LEVELS: Final = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
+LEVEL_OF: Final = {name: logging.getLevelNamesMapping()[name.upper()] for name in LEVELS}
 ERRORS: Final = frozenset({"corruption", "failed", "internal_error", "stopped"})
 WARNINGS: Final = frozenset(
     {
@@ -49,7 +44,8 @@ ALL_PER_S: Final = 10.0
 ADDRESSES_MAX: Final = 1024
 TAIL_CHARACTERS: Final = 4000  # of a line with its traceback
 
-# Takes a line, of any thread: when, in milliseconds since 1970, the level and the text.
+# Takes a line, of any thread: when, in milliseconds since 1970, the level and the text. Raises
+# nothing: who logs must not fail.
 Take = Callable[[int, str, str], None]
 
 
@@ -133,11 +129,8 @@ class LogHandler(logging.StreamHandler):  # type: ignore[type-arg]
         super().emit(record)
         if self._take is None:
             return
-        try:
-            text = self._message.format(record)
-            self._take(int(record.created * 1000), record.levelname.lower(), text)
-        except (RuntimeError, OSError):  # the loop has just ended
-            self.handleError(record)
+        text = self._message.format(record)
+        self._take(int(record.created * 1000), record.levelname.lower(), text)
 
 
 class LogTail:
@@ -161,7 +154,7 @@ class LogTail:
     def rows(self, count: int, level: str, after: int | None) -> list[dict[str, object]]:
         """Return the last `count` lines of this level or above, the oldest first. after: only those
         after the line of this number; all, if the broker has started again since."""
-        least = LEVELS[level]
+        least = LEVEL_OF[level]
         first = 0 if after is None or after > self._count else after
         found: list[dict[str, object]] = []
         for row in reversed(self._rows):
@@ -169,7 +162,7 @@ class LogTail:
             assert isinstance(number, int)
             if number <= first or len(found) == count:
                 break
-            if LEVELS.get(str(row["level"]), logging.CRITICAL) >= least:
+            if LEVEL_OF.get(str(row["level"]), logging.CRITICAL) >= least:
                 found.append(row)
         return found[::-1]
 
@@ -179,14 +172,14 @@ def set_up(level: str, who: str, take: Take | None = None) -> None:
     called again."""
     handler = LogHandler(who, take)
     handler.addFilter(ClientLines(SystemClock()))
-    logging.basicConfig(level=LEVELS[level], handlers=[handler], force=True)
+    logging.basicConfig(level=LEVEL_OF[level], handlers=[handler], force=True)
     # At "debug" asyncio logs which selector it has, which is of no use.
     logging.getLogger("asyncio").setLevel(logging.INFO)
 
 
 def set_level(level: str) -> None:
     """Change from which level on this process logs. level: one of LEVELS."""
-    logging.getLogger().setLevel(LEVELS[level])
+    logging.getLogger().setLevel(LEVEL_OF[level])
 
 
 def event_logger(logger: logging.Logger) -> Callable[[str, str], None]:

@@ -345,7 +345,7 @@ class Supervisor:
     def _make_tls(self, socks: dict[str, list[socket.socket]]) -> None:
         """Make the process of TLS."""
         host = self.settings.host
-        tls_records.is_available()  # loaded now, not while a client waits
+        tls_records.load()
         takers: dict[str, Callable[..., None]] = {AMQP: self.listener.take}
         sockets = {AMQP: ListeningSockets(host, socks[AMQPS])}
         if self.http is not None:

@@ -60,7 +60,7 @@ from penstock.server.tls_records import (
     HEAD_BYTES,
     TlsRecords,
     TrafficKey,
-    is_available,
+    load,
 )
 from penstock.storage.files.filesystem import OsFileSystem
 
@@ -259,7 +259,7 @@ class TlsProcess(LinkedProcess):
         self._listeners: list[Listener[Origin]] = []
         self._pumps: set[TlsPump] = set()
         self._certificates: Certificates | None = None
-        self._keys = Keys() if is_available() else None
+        self._keys = Keys() if load() else None
         self._most = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OWN) // 2
         self._accepted = 0
 

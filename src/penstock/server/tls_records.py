@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 AEADS: Final = "cryptography.hazmat.primitives.ciphers.aead"
+EXCEPTIONS: Final = "cryptography.exceptions"
 # OpenSSL's name of a cipher -> class, bytes of its key, hash.
 CIPHERS: Final = {
     "TLS_AES_256_GCM_SHA384": ("AESGCM", 32, "sha384"),
@@ -60,9 +61,9 @@ class WrongRecord(Exception):
         self.alert: int = alert
 
 
-def is_available() -> bool:
-    """Return whether the package cryptography is installed; it is loaded then, which takes 40 ms,
-    so a process calls this when it starts."""
+def load() -> bool:
+    """Load the package cryptography, and return whether it is installed. It takes 40 ms, so a
+    process does it when it starts, not while a client waits."""
     if importlib.util.find_spec("cryptography") is None:
         return False
     importlib.import_module(AEADS)
@@ -88,6 +89,7 @@ class TrafficKey:
         found: Any = make(expanded(secret, "key", key_bytes, digest))
         self.encrypt: Any = found.encrypt
         self.decrypt: Any = found.decrypt
+        self.invalid: type[Exception] = importlib.import_module(EXCEPTIONS).InvalidTag
         self._iv: int = int.from_bytes(expanded(secret, "iv", IV_BYTES, digest), "big")
 
     def nonce(self) -> bytes:
@@ -185,7 +187,7 @@ class TlsRecords:
             raise WrongRecord(f"a record of {len(sealed)} bytes", BAD_RECORD_MAC)
         try:
             text: bytes = key.decrypt(key.nonce(), sealed, head)
-        except Exception as error:  # InvalidTag, which is not loaded here
+        except key.invalid as error:
             raise WrongRecord("a record that is damaged", BAD_RECORD_MAC) from error
         if len(text) > PLAIN_BYTES_MAX + 1:
             raise WrongRecord(f"a record with {len(text)} plain bytes", RECORD_OVERFLOW)

@@ -211,7 +211,7 @@ class VhostProcess(LinkedProcess):
         )  # fmt: skip
         self._limits = facts["limits"]
         if settings["has_tls"]:
-            tls_records.is_available()  # loaded now, not while a client waits
+            tls_records.load()
         self._open(facts, options, self._clock.monotonic() + LOCKED_S)
 
     def _open(

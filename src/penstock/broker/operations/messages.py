@@ -341,14 +341,12 @@ def _message(
     if delivery.attempts and has_count:
         props = vhost.headers.delivered_props(props, delivery.attempts)
     cut = 1 + address[0]
-    properties = BasicProperties.decode(props)
-    values = {name: getattr(properties, name) for name in PROPERTY_NAMES}
     return {
         "tag": delivery.tag,
         "exchange": address[1:cut].decode("utf-8", "surrogateescape"),
         "routing_key": address[cut + 1 :].decode("utf-8", "surrogateescape"),
         "redelivered": delivery.is_redelivered,
-        "properties": {name: value for name, value in values.items() if value is not None},
+        "properties": BasicProperties.decode(props).given(),
         "body": message.body if message.body is not None else b"",
     }
 

@@ -59,8 +59,6 @@ KEYS_SHOWN: Final = 10  # of a publisher
 # Columns for which nothing has to be found out about where messages are.
 CHEAP: Final = HEAD | LENGTHS | _DETAILS | {"consumers", STATS}
 UNLIMITED: Final = "infinity"  # RabbitMQ's target_ram_count of a queue without a limit
-
-
 MESSAGE_COUNTS: Final = ("publish", "deliver_get", *DELIVERY_NAMES)
 
 

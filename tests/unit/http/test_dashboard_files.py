@@ -20,6 +20,8 @@ SHIPPED = sorted(path for path in Path(FILES).rglob("*") if path.is_file())
 NOT_SERVED = (".LICENSE", ".md")
 IMPORTS = re.compile(r"""(?:from|import|import\()\s*"(\.[^"]+)\"""")
 
+STATIC_IMPORTS = re.compile(r"""(?:\bfrom|^import)\s*"(\.[^"]+)\"""", re.MULTILINE)
+
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[HttpRig]:
@@ -53,11 +55,54 @@ def test_the_page_and_its_parts(rig: HttpRig) -> None:
     assert rig.ask("/", user=None, headers={"host": "evil.example"}).status == 421
 
 
-def test_the_page_names_each_module_so_that_none_is_found_only_by_reading_another() -> None:
+def static_imports(module: str) -> set[str]:
+    """The modules that this one needs before it runs, itself included."""
+    found, left = {module}, [module]
+    while left:
+        path = Path(FILES, left.pop())
+        for name in STATIC_IMPORTS.findall(path.read_text()):
+            needed = str((path.parent / name).resolve().relative_to(Path(FILES).resolve()))
+            if needed not in found:
+                found.add(needed)
+                left.append(needed)
+    return found
+
+
+def test_the_page_names_the_modules_of_the_shell_and_of_each_page() -> None:
+    """So that none is found only by reading another, and none of another page is waited for."""
     index = Path(FILES, "index.html").read_text()
-    modules = {str(path.relative_to(FILES)) for path in SHIPPED if path.suffix == ".js"}
+    shell = static_imports("app.js")
     named = re.findall(r'<link rel="modulepreload" href="([^"]+)">', index)
-    assert set(named) == modules - {"app.js", "theme.js"}
+    assert set(named) == shell - {"app.js"}
+    assert "lib/uplot.js" not in shell  # as large as half of it
+
+    pages = re.findall(r'import\("\./([a-z]+)\.js"\)', Path(FILES, "pages/index.js").read_text())
+    of_page: dict[str, set[str]] = {page: set() for page in pages}
+    for names, module in re.findall(r'<link data-pages="([^"]+)" href="([^"]+)">', index):
+        for page in names.split():
+            of_page[page].add(module)
+    assert of_page == {page: static_imports(f"pages/{page}.js") - shell for page in pages}
+
+
+def test_a_page_with_a_full_cache_asks_for_no_file(rig: HttpRig) -> None:
+    """The files have the version of all of them in their addresses, which a change changes."""
+    index = rig.directory / "files" / "index.html"
+    index.write_text('<script src="pages/one.js"></script><link href="pages/one.js">')
+    page = rig.ask("/", user=None)
+    assert page.headers["cache-control"] == "no-cache"
+    first, other = re.findall(r'(?:src|href)="([^"]+)"', page.body.decode())
+    assert first == other
+    assert re.fullmatch(r"v-[0-9a-f]{16}/pages/one\.js", first)
+    kept = rig.ask(f"/{first}", user=None)
+    assert kept.body == b"export const a = 1;\n"
+    assert kept.headers["cache-control"] == "max-age=31536000, immutable"
+    version = first.partition("/")[0]
+    assert rig.ask(f"/{version}/index.html", user=None).status == 404
+
+    (rig.directory / "files" / "pages" / "one.js").write_text("new")
+    assert first not in rig.ask("/", user=None).body.decode()
+    old = rig.ask(f"/{first}", user=None)  # of a page that is still open
+    assert (old.body, old.headers["cache-control"]) == (b"new", "no-cache")
 
 
 def test_a_browser_asks_whether_a_file_is_still_the_same(rig: HttpRig) -> None:

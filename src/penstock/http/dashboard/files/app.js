@@ -4,17 +4,17 @@ import { at, get, login, logout, user, whoami } from "./parts/api.js";
 import { themed } from "./parts/chart.js";
 import { ask, DialogHost, toast } from "./parts/dialog.js";
 import { Form } from "./parts/form.js";
-import { areKeysOn, KEYS, listen } from "./parts/keys.js";
+import { areKeysOn, KEYS, listen, setKeysOn } from "./parts/keys.js";
 import { hidden, paused, stream, usePolled } from "./parts/live.js";
 import { useProblems } from "./parts/problems.js";
 import { href, route, setParams } from "./parts/router.js";
-import { html, remember, remembered, render, useEffect, useRef, useState } from "./parts/ui.js";
+import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./parts/ui.js";
 import { Problem, Sentence } from "./parts/words.js";
 
 const THEMES = ["auto", "light", "dark"];
 
 function setTheme(theme) {
-  remember("theme", theme);
+  document.cookie = `penstock.theme=${theme}; max-age=31536000; SameSite=Strict`; // first.js reads it
   if (theme === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
   themed.set(themed.value + 1);
@@ -26,10 +26,7 @@ const showKeys = () =>
     title: "Keys",
     action: "",
     body: html`<table><tbody>${KEYS.map(([key, does]) => html`<tr key=${key}><td><kbd>${key}</kbd></td><td>${does}</td></tr>`)}</tbody></table>
-    <label><input type="checkbox" checked=${areKeysOn.value} onChange=${(e) => {
-      areKeysOn.set(e.currentTarget.checked);
-      remember("keys", e.currentTarget.checked ? "on" : "off");
-    }} /> Single keys are on</label>`,
+    <label><input type="checkbox" checked=${areKeysOn()} onChange=${(e) => setKeysOn(e.currentTarget.checked)} /> Single keys are on</label>`,
   });
 
 function App() {
@@ -37,11 +34,7 @@ function App() {
   const { names, params } = route.use();
   const hadUser = useRef(false);
   if (who) hadUser.current = true;
-  useEffect(() => {
-    whoami();
-  }, []);
   useEffect(() => listen({ showKeys, pages: PAGES }), []);
-  if (who === undefined) return html`<main class="signin"><p>Loading …</p></main>`;
   if (who === null && !hadUser.current) return html`<${SignIn} />`;
   return html`<a class="skip" href="#main" onClick=${(e) => {
     e.preventDefault();
@@ -78,7 +71,7 @@ function Top({ who, vhost }) {
   const vhosts = usePolled(() => get("vhosts", { columns: "name" }), [], 30).data ?? [];
   const isPaused = paused.use();
   const state = stream.use();
-  const [theme, set] = useState(remembered("theme", "auto"));
+  const [theme, set] = useState(document.documentElement.dataset.theme ?? "auto");
   const next = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
   return html`<header class="top"><a class="brand" href=${href(["overview"])}>Penstock</a>
     <label class="vhost"><span class="unseen">vhost</span><select value=${vhost ?? ""} onChange=${(e) => setParams({ vhost: e.currentTarget.value, page: "" })}>
@@ -213,7 +206,7 @@ function Badge() {
 function Page({ names, params }) {
   const page = pageOf(names);
   const [loaded, setLoaded] = useState({ page: null, View: null, error: null });
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!page) return;
     let isOld = false;
     page.load().then(
@@ -241,4 +234,7 @@ function Page({ names, params }) {
 hidden.follow((isHidden) => {
   if (!isHidden && user.value) whoami();
 });
-render(html`<${App} />`, document.getElementById("app"));
+pageOf(route.value.names)
+  ?.load()
+  .catch(() => {}); // Page says so
+whoami().finally(() => render(html`<${App} />`, document.getElementById("app")));

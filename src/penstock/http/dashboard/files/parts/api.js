@@ -63,7 +63,8 @@ let asking = null;
 
 /** Asks who is signed in, once for all who wait. A permission that is missing is a 401 as well. */
 export function whoami() {
-  asking ??= fetch("api/whoami", { headers: { "X-Penstock": "1" } })
+  // first.js has asked once already.
+  asking ??= (globalThis.penstockWhoami ?? fetch("api/whoami", { headers: { "X-Penstock": "1" } }))
     .then(
       async (answer) => {
         if (answer.ok) user.set(await answer.json());
@@ -74,6 +75,7 @@ export function whoami() {
       },
     )
     .finally(() => {
+      globalThis.penstockWhoami = undefined;
       asking = null;
     });
   return asking;

@@ -1,7 +1,9 @@
 /** Charts by uPlot. Each has a sentence for screen readers, and its figures as a table. */
-import uPlot from "../lib/uplot.js";
 import { bytes, clock, count } from "./format.js";
 import { html, Store, useEffect, useRef } from "./ui.js";
+
+/** uPlot, when the first chart has asked for it: it is as large as all else of a page without charts. */
+const library = new Store(null);
 
 /** Counts changes of the theme: charts take their colours anew. */
 export const themed = new Store(0);
@@ -73,6 +75,14 @@ export function Chart({ times, series, stacked = false, scale = "linear", format
   const box = useRef(null);
   const plot = useRef(null);
   const theme = themed.use();
+  const uPlot = library.use();
+  useEffect(() => {
+    if (uPlot) return;
+    import("../lib/uplot.js").then(
+      (module) => library.set(module.default),
+      () => {}, // the figures are there as numbers
+    );
+  }, []);
   const shape = JSON.stringify([
     series.map((s) => [s.label, s.colour, s.pattern, s.dash]),
     stacked,
@@ -86,6 +96,7 @@ export function Chart({ times, series, stacked = false, scale = "linear", format
     : series.map((s) => s.values.map((v) => (scale === "log" && v <= 0 ? null : v)));
   const axis = scale === "share" ? (v) => `${Math.round(v)} %` : format;
   useEffect(() => {
+    if (!uPlot) return;
     // A stack is drawn from the top sum down: each area covers what is below it, down to the next line.
     const order = stacked ? series.map((_, i) => series.length - 1 - i) : series.map((_, i) => i);
     const line = colour("line");
@@ -151,8 +162,8 @@ export function Chart({ times, series, stacked = false, scale = "linear", format
       plot.current.destroy();
       plot.current = null;
     };
-  }, [shape]);
-  useEffect(() => plot.current.setData(withGaps([times, ...plot.current.order.map((i) => drawn[i])])));
+  }, [shape, uPlot]);
+  useEffect(() => plot.current?.setData(withGaps([times, ...plot.current.order.map((i) => drawn[i])])));
   const last = times.length - 1;
   return html`<figure class="chart">
     <div ref=${box} role="img" aria-label=${describe}></div>

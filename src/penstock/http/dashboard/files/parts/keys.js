@@ -3,10 +3,17 @@ import { paused } from "./live.js";
 import { go, href, route, setParams } from "./router.js";
 import { RANGES } from "./samples.js";
 import { openRow } from "./table.js";
-import { remembered, Store } from "./ui.js";
+import { remember, remembered } from "./ui.js";
+
+let isOn;
 
 /** Whether single keys do something. */
-export const areKeysOn = new Store(remembered("keys", "on") === "on");
+export const areKeysOn = () => (isOn ??= remembered("keys", "on") === "on");
+
+export function setKeysOn(on) {
+  isOn = on;
+  remember("keys", on ? "on" : "off");
+}
 
 export const KEYS = [
   ["/", "search; also ctrl-k"],
@@ -33,7 +40,7 @@ export function listen({ showKeys, pages }) {
       event.preventDefault();
       return search?.focus();
     }
-    if (event.ctrlKey || event.metaKey || !areKeysOn.value) return;
+    if (event.ctrlKey || event.metaKey || !areKeysOn()) return;
     const target = event.target;
     if (target.closest?.("input,select,textarea,[contenteditable]")) return;
     const isControl = target.closest?.("a,button,summary");

@@ -1,6 +1,6 @@
 /** What changes by itself: events of the server, and lists that are asked for again. */
 import { query, user, whoami } from "./api.js";
-import { Store, useCallback, useEffect, useRef, useState } from "./ui.js";
+import { Store, useCallback, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 
 const STALE_MS = 3000;
 const HIDDEN_MS = 10_000;
@@ -118,7 +118,8 @@ export function usePolled(ask, inputs, seconds = 3) {
       if (turn === last.current.turn) last.current.isAsking = false;
     }
   }, []);
-  useEffect(() => {
+  // Before the browser paints: the answer is on its way meanwhile.
+  useLayoutEffect(() => {
     set((before) => ({ ...before, isLoading: true }));
     refresh();
     const timer =

@@ -14,8 +14,8 @@ function read() {
   }
 }
 
-/** Problem -> until when it is silenced, in milliseconds. */
-const silenced = new Store(read());
+/** Problem -> until when it is silenced, in milliseconds; null before the first problem. */
+const silenced = new Store(null);
 
 /** A problem without its figures: it is the same one when these have changed. */
 const keyOf = ({ text }) => text.replace(/\d+([.,:]\d+)*/g, "#");
@@ -34,11 +34,15 @@ export function silence(problem, isSilent = true) {
  */
 export function useProblems() {
   const { data } = useEvent("overview");
-  const silent = silenced.use();
+  silenced.use();
   const now = Date.now();
+  const untilOf = (one) => {
+    silenced.value ??= read();
+    return silenced.value[keyOf(one)];
+  };
   const all = data?.problems.map((one) => ({
     ...one,
-    until: silent[keyOf(one)] > now ? silent[keyOf(one)] : undefined,
+    until: untilOf(one) > now ? untilOf(one) : undefined,
   }));
   return { all: all ?? null, loud: all?.filter((one) => !one.until) ?? [] };
 }

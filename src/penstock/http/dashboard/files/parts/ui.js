@@ -34,8 +34,8 @@ export class Store {
   /** @returns {T} */
   use() {
     const [, draw] = useState(0);
+    const seen = this.value; // it may change before the effect
     useEffect(() => {
-      const seen = this.value;
       const end = this.follow(() => draw((n) => n + 1));
       if (!Object.is(seen, this.value)) draw((n) => n + 1);
       return end;
@@ -44,7 +44,10 @@ export class Store {
   }
 }
 
-/** What the browser remembers for the user, such as the theme. Never anything secret. */
+/**
+ * What the browser remembers for the user, such as what is silenced. Never anything secret. Not for what a page needs at once:
+ * a browser may take 100 ms until it has opened its storage.
+ */
 export function remembered(name, otherwise) {
   try {
     return localStorage.getItem(`penstock.${name}`) ?? otherwise;

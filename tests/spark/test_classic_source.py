@@ -143,6 +143,18 @@ def test_two_queries_and_a_consumer_share_no_message(
     assert counts(broker, queue) == (0, 0)
 
 
+def test_a_query_that_is_started_again_does_not_wait_for_its_own_reader(
+    spark: "SparkSession", broker: LiveBroker, queue: str, tmp_path: Path
+) -> None:
+    """Spark ends the process of its reader with SIGTERM, which nothing handled: the reader was
+    taken until readerTimeout had passed."""
+    options, seen = where(broker, queue, readerTimeout="1h"), Seen()
+    for first in (0, 100):
+        fill(broker, queue, numbers(first, first + 100))
+        run(spark, options, tmp_path / "state", seen)
+    assert seen.numbers == list(range(200))
+
+
 def test_a_second_query_with_the_reader_of_one_that_runs_fails_at_its_start(
     spark: "SparkSession", broker: LiveBroker, queue: str, tmp_path: Path
 ) -> None:

@@ -219,6 +219,9 @@ def taken_error(error: RefusedError) -> ReaderTakenError | None:
 # ---- owners --------------------------------------------------------------------------------------
 
 
+OWNER_PAUSE_S: Final = 0.5  # the query that ended may still be about to say so
+
+
 class ReaderOwner:
     """Owns the readers of a query. seconds: how long an owner that does not renew stays the owner.
     ask_once: asks without waiting for a broker that is away. sleep, now: those of `time`, except in
@@ -257,7 +260,7 @@ class ReaderOwner:
                     f"reader {reader!r} of queue {queue!r} belongs to another running query: "
                     "give each query a readerId of its own, or stop the other one"
                 )
-            self._sleep(min(row["expires_s"], self._seconds / 4) + 0.05)
+            self._sleep(min(row["expires_s"], self._seconds / 4, OWNER_PAUSE_S) + 0.05)
         self._owned.add(key)
         if self._thread is None:
             self._thread = threading.Thread(target=self._renew, name="penstock-owner", daemon=True)

@@ -17,6 +17,8 @@ partition. Spark applies all other filters itself.
 """
 
 import logging
+import signal
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -51,6 +53,9 @@ logger = logging.getLogger(__name__)
 
 JOINED_ROWS: Final = 16_384
 JOINED_BYTES: Final = 4 << 20
+
+# Spark's program that keeps the reader of a stream beside the driver.
+RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
 
 _NONE = -1  # as a bound: not given
 
@@ -223,6 +228,7 @@ class PenstockStreamReader(TaskReader, DataSourceStreamReader):
     @property
     def _progress(self) -> StreamProgress:
         if self._made is None:
+            exit_when_terminated()
             self._made = StreamProgress(self.options, catalog_of(self.options))
         return self._made
 
@@ -247,6 +253,25 @@ class PenstockStreamReader(TaskReader, DataSourceStreamReader):
         """Release what the query holds."""
         if self._made is not None:
             self._made.stop()
+
+
+def exit_when_terminated() -> None:
+    """Make SIGTERM end Spark's process for this reader as `sys.exit` does, not at once.
+
+    Spark sends that process SIGTERM, twice, when the query stops. Its program calls `stop` of the
+    reader however it ends, but it does not get there if a SIGTERM is not handled; then a query that
+    is started again waits until `readerTimeout` has passed. In any other process, and where a
+    handler is set, nothing changes.
+    """
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is None or spec.name != RUNNER or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return
+    signal.signal(signal.SIGTERM, _exit_once)
+
+
+def _exit_once(number: int, _: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # the second one would interrupt `stop`
+    sys.exit(128 + number)
 
 
 class UnlimitedStreamReader(PenstockStreamReader):

@@ -193,8 +193,10 @@ class RateTable(BackgroundTask):
         found: Info = {}
         for name, value in values.items():
             found[name] = value
-            rate = round(rates.get(name, 0.0), 3)
-            found[f"{name}_details"] = {"rate": rate, **samples.get(name, {})}
+            details: Info = {"rate": round(rates[name], 3) if name in rates else 0.0}
+            if samples:
+                details |= samples.get(name, {})
+            found[f"{name}_details"] = details
         return found
 
     def samples_of(

@@ -72,15 +72,15 @@ def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
         "memory_alphas": facts["alpha_bytes"],
         "memory_rows": facts["row_bytes"],
         "memory_elsewhere": facts["elsewhere_bytes"],
-        "memory_target": _limit(facts["target_bytes"]),
-        "memory_max": _limit(facts["max_bytes"]),
-        "memory_min": _limit(facts["min_bytes"]),
-        "memory_share": _limit(facts["share_bytes"]),
-        "memory_duration": _limit(facts["duration_target_s"]),
+        "memory_target": limit(facts["target_bytes"]),
+        "memory_max": limit(facts["max_bytes"]),
+        "memory_min": limit(facts["min_bytes"]),
+        "memory_share": limit(facts["share_bytes"]),
+        "memory_duration": limit(facts["duration_target_s"]),
         "paged_by": facts["paged_by"],
         "messages_ram": facts["ram_messages"],
         "messages_paged_out": ready + pending - int(facts["ram_messages"]),
-        "idle_since": _idle_since(vhost, queue),
+        "idle_since": idle_since(vhost, queue),
         "mode": facts["mode"],
         "message_stats": queue.counters(),
     }
@@ -94,14 +94,14 @@ def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
     return found
 
 
-def _limit(value: float | str) -> float | str | None:
+def limit(value: float | str) -> float | str | None:
     """Return None instead of "no limit"."""
     if isinstance(value, str):
         return value
     return None if value >= UNLIMITED else value
 
 
-def _idle_since(vhost: VHost, queue: QueueOrStream) -> str:
+def idle_since(vhost: VHost, queue: QueueOrStream) -> str:
     """Return the date since when nobody has used it."""
     idle_s = vhost.clock.monotonic() - queue.used_at_s
     return date(vhost.clock.wall_ms() - round(idle_s * 1000))
@@ -126,7 +126,7 @@ def _stream_counts(vhost: VHost, stream: BrokerStream) -> Info:
         "message_bytes_unacknowledged": 0,
         "consumers": len(consumers),
         "memory": 0,
-        "idle_since": _idle_since(vhost, stream),
+        "idle_since": idle_since(vhost, stream),
         "message_stats": stream.counters(),
         "partitions": len(stream.parts),
         "readers": len(stream.known_readers()),

@@ -1,10 +1,10 @@
 """Queues: the rows of queues and streams in RabbitMQ's HTTP shape, for list_rows and describe_row.
 
-They are made from the rows of `listings.queue_info`, whose columns are mostly RabbitMQ's: here they
-get rates, and RabbitMQ's names for the parts of a queue; what it has not is in `penstock`. What a
-row costs depends on what is asked for: the columns of HEAD need nothing of the messages, LENGTHS
-two numbers. Nothing is opened, and no file is read for a list: only `details` reads the head of a
-queue that has left RAM.
+They have rates, and RabbitMQ's names for the parts of a queue; what it has not is in `penstock`.
+What a row costs depends on what is asked for: the columns of HEAD need nothing of the messages,
+LENGTHS two numbers. Nothing is opened, and no file is read for a list: only `details` reads the
+head of a queue that has left RAM. Lists have whole rows more than anything else, so what makes
+these writes each column once, and asks a queue once for all its facts (AMQQueue.info).
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
+from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream, lengths_of
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.operations.kinds import RATE, STATS, RowAsked, RowKind
-from penstock.broker.operations.listings import queue_head, queue_row
+from penstock.broker.operations.listings import idle_since, limit, queue_head, queue_row
 from penstock.broker.queue_table import LENGTH_OF
 from penstock.broker.rates import LENGTHS, QUEUE, Info
 from penstock.broker.vhost import CHANNEL, VHost
@@ -34,31 +34,19 @@ HEAD: Final = frozenset(
     }
 )  # fmt: skip
 _DETAILS: Final = frozenset(f"{name}_details" for name in LENGTHS)
-# Columns of `queue_info` that RabbitMQ's rows have too, and what they are called in ours.
-SAME: Final = (
-    "state", "message_bytes", "message_bytes_ready", "message_bytes_unacknowledged", "consumers",
-    "memory", "idle_since",
-)  # fmt: skip
-OWN: Final = {
-    "alphas": "alphas", "betas": "betas", "gammas": "gammas", "delta": "delta",
-    "delayed": "delayed", "leased": "leased", "set_aside": "set_aside", "memory": "ram_bytes",
-    "memory_target": "target_bytes", "memory_max": "max_bytes", "memory_min": "min_bytes",
-    "memory_share": "share_bytes", "memory_duration": "duration_target_s", "paged_by": "paged_by",
-    "is_flowed": "is_flowed", "why": "why", "rejected": "rejected", "expired": "expired",
-    "maxlen": "maxlen", "delivery_limit": "delivery_limit",
-    "dead_letters_dropped": "dead_letters_dropped", "dead_letter_cycles": "dead_letter_cycles",
-    "alerts_raised": "alerts_raised", "partitions": "partitions", "readers": "readers",
-}  # fmt: skip
-EWMA: Final = {
-    "in_per_s": "avg_ingress_rate", "out_per_s": "avg_egress_rate",
-    "ack_in_per_s": "avg_ack_ingress_rate", "ack_out_per_s": "avg_ack_egress_rate",
+Facts = Mapping[str, int | float | str]  # of a queue: AMQQueue.info
+# Facts of a queue by the columns of `queue_info` that tell the same.
+_FACTS: Final = {
+    "messages_ready": "len", "messages": "depth", "message_bytes_ready": "bytes",
+    "message_bytes_unacknowledged": "unacked_bytes", "memory": "ram_bytes", "alphas": "alphas",
+    "betas": "betas", "gammas": "gammas", "delta": "delta", "leased": "leased",
+    "delayed": "delayed", "is_flowed": "is_flowed",
 }  # fmt: skip
 LOOKED_AT: Final = 1024  # unacked deliveries of a channel
 DELIVERIES_SHOWN: Final = 100  # of a consumer
 KEYS_SHOWN: Final = 10  # of a publisher
 # Columns for which nothing has to be found out about where messages are.
 CHEAP: Final = HEAD | LENGTHS | _DETAILS | {"consumers", STATS}
-UNLIMITED: Final = "infinity"  # RabbitMQ's target_ram_count of a queue without a limit
 MESSAGE_COUNTS: Final = ("publish", "deliver_get", *DELIVERY_NAMES)
 
 
@@ -246,8 +234,7 @@ def _row(vhost: VHost, name: str, asked: RowAsked) -> Info | None:
     columns = asked.columns
     queue = vhost.table.served.get(name)
     if asked.has_stats and (columns.are_all or not columns.names <= CHEAP):
-        info = queue_row(vhost, name)
-        return None if info is None else _full(vhost, name, queue, info, asked)
+        return _full(vhost, name, queue, asked)
     row: Info | None = {"name": name, "vhost": vhost.name} if vhost.table.has(name) else None
     if row is not None and (columns.are_all or not columns.names.isdisjoint(HEAD - row.keys())):
         row = queue_head(vhost, name)
@@ -284,27 +271,124 @@ def _lengths(info: Info, queue: QueueOrStream | None) -> dict[str, int]:
     return {column: int_of(info, column) for column in LENGTHS}
 
 
-def _full(
-    vhost: VHost, name: str, queue: QueueOrStream | None, info: Info, asked: RowAsked
-) -> Info:
-    """Return a whole row. info: of `queue_info`."""
-    lengths = _lengths(info, queue)
-    row = {column: info[column] for column in (*HEAD, *SAME) if column in info}
-    row |= asked.with_rates(vhost, (QUEUE, name), lengths, "lengths")
-    row["node"] = node_name()
+def _full(vhost: VHost, name: str, queue: QueueOrStream | None, asked: RowAsked) -> Info | None:
+    """Return a whole row; None if the queue is gone."""
+    row = queue_head(vhost, name)
+    if row is None:
+        return None
     if queue is not None and queue.is_crashed:
         queue = None  # nothing is known of it but what is stored
+    if isinstance(queue, BrokerQueue):
+        facts: Facts = queue.amq.info()
+        own = _own_of_open(facts)
+    else:
+        info = queue_row(vhost, name) or {}
+        facts = {fact: int_of(info, column) for column, fact in _FACTS.items()}
+        own = {key: info[key] for key in ("why", "partitions", "readers") if key in info}
+    ready = int(facts["len"])
+    lengths = lengths_of(ready, int(facts["depth"]))
+    row |= asked.with_rates(vhost, (QUEUE, name), lengths, "lengths")
+    row["node"] = node_name()
     if queue is not None:
+        row["idle_since"] = idle_since(vhost, queue)
         _add_stats(vhost, queue, row, asked)
         if queue.is_exclusive:
             row["owner_pid_details"] = _owner(queue)
         if queue.creator:
             row["user_who_performed_action"] = queue.creator
-    row |= _consumers(queue, lengths["messages_ready"]) | _places(queue, info)
-    row |= _of_type(queue, str(info["type"]))
-    if isinstance(queue, BrokerQueue) and lengths["messages_ready"] == info["alphas"]:
+    _add_consumers(queue, ready, row)
+    row |= _NOTHING
+    _add_places(queue, facts, row, own)
+    row["penstock"] = own
+    if row["type"] in (QUORUM, STREAM):
+        row |= _of_type(queue, str(row["type"]))
+    if isinstance(queue, BrokerQueue) and ready == facts["alphas"]:
         _add_head(vhost, queue, row)  # from RAM
     return row
+
+
+def _own_of_open(facts: Facts) -> Info:
+    """Return what only Penstock has, of a queue that is open."""
+    return {
+        "why": "",
+        "set_aside": facts.get("set_aside", 0),
+        "target_bytes": limit(facts["target_bytes"]),
+        "max_bytes": limit(facts["max_bytes"]),
+        "min_bytes": limit(facts["min_bytes"]),
+        "share_bytes": limit(facts["share_bytes"]),
+        "duration_target_s": limit(facts["duration_target_s"]),
+        "paged_by": facts["paged_by"],
+        "rejected": facts.get("rejected", 0),
+        "expired": facts.get("expired", 0),
+        "maxlen": facts.get("maxlen", 0),
+        "delivery_limit": facts.get("delivery_limit", 0),
+        "dead_letters_dropped": facts["dead_letters_dropped"],
+        "dead_letter_cycles": facts["dead_letter_cycles"],
+        "alerts_raised": facts["alerts_raised"],
+    }
+
+
+def _add_places(queue: QueueOrStream | None, facts: Facts, row: Info, own: Info) -> None:
+    """Add the columns about where the messages are: in RAM, on disk, and in which part."""
+    ready, total, in_ram = int(facts["len"]), int(facts["depth"]), int(facts.get("ram_messages", 0))
+    ready_size, unacked_size = int(facts["bytes"]), int(facts["unacked_bytes"])
+    alphas, delta, size = int(facts["alphas"]), facts["delta"], ready_size + unacked_size
+    stored, stored_size, next_seq = total, size, 0
+    if isinstance(queue, BrokerQueue):
+        indexes = queue.amq.backing.indexes()
+        next_seq = sum([index.next_seq for index in indexes])
+        kept = indexes if queue.is_durable else []
+        stored = sum([index.count for index in kept])
+        stored_size = sum([index.bytes for index in kept])
+    in_ram_size = int(facts.get("alpha_bytes", 0)) + int(facts.get("elsewhere_bytes", 0))
+    in_ram_size = min(size, in_ram_size)
+    row["messages_ram"] = in_ram
+    row["messages_ready_ram"] = alphas
+    row["messages_unacknowledged_ram"] = max(in_ram - alphas, 0)
+    row["messages_paged_out"] = total - in_ram
+    row["messages_persistent"] = stored
+    row["message_bytes"] = size
+    row["message_bytes_ready"] = ready_size
+    row["message_bytes_unacknowledged"] = unacked_size
+    row["message_bytes_ram"] = in_ram_size
+    row["message_bytes_paged_out"] = size - in_ram_size
+    row["message_bytes_persistent"] = stored_size
+    row["memory"] = own["ram_bytes"] = facts["ram_bytes"]
+    row["disk_reads"] = facts.get("disk_reads", 0)
+    row["disk_writes"] = facts.get("disk_writes", 0)
+    row["backing_queue_status"] = {
+        "version": 1,
+        "mode": facts.get("mode", "default"),
+        "len": ready,
+        "q1": facts.get("q1", 0),
+        "q2": facts.get("q2", 0),
+        "q3": facts.get("q3", 0),
+        "q4": facts.get("q4", 0),
+        "delta": ["delta", "todo", delta, 0, "todo"],
+        "target_ram_count": _target_count(own.get("target_bytes"), ready, size),
+        "next_seq_id": next_seq,
+        "avg_ingress_rate": facts.get("in_per_s", 0.0),
+        "avg_egress_rate": facts.get("out_per_s", 0.0),
+        "avg_ack_ingress_rate": facts.get("ack_in_per_s", 0.0),
+        "avg_ack_egress_rate": facts.get("ack_out_per_s", 0.0),
+    }
+    own["alphas"] = alphas
+    own["betas"] = facts["betas"]
+    own["gammas"] = facts["gammas"]
+    own["delta"] = delta
+    own["delayed"] = facts["delayed"]
+    own["leased"] = facts.get("leased", 0)
+    own["is_flowed"] = bool(facts["is_flowed"])
+    own["disk_bytes"] = stored_size
+    own["backlog_as_alphas_bytes"] = size + total * ALPHA_BYTES
+
+
+def _target_count(target: object, ready: int, bytes_all: int) -> int | str:
+    """Return how many alphas may be in RAM, of the average size that messages have now; RabbitMQ's
+    word if there is no limit."""
+    if not isinstance(target, int):
+        return "infinity"
+    return target // (ALPHA_BYTES + bytes_all // max(ready, 1))
 
 
 # What RabbitMQ's rows have and nothing here stands for.
@@ -314,75 +398,29 @@ _NOTHING: Final[Info] = {
 }  # fmt: skip
 
 
-def _consumers(queue: QueueOrStream | None, ready: int) -> Info:
-    """Return the columns about consumers. consumer_utilisation: 1.0 if they would take a message
-    now, else 0.0."""
-    found: Info = {
-        "active_consumers": 0, "consumer_utilisation": 0, "consumer_capacity": 0,
-        "exclusive_consumer_tag": None, "single_active_consumer_tag": None,
-    }  # fmt: skip
-    if queue is None or not queue.consumers.count:
-        return found
+def _add_consumers(queue: QueueOrStream | None, ready: int, row: Info) -> None:
+    """Add the columns about consumers. consumer_utilisation: 1.0 if they would take a message now,
+    else 0.0."""
+    count = 0 if queue is None else queue.consumers.count
+    row["consumers"] = row["active_consumers"] = count
+    row["consumer_utilisation"] = row["consumer_capacity"] = 0
+    row["exclusive_consumer_tag"] = row["single_active_consumer_tag"] = None
+    if queue is None or not count:
+        return
     consumers = queue.consumers
     takes = 1.0 if not ready or consumers.room(1) else 0.0
-    found["consumer_utilisation"] = found["consumer_capacity"] = takes
-    found["active_consumers"] = consumers.count
+    row["consumer_utilisation"] = row["consumer_capacity"] = takes
     if consumers.active is not None:
-        found["single_active_consumer_tag"] = consumers.active.tag
-        found["active_consumers"] = 1
+        row["single_active_consumer_tag"] = consumers.active.tag
+        row["active_consumers"] = 1
     if consumers.has_exclusive():
-        found["exclusive_consumer_tag"] = consumers.all()[0].tag
-    return found
-
-
-def _places(queue: QueueOrStream | None, info: Info) -> Info:
-    """Return the columns about where the messages are: in RAM, on disk, and in which part."""
-    ready, total = int_of(info, "messages_ready"), int_of(info, "messages")
-    in_ram, ready_in_ram = int_of(info, "messages_ram"), int_of(info, "alphas")
-    size = int_of(info, "message_bytes")
-    ram_size = min(size, int_of(info, "memory_alphas") + int_of(info, "memory_elsewhere"))
-    stored, stored_size, next_seq = total, size, 0
-    if isinstance(queue, BrokerQueue):
-        indexes = queue.amq.backing.indexes()
-        next_seq = sum([index.next_seq for index in indexes])
-        kept = indexes if queue.is_durable else []
-        stored = sum([index.count for index in kept])
-        stored_size = sum([index.bytes for index in kept])
-    own: Info = {ours: info[theirs] for theirs, ours in OWN.items() if theirs in info}
-    own["disk_bytes"] = stored_size
-    own["backlog_as_alphas_bytes"] = size + total * ALPHA_BYTES
-    return {
-        **_NOTHING,
-        "messages_ram": in_ram,
-        "messages_ready_ram": ready_in_ram,
-        "messages_unacknowledged_ram": max(in_ram - ready_in_ram, 0),
-        "messages_paged_out": total - in_ram,
-        "messages_persistent": stored,
-        "message_bytes_ram": ram_size,
-        "message_bytes_paged_out": size - ram_size,
-        "message_bytes_persistent": stored_size,
-        "disk_reads": int_of(info, "disk_reads"),
-        "disk_writes": int_of(info, "disk_writes"),
-        "backing_queue_status": {
-            "version": 1,
-            "mode": info.get("mode", "default"),
-            "len": ready,
-            **{name: int_of(info, name) for name in ("q1", "q2", "q3", "q4")},
-            "delta": ["delta", "todo", int_of(info, "delta"), 0, "todo"],
-            "target_ram_count": _target_count(info, ready, size),
-            "next_seq_id": next_seq,
-            **{theirs: info.get(ours, 0.0) for ours, theirs in EWMA.items()},
-        },
-        "penstock": own,
-    }
+        row["exclusive_consumer_tag"] = consumers.all()[0].tag
 
 
 def _of_type(queue: QueueOrStream | None, kind: str) -> Info:
     """Return the columns that only streams and quorum queues have."""
     node = node_name()
-    found: Info = {}
-    if kind in (QUORUM, STREAM):
-        found |= {"leader": node, "members": [node], "online": [node]}
+    found: Info = {"leader": node, "members": [node], "online": [node]}
     if kind == QUORUM:
         found |= {"messages_dlx": 0, "message_bytes_dlx": 0, "open_files": {node: 0}}
         found["single_active_consumer_ctag"] = None
@@ -395,14 +433,6 @@ def int_of(info: Info, name: str) -> int:
     """Return a number of a row, 0 if it has none."""
     value = info.get(name, 0)
     return value if isinstance(value, int) else 0
-
-
-def _target_count(info: Info, ready: int, bytes_all: int) -> int | str:
-    """Return how many alphas may be in RAM, of the average size that messages have now."""
-    target = info.get("memory_target")
-    if not isinstance(target, int):
-        return UNLIMITED
-    return target // (ALPHA_BYTES + bytes_all // max(ready, 1))
 
 
 def _owner(queue: QueueOrStream) -> Info:

@@ -131,8 +131,9 @@ def texts(name: str, meaning: str = "", *, default: list[str] | None = None) -> 
 
 
 def matching_text(
-    name: str, expected: str, is_right: Callable[[str], bool], meaning: str = ""
-) -> Argument:
+    name: str, expected: str, is_right: Callable[[str], bool], meaning: str = "", *,
+    default: str = REQUIRED,
+) -> Argument:  # fmt: skip
     """A text for which `is_right` returns True. expected: what that is, for errors."""
 
     def check(value: object) -> object:
@@ -141,7 +142,7 @@ def matching_text(
             raise WrongValueError(expected)
         return found
 
-    return _argument(name, Kind("text", check), meaning)
+    return _argument(name, Kind("text", check), meaning, default)
 
 
 def whole(
@@ -789,8 +790,19 @@ _ROWS: Final = (
         ),
         text("name", "the queue or exchange; empty: the default exchange", default=""),
         text_or_null("routing_key", "at a topic exchange; null: it is not looked at"),
+        matching_text(
+            "resource", "queue, exchange or empty",
+            lambda given: given in ("queue", "exchange", ""),
+            "what the server of auth_http is asked about; empty: a queue, with a routing key or "
+            "without a name an exchange", default="",
+        ),
+        replace(
+            text_or_null("password", "of the user, or its token; null: it is a user kept here"),
+            is_noted=False,
+        ),
         of=NODE_VHOST, answer=("is_allowed", "why"),
-        more="By the permissions that are stored here, not by those of another backend.",
+        more="As for a login from this machine: a server of auth_http is asked, and a token of "
+        "oauth2, given as `password`, is read.",
     ),
     _list(
         "list_user_permissions", "List a user's permissions, in all vhosts.",

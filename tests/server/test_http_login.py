@@ -2,6 +2,7 @@
 over HTTP."""
 
 import base64
+import contextlib
 import json
 import urllib.error
 import urllib.request
@@ -126,3 +127,55 @@ def test_the_server_decides_on_queues_and_a_slow_one_delays_nobody_else(
 def url_of(broker: Broker, user: str, password: str) -> str:
     """The address of the broker for this user."""
     return Broker(broker.host, broker.port, user, password).url
+
+
+def test_the_tester_of_permissions_asks_the_server(tmp_path: Path, server: TokenIssuer) -> None:
+    vhosts, resources = TokenIssuer(), TokenIssuer()
+    vhosts.answer = resources.answer = "allow"
+    options = {
+        "PENSTOCK_AUTH_BACKENDS": "http, internal",
+        "PENSTOCK_AUTH_HTTP_USER_PATH": server.serve(),
+        "PENSTOCK_AUTH_HTTP_VHOST_PATH": vhosts.serve(),
+        "PENSTOCK_AUTH_HTTP_RESOURCE_PATH": resources.serve(),
+        "PENSTOCK_AUTH_HTTP_TOPIC_PATH": resources.serve(),
+        "PENSTOCK_AUTH_HTTP_CACHE_S": "0.001",
+    }
+    with contextlib.ExitStack() as stack:
+        stack.callback(vhosts.close)
+        stack.callback(resources.close)
+        broker = stack.enter_context(LiveBroker(tmp_path / "data", environment=options))
+        broker.control("add_user", name="ada", password="own")
+        broker.control("set_permissions", "/", user="ada", configure="", write="^t", read=".*")
+
+        def tested(verb: str, name: str, **more: str) -> tuple[bool, str]:
+            found = broker.control("check_permission", user="ada", verb=verb, name=name, **more)
+            return found["is_allowed"], found["why"]
+
+        assert tested("read", "q") == (
+            True, "read is '.*', which allows 'q'; the server of auth_http allows it, too",
+        )  # fmt: skip
+        form = parse_qs(resources.forms[-1])
+        assert (form["resource"], form["permission"]) == (["queue"], ["read"])
+        assert tested("write", "topics", routing_key="a.b")[0]
+        assert parse_qs(resources.forms[-2])["resource"] == ["exchange"]
+        assert parse_qs(resources.forms[-1])["routing_key"] == ["a.b"]
+        asked = resources.asked
+        assert tested("configure", "q") == (False, "configure is '', which does not allow 'q'")
+        assert resources.asked == asked  # as at a login: what is denied here is not asked
+        resources.answer = "deny"
+        assert tested("read", "q", resource="exchange") == (
+            False, "read is '.*', which allows 'q'; read of exchange 'q': the server denies it",
+        )  # fmt: skip
+        resources.answer = "?"
+        is_allowed, why = tested("read", "q")
+        assert not is_allowed
+        assert why.endswith("the server answers '?', expected allow or deny")
+        vhosts.answer = "deny"
+        assert tested("read", "q") == (
+            False, "the server of auth_http does not let user 'ada' open vhost '/'",
+        )  # fmt: skip
+        server.answer = "deny"  # the password of ada is checked here now, and so are its rights
+        assert tested("read", "q", password="own") == (True, "read is '.*', which allows 'q'")
+        is_allowed, why = tested("read", "q", password="wrong")
+        assert not is_allowed
+        assert "a login of user 'ada' is refused" in why

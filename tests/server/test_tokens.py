@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from pamqp import commands
 
+from penstock.server.control import ControlError
 from tests.helpers.live_broker import Broker, LiveBroker
 from tests.helpers.token_issuer import TokenIssuer
 from tests.helpers.wire import Wire
@@ -154,3 +155,23 @@ def test_http_takes_a_token_as_a_bearers_and_as_a_password(broker: LiveBroker) -
         status(f"Bearer {token(*SCOPES, exp=1)}")
     with pytest.raises(urllib.error.HTTPError, match="403"):
         status(f"Bearer {token('rabbit.read:other/*')}")
+
+
+def test_the_tester_of_permissions_reads_a_token(broker: LiveBroker) -> None:
+    def tested(verb: str, name: str, **more: str) -> dict[str, object]:
+        secret = token(*SCOPES, "rabbit.write:*/topics/a.*")
+        return broker.control(
+            "check_permission", user="anything", verb=verb, name=name, password=secret, **more
+        )
+
+    assert tested("configure", "ada-1")["is_allowed"]
+    assert not tested("configure", "bob-1")["is_allowed"]
+    assert tested("write", "topics", routing_key="a.b")["is_allowed"]
+    expired = broker.control(
+        "check_permission", user="anything", verb="read", name="q",
+        password=token(*SCOPES, exp=1),
+    )  # fmt: skip
+    assert not expired["is_allowed"]
+    assert "oauth2: " in expired["why"]
+    with pytest.raises(ControlError, match="is in its token: give it as `password`"):
+        broker.control("check_permission", user="nobody", verb="read", name="q")

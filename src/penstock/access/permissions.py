@@ -177,6 +177,10 @@ class PatternCache:
         return known
 
 
+def _has(is_allowed: bool) -> str:
+    return "allows" if is_allowed else "does not allow"
+
+
 class Identity:
     """A user in a vhost. tags: such as "administrator". topics: exchange -> the patterns of routing
     keys that it may write and read, expanded. on_keys: instead, patterns of "EXCHANGE\\nKEY" that
@@ -249,6 +253,29 @@ class Identity:
             return self._on_keys[1].matches(f"{exchange}\n{key}")
         own = self._topics.get(exchange)
         return own is None or own[1].matches(key)
+
+    def verdict(self, verb: str, name: str, key: str | None) -> tuple[bool, str]:
+        """Return whether it may configure, write or read (verb) a name, and why. key: a routing
+        key, if the name is that of a topic exchange."""
+        may, pattern = {
+            "configure": (self.may_configure, self.configure),
+            "write": (self.may_write, self.write),
+            "read": (self.may_read, self.read),
+        }[verb]
+        is_allowed = may(name)
+        why = f"{verb} is '{pattern}', which {_has(is_allowed)} '{name}'"
+        if not is_allowed or key is None or verb == "configure":
+            return is_allowed, why
+        patterns = self.on_keys or self.topics.get(name)
+        if patterns is None:
+            return is_allowed, why
+        may_topic = self.may_write_topic if verb == "write" else self.may_read_topic
+        is_allowed = may_topic(name, key)
+        pattern = patterns[0] if verb == "write" else patterns[1]
+        where = f"{verb} at '{name}' is for routing keys '{pattern}'"
+        if self.on_keys is not None:
+            where = f"{verb} of topics is for 'EXCHANGE\\nKEY' '{pattern}'"
+        return is_allowed, f"{where}, which {_has(is_allowed)} '{key}'"
 
     @property
     def has_topics(self) -> bool:

@@ -245,11 +245,12 @@ def set_permissions(op: str) -> Callable[[ApiRequest], Any]:
 
 
 async def test_permission(asked: ApiRequest) -> object:
-    """Say whether a user may do something. Query: verb, name, routing_key."""
+    """Say whether a user may do something. Query: verb, name, routing_key, resource."""
     return await asked.value(
         "check_permission", asked.vhost, user=asked.names["user"],
         verb=asked.query.get("verb", ""), name=asked.query.get("name", ""),
         routing_key=asked.query.get("routing_key") or None,
+        resource=asked.query.get("resource", ""),
     )  # fmt: skip
 
 

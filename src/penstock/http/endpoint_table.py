@@ -586,6 +586,7 @@ OUR_CHANGE_ROWS: Final = (
         query={
             "verb": "configure, write or read", "name": "the queue or exchange",
             "routing_key": "at a topic exchange",
+            "resource": "queue or exchange, for a server of `[auth_http]`",
         },
     ),
     Endpoint(

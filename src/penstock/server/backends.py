@@ -167,6 +167,16 @@ class Backends:
         """Return the server of auth_http, if there is one."""
         return next((one for one in self._backends if isinstance(one, HttpBackend)), None)
 
+    def kept(self, user: str, host: str) -> Account:
+        """Return the account of a user who is kept here, from this address: that of http or
+        internal, which of them is asked first. Raises Refused if there is neither."""
+        for backend in self._backends:
+            if isinstance(backend, HttpBackend):
+                return _HttpAccount(user, backend, host)
+            if isinstance(backend, InternalBackend):
+                return backend.kept(user)
+        raise Refused("auth_backends has oauth2 only, whose users have their rights in tokens")
+
     def certified(self, user: str, host: str) -> Account:
         """Return the account of a client whose certificate names this user, which is one of
         `internal`. Raises Refused."""
@@ -208,19 +218,23 @@ class InternalBackend(Backend):
         why = await self._authenticator.refusal(user, password, host)
         if why:
             raise Refused(why)
-        return _OwnAccount(user, self._users)
+        return self.kept(user)
 
     def remembered(self, user: str, password: bytes, host: str) -> Account | None:
         if self._authenticator.remembers(user, password, host):
-            return _OwnAccount(user, self._users)
+            return self.kept(user)
         return None
+
+    def kept(self, user: str) -> Account:
+        """Return the account of a user who is kept here."""
+        return _OwnAccount(user, self._users)
 
     def certified(self, user: str, host: str) -> Account:
         """Return the account of a client whose certificate names this user. Raises Refused."""
         why = self._authenticator.refusal_of_certificate(user, host)
         if why:
             raise Refused(why)
-        return _OwnAccount(user, self._users)
+        return self.kept(user)
 
 
 # ---- HTTP ----------------------------------------------------------------------------------------
@@ -288,8 +302,19 @@ class HttpBackend(Backend):
         return max(self._options.cache_s, RIGHTS_TIMES * self._options.timeout_s)
 
     async def may(self, vhost: str, question: Sequence[str]) -> bool:
-        """Return whether the server allows what broker.asked_rights asks: user, address of the
-        client, permission, resource, name, routing key."""
+        """Return whether the server allows what broker.asked_rights asks."""
+        user, host, permission, resource, name, _ = question
+        try:
+            await self.check_right(vhost, question)
+        except Refused as error:
+            client_line(logger, host, "%s: user '%s' may not %s %s '%s' in vhost '%s' - %s", host,
+                        user, permission, resource, name, vhost, error)  # fmt: skip
+            return False
+        return True
+
+    async def check_right(self, vhost: str, question: Sequence[str]) -> None:
+        """Raise Refused unless the server allows this. question: user, address of the client,
+        permission, resource, name, routing key."""
         user, host, permission, resource, name, key = question
         options = self._options
         tags = " ".join(sorted(self.users.tags_of(user)))
@@ -301,13 +326,7 @@ class HttpBackend(Backend):
         if resource == TOPIC:
             path = options.topic_path
             form["routing_key"] = key
-        try:
-            await self._asked(path, form, self._rights_executor)
-        except Refused as error:
-            client_line(logger, host, "%s: user '%s' may not %s %s '%s' in vhost '%s' - %s", host,
-                        user, permission, resource, name, vhost, error)  # fmt: skip
-            return False
-        return True
+        await self._asked(path, form, self._rights_executor)
 
     async def _check(self, key: bytes, address: str, form: Form, host: str) -> None:
         """Raise Refused unless the server allows it to a client from this host, now or less than

@@ -17,7 +17,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.access.limits import OF_USERS, OF_VHOSTS, VHOST_OPTIONS, LimitTable
-from penstock.access.permissions import GUEST
+from penstock.access.permissions import DEFAULT_EXCHANGE, GUEST
+from penstock.access.tokens import OAUTH2
 from penstock.access.users import Tables, Users, rabbitmq_hash
 from penstock.clock import Clock, date
 from penstock.config import Config, effective, with_value
@@ -49,7 +50,7 @@ from penstock.options import format_bytes
 from penstock.queues.budget import machine_memory, pids_max, process_usage
 from penstock.server import definitions, vhost_directories
 from penstock.server.audit import AuditEntries
-from penstock.server.backends import Backends, Refused
+from penstock.server.backends import TOPIC, Backends, Refused
 from penstock.server.control import ControlError
 from penstock.server.definitions import Definitions, DefinitionsError
 from penstock.server.listener import Listener
@@ -616,29 +617,47 @@ class NodeOperations:
         return self._node.users.list_permissions(vhost=vhost or None, user=user)
 
     async def _check_permission(self, args: Arguments, vhost: str) -> object:
+        """As for a login from this machine: with a password by the backend that accepts it, else by
+        http or internal, which of them is asked first."""
         user, verb, name = args.text("user"), args.text("verb"), args.text("name")
-        key, users = args.text_or_none("routing_key"), self._node.users
-        users.tags(user)  # AMQPError 404
-        identity = users.identity(user, vhost)
+        key, backends = args.text_or_none("routing_key"), self._node.backends
+        try:
+            if args.text_or_none("password") is not None:
+                account = await backends.login(user, _password(args), LOCAL)
+            else:
+                users = self._node.users
+                if OAUTH2 in self._node.settings.auth_backends and not users.knows(user):
+                    text = (
+                        f"NOT_FOUND - there is no user '{user}' here; what a user of oauth2 may do "
+                        "is in its token: give it as `password`"
+                    )
+                    raise ControlError(NOT_FOUND, text)
+                users.tags(user)  # AMQPError 404
+                account = backends.kept(user, LOCAL)
+        except Refused as error:
+            return {"is_allowed": False, "why": f"a login of user '{user}' is refused: {error}"}
+        await account.ask([vhost])
+        identity = account.identity(vhost)
         if identity is None:
             why = f"user '{user}' has no permissions on vhost '{vhost}'"
+            if account.must_ask and self._node.users.identity(user, vhost) is not None:
+                why = f"the server of auth_http does not let user '{user}' open vhost '{vhost}'"
             return {"is_allowed": False, "why": why}
-        may, pattern = {
-            "configure": (identity.may_configure, identity.configure),
-            "write": (identity.may_write, identity.write),
-            "read": (identity.may_read, identity.read),
-        }[verb]
-        is_allowed = may(name)
-        has = "allows" if is_allowed else "does not allow"
-        why = f"{verb} is '{pattern}', which {has} '{name}'"
-        if is_allowed and key is not None and verb != "configure" and name in identity.topics:
-            write, read = identity.topics[name]
-            if verb == "write":
-                is_allowed, pattern = identity.may_write_topic(name, key), write
-            else:
-                is_allowed, pattern = identity.may_read_topic(name, key), read
-            has = "allows" if is_allowed else "does not allow"
-            why = f"{verb} at '{name}' is for routing keys '{pattern}', which {has} '{key}'"
+        is_allowed, why = identity.verdict(verb, name, key)
+        http = backends.http
+        kind = args.text("resource") or ("queue" if name and key is None else "exchange")
+        questions = []
+        if identity.asks_resources:
+            questions.append((verb, kind, name or DEFAULT_EXCHANGE, ""))
+        if identity.asks_topics and key is not None and verb != "configure":
+            questions.append((verb, TOPIC, name, key))
+        if is_allowed and http is not None and questions:
+            try:
+                for question in questions:
+                    await http.check_right(vhost, (identity.name, identity.asks_from, *question))
+            except Refused as error:
+                return {"is_allowed": False, "why": f"{why}; {verb} of {kind} '{name}': {error}"}
+            why += "; the server of auth_http allows it, too"
         return {"is_allowed": is_allowed, "why": why}
 
     async def _list_user_permissions(self, args: Arguments, _vhost: str) -> object:

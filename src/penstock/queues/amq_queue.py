@@ -786,11 +786,16 @@ class AMQQueue(QueueTarget):
         options say for its attempts (0: at once, at its old place); after `max_attempts` it is
         dead-lettered, or dropped. requeue=False: as `reject`. Return the LSN of the record (0:
         transient). Raises SettledError if it is not pending."""
+        most = self.options.max_attempts
+        if requeue and delay_ms == 0 and most is None and not self._has_for_now:
+            found = self.backing.pending(tag)  # without a header that only a read would bring
+            if found is None:
+                raise SettledError(self.text_name, tag)
+            return self._requeue_one(found, mode)
         delivery = self._pending(tag)
         if not requeue:
             return self._dead_letter(delivery, REJECTED, delivery.attempts + 1, mode)
         attempts = delivery.attempts + 1
-        most = self.options.max_attempts
         if most is not None and attempts >= most:
             return self._dead_letter(delivery, DELIVERY_LIMIT, attempts, mode)
         if delay_ms is None:
@@ -803,7 +808,10 @@ class AMQQueue(QueueTarget):
                 pass
         if self._has_for_now and self._is_for_now(delivery):
             return self._dead_letter(delivery, EXPIRED, attempts, mode)
-        self.backing.requeue([tag], mode, attempted=True)
+        return self._requeue_one(delivery, mode)
+
+    def _requeue_one(self, delivery: Delivery, mode: int) -> int:
+        self.backing.requeue([delivery.tag], mode, attempted=True)
         self._trim_returned(1)
         return self._engine.log.last_lsn if delivery.message.persistent else 0
 

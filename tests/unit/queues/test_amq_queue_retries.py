@@ -55,6 +55,20 @@ def test_nack_with_delay_zero_is_at_once(world: AmqWorld) -> None:
     assert world.take().attempts == 1
 
 
+def test_nacks_of_what_was_paged_out_read_no_bodies() -> None:
+    """Only rows are read, by segments."""
+    world = AmqWorld(VARIABLE)
+    q = world.open(max_memory_bytes=32 << 10)
+    world.put(*[f"{n}" for n in range(2000)])
+    tags = [world.take().tag for _ in range(2000)]
+    assert q.info()["paged_pending"] > 1000
+    before = int(q.info()["disk_reads"])
+    for tag in tags:
+        q.nack(tag, delay_ms=0)
+    assert int(q.info()["disk_reads"]) - before < 2000 // 3
+    assert [world.take().attempts for _ in range(2000)] == [1] * 2000
+
+
 def test_attempts_add_up_over_requeues_and_delays(world: AmqWorld) -> None:
     q = world.open()
     world.put("a")

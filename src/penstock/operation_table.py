@@ -547,6 +547,14 @@ _READ_QUEUE: Final = (("read", "queue", "queue"),)
 _KIND: Final = short_text("kind", "queues")
 _ROW_OF: Final = table("of", "of which things: of a queue, a connection and so on, by its name")
 _COLUMNS: Final = texts("columns", "names with dots; all if there are none", default=[])
+_CHOSEN: Final = (  # which rows of a list, in which order; all as they come
+    text("name", "only rows with a match of this regular expression of RE2 in the first column, in "
+         "any case", default=""),
+    text("sort", "a column, by its name with dots", default=""),
+    flag("reverse", "the highest first"),
+    whole_or_null("limit", 1, meaning="the first rows; null: all"),
+    _COLUMNS,
+)  # fmt: skip
 _RATES: Final = flag("rates", "not only what things were declared as", default=True)
 _TOTALS: Final = flag("totals", "without rates: the lengths of queues nevertheless")
 _SAMPLES: Final = table("samples", 'such as {"lengths_age": 60, "lengths_incr": 5}, in seconds')
@@ -1333,7 +1341,7 @@ _ROWS: Final = (
             "rejected", "expired", "maxlen", "delivery_limit", "dead_letters_dropped",
             "dead_letter_cycles", "alerts_raised", "why", "is_flowed", "q1", "q2", "q3", "q4",
             "set_aside", "partitions", "readers", "vhost", *_APPLIED,
-        ), tags=MANAGERS,
+        ), tags=MANAGERS, arguments=_CHOSEN,
     ),
     Operation(
         "list_topology",
@@ -1347,11 +1355,12 @@ _ROWS: Final = (
     _list(
         "list_exchanges", "List the exchanges of a vhost.", ("name", "type"),
         ("durable", "auto_delete", "internal", "arguments", "vhost", *_APPLIED), tags=MANAGERS,
+        arguments=_CHOSEN,
     ),
     _list(
         "list_bindings", "List the bindings of a vhost.",
         ("source_name", "destination_name", "destination_kind", "routing_key", "arguments"),
-        ("source_kind", "vhost"), tags=MANAGERS,
+        ("source_kind", "vhost"), tags=MANAGERS, arguments=_CHOSEN,
     ),
     _list(
         "list_consumers", "List the consumers of a vhost.",
@@ -1359,7 +1368,7 @@ _ROWS: Final = (
         (
             "connection", "user", "exclusive", "active", "priority", "arguments", "unacked",
             "delivered", "vhost",
-        ), tags=MANAGERS,
+        ), tags=MANAGERS, arguments=_CHOSEN,
     ),
     _list(
         "list_channels", "List the channels of a vhost's connections.",
@@ -1367,7 +1376,7 @@ _ROWS: Final = (
         (
             "connection", "number", "vhost", "prefetch_count", "global_prefetch_count", "confirm",
             "transactional", "messages_unconfirmed", "state", "why", "since",
-        ), tags=MANAGERS,
+        ), tags=MANAGERS, arguments=_CHOSEN,
         more="Without the tag monitoring or administrator: the user's own.",
     ),
     Operation(

@@ -86,8 +86,12 @@ def _list_of(row: Operation) -> Any:
         data: str, form: str, columns: tuple[str, ...], vhost: str | None = None, **given: Any
     ) -> None:
         chosen = Chosen(given.pop("sort"), given.pop("limit"), given.pop("pattern"))
+        is_chosen_there = any(one.name == "sort" for one in row.arguments)
+        if is_chosen_there:
+            shown = columns if form in ("json", "jsonl") else columns or row.shown
+            given |= chosen.arguments(shown)
         found = ask(data, row.name, vhost, **_given(given))
-        rows_of(row, chosen.of(found, row), columns, form)
+        rows_of(row, chosen.of(found, row, is_done=is_chosen_there), columns, form)
 
     function = click.argument("columns", nargs=-1, metavar="[COLUMN]...")(run)
     for option in CHOOSING:
@@ -101,24 +105,42 @@ def _list_of(row: Operation) -> Any:
 
 class Chosen(NamedTuple):
     """Which rows of a list are wanted: sorted by a column, with "-" before it the highest first; so
-    many; those with a match of the pattern in the first column."""
+    many; those with a match of the pattern in the first column, in any case. A vhost chooses its
+    rows itself, of which it may have many; those of the node are chosen here."""
 
     sort: str | None
     limit: int | None
     pattern: str | None
 
-    def of(self, rows: list[dict[str, Any]], row: Operation) -> list[dict[str, Any]]:
-        """Return these rows. Raises OptionError."""
+    def arguments(self, shown: Sequence[str]) -> dict[str, Any]:
+        """Return the arguments of an operation that chooses. shown: the columns that are printed,
+        none for all."""
+        sort = self.sort or ""
+        column = sort.removeprefix("-")
+        wanted = {*shown, column} - {""} if shown else ()
+        asked = {
+            "name": self.pattern, "sort": column or None, "reverse": (sort != column) or None,
+            "limit": self.limit, "columns": sorted(wanted) or None,
+        }  # fmt: skip
+        return {name: value for name, value in asked.items() if value is not None}
+
+    def of(
+        self, rows: list[dict[str, Any]], row: Operation, *, is_done: bool
+    ) -> list[dict[str, Any]]:
+        """Return these rows. is_done: they are these already. Raises OptionError."""
+        if self.sort:
+            _check_columns(row, rows, [self.sort.removeprefix("-")])
+        if is_done:
+            return rows
         if self.pattern is not None:
             try:
-                is_in = re.compile(self.pattern).search
+                is_in = re.compile(self.pattern, re.IGNORECASE).search
             except re.error as error:
                 text = f"a regular expression ({error})"
                 raise OptionError("--filter", self.pattern, text) from None
             rows = [one for one in rows if is_in(str(one.get(row.shown[0]) or ""))]
         if self.sort:
             column = self.sort.removeprefix("-")
-            _check_columns(row, rows, [column])
             rows = sorted(
                 rows, key=lambda one: sort_key(one.get(column)), reverse=self.sort != column
             )

@@ -11,6 +11,7 @@ from penstock.broker.publish import PublishFacts, fan_out
 from penstock.broker.topology import SYSTEM
 from penstock.cli.main import cli
 from tests.helpers.columns import COLUMNS
+from tests.helpers.list_rows import rows_of_list
 from tests.helpers.vhost_rig import TakingChannel, VHostRig
 
 
@@ -20,7 +21,7 @@ def rig() -> VHostRig:
 
 
 def info_of(rig: VHostRig, name: str) -> listings.Info:
-    (found,) = [one for one in listings.list_queues(rig.vhost) if one["name"] == name]
+    (found,) = [one for one in rows_of_list(rig.vhost, "list_queues") if one["name"] == name]
     return found
 
 
@@ -36,8 +37,8 @@ def test_the_columns_of_list_queues_are_what_there_is(rig: VHostRig) -> None:
     filled(rig)
     rig.queue("stored")
     rig.vhost.declare_queue("stream", durable=True, arguments={"x-queue-type": "stream"})
-    told = set[str]().union(*listings.list_queues(rig.vhost))
-    told |= set[str]().union(*listings.list_queues(rig.restart()))
+    told = set[str]().union(*rows_of_list(rig.vhost, "list_queues"))
+    told |= set[str]().union(*rows_of_list(rig.restart(), "list_queues"))
     first, others = COLUMNS["list_queues"]
     assert sorted(told) == sorted((*first, *others))
     done = CliRunner().invoke(cli, ["list_queues", "--help"])
@@ -136,7 +137,8 @@ def test_a_queue_that_nobody_has_named(rig: VHostRig) -> None:
 def test_exclusive_and_passing_queues(rig: VHostRig) -> None:
     rig.vhost.declare_queue("mine", durable=True, exclusive=True, owner="me")
     rig.vhost.declare_queue("passing")
-    found = [(q["name"], q["durable"], q["exclusive"]) for q in listings.list_queues(rig.vhost)]
+    rows = rows_of_list(rig.vhost, "list_queues")
+    found = [(q["name"], q["durable"], q["exclusive"]) for q in rows]
     assert found == [("mine", False, True), ("passing", False, False)]
 
 
@@ -153,7 +155,7 @@ def test_exchanges_and_bindings(rig: VHostRig) -> None:
     rig.vhost.topology.declare_exchange("x", "topic", auto_delete=True, arguments={"a": 1})
     rig.vhost.bind_queue("q", "x", "k.#", {"b": 2})
     rig.vhost.topology.bind_exchange("x", "amq.topic", "#")
-    exchanges = list(listings.list_exchanges(rig.vhost))
+    exchanges = rows_of_list(rig.vhost, "list_exchanges")
     assert [one["name"] for one in exchanges] == sorted([*SYSTEM, "x"])
     assert exchanges[-1] == {
         "name": "x", "vhost": "test", "type": "topic", "durable": False, "auto_delete": True,
@@ -162,7 +164,7 @@ def test_exchanges_and_bindings(rig: VHostRig) -> None:
     }  # fmt: skip
     found = [
         (b["source_name"], b["destination_kind"], b["destination_name"], b["routing_key"])
-        for b in listings.list_bindings(rig.vhost)
+        for b in rows_of_list(rig.vhost, "list_bindings")
     ]
     assert found == [
         ("", "queue", "q", "q"),

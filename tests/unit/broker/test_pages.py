@@ -99,6 +99,22 @@ def test_sorted_by_a_number_and_by_a_text(rig: OperationRig) -> None:
     assert names(queues(rig, sort="memory")) == by_length
 
 
+def test_a_command_has_the_rows_that_it_asks_for(rig: OperationRig) -> None:
+    longest = rig.result(
+        "list_queues", sort="messages", reverse=True, limit=2, columns=["messages"]
+    )
+    assert longest == [{"messages": 4}, {"messages": 3}]
+    found = rig.result("list_queues", name="^ORDERS", sort="messages", columns=["name"])
+    assert names(found) == ["Orders.new", "orders.old"]
+    assert names(rig.result("list_queues", sort="message_bytes", limit=1)) == ["b"]
+    exchanges = rig.result("list_exchanges", name="^amq.t", columns=["name", "type"])
+    assert exchanges == [{"name": "amq.topic", "type": "topic"}]
+    keys = rig.result("list_bindings", sort="routing_key", reverse=True, limit=1)
+    assert keys[0]["destination_name"] == "orders.old"
+    error = rig.refusal("list_queues", name="(")
+    assert "'name': given '(', expected a regular expression of RE2" in error.text
+
+
 def test_a_column_that_nobody_has_neither_sorts_nor_fails(rig: OperationRig) -> None:
     found = queues(rig, sort="nothing.at_all", columns=["name", "nothing.at_all"])
     assert found == [{"name": name} for name in ("Orders.new", "a", "b", "c", "orders.old")]

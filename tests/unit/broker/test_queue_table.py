@@ -3,13 +3,13 @@
 import pytest
 
 from penstock.broker.broker_queue import BrokerQueue
-from penstock.broker.operations.listings import list_queues
 from penstock.broker.vhost import VHostSettings
 from penstock.errors import AMQPError, ChannelError, DiskFullError
 from penstock.queues import priority_queue
 from penstock.storage.files.durability import DISK
 from penstock.storage.index.routing_table import DurableQueue
 from tests.helpers.builds import pure_only
+from tests.helpers.list_rows import rows_of_list
 from tests.helpers.routed import route
 from tests.helpers.vhost_rig import TakingChannel, VHostRig, classic
 
@@ -345,7 +345,7 @@ def test_strict_keeps_a_queue_down_whose_limit_does_not_fit() -> None:
         "40 MiB"
     )
     assert rig.told("warning")[1:] == [f"queue 'bigger' in vhost 'test' stays down: {why} (strict)"]
-    rows = {row["name"]: row for row in list_queues(vhost)}
+    rows = {row["name"]: row for row in rows_of_list(vhost, "list_queues")}
     for _ in range(2):  # before it is opened, and after
         assert (rows["bigger"]["state"], rows["bigger"]["why"]) == ("down", why)
         assert rows["bigger"]["messages"] == 1
@@ -355,7 +355,7 @@ def test_strict_keeps_a_queue_down_whose_limit_does_not_fit() -> None:
             404, "NOT_FOUND - queue 'bigger' in vhost 'test' has crashed and failed to restart"
         )  # fmt: skip
         assert vhost.table.usable("bigger") is None
-        rows = {row["name"]: row for row in list_queues(vhost)}
+        rows = {row["name"]: row for row in rows_of_list(vhost, "list_queues")}
     assert rig.bodies(vhost.table.find_queue("big")) == [b"x"]
     assert refused(
         vhost.declare_queue, "bigger", durable=True,
@@ -373,7 +373,7 @@ def test_a_queue_that_was_kept_down_starts_when_there_is_room() -> None:
     rig.vhost.set_memory(51 * MIB)
     assert rig.bodies(rig.vhost.table.find_queue("bigger")) == [b"x"]
     assert rig.told("queue_started") == ["queue 'bigger' in vhost 'test' starts: there is room"]
-    (row,) = [row for row in list_queues(rig.vhost) if row["name"] == "bigger"]
+    (row,) = [row for row in rows_of_list(rig.vhost, "list_queues") if row["name"] == "bigger"]
     assert (row["state"], row["why"]) == ("running", "")
     assert rig.restart().table.usable("bigger") is None  # the settings are what they were
 

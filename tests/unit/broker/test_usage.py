@@ -9,7 +9,6 @@ from penstock.access.permissions import everything
 from penstock.broker.broker_queue import QUEUE_SLICE
 from penstock.broker.channel import UNACKED_BYTES
 from penstock.broker.dispatch import TURN_SLICE
-from penstock.broker.operations.listings import list_channels
 from penstock.broker.usage import CHANNEL_BYTES, CONNECTION_BYTES
 from penstock.clock import ManualClock, date
 from penstock.codec.frames import content_frames, method_frame
@@ -40,6 +39,7 @@ from penstock.codec.spec import (
 )
 from penstock.errors import RESOURCE_ERROR, ChannelError
 from tests.helpers.broker_rig import BrokerRig, RigClient
+from tests.helpers.list_rows import rows_of_list
 
 MIB = 1 << 20
 
@@ -559,7 +559,11 @@ def test_a_user_who_does_not_acknowledge_waits_and_nobody_else() -> None:
     assert most <= held <= most + TURN_SLICE + QUEUE_SLICE
     assert delivered(third) == 10
     assert rig.vhost.blocked_reason == ""
-    (info,) = [row for row in list_channels(rig.vhost) if row["connection"] == eve.handler.name]
+    (info,) = [
+        row
+        for row in rows_of_list(rig.vhost, "list_channels")
+        if row["connection"] == eve.handler.name
+    ]
     assert "deliveries that user 'eve' has not acknowledged take" in str(info["why"])
     assert (info["state"], info["since"]) == ("flow", date(rig.clock.wall_ms()))
     assert eve.handler.info()["state"] == "flow"
@@ -579,7 +583,11 @@ def test_a_user_who_does_not_acknowledge_waits_and_nobody_else() -> None:
         second.send(1, BasicAck(delivery_tag=0, multiple=True))
         rig.turn()
     assert (delivered(eve), delivered(second)) == (8000, 8000)
-    (info,) = [row for row in list_channels(rig.vhost) if row["connection"] == eve.handler.name]
+    (info,) = [
+        row
+        for row in rows_of_list(rig.vhost, "list_channels")
+        if row["connection"] == eve.handler.name
+    ]
     assert (info["why"], info["since"], info["state"]) == ("", "", "running")
     for client in (eve, second, third, adam):
         client.lose()

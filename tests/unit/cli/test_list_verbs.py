@@ -20,7 +20,8 @@ def test_without_columns_there_are_a_few(capsys: pytest.CaptureFixture[str]) -> 
     assert broker.run("list_queues") == 0
     out = capsys.readouterr().out
     assert out == "name\tmessages\tconsumers\njobs\t3\t1\na\\tb\\n\t0\t0\n"
-    assert broker.asked == [("list_queues", "/", {})]
+    shown = ["consumers", "messages", "name"]
+    assert broker.asked == [("list_queues", "/", {"columns": shown})]
     assert broker.data == ["./penstock-data"]
 
 
@@ -29,13 +30,15 @@ def test_columns_in_the_order_that_is_asked_for(capsys: pytest.CaptureFixture[st
     assert broker.run("list_queues", "messages", "arguments", "durable", "-p", "/x") == 0
     out = capsys.readouterr().out
     assert out == 'messages\targuments\tdurable\n3\t{"x-max-length": 5}\t\n'
-    assert broker.asked == [("list_queues", "/x", {})]
+    asked = ["arguments", "durable", "messages"]
+    assert broker.asked == [("list_queues", "/x", {"columns": asked})]
 
 
 def test_json_has_everything_or_the_columns(capsys: pytest.CaptureFixture[str]) -> None:
     broker = FakeControl(list_queues=QUEUES)
     assert broker.run("list_queues", "--format", "json") == 0
     assert json.loads(capsys.readouterr().out) == QUEUES
+    assert broker.asked == [("list_queues", "/", {})]
     assert broker.run("list_queues", "name", "--format", "json") == 0
     assert json.loads(capsys.readouterr().out) == [{"name": "jobs"}, {"name": "a\tb\n"}]
 
@@ -135,7 +138,7 @@ def test_what_rabbitmqctl_takes_is_understood(capsys: pytest.CaptureFixture[str]
         assert capsys.readouterr().out == "jobs\n"
     assert broker.run("-q", "-p", "/x", "list_queues", "name") == 0
     assert capsys.readouterr().out == "name\njobs\n"
-    assert broker.asked[-1] == ("list_queues", "/x", {})
+    assert broker.asked[-1] == ("list_queues", "/x", {"columns": ["name"]})
     assert broker.run("list_permissions", "--user", "ann", "-p", "/x") == 0
     assert broker.asked[-1] == ("list_permissions", "/x", {"user": "ann"})
 
@@ -163,6 +166,8 @@ def test_each_listing_asks_its_own_operation(
     }
     assert broker.run(command, *needed, "--data", "there") == 0
     assert broker.asked[0][0] == command
+    if any(one.name == "columns" for one in arguments):
+        left_out["columns"] = sorted(first)
     assert broker.asked[0][2] == {name: name for name in needed} | left_out
     assert broker.data == ["there"]
     assert capsys.readouterr().out.splitlines()[1].split("\t") == [f"the {n}" for n in first]
@@ -184,18 +189,32 @@ def test_leases_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_rows_are_sorted_cut_and_filtered(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [
-        {"name": "shop.a", "messages": 5}, {"name": "other", "messages": 9},
-        {"name": "shop.b", "messages": 12}, {"name": "shop.c", "messages": None},
-    ]  # fmt: skip
-    broker = FakeControl(list_queues=rows)
+def test_a_vhost_sorts_cuts_and_filters(capsys: pytest.CaptureFixture[str]) -> None:
+    broker = FakeControl(list_queues=[{"name": "shop.b", "messages": 12}, {"name": "shop.a"}])
     line = "list queues name --sort -messages --limit 2 --filter ^shop -s"
     assert broker.run(*line.split()) == 0
     assert capsys.readouterr().out == "shop.b\nshop.a\n"
-    assert broker.run("list_queues", "name", "--sort", "messages", "-s") == 0
-    assert capsys.readouterr().out == "shop.c\nshop.a\nother\nshop.b\n"
+    assert broker.asked[-1][2] == {
+        "name": "^shop", "sort": "messages", "reverse": True, "limit": 2,
+        "columns": ["messages", "name"],
+    }  # fmt: skip
+    assert broker.run("list_queues", "name", "--sort", "messages", "--format", "json") == 0
+    assert broker.asked[-1][2] == {"sort": "messages", "columns": ["messages", "name"]}
+    assert json.loads(capsys.readouterr().out) == [{"name": "shop.b"}, {"name": "shop.a"}]
     assert broker.run("list_queues", "--sort", "-mesages") == 64
     assert "did you mean 'messages'?" in capsys.readouterr().err
-    assert broker.run("list_queues", "--filter", "(") == 64
+
+
+def test_what_the_node_lists_is_sorted_cut_and_filtered(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"name": "shop.a", "connections": 5}, {"name": "other", "connections": 9},
+        {"name": "Shop.b", "connections": 12}, {"name": "shop.c", "connections": None},
+    ]  # fmt: skip
+    broker = FakeControl(list_vhosts=rows)
+    line = "list vhosts name --sort -connections --limit 2 --filter ^shop -s"
+    assert broker.run(*line.split()) == 0
+    assert capsys.readouterr().out == "Shop.b\nshop.a\n"
+    assert broker.run("list_vhosts", "name", "--sort", "connections", "-s") == 0
+    assert capsys.readouterr().out == "shop.c\nshop.a\nother\nShop.b\n"
+    assert broker.run("list_vhosts", "--filter", "(") == 64
     assert "--filter: given '(', expected a regular expression" in capsys.readouterr().err

@@ -101,19 +101,19 @@ class BindingRows(RowKind):
         return found
 
     def name(self, thing: Binding | str) -> str:
-        return _named(thing).properties_key
+        return named_binding(thing).properties_key
 
     def find(self, vhost: VHost, name: str, of: Mapping[str, str]) -> Binding | None:
-        return binding_called([_named(thing) for thing in self.all(vhost, of)], name)
+        return binding_called([named_binding(thing) for thing in self.all(vhost, of)], name)
 
     def key(self, vhost: VHost, column: str) -> Callable[[Binding | str], object]:
         of_binding = COLUMNS.get(column)
         if of_binding is None:
             return super().key(vhost, column)
-        return lambda thing: of_binding(_named(thing))
+        return lambda thing: of_binding(named_binding(thing))
 
     def row(self, vhost: VHost, thing: Binding | str, asked: RowAsked) -> Info:
-        binding = _named(thing)
+        binding = named_binding(thing)
         return {
             "source": binding.source,
             "vhost": vhost.name,
@@ -129,6 +129,6 @@ def _source_of(thing: Binding | str) -> str:
     return "" if isinstance(thing, str) else thing.source
 
 
-def _named(thing: Binding | str) -> Binding:
+def named_binding(thing: Binding | str) -> Binding:
     """Return the binding; that of the default exchange to the queue of this name."""
     return Binding("", QUEUE, thing, thing, {}) if isinstance(thing, str) else thing

@@ -1,11 +1,11 @@
-"""Listings of a vhost: queues, exchanges, bindings, channels, consumers, alerts, and its status.
+"""Rows of the commands' lists of a vhost, such as its queues and its alerts; and its status.
 
 Rows are dicts with the names of RabbitMQ's listings, where it has the thing: messages are ready and
 unacknowledged ones together, message_bytes the bytes of their bodies, memory what is counted in
 RAM. What only Penstock has is called as it is everywhere here: alphas, betas, gammas, delta, and
 `delayed`. Values are those of JSON; arguments may hold bytes, times and decimals as a client gave
-them. Each list is made and written as JSON row by row, in slices between turns: it shows each row
-as it is at that moment, and leaves out what is deleted meanwhile.
+them. Each list is made and written as JSON row by row, in slices between turns (pages.py chooses
+the rows): it shows each row as it is at that moment, and leaves out what is deleted meanwhile.
 
 Listing opens nothing. The counts of a durable queue that nobody has named since the start come from
 its indexes, and all that it holds is in delta.
@@ -19,7 +19,7 @@ from typing import Final
 from penstock.broker.arguments import type_of
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
-from penstock.broker.channel import Channel, ChannelOwner
+from penstock.broker.channel import Channel
 from penstock.broker.dispatch import STEP_BYTES
 from penstock.broker.operations.call import ROW_STEPS, Call, Functions, Slices, listed
 from penstock.broker.operations.policies import parameter_rows
@@ -29,7 +29,6 @@ from penstock.broker.topology import QUEUE, Exchange
 from penstock.broker.vhost import VHost
 from penstock.clock import date
 from penstock.operation_json import JsonParts
-from penstock.operation_table import WATCHERS
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.delays import MARK
 from penstock.queues.queue_options import CLASSIC
@@ -135,12 +134,6 @@ def _stream_counts(vhost: VHost, stream: BrokerStream) -> Info:
         "gammas": 0,
         "delta": count,
     }
-
-
-def list_queues(vhost: VHost) -> Iterator[Info | None]:
-    """Yield the rows of all queues, by name; None in between."""
-    for name in vhost.table.names():
-        yield queue_row(vhost, name)
 
 
 def queue_row(vhost: VHost, name: str) -> Info | None:
@@ -253,42 +246,16 @@ def exchange_info(vhost: VHost, exchange: Exchange) -> Info:
     return {"vhost": vhost.name, **_declared_exchange(exchange), **policies}
 
 
-def list_exchanges(vhost: VHost) -> Iterator[Info]:
-    """Yield the rows of all exchanges, by name; the default one is ""."""
-    for name in sorted(vhost.exchanges):
-        exchange = vhost.exchanges.get(name)
-        if exchange is not None:
-            yield exchange_info(vhost, exchange)
-
-
 def binding_info(vhost: VHost, binding: Binding) -> Info:
     """Return the row of a binding."""
-    return _binding(
-        vhost, binding.source, binding.kind, binding.destination, binding.key, binding.arguments
-    )
-
-
-def list_bindings(vhost: VHost) -> Iterator[Info]:
-    """Yield the rows of all bindings as there are now: first those of the default exchange, one for
-    each queue."""
-    bindings = list(vhost.router.bindings())
-    for name in vhost.table.names():
-        yield _binding(vhost, "", QUEUE, name, name, {})
-    for binding in bindings:
-        yield binding_info(vhost, binding)
-
-
-def _binding(
-    vhost: VHost, source: str, kind: str, destination: str, key: str, arguments: Info
-) -> Info:
     return {
         "vhost": vhost.name,
-        "source_name": source,
+        "source_name": binding.source,
         "source_kind": "exchange",
-        "destination_name": destination,
-        "destination_kind": "queue" if kind == QUEUE else "exchange",
-        "routing_key": key,
-        "arguments": arguments,
+        "destination_name": binding.destination,
+        "destination_kind": "queue" if binding.kind == QUEUE else "exchange",
+        "routing_key": binding.key,
+        "arguments": binding.arguments,
     }
 
 
@@ -347,25 +314,6 @@ def object_totals(vhost: VHost) -> Info:
     }
 
 
-def list_channels(vhost: VHost) -> Iterator[Info]:
-    """Yield the rows of all channels, by connection and number."""
-    found: list[Channel] = []
-    for owner in vhost.handlers:
-        assert isinstance(owner, ChannelOwner)
-        found += owner.channels.values()
-    found.sort(key=lambda channel: (channel.handler.name, channel.number))
-    for channel in found:
-        if not channel.is_closed:
-            yield channel_info(vhost, channel)
-
-
-def _list_channels(call: Call) -> None:
-    rows = list_channels(call.vhost)
-    if not call.is_operator and not call.identity.tags.intersection(WATCHERS):
-        rows = (row for row in rows if row["user"] == call.identity.name)
-    call.in_slices(listed(call, rows))
-
-
 def channel_info(vhost: VHost, channel: Channel) -> Info:
     """Return the row of a channel."""
     user = channel.identity.name
@@ -388,16 +336,6 @@ def channel_info(vhost: VHost, channel: Channel) -> Info:
 def list_alerts(vhost: VHost) -> Iterator[Info]:
     """Yield the alerts that are on and past, the oldest first."""
     yield from vhost.alerts.list.rows()
-
-
-def list_consumers(vhost: VHost) -> Iterator[Info | None]:
-    """Yield the rows of all consumers, by queue; None in between."""
-    for name in sorted(vhost.table.served):
-        queue = vhost.table.served.get(name)
-        if queue is not None:
-            for consumer in list(queue.consumers.all()):
-                yield consumer_info(vhost, queue, consumer)
-        yield None
 
 
 def consumer_info(vhost: VHost, queue: QueueOrStream, consumer: Consumer) -> Info:
@@ -505,11 +443,6 @@ def _listing(rows: Callable[[VHost], Iterator[Info | None]]) -> Callable[[Call],
 
 FUNCTIONS: Final[Functions] = {
     "vhost_status": lambda call: call.reply(status(call.vhost)),
-    "list_queues": _listing(list_queues),
     "list_topology": _list_topology,
-    "list_exchanges": _listing(list_exchanges),
-    "list_bindings": _listing(list_bindings),
-    "list_consumers": _listing(list_consumers),
-    "list_channels": _list_channels,
     "list_alerts": _listing(list_alerts),
 }

@@ -1,4 +1,5 @@
-"""list_rows, describe_row and names: every list that HTTP shows of a vhost, cut and sorted here.
+"""list_rows, describe_row and names: every list that HTTP shows of a vhost, cut and sorted here. So
+are the commands' lists (list_queues ...): of the same things, with rows of listings.py.
 
 One way for all kinds of things (kinds.py). What is asked for is chosen in this order, each step in
 slices between turns, and only then are rows made and written as JSON, one by one:
@@ -38,13 +39,21 @@ from penstock.broker.operations.connections import (
     ConnectionRows,
     ConsumerRows,
 )
-from penstock.broker.operations.exchange_rows import BindingRows, ExchangeRows
+from penstock.broker.operations.exchange_rows import BindingRows, ExchangeRows, named_binding
 from penstock.broker.operations.kinds import RowAsked, RowKind
-from penstock.broker.operations.listings import object_totals
+from penstock.broker.operations.listings import (
+    binding_info,
+    channel_info,
+    consumer_info,
+    exchange_info,
+    object_totals,
+    queue_row,
+)
 from penstock.broker.operations.queue_rows import PublisherRows, Queues, UnackedRows
 from penstock.broker.rates import VHOST as TOTALS
 from penstock.broker.rates import WATCHED_MAX, Info
 from penstock.broker.refusals import called, not_found
+from penstock.broker.vhost import VHost
 from penstock.members import Columns, sort_key
 from penstock.operation_json import JsonParts
 from penstock.operation_table import PAGE_SIZE, WATCHERS
@@ -119,10 +128,12 @@ def _only_user(call: Call) -> str | None:
 # ---- which things, in which order ----------------------------------------------------------------
 
 
-def _filtered(call: Call, kind: RowKind, things: Sequence[Any], names: str) -> Chosen:
+def _filtered(
+    call: Call, kind: RowKind, things: Sequence[Any], names: str, *, is_regex: bool
+) -> Chosen:
     """Return the things with such a name."""
     try:
-        verdicts = _verdicts(names, is_regex=call.args.flag("use_regex"))
+        verdicts = _verdicts(names, is_regex=is_regex)
     except ValueError as error:
         text = f"given {names!r}, expected a regular expression of RE2: {error}"
         raise call.args.wrong("name", text) from error
@@ -257,7 +268,8 @@ def _listed(call: Call, kind: RowKind, asked: RowAsked) -> Slices:
         things = yield from _owned(call, kind, things, users)
     total = len(things)
     if names := args.text("name"):
-        things = yield from _filtered(call, kind, things, names)
+        is_regex = args.flag("use_regex")
+        things = yield from _filtered(call, kind, things, names, is_regex=is_regex)
     count = len(things)
     page, size = args.whole_or_none("page"), args.whole_or_none("page_size") or PAGE_SIZE
     pages = -(-count // size)
@@ -284,6 +296,88 @@ def _listed(call: Call, kind: RowKind, asked: RowAsked) -> Slices:
         found.add(value, key)
     found.end(b"}")
     return found
+
+
+class _Listed(RowKind):
+    """What a list of the commands shows: the things of a kind, by the first column of the list,
+    with rows of listings.py."""
+
+    called = "row"
+
+    def __init__(
+        self, kind: RowKind, name: Callable[[Any], str], row: Callable[[VHost, Any], Info | None]
+    ) -> None:
+        self._kind = kind
+        self._name = name
+        self._row = row
+
+    def all(self, vhost: VHost, of: Mapping[str, str]) -> Sequence[Any]:
+        return self._kind.all(vhost, of)
+
+    def name(self, thing: Any) -> str:
+        return self._name(thing)
+
+    def owner(self, thing: Any) -> str | None:
+        return self._kind.owner(thing)
+
+    def numbers(
+        self, vhost: VHost, column: str
+    ) -> Generator[None, None, Mapping[str, float] | None]:
+        return self._kind.numbers(vhost, column)
+
+    def row(self, vhost: VHost, thing: Any, asked: RowAsked) -> Info | None:
+        return self._row(vhost, thing)
+
+
+def _binding_row(vhost: VHost, thing: Any) -> Info:
+    return binding_info(vhost, named_binding(thing))
+
+
+def _channel_row(vhost: VHost, thing: Any) -> Info | None:
+    return None if thing.is_closed else channel_info(vhost, thing)
+
+
+def _consumer_row(vhost: VHost, thing: Any) -> Info | None:
+    return None if thing.is_cancelled else consumer_info(vhost, thing.queue, thing)
+
+
+def _exchange_row(vhost: VHost, thing: Any) -> Info | None:
+    exchange = vhost.exchanges.get(thing)
+    return None if exchange is None else exchange_info(vhost, exchange)
+
+
+LISTS: Final[Mapping[str, _Listed]] = {
+    "list_queues": _Listed(KINDS["queues"], str, queue_row),
+    "list_exchanges": _Listed(KINDS["exchanges"], str, _exchange_row),
+    "list_bindings": _Listed(
+        KINDS["bindings"], lambda thing: named_binding(thing).source, _binding_row
+    ),
+    "list_channels": _Listed(KINDS["channels"], KINDS["channels"].name, _channel_row),
+    "list_consumers": _Listed(
+        KINDS["consumers"], lambda thing: str(thing.queue.name), _consumer_row
+    ),
+}  # fmt: skip
+
+
+def _list(kind: _Listed) -> Callable[[Call], None]:
+    return lambda call: call.in_slices(_chosen(call, kind))
+
+
+def _chosen(call: Call, kind: _Listed) -> Slices:
+    """Return the rows that a command wants: with such a name, in an order, the first of them."""
+    args = call.args
+    things = kind.all(call.vhost, {})
+    user = _only_user(call)
+    if user is not None:
+        things = yield from _owned(call, kind, things, [user])
+    if names := args.text("name"):
+        things = yield from _filtered(call, kind, things, names, is_regex=True)
+    ordered: Iterable[Any] = things
+    if column := args.text("sort"):
+        ordered = yield from _sorted(call, kind, things, column)
+    chosen = islice(ordered, args.whole_or_none("limit"))
+    asked = RowAsked(Columns(args.texts("columns")))
+    return (yield from listed(call, _rows(call, kind, chosen, asked)))
 
 
 def _describe_row(call: Call) -> None:
@@ -332,6 +426,7 @@ def _names(call: Call) -> None:
 
 
 FUNCTIONS: Final[Functions] = {
+    **{name: _list(kind) for name, kind in LISTS.items()},
     "list_rows": _list_rows,
     "describe_row": _describe_row,
     "names": _names,

@@ -274,5 +274,5 @@ def _check_columns(
         if name not in known:
             columns = [*row.shown, *sorted(known.difference(row.shown))]
             near = difflib.get_close_matches(name, columns, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise OptionError("column", name, f"{hint}one of {', '.join(columns)}")
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise OptionError("column", name, f"one of {', '.join(columns)}{hint}")

@@ -1484,6 +1484,7 @@ class Paging:
         self._retry_at: float = -1.0
         self._has_failed: bool = False
         self.is_inhaling: bool = False  # begun, and the high mark is not reached
+        self.on_read: Callable[[], None] | None = None  # after the last read that was worthwhile
 
     # ---- limits --------------------------------------------------------------------------------
 
@@ -1694,6 +1695,8 @@ class Paging:
                 self._not_read(problem)
             else:
                 self.is_inhaling = self._read_on()
+                if not self.is_inhaling and not self.inhaler.runs and self.on_read is not None:
+                    self.on_read()
 
     def _not_read(self, text: str) -> None:
         self.is_inhaling = False

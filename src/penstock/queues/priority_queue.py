@@ -470,6 +470,7 @@ class PriorityQueue(BackingQueue):
         """Make the queue of a part, with the settings of the whole."""
         queue = self._make(part.index)
         part.opened = queue
+        queue.paging.on_read = self._read_on
         insort(self.opened, part, key=_number_of)
         self._all |= part.bit
         part.index.holder = PartHolder(self, part, part.index.holder)
@@ -865,6 +866,11 @@ class PriorityQueue(BackingQueue):
                 return True
             ready ^= part.bit
         return False
+
+    def _read_on(self) -> None:
+        """Go on with the next part when one has been read, not at the next tick, seconds later."""
+        self._is_dealt = False
+        self.inhale(at_rest=True)
 
     def _deal(self) -> None:
         """Deal the budget again if anything has happened, and update counts that changed by

@@ -460,3 +460,27 @@ def test_what_does_not_fit_is_read_back_as_that_of_a_queue_without_priorities(
         deepest = q.ram_bytes()
     drain_to(q, (q.len() - 50) * COST, b"")
     assert q.ram_bytes() > limit * 7 // 10
+
+
+@pytest.mark.parametrize("percent", [90, 130])
+def test_reads_go_on_from_one_priority_to_the_next_without_a_tick(percent: int) -> None:
+    """A tick comes every few seconds; what one begins goes on as it does without priorities."""
+    limit = 128 << 10
+    q = flowed(10, limit, by_priority=True, header=b"")
+    engine = q.parts[0].queue.engine
+    while q.len() * COST > limit * percent // 100:
+        delivery = q.fetch()
+        if delivery is not None:
+            q.ack([delivery.tag], OS)
+        else:
+            held = q.held()
+            assert held is not None
+            engine.wait(*held)
+    page(q)
+    q.inhale(at_rest=True)
+    while engine.has_pending:
+        engine.poll(wait=True)
+    if percent < 100:
+        assert sum(alphas(q)) == q.len()
+    assert q.ram_bytes() > limit * 3 // 4
+    assert q.ram_bytes() <= limit

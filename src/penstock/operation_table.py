@@ -65,6 +65,10 @@ OPERATORS: Final = "operators"
 MANAGEMENT: Final = "operators and HTTP"
 CLIENTS: Final = "clients"
 
+OPERATOR: Final = ("operator", "control socket")  # who calls if nobody is named, and from where
+
+ALARM: Final = "alarm"  # a kind in the answer of `status`: publishers wait
+
 VHOST: Final = "a vhost"  # its process answers
 NODE: Final = "the node"
 NODE_VHOST: Final = "the node, about a vhost"
@@ -243,13 +247,18 @@ def numbers(name: str, meaning: str = "", *, default: list[int] | None = None) -
 
 class Arguments:
     """The checked values of one call of the operation `op`. ChannelError 406 if one is wrong.
+    caller: user and place, for the audit log.
 
     Each getter returns the value of the argument of that name. An AssertionError means that the
     operation's table gives the argument another type.
     """
 
-    def __init__(self, op: str, expected: Sequence[Argument], given: Mapping[str, object]) -> None:
+    def __init__(
+        self, op: str, expected: Sequence[Argument], given: Mapping[str, object],
+        caller: tuple[str, str] = OPERATOR,
+    ) -> None:  # fmt: skip
         self.op: str = op
+        self.caller: tuple[str, str] = caller
         self._values: dict[str, object] = {}
         self._unnoted = {argument.name for argument in expected if not argument.is_noted}
         names = [argument.name for argument in expected]
@@ -617,12 +626,12 @@ _ROWS: Final = (
             "product", "version", "build", "now_ms", "uptime_s", "data", "host", "port",
             "listeners", "durability", "memory_bytes", "counted_bytes", "log_directory",
             "spill_directory", "disk_free_bytes", "disk_free_limit_bytes", "is_ready",
-            "is_healthy", "takes_clients", "problems", "kinds", "advice", "connections",
+            "is_healthy", "takes_clients", "problems", "kinds", "about", "advice", "connections",
             "half_open", "accepted", "vhosts", "http", "tls",
         ),
         more="`is_healthy` is false while a vhost is down or publishers are blocked; `problems` "
-        "says why, `advice` what to do about each, and `kinds` what each is about: alarm "
-        "(publishers wait), vhost or node.",
+        "says why, `advice` what to do about each, `kinds` what each is: alarm (publishers wait), "
+        "vhost or node, and `about` which vhost each is about, null for none.",
     ),
     Operation(
         "node_metrics", "Return the numbers of the node for /metrics.", of=NODE, tags=WATCHERS,

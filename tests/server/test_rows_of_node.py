@@ -30,7 +30,7 @@ def test_status_has_every_field(broker: LiveBroker) -> None:
         "product": "Penstock", "durability": "disk", "host": broker.host, "port": broker.port,
         "data": str(broker.data), "log_directory": str(broker.data),
         "spill_directory": str(broker.data), "is_ready": True, "is_healthy": True, "problems": [],
-        "kinds": [], "advice": [],
+        "kinds": [], "about": [], "advice": [],
         "half_open": 0, "http": None, "tls": None, "takes_clients": True,
         "listeners": {"amqp": broker.port},
     }  # fmt: skip

@@ -45,6 +45,7 @@ from penstock.http.node_link import NodeLink, mark_seen
 from penstock.http.requests import HttpError
 from penstock.members import dug
 from penstock.operation_json import to_json
+from penstock.operation_table import ALARM
 from penstock.server.certificates import CertificateFacts
 from penstock.server.control import ControlError
 from penstock.server.watched_process import DOWN, RUNNING
@@ -400,9 +401,10 @@ class Live:
         for one in causes:
             text = f"{one['about']}: {one['text']}"
             found.append(_said("danger", text, one["do"], "#/alarms", one))
-        known = tuple(f"vhost '{one[VHOST]}' is low on " for one in causes)
-        for text, do in zip(self._status["problems"], self._status["advice"], strict=True):
-            if not text.startswith(known):
+        known = {(ALARM, one[VHOST]) for one in causes}
+        parts = (self._status[part] for part in ("kinds", "about", "problems", "advice"))
+        for kind, about, text, do in zip(*parts, strict=True):
+            if (kind, about) not in known:
                 found.append(_said("danger", text, do, "#/alarms"))
         for one in (self._status["tls"] or {}).get("certificates", []):
             facts = CertificateFacts(one["file"], tuple(one["names"]), one["expires_ms"])

@@ -34,12 +34,14 @@ from penstock.native import VERSION, build_kind
 from penstock.node_name import node_name
 from penstock.operation_json import dumps, loads, parts_of, read
 from penstock.operation_table import (
+    ALARM,
     AS_USER,
     AUDITED,
     DEFAULT_VHOST,
     NODE_VHOST,
     NODE_VHOSTS,
     OPERATIONS,
+    OPERATOR,
     SESSION,
     VHOST,
     Arguments,
@@ -70,12 +72,9 @@ COUNTS: Final = (
     "returned_bytes",
 )  # fmt: skip
 DECLARED_AT_ONCE: Final = 32
-OPERATOR: Final = ("operator", "control socket")
-IMPORT: Final = "import_definitions"
 LOCAL: Final = "127.0.0.1"  # where an operator is
 ASK_S: Final = 5.0  # for the answer of each vhost to a list
 # Kinds of problems: publishers wait; a vhost; the node itself.
-ALARM: Final = "alarm"
 OF_VHOST: Final = "vhost"
 OF_NODE: Final = "node"
 LOG_ADVICE: Final = "read the broker's log"
@@ -86,11 +85,12 @@ logger = logging.getLogger(__name__)
 
 class NodeProblem(NamedTuple):
     """What keeps clients from being served. kind: ALARM, OF_VHOST or OF_NODE. text: one line. do:
-    what ends it."""
+    what ends it. vhost: which one it is about."""
 
     kind: str
     text: str
     do: str
+    vhost: str | None = None
 
 
 class Node(Protocol):
@@ -177,8 +177,8 @@ class NodeOperations:
             if row.of == VHOST:
                 return [await self._vhost(name).call(op, given)]
             function: Callable[..., Awaitable[object]] = getattr(self, f"_{op}")
-            args = Arguments(op, row.arguments, loads(given, is_exact=True))
-            found = await function(args, name, *([caller] if op == IMPORT else []))
+            args = Arguments(op, row.arguments, loads(given, is_exact=True), caller)
+            found = await function(args, name)
             if op in AUDITED:
                 self._node.note(
                     {
@@ -244,6 +244,7 @@ class NodeOperations:
             "takes_clients": not node.listener.is_short,
             "problems": [one.text for one in problems],
             "kinds": [one.kind for one in problems],
+            "about": [one.vhost for one in problems],
             "advice": [one.do for one in problems],
             "connections": sum(v.connections for v in node.vhosts.values()),
             "half_open": node.listener.half_open,
@@ -380,16 +381,18 @@ class NodeOperations:
             named = f"vhost '{vhost.name}'"
             if vhost.state == DOWN:
                 do = f"{LOG_ADVICE}, then penstock restart_vhost"
-                found.append(NodeProblem(OF_VHOST, str(vhost.down()), do))
+                found.append(NodeProblem(OF_VHOST, str(vhost.down()), do, vhost.name))
             elif vhost.unserved():
                 text = f"{named} does not serve: it {vhost.unserved()}"
-                found.append(NodeProblem(OF_VHOST, text, LOG_ADVICE))
+                found.append(NodeProblem(OF_VHOST, text, LOG_ADVICE, vhost.name))
             elif vhost.blocked_reason:
                 text = f"{named} is low on {vhost.blocked_reason}: publishers wait"
-                found.append(NodeProblem(ALARM, text, blocked_advice(vhost.blocked_reason)))
+                do = blocked_advice(vhost.blocked_reason)
+                found.append(NodeProblem(ALARM, text, do, vhost.name))
             if vhost.crowded():
                 text = f"{named} takes no more clients: {vhost.crowded()}"
-                found.append(NodeProblem(OF_VHOST, text, f"{FILES_ADVICE}, or close connections"))
+                do = f"{FILES_ADVICE}, or close connections"
+                found.append(NodeProblem(OF_VHOST, text, do, vhost.name))
         disks, limit_bytes = self._disks()
         for disk, free_bytes in disks.items():
             if free_bytes < limit_bytes:
@@ -709,12 +712,10 @@ class NodeOperations:
         }
         return await asyncio.to_thread(definitions.document, tables, topology, vhost)
 
-    async def _import_definitions(
-        self, args: Arguments, vhost: str, caller: tuple[str, str]
-    ) -> object:
+    async def _import_definitions(self, args: Arguments, vhost: str) -> object:
         async with self._importing:
             return await self._import(
-                args.text("definitions"), vhost, caller, is_lenient=args.flag("leave_out"),
+                args.text("definitions"), vhost, args.caller, is_lenient=args.flag("leave_out"),
                 is_dry=args.flag("dry_run"),
             )  # fmt: skip
 

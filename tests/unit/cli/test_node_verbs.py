@@ -19,7 +19,7 @@ STATUS = {
     "port": 5672, "durability": "disk", "memory_bytes": 64 << 20, "counted_bytes": 3 << 20,
     "log_directory": "/d", "spill_directory": "/e", "disk_free_bytes": 5 << 30,
     "disk_free_limit_bytes": 50 << 20, "is_ready": True, "is_healthy": True, "problems": [],
-    "kinds": [], "advice": [],
+    "kinds": [], "about": [], "advice": [],
     "connections": 1, "half_open": 0, "accepted": 1234, "vhosts": [VHOST],
     "http": {"port": 15672}, "tls": None, "listeners": {"amqp": 5672, "http": 15672},
 }  # fmt: skip
@@ -29,6 +29,7 @@ WRONG = STATUS | {
         "vhost '/' is low on disk: publishers wait", "vhost 'shop' is down: corrupt\x1b[2J"
     ],
     "kinds": ["alarm", "vhost"],
+    "about": ["/", "shop"],
     "advice": ["make room on its disk", "read the broker's log, then penstock restart_vhost"],
     "vhosts": [VHOST, VHOST | {"name": "shop", "state": "down", "why": "corrupt"}],
 }  # fmt: skip

@@ -27,7 +27,7 @@ def row(name: str = "/", **more: object) -> dict[str, Any]:
 
 STATUS = {
     "disk_free_bytes": 9, "disk_free_limit_bytes": 4, "counted_bytes": 1, "memory_bytes": 2,
-    "problems": [], "advice": [], "http": {"rss_bytes": 7}, "tls": None,
+    "problems": [], "kinds": [], "about": [], "advice": [], "http": {"rss_bytes": 7}, "tls": None,
     "vhosts": [row(), row("other")],
 }  # fmt: skip
 
@@ -190,7 +190,10 @@ def test_what_is_wrong_is_said_the_worst_first(rig: HttpRig) -> None:
         "href": "#/queues/%2F/a%2Fb", "since": 1795802400.0,
     }  # fmt: skip
     assert problems(rig) == [warning]
-    wrong = {**STATUS, "problems": ["the disk is full"], "advice": ["make room there"]}
+    wrong = {
+        **STATUS, "problems": ["the disk is full"], "advice": ["make room there"],
+        "kinds": ["alarm"], "about": [None],
+    }  # fmt: skip
     rig.node.answers["status"] = wrong
     assert [one["text"] for one in problems(rig)] == [
         "the disk is full: make room there", warning["text"],
@@ -199,7 +202,7 @@ def test_what_is_wrong_is_said_the_worst_first(rig: HttpRig) -> None:
     rig.node.answers["status"] = {
         **wrong, "vhosts": [row(blocked_reason="disk"), row("other", blocked_reason="disk")],
         "problems": [f"vhost '{name}' is low on disk: publishers wait" for name in "/x"],
-        "advice": ["make room", "make room"],
+        "advice": ["make room", "make room"], "kinds": ["alarm", "alarm"], "about": ["/", "x"],
     }  # fmt: skip
     ((_, found),) = watch(rig, "overview", 1)
     assert found["vhosts"]["/"]["blocked"] == "disk"

@@ -411,12 +411,18 @@ def test_no_part_of_the_engine_names_the_engine() -> None:
 
 
 def test_nobody_reaches_past_the_engine() -> None:
-    """Its owners use its calls, not the parts that it is made of. Of the log they ask what was
-    appended and settled, whether it has room, and for a sync."""
-    log = "settled|last_lsn|syncs|request_sync|has_room"
-    parts = re.compile(
-        rf"(?:engine|new)\.(_\w+|state|log(?!\.(?:{log})\b)|journal|placement|upkeep|transient)\b"
-    )
+    """Its owners use its calls, and of its parts only these: what the log has appended and settled,
+    its room and a sync; the journal's checks, groups and work in threads; new messages; slices of a
+    checkpoint."""
+    faces = {
+        "log": "settled|last_lsn|syncs|request_sync|has_room",
+        "journal": "check|check_publish|disk_full|stop|one_record|gathering|submit|has_pending"
+        "|pin_files|unpin_files|cut_waits|is_committing",
+        "placement": "new_message|share_of",
+        "upkeep": "begin_checkpoint|step_checkpoint",
+    }
+    narrow = "|".join(rf"{part}(?!\.(?:{calls})\b)" for part, calls in faces.items())
+    parts = re.compile(rf"(?:engine|new)\.(_\w+|state|transient|{narrow})\b")
     found = [
         f"{name_of(path)}: {line.strip()}"
         for path in SOURCES

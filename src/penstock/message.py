@@ -31,7 +31,7 @@ were made. They are made again once an eighth of these have left, or when there 
 them: up to eight holders the parts are always equal, above that within an eighth, and the cost for
 each holder that comes or goes is bounded.
 
-    make     StorageEngine.new_message, for several queues: no queue holds it yet
+    make     Placement.new_message, for several queues: no queue holds it yet
     join     a queue takes the message into RAM and counts its part
     complete all queues for which it was published have had it: the first counts the rest, too.
              Otherwise the first of ten queues would count the whole body for a moment and page out
@@ -48,7 +48,7 @@ One message for several queues may become several QueuedMessages: queues with a 
 and transient queues, get a record and a QueuedMessage of their own. In RAM the body is still one
 object and counts once. So a caller that publishes a body in several calls does that inside
 
-    with engine.share(engine.share_of(body, len(queues))):
+    with engine.share(engine.placement.share_of(body, len(queues))):
         ...
 
 and every message that is published inside with this very object shares it. What goes to the store

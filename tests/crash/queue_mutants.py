@@ -151,9 +151,10 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "deleted-in-two-records", "one place",
-        "        with self._engine.one_record(mode) as one:\n"
+        "        with self._engine.journal.one_record(mode) as one:\n"
         "            self.delays.delete(mode)\n",
-        "        self.delays.delete(mode)\n        with self._engine.one_record(mode) as one:\n",
+        "        self.delays.delete(mode)\n"
+        "        with self._engine.journal.one_record(mode) as one:\n",
         QUEUES + "purging",
     ),
     Mutant(

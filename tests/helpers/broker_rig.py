@@ -228,7 +228,7 @@ class BrokerRig:
             self.is_due = False
             has_more = self.vhost.turn()
             self.vhost.completed()
-            is_pending = self.vhost.engine.has_pending
+            is_pending = self.vhost.engine.journal.has_pending
             is_unsettled = self.vhost.engine.log.settled(DISK) < self._wanted()
             if not (has_more or self.is_due or is_pending or is_unsettled):
                 return

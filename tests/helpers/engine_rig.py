@@ -184,6 +184,6 @@ class EngineRig:
             self.engine.flush()
             self.engine.poll(wait=True)
             idle = self.engine.checkpoints.phase == IDLE and not self.engine.state.reaping
-            if idle and not self.engine.has_pending:
+            if idle and not self.engine.journal.has_pending:
                 return
         raise AssertionError("it never comes to rest")

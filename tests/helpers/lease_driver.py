@@ -67,7 +67,7 @@ class LeaseDriver(Driver):
         for _ in range(n):
             at = (self.uid, self._size((0, 20), (100, 300), (2000, 3000)))
             self.uid += 1
-            message = self.engine.new_message(self._header(), body_of(*at))
+            message = self.engine.placement.new_message(self._header(), body_of(*at))
             message.persistent = False
             self.ledger.give_id(message.id, at[0])
             found.append((at, Entry(queue.take_seq(), message)))

@@ -138,7 +138,7 @@ class StreamDriver(Driver):
         at = (stream.next_offset, None)
 
         def call() -> None:
-            with self.engine.one_record(DISK):
+            with self.engine.journal.one_record(DISK):
                 self.engine.streams.append(stream, b"", body_of(uid, 20), DISK)
                 self.engine.streams.set_reader(stream, name, at[0], DISK, at[1])
                 self.engine.streams.append(stream, b"h", body_of(uid + 1, 30), DISK)

@@ -200,7 +200,7 @@ class Driver:
         uid, size = self.uid, self._size(SMALL, STORED, OWN)
         self.uid += 1
         body = body_of(uid, size)
-        message = self.engine.new_message(b"", b"")
+        message = self.engine.placement.new_message(b"", b"")
         self.ledger.give_id(message.id, uid)
         spool = self.engine.state.store.spool(message.id)
         spool.write(body[: size // 2])

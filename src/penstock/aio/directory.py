@@ -95,7 +95,7 @@ class LoopDriver(LoopRunner, Driver):
                 self._leave(waiter)
             raise
         if waiter.state == FAILED:
-            self.core.engine.check()
+            self.core.engine.journal.check()
             raise StoppedError(f"a call on the box {self.path} was interrupted")
 
 

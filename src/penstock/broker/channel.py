@@ -457,7 +457,7 @@ class ChannelTransaction(PublishCollector):
             n, total = self._counts.get(queue, (0, 0))
             self._counts[queue] = n + 1, total + len(body)
         engine = self.vhost.engine
-        shared = engine.share_of(body, len(queues))
+        shared = engine.placement.share_of(body, len(queues))
         if others:
             self._kept.append(DeferredPublish(others, header, body, facts, shared))
         if durable:
@@ -526,7 +526,7 @@ class ChannelTransaction(PublishCollector):
         self._check_room()
         self._forget_restarted()
         if self._kept:  # the engine checks what it has itself
-            vhost.engine.check_publish()
+            vhost.engine.journal.check_publish()
         transaction = self._transaction
         if transaction.publishes or transaction.appends or transaction.dequeues:
             self.lsn = transaction.commit(vhost.mode)

@@ -453,7 +453,7 @@ class LongCommit(BackgroundTask):
         """Return whether the log must come first, or a checkpoint, which waits until no commit is
         under way."""
         vhost = self._channel.vhost
-        if not self._has_begun and vhost.engine.cut_waits:
+        if not self._has_begun and vhost.engine.journal.cut_waits:
             vhost.timers.call_at(vhost.clock.monotonic(), self._wake)  # after the next tick
             return True
         return self._pace.is_ahead()

@@ -1023,7 +1023,7 @@ class SpooledPublish:
         self._props: bytes = props
         self._info: int = scan(props)
         engine = publisher.vhost.engine
-        self._message = engine.new_message(b"", b"")
+        self._message = engine.placement.new_message(b"", b"")
         self._message.body = None
         self._message.persistent = self._info & 0xFF == PERSISTENT and leads_to_durable(self._route)
         self._spool: Spool = engine.bodies.spool(self._message)
@@ -1034,7 +1034,7 @@ class SpooledPublish:
         try:
             self._spool.write(data)
         except OSError as error:
-            raise engine.disk_full(error, len(data)) from error
+            raise engine.journal.disk_full(error, len(data)) from error
 
     def find_targets(self) -> bool:
         """Find out where it goes, after the last byte. Returns False if the turn's budget does not
@@ -1056,7 +1056,7 @@ class SpooledPublish:
         try:
             message.store_file = self._spool.finish()
         except OSError as error:
-            raise engine.disk_full(error, self._spool.size) from error
+            raise engine.journal.disk_full(error, self._spool.size) from error
         message.size = self._spool.size
         engine.bodies.own(message)
         try:
@@ -1174,7 +1174,7 @@ def fan_out(
     DiskFullError: none that shares a record has it."""
     share_blame(vhost, header, len(queues) + len(streams))
     if copies is None:
-        copies = vhost.engine.share_of(body, len(queues))
+        copies = vhost.engine.placement.share_of(body, len(queues))
     with vhost.engine.share(copies):
         return _fan_out(vhost, queues, streams, header, body, facts, spooled, may_refuse)
 
@@ -1208,7 +1208,7 @@ def _fan_out(
         engine = vhost.engine
         engine.bodies.own(spooled)
         try:
-            with engine.share(engine.share_of(whole, len(dead) + 1), owned=spooled):
+            with engine.share(engine.placement.share_of(whole, len(dead) + 1), owned=spooled):
                 return _send(
                     vhost, shared, streams, header, body, facts, spooled, whole, dead, before_lsn
                 )

@@ -653,7 +653,7 @@ class QueueTable:
         if leased and not is_forced:
             raise refusals.leased(what, leased)
         doomed = self._topology.doomed([], [queue.name])
-        with self.engine.one_record(DISK) as one:
+        with self.engine.journal.one_record(DISK) as one:
             self._log_deleted(queue)
             self._topology.log_deleted(doomed)
         self._forget(queue)
@@ -1005,7 +1005,7 @@ class QueueRestarts:
         try:
             amq, lost = self._reopened(queue.amq)
         except Exception as failure:
-            self._engine.stop(failure)
+            self._engine.journal.stop(failure)
             text = f"{what} has failed with {error!r} and cannot restart alone: {failure}"
             raise StoppedError(text) from failure
         fresh = self._table.replace(queue, amq)
@@ -1033,7 +1033,7 @@ class QueueRestarts:
                 for index in indexes_of(self._engine, amq.name):
                     self._rescue(index)
             except Exception as failure:
-                self._engine.stop(failure)
+                self._engine.journal.stop(failure)
                 raise StoppedError(f"queue {queue.name!r} has crashed: {failure}") from failure
         crashed = self._table.replace(queue, amq)
         crashed.is_crashed = True
@@ -1043,9 +1043,9 @@ class QueueRestarts:
         """Return a new AMQQueue over the same indexes, and how many transient messages it has
         lost."""
         engine = self._engine
-        if engine.is_gathering:
+        if engine.journal.gathering is not None:
             raise UntrustedError("the error occurred while one record was being made")
-        if engine.is_committing:  # its index may have what parts of it are to take
+        if engine.journal.is_committing:  # its index may have what parts of it are to take
             raise UntrustedError("a large transaction is being committed")
         if not old.is_durable:
             lost = old.backing.depth()

@@ -230,7 +230,7 @@ class Topology:
     def _unbind_stale(self, stale: list[routing_table.DurableBinding]) -> None:
         """Delete bindings of queues that do not exist: the library deletes queues and knows of no
         bindings. A queue of that name that is declared later begins without them."""
-        with self._engine.one_record(OS):
+        with self._engine.journal.one_record(OS):
             for bound in stale:
                 self._engine.apply_topology(bound.record(routing_table.UNBIND), OS)
 
@@ -319,7 +319,7 @@ class Topology:
         if if_unused and self.router.has_bindings(name):
             raise refusals.precondition_failed(f"{self.called(name)} in use")
         doomed = self.doomed([name], [])
-        with self._engine.one_record(DISK) as one:
+        with self._engine.journal.one_record(DISK) as one:
             self.log_deleted(doomed)
         self.forget(doomed)
         return one.lsn
@@ -451,7 +451,7 @@ class Topology:
         if exchange.auto_delete and self.router.count_from(source) == 1:
             doomed = self.doomed([source], [])
         stored = _stored_binding(binding)
-        with self._engine.one_record(DISK) as one:
+        with self._engine.journal.one_record(DISK) as one:
             if stored in self._engine.routing.bindings:
                 self._engine.apply_topology(stored.record(routing_table.UNBIND))
             self.log_deleted(doomed)

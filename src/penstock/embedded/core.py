@@ -361,7 +361,7 @@ class Core(QueueOwner[QueueState]):
                     for name, (given, expected) in self.queue_set.limits_beyond().items():
                         raise OptionError(f"max_memory of queue {name!r}", given, expected)
             except BaseException as error:
-                self.engine.stop(error)
+                self.engine.journal.stop(error)
                 self.engine.close()
                 self.data.close()
                 raise

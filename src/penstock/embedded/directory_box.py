@@ -316,7 +316,7 @@ class DirectoryBox(BoxSource):
         with driver.gate, driver.guard:
             engine = driver.core.engine
             before = engine.checkpoints.count
-            engine.begin_checkpoint()
+            engine.upkeep.begin_checkpoint()
         self._finish_checkpoint()
         return engine.checkpoints.count > before
 
@@ -326,13 +326,13 @@ class DirectoryBox(BoxSource):
         while True:
             with driver.gate, driver.guard:
                 engine = driver.core.engine
-                engine.check()
+                engine.journal.check()
                 phase = engine.checkpoints.phase
                 if phase == IDLE:
                     return
                 if phase == SLICES:
                     until = engine.clock.monotonic() + engine.options.slice_ms / 1000
-                    engine.step_checkpoint(until)
+                    engine.upkeep.step_checkpoint(until)
                 driver.turn()
             if phase != SLICES:
                 _pause()
@@ -342,7 +342,7 @@ class DirectoryBox(BoxSource):
         driver = self._driver
         with driver.gate, driver.guard:
             engine = driver.core.engine
-            engine.check()
+            engine.journal.check()
         fresh = FreshDirectory(engine.fs, str(path), "a backup")
         part = Backup(engine, fresh)
         try:

@@ -341,7 +341,7 @@ class Driver:
                 if waiter.state == LEADING:
                     self._lead(waiter)
                 elif waiter.state == FAILED:
-                    self.core.engine.check()
+                    self.core.engine.journal.check()
                     raise StoppedError(f"a call on the box {self.path} was interrupted")
                 else:
                     self._wake_next()
@@ -415,7 +415,7 @@ class Driver:
         if not self._is_interrupted:
             self._is_interrupted = True
             self.gate = ReopeningGate(self)
-            self.core.engine.stop(StoppedError(f"a call was interrupted by {error!r}"))
+            self.core.engine.journal.stop(StoppedError(f"a call was interrupted by {error!r}"))
             self.fail()
             self.nudge()
 
@@ -506,7 +506,7 @@ class Driver:
                 self.fail()
                 if self.core.engine.failed is None:
                     self.core.event("stopped", f"the box has stopped: {error!r}")
-                    self.core.engine.stop(error)
+                    self.core.engine.journal.stop(error)
                 return IDLE_S
             self.is_idle = seconds > IDLE_FROM_S
             return 0.0 if self.events else min(seconds, IDLE_S)

@@ -305,7 +305,7 @@ class TickInterval:
         is_busy = (
             lsn != self._seen_lsn
             or engine.log.settled(DISK) < lsn
-            or engine.has_pending
+            or engine.journal.has_pending
             or engine.checkpoints.phase != IDLE
         )
         self._seen_lsn = lsn
@@ -383,7 +383,7 @@ class Leasing:
             raise ValueError(f"a lease of {messages_max} messages and {bytes_max} bytes at most")
         engine = self._engine
         if engine.failed is not None or engine.blocked or engine.is_closed:
-            engine.check_publish()
+            engine.journal.check_publish()
         return self._backing.take(
             min(messages_max, SLICE_MESSAGES), min(bytes_max, SLICE_BYTES), now_ms
         )
@@ -530,7 +530,7 @@ class Leasing:
             self._report(error)
             return
         if gone:
-            self._engine.submit(lambda: pages.unlink(gone), _nothing, self._report)
+            self._engine.journal.submit(lambda: pages.unlink(gone), _nothing, self._report)
 
     def rest(self) -> None:
         """Close files of pages that nobody leases to. Called now and then."""
@@ -1156,7 +1156,7 @@ class AMQQueue(QueueTarget):
             messages, readers = self._leases().open_leases()
             if messages:
                 raise QueueLeasedError(self.text_name, messages, readers)
-        with self._engine.one_record(mode) as one:
+        with self._engine.journal.one_record(mode) as one:
             self.delays.delete(mode)
             self.backing.delete_and_terminate(mode)
         if self._leasing is not None:

@@ -377,7 +377,7 @@ class DeadLetters:
             self.count(reason, 1, 0 if passing else 1)
             return lsn
         engine = self._engine
-        with engine.share(engine.share_of(body, len(routed.targets))):
+        with engine.share(engine.placement.share_of(body, len(routed.targets))):
             for target in routed.targets:
                 lsn = max(lsn, target.accept(routed.header, body, priority, mode))
         self._count_taken(reason, routed)
@@ -464,7 +464,7 @@ def move_to(
                 engine.publish_stored([_index(each)], each.header, stored, each.expiry_ms)
         else:
             body = _body_of(source, delivery)
-            with engine.share(engine.share_of(body, len(destinations), message)):
+            with engine.share(engine.placement.share_of(body, len(destinations), message)):
                 if streams or logged:
                     lsn = _move_apart(logged, streams, header, body, source, tag, mode, engine)
                 for each in copied:

@@ -1243,7 +1243,7 @@ class Inhaler:
             room_bytes -= run.bytes
             state.reading_bytes += run.bytes
             self.runs.append(run)
-            state.engine.submit(run.read, run.done, run.failed)
+            state.engine.journal.submit(run.read, run.done, run.failed)
         return len(self.runs) > 0
 
     def _last_seq(self) -> int:
@@ -1588,7 +1588,7 @@ class Paging:
         """Handle a failed page-out: messages stay in RAM for now. A failed sync stops the engine
         [10]."""
         if isinstance(error, SyncFailedError):
-            self._state.engine.stop(error)
+            self._state.engine.journal.stop(error)
             return
         self._retry_at = self._state.engine.clock.monotonic() + RETRY_S
         if not self._has_failed:

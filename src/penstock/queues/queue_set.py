@@ -464,7 +464,7 @@ class QueueSet(Generic[Q]):
                 if terminate_others is not None:
                     terminate_others()
         except BaseException as error:
-            self.engine.stop(error)
+            self.engine.journal.stop(error)
             raise
         finally:
             self.engine.close()
@@ -472,7 +472,7 @@ class QueueSet(Generic[Q]):
     def abandon(self, why: str) -> None:
         """Stop as a crash would: nothing is written, files are closed, the lock is released. A
         second time does nothing."""
-        self.engine.stop(StoppedError(why))
+        self.engine.journal.stop(StoppedError(why))
         self.engine.close()
 
 

@@ -263,7 +263,7 @@ class SqliteQueue(BackingQueue):
             self._write()
         except (OSError, SyncFailedError) as error:
             if isinstance(error, SyncFailedError):
-                self._engine.stop(error)
+                self._engine.journal.stop(error)
             elif not self._has_failed:
                 self._has_failed = True
                 self._report("page_out_failed", f"messages stay in RAM: {error}")
@@ -477,7 +477,7 @@ class SqliteQueue(BackingQueue):
         durable = [target for target in targets if target.is_durable and message.persistent]
         others = [target for target in targets if target not in durable]
         body = message.body
-        shared = None if body is None else engine.share_of(body, len(targets), message)
+        shared = None if body is None else engine.placement.share_of(body, len(targets), message)
         with engine.share(shared):
             if durable:
                 entry = Entry(tag, message, on_slot=tag not in self._index.section)

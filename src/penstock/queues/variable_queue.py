@@ -1077,7 +1077,7 @@ class VariableQueue(BackingQueue):
         if message.body is None and not is_stored:
             message = self._with_body(Entry(tag, message))
         body = message.body
-        shared = None if body is None else engine.share_of(body, len(targets), message)
+        shared = None if body is None else engine.placement.share_of(body, len(targets), message)
         with engine.share(shared):
             if durable:
                 # It stays pending until the record is made: the target may be this queue.

@@ -62,7 +62,7 @@ from penstock.storage.index.queue_index import DictHolder, QueueIndex, check_tar
 from penstock.storage.index.routing_table import DurableQueue, RoutingTable
 from penstock.storage.journal import recovery
 from penstock.storage.journal.checkpoint import Checkpointer
-from penstock.storage.journal.journal import Journal, OneRecord, fullest_disk
+from penstock.storage.journal.journal import Journal, fullest_disk
 from penstock.storage.journal.record_types import (
     Delete,
     Dequeue,
@@ -243,16 +243,6 @@ class StorageEngine:
         return self.journal.blocked
 
     @property
-    def is_committing(self) -> bool:
-        """Whether a transaction is being written in parts, or an atomic group is open."""
-        return self.journal.is_committing
-
-    @property
-    def cut_waits(self) -> bool:
-        """Whether a checkpoint waits until no transaction is being written in parts."""
-        return self.journal.cut_waits
-
-    @property
     def short_of(self) -> str:
         """What is lacking while publishers are refused: "disk" or "descriptors"; else ""."""
         return self.journal.short_of
@@ -261,19 +251,6 @@ class StorageEngine:
     def is_closed(self) -> bool:
         """Whether `close` was called."""
         return self.journal.is_closed
-
-    def check(self) -> None:
-        """Raise StoppedError if nothing can be changed any more."""
-        self.journal.check()
-
-    def check_publish(self) -> None:
-        """Raise StoppedError, or DiskFullError if publishers are refused."""
-        self.journal.check_publish()
-
-    def disk_full(self, error: OSError, needed: int) -> Exception:
-        """Return what to raise for an OSError of a write of `needed` bytes: a DiskFullError, and
-        publishers are refused, if the disk is full; else the same error."""
-        return self.journal.disk_full(error, needed)
 
     def disk_error(self, needed: int) -> DiskFullError:
         """Return the error for a write of `needed` bytes that one of the disks has no room for."""
@@ -288,10 +265,6 @@ class StorageEngine:
         self.journal.options = replace(self.journal.options, disk_free_limit=limit_bytes)
         self.upkeep.check_disk()
 
-    def stop(self, error: BaseException) -> None:
-        """Stop for good: nothing is confirmed after this, and only the first error counts [10]."""
-        self.journal.stop(error)
-
     # ---- topology ------------------------------------------------------------------------------
 
     def declare_queue(
@@ -300,13 +273,13 @@ class StorageEngine:
         """Declare a queue. A durable one survives a crash once `last_lsn` is settled."""
         if is_durable:
             return self.declare_queues([(name, arguments, flags)])[0]
-        self.check()
+        self.journal.check()
         return self.state.add_queue(name, self.state.next_queue, is_durable=False)
 
     def declare_queues(self, declared: list[tuple[bytes, bytes, int]]) -> list[QueueIndex]:
         """Declare durable queues (name, arguments, flags): a crash leaves all of them or none.
         ValueError (a name is taken, or comes twice): nothing happened."""
-        self.check()
+        self.journal.check()
         state = self.state
         first = state.next_queue
         if len({name for name, _, _ in declared}) != len(declared):
@@ -340,7 +313,7 @@ class StorageEngine:
     def apply_topology(self, data: bytes, mode: int = DISK) -> int:
         """Log and apply a record of the RoutingTable (see its functions); return the LSN.
         ValueError (not a record, a queue's name or number is taken): nothing happened."""
-        self.check()
+        self.journal.check()
         self.state.check_topology(data)
         return self.journal.commit([TopologyChange(data)], mode)
 
@@ -351,7 +324,7 @@ class StorageEngine:
     def delete_queues(self, queues: list[QueueIndex], mode: int = DISK) -> int:
         """Delete queues with all that they hold; a crash leaves all of them or none. Returns the
         LSN, 0 if none is durable. UnknownQueueError (one is deleted already): nothing happened."""
-        self.check()
+        self.journal.check()
         for queue in queues:
             if queue.is_deleted:
                 raise deleted_error(queue.name)
@@ -363,23 +336,7 @@ class StorageEngine:
         self.journal.apply(others, lsn, mode)
         return lsn
 
-    def one_record(self, mode: int) -> OneRecord:
-        """Return an atomic group, for a `with`: what is done inside to any number of queues is one
-        record (journal.py)."""
-        return self.journal.one_record(mode)
-
-    @property
-    def is_gathering(self) -> bool:
-        """Whether the `with` of a `one_record` is open."""
-        return self.journal.gathering is not None
-
     # ---- messages ------------------------------------------------------------------------------
-
-    def new_message(
-        self, header: bytes, body: bytes, expiry_ms: int = 0, copies: int = 1
-    ) -> QueuedMessage:
-        """Make a message with a new id and its body in RAM, for `copies` queues."""
-        return self.placement.new_message(header, body, expiry_ms, copies)
 
     @property
     def time_s(self) -> int:
@@ -394,13 +351,6 @@ class StorageEngine:
     def start_number(self) -> int:
         """The number of this start: the upper bits of the ids of its new messages."""
         return self.state.factory.start
-
-    def share_of(
-        self, body: bytes, copies: int, message: QueuedMessage | None = None
-    ) -> SharedBody | None:
-        """Return how queues share this body; None if it is empty or for one queue. See
-        Placement."""
-        return self.placement.share_of(body, copies, message)
 
     def share(
         self,
@@ -522,7 +472,7 @@ class StorageEngine:
         self, queues: list[QueueIndex], header: bytes, message: QueuedMessage, expiry_ms: int = 0
     ) -> None:
         """As `publish_transient`, for a message whose body is in the transient store already."""
-        self.check()
+        self.journal.check()
         new = QueuedMessage(
             message.id, header, None, message.size, message.time, expiry_ms, message.store_file,
             persistent=False,
@@ -614,7 +564,7 @@ class StorageEngine:
         self, purged: list[tuple[QueueIndex, list[Entry]]], mode: int
     ) -> tuple[int, int]:
         """Purge durable queues, each but for its `kept`; a crash leaves all purged or none."""
-        self.check()
+        self.journal.check()
         operations: list[LogOperation] = []
         died = 0
         for queue, entries in purged:
@@ -628,13 +578,13 @@ class StorageEngine:
 
     def requeue(self, queue: QueueIndex, attempts: list[tuple[int, int]], mode: int) -> int:
         """Log how often entries (seq, attempts) were delivered. Returns the LSN."""
-        self.check()
+        self.journal.check()
         return self.journal.commit([Requeue(queue.number, attempts)], mode)
 
     def mark(self, queue: QueueIndex, mark: int, mode: int) -> int:
         """Raise the delivered mark to `mark`, below which messages may be delivered once that is
         settled. Returns the LSN."""
-        self.check()
+        self.journal.check()
         return self.journal.commit([Mark(queue.number, mark)], mode)
 
     def read(self, queue: QueueIndex, seqs: list[int]) -> list[QueuedMessage]:
@@ -664,7 +614,7 @@ class StorageEngine:
 
     def begin(self) -> Transaction:
         """Return a new transaction over any number of queues of this vhost."""
-        self.check()
+        self.journal.check()
         return Transaction(self.journal, self.placement)
 
     @property
@@ -734,24 +684,10 @@ class StorageEngine:
         """Take what the file system has completed; wait=True: at least one thing, if any is due."""
         self.journal.poll(wait=wait)
 
-    @property
-    def has_pending(self) -> bool:
-        """Whether submitted work, other than the log's, is not complete yet."""
-        return self.journal.has_pending
-
-    def submit(
-        self,
-        op: Callable[[], object],
-        done: Callable[[object], None],
-        failed: Callable[[BaseException], None],
-    ) -> None:
-        """Run `op` in another thread, then done(result) or failed(error) in this one."""
-        self.journal.submit(op, done, failed)
-
     def tick(self) -> None:
         """Do the regular work, a few times a second: interval syncs, a slice of a checkpoint when
         one is due, purged references, combining, the disk's free space."""
-        self.check()
+        self.journal.check()
         self.time_s = self.clock.wall_ms() // 1000
         self.journal.tick()
         self.upkeep.tick(self.clock.monotonic())
@@ -760,25 +696,8 @@ class StorageEngine:
 
     def checkpoint(self) -> bool:
         """Make a whole checkpoint now. False if it was given up because the disk is full."""
-        self.check()
+        self.journal.check()
         return self.upkeep.checkpoint()
-
-    def begin_checkpoint(self, *, is_whole: bool = False) -> None:
-        """Make the cut of a checkpoint, unless one is in progress or cannot be made now. is_whole:
-        for a backup, see Checkpointer."""
-        self.upkeep.begin_checkpoint(is_whole=is_whole)
-
-    def step_checkpoint(self, until: float) -> None:
-        """Make a slice of the checkpoint in progress, until this monotonic time (seconds)."""
-        self.upkeep.step_checkpoint(until)
-
-    def pin_files(self) -> None:
-        """Begin a backup: what checkpoints would delete stays until its `unpin_files`."""
-        self.journal.pin_files()
-
-    def unpin_files(self) -> None:
-        """End a backup. After the last one, delete what waited for it."""
-        self.journal.unpin_files()
 
     def use_reserve(self) -> bool:
         """Release the reserve on a full disk. False if there is none."""

@@ -437,8 +437,8 @@ def test_commits_wait_for_a_checkpoint_that_waits_for_them(rig: BrokerRig) -> No
     one, two = filled(rig, "a"), filled(rig, "b")
     begun(one)
     engine = rig.vhost.engine
-    engine.begin_checkpoint()
-    assert engine.cut_waits
+    engine.upkeep.begin_checkpoint()
+    assert engine.journal.cut_waits
     two.send(1, TxCommit())
     for _ in range(200):
         rig.vhost.turn()

@@ -150,7 +150,7 @@ def test_what_is_asked_wrongly(
 
 
 def test_a_failure_of_the_engine_goes_up(rig: OperationRig) -> None:
-    rig.vhost.engine.stop(OSError("the disk is gone"))
+    rig.vhost.engine.journal.stop(OSError("the disk is gone"))
     with pytest.raises(Exception, match="the disk is gone"):
         rig.ask("declare_queue", queue="q")
 

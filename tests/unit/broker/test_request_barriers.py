@@ -420,7 +420,7 @@ def test_a_failure_of_the_engine_still_ends_the_vhost(rig: OperationRig) -> None
     client = rig.client().open()
 
     def stop() -> None:
-        rig.vhost.engine.stop(UnexpectedError("the disk"))
+        rig.vhost.engine.journal.stop(UnexpectedError("the disk"))
         fails()
 
     rig.vhost.dispatch.when_settled(0, rig.vhost.mode, stop)

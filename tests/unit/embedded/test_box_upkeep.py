@@ -111,7 +111,7 @@ def test_checkpoints_of_several_threads(box: penstock.Box) -> None:
 
 def test_neither_goes_on_when_the_box_has_stopped(box: penstock.Box, tmp_path: Path) -> None:
     with box._driver.lock:
-        box._driver.core.engine.stop(OSError("broken"))
+        box._driver.core.engine.journal.stop(OSError("broken"))
     with pytest.raises(StoppedError, match="broken"):
         box.checkpoint()
     with pytest.raises(StoppedError, match="broken"):

@@ -102,7 +102,7 @@ def test_an_abandoned_core_has_written_nothing_more(box: penstock.Box, tmp_path:
         driver.interrupted(KeyboardInterrupt())
     assert q.get(timeout=LONG_S).body == b"x"
     with driver.lock:
-        driver.core.engine.stop(OSError("broken"))
+        driver.core.engine.journal.stop(OSError("broken"))
     with pytest.raises(StoppedError, match="broken"):
         q.put(b"y")
     box.close()

@@ -388,7 +388,7 @@ def rest(rig: EngineRig, q: PriorityQueue) -> None:
         before = q.ram_bytes()
         page(q)
         q.inhale(at_rest=True)
-        while rig.engine.has_pending:
+        while rig.engine.journal.has_pending:
             rig.engine.poll(wait=True)
         if q.ram_bytes() == before:
             return
@@ -413,7 +413,7 @@ def drain_to(q: PriorityQueue, n_bytes: int, header: bytes) -> int:
         if got % 50 == 0:
             page(q)
             q.inhale(at_rest=True)
-            while engine.has_pending:
+            while engine.journal.has_pending:
                 engine.poll(wait=True)
             least = min(least, q.ram_bytes())
     return least
@@ -432,7 +432,7 @@ def test_what_fits_again_comes_back_whole(
     for _ in range(3):
         page(q)
         q.inhale(at_rest=True)
-        while q.parts[0].queue.engine.has_pending:
+        while q.parts[0].queue.engine.journal.has_pending:
             q.parts[0].queue.engine.poll(wait=True)
     assert sum(alphas(q)) == q.len(), q.budget.pool_bytes
     assert q.ram_bytes() <= limit

@@ -51,7 +51,7 @@ class Stored(World):
         while self.q.resume():
             pass
         self.q.inhale(at_rest=True)
-        while self.rig.engine.has_pending:
+        while self.rig.engine.journal.has_pending:
             self.rig.engine.poll(wait=True)
 
     def reading(self) -> int:
@@ -111,7 +111,7 @@ def test_bodies_that_two_queues_share_are_read_ahead(mode: int) -> None:
             if i % 20 == 0:
                 world.page()  # what the other queue is done with counts here
                 queue.inhale()
-                while world.rig.engine.has_pending:
+                while world.rig.engine.journal.has_pending:
                     world.rig.engine.poll(wait=True)
             misses += not real(queue).state.q4
             assert world.numbers([world.fetch(queue, ack_required=False)]) == [i]
@@ -130,7 +130,7 @@ def test_mixed_sizes_are_read_ahead_in_one_run() -> None:
     world.q.set_limits(64 << 20, 32 << 20)
     for _ in range(3):  # those from 1 MiB on stay in the store
         world.q.inhale()
-        while world.rig.engine.has_pending:
+        while world.rig.engine.journal.has_pending:
             world.rig.engine.poll(wait=True)
     assert info_int(world.q, "alphas") == 600
     assert info_int(world.q, "ram_bytes") <= 64 << 20
@@ -155,7 +155,7 @@ def test_several_reads_are_under_way_and_counted_before_they_begin() -> None:
     assert reserved >= 6 * COST
     assert info_int(world.q, "reading_bytes") >= reserved - 6 * COST
     assert world.q.ram_bytes() <= most
-    while world.rig.engine.has_pending:
+    while world.rig.engine.journal.has_pending:
         world.rig.engine.poll(wait=True)
     assert info_int(world.q, "reading_bytes") == 0
     assert 0.8 * most <= world.q.ram_bytes() <= most
@@ -168,7 +168,7 @@ def test_what_is_reserved_for_reads_is_given_up_when_the_queue_is_purged() -> No
     world.q.set_limits(4 << 20, 2 << 20)
     assert world.q.inhale()
     world.q.purge(OS)
-    while world.rig.engine.has_pending:
+    while world.rig.engine.journal.has_pending:
         world.rig.engine.poll(wait=True)
     assert (world.q.ram_bytes(), world.q.len()) == (0, 0)
     world.fill(5)
@@ -183,7 +183,7 @@ def test_a_body_that_is_requeued_before_the_reads_end_is_delivered_first() -> No
     world.q.set_limits(4 << 20, 2 << 20)
     assert world.q.inhale()
     world.q.requeue([delivery.tag for delivery in got], OS)
-    while world.rig.engine.has_pending:
+    while world.rig.engine.journal.has_pending:
         world.rig.engine.poll(wait=True)
     assert info_int(world.q, "reading_bytes") == 0
     assert world.drain() == list(range(200))
@@ -196,7 +196,7 @@ def test_a_read_from_the_store_that_fails_is_harmless() -> None:
     world.q.set_limits(4 << 20, 2 << 20)
     world.rig.fs.fail(errno.EIO, kinds=["read"], path=".rdq", times=None)
     world.q.inhale()
-    while world.rig.engine.has_pending:
+    while world.rig.engine.journal.has_pending:
         world.rig.engine.poll(wait=True)
     assert len(world.rig.told("page_in_failed")) == 1
     assert info_int(world.q, "reading_bytes") == 0
@@ -234,7 +234,7 @@ def test_a_store_file_that_is_replaced_before_the_read_is_left_to_the_get() -> N
     for run in runs:  # as if it had been combined and deleted meanwhile
         for one in run.records:
             one.path += ".gone"
-    while world.rig.engine.has_pending:
+    while world.rig.engine.journal.has_pending:
         world.rig.engine.poll(wait=True)
     assert not world.rig.told("page_in_failed")
     assert world.drain() == list(range(100))

@@ -201,7 +201,7 @@ def test_a_transaction_that_spooled_the_body_shares_nothing() -> None:
 def test_one_body_in_two_messages_counts_once() -> None:
     bench = Bench(4)
     body = b"x" * 400
-    with bench.engine.share(bench.engine.share_of(body, 4)):
+    with bench.engine.share(bench.engine.placement.share_of(body, 4)):
         bench.engine.publish([q.index() for q in bench.queues[:2]], b"", body, OS)
         bench.engine.publish([bench.queues[2].index()], b"other", body, OS, 1 << 50)
         bench.engine.publish([bench.queues[3].index()], b"", body, NONE)

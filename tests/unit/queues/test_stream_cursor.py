@@ -31,7 +31,7 @@ class Logs:
         self.append(stream, n)
         if first:
             self.engine.streams.retain(stream, max_records=n - first)
-            while self.engine.has_pending:
+            while self.engine.journal.has_pending:
                 self.engine.poll(wait=True)
         return stream
 

@@ -142,7 +142,7 @@ def test_gets_that_outrun_ticks_and_completions_find_what_workers_have_read(flow
     assert sum(used) / len(used) >= 0.6 * limit
     assert misses <= 2, "gets that read by themselves"
     assert flow.counts()[1] - reads <= 4 * 25_000 / SLOTS, "rows and bodies of whole runs"
-    while flow.rig.engine.has_pending:
+    while flow.rig.engine.journal.has_pending:
         flow.rig.engine.poll(wait=True)
     assert flow.drain() == list(range(flow.due, flow.next))
 

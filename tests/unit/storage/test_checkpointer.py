@@ -69,7 +69,7 @@ def test_no_step_encodes_more_than_a_chunk_of_queues(
     cut(rig)
     while rig.engine.checkpoints.phase == SLICES:
         encoded.append(0)
-        rig.engine.step_checkpoint(0.0)
+        rig.engine.upkeep.step_checkpoint(0.0)
     rig.finish_checkpoint()
     assert sum(encoded) == 2 * len(queues)
     assert max(encoded) <= CHUNK

@@ -158,7 +158,7 @@ def test_a_closed_engine_is_stopped_and_may_be_closed_again() -> None:
 def test_close_after_a_failure_writes_nothing_and_gives_the_lock_back() -> None:
     rig = EngineRig()
     rig.put(rig.queue(), b"x")
-    rig.engine.stop(OSError(errno.EIO, "somewhere else"))
+    rig.engine.journal.stop(OSError(errno.EIO, "somewhere else"))
     operations = rig.fs.operations
     rig.engine.close()
     assert rig.fs.operations <= operations + 1, "the lock file alone"

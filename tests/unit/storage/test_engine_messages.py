@@ -159,7 +159,7 @@ def test_the_placement_is_of_size_and_copies(size: int, copies: int, in_store: b
 
 
 def spooled(rig: EngineRig, *pieces: bytes) -> QueuedMessage:
-    message = rig.engine.new_message(b"", b"")
+    message = rig.engine.placement.new_message(b"", b"")
     spool = rig.engine.state.store.spool(message.id)
     for piece in pieces:
         spool.write(piece)
@@ -191,7 +191,7 @@ def test_a_spooled_body_that_was_never_published_is_deleted(how: str) -> None:
     rig = EngineRig()
     rig.queue()
     spooled(rig, b"orphan")
-    spool = rig.engine.state.store.spool(rig.engine.new_message(b"", b"").id)
+    spool = rig.engine.state.store.spool(rig.engine.placement.new_message(b"", b"").id)
     spool.write(b"unfinished")
     stop(rig, how)
     rig.engine.checkpoint()

@@ -49,7 +49,7 @@ def kinds(rig: EngineRig, act: Callable[[], object]) -> list[int]:
 
 
 def is_pure() -> bool:
-    return hasattr(StorageEngine.check, "__code__")
+    return hasattr(StorageEngine.flush, "__code__")
 
 
 # ---- declared together -------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_what_is_logged_before_it_is_done_does_not_happen_on_a_full_disk() -> No
     names = list(rig.engine.state.routing.queues)
     assert len(names) == len(rig.engine.state.queues)
     assert (len(names) - len(queues)) % 3 == 0
-    rig.engine.check()
+    rig.engine.journal.check()
     rig.fs.capacity = None
     rig.engine.sync()
     rig.crash("lost")
@@ -213,7 +213,7 @@ def test_what_is_gathered_is_one_record_of_its_own_operations() -> None:
         rig.put(queue, b"a", b"b", b"c")
 
     def act() -> None:
-        with rig.engine.one_record(OS):
+        with rig.engine.journal.one_record(OS):
             rig.ack(queues[0], 0)
             rig.engine.requeue(queues[1], [(1, 2)], OS)
             rig.engine.mark(queues[2], 64, OS)
@@ -232,11 +232,11 @@ def test_what_is_gathered_survives_whole(how: str, size: int) -> None:
     for queue in queues:
         rig.put(queue, b"a" * size, b"b" * size, b"c" * size)
     before = rig.engine.log.last_lsn
-    with rig.engine.one_record(OS) as one:
+    with rig.engine.journal.one_record(OS) as one:
         assert rig.ack(queues[0], 0) == before + 1
         rig.engine.requeue(queues[1], [(1, 2)], DISK)
         rig.engine.mark(queues[2], 64, OS)
-        with rig.engine.one_record(OS) as inner:
+        with rig.engine.journal.one_record(OS) as inner:
             rig.engine.purge(queues[2], rig.entries(queues[2], 1), OS)
             rig.engine.delete_queue(queues[3], OS)
         assert inner.lsn == before + 1
@@ -260,7 +260,7 @@ def test_declaring_purging_and_deleting_no_queue_writes_nothing() -> None:
     assert rig.engine.declare_queues([]) == []
     assert rig.engine.purge_queues([], OS) == (before, 0)
     assert rig.engine.delete_queues([]) == 0
-    with rig.engine.one_record(OS) as one:
+    with rig.engine.journal.one_record(OS) as one:
         pass
     assert one.lsn == 0
     assert rig.engine.log.last_lsn == before
@@ -270,7 +270,7 @@ def test_no_checkpoint_is_cut_while_a_record_is_gathered() -> None:
     rig = EngineRig()
     queues = declare(rig)
     rig.put(queues[0], b"a", b"b")
-    with rig.engine.one_record(OS):
+    with rig.engine.journal.one_record(OS):
         rig.engine.purge(queues[0], [], OS)
         rig.engine.upkeep.begin_checkpoint()
         assert rig.engine.checkpoints.phase == IDLE
@@ -286,7 +286,7 @@ def test_an_exception_inside_leaves_what_was_done_and_logs_it() -> None:
         rig.put(queue, b"a")
 
     def act() -> None:
-        with rig.engine.one_record(DISK):
+        with rig.engine.journal.one_record(DISK):
             rig.engine.purge(queues[0], [], OS)
             rig.engine.entry(queues[1], 99)
 
@@ -304,7 +304,7 @@ def test_a_publish_in_the_middle_is_our_mistake_and_stops_the_engine() -> None:
     rig.put(queues[0], b"a")
 
     def act() -> None:
-        with rig.engine.one_record(DISK):
+        with rig.engine.journal.one_record(DISK):
             rig.engine.purge(queues[0], [], OS)
             rig.engine.publish([queues[1]], b"", b"x", OS)
 
@@ -330,14 +330,14 @@ def test_a_log_that_cannot_take_the_record_stops_the_engine_and_recovery_knows_n
         fill()
 
     def act() -> None:
-        with rig.engine.one_record(DISK):
+        with rig.engine.journal.one_record(DISK):
             for queue in queues:
                 rig.engine.purge(queue, [], OS)
 
     with pytest.raises(DiskFullError):
         act()
     with pytest.raises(StoppedError):
-        rig.engine.check()
+        rig.engine.journal.check()
     rig.fs.capacity = None
     rig.crash("kept")
     assert [rig.engine.queue(name).count for name in NAMES] == [1, 1, 1, 1]

@@ -122,7 +122,7 @@ def test_parts_come_to_what_one_record_comes_to() -> None:
         first = 0 if is_large else queue.next_seq
         operations: list[LogOperation] = []
         for n in range(3):
-            id = rig.engine.new_message(b"", b"").id
+            id = rig.engine.placement.new_message(b"", b"").id
             message = QueuedMessage(id, b"h", b"%d" % n, 1, 0)
             operations.append(Publish(message, [(queue.number, first + n)]))
         operations.append(Dequeue(queue.number, queue.runs([gone]), [], [gone]))
@@ -154,7 +154,7 @@ def test_a_full_disk_refuses_publishers_and_says_so_once() -> None:
     assert journal.disk_full(other, 10) is other
     assert len(rig.told("disk_full")) == 1
     calls: list[Callable[[], object]] = [
-        lambda: rig.engine.publish([queue], b"", b"y", OS), rig.engine.check_publish,
+        lambda: rig.engine.publish([queue], b"", b"y", OS), rig.engine.journal.check_publish,
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(DiskFullError):

@@ -259,7 +259,7 @@ def test_a_stopped_engine_leases_nothing(rig: EngineRig) -> None:
     queue = filled(rig)
     lease(rig, queue, 0, 1)
     taken = take(rig, queue, 3)
-    rig.engine.stop(OSError("broken"))
+    rig.engine.journal.stop(OSError("broken"))
     for call in (
         lambda: rig.engine.leases.lease(queue, "r", [taken], DISK),
         lambda: rig.engine.leases.commit(queue, "r", 1, DISK),

@@ -332,7 +332,7 @@ def test_appends_gathered_in_one_record() -> None:
     rig = EngineRig()
     (stream,) = declare(rig, b"s")
     before = rig.engine.log.last_lsn
-    with rig.engine.one_record(DISK) as one:
+    with rig.engine.journal.one_record(DISK) as one:
         for body in numbered(3):
             rig.engine.streams.append(stream, b"h " + body, body, DISK)
         rig.engine.streams.set_reader(stream, "r", 2, DISK)

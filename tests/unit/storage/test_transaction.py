@@ -543,11 +543,11 @@ def test_no_cut_falls_between_slices_and_a_rollback_allows_it(
     for i in range(12):
         tx.publish([rig.queue(b"a")], b"", b"%d" % i)
     assert tx.write_part(DISK) == 5
-    assert not rig.engine.cut_waits
-    rig.engine.begin_checkpoint()
-    assert (rig.engine.checkpoints.phase, rig.engine.cut_waits) == (IDLE, True)
+    assert not rig.engine.journal.cut_waits
+    rig.engine.upkeep.begin_checkpoint()
+    assert (rig.engine.checkpoints.phase, rig.engine.journal.cut_waits) == (IDLE, True)
     tx.rollback()
-    rig.engine.begin_checkpoint()
+    rig.engine.upkeep.begin_checkpoint()
     assert rig.engine.checkpoints.phase == SLICES
     rig.finish_checkpoint()
     rig.crash("kept")

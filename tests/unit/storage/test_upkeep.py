@@ -381,7 +381,7 @@ def test_a_read_that_fails_in_a_checkpoint_stops_nothing_before_it_must() -> Non
 
 
 def pending(rig: EngineRig) -> bool:
-    return rig.engine.has_pending
+    return rig.engine.journal.has_pending
 
 
 def test_finish_waits_for_everything_under_way() -> None:

@@ -303,7 +303,7 @@ class BatchSlice:
         engine = self._vhost.engine
         if way.targets.histories:
             self._kept.append((way.targets, kept_of(way.header, body, way.facts)))
-        shared = engine.share_of(body, len(way.durable) + len(way.others))
+        shared = engine.placement.share_of(body, len(way.durable) + len(way.others))
         with engine.share(shared, completes=False):
             self._put_durable(way, body)
         for stream in way.streams:
@@ -567,7 +567,7 @@ class PageReading:
             return
         self._is_reading = True
         reader, first = self._reader, self._next
-        self._engine.submit(
+        self._engine.journal.submit(
             lambda: reader.read(first, READ_RECORDS, READ_BYTES), self._done, self._failed
         )
 

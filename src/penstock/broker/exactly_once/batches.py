@@ -156,7 +156,7 @@ class QueryClaims:
             assert found is None or isinstance(found, QueryOwner)
             looked(found)
 
-        engine.submit(lambda: staging.read_owner(fs, path, query), done, failed)
+        engine.journal.submit(lambda: staging.read_owner(fs, path, query), done, failed)
 
     def claim(self, query: str, owner: QueryOwner, looked: Looked, failed: Failed) -> None:
         """Make the owner own the query if nobody does; call looked with the owner, durably."""
@@ -174,7 +174,7 @@ class QueryClaims:
             self._staged[query] = found
             looked(found)
 
-        engine.submit(lambda: staging.claim(fs, path, query, owner), done, failed)
+        engine.journal.submit(lambda: staging.claim(fs, path, query, owner), done, failed)
 
     def forget(self, query: str) -> None:
         """Forget a query that is over."""
@@ -422,7 +422,7 @@ class CommitRequest(BackgroundTask):
             self._error = error
             self._vhost.background.wake(self)
 
-        engine.submit(look, done, failed)
+        engine.journal.submit(look, done, failed)
 
     def _check_keys(self) -> None:
         router = self._vhost.router

@@ -80,15 +80,15 @@ class CheckpointJob(SteppedJob):
 
     def step(self) -> float | None:
         engine = self.vhost.engine
-        engine.check()
+        engine.journal.check()
         if engine.checkpoints.phase == SLICES:
-            engine.step_checkpoint(engine.clock.monotonic() + SLICE_S)
+            engine.upkeep.step_checkpoint(engine.clock.monotonic() + SLICE_S)
             return 0.0
         if engine.checkpoints.phase != IDLE:
             return PAUSE_S
         if not self._has_begun:
             self._before = engine.checkpoints.count
-            engine.begin_checkpoint()
+            engine.upkeep.begin_checkpoint()
             self._has_begun = engine.checkpoints.phase != IDLE  # not within a large commit
             return PAUSE_S
         if engine.checkpoints.count == self._before:
@@ -106,7 +106,7 @@ class BackupJob(SteppedJob):
         self._part = Backup(vhost.engine, self._fresh)
 
     def step(self) -> float | None:
-        self.vhost.engine.check()
+        self.vhost.engine.journal.check()
         part = self._part
         if part.step():
             return PAUSE_S if part.is_waiting else 0.0

@@ -214,7 +214,7 @@ def _set_stream_reader(call: Call) -> None:
             raise precondition_failed(f"{op}: kept_from of partition {number} without its offset")
     engine = call.vhost.engine
     call.vhost.check_reader(stream, reader, call.identity)
-    with engine.one_record(DISK if must_wait else OS):
+    with engine.journal.one_record(DISK if must_wait else OS):
         for number, offset in offsets.items():
             part = stream.parts[number]
             engine.streams.set_reader(part, reader, offset, OS, kept_from.get(number))
@@ -226,7 +226,7 @@ def _delete_stream_reader(call: Call) -> None:
     stream = _stream(call)
     reader = call.args.text("reader")
     engine = call.vhost.engine
-    with engine.one_record(OS):
+    with engine.journal.one_record(OS):
         for part in stream.parts:
             if reader in part.readers:
                 engine.streams.delete_reader(part, reader, OS)

@@ -92,7 +92,7 @@ class Backup:
 
     def _steps(self) -> Generator[bool, None, None]:
         engine = self._engine
-        engine.pin_files()
+        engine.journal.pin_files()
         try:
             yield from self._checkpoint()
             number = self.checkpoint_number
@@ -111,7 +111,7 @@ class Backup:
                 yield True
             self._write_checkpoint(manifest, target)
         finally:
-            engine.unpin_files()
+            engine.journal.unpin_files()
         yield from self._verify(target)
 
     def _checkpoint(self) -> Iterator[bool]:
@@ -119,10 +119,10 @@ class Backup:
         engine = self._engine
         while engine.checkpoints.phase != IDLE:
             yield self._slice()
-        engine.begin_checkpoint(is_whole=True)
+        engine.upkeep.begin_checkpoint(is_whole=True)
         while engine.checkpoints.phase == IDLE:  # a large commit is under way: no cut within it
             yield True
-            engine.begin_checkpoint(is_whole=True)
+            engine.upkeep.begin_checkpoint(is_whole=True)
         before = engine.checkpoints.count
         while engine.checkpoints.count == before:
             if engine.checkpoints.phase == IDLE:
@@ -132,9 +132,9 @@ class Backup:
 
     def _slice(self) -> bool:
         engine = self._engine
-        engine.check()
+        engine.journal.check()
         if engine.checkpoints.phase == SLICES:
-            engine.step_checkpoint(engine.clock.monotonic() + engine.options.slice_ms / 1000)
+            engine.upkeep.step_checkpoint(engine.clock.monotonic() + engine.options.slice_ms / 1000)
         return True
 
     def _copy_queues(self, manifest: Manifest, target: str) -> Iterator[bool]:
@@ -266,10 +266,10 @@ class Backup:
         fs = self._fs
         found: list[Report] = []
         errors: list[BaseException] = []
-        self._engine.submit(lambda: verify(fs, target), _keep(found), errors.append)
+        self._engine.journal.submit(lambda: verify(fs, target), _keep(found), errors.append)
         self.is_waiting = True
         while not found and not errors:
-            self._engine.check()
+            self._engine.journal.check()
             yield True
         self.is_waiting = False
         if errors:

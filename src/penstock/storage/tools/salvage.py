@@ -991,7 +991,7 @@ class _VhostSalvage:
             self._report.notes += notes
             new.sync()
         except BaseException as error:
-            new.stop(error)
+            new.journal.stop(error)
             new.close()
             raise
         new.close()
@@ -1101,7 +1101,7 @@ class _VhostSalvage:
         if not found.store_file:
             message = new.publish([target], found.header, found.body, OS, found.expiry_ms)
         else:
-            message = new.new_message(found.header, found.body, found.expiry_ms)
+            message = new.placement.new_message(found.header, found.body, found.expiry_ms)
             shared = self._shared.get(found.id)
             if shared is None:
                 new.bodies.write(message, found.body)

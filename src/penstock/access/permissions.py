@@ -19,7 +19,8 @@ An administrator writes a pattern, and any user sends a name, so a pattern that 
 user delay everybody: "^(a+)+$" takes Python's `re` minutes for 40 letters. RE2 (the package
 google-re2) follows all ways at once. Its language is RabbitMQ's (PCRE) without what cannot be
 matched like that: references to groups ("\\1"), look-ahead and look-behind, possessive and atomic
-groups. Such a pattern is refused when it is set.
+groups. Such a pattern is refused when it is set, but for "^(?!amq\\.)", which excludes names by how
+they begin: it is matched as two patterns.
 
 Without the package, Python's `re` matches. Then a pattern that may backtrack through more than two
 repeats is refused as well: repeats and alternatives within a repeat, and more than two repeats in a
@@ -47,6 +48,8 @@ MEMORY_BYTES: Final = 1 << 20  # of a compiled pattern
 PATTERNS_MAX: Final = 64  # compiled ones that are kept for the next user of them
 REPEATS_MAX: Final = 2  # one after the other, for `re`
 
+EXCLUDING: Final = "^(?!"
+
 _parser: Final[Any] = getattr(re, "_parser")  # noqa: B009 - it has no stubs
 
 
@@ -58,13 +61,47 @@ class Pattern:
         if len(pattern) > chars_max:
             raise ValueError(f"{len(pattern)} characters, at most {chars_max}")
         self.text: Final = pattern
-        self._compiled: Any = _compiled(pattern, re2)
+        excluded, rest = _split(pattern)
+        self._excluded: Any = _compiled(f"^(?:{excluded})", re2) if excluded else None
+        self._compiled: Any = _compiled(rest, re2)
 
     def is_in(self, name: str) -> bool:
         """Return whether the pattern is found anywhere in the name."""
         if not name.isascii():
             name = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        if self._excluded is not None and self._excluded.search(name) is not None:
+            return False
         return self._compiled.search(name) is not None
+
+
+def _split(pattern: str) -> tuple[str, str]:
+    """Return EXCLUDED and ^REST of "^(?!EXCLUDED)REST", the look-ahead that RabbitMQ's own examples
+    have ("^(?!amq\\.).*"): names that begin with EXCLUDED do not match. "" and the pattern if it
+    has another form, also where an alternative stands beside it."""
+    if not pattern.startswith(EXCLUDING) or "\\Q" in pattern:
+        return "", pattern
+    start = len(EXCLUDING)
+    depth, end, is_set, is_escaped = 1, 0, False, False
+    for at in range(start, len(pattern)):
+        char = pattern[at]
+        if is_escaped or char == "\\":
+            is_escaped = not is_escaped
+        elif is_set:
+            # A bracket that is the first of a set belongs to it.
+            is_set = char != "]" or pattern[at - 1] == "[" or pattern[at - 2 : at] == "[^"
+        elif char == "[":
+            is_set = True
+        elif char == "(":
+            depth += 1
+        elif char == ")":
+            depth -= 1
+            if not depth and not end:
+                end = at
+        elif char == "|" and end and not depth:
+            return "", pattern
+    if end == start or not end or pattern[end + 1 : end + 2] in ("*", "+", "?", "{"):
+        return "", pattern
+    return pattern[start:end], "^" + pattern[end + 1 :]
 
 
 def name_filter(text: str, *, is_regex: bool) -> Callable[[str], bool]:

@@ -1027,6 +1027,15 @@ _ROWS: Final = (
         "reason, such as a full queue.",
     ),
     Operation(
+        "delete_messages", "Delete the next ready messages, or those that are meant.",
+        (
+            _QUEUE, whole("count", 1, MOVE_MAX, "how many at most", default=MOVE_MAX),
+            flag("dry_run", "count them only"), *MATCH, TAGS,
+        ), _READ_QUEUE, answer=("deleted", "stays", "why"), is_audited=True,
+        more="What does not match keeps its place; behind 10,000 such messages nothing is looked "
+        "at: why says so, and stays how many. No dead letters are made.",
+    ),
+    Operation(
         "get", "Print the next messages, and acknowledge them.",
         (
             _QUEUE, _COUNT, _SESSION,

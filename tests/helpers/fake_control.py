@@ -1,10 +1,19 @@
-"""FakeControl: a broker at its control socket: answers as told, remembers what it was asked."""
+"""FakeControl: a broker at its control socket: answers as told, remembers what it was asked.
 
+Terminal: a terminal at which this is typed, for sys.stdin.
+"""
+
+import io
 from typing import Any
 
 from penstock.cli.main import main
 
 Asked = tuple[str, str | None, dict[str, object]]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 class FakeControl:

@@ -720,6 +720,9 @@ def test_messages_move_to_a_queue_and_back_to_where_they_died(api: ManagementCli
         1,
     ]
     assert api.ask("POST", "penstock/queues/%2F/lives/move", {"to": "none"}).status == 404
+    gone = {"deleted": 1, "stays": 0, "why": ""}
+    assert api.ask("POST", "penstock/queues/%2F/lives/delete", {"count": 1}).body == gone
+    assert api.ask("GET", "queues/%2F/lives").body["messages"] == 1
 
 
 def test_what_the_dashboard_asks_and_changes(tmp_path: Path) -> None:

@@ -215,6 +215,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     "consume": Verb("queues", "Print messages as they arrive, and acknowledge them."),
     "declare_binding": Verb("queues", "Bind a queue or an exchange to an exchange."),
     "move": Verb("queues", "Move messages of a queue to the end of another one."),
+    "delete_messages": Verb("queues", "Delete the next messages of a queue, or those that match."),
     "replay": Verb("queues", "Move dead letters back, each to the queue in which it died last."),
     "tail": Verb("queues", "Print the records of a stream."),
     "pipeline": Verb("pipelines", "Run, check, list and show pipelines from streams to tables."),
@@ -260,7 +261,10 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "declare_exchange", "delete_exchange", "list_bindings", "declare_binding", "bind_queue",
         "unbind_queue",
     ),
-    "Messages": ("publish", "get", "peek", "consume", "move", "replay", "tail", "perf"),
+    "Messages": (
+        "publish", "get", "peek", "consume", "move", "replay", "delete_messages", "tail",
+        "perf",
+    ),
     "Policies and parameters": (
         "list_policies", "set_policy", "clear_policy", "list_operator_policies",
         "set_operator_policy", "clear_operator_policy", "list_parameters", "set_parameter",

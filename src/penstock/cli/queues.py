@@ -55,6 +55,7 @@ from penstock.cli.main import (
     UnavailableError,
 )
 from penstock.cli.output import FORMAT
+from penstock.cli.rows import ASKED_MESSAGES, YES, confirm
 from penstock.clock import SystemClock
 from penstock.errors import OptionError, QueueEmptyError
 from penstock.operation_table import MOVE_MAX
@@ -553,7 +554,7 @@ def record_json(record: "TailRecord") -> object:
     return output.readable(facts)
 
 
-# ---- move and replay -----------------------------------------------------------------------------
+# ---- move, replay, delete_messages ---------------------------------------------------------------
 
 MOVE_STEP: Final = 10_000  # messages of one operation
 
@@ -609,6 +610,40 @@ def replay(
     are no dead letters.
     """
     _move(data, vhost, queue, None, count, rate, matched(match), is_dry=dry_run)
+
+
+@click.command("delete_messages")
+@click.argument("queue", metavar="QUEUE", callback=named)
+@MOVE_COUNT
+@MATCH
+@click.option("--dry-run", is_flag=True, help="Say how many would be deleted, and change nothing.")
+@YES
+@VHOST
+@DATA
+def delete_messages(
+    queue: str, count: int | None, match: tuple[str, ...], dry_run: bool, yes: bool, vhost: str,
+    data: str,
+) -> None:  # fmt: skip
+    """Delete the next messages of a queue, or those that match.
+
+    In their order; the others keep their places, and no dead letters are made. Without a count
+    and a match it deletes all that are ready now, as `purge_queue` does. Exit code 75: more may
+    match behind 10,000 that do not.
+    """
+    args = {"queue": queue, **({} if count is None else {"count": count}), **matched(match)}
+    with asked(data) as client:
+        found = client.call("delete_messages", vhost, dry_run=True, **args)
+        n = found["deleted"]
+        if n and not dry_run:
+            if not yes:
+                confirm("delete_messages", f"{n:,} messages of queue {queue!r}",
+                        needs_yes=n > ASKED_MESSAGES)  # fmt: skip
+            found = client.call("delete_messages", vhost, **{**args, "count": n})
+    verb = "would be deleted" if dry_run else "deleted"
+    n = found["deleted"]
+    output.told(escaping.one_line(f"{n} message{'s' * (n != 1)} of queue {queue!r} {verb}"))
+    if found["stays"]:
+        raise FailedError(EX_TEMPFAIL, f"{found['stays']} or more messages stay: {found['why']}")
 
 
 def matched(given: tuple[str, ...]) -> dict[str, object]:

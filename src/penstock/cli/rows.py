@@ -167,8 +167,7 @@ def _change_of(row: Operation) -> Any:
 def _confirm(client: Client, op: str, vhost: str | None, args: Mapping[str, Any]) -> None:
     """Ask on a terminal whether to delete that much; without one, refuse to delete a vhost, or more
     than so many messages. Raises FailedError for no, click.UsageError if it cannot ask."""
-    has_terminal = sys.stdin.isatty()
-    if op == "delete_queue" and not has_terminal:
+    if op == "delete_queue" and not sys.stdin.isatty():
         return
     if op == "delete_vhost":
         what = f"vhost {args['name']!r} with all its queues and messages"
@@ -182,11 +181,19 @@ def _confirm(client: Client, op: str, vhost: str | None, args: Mapping[str, Any]
             if op == "purge_queue"
             else f"{queue} with {count:,} messages"
         )
-    if has_terminal:
+    confirm(op, what, needs_yes=op == "delete_vhost" or count > ASKED_MESSAGES)
+
+
+def confirm(command: str, what: str, *, needs_yes: bool) -> None:
+    """Ask on a terminal whether to delete it; without one, refuse what needs --yes. Raises
+    FailedError for no, click.UsageError if it cannot ask."""
+    if sys.stdin.isatty():
         if not click.confirm(f"Delete {what}?", err=True):
             raise FailedError(EX_INTERRUPTED, "nothing is deleted")
-    elif op == "delete_vhost" or (op == "purge_queue" and count > ASKED_MESSAGES):
-        raise click.UsageError(f"{op} would delete {what}: give --yes, there is no terminal to ask")
+    elif needs_yes:
+        raise click.UsageError(
+            f"{command} would delete {what}: give --yes, there is no terminal to ask"
+        )
 
 
 def _given(given: Mapping[str, Any]) -> dict[str, Any]:

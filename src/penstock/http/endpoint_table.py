@@ -349,6 +349,11 @@ CHANGE_ROWS: Final = (
         "move_messages", is_ours=True, body=OPERATIONS["move_messages"].arguments[1:],
     ),
     Endpoint(
+        "penstock/queues/{vhost}/{queue}/delete", "POST",
+        "Delete the next ready messages, or those that are meant.", "delete_messages",
+        vhost=OPENED, is_ours=True, body=OPERATIONS["delete_messages"].arguments[1:],
+    ),
+    Endpoint(
         "queues/{vhost}/{queue}/actions", "POST", "Does nothing: there are no mirrors.",
         change_pages.queue_action, tags=ADMINISTRATORS, vhost=OPENED,
         body=(text("action", "sync or cancel_sync"),),

@@ -146,3 +146,44 @@ def test_where_it_cannot_move(to: str) -> None:
     rig = rig_with()
     error: AMQPError = rig.refusal("move_messages", queue="from", to=to)
     assert error.code == (406 if to == "from" else 404)
+
+
+def deleted(rig: OperationRig, **args: object) -> Any:
+    return rig.result("delete_messages", queue="from", **args)
+
+
+def test_the_first_messages_are_deleted_and_the_rest_is_there_after_a_restart() -> None:
+    rig = rig_with()
+    rig.put("from", b"a", b"b", b"c", b"x" * 100_000)
+    gone = {"deleted": 2, "stays": 0, "why": ""}
+    assert deleted(rig, count=2, dry_run=True) == gone
+    assert len(bodies(rig, "from")) == 4
+    assert deleted(rig, count=2) == gone
+    assert bodies(rig, "from") == [b"c", b"x" * 100_000]
+    rig.restart()
+    assert bodies(rig, "from") == [b"c", b"x" * 100_000]
+    assert deleted(rig) == gone
+    rig.restart()
+    assert bodies(rig, "from") == []
+
+
+def test_only_what_is_meant_is_deleted_and_makes_no_dead_letters() -> None:
+    rig = OperationRig()
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "to"}
+    rig.result("declare_queue", queue="to")
+    rig.result("declare_queue", queue="from", arguments=dead)
+    rig.put("from", b"a1", b"b", b"a2", b"c", b"a3")
+    tag = rig.result("browse_messages", queue="from", body="c")["messages"][0]["tag"]
+    assert deleted(rig, tags=[tag])["deleted"] == 1
+    assert deleted(rig, body="a", count=2)["deleted"] == 2
+    assert deleted(rig, tags=[tag])["deleted"] == 0
+    rig.turn()
+    assert bodies(rig, "from") == [b"b", b"a3"]
+    assert bodies(rig, "to") == []
+
+
+def test_a_stream_and_a_queue_that_is_not_there_have_no_messages_to_delete() -> None:
+    rig = OperationRig()
+    rig.result("declare_queue", queue="log", arguments={"x-queue-type": "stream"})
+    assert rig.refusal("delete_messages", queue="log").code == 540
+    assert rig.refusal("delete_messages", queue="none").code == 404

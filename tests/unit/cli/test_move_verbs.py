@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.embedded.waiting import ThreadWaiter
-from tests.helpers.fake_control import FakeControl
+from tests.helpers.fake_control import FakeControl, Terminal
 
 
 def answer(moved: int, stays: int = 0, why: str = "", queue: str = "to") -> dict[str, Any]:
@@ -74,6 +74,31 @@ def test_only_these_by_their_tags(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(one["count"], one["tags"]) for one in asked(broker)] == [(2, [7, 9])]
     assert broker.run("move", "a", "b", "--match", "tag=x") == 64
     assert "given 'tag=x'" in capsys.readouterr().err
+
+
+def test_messages_are_deleted_after_a_question(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = 3
+
+    def delete(count: int = 1_000_000, **_: object) -> dict[str, Any]:
+        return {"deleted": min(ready, count), "stays": 0, "why": ""}
+
+    broker = FakeControl(delete_messages=delete)
+    assert broker.run("delete_messages", "q", "-n", "2", "--match", "key=a") == 0
+    assert capsys.readouterr().out == "2 messages of queue 'q' deleted\n"
+    asked = [args for op, _, args in broker.asked if op == "delete_messages"]
+    one = {"queue": "q", "count": 2, "key": "a"}
+    assert asked == [one | {"dry_run": True}, one]
+    assert broker.run("delete_messages", "q", "--dry-run") == 0
+    assert capsys.readouterr().out == "3 messages of queue 'q' would be deleted\n"
+    ready = 10_001
+    assert broker.run("delete_messages", "q") == 64
+    assert "would delete 10,001 messages of queue 'q': give --yes" in capsys.readouterr().err
+    assert broker.run("delete_messages", "q", "--yes") == 0
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    assert broker.run("delete_messages", "q") == 130
+    assert "Delete 10,001 messages of queue 'q'?" in capsys.readouterr().err
 
 
 def test_a_rate_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

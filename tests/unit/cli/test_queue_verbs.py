@@ -1,11 +1,9 @@
 """Queues, exchanges, bindings: what is asked of the broker, and what is said of the answer."""
 
-import io
-
 import pytest
 
 from penstock.cli.main import CommandRefusedError
-from tests.helpers.fake_control import FakeControl
+from tests.helpers.fake_control import FakeControl, Terminal
 
 DONE = {"messages": 3}
 
@@ -108,11 +106,6 @@ def test_what_exists_otherwise_is_64(capsys: pytest.CaptureFixture[str]) -> None
     broker = FakeControl(declare_queue=CommandRefusedError(406, text))
     assert broker.run("declare_queue", "jobs") == 64
     assert capsys.readouterr().err == f"penstock: {text}\n"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize("answer", ["y", "n"])

@@ -7,6 +7,7 @@
     peek      returns ready messages and changes nothing; browse_messages those with such a key,
               header or body, as HTTP shows them
     move_messages  moves ready messages to another queue, or each to where it died, one record each
+    delete_messages  deletes some of the ready messages
     get_messages   gets and settles at once, with the words and the answer of RabbitMQ's HTTP API
 
 The caller chooses the session's name. A session ends with the caller's connection to the control
@@ -576,37 +577,57 @@ def _move_messages(call: Call) -> None:
     to = args.text_or_none("to")
     if to is not None and vhost.table.find_messages(to, None, "move_messages") is queue:
         raise args.wrong("to", f"given {to!r}, expected another queue than it comes from")
-    if args.flag("dry_run"):
-        call.in_slices(_would_move(call, queue, to))
+    _take_out(call, queue, _Moved(call, queue, to))
+
+
+def _delete_messages(call: Call) -> None:
+    queue = call.vhost.table.find_messages(call.args.text("queue"), call.owner, "delete_messages")
+    _take_out(call, queue, _Deleted(call, queue))
+
+
+def _take_out(call: Call, queue: BrokerQueue, found: "_Deleted") -> None:
+    """Take messages out as `found` does, when what is being written is there, as get does; or
+    only count them."""
+    if call.args.flag("dry_run"):
+        call.in_slices(_would_take(call, queue, found))
         return
     queue.serve()
-    queue.used_at_s = vhost.clock.monotonic()
+    queue.used_at_s = call.vhost.clock.monotonic()
 
     def begin() -> None:
-        call.answer_errors(lambda: call.in_slices(_moved(call, queue, to)))
+        call.answer_errors(lambda: call.in_slices(_taken(call, queue, found)))
 
     held = queue.amq.held()
     if held is None:
         begin()
-    else:  # as get does: what is being written is moved, too
-        vhost.dispatch.when_settled(held[0], held[1], begin)
+    else:
+        call.vhost.dispatch.when_settled(held[0], held[1], begin)
 
 
-class _Moved:
-    """What move_messages answers. stays: how many were not moved; why: the reason of the last."""
+class _Deleted:
+    """Takes messages out of a queue, and answers. stays: how many stay; why: the last's reason."""
 
-    def __init__(self) -> None:
-        self.by_queue: dict[str, int] = {}
+    def __init__(self, call: Call, queue: BrokerQueue) -> None:
+        self._call = call
+        self._queue = queue
+        self._deleted = 0
         self.stays: int = 0
         self.why: str = ""
 
-    def add(self, name: str, why: str) -> None:
-        """Count a message for this queue, or one that stays."""
-        if why:
-            self.stays += 1
-            self.why = why
-        else:
-            self.by_queue[name] = self.by_queue.get(name, 0) + 1
+    def take(self, delivery: Delivery, *, is_dry: bool) -> bool:
+        """Take one message that is meant out of the queue. Return whether it goes."""
+        if not is_dry:
+            engine = self._call.vhost.engine
+            before = engine.log.last_lsn
+            self._queue.amq.ack([delivery.tag], self._call.vhost.mode)
+            if engine.log.last_lsn != before:
+                self._call.lsn = engine.log.last_lsn
+        self._deleted += 1
+        return True
+
+    def ends(self) -> bool:
+        """Return whether a message that stays ends it."""
+        return False
 
     def end(self, staying: int) -> None:
         """Note that what is behind so many messages that stay was not looked at."""
@@ -616,15 +637,45 @@ class _Moved:
 
     def answer(self) -> dict[str, object]:
         """Return the answer."""
-        moved = sum(self.by_queue.values())
-        return {"moved": moved, "by_queue": self.by_queue, "stays": self.stays, "why": self.why}
+        return {"deleted": self._deleted, "stays": self.stays, "why": self.why}
 
 
-def _moved(call: Call, queue: BrokerQueue, to: str | None) -> Slices:
-    """Move so many of those that were ready in the beginning and match. Those that stay return to
-    their places; after STAYING_MAX of them it ends."""
+class _Moved(_Deleted):
+    """Moves messages to the queue `to`, None: each to where it died."""
+
+    def __init__(self, call: Call, queue: BrokerQueue, to: str | None) -> None:
+        super().__init__(call, queue)
+        self._to = to
+        self._by_queue: dict[str, int] = {}
+
+    def take(self, delivery: Delivery, *, is_dry: bool) -> bool:
+        """Move one message that is meant, unless there is no room or no queue for it."""
+        call, queue = self._call, self._queue
+        name, target, why = _target(call, queue, delivery, self._to)
+        if target is None:
+            self.stays += 1
+            self.why = why
+            return False
+        if not is_dry:
+            lsn = queue.amq.move(delivery.tag, target.amq, call.vhost.mode)
+            call.lsn = max(call.lsn, lsn)
+        self._by_queue[name] = self._by_queue.get(name, 0) + 1
+        return True
+
+    def ends(self) -> bool:
+        """It is full, for the others too."""
+        return self._to is not None
+
+    def answer(self) -> dict[str, object]:
+        """Return the answer."""
+        moved = sum(self._by_queue.values())
+        return {"moved": moved, "by_queue": self._by_queue, "stays": self.stays, "why": self.why}
+
+
+def _taken(call: Call, queue: BrokerQueue, found: _Deleted) -> Slices:
+    """Take out so many of those that were ready in the beginning and match. Those that stay return
+    to their places; after STAYING_MAX of them it ends."""
     amq = queue.amq
-    found = _Moved()
     tags = call.args.numbers("tags")
     match = _Match(call, queue, tags)
     staying: list[int] = []
@@ -646,37 +697,33 @@ def _moved(call: Call, queue: BrokerQueue, to: str | None) -> Slices:
                 continue
             seen -= 1
             staying.append(delivery.tag)
-            name, target, why = "", None, ""
-            is_meant = match.are_all or match.found(delivery) is not None
-            if is_meant:
-                name, target, why = _target(call, queue, delivery, to)
-                found.add(name, why)
-            if target is not None:
-                call.lsn = max(call.lsn, amq.move(delivery.tag, target.amq, call.vhost.mode))
-                staying.pop()
-                left -= 1
-            elif to is not None and is_meant:
-                break  # it is full, for the others too
+            if match.are_all or match.found(delivery) is not None:
+                if found.take(delivery, is_dry=False):
+                    staying.pop()
+                    left -= 1
+                elif found.ends():
+                    break
             call.vhost.budget.left -= match.steps(delivery)
             if call.vhost.budget.left <= 0:
                 yield
         found.end(len(staying))
     finally:
-        if staying and not queue.is_deleted and not queue.is_crashed and queue.amq is amq:
-            amq.release(staying)
-            call.vhost.dispatch.mark(queue)
+        if not queue.is_deleted and not queue.is_crashed and queue.amq is amq:
+            call.vhost.queue_set.touch(queue)  # an alert may be over
+            if staying:
+                amq.release(staying)
+                call.vhost.dispatch.mark(queue)
     return found.answer()
 
 
 def _wanted(call: Call, tags: list[int]) -> int:
-    """Return how many messages are to move at most."""
+    """Return how many messages are to go at most."""
     count = call.args.whole("count")
     return min(count, len(set(tags))) if tags else count
 
 
-def _would_move(call: Call, queue: BrokerQueue, to: str | None) -> Slices:
-    """Count what `_moved` would move now, and change nothing."""
-    found = _Moved()
+def _would_take(call: Call, queue: BrokerQueue, found: _Deleted) -> Slices:
+    """Count what `_taken` would take now, and change nothing."""
     tags = call.args.numbers("tags")
     match = _Match(call, queue, tags)
     staying = 0
@@ -692,9 +739,7 @@ def _would_move(call: Call, queue: BrokerQueue, to: str | None) -> Slices:
             after = delivery.tag
             call.vhost.budget.left -= match.steps(delivery)
             if match.are_all or match.found(delivery) is not None:
-                name, _, why = _target(call, queue, delivery, to)
-                found.add(name, why)
-                left -= not why
+                left -= found.take(delivery, is_dry=True)
             else:
                 staying += 1
         yield
@@ -751,6 +796,7 @@ FUNCTIONS: Final[Functions] = {
     "peek": _peek,
     "browse_messages": _browse_messages,
     "move_messages": _move_messages,
+    "delete_messages": _delete_messages,
     "get": _get,
     "get_messages": _get_messages,
     "settle": _settle_messages,

@@ -187,31 +187,36 @@ function Alarm({ isShown }) {
   return html`<div class="unseen" aria-live="polite">${alarm ? said.current.text : ""}</div>${alarm && isShown && html`<${Sentence} ...${alarm} />`}`;
 }
 
-const Nav = ({ current }) =>
-  html`<nav class="side" aria-label="Pages">${PAGES.filter((page) => page.nav).map(
-    (page) =>
-      html`<a key=${page.path} href=${href([page.path])} aria-current=${page.path === current ? "page" : undefined}>${page.nav}${page.path === "alarms" && html`<${Badge} />`}</a>`,
-  )}</nav>`;
+function Nav({ current }) {
+  const { loud } = useProblems();
+  return html`<nav class="side" aria-label="Pages">${PAGES.filter((page) => page.nav).map((page) => {
+    const problems = page.path === "alarms" ? loud : [];
+    return html`<a key=${page.path} href=${href([page.path])} class=${problems.length ? "loud" : undefined} aria-current=${page.path === current ? "page" : undefined}>${page.nav}<${Badge} problems=${problems} /></a>`;
+  })}</nav>`;
+}
 
 /** How many problems there are that are not silenced. */
-function Badge() {
-  const { loud } = useProblems();
-  const words = `${loud.length} ${loud.length === 1 ? "problem" : "problems"}`;
+function Badge({ problems }) {
+  const words = `${problems.length} ${problems.length === 1 ? "problem" : "problems"}`;
   return (
-    loud.length > 0 &&
-    html` <span class=${`badge ${loud[0].level}`} role="img" aria-label=${words}>${loud.length}</span>`
+    problems.length > 0 &&
+    html` <span class=${`badge ${problems[0].level}`} role="img" aria-label=${words}>${problems.length}</span>`
   );
 }
 
+/** A page whose module is there: {page, View, error}. */
+const loadedOf = async (page) => ({ page, View: (await page.load()).default, error: null });
+let first = { page: null, View: null, error: null }; // the page of the first address
+
 function Page({ names, params }) {
   const page = pageOf(names);
-  const [loaded, setLoaded] = useState({ page: null, View: null, error: null });
+  const [loaded, setLoaded] = useState(first);
   useLayoutEffect(() => {
-    if (!page) return;
+    if (!page || (loaded.page === page && loaded.View)) return;
     let isOld = false;
-    page.load().then(
-      (module) => {
-        if (!isOld) setLoaded({ page, View: module.default, error: null });
+    loadedOf(page).then(
+      (found) => {
+        if (!isOld) setLoaded(found);
       },
       (error) => {
         if (!isOld) setLoaded({ page, View: null, error });
@@ -234,7 +239,13 @@ function Page({ names, params }) {
 hidden.follow((isHidden) => {
   if (!isHidden && user.value) whoami();
 });
-pageOf(route.value.names)
-  ?.load()
-  .catch(() => {}); // Page says so
-whoami().finally(() => render(html`<${App} />`, document.getElementById("app")));
+
+/** Draws the shell with the page in it: both have been asked for by first.js. */
+async function begin() {
+  const page = pageOf(route.value.names);
+  const [found] = await Promise.allSettled([page && loadedOf(page), whoami()]);
+  if (found.value) first = found.value; // otherwise Page says why
+  render(html`<${App} />`, document.getElementById("app"));
+}
+
+begin();

@@ -44,6 +44,7 @@ export function Messages({ queue, params }) {
       ? { [header ? header[1].trim() : params.header]: header ? header[2].trim() : null }
       : undefined,
   };
+  const isFiltered = !picked.size && Object.values(filter).some(Boolean);
   const load = async (before) => {
     set((old) => ({ ...old, isBusy: true, error: null }));
     if (!before) pick(new Set());
@@ -83,40 +84,53 @@ export function Messages({ queue, params }) {
         if (Object.entries(v).every(([k, value]) => value === (params[k] ?? ""))) load(null);
       }} /></div><//>
     <${Problem} error=${state.error} />
-    <div class="split"><div class="table"><div class="wide"><table><thead><tr>${isMover && html`<td class="tick"></td>`}<th scope="col" class="number">position</th><th scope="col">routing key</th><th scope="col" class="number">bytes</th><th scope="col">body</th><th scope="col">redelivered</th></tr></thead>
+    <div class="split"><div class="table"><div class="wide"><table><thead><tr><td class="tick"></td><th scope="col" class="number">position</th><th scope="col">routing key</th><th scope="col" class="number">bytes</th><th scope="col">body</th><th scope="col">redelivered</th></tr></thead>
       <tbody>${(state.rows ?? []).map(
-        (m, i) => html`<tr key=${m.tag} class=${chosen?.tag === m.tag ? "selected" : ""} onClick=${() => choose(m)}>${
-          isMover &&
-          html`<td class="tick" onClick=${(e) => e.stopPropagation()}><input type="checkbox" aria-label=${`Select message ${i + 1}`} title=${`tag ${m.tag}`} checked=${picked.has(m.tag)} onChange=${(
-            e,
-          ) => {
-            const next = new Set(picked);
-            if (e.currentTarget.checked) next.add(m.tag);
-            else next.delete(m.tag);
-            pick(next);
-          }} /></td>`
-        }<td class="number">${count(i + 1)}</td>
+        (
+          m,
+          i,
+        ) => html`<tr key=${m.tag} class=${chosen?.tag === m.tag ? "selected" : ""} onClick=${() => choose(m)}><td class="tick" onClick=${(e) => e.stopPropagation()}><input type="checkbox" aria-label=${`Select message ${i + 1}`} title=${`tag ${m.tag}`} checked=${picked.has(m.tag)} onChange=${(
+          e,
+        ) => {
+          const next = new Set(picked);
+          if (e.currentTarget.checked) next.add(m.tag);
+          else next.delete(m.tag);
+          pick(next);
+        }} /></td><td class="number">${count(i + 1)}</td>
         <td><button class="plain" onClick=${() => choose(m)}>${m.routing_key || "(empty)"}</button></td><td class="number">${bytes(m.payload_bytes)}</td><td><code>${m.payload_encoding === "string" ? m.payload.slice(0, 80) : "binary"}</code></td><td>${m.redelivered ? "yes" : ""}</td></tr>`,
       )}
         ${state.rows?.length === 0 && html`<tr><td colspan="6">${queue.messages_ready ? "No message is like this." : "No message is ready."}</td></tr>`}</tbody></table></div>
       <div class="foot"><span>${count(state.scanned)} of ${count(queue.messages_ready)} looked at</span>
         ${!state.isEnd && state.rows && html`<button disabled=${state.isBusy} onClick=${() => load(state)}>Go on</button>`}
         <button disabled=${state.isBusy} onClick=${() => load(null)}>From the head</button>
+        ${picked.size > 0 && html`<b>${count(picked.size)} selected</b>`}
         ${
           picked.size > 0 &&
-          html`<b>${count(picked.size)} selected</b><button onClick=${async () => {
+          isMover &&
+          html`<button onClick=${async () => {
             if (await move(queue, { tags: [...picked] })) load(null);
           }}>Move …</button><button onClick=${async () => {
             if (await replay(queue, { tags: [...picked] })) load(null);
           }}>Replay …</button>`
         }
         ${
+          picked.size > 0 &&
+          html`<button class="danger" onClick=${async () => {
+            if (await erase(queue, { tags: [...picked] })) load(null);
+          }}>Delete …</button>`
+        }
+        ${
           isMover &&
-          !picked.size &&
-          Object.values(filter).some(Boolean) &&
+          isFiltered &&
           html`<button onClick=${async () => {
             if (await move(queue, match)) load(null);
           }}>Move all like these …</button>`
+        }
+        ${
+          isFiltered &&
+          html`<button class="danger" onClick=${async () => {
+            if (await erase(queue, match)) load(null);
+          }}>Delete all like these …</button>`
         }</div></div>
     ${chosen && html`<${Panel} title="Message" actions=${html`<button onClick=${() => choose(null)}>Close</button>`}>${chosen.isGone ? html`<p>It is not ready in this queue any more.</p>` : html`<${Message} key=${chosen.tag} message=${chosen} whole=${chosen.payload_bytes > BODY_BYTES ? whole : undefined} />`}<//>`}</div>`;
 }
@@ -197,6 +211,37 @@ export function DeadLetters({ queue, onDone }) {
     )}</tbody></table></div>
     <div class="foot">${state.isEnd ? "" : "of the first "}${count(state.scanned)} messages</div></div>
     ${sample && html`<${Panel} title="One of them" actions=${html`<button onClick=${() => choose(null)}>Close</button>`}><${Message} key=${sample.tag} message=${sample} /><//>`}`;
+}
+
+/** Says first how many go, by a dry run. match: as of move. Resolves to whether they were deleted. */
+async function erase(queue, match) {
+  const path = `${at("penstock", "queues", queue.vhost, queue.name)}/delete`;
+  let would;
+  try {
+    would = await post(path, { dry_run: true, ...match });
+  } catch (error) {
+    toast(error.message, "danger");
+    return false;
+  }
+  const n = would.deleted;
+  if (!n) {
+    toast(`No message goes. ${would.why}`, "danger");
+    return false;
+  }
+  return ask({
+    title: `Delete messages of ${queue.name}?`,
+    danger: true,
+    body: html`<p>${count(n)} ready ${n === 1 ? "message is" : "messages are"} deleted, and no dead letters are made. They cannot be had back.${would.stays > 0 && ` ${would.why}.`}</p>`,
+    action: `Delete ${count(n)}`,
+    typed: n > 10_000 ? queue.name : undefined,
+    command: `penstock delete_messages ${shell(queue.name)}${matchWords(match)
+      .map((one) => ` --match ${shell(one)}`)
+      .join("")} --count ${n}${ofVhost(queue.vhost)}`,
+    run: async () => {
+      const { deleted } = await post(path, { ...match, count: n });
+      toast(`${count(deleted)} deleted.`);
+    },
+  });
 }
 
 /** Says first where the dead letters would go, by a dry run. match: only those with this {headers, tags}, as of move. */

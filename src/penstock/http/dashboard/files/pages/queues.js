@@ -1,5 +1,5 @@
 /** Queues and streams: which has no consumer, grows, is idle? */
-import { at, del, get, put } from "../parts/api.js";
+import { at, del, get, post, put } from "../parts/api.js";
 import { MiniBand } from "../parts/chart.js";
 import { ask, ofVhost, shell } from "../parts/dialog.js";
 import { bytes, count, dateOf, duration, rate, text } from "../parts/format.js";
@@ -105,11 +105,30 @@ export function purge(queues) {
     danger: true,
     body: html`<p>${count(ready)} ready messages are deleted (${bytes(size)} with those that are unacknowledged). ${count(unacked)} unacknowledged stay. They cannot be had back.</p>
       ${!one && html`<${Names} queues=${queues} />`}`,
-    action: `Purge ${count(ready)}`,
+    action: (v) => `Purge ${count(Math.min(v.first || ready, ready))}`,
+    fields: one
+      ? [
+          {
+            name: "first",
+            label: "Only so many from the head",
+            type: "number",
+            min: 1,
+            help: "empty: all that are ready",
+          },
+        ]
+      : [],
     typed: ready > 10_000 ? (one ?? "purge") : undefined,
-    command: queues.map((q) => `penstock purge_queue ${shell(q.name)}${ofVhost(q.vhost)}`).join("\n"),
-    run: async () => {
-      for (const q of queues) await del(`${at("queues", q.vhost, q.name)}/contents`);
+    command: (v) =>
+      queues
+        .map((q) => {
+          const words = v.first ? `delete_messages --count ${v.first}` : "purge_queue";
+          return `penstock ${words} ${shell(q.name)}${ofVhost(q.vhost)}`;
+        })
+        .join("\n"),
+    run: async (v) => {
+      for (const q of queues)
+        if (v.first) await post(`${at("penstock", "queues", q.vhost, q.name)}/delete`, { count: v.first });
+        else await del(`${at("queues", q.vhost, q.name)}/contents`);
     },
     done: one ? `${one} was purged.` : `${queues.length} queues were purged.`,
   });

@@ -17,6 +17,7 @@ import report
 import single_report
 import spark_report
 import tls_report
+import writes
 from report import Result
 from runner import ROOT
 
@@ -28,6 +29,7 @@ REPORTS = {
     "queues": queue_report,
     "broker": broker_report,
     "redis": redis_bench,
+    "writes": writes,
     "management": management_report,
     "spark": spark_report,
     "kafka": spark_report,

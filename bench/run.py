@@ -6,12 +6,12 @@
     make bench ARGS='--part broker'                      the broker, about twelve minutes
     python bench/run.py --render    docs/reference/performance.md again, from the last full runs
 
-Seven parts: the storage engine (here), the queues with the embedded library (queue_bench.py), the
+Eight parts: the storage engine (here), the queues with the embedded library (queue_bench.py), the
 broker beside RabbitMQ (broker_bench.py), single messages (single_bench.py) beside RabbitMQ and,
 where LAVINMQ_NODE names a script that starts it, LavinMQ, with publishing from Python beside pika,
 messages over TLS (tls_bench.py) on the same brokers, Redis streams where redis-server is installed
-(redis_bench.py), and the management API with many queues beside
-RabbitMQ's (management.py).
+(redis_bench.py), what the brokers write to the disk (writes.py), and the management API with many
+queues beside RabbitMQ's (management.py).
 A full run of a part is appended to bench/results with commit, machine and date, and rendered to
 docs/reference/performance.md; a quick one only with --save.
 Every scenario is a process of its own, or several. The kill -9 is a real one, of a process that has
@@ -34,6 +34,7 @@ from redis_bench import RedisBench
 from runner import ROOT, Result, Runner, spread
 from single_bench import SingleBench
 from tls_bench import TlsBench
+from writes import WritesBench
 
 SMALL = 256  # bytes of body, unless something else is said
 TRIGGER = 64 << 20  # bytes of log after which a checkpoint begins
@@ -166,6 +167,7 @@ PARTS: dict[str, type[Runner]] = {
     "single": SingleBench,
     "tls": TlsBench,
     "redis": RedisBench,
+    "writes": WritesBench,
     "management": ManagementBench,
 }
 

@@ -223,6 +223,30 @@ finally:
     assert all(us > 0 for us in rows.values()), rows
 
 
+def test_bytes_written(tmp_path: Path) -> None:
+    """Each shape of each size has a row, and what is published reaches the disk."""
+    code = f"""
+from pathlib import Path
+from penstock_node import PenstockNode
+import writes
+writes.SIZES = (1024, 65536)
+writes.all_brokers = lambda data, say: [PenstockNode(data, "os", is_pure=False)]
+bench = writes.WritesBench(Path({str(tmp_path)!r}), is_quick=True, say=lambda text: None)
+bench.writes()
+rows = bench.figures["writes"]
+assert [row["size"] for row in rows] == [1024] * 3 + [65536] * 3, rows
+found = {{"figures": bench.figures, "version": "", "build": "", "commit": "", "time": ""}}
+writes.where = lambda found: ""
+print(writes.sections(found, writes.goals(found["figures"]))[-1])
+"""
+    done = bench_code(f"exec({code!r})")
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("|").split("|") for line in done.stdout.splitlines()[2:]]
+    assert [row[1].strip() for row in rows] == ["steady", "published", "drained"] * 2
+    on_tmpfs = all(float(row[2]) == 0 for row in rows)  # which writes nothing to a disk
+    assert on_tmpfs or all(float(row[2]) >= 1 for row in rows[1::3])
+
+
 def test_cells_of_tls(tmp_path: Path) -> None:
     """Each cell runs against a server, plain and over TLS, and its factor has a goal."""
     code = f"""

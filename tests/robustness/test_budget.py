@@ -50,7 +50,7 @@ from tests.helpers.one_user import (
     steps,
     usual_steps,
 )
-from tests.helpers.wire import Ended, Wire, open_channel
+from tests.helpers.wire import Ended, Refused, Wire, open_channel
 from tests.robustness.conftest import Healthy
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(3600)]
@@ -92,10 +92,21 @@ class Eve:
         self._left: list[socket.socket] = []  # whose answers are not read
 
     def opened(self) -> Wire:
-        """Another connection of hers, with the channels 1 to 4."""
-        wire = Wire(self.broker).open(user="eve")
-        for number in range(1, 5):
-            wire.channel(number)
+        """Another connection of hers, with the channels 1 to 4. Raises Ended if what she has
+        leaves no room for it: it is she who is refused."""
+        wire = Wire(self.broker)
+        try:
+            wire.open(user="eve")
+            for number in range(1, 5):
+                wire.channel(number)
+        except Refused as error:
+            wire.sock.close()
+            if "of user 'eve' take" not in str(error):
+                raise
+            raise Ended from error
+        except BaseException:
+            wire.sock.close()
+            raise
         return wire
 
     def connect(self) -> Wire:
@@ -122,10 +133,10 @@ class Eve:
     def say(self, data: bytes) -> None:
         """Send, and read what comes meanwhile. What the broker does not take is left out: it has
         stopped to read her."""
-        wire = self.connect()
         view = memoryview(data)
         waits = 0
         try:
+            wire = self.connect()
             while view and waits < WAITS_MAX:
                 try:
                     view = view[wire.sock.send(view) :]

@@ -123,6 +123,7 @@ from penstock.storage.log.record import LeaseRun
 from penstock.storage.parts.lease_engine import PAGE_BYTES, LeasePages, Taken, pages_path
 
 SLICE: Final = 256  # messages that one call may expire
+DEAD_SLICE: Final = 64  # that it may dead-letter: each may be read from disk, and be its own record
 
 
 def expiry_at(now_ms: int, ttl_ms: int | None, queue_ttl_ms: int | None) -> int:
@@ -1552,7 +1553,8 @@ class AMQQueue(QueueTarget):
             if self.has_consumers and not returned and self._max_length.is_over(self.backing):
                 room = self.serve(self.backing.len())
             self.dead_letters.hops = hops
-            n = self._max_length.trim(self.backing, max(returned, SLICE), dead_letter, room)
+            most = SLICE if dead_letter is None else DEAD_SLICE
+            n = self._max_length.trim(self.backing, max(returned, most), dead_letter, room)
         except DiskFullError:
             return False
         finally:
@@ -1566,7 +1568,8 @@ class AMQQueue(QueueTarget):
     def expire(self) -> bool:
         """Remove a slice of expired heads. Return True if the head is still expired."""
         dead_letter = None if self.dead_letters.route is None else self._dead_letter_expired
-        n, has_more = expire(self.backing, self._clock.wall_ms(), SLICE, dead_letter, self._mode)
+        most = SLICE if dead_letter is None else DEAD_SLICE
+        n, has_more = expire(self.backing, self._clock.wall_ms(), most, dead_letter, self._mode)
         if n and dead_letter is None:
             self.dead_letters.count(EXPIRED, n)
         return has_more

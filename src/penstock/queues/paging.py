@@ -738,6 +738,7 @@ def _step_to_lazy(state: QueueRam, written: _Step) -> bool:
 
 
 RUN_BYTES_MAX: Final = 256 << 10
+RUN_ROWS_MAX: Final = 256  # to begin a run and to take it is 8 us for each, on the owner's thread
 READS_MAX: Final = 3  # runs of one queue that are read at the same time; a sync needs a worker, too
 FEW_ROWS: Final = 16  # in q3 before delta, if a fetch continues from the slots
 
@@ -1207,8 +1208,10 @@ class ReadRun:
         return message
 
     def done(self, _: object) -> None:
-        """Take the end of the read, in the owner's thread; a fetch may have taken it before."""
-        self._inhaler.ended("")
+        """Take the end of the read, in the owner's thread. If it was taken before, by a fetch or
+        with the end of another, those have begun the next reads: one turn does not do more."""
+        if self in self._inhaler.runs:
+            self._inhaler.ended("")
 
     def failed(self, problem: BaseException) -> None:
         """Take its failure: a later run, or a fetch, reads these messages."""
@@ -1308,6 +1311,8 @@ class Inhaler:
             if border < 0:
                 border = state.segment_end(row.seq)
             if row.seq >= border or taken > room_bytes or (rows and taken > RUN_BYTES_MAX):
+                break
+            if len(rows) == RUN_ROWS_MAX:
                 break
             if row.seq == self._bad_seq or (row.seq == last and state.delta.count):
                 break  # the last one stays before delta

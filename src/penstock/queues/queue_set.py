@@ -11,10 +11,11 @@ consumers) is its own object, which has the AMQQueue as `amq`: see UsedQueue.
 
 **Time.** A tick looks at the queues that were touched since the last one, and at those for which
 something is due: the expiry of a head, a delayed message, an alert on age. It looks at no others,
-so ten thousand idle queues cost nothing. When the queues have paged out what one turn may, the rest
-of them waits for the next tick. After each look the next time goes into a heap; a time
-that is too early does no harm. After each round of the memory monitor the queues that hold messages
-in RAM are touched, SLICE queues in one tick, because their shares may have become smaller.
+so ten thousand idle queues cost nothing. When the queues have paged out what one turn may, or
+have taken TICK_S, the rest of them waits for the next tick. After each look the next time goes into
+a heap; a time that is too early does no harm. After each round of the memory monitor the queues
+that hold messages in RAM are touched, SLICE queues in one tick, because their shares may have
+become smaller.
 
 **Own limits.** Queues may have memory limits of their own, which should fit the budget together.
 Two moments check that: a declare, and a start, because the budget may be smaller than it was. At a
@@ -53,6 +54,7 @@ from penstock.storage.index.routing_table import DurableQueue
 from penstock.storage.pages.streams import STREAM_FLAG
 
 SLICE: Final = 1000  # queues that one tick looks at because they were touched, or are due
+TICK_S: Final = 0.01  # after which the queues that are left wait for the next tick
 STORED_BYTES: Final = 2 << 10  # of each index of a queue that nobody has opened yet
 SHOWN_MAX: Final = 5  # queues that a warning names
 # What the stored arguments of a queue with a memory limit of its own contain.
@@ -426,8 +428,12 @@ class QueueSet(Generic[Q]):
             queue.due_ms = 0
             queues.append(queue)
         has_more = bool(self.touched)
-        for queue in queues:
-            if self.tick_queue(queue, wall_ms):
+        until_s = self._clock.monotonic() + TICK_S
+        for n, queue in enumerate(queues):
+            if n and self._clock.monotonic() > until_s:
+                self.touch(queue)
+                has_more = True
+            elif self.tick_queue(queue, wall_ms):
                 has_more = True
         return has_more
 

@@ -336,6 +336,13 @@ class Rows:
         self._blocks = []
         self.count = 0
 
+    def taken(self) -> "Rows":
+        """Remove all rows; return others that contain them."""
+        taken = Rows(self._id_base >> ID_BITS, self._base_s)
+        taken.count, taken._blocks = self.count, self._blocks
+        self.clear()
+        return taken
+
     def ram_bytes(self) -> int:
         """Return the bytes of the blocks."""
         return sum(len(block.data) for block in self._blocks)

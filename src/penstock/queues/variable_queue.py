@@ -80,10 +80,10 @@ from penstock.queues.backing_queue import (
 from penstock.queues.paging import Paging
 from penstock.queues.queue_options import POLICIES, QUEUE_MODES
 from penstock.queues.queue_ram import ALPHA_BYTES, CHECKS, QueueRam, alpha_bytes
-from penstock.queues.rows import AT_ENTRY, IN_STORE, ON_SLOT, PERSISTENT, Row, seq_of_row
+from penstock.queues.rows import AT_ENTRY, IN_STORE, ON_SLOT, PERSISTENT, Row, Rows, seq_of_row
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK, NONE, OS
-from penstock.storage.index.queue_index import DictHolder, Holder, QueueIndex
+from penstock.storage.index.queue_index import DictHolder, Holder, PagedTransient, QueueIndex
 from penstock.storage.index.queue_segment import IN_STORE as SLOT_IN_STORE
 from penstock.storage.parts.lease_engine import Taken
 
@@ -361,34 +361,49 @@ def _read(state: QueueRam, rows: list[Row]) -> Iterator[Found]:
 SLOTS_READ: Final = 1024  # of transient messages that are removed, at once
 
 
-def paged_transients(state: QueueRam) -> Iterator[tuple[int, int, int, int]]:
-    """Yield transient messages that are paged out and ready: (seq, id, store file, whether the
-    segment's files contain part of it). A damaged one has store file 0: it keeps a reference in the
-    transient store, which disappears with the process."""
-    for rows in (state.back_rows, state.q3, state.q2):
+def take_transients(state: QueueRam) -> Iterator[PagedTransient]:
+    """Take all that is ready and paged out from the queue, and yield its transient messages. One
+    that cannot be read has store file 0: it keeps a reference in the transient store, which
+    disappears with the process. Persistent ones are yielded with zeros, for whoever counts
+    steps."""
+    parts = [rows.taken() for rows in (state.back_rows, state.q3, state.q2)]
+    bits, state.delta_transients = state.delta_transients, {}
+    return _taken_transients(state, parts, bits)
+
+
+def _taken_transients(
+    state: QueueRam, parts: list[Rows], delta: dict[int, bytearray]
+) -> Iterator[PagedTransient]:
+    for rows in parts:
         for row in rows.rows():
-            if not row.flags & PERSISTENT:
+            if row.flags & PERSISTENT:
+                yield row.seq, row.id, 0, 0
+                continue
+            file = 0
+            try:
                 file = paging.store_file_of(state, row) if row.flags & IN_STORE else 0
-                yield row.seq, row.id, file, paging.is_in_files(row)
+            except (CorruptionError, OSError):
+                pass
+            yield row.seq, row.id, file, paging.is_in_files(row)
     index = state.index
-    for number in sorted(state.delta_transients):
-        start = number * index.slots
-        seqs = state.transients_between(start, start + index.slots)
+    for number in sorted(delta):
+        start, bits = number * index.slots, delta[number]
+        seqs = [start + rel for rel in range(index.slots) if bits[rel >> 3] >> (rel & 7) & 1]
         for at in range(0, len(seqs), SLOTS_READ):
             some = seqs[at : at + SLOTS_READ]
             try:
                 yield from _stored_of(index, number, some)
-            except CorruptionError:
+            except (CorruptionError, OSError):
                 for seq in some:
                     try:
                         found = _stored_of(index, number, [seq])
-                    except CorruptionError:
+                    except (CorruptionError, OSError):
                         found = [(seq, 0, 0, 1)]
                     yield from found
 
 
-def _stored_of(index: QueueIndex, number: int, seqs: list[int]) -> list[tuple[int, int, int, int]]:
-    """Return what `paged_transients` yields of these seqs of a segment, all on slots.
+def _stored_of(index: QueueIndex, number: int, seqs: list[int]) -> list[PagedTransient]:
+    """Return what `take_transients` yields of these seqs of a segment, all on slots.
     CorruptionError."""
     files = index.files(number)
     slots = files.slots(seqs)
@@ -1215,13 +1230,11 @@ class VariableQueue(BackingQueue):
     def purged(self) -> None:
         """Remove everything that is ready after a record purged the persistent messages."""
         state = self.state
-        for seq, id, file, in_files in list(paged_transients(state)):
-            if in_files:
-                self._index.keep_transients(seq // self._index.slots, -1)
-            if file:
-                self.engine.bodies.release(QueuedMessage(id, b"", None, 0, 0, 0, file, False))
-            state.transient_attempts.pop(seq, None)
         if state.has_transients:
+            paged = state.back_rows.count + state.q3.count + state.q2.count
+            if paged or state.delta_transients:
+                attempts = state.transient_attempts
+                self.engine.release_paged(self._index, take_transients(state), attempts)
             self._release([*state.q4, *state.q1, *state.back.values()])
         state.clear_ready()
         self._after()

@@ -6,7 +6,9 @@ All four bound the log that a recovery has to read.
 
 Reaping reads the slots of purged segments for the store references in them, one segment at a time,
 once the purge is durable, and logs a RELEASE for each. Combining copies the live bodies out of
-store files that are mostly garbage.
+store files that are mostly garbage. Transient messages that a purge, or the deletion of their
+queue, has taken from disk are read and released in slices of RELEASE_MESSAGES; the files of the
+queue stay until then.
 
 Disk space. Publishers are refused below `disk_free_limit`. A checkpoint that meets ENOSPC releases
 the reserve and continues; if that is not enough it is given up. It is tried again a second later if
@@ -46,12 +48,14 @@ crash, and may fail without harm when there is no space: it is tried again. At m
 checkpoints are made for trimming alone in one idle period. A running backup delays all of it.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Final
 
-from penstock.errors import SyncFailedError, has_no_descriptor, is_shortage
+from penstock.errors import CorruptionError, SyncFailedError, has_no_descriptor, is_shortage
 from penstock.storage.files.durability import OS
-from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.index.queue_index import PagedTransient, QueueIndex
 from penstock.storage.journal import recovery
 from penstock.storage.journal.checkpoint import IDLE, SLICES, Checkpointer
 from penstock.storage.journal.journal import DESCRIPTORS, Journal, short_of
@@ -66,6 +70,7 @@ CHECK_DISK_S: Final = 1.0
 LOG_SHARE: Final = 8  # log and reserve may each have this part of the room above the limit
 LOOK_SHARE: Final = 4  # the room is read again when this part of it has been written
 LOG_SEGMENTS: Final = 8  # of the smallest size: least log between two checkpoints
+RELEASE_MESSAGES: Final = 256  # transient ones, in one slice
 IDLE_S: Final = 60.0  # without a record
 AGAIN_S: Final = 5.0  # between two checkpoints on a full disk, or two for trimming alone
 ROUNDS: Final = 4
@@ -92,6 +97,10 @@ class Upkeep:
         self._cut_at = journal.clock.monotonic()
         # The same before the checkpoint in progress, in case it is given up.
         self._before = (self._cut_bytes, self._cut_records, self._cut_store_bytes, self._cut_at)
+        # Purges whose transient messages are not all released yet.
+        self._releasing: deque[tuple[QueueIndex, Iterator[PagedTransient], dict[int, int]]] = (
+            deque()
+        )
         self.reasons: dict[str, int] = {}  # how many cuts were made for: time, log, asked, stop
         self.combines: int = 0  # of store files, since the start
         self.combined_bytes: int = 0  # that they copied
@@ -120,7 +129,10 @@ class Upkeep:
         if checkpoints.phase == SLICES:
             self.step_checkpoint(now + journal.options.slice_ms / 1000)
         self._batches.place()
-        self.reap()
+        self._reap_segment()
+        until = now + journal.options.slice_ms / 1000
+        while self._release_some() and journal.clock.monotonic() < until:
+            pass
         self.combine()
         self.delete_transient_segments()
         if now - self._disk_at >= CHECK_DISK_S:
@@ -281,8 +293,44 @@ class Upkeep:
             state.ticks.dead = left
             journal.delete_files(paths, [])
 
+    def release(
+        self, queue: QueueIndex, paged: Iterator[PagedTransient], attempts: dict[int, int]
+    ) -> None:
+        """Release what the files of a queue and the store keep for transient messages which a
+        purge has taken from it: some at once, the rest in slices. paged: reads them from the
+        slots. attempts: by seq; those of the messages are removed."""
+        queue.releasing += 1
+        self._releasing.append((queue, paged, attempts))
+        self._release_some()
+
+    def _release_some(self) -> bool:
+        """Release a slice of them. False if there is nothing to do."""
+        if not self._releasing:
+            return False
+        queue, paged, attempts = self._releasing[0]
+        n = 0
+        for seq, id, file, in_files in islice(paged, RELEASE_MESSAGES):
+            n += 1
+            if in_files:
+                queue.keep_transients(seq // queue.slots, -1)
+            if file:
+                try:
+                    self._transient.unref(file, id)
+                except CorruptionError as error:
+                    self._journal.event("corruption", f"a purged body stays in the store: {error}")
+            attempts.pop(seq, None)
+        if n < RELEASE_MESSAGES:
+            self._releasing.popleft()
+            queue.releasing -= 1
+            self._journal.state.bury(queue.number)
+        return True
+
     def reap(self) -> bool:
-        """Release the store references of one purged segment. False if there is nothing to do."""
+        """Release the store references of one purged segment, or of a slice of transient messages.
+        False if there is nothing to do."""
+        return self._release_some() or self._reap_segment()
+
+    def _reap_segment(self) -> bool:
         journal = self._journal
         state = journal.state
         if not state.reaping or state.reap_lsn > journal.log.durable_lsn or journal.is_committing:

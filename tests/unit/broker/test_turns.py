@@ -219,6 +219,22 @@ def test_answers_are_built_while_the_client_takes_them(rig: OperationRig) -> Non
     assert len(answers(client)) == 50
 
 
+def test_a_tick_leaves_queues_for_the_next_when_its_time_is_over(rig: OperationRig) -> None:
+    queues = rig.vhost.queue_set
+    for n in range(9):
+        rig.result("declare_queue", queue=f"q{n}")
+        rig.put(f"q{n}", b"x")
+    for queue in queues.queues.values():
+        queues.touch(queue)
+    queues._clock = TickingClock()
+    assert queues._tick_queues(wall_ms=0)
+    left = len(queues.touched)
+    assert 0 < left < 9
+    queues._clock = ManualClock()
+    assert not queues._tick_queues(wall_ms=0)
+    assert not queues.touched
+
+
 def test_a_stream_with_many_readers_is_described_in_slices(rig: OperationRig) -> None:
     rig.result("declare_queue", queue="s", arguments={"x-queue-type": "stream"})
     (stream,) = rig.vhost.streams.all()

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.embedded.new_body import NewBody
 from penstock.errors import DiskFullError
-from penstock.queues.amq_queue import SLICE
+from penstock.queues.amq_queue import DEAD_SLICE
 from penstock.queues.backing_queue import NewMessage
 from penstock.queues.dead_letter import HOPS_MAX, NESTED_HOPS_MAX, is_cycle, is_too_far
 from penstock.queues.headers import Death
@@ -177,15 +177,15 @@ def test_what_a_full_disk_left_expires_again(world: AmqWorld) -> None:
 def test_fetch_expires_a_slice_and_says_that_there_is_more(world: AmqWorld) -> None:
     q = world.open(dead_letter_to="dead", ttl_ms=1000)
     dead = world.open("dead")
-    for i in range(SLICE + 5):
+    for i in range(DEAD_SLICE + 5):
         q.publish(b"", b"%d" % i, OS)
     world.rig.clock.advance(1)
     q.publish(b"", b"alive", OS)
     assert q.fetch() is None
-    assert (q.has_more_expired, dead.len()) == (True, SLICE)
+    assert (q.has_more_expired, dead.len()) == (True, DEAD_SLICE)
     assert name_of(world.take()) == "alive"
-    assert (q.has_more_expired, dead.len()) == (False, SLICE + 5)
-    assert world.drain("dead") == [str(i) for i in range(SLICE + 5)]
+    assert (q.has_more_expired, dead.len()) == (False, DEAD_SLICE + 5)
+    assert world.drain("dead") == [str(i) for i in range(DEAD_SLICE + 5)]
 
 
 def test_expired_without_a_target_are_counted(world: AmqWorld) -> None:

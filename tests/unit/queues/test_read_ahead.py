@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 
+from penstock.queues.paging import READS_MAX, RUN_ROWS_MAX
 from penstock.queues.queue_ram import ALPHA_BYTES, CHECKS
 from penstock.storage.files.durability import NONE, OS
 from tests.helpers.engine_rig import EngineRig
@@ -238,3 +239,30 @@ def test_a_store_file_that_is_replaced_before_the_read_is_left_to_the_get() -> N
         world.rig.engine.poll(wait=True)
     assert not world.rig.told("page_in_failed")
     assert world.drain() == list(range(100))
+
+
+def test_one_turn_takes_and_begins_few_messages() -> None:
+    """The ends of all reads that one turn sees begin no more than one set of reads, however fast
+    the workers are."""
+    world = Stored(body_bytes=1)
+    world.q.set_limits(0, 0)
+    world.fill(4000)
+    state, inhaler = real(world.q).state, real(world.q).paging.inhaler
+    world.q.set_limits(64 << 20, 32 << 20)
+    assert world.q.inhale(at_rest=True)
+    had = len(state.q4)
+    first = list(inhaler.runs)
+    n = sum([len(run.rows) for run in first])
+    assert len(first) == READS_MAX
+    assert READS_MAX < n <= READS_MAX * RUN_ROWS_MAX
+    for run in first:
+        run.read()
+    first[0].done(None)
+    assert len(state.q4) == had + n
+    for run in inhaler.runs:
+        run.read()
+    first[1].done(None)
+    first[2].done(None)
+    assert len(state.q4) == had + n
+    while world.rig.engine.journal.has_pending:
+        world.rig.engine.poll(wait=True)

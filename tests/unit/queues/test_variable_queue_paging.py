@@ -10,6 +10,7 @@ import pytest
 from penstock.queues import paging
 from penstock.queues.backing_queue import UNLIMITED, Delivery
 from penstock.storage.files.durability import DISK, NONE, OS
+from penstock.storage.upkeep import RELEASE_MESSAGES
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import World, tags_of
 from tests.helpers.variable_queues import info_int, lengths, opens, real
@@ -476,3 +477,28 @@ def test_the_marks_of_transient_messages_in_delta_are_those_of_a_set(world: Worl
             marked -= set(found)
             assert bool(state.delta_transients) == bool(marked)
         state.delta_transients.clear()
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_paged_transients_are_released_in_slices(is_deleted: bool) -> None:
+    """One turn reads RELEASE_MESSAGES of them at most; the files of a queue stay until all are."""
+    world = World(EngineRig(segment_slots=4 * RELEASE_MESSAGES), opens(read_bytes=0))
+    n = 3 * RELEASE_MESSAGES
+    world.put(*range(n), mode=NONE)
+    world.q.set_limits(0, 0)
+    world.page()
+    index = world.q.index()
+    held = sum(index.transients.values())
+    assert held >= n - 1
+    if is_deleted:
+        world.q.delete_and_terminate(OS)
+    else:
+        assert world.q.purge(OS) == n
+    assert sum(index.transients.values()) >= held - RELEASE_MESSAGES, "one slice at once"
+    deleted = world.rig.engine.state.deleted
+    assert index not in deleted
+    for _ in range(n):
+        if not world.rig.engine.upkeep.reap():
+            break
+    assert not any(index.transients.values())
+    assert (index in deleted) == is_deleted

@@ -68,6 +68,11 @@ class Ticks:
         self.handles: Handles = Handles()
 
 
+# A transient message on disk: (seq, id, store file of its body or 0, whether the files of its
+# segment contain part of it).
+PagedTransient = tuple[int, int, int, int]
+
+
 class SectionRow:
     """An entry in a checkpoint's section of a small queue: the message without its body.
 
@@ -207,6 +212,7 @@ class QueueIndex:
         self.cut_seq: int = 0  # next seq at that cut
         # Segment -> transient messages with bodies or slots in its files, which keep the files.
         self.transients: dict[int, int] = {}
+        self.releasing: int = 0  # purges of transient messages that are not released yet
         self._empty_tail: int = -1  # next seq's segment, if its transients are all gone
         self._tail: IndexSegment | None = None
         self._files: dict[int, SegmentFiles] = {}

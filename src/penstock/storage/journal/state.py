@@ -160,10 +160,16 @@ class StorageState(LogState):
         self.routing.delete_queue(queue.number)
         self.windows.delete(b"q" + queue.name)
         del self.queues[queue.number]
-        if any(number == queue.number for number, _ in self.reaping):
-            self.dying[queue.number] = queue
-        else:
-            self.deleted.append(queue)
+        self.dying[queue.number] = queue
+        self.bury(queue.number)
+
+    def bury(self, number: int) -> None:
+        """If this queue is deleted, and none of its slots must be read any more, let the next
+        checkpoint delete its directory."""
+        dying = self.dying.get(number)
+        if dying is None or dying.releasing or any(n == number for n, _ in self.reaping):
+            return
+        self.deleted.append(self.dying.pop(number))
 
     def apply_seen(self, lsn: int, name: bytes, key: bytes, until_ms: int) -> None:
         self.windows.of(name).add(key, until_ms, lsn=lsn)
@@ -449,9 +455,7 @@ class StorageState(LogState):
         for id, file, _ in refs:
             self.unref(file, id)
         self.ticks.dead.append((number, segment))
-        dying = self.dying.get(number)
-        if dying is not None and not any(n == number for n, _ in self.reaping):
-            self.deleted.append(self.dying.pop(number))
+        self.bury(number)
 
     def index_of(self, number: int) -> QueueIndex | None:
         """Return a queue, also a deleted one whose slots must still be read."""

@@ -413,13 +413,13 @@ def test_no_part_of_the_engine_names_the_engine() -> None:
 def test_nobody_reaches_past_the_engine() -> None:
     """Its owners use its calls, and of its parts only these: what the log has appended and settled,
     its room and a sync; the journal's checks, groups and work in threads; new messages; slices of a
-    checkpoint."""
+    checkpoint, and what a purge has taken."""
     faces = {
         "log": "settled|last_lsn|syncs|request_sync|has_room",
         "journal": "check|check_publish|disk_full|stop|one_record|gathering|submit|has_pending"
         "|pin_files|unpin_files|cut_waits|is_committing",
         "placement": "new_message|share_of",
-        "upkeep": "begin_checkpoint|step_checkpoint",
+        "upkeep": "begin_checkpoint|step_checkpoint|release",
     }
     narrow = "|".join(rf"{part}(?!\.(?:{calls})\b)" for part, calls in faces.items())
     parts = re.compile(rf"(?:engine|new)\.(_\w+|state|transient|{narrow})\b")

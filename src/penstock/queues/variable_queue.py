@@ -1234,7 +1234,7 @@ class VariableQueue(BackingQueue):
             paged = state.back_rows.count + state.q3.count + state.q2.count
             if paged or state.delta_transients:
                 attempts = state.transient_attempts
-                self.engine.release_paged(self._index, take_transients(state), attempts)
+                self.engine.upkeep.release(self._index, take_transients(state), attempts)
             self._release([*state.q4, *state.q1, *state.back.values()])
         state.clear_ready()
         self._after()

@@ -39,7 +39,7 @@ Not thread-safe: its owner has the lock.
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -58,13 +58,7 @@ from penstock.storage.files.durability import DISK, NONE, OS
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.files.options import StorageOptions
 from penstock.storage.index.key_windows import KeyWindows
-from penstock.storage.index.queue_index import (
-    DictHolder,
-    PagedTransient,
-    QueueIndex,
-    check_targets,
-    store_refs,
-)
+from penstock.storage.index.queue_index import DictHolder, QueueIndex, check_targets, store_refs
 from penstock.storage.index.routing_table import DurableQueue, RoutingTable
 from penstock.storage.journal import recovery
 from penstock.storage.journal.checkpoint import Checkpointer
@@ -560,12 +554,6 @@ class StorageEngine:
         for new in moved:
             self.placement.complete(new)
         return lsn, moved
-
-    def release_paged(
-        self, queue: QueueIndex, paged: Iterator[PagedTransient], attempts: dict[int, int]
-    ) -> None:
-        """See Upkeep.release."""
-        self.upkeep.release(queue, paged, attempts)
 
     def purge(self, queue: QueueIndex, kept: list[Entry], mode: int) -> tuple[int, int]:
         """Remove all persistent entries but `kept` (the unacknowledged, ascending). Returns the LSN

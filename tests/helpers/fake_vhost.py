@@ -118,7 +118,9 @@ class Fake:
             self.send({"do": "pong", "n": facts["n"], "blocked_reason": "disk", **counts})
         elif do == "connection":
             with socket.socket(fileno=descriptors[0]) as handed:
-                handed.sendall(b"got " + data)
+                who = facts["identity_bytes"]
+                assert isinstance(who, int)
+                handed.sendall(b"got " + data[who:])
         elif do == "memory":
             self.send({"do": "memory_is", "bytes": facts["bytes"]})
         elif do == "stop" and self.behaviour != "stubborn":

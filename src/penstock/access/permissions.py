@@ -30,6 +30,7 @@ Names are text with surrogates for bytes that are not UTF-8; these are matched a
 """
 
 import ipaddress
+import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
@@ -249,6 +250,7 @@ class Identity:
         self.asks_from: Final = asks_from
         self.asks_resources: Final = asks_resources
         self.asks_topics: Final = asks_topics
+        self._text = b""
         self._on_keys = None if on_keys is None else [PatternCache(one) for one in on_keys]
         self._topics: dict[str, tuple[PatternCache, PatternCache]] = {
             exchange: (PatternCache(one[0], ""), PatternCache(one[1], ""))
@@ -341,6 +343,13 @@ class Identity:
             "asks_topics": self.asks_topics,
         }
 
+    @property
+    def text(self) -> bytes:
+        """Return the facts as text, for `from_text` in another process."""
+        if not self._text:
+            self._text = json.dumps(self.facts()).encode()
+        return self._text
+
     def asking(self, host: str, *, resources: bool, topics: bool) -> "Identity":
         """Return the same identity, of a client from this address, with what is asked."""
         facts = {"asks_from": host, "asks_resources": resources, "asks_topics": topics}
@@ -365,6 +374,11 @@ class Identity:
         )
 
     @classmethod
+    def from_text(cls, text: bytes) -> "Identity":
+        """Return the identity of `text`."""
+        return _of_text(text)
+
+    @classmethod
     def shared(
         cls, name: str, tags: frozenset[str], configure: str, write: str, read: str,
         topics: Mapping[str, tuple[str, str]], *, on_keys: tuple[str, str] | None = None,
@@ -377,6 +391,11 @@ class Identity:
             name, tags, configure, write, read, tuple(topics.items()), on_keys, source,
             expires_at_s, asks_from, asks_resources, asks_topics,
         )  # fmt: skip
+
+
+@lru_cache(IDENTITIES_MAX)
+def _of_text(text: bytes) -> Identity:
+    return Identity.from_facts(json.loads(text))
 
 
 @lru_cache(IDENTITIES_MAX)

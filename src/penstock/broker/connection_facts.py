@@ -53,17 +53,20 @@ class ConnectionFacts:
     tls: dict[str, Any] | None = None
     auth_mechanism: str = "PLAIN"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the facts as JSON, with the properties in base64."""
+    def to_json(self) -> list[Any]:
+        """Return the facts as JSON: their values in order, the properties in base64."""
         encoded = base64.b64encode(self.client_properties).decode("ascii")
-        facts = {name: getattr(self, name) for name in self.__slots__}
-        return {**facts, "client_properties": encoded}
+        return [
+            self.name, self.peer_host, self.peer_port, self.host, self.port, self.user, self.vhost,
+            encoded, self.frame_max, self.channel_max, self.heartbeat_s, self.connected_at_ms,
+            self.tls, self.auth_mechanism,
+        ]  # fmt: skip
 
     @classmethod
-    def from_json(cls, facts: dict[str, Any]) -> "ConnectionFacts":
+    def from_json(cls, facts: list[Any]) -> "ConnectionFacts":
         """Return the facts of `to_json`."""
-        properties = base64.b64decode(facts["client_properties"])
-        return cls(**{**facts, "client_properties": properties})
+        facts[7] = base64.b64decode(facts[7])
+        return cls(*facts)
 
 
 def client_of(connection: str) -> str:

@@ -30,9 +30,8 @@ import socket
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from penstock.errors import INTERNAL_ERROR, AMQPError, PenstockError
 from penstock.operation_json import dumps, read
@@ -63,8 +62,7 @@ class ControlError(PenstockError):
         self.text = text
 
 
-@dataclass(frozen=True, slots=True)
-class LinkMessage:
+class LinkMessage(NamedTuple):
     """One message, see above."""
 
     kind: int

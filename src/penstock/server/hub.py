@@ -802,8 +802,6 @@ class Hub(Turns):
     ) -> Session:
         """Return a session of this user on a connected socket, encrypted if it has records. The
         caller starts it."""
-        if sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if records is None:
             session = Session(self, sock, user)
         else:

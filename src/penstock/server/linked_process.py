@@ -201,7 +201,9 @@ class PollingLoop(asyncio.SelectorEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:  # fmt: skip
         """See asyncio."""
-        self.poller.must_return = True
+        poller = self.poller
+        if not 0 <= poller.until_s <= when:  # else the loop looks again before it is due
+            poller.must_return = True
         return super().call_at(when, callback, *args, context=context)
 
 

@@ -40,7 +40,6 @@ from penstock.server.poller import READ, PolledSource, Poller
 from penstock.server.tls_records import TlsRecords
 
 BACKLOG: Final = 1024
-ACCEPTS: Final = 64  # in one go; then other events are handled
 PAUSE_S: Final = 0.1  # when the kernel has no descriptor left
 SHORT_S: Final = 5.0  # for which that is reported
 OPEN: Final = (10, 40)  # connection.open
@@ -231,23 +230,20 @@ class Listener(Generic[T]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def acceptable(self, listening: "Listening") -> None:
-        """Accept clients."""
-        for _ in range(ACCEPTS):
-            try:
-                sock, _ = listening.sock.accept()
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError as error:
-                if error.errno not in SHORT:
-                    continue  # that client is gone already
-                if not self.is_short:
-                    logger.warning("cannot accept: %s", error.strerror)
-                self._short_until_s = self._clock.monotonic() + SHORT_S
-                listening.pause()
-                self._loop.call_later(PAUSE_S, listening.go_on)
-                return
-            self.accepted += 1
-            self.take(sock)
+        """Accept a client; if more wait, the socket is still readable in the next pass."""
+        try:
+            sock, _ = listening.sock.accept()
+        except OSError as error:
+            if error.errno not in SHORT:
+                return  # that client is gone already
+            if not self.is_short:
+                logger.warning("cannot accept: %s", error.strerror)
+            self._short_until_s = self._clock.monotonic() + SHORT_S
+            listening.pause()
+            self._loop.call_later(PAUSE_S, listening.go_on)
+            return
+        self.accepted += 1
+        self.take(sock)
 
     @property
     def is_short(self) -> bool:

@@ -14,8 +14,9 @@ PollingSelector (linked_process), which waits in `Poller.poll`:
 
 asyncio's descriptors stand behind one other: the descriptor of its own epoll. `poll` returns when
 that is ready, when the time that asyncio gave is over, or when something that ran here has called
-the loop (`must_return`, set by PollingLoop in call_soon and call_at). So everything that runs here
-may use the loop, tasks and futures as if it had been called by it.
+the loop (`must_return`, set by PollingLoop in call_soon, and in call_at for what is due before that
+time). So everything that runs here may use the loop, tasks and futures as if it had been called by
+it.
 
 One pass takes at most EVENTS_MAX events, and each source reads once, so no client can keep the
 others, or asyncio, waiting. After PASS_S the sources that are left are served in the next pass:
@@ -69,6 +70,7 @@ class Poller:
 
     def __init__(self, inner: int) -> None:
         self.must_return: bool = False
+        self.until_s: float = -1.0  # when `poll` returns at the latest, monotonic; negative: never
         self.turns: Turns | None = None
         self.is_measuring: bool = False
         self.longest_s: float = 0.0  # CPU seconds of the longest pass, if it is measuring
@@ -119,9 +121,7 @@ class Poller:
         descriptors is ready. timeout_s: when asyncio has something to do by time; negative: never.
         """
         self.must_return = False
-        until = -1.0
-        if timeout_s > 0:
-            until = monotonic() + timeout_s
+        self.until_s = until = monotonic() + timeout_s if timeout_s > 0 else -1.0
         while True:
             has_inner = self._pass(self._wait_s(timeout_s, until))
             if has_inner or self.must_return or timeout_s == 0:

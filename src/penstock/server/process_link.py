@@ -27,6 +27,7 @@ import contextlib
 import errno
 import logging
 import socket
+import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -50,7 +51,7 @@ from penstock.server.control import (
 )
 
 PACKETS_PER_READ: Final = 16  # then other events are handled
-DESCRIPTORS_MAX: Final = 4
+DESCRIPTORS_BYTES: Final = socket.CMSG_LEN(4 * struct.calcsize("i"))  # at most four are handed over
 RETRY_S: Final = 0.02
 CALL_S: Final = 60.0
 BACKLOG: Final = 100
@@ -234,9 +235,7 @@ class ProcessLink:
             if self.is_closed:
                 return
             try:
-                packet, descriptors, _, _ = socket.recv_fds(
-                    self._sock, PACKET_BYTES, DESCRIPTORS_MAX
-                )
+                packet, handed, _, _ = self._sock.recvmsg(PACKET_BYTES, DESCRIPTORS_BYTES)
             except ConnectionResetError:
                 continue  # it left without reading all; reported once, before its last messages
             except (BlockingIOError, InterruptedError):
@@ -244,7 +243,8 @@ class ProcessLink:
             except OSError as error:
                 self._end(f"cannot receive: {error.strerror}")
                 return
-            self._descriptors += descriptors
+            for _, _, descriptors in handed:
+                self._descriptors += memoryview(descriptors).cast("i").tolist()
             if not packet:
                 self._end(self._failure or "closed by the other side")
                 return

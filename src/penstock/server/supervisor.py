@@ -447,7 +447,7 @@ class Supervisor:
 
     def is_known(self, name: str) -> bool:
         """Return whether there is such a vhost, completely made."""
-        return self.users.vhosts().get(name) == READY
+        return self.users.state_of(name) == READY
 
     def _on_down(self, vhost: WatchedVhost) -> None:
         self._event("vhost.down", {"name": vhost.name, "node": node_name()})

@@ -3,7 +3,7 @@
 Its only argument is its end of the link to the supervisor, which sends everything else:
 
     in    start (path, name, settings, refused requests; the shared memory of in_flight)
-          connection (a socket, facts, identity, bytes already read; records of TLS or null)
+          connection (a socket, facts; records of TLS or null; identity, bytes already read)
           ping · memory
           http (a socket: a link to the HTTP process, which calls operations, too)
           identity, close_user (permissions changed) · limits (set by operators) · stop
@@ -34,6 +34,7 @@ import random
 import resource
 import socket
 import sys
+from functools import lru_cache
 from typing import Any, Final
 
 from penstock.access.limits import Limits
@@ -64,7 +65,7 @@ from penstock.operation_table import AUDIT_STREAM, HOME, OPERATIONS, check_over_
 from penstock.protocol.connection import Connection
 from penstock.queues.backing_choice import BackingChoice
 from penstock.server import tls_records
-from penstock.server.control import Facts
+from penstock.server.control import Facts, news
 from penstock.server.descriptors import RESERVE, clients_max
 from penstock.server.hub import Hub, Session
 from penstock.server.linked_process import (
@@ -104,6 +105,12 @@ FILES: Final = 4096
 GC_THRESHOLDS: Final = (10_000, 1, 10_000)
 
 logger = logging.getLogger(__name__)
+
+
+@lru_cache(64)
+def _gone(user: str) -> list[bytes]:
+    """Return the packets of the news that a connection of this user has ended."""
+    return news({"do": "gone", "user": user})
 
 
 class VhostProcess(LinkedProcess):
@@ -389,7 +396,7 @@ class VhostProcess(LinkedProcess):
 
     def _gone(self, user: str) -> None:
         """Report that a client's connection has ended: the supervisor counts them."""
-        self._link.send({"do": "gone", "user": user})
+        self._link.write(_gone(user))
 
     def _of_user(self, user: str) -> list[Session]:
         assert self._hub is not None
@@ -457,13 +464,13 @@ class VhostProcess(LinkedProcess):
             for descriptor in descriptors:
                 socket.close(descriptor)
             logger.error("a connection was sent with %d descriptors, expected 1", len(descriptors))
-            self._gone(str(facts["facts"]["user"]))
+            self._gone(ConnectionFacts.from_json(facts["facts"]).user)
             return
         sock = socket.socket(fileno=descriptors[0])
         sock.setblocking(False)
         assert self._vhost is not None
         opened = ConnectionFacts.from_json(facts["facts"])
-        identity = Identity.from_facts(facts["identity"])
+        identity = Identity.from_text(data[: facts["identity_bytes"]])
         records = None if facts["records"] is None else TlsRecords.of(facts["records"])
         try:
             session = self._hub.adopt(sock, opened.user, records)
@@ -478,7 +485,7 @@ class VhostProcess(LinkedProcess):
             if identity.source != INTERNAL:
                 handler.on_new_secret = self._ask_renewal
             self._watch_end(identity)
-            session.start(handler, data)
+            session.start(handler, data[facts["identity_bytes"] :])
         except Exception as error:  # noqa: BLE001 - the session reports it
             session.unexpected(error)
 

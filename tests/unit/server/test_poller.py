@@ -259,6 +259,36 @@ def test_what_a_source_asks_of_the_loop_is_done_at_once() -> None:
     run_polling(main())
 
 
+def test_only_a_timer_that_is_due_before_the_others_makes_the_loop_look_again() -> None:
+    async def main() -> None:
+        poller, loop = poller_here(), asyncio.get_running_loop()
+        near, far = socket.socketpair()
+        done: asyncio.Future[str] = loop.create_future()
+        timers = [loop.call_later(1000.0, done.cancel)]
+        seen = []
+
+        def handled() -> None:
+            near.recv(9)
+            for delay_s in (2000.0, 500.0):
+                timers.append(loop.call_later(delay_s, done.cancel))
+                seen.append(poller.must_return)
+            done.set_result("done")
+
+        poller.watch(near.fileno(), Reader(near.fileno(), handled), READ)
+        try:
+            far.send(b"x")
+            assert await done == "done"
+            assert seen == [False, True]
+        finally:
+            poller.watch(near.fileno(), Reader(near.fileno()), 0)
+            for timer in timers:
+                timer.cancel()
+            near.close()
+            far.close()
+
+    run_polling(main())
+
+
 def test_sources_that_a_pass_has_no_time_for_are_first_in_the_next(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

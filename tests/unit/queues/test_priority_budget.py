@@ -478,7 +478,7 @@ def test_reads_go_on_from_one_priority_to_the_next_without_a_tick(percent: int) 
             engine.wait(*held)
     page(q)
     q.inhale(at_rest=True)
-    while engine.has_pending:
+    while engine.journal.has_pending:
         engine.poll(wait=True)
     if percent < 100:
         assert sum(alphas(q)) == q.len()

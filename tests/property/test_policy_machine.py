@@ -7,6 +7,7 @@ holds the messages that these leave; those that died lie in the queue "dead" if 
 "x", and are gone if it was "y", which does not exist.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,7 +23,8 @@ KINDS: Final = {"a1": "classic", "a2": "quorum", "b1": "classic", "b2": "quorum"
 LIMITS: Final = st.none() | st.integers(0, 4)
 OVERFLOWS: Final = st.sampled_from((None, "drop-head", "reject-publish"))
 EXCHANGES: Final = st.sampled_from((None, "x", "y"))
-TTLS: Final = st.sampled_from((None, 350, 1250))  # ms; time passes in steps of 100 ms
+SHORT, LONG = "short", "long"
+TTLS: Final = st.sampled_from((None, SHORT, LONG))
 TYPES: Final = {
     "all": ("classic", "quorum"), "queues": ("classic", "quorum"), "exchanges": (),
     "classic_queues": ("classic",), "quorum_queues": ("quorum",), "streams": (),
@@ -57,11 +59,18 @@ class Waiting:
 
 
 class Policies(RuleBasedStateMachine):
-    """See the head of this module."""
+    """See the head of this module. TTL_MS: what the times to live are; time passes in steps of 100
+    ms."""
+
+    TTL_MS: Mapping[str | None, int | None] = {None: None, SHORT: 350, LONG: 1250}
+
+    def made_rig(self) -> Any:
+        """What the steps are done with."""
+        return OperationRig()
 
     @initialize()
     def begin(self) -> None:
-        self.rig = OperationRig()
+        self.rig = self.made_rig()
         self.policies: dict[str, Given] = {}
         self.operators: dict[str, Given] = {}
         self.arguments: dict[str, dict[str, Any]] = {}
@@ -80,10 +89,10 @@ class Policies(RuleBasedStateMachine):
     )  # fmt: skip
     def set_policy(
         self, name: str, pattern: str, apply_to: str, priority: int, limit: int | None,
-        overflow: str | None, exchange: str | None, ttl: int | None, lazy: bool,
+        overflow: str | None, exchange: str | None, ttl: str | None, lazy: bool,
         is_operators: bool,
     ) -> None:  # fmt: skip
-        definition: dict[str, Any] = {"max-length": limit, "message-ttl": ttl}
+        definition: dict[str, Any] = {"max-length": limit, "message-ttl": self.TTL_MS[ttl]}
         if not is_operators:
             definition |= {"overflow": overflow, "dead-letter-exchange": exchange}
             definition["queue-mode"] = "lazy" if lazy else None  # of classic queues alone
@@ -117,13 +126,13 @@ class Policies(RuleBasedStateMachine):
     )  # fmt: skip
     def declare(
         self, name: str, limit: int | None, overflow: str | None, exchange: str | None,
-        ttl: int | None,
+        ttl: str | None,
     ) -> None:  # fmt: skip
         if name in self.arguments:
             return
         given = {
             "x-max-length": limit, "x-overflow": overflow, "x-dead-letter-exchange": exchange,
-            "x-queue-type": KINDS[name], "x-message-ttl": ttl,
+            "x-queue-type": KINDS[name], "x-message-ttl": self.TTL_MS[ttl],
             "x-max-priority": 1 if name == "a1" else None,
         }  # fmt: skip
         arguments = {key: value for key, value in given.items() if value is not None}
@@ -137,7 +146,7 @@ class Policies(RuleBasedStateMachine):
             del self.arguments[name], self.ready[name]
 
     @rule(name=st.sampled_from(QUEUES), priority=st.integers(0, 1), ttl=TTLS)
-    def publish(self, name: str, priority: int, ttl: int | None) -> None:
+    def publish(self, name: str, priority: int, ttl: str | None) -> None:
         if name not in self.arguments:
             return
         self.count += 1
@@ -147,14 +156,15 @@ class Policies(RuleBasedStateMachine):
             overflow == "reject-publish" and limit is not None and len(self.ready[name]) >= limit
         )
         try:
-            own = {} if ttl is None else {"expiration": str(ttl)}
+            own_ms = self.TTL_MS[ttl]
+            own = {} if own_ms is None else {"expiration": str(own_ms)}
             self.rig.put(name, body, priority=priority, **own)
         except ChannelError:
             assert is_refused
         else:
             assert not is_refused
-            ttl = lower(ttl, queue_ttl)
-            expiry_ms = 0 if ttl is None else self.rig.clock.wall_ms() + ttl
+            ttl_ms = lower(own_ms, queue_ttl)
+            expiry_ms = 0 if ttl_ms is None else self.rig.clock.wall_ms() + ttl_ms
             self.ready[name].append(Waiting(body, priority, expiry_ms))
             if name == "a1":
                 self.ready[name].sort(key=lambda one: -one.priority)
@@ -167,13 +177,23 @@ class Policies(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(QUEUES), n=st.integers(1, 3))
     def reject(self, name: str, n: int) -> None:
-        """A consumer rejects the first ones: they die."""
+        """A consumer rejects the first ones: they die. What has expired behind one of them dies
+        when it becomes the first."""
         if not self.ready.get(name):
             return
-        got = self.rig.result("get_messages", queue=name, count=n, ackmode="reject_requeue_false")
-        assert len(got) == len(self.ready[name][:n])
-        self._die(name, n)
+        taken = 0
+        while taken < n and self.ready[name]:
+            self._die(name, 1)
+            self._expire(name)
+            taken += 1
+        assert self.rejected(name, n) == taken
         self._settle()
+
+    def rejected(self, name: str, n: int) -> int:
+        """Reject so many; returns how many there were."""
+        return len(
+            self.rig.result("get_messages", queue=name, count=n, ackmode="reject_requeue_false")
+        )
 
     @rule(is_in_order=st.booleans())
     def restart(self, is_in_order: bool) -> None:
@@ -189,13 +209,17 @@ class Policies(RuleBasedStateMachine):
         """Time for what is due; the model drops what a limit does not allow."""
         self.rig.turn()
         self.rig.tick()
-        now_ms = self.rig.clock.wall_ms()
         for name, ready in self.ready.items():
             limit, overflow, _, _ = self._expected(name)
             if limit is not None and overflow == "drop-head":
                 self._die(name, len(ready) - limit)
-            while ready and 0 < ready[0].expiry_ms <= now_ms:
-                self._die(name, 1)
+            self._expire(name)
+
+    def _expire(self, name: str) -> None:
+        """The first ones of a queue die whose time is over."""
+        ready, now_ms = self.ready[name], self.rig.clock.wall_ms()
+        while ready and 0 < ready[0].expiry_ms <= now_ms:
+            self._die(name, 1)
 
     def _die(self, name: str, n: int) -> None:
         """The next n of a queue die."""

@@ -299,7 +299,7 @@ class Upkeep:
         """Release what the files of a queue and the store keep for transient messages which a
         purge has taken from it: some at once, the rest in slices. paged: reads them from the
         slots. attempts: by seq; those of the messages are removed."""
-        queue.releasing += 1
+        self._journal.state.releasing.append(queue.number)
         self._releasing.append((queue, paged, attempts))
         self._release_some()
 
@@ -321,8 +321,9 @@ class Upkeep:
             attempts.pop(seq, None)
         if n < RELEASE_MESSAGES:
             self._releasing.popleft()
-            queue.releasing -= 1
-            self._journal.state.bury(queue.number)
+            state = self._journal.state
+            state.releasing.remove(queue.number)
+            state.bury(queue.number)
         return True
 
     def reap(self) -> bool:

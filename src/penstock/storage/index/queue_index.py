@@ -212,7 +212,6 @@ class QueueIndex:
         self.cut_seq: int = 0  # next seq at that cut
         # Segment -> transient messages with bodies or slots in its files, which keep the files.
         self.transients: dict[int, int] = {}
-        self.releasing: int = 0  # purges of transient messages that are not released yet
         self._empty_tail: int = -1  # next seq's segment, if its transients are all gone
         self._tail: IndexSegment | None = None
         self._files: dict[int, SegmentFiles] = {}

@@ -81,6 +81,7 @@ class StorageState(LogState):
         self.queues: dict[int, QueueIndex] = {}
         self.next_queue: int = 1
         self.reaping: dict[tuple[int, int], bytearray] = {}
+        self.releasing: list[int] = []  # queue of each purge with transients to be released
         self.reap_lsn: int = 0  # reaping waits until this LSN is durable
         self.dying: dict[int, QueueIndex] = {}  # deleted, with slots that must be read
         self.deleted: list[QueueIndex] = []  # the next checkpoint deletes their directories
@@ -167,7 +168,9 @@ class StorageState(LogState):
         """If this queue is deleted, and none of its slots must be read any more, let the next
         checkpoint delete its directory."""
         dying = self.dying.get(number)
-        if dying is None or dying.releasing or any(n == number for n, _ in self.reaping):
+        if dying is None or number in self.releasing:
+            return
+        if any(n == number for n, _ in self.reaping):
             return
         self.deleted.append(self.dying.pop(number))
 

@@ -20,8 +20,8 @@ page-out failed. One event reports that.
 **Purger.** It moves messages out of RAM, from the tail of a queue towards its head, in small steps.
 Qpid's Flow to Disk Design has a Purger thread that walks a queue that is over its limit. RabbitMQ
 pages in bursts of thousands, which its users know as a cliff. Here each publish does a small step:
-at most sixteen messages, and none after the one that passes 64 KiB. `resume` does the rest in
-slices of 256.
+at most four messages, and none after the one that passes 64 KiB. `resume` does the rest in slices
+of 256.
 
 The order is RabbitMQ's: alphas of q1 from the front, then those of q4 from the rear, become betas;
 between these two come the requeued alphas, in any order, because their seqs are among q4's. Betas
@@ -38,9 +38,8 @@ the limit is passed; and no step takes more than it needs. Pending messages are 
 the largest seq first, and before the alphas while more of them arrive than leave.
 
 A flowed queue writes what arrives straight to delta, as Qpid's design says, so that its RAM is for
-the head. It writes sixteen at a time, or four where sixteen would be more than an eighth of the
-target: q1 holds what has arrived, and one write takes all of it. As soon as the whole queue would
-fit in RAM again, arrivals stay there, and the Inhaler reads the rest.
+the head. It writes four at a time: q1 holds what has arrived, and one write takes all of it. As
+soon as the whole queue would fit in RAM again, arrivals stay there, and the Inhaler reads the rest.
 
 Rows that are too many go before alphas do, or an index would fill the RAM of the queue's head. A
 gamma costs no write to roll and does not count as paged out. A beta gets its slot written; a step
@@ -90,7 +89,6 @@ from penstock.message import LARGE_FROM, Entry, QueuedMessage, is_large, seq_of
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.queue_ram import (
     ALPHA_BYTES,
-    SMALL_STEP,
     STEP_MESSAGES,
     QueueRam,
     alpha_bytes,
@@ -140,19 +138,7 @@ def is_over(state: QueueRam) -> bool:
 
 
 def _is_batch(state: QueueRam) -> bool:
-    count = len(state.q1)
-    if count < SMALL_STEP:
-        return state.q1_bytes >= PUBLISH_BYTES
-    return count >= PUBLISH_MESSAGES or state.q1_bytes >= min(
-        PUBLISH_BYTES, state.target_bytes >> 3
-    )
-
-
-def publish_messages(state: QueueRam) -> int:
-    """Return how many messages one publish pages out at most: PUBLISH_MESSAGES, or as many as an
-    eighth of the target has, but SMALL_STEP."""
-    average = state.ram_average() or ALPHA_BYTES
-    return max(SMALL_STEP, min(PUBLISH_MESSAGES, (state.target_bytes >> 3) // average))
+    return len(state.q1) >= PUBLISH_MESSAGES or state.q1_bytes >= PUBLISH_BYTES
 
 
 def step(state: QueueRam, messages: int, bytes_max: int) -> bool:
@@ -197,13 +183,13 @@ class _Step:
         return self._state.ram_bytes() - self._state.target_bytes
 
     def wanted(self) -> int:
-        """Return how many messages to page out: the excess by their average size, and as many as a
-        publish may, so that the next few publishes have room and one write takes several."""
+        """Return how many messages to page out: the excess by their average size, and four more, so
+        that the next few publishes have room and paging goes in fours."""
         state = self._state
         average = state.ram_average() or ALPHA_BYTES
         if state.is_even:
             return min(self.messages, -(-self.excess() // (average - ROW_BYTES)))
-        return min(self.messages, self.excess() // average + publish_messages(state))
+        return min(self.messages, self.excess() // average + PUBLISH_MESSAGES)
 
     def bytes_left(self) -> int:
         """Return the bytes left in this step's quota."""

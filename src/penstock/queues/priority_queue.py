@@ -76,7 +76,7 @@ from penstock.queues.backing_queue import (
     QueueStates,
     ReadyHead,
 )
-from penstock.queues.paging import PUBLISH_BYTES, publish_messages
+from penstock.queues.paging import PUBLISH_BYTES, PUBLISH_MESSAGES
 from penstock.queues.queue_ram import ALPHA_BYTES, alpha_bytes, low_mark
 from penstock.queues.rows import Row
 from penstock.queues.variable_queue import VariableQueue
@@ -187,7 +187,7 @@ class Part:
         queue = self.queue
         target = queue.state.target_bytes
         queue.state.target_bytes = min(target, max(queue.ram_bytes() - n_bytes, 0))
-        queue.paging.step(publish_messages(queue.state), PUBLISH_BYTES)
+        queue.paging.step(PUBLISH_MESSAGES, PUBLISH_BYTES)
         queue.state.target_bytes = target
 
     def has_ram(self) -> bool:

@@ -154,8 +154,7 @@ def _weight(dt_s: float) -> float:
 
 # An Entry, a QueuedMessage, their place in a deque or dict, and the head of bytes: measured.
 ALPHA_BYTES: Final = 256
-STEP_MESSAGES: Final = 16  # paged out by one publish, at most
-SMALL_STEP: Final = 4  # the same, if the target is so small that more would empty RAM
+STEP_MESSAGES: Final = 4  # paged out by one publish
 CHECKED_EACH: Final = 128
 
 
@@ -331,7 +330,7 @@ class QueueRam:
         least one step of paging, so that the next few publishes do not page out what was just
         read."""
         target = self.target_bytes
-        return max(target >> 7, min(SMALL_STEP * self.average_bytes(), target >> 3))
+        return max(target >> 7, min(STEP_MESSAGES * self.average_bytes(), target >> 3))
 
     def add_alpha(self, entry: Entry) -> bool:
         """Append an entry: to q4 if everything is in RAM, else to q1. Return whether there may be

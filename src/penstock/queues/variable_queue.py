@@ -506,7 +506,7 @@ class VariableQueue(BackingQueue):
             self._arrive_lazy(entry)
             return
         if state.add_alpha(entry) and not self._is_batch:
-            self.paging.step(paging.publish_messages(state), paging.PUBLISH_BYTES)
+            self.paging.step(paging.PUBLISH_MESSAGES, paging.PUBLISH_BYTES)
         if CHECKS.is_on:
             state.check_call()
 
@@ -658,7 +658,7 @@ class VariableQueue(BackingQueue):
             paging.settle(state, paging.load_rows(state))
             self.paging.note_recovered()
         if ack_required and state.ram_bytes() > state.target_bytes:
-            most = paging.publish_messages(state) if self.engine.page_out_left > 0 else 1
+            most = paging.PUBLISH_MESSAGES if self.engine.page_out_left > 0 else 1
             self.paging.step(most, paging.PUBLISH_BYTES)
         if CHECKS.is_on:
             state.check_call()

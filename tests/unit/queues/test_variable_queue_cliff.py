@@ -1,8 +1,8 @@
 """No cliff: what a publish pages out besides its own bytes, counted at the FileSystem.
 
-At most sixteen messages, and none after the one that passes 64 KiB: over random sizes, limits,
-depths and modes, with fetches, requeues and acks in between. What resume does in the background is
-bounded too."""
+At most four messages, and none after the one that passes 64 KiB: over random sizes, limits, depths
+and modes, with fetches, requeues and acks in between. What resume does in the background is bounded
+too."""
 
 import random
 
@@ -16,7 +16,7 @@ from penstock.storage.index.queue_segment import HEADER_BYTES, PREFIX_BYTES, SLO
 from tests.helpers.engine_rig import EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
-MESSAGES_MAX = 16
+MESSAGES_MAX = 4
 BYTES_MAX = 64 << 10
 SLICE_MAX = 256
 WHERE_AT = 24  # in a slot: where its entry is

@@ -31,6 +31,7 @@ HOT_MODULES = (
     "penstock.message",
     "penstock.storage.totals",
     "penstock.storage.log.record",
+    "penstock.storage.log.record_writer",
     "penstock.storage.log.log_file",
     "penstock.storage.log.transaction_log",
     "penstock.storage.index.queue_segment",

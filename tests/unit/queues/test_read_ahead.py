@@ -110,7 +110,6 @@ def test_bodies_that_two_queues_share_are_read_ahead(mode: int) -> None:
         misses = 0
         for i in range(1000):
             if i % 20 == 0:
-                world.page()
                 world.page()  # what the other queue is done with counts here
                 queue.inhale()
                 while world.rig.engine.journal.has_pending:

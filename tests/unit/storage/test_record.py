@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.storage.log import record
+from penstock.storage.log import record, record_writer
 from penstock.storage.log.record import Op, RecordError
 from tests.helpers.golden import golden, hexdump
 
@@ -165,9 +165,47 @@ def test_the_fast_publish_gives_the_same_bytes(store_file: int, expiry_ms: int) 
     data = record.publish_data(
         flags, 11, 1_700_000_000, expiry_ms, store_file, [(3, 4)], b"header", body, size
     )
-    assert record.encode(SEED, 42, record.PUBLISH, flags, 1, data) == record.encode_publish_one(
+    assert record.encode(
+        SEED, 42, record.PUBLISH, flags, 1, data
+    ) == record_writer.encode_publish_one(
         SEED, 42, flags, 11, 1_700_000_000, expiry_ms, store_file, 3, 4, b"header", body, size
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["lsn", "message_id", "time", "queue", "seq", "size", "store_file"]
+)
+def test_the_fast_publish_gives_the_same_bytes_for_the_largest_numbers(name: str) -> None:
+    given = {"lsn": 42, "message_id": 11, "time": 5, "queue": 3, "seq": 4, "size": 9}
+    most = (1 << 64) - 1 if name in ("lsn", "message_id", "seq") else (1 << 32) - 1
+    found = {"store_file": 9, **given, name: most}
+    lsn, time, queue, size = (found[one] for one in ("lsn", "time", "queue", "size"))
+    id_, file, place = found["message_id"], found["store_file"], (queue, found["seq"])
+    data = record.publish_data(record.IN_STORE, id_, time, 0, file, [place], b"h", b"", size)
+    assert record.encode(SEED, lsn, record.PUBLISH, record.IN_STORE, 1, data) == (
+        record_writer.encode_publish_one(
+            SEED, lsn, record.IN_STORE, id_, time, 0, file, *place, b"h", b"", size
+        )
+    )
+
+
+def test_the_fast_dequeue_gives_the_same_bytes_for_the_largest_numbers() -> None:
+    u32, u64 = (1 << 32) - 1, (1 << 64) - 1
+    runs = [(u64, u32, u64, u32)]
+    slow = record.encode(SEED, u64, record.DEQUEUE, 0, 1, record.dequeue_data(u32, runs, []))
+    assert record_writer.encode_dequeue(SEED, u64, u32, runs, []) == slow
+
+
+@pytest.mark.parametrize("bits", [31, 32, 61, 62])
+def test_numbers_at_the_bounds_of_the_fast_way_give_the_same_bytes(bits: int) -> None:
+    for most in ((1 << bits) - 1, 1 << bits):
+        small = min(most, (1 << 32) - 1)
+        data = record.publish_data(0, most, small, 0, 0, [(small, most)], b"h", b"b", 1)
+        assert record.encode(SEED, most, record.PUBLISH, 0, 1, data) == (
+            record_writer.encode_publish_one(
+                SEED, most, 0, most, small, 0, 0, small, most, b"h", b"b", 1
+            )
+        )
 
 
 def test_the_fast_stream_record_gives_the_same_bytes() -> None:
@@ -193,12 +231,12 @@ def test_the_fast_dequeue_gives_the_same_bytes(
 ) -> None:
     data = record.dequeue_data(3, runs, stores)
     slow = record.encode(SEED, 42, record.DEQUEUE, 0, len(runs), data)
-    assert record.encode_dequeue(SEED, 42, 3, runs, stores) == slow
+    assert record_writer.encode_dequeue(SEED, 42, 3, runs, stores) == slow
 
 
 def test_a_body_of_another_size_is_refused() -> None:
     with pytest.raises(ValueError, match="4 bytes cannot be logged as one of 5"):
-        record.encode_publish_one(SEED, 1, 0, 1, 1, 0, 0, 1, 1, b"", b"body", 5)
+        record_writer.encode_publish_one(SEED, 1, 0, 1, 1, 0, 0, 1, 1, b"", b"body", 5)
     with pytest.raises(ValueError, match="4 bytes cannot be logged as one of 5"):
         record.publish_data(0, 1, 1, 0, 0, [(1, 1)], b"", b"body", 5)
 
@@ -241,7 +279,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="65536 entries"):
         record.encode(SEED, 1, record.DEQUEUE, 0, 65_536, b"")
     with pytest.raises(ValueError, match="65536 entries"):
-        record.encode_dequeue(SEED, 1, 3, [(2 * i, 1, 9, 0) for i in range(65_536)], [])
+        record_writer.encode_dequeue(SEED, 1, 3, [(2 * i, 1, 9, 0) for i in range(65_536)], [])
     with pytest.raises(RecordError, match="unknown flags"):
         record.decode_publish(publish(), 0x80, 2)
     with pytest.raises(RecordError, match="20 bytes"):

@@ -4,8 +4,9 @@ RabbitMQ's persister and Qpid's TransactionLog write one record per operation an
 transaction, so their replay must remember open transactions. Here each record is atomic: a single
 operation has its own type, and a transaction is one record of type TX, which lists operations. Only
 a transaction beyond one record is cut into TX_PARTs, which one TX_COMMIT decides, or, if they take
-effect one by one, the first of the TX_SLICEs. The frequent operations, PUBLISH
-to one queue, DEQUEUE of one run and STREAM, have encoders that pack header and fixed data at once.
+effect one by one, the first of the TX_SLICEs. The frequent operations have encoders of their own:
+STREAM, which packs header and fixed data at once, and in record_writer.py PUBLISH to one queue and
+DEQUEUE of one run.
 
     Record    length 4 | crc 4 | lsn 8 | type 1 | flags 1 | count 2 | data
               `length` counts the whole record. `crc` is the CRC-32 of all after it, seeded with
@@ -111,9 +112,6 @@ _HEADER: Final = struct.Struct(">IIQBBH")
 _LENGTH_CRC: Final = struct.Struct(">II")
 # A record from its LSN on; the length and the checksum before it are known last.
 _HEAD: Final = struct.Struct(">QBBH")
-_PUBLISH_ONE: Final = struct.Struct(">QBBHQIIIIQ")
-_PUBLISH_ONE_STORE: Final = struct.Struct(">QBBHQIIIIIQ")
-_DEQUEUE_ONE: Final = struct.Struct(">QBBHIQIQII")
 _STREAM_HEAD: Final = struct.Struct(">QBBHIQQI")
 
 _OP: Final = struct.Struct(">BBHI")
@@ -135,8 +133,6 @@ _SEEN: Final = struct.Struct(">Q16s")
 _LEASE_RUN: Final = struct.Struct(">IQIQII")
 LEASE_RUN_BYTES: Final = 32
 
-_publish_one: Final = _PUBLISH_ONE.pack
-_publish_one_store: Final = _PUBLISH_ONE_STORE.pack
 _stream_head: Final = _STREAM_HEAD.pack
 _length_crc: Final = _LENGTH_CRC.pack
 
@@ -191,53 +187,6 @@ def encode(seed: int, lsn: int, kind: int, flags: int, count: int, data: bytes) 
     check_op(kind, count, len(data))
     rest = _HEAD.pack(lsn, kind, flags, count) + data
     return _length_crc(len(rest) + 8, crc32(rest, seed)) + rest
-
-
-def encode_publish_one(
-    seed: int, lsn: int, flags: int, message_id: int, time: int, expiry_ms: int, store_file: int,
-    queue: int, seq: int, header: bytes, body: bytes, body_size: int,
-) -> bytes:  # fmt: skip
-    """Encode a whole PUBLISH record for one queue, the most frequent record.
-
-    `flags` say which of `expiry_ms`, `store_file` and `body` count; `body` must be b"" if it is
-    IN_STORE, else `body_size` must be its length (ValueError). struct.error for a number that
-    does not fit its field.
-    """
-    # Three concatenations cost less than one more CRC call, or a join (measured).
-    if flags == 0:
-        if len(body) != body_size:
-            raise ValueError(f"a body of {len(body)} bytes cannot be logged as one of {body_size}")
-        rest = (
-            _publish_one(lsn, PUBLISH, 0, 1, message_id, time, len(header), body_size, queue, seq)
-            + header
-            + body
-        )
-    elif flags == IN_STORE:
-        rest = (
-            _publish_one_store(
-                lsn, PUBLISH, IN_STORE, 1, message_id, time, len(header), body_size, store_file,
-                queue, seq,
-            )
-            + header
-        )  # fmt: skip
-    else:
-        places = [(queue, seq)]
-        rest = _HEAD.pack(lsn, PUBLISH, flags, 1) + publish_data(
-            flags, message_id, time, expiry_ms, store_file, places, header, body, body_size
-        )
-    return _length_crc(len(rest) + 8, crc32(rest, seed)) + rest
-
-
-def encode_dequeue(
-    seed: int, lsn: int, queue: int, runs: list[Run], stores: list[StoreRef]
-) -> bytes:
-    """Encode a whole DEQUEUE record. ValueError for more than COUNT_MAX runs."""
-    if len(runs) == 1 and not stores:
-        first, many, size, in_store = runs[0]
-        rest = _DEQUEUE_ONE.pack(lsn, DEQUEUE, 0, 1, queue, first, many, size, in_store, 0)
-        return _length_crc(len(rest) + 8, crc32(rest, seed)) + rest
-    data = dequeue_data(queue, runs, stores)
-    return encode(seed, lsn, DEQUEUE, 0, len(runs), data)
 
 
 def encode_stream(

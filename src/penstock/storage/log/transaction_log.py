@@ -114,10 +114,9 @@ from penstock.storage.log.record import (
     Run,
     StoreRef,
     encode,
-    encode_dequeue,
-    encode_publish_one,
     encode_stream,
 )
+from penstock.storage.log.record_writer import encode_dequeue, encode_publish_one
 
 WRITE_BYTES_MAX: Final = 1 << 20  # larger runs of groups are written in several calls
 HOLD_BYTES_MAX: Final = 1 << 20  # of groups that wait for the sync in flight to return

@@ -59,7 +59,6 @@ from penstock.access.limits import (
 from penstock.access.permissions import (
     ADMINISTRATOR,
     GUEST,
-    IDENTITIES_MAX,
     NOTHING,
     Identity,
     check_pattern,
@@ -173,10 +172,6 @@ class KnownUsers:
         self._vhosts: dict[str, tuple[str, str]] = {}
         self._permissions: dict[tuple[str, str], tuple[str, str, str]] = {}
         self._topics: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
-        # Without topic permissions, with the patterns and the tags that it was made of.
-        self._identities: dict[
-            tuple[str, str], tuple[tuple[str, str, str], frozenset[str], Identity]
-        ] = {}
         self._warned: set[tuple[str, str, str]] = set()  # patterns that cannot be matched
 
     # --- from one process to another ---
@@ -245,25 +240,15 @@ class KnownUsers:
 
     def identity(self, user: str, vhost: str) -> Identity | None:
         """Return what a known user may do in a vhost, None if it may not open it."""
-        key = (user, vhost)
-        patterns = self._permissions.get(key)
+        patterns = self._permissions.get((user, vhost))
         if patterns is None:
             return None
-        given, tags = self._topics.get(key), self._users[user][1]
-        known = self._identities.get(key)
-        if known is not None and not given and known[0] is patterns and known[1] is tags:
-            return known[2]
         configure, write, read = (self._usable(user, vhost, pattern) for pattern in patterns)
         topics = {
             exchange: (expanded(one[0], user, vhost), expanded(one[1], user, vhost))
-            for exchange, one in (given or {}).items()
+            for exchange, one in self._topics.get((user, vhost), {}).items()
         }
-        identity = Identity.shared(user, tags, configure, write, read, topics)
-        if not given:
-            if len(self._identities) >= IDENTITIES_MAX:
-                self._identities.clear()
-            self._identities[key] = (patterns, tags, identity)
-        return identity
+        return Identity.shared(user, self._users[user][1], configure, write, read, topics)
 
     def tags_of(self, user: str) -> frozenset[str]:
         """Return the tags of a user, none if it is unknown."""

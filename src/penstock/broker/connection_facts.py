@@ -65,8 +65,9 @@ class ConnectionFacts:
     @classmethod
     def from_json(cls, facts: list[Any]) -> "ConnectionFacts":
         """Return the facts of `to_json`."""
-        facts[7] = base64.b64decode(facts[7])
-        return cls(*facts)
+        name, peer_host, peer_port, host, port, user, vhost, encoded, *rest = facts
+        properties = base64.b64decode(encoded)
+        return cls(name, peer_host, peer_port, host, port, user, vhost, properties, *rest)
 
 
 def client_of(connection: str) -> str:

@@ -228,7 +228,7 @@ class PenstockStreamReader(TaskReader, DataSourceStreamReader):
     @property
     def _progress(self) -> StreamProgress:
         if self._made is None:
-            exit_when_terminated()
+            _exit_when_terminated()
             self._made = StreamProgress(self.options, catalog_of(self.options))
         return self._made
 
@@ -255,7 +255,7 @@ class PenstockStreamReader(TaskReader, DataSourceStreamReader):
             self._made.stop()
 
 
-def exit_when_terminated() -> None:
+def _exit_when_terminated() -> None:
     """Make SIGTERM end Spark's process for this reader as `sys.exit` does, not at once.
 
     Spark sends that process SIGTERM, twice, when the query stops. Its program calls `stop` of the

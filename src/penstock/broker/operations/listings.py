@@ -71,11 +71,7 @@ def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
         "memory_alphas": facts["alpha_bytes"],
         "memory_rows": facts["row_bytes"],
         "memory_elsewhere": facts["elsewhere_bytes"],
-        "memory_target": limit(facts["target_bytes"]),
-        "memory_max": limit(facts["max_bytes"]),
-        "memory_min": limit(facts["min_bytes"]),
-        "memory_share": limit(facts["share_bytes"]),
-        "memory_duration": limit(facts["duration_target_s"]),
+        **{column: limit(facts[fact]) for column, fact in LIMITS.items()},
         "paged_by": facts["paged_by"],
         "messages_ram": facts["ram_messages"],
         "messages_paged_out": ready + pending - int(facts["ram_messages"]),
@@ -91,6 +87,13 @@ def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
     ):  # fmt: skip
         found[name] = facts.get(name, 0)
     return found
+
+
+# Columns about how much a queue may have in RAM, and the facts that they show.
+LIMITS: Final = {
+    "memory_target": "target_bytes", "memory_max": "max_bytes", "memory_min": "min_bytes",
+    "memory_share": "share_bytes", "memory_duration": "duration_target_s",
+}  # fmt: skip
 
 
 def limit(value: float | str) -> float | str | None:

@@ -15,7 +15,13 @@ from typing import Final
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream, lengths_of
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.operations.kinds import RATE, STATS, RowAsked, RowKind
-from penstock.broker.operations.listings import idle_since, limit, queue_head, queue_row
+from penstock.broker.operations.listings import (
+    LIMITS,
+    idle_since,
+    limit,
+    queue_head,
+    queue_row,
+)
 from penstock.broker.queue_table import LENGTH_OF
 from penstock.broker.rates import LENGTHS, QUEUE, Info
 from penstock.broker.vhost import CHANNEL, VHost
@@ -312,11 +318,7 @@ def _own_of_open(facts: Facts) -> Info:
     return {
         "why": "",
         "set_aside": facts.get("set_aside", 0),
-        "target_bytes": limit(facts["target_bytes"]),
-        "max_bytes": limit(facts["max_bytes"]),
-        "min_bytes": limit(facts["min_bytes"]),
-        "share_bytes": limit(facts["share_bytes"]),
-        "duration_target_s": limit(facts["duration_target_s"]),
+        **{fact: limit(facts[fact]) for fact in LIMITS.values()},
         "paged_by": facts["paged_by"],
         "rejected": facts.get("rejected", 0),
         "expired": facts.get("expired", 0),

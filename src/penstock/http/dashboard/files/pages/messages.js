@@ -7,7 +7,7 @@ import { Message } from "../parts/message.js";
 import { setParams } from "../parts/router.js";
 import { html, useEffect, useState } from "../parts/ui.js";
 import { Empty, Panel, Problem } from "../parts/words.js";
-import { matchWords, move, movedText } from "./queue.js";
+import { matchOptions, move, movedText } from "./queue.js";
 
 const PAGE = 50;
 const BODY_BYTES = 64 << 10;
@@ -213,16 +213,21 @@ export function DeadLetters({ queue, onDone }) {
     ${sample && html`<${Panel} title="One of them" actions=${html`<button onClick=${() => choose(null)}>Close</button>`}><${Message} key=${sample.tag} message=${sample} /><//>`}`;
 }
 
+/** What would happen to the messages that match, by a dry run; null if it was refused, and the user knows why. */
+async function wouldHappen(path, match) {
+  try {
+    return await post(path, { dry_run: true, ...match });
+  } catch (error) {
+    toast(error.message, "danger");
+    return null;
+  }
+}
+
 /** Says first how many go, by a dry run. match: as of move. Resolves to whether they were deleted. */
 async function erase(queue, match) {
   const path = `${at("penstock", "queues", queue.vhost, queue.name)}/delete`;
-  let would;
-  try {
-    would = await post(path, { dry_run: true, ...match });
-  } catch (error) {
-    toast(error.message, "danger");
-    return false;
-  }
+  const would = await wouldHappen(path, match);
+  if (!would) return false;
   const n = would.deleted;
   if (!n) {
     toast(`No message goes. ${would.why}`, "danger");
@@ -234,9 +239,7 @@ async function erase(queue, match) {
     body: html`<p>${count(n)} ready ${n === 1 ? "message is" : "messages are"} deleted, and no dead letters are made. They cannot be had back.${would.stays > 0 && ` ${would.why}.`}</p>`,
     action: `Delete ${count(n)}`,
     typed: n > 10_000 ? queue.name : undefined,
-    command: `penstock delete_messages ${shell(queue.name)}${matchWords(match)
-      .map((one) => ` --match ${shell(one)}`)
-      .join("")} --count ${n}${ofVhost(queue.vhost)}`,
+    command: `penstock delete_messages ${shell(queue.name)}${matchOptions(match)} --count ${n}${ofVhost(queue.vhost)}`,
     run: async () => {
       const { deleted } = await post(path, { ...match, count: n });
       toast(`${count(deleted)} deleted.`);
@@ -247,16 +250,9 @@ async function erase(queue, match) {
 /** Says first where the dead letters would go, by a dry run. match: only those with this {headers, tags}, as of move. */
 export async function replay(queue, match = {}) {
   const path = `${at("penstock", "queues", queue.vhost, queue.name)}/move`;
-  let would;
-  try {
-    would = await post(path, { dry_run: true, ...match });
-  } catch (error) {
-    toast(error.message, "danger");
-    return false;
-  }
-  const matches = matchWords(match)
-    .map((one) => ` --match ${shell(one)}`)
-    .join("");
+  const would = await wouldHappen(path, match);
+  if (!would) return false;
+  const matches = matchOptions(match);
   return ask({
     title: `Replay ${matches ? "these" : "the"} dead letters of ${queue.name}?`,
     danger: true,

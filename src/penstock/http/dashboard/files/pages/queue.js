@@ -448,6 +448,12 @@ export const matchWords = (match) =>
     ...(match.tags ?? []).map((tag) => `tag=${tag}`),
   ].filter(Boolean);
 
+/** The same as options of a command. */
+export const matchOptions = (match) =>
+  matchWords(match)
+    .map((one) => ` --match ${shell(one)}`)
+    .join("");
+
 /** Asks where messages go, and moves them. match: only those with this {key, body, headers, tags}, as the API has it. */
 export function move(queue, match = {}) {
   const path = `${at("penstock", "queues", queue.vhost, queue.name)}/move`;
@@ -469,7 +475,7 @@ export function move(queue, match = {}) {
       },
     ],
     command: (v) =>
-      `penstock move ${shell(queue.name)} ${shell(v.to || "QUEUE")}${matches.map((one) => ` --match ${shell(one)}`).join("")} --count ${v.count}${ofVhost(queue.vhost)}`,
+      `penstock move ${shell(queue.name)} ${shell(v.to || "QUEUE")}${matchOptions(match)} --count ${v.count}${ofVhost(queue.vhost)}`,
     run: async (v) => {
       const answer = await post(path, { ...match, to: v.to, count: v.count || undefined });
       toast(movedText(answer), answer.stays ? "danger" : "ok");

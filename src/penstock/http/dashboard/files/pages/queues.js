@@ -105,7 +105,7 @@ export function purge(queues) {
     danger: true,
     body: html`<p>${count(ready)} ready messages are deleted (${bytes(size)} with those that are unacknowledged). ${count(unacked)} unacknowledged stay. They cannot be had back.</p>
       ${!one && html`<${Names} queues=${queues} />`}`,
-    action: (v) => `Purge ${count(Math.min(v.first || ready, ready))}`,
+    action: (v) => `Purge ${count(v.first || ready)}`,
     fields: one
       ? [
           {

@@ -92,13 +92,14 @@ class RefusedError(PenstockError):
 
 
 class HttpLink:
-    """A connection that is opened when it is needed. timeout_s: longest wait for a byte."""
+    """A connection that is opened when it is needed, and closed with the last reference to this.
+    timeout_s: longest wait for a byte."""
 
     def __init__(self, place: Place, timeout_s: float) -> None:
+        self._connection: http.client.HTTPConnection | None = None
         self.place = place
         self._timeout_s = timeout_s
         self._headers = authorization(place)
-        self._connection: http.client.HTTPConnection | None = None
 
     def json(
         self, method: str, parts: tuple[str, ...], query: Mapping[str, object] | None = None,
@@ -143,6 +144,9 @@ class HttpLink:
         if connection is not None:
             connection.close()
 
+    def __del__(self) -> None:
+        self.close()
+
     def _response(self, method: str, target: str, data: bytes | None) -> http.client.HTTPResponse:
         headers = self._headers
         if data is not None:
@@ -167,15 +171,22 @@ class HttpLink:
         return self._connection
 
 
-_links: dict[tuple[int, int, Place], HttpLink] = {}
+class _Links(threading.local):
+    """A thread's links, closed when it ends: a driver that runs for months starts many threads."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, Place], HttpLink] = {}  # by process: one that forks shares none
+
+
+_links = _Links()
 
 
 def kept_link(place: Place, timeout_s: float) -> HttpLink:
     """Return this thread's link to that place. The first call makes it."""
-    key = (os.getpid(), threading.get_ident(), place)
-    link = _links.get(key)
+    key = (os.getpid(), place)
+    link = _links.known.get(key)
     if link is None:
-        link = _links[key] = HttpLink(place, timeout_s)
+        link = _links.known[key] = HttpLink(place, timeout_s)
     return link
 
 

@@ -1,5 +1,7 @@
 """A broker that is away: source and sink wait for it alike, at the driver and in tasks."""
 
+import socket
+import threading
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ pytest.importorskip("numpy", reason="pages are read by columns with NumPy")
 
 from penstock.spark.access import RangeSource, frames_of
 from penstock.spark.catalog import BrokerCatalog
-from penstock.spark.http_link import PAUSE_S, BrokerWait, LinkError, RefusedError
+from penstock.spark.http_link import PAUSE_S, BrokerWait, LinkError, RefusedError, kept_link
 from penstock.spark.options import Place, SinkOptions, SourceOptions, parse_source_options
 from penstock.spark.plan import Range
 from tests.helpers.tiny_http import Answer, TinyHttp
@@ -206,3 +208,22 @@ def test_a_driver_whose_broker_stays_away_fails() -> None:
         with pytest.raises(RefusedError, match="503"):
             BrokerCatalog(options, outage.monotonic, outage.sleep).heads()
         assert len(broker.asked) == 8
+
+
+def test_a_thread_that_ends_takes_its_connections_with_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = Place(f"http://127.0.0.1:{server.getsockname()[1]}")
+
+        def ask() -> None:
+            kept_link(place, 60.0).json("GET", ("s",))
+            kept_link(place, 60.0).json("GET", ("s",))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        connection, _ = server.accept()
+        with connection:
+            for _ in range(2):
+                assert connection.recv(1 << 16).startswith(b"GET ")
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+            thread.join()
+            assert connection.recv(1) == b""

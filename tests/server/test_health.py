@@ -57,6 +57,8 @@ def test_a_broker_whose_disk_is_full_is_not_healthy(broker: LiveBroker) -> None:
 
     broker.environment["PENSTOCK_STORAGE_DISK_FREE_LIMIT"] = str(1 << 60)
     broker.start()
+    (cause,) = broker.control("why", "/")  # at once, as status says it
+    assert cause["text"].startswith("publishers wait, low on disk: ")
     with open_channel(broker):
         wait_until(
             lambda: broker.control("list_vhosts")[0]["blocked_reason"] == "disk", "the alarm"

@@ -45,7 +45,7 @@ UNKNOWN: Final = re.compile(
 )
 
 
-def data_of(_ctx: click.Context, _param: click.Parameter, given: str | None) -> str:
+def data_of(_ctx: click.Context, _param: click.Parameter | None, given: str | None) -> str:
     """Return the data directory: the given one, that of the configuration file, or the default."""
     if given is not None:
         return given

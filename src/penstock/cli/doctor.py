@@ -6,8 +6,9 @@ Each row of CHECKS looks at one thing and returns a Verdict:
     advice    the broker works, but more slowly, or loses what you may not expect
     wrong     the broker does not start, or its promises do not hold here
 
-The exit code is 1 if anything is wrong. No broker has to run, and one that runs is not disturbed:
-of the disk a file of 4 KiB is written beside the data, synced SYNCS times, and deleted.
+The exit code is 1 if anything is wrong. No broker has to run. One that runs in the data directory
+is asked for its configuration and for what is wrong with it, and is not disturbed: of the disk a
+file of 4 KiB is written beside the data, synced SYNCS times, and deleted.
 """
 
 import os  # noqa: TID251 - the environment, which penstock.config is handed
@@ -18,10 +19,12 @@ from typing import Final, NamedTuple
 
 import click
 
+from penstock.cli.ask import asked, data_of
+from penstock.cli.main import UnavailableError
 from penstock.cli.output import ROWS_FORMAT, records, table
 from penstock.cli.serve import CONFIG, configured
 from penstock.clock import Clock, SystemClock
-from penstock.config import Config
+from penstock.config import Config, settings
 from penstock.errors import OptionError, PenstockError
 from penstock.native import build_kind
 from penstock.options import format_bytes
@@ -240,7 +243,8 @@ CHECKS: Final[dict[str, Callable[[Machine], Verdict]]] = {
 def doctor(data: str | None, config: str | None, form: str) -> None:
     """Check whether this machine and the configuration suit a broker, and say what to change.
 
-    The configuration is that of `penstock serve` here. Exit code 1 if anything is wrong.
+    The configuration is that of the broker that runs in the data directory; without one, or with
+    --config, that of `penstock serve` here. Exit code 1 if anything is wrong.
     """
     fs = OsFileSystem(0)
     try:
@@ -259,15 +263,51 @@ def examined(
     fs: FileSystem, clock: Clock, data: str | None, config: str | None
 ) -> list[dict[str, object]]:
     """Return a row for each check. If the configuration is wrong, only that is known."""
+    rows = []
     flags = {} if data is None else {"data": data}
     try:
-        found = configured(flags, config, dict(os.environ), str(Path.cwd()))
+        known = None if config else _of_running(data)
+        if known is None:
+            found = configured(flags, config, dict(os.environ), str(Path.cwd()))
+        else:
+            rows = [_row("broker", known.health)]
+            found = configured({"data": known.data}, os.devnull, known.options, str(Path.cwd()))
     except PenstockError as error:
         advice = "correct it; `penstock config explain` lists all options"
-        return [_row("configuration", Verdict(WRONG, str(error), advice))]
+        return [*rows, _row("configuration", Verdict(WRONG, str(error), advice))]
     machine = Machine(fs, clock, found, raise_limit())
-    rows = [_row("configuration", Verdict(OK, "right"))]
+    rows.append(_row("configuration", Verdict(OK, "right")))
     return rows + [_row(name, check(machine)) for name, check in CHECKS.items()]
+
+
+class _Running(NamedTuple):
+    """What a running broker says. options: by the names of variables of the environment."""
+
+    data: str
+    options: dict[str, str]
+    health: Verdict
+
+
+def _of_running(data: str | None) -> _Running | None:
+    """Return what the broker in the data directory says, None if none answers."""
+    data = data_of(click.get_current_context(), None, data or os.environ.get("PENSTOCK_DATA"))
+    try:
+        with asked(data) as client:
+            options, status = client.call("show_config"), client.call("status")
+    except (UnavailableError, PermissionError):
+        return None
+    variables = {one.key: one.variable for one in settings()}
+    return _Running(
+        status["data"],
+        {
+            variables[one["option"]]: one["value"]
+            for one in options
+            if one["value"] != one["default"] and one["option"] in variables
+        },
+        Verdict(WRONG, "; ".join(status["problems"]), "; ".join(filter(None, status["advice"])))
+        if status["problems"]
+        else Verdict(OK, f"serves {status['data']}, and is healthy"),
+    )
 
 
 def _row(name: str, finding: Verdict) -> dict[str, object]:

@@ -60,7 +60,7 @@ def status(vhost: str | None, form: str, data: str) -> None:
         output.pairs(found, form)
         return
     for line in status_lines(found):
-        output.say(line)
+        output.sentence(line, 13)
 
 
 def status_lines(found: dict[str, Any]) -> list[str]:

@@ -1,10 +1,11 @@
 """Output: a table, lines with tabs, CSV, or JSON.
 
-A terminal gets a drawn table: numbers are right-aligned, and what is too wide for it is cut in the
-middle. A pipe gets a line of names and a line for each row, with fields separated by tabs, for
-`cut` and `awk`; a tab or line break within a field is written as \\t or \\n. `--format json`
-prints one JSON document, `jsonl` a document for each row, in which bytes and names that are not
-text are {"b64": "..."}. Each row is written as soon as it is made, except in a drawn table.
+A terminal gets a drawn table: numbers are right-aligned, dates are to the second, a name that is
+too wide is cut in the middle, and a sentence goes on in the next line. A pipe gets a line of names
+and a line for each row, with fields separated by tabs, for `cut` and `awk`; a tab or line break
+within a field is written as \\t or \\n. `--format json` prints one JSON document, `jsonl` one for
+each row, in which bytes and names that are not text are {"b64": "..."}. Each row is written as soon
+as it is made, except in a drawn table.
 
 Names and bodies come from clients. Unprintable characters in them are written as `\\xNN` (in JSON
 as `\\uNNNN`), so that no name can move the cursor or change the terminal. Only a body in a pipe or
@@ -14,6 +15,7 @@ formula.
 
 import base64
 import csv
+import itertools
 import json
 import re
 import shutil  # noqa: TID251 - the width of the terminal
@@ -30,6 +32,7 @@ from penstock import escaping
 F = TypeVar("F", bound=Callable[..., Any])
 # Not the line feeds of indented JSON.
 _NOT_ASCII: Final = re.compile(r"[^\n -~]")
+_DATE: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?\+00:00")
 FORMULA: Final = ("=", "+", "-", "@")  # the first characters of one
 CELLS_MIN: Final = 12  # a column is cut to no fewer
 QUIET: Final = "penstock.quiet"
@@ -84,7 +87,7 @@ def table(
     is_prose: bool = False,
 ) -> None:
     """Print a table in this format of ROWS_FORMAT, JSON excepted. No rows: print nothing. is_prose:
-    the last column is wrapped, not cut."""
+    what is too wide for a terminal is wrapped, not cut."""
     if form == "pretty_table" or (form in ("text", "table") and is_terminal()):
         for line in _drawn(names, list(rows), is_boxed=form == "pretty_table", is_prose=is_prose):
             click.echo(line)
@@ -138,6 +141,20 @@ def say(text: str, *, err: bool = False) -> None:
     click.echo(escaping.one_line(text), err=err)
 
 
+def sentence(text: str, indent: int = 4) -> None:
+    """Print one line, on a terminal as many as it needs there: all but the first are indented."""
+    line = escaping.one_line(text)
+    width = shutil.get_terminal_size().columns if is_terminal() else 0
+    lines = _wrapped(line, width, " " * indent) if width and _cells(line) > width else [line]
+    click.echo("\n".join(lines))
+
+
+def _wrapped(line: str, width: int, indent: str = "") -> list[str]:
+    """Return the words of a line in lines of at most so many cells of a terminal."""
+    chars = width if line.isascii() else max(width // 2, len(indent) + 1)
+    return textwrap.wrap(line, chars, subsequent_indent=indent, break_on_hyphens=False) or [""]
+
+
 def body(data: bytes) -> None:
     """Print a message's body and a line break: unchanged, or as text on a terminal."""
     if not is_terminal():
@@ -188,7 +205,7 @@ def _drawn(
     """Return the lines of a drawn table."""
     if not rows:
         return []
-    cells = [[escaping.one_line(text(field)) for field in row] for row in rows]
+    cells = [[_DATE.sub(r"\1Z", escaping.one_line(text(field))) for field in row] for row in rows]
     is_number = [
         all(row[i] is None or type(row[i]) in (int, float) for row in rows)
         for i in range(len(names))
@@ -197,19 +214,21 @@ def _drawn(
     gap = 3 if is_boxed else 2
     if is_terminal():
         room = shutil.get_terminal_size().columns - gap * (len(names) - 1) - (4 if is_boxed else 0)
-        _narrow(widths, is_number, max(room, 1), last=CELLS_MIN * 2 if is_prose else CELLS_MIN)
+        is_whole = [
+            number or any(_DATE.fullmatch(str(row[i])) for row in rows)
+            for i, number in enumerate(is_number)
+        ]
+        _narrow(widths, is_whole, max(room, 1), last=CELLS_MIN * 2 if is_prose else CELLS_MIN)
     lines: list[str] = []
     has_header = not _is_noted(NO_HEADER)
     for number, row in enumerate([list(names), *cells] if has_header else cells):
         is_title = has_header and number == 0
-        wrapped = textwrap.wrap(row[-1], widths[-1]) if is_prose else []
-        fields = [fitted(field, widths[i], is_right=is_number[i]) for i, field in enumerate(row)]
-        if len(wrapped) > 1:
-            fields[-1] = wrapped[0]
-        line = "│ " + " │ ".join(fields) + " │" if is_boxed else "  ".join(fields).rstrip()
-        lines.append(click.style(line, bold=True) if is_title and not is_boxed else line)
-        indent = " " * (sum(widths[:-1]) + gap * (len(names) - 1))
-        lines += [indent + rest for rest in wrapped[1:]]
+        pieces = [_wrapped(field, widths[i]) if is_prose and _cells(field) > widths[i] else [field]
+                  for i, field in enumerate(row)]  # fmt: skip
+        for fields in itertools.zip_longest(*pieces, fillvalue=""):
+            fits = [fitted(one, widths[i], is_right=is_number[i]) for i, one in enumerate(fields)]
+            line = "│ " + " │ ".join(fits) + " │" if is_boxed else "  ".join(fits).rstrip()
+            lines.append(click.style(line, bold=True) if is_title and not is_boxed else line)
         if is_title and is_boxed:
             lines.append(_rule(widths, "├┼┤"))
     if is_boxed:
@@ -221,10 +240,10 @@ def _rule(widths: Sequence[int], corners: str) -> str:
     return corners[0] + corners[1].join("─" * (width + 2) for width in widths) + corners[2]
 
 
-def _narrow(widths: list[int], is_number: Sequence[bool], room: int, last: int) -> None:
-    """Make the widest columns of text narrower until all fit, if they can. last: the least width of
-    the last one."""
-    texts = [i for i, number in enumerate(is_number) if not number]
+def _narrow(widths: list[int], is_whole: Sequence[bool], room: int, last: int) -> None:
+    """Make the widest columns narrower until all fit, if they can, but those that are whole. last:
+    the least width of the last one."""
+    texts = [i for i, whole in enumerate(is_whole) if not whole]
     for i in texts:
         widths[i] = min(widths[i], room)
     while sum(widths) > room:

@@ -22,7 +22,7 @@ import click
 
 from penstock.cli import output
 from penstock.cli.ask import ARGUMENTS, DATA, VHOST, Client, arguments_of, ask, asked, named
-from penstock.cli.main import EX_INTERRUPTED, FailedError
+from penstock.cli.main import EX_INTERRUPTED, CommandRefusedError, FailedError
 from penstock.cli.output import NO_HEADER, ROWS_FORMAT
 from penstock.errors import OptionError
 from penstock.members import sort_key
@@ -57,8 +57,10 @@ CHOOSING: Final = (
     ),
 )  # fmt: skip
 YES: Final = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+SENTENCES: Final = ("text", "why")  # columns
 DESTRUCTIVE: Final = ("delete_queue", "delete_vhost", "purge_queue")
 ASKED_MESSAGES: Final = 10_000  # without a terminal, --yes is needed to purge more
+WRONG_FILTER: Final = re.compile("argument 'name': given .*, expected (.*)")  # as a vhost says it
 EXAMPLE: Final = '{"max-connections": 10}'
 ONE_VHOST: Final = click.option(
     "-p", "--vhost", metavar="NAME", callback=named, help="One vhost [all]."
@@ -90,7 +92,13 @@ def _list_of(row: Operation) -> Any:
         if is_chosen_there:
             shown = columns if form in ("json", "jsonl") else columns or row.shown
             given |= chosen.arguments(shown)
-        found = ask(data, row.name, vhost, **_given(given))
+        try:
+            found = ask(data, row.name, vhost, **_given(given))
+        except CommandRefusedError as error:
+            expected = WRONG_FILTER.search(str(error)) if chosen.pattern is not None else None
+            if expected is None:
+                raise
+            raise OptionError("--filter", chosen.pattern, expected[1]) from error
         rows_of(row, chosen.of(found, row, is_done=is_chosen_there), columns, form)
 
     function = click.argument("columns", nargs=-1, metavar="[COLUMN]...")(run)
@@ -269,7 +277,8 @@ def rows_of(
     if form in ("json", "jsonl"):
         output.records(({name: one.get(name) for name in asked or one} for one in found), form)
     else:
-        output.table(names, ([one.get(name) for name in names] for one in found), form)
+        rows = ([one.get(name) for name in names] for one in found)
+        output.table(names, rows, form, is_prose=names[-1] in SENTENCES)
 
 
 def _check_columns(

@@ -41,7 +41,7 @@ def why(name: str | None, form: str, vhost: str, data: str) -> None:
         output.say("nothing is wrong that the broker can see")
     else:
         for one in found:
-            output.say(line(one, SystemClock().wall_ms()))
+            output.sentence(line(one, SystemClock().wall_ms()))
 
 
 def line(found: dict[str, Any], now_ms: int) -> str:

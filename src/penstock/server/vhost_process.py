@@ -276,6 +276,8 @@ class VhostProcess(LinkedProcess):
         self._fs.on_complete = poller.wake_from_thread
         self._vhost, self._hub = vhost, hub
         hub.start()
+        # The disk is looked at now, not only at the first tick: publishers may be faster.
+        vhost.engine.set_disk_free_limit(options.storage.disk_free_limit)
         sys.setswitchinterval(SWITCH_S)
         self._heap.freeze_start()
         gc.set_threshold(*GC_THRESHOLDS)

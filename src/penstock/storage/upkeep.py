@@ -54,6 +54,7 @@ from itertools import islice
 from typing import Final
 
 from penstock.errors import CorruptionError, SyncFailedError, has_no_descriptor, is_shortage
+from penstock.options import format_bytes
 from penstock.storage.files.durability import OS
 from penstock.storage.index.queue_index import PagedTransient, QueueIndex
 from penstock.storage.journal import recovery
@@ -399,10 +400,10 @@ class Upkeep:
         if self._reserve.bytes - want > self._room // LOG_SHARE:
             self.trimmer.trim_reserve(self.needed_bytes)  # a small disk
         if not journal.blocked and free < limit:
-            text = f"{disk}: {free} bytes are free, the limit is {limit}: publishers are refused"
-            journal.block(text)
+            text = f"{format_bytes(free)} are free, the limit is {format_bytes(limit)}"
+            journal.block(f"{disk}: {text}: publishers are refused")
         elif journal.blocked and free >= limit + self._reserve.missing():
-            text = f"{disk}: {free} bytes are free"
+            text = f"{disk}: {format_bytes(free)} are free"
             if journal.short_of == DESCRIPTORS:
                 if not self._has_descriptor():
                     return

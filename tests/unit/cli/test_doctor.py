@@ -12,9 +12,11 @@ from penstock.cli import doctor
 from penstock.cli.doctor import ADVICE, OK, WRONG, Machine
 from penstock.cli.main import main
 from penstock.clock import ManualClock, SystemClock
-from penstock.config import Config
+from penstock.config import Config, config_of, effective, settings
 from penstock.storage.files.durability import OS
 from penstock.storage.files.filesystem import OsFileSystem
+from penstock.storage.files.options import StorageOptions
+from tests.helpers.fake_control import FakeControl
 from tests.helpers.tls_files import TlsFiles
 
 GIB = 1 << 30
@@ -179,3 +181,29 @@ def test_the_command(
     text = capsys.readouterr().out
     assert "configuration\twrong\t" in text
     assert "did you mean 'port'" in text
+
+
+def test_a_broker_that_runs_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    running = Config(
+        data=str(tmp_path), storage=StorageOptions(disk_free_limit=1 << 60),
+        loopback_users=("guest", "ann"), origins={"data": "other.toml"},
+    )  # fmt: skip
+    status = {"data": str(tmp_path), "problems": ["the disk is low"], "advice": ["make room"]}
+    broker = FakeControl(show_config=effective(running), status=status)
+    assert broker.run("doctor", "--data", str(tmp_path), "--format", "json") == 1
+    rows = {row["check"]: row for row in json.loads(capsys.readouterr().out)}
+    found = rows["broker"]
+    assert (found["state"], found["found"], found["advice"]) == (
+        WRONG, "the disk is low", "make room"
+    )  # fmt: skip
+    assert rows["free space"]["state"] == WRONG
+    assert broker.run("doctor", "--data", str(tmp_path), "--config", "/dev/null") == 0
+    assert "broker\t" not in capsys.readouterr().out
+
+
+def test_each_option_is_read_as_it_is_shown() -> None:
+    """doctor reads what a running broker shows."""
+    for row in effective(Config()):
+        if row["value"]:
+            variable = {one.key: one.variable for one in settings()}[str(row["option"])]
+            config_of(whole_bytes=GIB, flags={}, environment={variable: str(row["value"])}, file={})

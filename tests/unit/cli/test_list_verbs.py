@@ -2,9 +2,11 @@
 
 import json
 
+import click
 import pytest
 
 from penstock.cli import output
+from penstock.cli.main import CommandRefusedError
 from penstock.operation_table import OPERATIONS
 from tests.helpers.columns import COLUMNS
 from tests.helpers.fake_control import FakeControl
@@ -74,6 +76,34 @@ def test_on_a_terminal_a_table_is_drawn(
     out = capsys.readouterr().out
     assert "\t" not in out
     assert "[red]q" in out
+
+
+def test_a_terminal_of_80_cuts_no_date_and_no_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [
+        {"name": "n" * 50, "state": "down", "since": "2026-11-28T07:37:29.180+00:00",
+         "why": "the disk failed while a segment of the log was being written"},
+    ]  # fmt: skip
+    assert FakeControl(list_vhosts=rows).run("list_vhosts") == 0
+    lines = click.unstyle(capsys.readouterr().out).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert "2026-11-28T07:37:29Z" in lines[1]
+    assert " ".join(line[-24:].strip() for line in lines[1:]) == rows[0]["why"]
+
+
+def test_a_wrong_filter_is_told_by_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+    said = (
+        "PRECONDITION_FAILED - list_queues: argument 'name': given '(', expected a regular "
+        "expression of RE2: missing ): (?i)("
+    )
+    broker = FakeControl(list_queues=CommandRefusedError(406, said))
+    assert broker.run("list_queues", "--filter", "(") == 64
+    text = capsys.readouterr().err
+    assert "option --filter: given '(', expected a regular expression of RE2: missing )" in text
+    assert "argument" not in text
 
 
 @pytest.mark.parametrize("form", ["table", "text", "tsv"])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from penstock.cli import output
 from penstock.cli.why import line
 from tests.helpers.fake_control import FakeControl
 
@@ -23,6 +24,19 @@ def test_each_finding_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert second == "vhost '/': a sync is slow"
     assert broker.run("why", "--format", "json") == 0
     assert json.loads(capsys.readouterr().out) == FOUND
+
+
+def test_on_a_terminal_a_line_ends_with_a_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    found = {"about": "queue 'q'", "text": "12 messages and no consumer", "do": "start one, or "
+             "delete the queue", "since": None}  # fmt: skip
+    assert FakeControl(why=[found]).run("why") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "queue 'q': 12 messages and no consumer -", "    start one, or delete the queue"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(7500, "2 h 5 min"), (9, "9 s"), (-5, "0 s")])

@@ -175,8 +175,12 @@ class QueueContract:
                 get()
         with pytest.raises(queue.Empty):
             q.get_nowait()
-        with pytest.raises(ValueError, match="must not be negative"):
-            q.get(timeout=-1)
+        for negative in (-1, float("nan")):
+            with pytest.raises(ValueError, match="must not be negative"):
+                q.get(timeout=negative)
+        for wrong in ("5s", True):
+            with pytest.raises(TypeError, match="a number of seconds, or None for no limit, not"):
+                q.get(timeout=wrong)
 
     def test_get_waits_for_a_put(self, box: Any) -> None:
         q = box.queue("q")

@@ -24,7 +24,7 @@ from penstock.client.message import RemoteDelivery, messages_of
 from penstock.client.publish_window import Window, batches
 from penstock.codec.spec import BasicCancel
 from penstock.embedded.new_body import NewBody
-from penstock.embedded.option_parsing import mode_of
+from penstock.embedded.option_parsing import check_timeout, mode_of
 from penstock.embedded.sources import SLOW, Call, QueueCounts, QueueSource, SlowCase
 from penstock.errors import (
     ChannelError,
@@ -361,12 +361,9 @@ def body_of(new: New) -> bytes:
 
 
 def deadline_of(timeout_s: float | None) -> float | None:
-    """Return when a time-out ends, by time.monotonic(); None: never. ValueError: negative."""
-    if timeout_s is None:
-        return None
-    if timeout_s < 0:
-        raise ValueError(f"timeout must not be negative, not {timeout_s}")
-    return time.monotonic() + timeout_s
+    """Return when a time-out ends, by time.monotonic(); None: never. TypeError, ValueError."""
+    check_timeout(timeout_s)
+    return None if timeout_s is None else time.monotonic() + timeout_s
 
 
 def is_over(deadline: float | None) -> bool:

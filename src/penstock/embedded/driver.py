@@ -51,6 +51,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Final, TypeAlias, TypeVar
 
 from penstock.embedded.core import BoxTransaction, Core, QueueState
+from penstock.embedded.option_parsing import check_timeout
 from penstock.embedded.waiting import (
     FAILED,
     LEADING,
@@ -236,12 +237,9 @@ class Driver:
         return transaction
 
     def deadline(self, timeout_s: float | None) -> float | None:
-        """Return when a time-out ends, in monotonic seconds; None: never. ValueError: negative."""
-        if timeout_s is None:
-            return None
-        if timeout_s < 0:
-            raise ValueError(f"timeout must not be negative, not {timeout_s}")
-        return self.core.clock.monotonic() + timeout_s
+        """Return when a time-out ends, in monotonic seconds; None: never. TypeError, ValueError."""
+        check_timeout(timeout_s)
+        return None if timeout_s is None else self.core.clock.monotonic() + timeout_s
 
     def is_over(self, deadline: float | None) -> bool:
         """Return whether the deadline has passed."""

@@ -85,6 +85,16 @@ class StreamGiven(TypedDict, total=False):
 _ALERTS: Final = ("count", "size", "depth", "age", "repeat_gap")
 
 
+def check_timeout(timeout: object) -> None:
+    """Raise TypeError or ValueError unless it is seconds, 0 or more, or None: no limit."""
+    if timeout is None:
+        return
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool):
+        raise TypeError(f"timeout is a number of seconds, or None for no limit, not {timeout!r}")
+    if not timeout >= 0:
+        raise ValueError(f"timeout must not be negative, not {timeout}")
+
+
 # ---- kinds and tables ----------------------------------------------------------------------------
 
 

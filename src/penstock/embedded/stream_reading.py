@@ -35,7 +35,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final, TypeAlias
 
-from penstock.embedded.option_parsing import time_ms
+from penstock.embedded.option_parsing import check_timeout, time_ms
 from penstock.embedded.sources import Call, Feed, StreamInfo, StreamSource
 from penstock.embedded.stream_record import EPOCH, StreamRecord
 from penstock.errors import BoxClosedError, OptionError, StreamGapError
@@ -132,15 +132,14 @@ Begin = Callable[[StreamSource, StreamInfo], Call[dict[int, int]]]
 
 
 class PassLimits:
-    """When a pass ends, and what it does at a gap. OptionError, ValueError."""
+    """When a pass ends, and what it does at a gap. OptionError, TypeError, ValueError."""
 
     __slots__ = ("follow", "has_gap_errors", "max_records", "timeout_s")
 
     def __init__(
         self, *, follow: bool, timeout: float | None, max_records: int | None, on_gap: str
     ) -> None:
-        if timeout is not None and timeout < 0:
-            raise ValueError(f"timeout must not be negative, not {timeout}")
+        check_timeout(timeout)
         if timeout is not None and not follow:
             raise OptionError("timeout", timeout, "nothing, or follow=True: only that waits")
         if max_records is not None and (type(max_records) is not int or max_records < 0):

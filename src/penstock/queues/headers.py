@@ -223,7 +223,7 @@ def _check_values(values: Any) -> None:
         if not isinstance(value, (str, bytes, int, float)):
             kind = type(value).__name__
             raise HeaderError(
-                f"header {name!r} is a {kind}, expected str, bytes, int, float or bool"
+                f"header {name!r} is of type {kind}, expected str, bytes, int, float or bool"
             )
 
 

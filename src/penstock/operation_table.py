@@ -553,6 +553,7 @@ _TO_EXCHANGE: Final = (
     short_text("source", "the exchange that they come from"), _KEY, _ARGUMENTS,
 )  # fmt: skip
 _READ_QUEUE: Final = (("read", "queue", "queue"),)
+_CONFIGURE_QUEUE: Final = (("configure", "queue", "queue"),)
 _KIND: Final = short_text("kind", "queues")
 _ROW_OF: Final = table("of", "of which things: of a queue, a connection and so on, by its name")
 _COLUMNS: Final = texts("columns", "names with dots; all if there are none", default=[])
@@ -925,7 +926,7 @@ _ROWS: Final = (
             _QUEUE, _IF_UNUSED, flag("if_empty", "only if it has no messages"),
             flag("force", "even if readers have leased messages of it"),
         ),
-        (("configure", "queue", "queue"),), answer=("messages",), is_command=True,
+        _CONFIGURE_QUEUE, answer=("messages",), is_command=True,
         said="queue {queue!r} deleted, with {messages} messages",
         more="A stream too.", is_audited=True,
     ),
@@ -934,6 +935,17 @@ _ROWS: Final = (
         (("read", "queue", "queue"),), answer=("messages",), is_command=True,
         said="{messages} messages purged from queue {queue!r}",
         more="Messages that are delivered and not acknowledged stay.", is_audited=True,
+    ),
+    Operation(
+        "pause_queue", "Deliver nothing of a queue to its consumers.", (_QUEUE,), _CONFIGURE_QUEUE,
+        answer=("was_paused",), is_command=True,
+        more="Until resume_queue; of a durable queue also after a restart. Messages come and wait, "
+        "basic.get finds none and a reader leases none; what is delivered may be acknowledged.",
+        is_audited=True,
+    ),
+    Operation(
+        "resume_queue", "Deliver again what pause_queue keeps back.", (_QUEUE,), _CONFIGURE_QUEUE,
+        answer=("was_paused",), is_command=True, is_audited=True,
     ),
     Operation(
         "describe_queue", "Describe a queue or stream.", (_QUEUE,), _READ_QUEUE,
@@ -1124,7 +1136,7 @@ _ROWS: Final = (
     ),
     Operation(
         "retain_stream", "Delete the pages of a stream that no limit keeps.", (_QUEUE,),
-        (("configure", "queue", "queue"),), answer=("pages",),
+        _CONFIGURE_QUEUE, answer=("pages",),
         more="Of those that are in a checkpoint.", is_audited=True,
     ),
     # leases

@@ -23,6 +23,9 @@ costs one question at most. Adding and removing a consumer costs the same howeve
 left. A queue whose head is held (a transaction's message that is not durable yet, or a first
 delivery beyond the settled delivered mark) is marked again when that is settled.
 
+A queue whose delivery is paused (Consumers.pause) has no consumer to ask: nothing is looked at for
+each message.
+
 `serve` does the same before the turn ends. Consumers that wait are served before a limit, a ttl of
 0, a get, a purge, a cancel or a delete takes messages, as RabbitMQ does by delivering at once. It
 costs a publish nothing unless one of these happens and there are consumers.
@@ -202,14 +205,16 @@ class Ring:
 
 
 class Consumers:
-    """The consumers of one queue. is_single_active: only one of them is given messages."""
+    """The consumers of one queue. is_single_active: only one of them is given messages.
+    is_paused: none is, and none is asked."""
 
     def __init__(self, *, is_single_active: bool = False) -> None:
         self.count: int = 0
+        self.is_paused: bool = False
         self.is_single_active: bool = is_single_active
         self.active: Consumer | None = None
         self._exclusive: int = 0  # how many are exclusive
-        self._only: Consumer | None = None  # the consumer, if there is just one
+        self._only: Consumer | None = None  # the one to ask, if no other one may be asked
         self._rings: dict[int, Ring] = {}  # by priority
         self._order: list[int] = []  # priorities of all rings, negative: the highest first
         self._asked: list[int] = []  # priorities of the rings that have consumers to ask
@@ -235,7 +240,7 @@ class Consumers:
             del ring.parked[consumer]
         else:
             del ring.ready[consumer]
-            if not ring.ready:
+            if not ring.ready and not self.is_paused:
                 _take(self._asked, -ring.priority)
         if not ring.ready and not ring.parked:
             del self._rings[ring.priority]
@@ -246,10 +251,20 @@ class Consumers:
             self.active = None
         self._changed()
 
+    def pause(self, *, is_paused: bool) -> None:
+        """Ask none of them any more, nor those that come; or ask them again."""
+        self.is_paused = is_paused
+        rings = [] if is_paused else [one for one in self._rings.values() if one.ready]
+        self._asked = sorted([-one.priority for one in rings])
+        self._changed()
+
     def _changed(self) -> None:
-        self._only = self._first() if self.count == 1 else None
         if self.is_single_active and self.active is None and self._rings:
             self.active = self._first()
+        only = self.active if self.is_single_active else None
+        if self.count == 1:
+            only = self._first()
+        self._only = None if self.is_paused else only
 
     def _first(self) -> Consumer:
         """Return the first consumer of the highest priority. There must be one."""
@@ -258,7 +273,7 @@ class Consumers:
 
     def _ask(self, ring: Ring, consumer: Consumer) -> None:
         """Put the consumer at the end of those to ask."""
-        if not ring.ready:
+        if not ring.ready and not self.is_paused:
             insort(self._asked, -ring.priority)
         ring.ready[consumer] = None
 
@@ -273,7 +288,7 @@ class Consumers:
     def next_ready(self) -> Consumer | None:
         """Return the consumer whose turn it is and put it at the end of its ring; None if none is
         ready."""
-        only = self.active if self.is_single_active else self._only
+        only = self._only
         if only is not None:
             return only if only.is_ready() else None
         while self._asked:
@@ -292,7 +307,7 @@ class Consumers:
 
     def room(self, most: int) -> int:
         """Return how many messages they may be given now, `most` at most."""
-        only = self.active if self.is_single_active else self._only
+        only = self._only
         if only is not None:
             return min(only.room(), only.channel.room(), most) if only.is_ready() else 0
         room = 0

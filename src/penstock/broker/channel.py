@@ -1095,7 +1095,9 @@ class Channel(ConsumerChannel):
             first = next(iter(turns))
             if first is consumer:
                 return None
-            if first.is_ready() and not first.no_ack and first.queue.len():
+            queue = first.queue
+            is_asked = first.is_ready() and not first.no_ack and not queue.consumers.is_paused
+            if is_asked and queue.len():
                 return first
             turns.move_to_end(first)
         return None

@@ -266,6 +266,9 @@ def _get(channel: Channel, queue: BrokerQueue, *, no_ack: bool) -> None:
     if channel.output.is_busy(channel.number):  # a large body keeps a file open: one at a time
         channel.when_free(again)
         return
+    if queue.consumers.is_paused:
+        _send_get_empty(channel, queue)
+        return
     delivery = None if queue.is_deleted else amq.fetch(in_pieces=True)
     while delivery is None and amq.has_more_expired and not queue.is_deleted:
         delivery = amq.fetch(in_pieces=True)
@@ -274,13 +277,17 @@ def _get(channel: Channel, queue: BrokerQueue, *, no_ack: bool) -> None:
         return
     held = None if queue.is_deleted else amq.held()
     if held is None:
-        for counts in (channel.counts, queue.counts, channel.vhost.counts.messages):
-            counts.get_empty += 1
-        channel.vhost.queue_set.touch(queue)
-        channel.send(BasicGetEmpty())
+        _send_get_empty(channel, queue)
         return
     lsn, mode = held
     channel.wait_for(lsn, mode, again)
+
+
+def _send_get_empty(channel: Channel, queue: BrokerQueue) -> None:
+    for counts in (channel.counts, queue.counts, channel.vhost.counts.messages):
+        counts.get_empty += 1
+    channel.vhost.queue_set.touch(queue)
+    channel.send(BasicGetEmpty())
 
 
 def _send_get_ok(channel: Channel, queue: BrokerQueue, delivery: Delivery, *, no_ack: bool) -> None:

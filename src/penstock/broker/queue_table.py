@@ -6,7 +6,7 @@ not durable, or exclusive, exists in RAM alone: an exclusive queue is deleted wi
 that declared it, so nothing of it is on disk, whatever it was declared as.
 
     flags of a stored queue: bit 0 exclusive (never written here; such a queue is deleted at the
-    start), bit 1 auto-delete
+    start), bit 1 auto-delete, bit 2 its delivery is paused
 
 A queue whose own memory limit does not fit the budget at a strict start is kept down (`kept_down`,
 queue_set.py): it is opened as any other when it is named, and crashed for everybody, until there
@@ -93,6 +93,7 @@ from penstock.storage.index.queue_index import DictHolder, QueueIndex
 
 EXCLUSIVE_FLAG: Final = 1
 AUTO_DELETE_FLAG: Final = 2
+PAUSED_FLAG: Final = 4
 NAME_BYTES_MAX: Final = 255
 GENERATED: Final = "amq.gen-"
 LENGTH_OF: Final[Mapping[str, Callable[[QueueOrStream], int]]] = {
@@ -265,6 +266,7 @@ class QueueTable:
             is_auto_delete=bool(flags & AUTO_DELETE_FLAG), arguments=arguments,
             dispatch=self._dispatch,
         )  # fmt: skip
+        queue.consumers.pause(is_paused=bool(flags & PAUSED_FLAG))
         queue.used_at_s = self.start_s
         queue.creator, counted = self._stored_counts.pop(name, ("", 0))
         if counted:
@@ -719,6 +721,24 @@ class QueueTable:
         ):
             self.delete(queue)
 
+    def set_paused(self, queue: BrokerQueue, *, is_paused: bool) -> int:
+        """Stop the delivery of a queue, or let it go on. Returns the LSN to wait for, 0 if nothing
+        is stored: it is so already, or the queue is not durable. ChannelError 406: a full disk, and
+        nothing happened."""
+        if queue.consumers.is_paused == is_paused:
+            return 0
+        lsn = 0
+        if queue.is_durable:
+            flags = PAUSED_FLAG if is_paused else 0
+            flags |= AUTO_DELETE_FLAG if queue.is_auto_delete else 0
+            try:
+                lsn = priority_queue.store_flags(self.engine, bytes_of(queue.name), flags)
+            except DiskFullError as error:
+                raise refusals.no_space(self.called(queue.name), error) from error
+        queue.consumers.pause(is_paused=is_paused)
+        self._dispatch.mark(queue)
+        return lsn
+
     def delete_leftovers(self) -> None:
         """Delete at the start the stored queues that were exclusive."""
         for name in list(self._queue_set.stored):
@@ -737,6 +757,7 @@ class QueueTable:
         )  # fmt: skip
         fresh.used_at_s = self.clock.monotonic()
         fresh.creator = queue.creator
+        fresh.consumers.pause(is_paused=queue.consumers.is_paused)
         self._uncount(queue)
         self._queue_set.add(fresh)
         self._serve(fresh)
@@ -774,8 +795,8 @@ class QueueTable:
     # ---- at the start --------------------------------------------------------------------------
 
     def open_busy(self) -> list[BrokerQueue]:
-        """Open the stored queues for which something will be due: expiring or delayed messages, an
-        alert on age. The others wait until they are named."""
+        """Open the stored queues for which something will be due, expiring or delayed messages, an
+        alert on age, and those that are paused. The others wait until they are named."""
         busy: dict[str, None] = {}
         for index in self.engine.queues.values():
             base, mark, _ = index.name.partition(priority_queue.SEPARATOR)
@@ -783,7 +804,7 @@ class QueueTable:
             if is_delay or any(s.expiry_ms for s in index.segments.values()):
                 busy[text_of(base)] = None
         for queue in self.engine.routing.queues.values():
-            if b'"x-alert-age-up"' in queue.arguments:
+            if queue.flags & PAUSED_FLAG or b'"x-alert-age-up"' in queue.arguments:
                 busy[text_of(queue.name.partition(priority_queue.SEPARATOR)[0])] = None
         found = [self._queue_set.find(name) for name in busy if self.is_stored(name)]
         return [queue for queue in found if queue is not None]

@@ -257,9 +257,9 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "close_all_connections",
     ),
     "Queues, exchanges and bindings": (
-        "list_queues", "declare_queue", "purge_queue", "delete_queue", "list_exchanges",
-        "declare_exchange", "delete_exchange", "list_bindings", "declare_binding", "bind_queue",
-        "unbind_queue",
+        "list_queues", "declare_queue", "purge_queue", "delete_queue", "pause_queue",
+        "resume_queue", "list_exchanges", "declare_exchange", "delete_exchange", "list_bindings",
+        "declare_binding", "bind_queue", "unbind_queue",
     ),
     "Messages": (
         "publish", "get", "peek", "consume", "move", "replay", "delete_messages", "tail",

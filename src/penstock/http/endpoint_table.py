@@ -344,6 +344,14 @@ CHANGE_ROWS: Final = (
         vhost=OPENED, status=204,
     ),
     Endpoint(
+        "penstock/queues/{vhost}/{queue}/pause", "PUT", "Deliver nothing to its consumers.",
+        "pause_queue", vhost=OPENED, is_ours=True, status=204,
+    ),
+    Endpoint(
+        "penstock/queues/{vhost}/{queue}/resume", "PUT", "Deliver to its consumers again.",
+        "resume_queue", vhost=OPENED, is_ours=True, status=204,
+    ),
+    Endpoint(
         "penstock/queues/{vhost}/{queue}/move", "POST",
         "Move ready messages to another queue, or each dead letter to where it died.",
         "move_messages", is_ours=True, body=OPERATIONS["move_messages"].arguments[1:],

@@ -1003,6 +1003,13 @@ def store_arguments(engine: StorageEngine, name: bytes, arguments: bytes, mode: 
     return engine.apply_topology(changed.record(), mode)
 
 
+def store_flags(engine: StorageEngine, name: bytes, flags: int, mode: int = DISK) -> int:
+    """Change a durable queue's flags, as `store_arguments` its arguments."""
+    first = _first(engine, name)
+    changed = DurableQueue(first.name, first.number, flags, first.arguments)
+    return engine.apply_topology(changed.record(), mode)
+
+
 def _first(engine: StorageEngine, name: bytes) -> DurableQueue:
     queues = engine.routing.queues
     first = queues.get(name) or queues.get(part_names(name, 1)[0])

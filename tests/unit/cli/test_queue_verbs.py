@@ -42,6 +42,15 @@ def test_declare_queue() -> None:
     ]  # fmt: skip
 
 
+def test_pause_and_resume_a_queue() -> None:
+    done: dict[str, object] = {"was_paused": False}
+    broker = FakeControl(pause_queue=done, resume_queue=done)
+    assert broker.run("pause_queue", "jobs", "-p", "shop") == 0
+    assert broker.run("resume_queue", "jobs") == 0
+    jobs = {"queue": "jobs"}
+    assert broker.asked == [("pause_queue", "shop", jobs), ("resume_queue", "/", jobs)]
+
+
 def test_delete_and_purge_say_how_many(capsys: pytest.CaptureFixture[str]) -> None:
     broker = FakeControl(
         delete_queue={"messages": 3}, purge_queue={"messages": 2}, describe_queue={"ready": 2}

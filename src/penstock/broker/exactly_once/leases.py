@@ -359,7 +359,8 @@ class LeaseMessages(LeaseRequest):
             self._has_begun = True
             queue.used_at_s = self.manager.table.clock.monotonic()
             self._messages = min(self._messages, amq.len())
-        if self._messages <= 0 or self._bytes <= 0 or self._is_full(amq):
+        is_done = self._messages <= 0 or self._bytes <= 0 or queue.consumers.is_paused
+        if is_done or self._is_full(amq):
             return self.answer(self.manager.describe(queue, self.reader))
         if self._pace.is_ahead():
             return ASLEEP

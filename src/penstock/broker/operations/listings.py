@@ -48,14 +48,14 @@ def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
         return found | _stream_counts(vhost, queue)
     assert isinstance(queue, BrokerQueue), "there is no third kind"
     if queue.is_crashed:
-        state = _crashed_state(vhost, queue.name)
-        counts = _stored_counts(indexes_of(vhost.engine, bytes_of(queue.name)), state, queue.why)
+        indexes = indexes_of(vhost.engine, bytes_of(queue.name))
+        counts = _stored_counts(indexes, _state(vhost, queue), queue.why)
         return found | counts
     facts = queue.amq.info()
     leased = int(facts.get("leased", 0))
     ready, pending = int(facts["len"]), int(facts["depth"]) - int(facts["len"])
     found |= {
-        "state": "running",
+        "state": _state(vhost, queue),
         "why": "",
         "is_flowed": bool(facts["is_flowed"]),
         "messages": ready + pending,
@@ -152,15 +152,17 @@ def queue_head(vhost: VHost, name: str) -> Info | None:
     queue = vhost.table.served.get(name)
     if queue is not None:
         head = _queue_head(vhost, queue)
-        head["state"] = _crashed_state(vhost, name) if queue.is_crashed else "running"
+        head["state"] = _state(vhost, queue)
         return head
     if not vhost.table.is_stored(name):
         return None
     return _unopened_head(vhost, name) | {"state": _unopened_state(vhost, name)}
 
 
-def _crashed_state(vhost: VHost, name: str) -> str:
-    return "down" if name in vhost.table.kept_down else "crashed"
+def _state(vhost: VHost, queue: QueueOrStream) -> str:
+    if queue.is_crashed:
+        return "down" if queue.name in vhost.table.kept_down else "crashed"
+    return "paused" if queue.consumers.is_paused else "running"
 
 
 def _unopened_state(vhost: VHost, name: str) -> str:

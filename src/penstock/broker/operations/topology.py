@@ -66,6 +66,21 @@ def _purge_queue(call: Call) -> None:
     call.settled(lsn, {"messages": count})
 
 
+def _pause_queue(call: Call) -> None:
+    _set_paused(call, is_paused=True)
+
+
+def _resume_queue(call: Call) -> None:
+    _set_paused(call, is_paused=False)
+
+
+def _set_paused(call: Call, *, is_paused: bool) -> None:
+    table = call.vhost.table
+    queue = table.find_messages(call.args.text("queue"), call.owner, call.args.op)
+    was_paused = queue.consumers.is_paused
+    call.settled(table.set_paused(queue, is_paused=is_paused), {"was_paused": was_paused})
+
+
 # ---- exchanges and bindings ----------------------------------------------------------------------
 
 
@@ -188,6 +203,8 @@ FUNCTIONS: Final[Functions] = {
     "declare_queue": _declare_queue,
     "delete_queue": _delete_queue,
     "purge_queue": _purge_queue,
+    "pause_queue": _pause_queue,
+    "resume_queue": _resume_queue,
     "declare_exchange": _declare_exchange,
     "delete_exchange": _delete_exchange,
     "bind_queue": _bind_queue,

@@ -57,6 +57,8 @@ def _of_vhost(vhost: VHost) -> Generator[None, None, list[Finding]]:
     found: list[Finding] = []
     if vhost.blocked_reason:
         found.append(_blocked(vhost, about, "publishers wait"))
+    refused, of_queues = yield from _of_queues(vhost)
+    found += refused
     for user, since_s in vhost.usage.full.items():
         waited_s = vhost.clock.monotonic() - since_s
         text = f"consumers of user '{user}' wait: {vhost.usage.full_text(user)}"
@@ -68,24 +70,32 @@ def _of_vhost(vhost: VHost) -> Generator[None, None, list[Finding]]:
             name = f"queue '{alert['queue']}'" if alert["queue"] else about
             text = str(alert["text"]).removeprefix(f"{name}: ")
             found.append(_finding(name, text, "", str(alert["first_time"])))
-    found += yield from _of_queues(vhost)
-    return found
+    return found + of_queues
 
 
-def _of_queues(vhost: VHost) -> Generator[None, None, list[Finding]]:
-    """Return what is wrong with the queues and streams of a vhost, the longest of each kind."""
+def _of_queues(vhost: VHost) -> Generator[None, None, tuple[list[Finding], list[Finding]]]:
+    """Return which queues refuse publishers, and what else is wrong with the queues and streams of
+    a vhost, the longest of each kind."""
     found: list[Finding] = []
+    refusing: list[tuple[int, str]] = []
+    paused: list[tuple[int, str]] = []
     waiting: list[tuple[int, str]] = []
     stuck: list[tuple[int, str]] = []
     for n, (name, queue) in enumerate(list(vhost.table.served.items()), 1):
-        ready = 0 if queue.is_crashed or not isinstance(queue, BrokerQueue) else queue.len()
-        if ready and not queue.consumers.count:
+        ready = 0
+        if isinstance(queue, BrokerQueue) and not queue.is_crashed:
+            ready = queue.len()
+            if queue.amq.refuses(0):
+                refusing.append((ready, name))
+        if ready and queue.consumers.is_paused:
+            paused.append((ready, name))
+        elif ready and not queue.consumers.count:
             waiting.append((ready, name))
         elif ready and not queue.consumers.room(1):
             stuck.append((ready, name))
         if n % QUEUES_SLICE == 0:
             yield
-    for _, name in sorted(stuck, reverse=True)[:QUEUES_SHOWN]:
+    for _, name in _longest(stuck):
         still = vhost.table.served.get(name)
         if still is not None:
             found += [one for one in _of_consumers(vhost, still) if _is_old(vhost, one)][:1]
@@ -93,10 +103,25 @@ def _of_queues(vhost: VHost) -> Generator[None, None, list[Finding]]:
     for name, rate in vhost.rates.moving(QUEUE, "redeliver").items():
         found += _of_repeats(vhost, name, rate)
     found += yield from _of_readers(vhost)
-    for ready, name in sorted(waiting, reverse=True)[:QUEUES_SHOWN]:
+    found += [_paused(f"queue '{name}'", ready) for ready, name in _longest(paused)]
+    for ready, name in _longest(waiting):
         text = f"{_many(ready, 'message')} and no consumer"
         found.append(_finding(f"queue '{name}'", text, "start one, or delete the queue"))
-    return found
+    return [_refuses(f"queue '{name}'") for _, name in _longest(refusing)], found
+
+
+def _longest(queues: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    return sorted(queues, reverse=True)[:QUEUES_SHOWN]
+
+
+def _refuses(about: str) -> Finding:
+    text = "publishers are refused: it is as long as its limit allows (max-length)"
+    return _finding(about, text, "consume, purge, or raise the limit")
+
+
+def _paused(about: str, ready: int) -> Finding:
+    text = f"its delivery is paused, {_many(ready, 'message')} ready"
+    return _finding(about, text, "resume it: penstock resume_queue")
 
 
 def _is_old(vhost: VHost, found: Finding) -> bool:
@@ -164,6 +189,9 @@ def _of_queue(vhost: VHost, queue: QueueOrStream) -> Iterator[Finding]:
 def _of_consumers(vhost: VHost, queue: QueueOrStream) -> Iterator[Finding]:
     """Yield why no consumer takes what is ready."""
     about = f"queue '{queue.name}'"
+    if queue.consumers.is_paused:
+        yield _paused(about, queue.len())
+        return
     if not queue.consumers.count:
         if queue.len() and isinstance(queue, BrokerQueue):  # a stream keeps what was read, too
             text = f"{_many(queue.len(), 'message')} ready and no consumer"
@@ -187,8 +215,7 @@ def _of_consumers(vhost: VHost, queue: QueueOrStream) -> Iterator[Finding]:
 def _of_messages(vhost: VHost, queue: BrokerQueue, about: str) -> Iterator[Finding]:
     facts = queue.amq.info()
     if queue.amq.refuses(0):
-        text = "publishers are refused: it is as long as its limit allows (max-length)"
-        yield _finding(about, text, "consume, purge, or raise the limit")
+        yield _refuses(about)
     leased = int(facts.get("leased", 0))
     if leased:
         text = f"{_many(leased, 'message')} leased to readers"

@@ -12,7 +12,7 @@ import { html } from "../parts/ui.js";
 import { Chip, Empty, Num, Pairs, Panel, Problem, Sentence, Tabs } from "../parts/words.js";
 import { DeadLetters, Messages } from "./messages.js";
 import { Ram, River, scaleSwitch } from "./overview.js";
-import { purge, remove } from "./queues.js";
+import { pause, purge, remove } from "./queues.js";
 
 const SLOW_S = 300;
 
@@ -71,6 +71,7 @@ export default function Queue({ names, params }) {
         !isStream &&
         html`<button onClick=${() => setParams({ tab: "messages" })}>Peek</button>
       ${may("administrator") && html`<button onClick=${() => after(move(queue))}>Move …</button>`}
+      <button onClick=${() => after(pause([queue], queue.state !== "paused"))}>${queue.state === "paused" ? "Resume" : "Pause"} …</button>
       <button class="danger" onClick=${() => after(purge([queue]))}>Purge …</button>`
       }
       <button class="danger" onClick=${async () => {
@@ -119,7 +120,7 @@ function chipsOf(queue) {
   const a = queue.arguments ?? {};
   return [
     [queue.type],
-    [queue.state, queue.state === "running" ? "ok" : "danger", queue.penstock?.why],
+    [queue.state, { running: "ok", paused: "warning" }[queue.state] ?? "danger", queue.penstock?.why],
     queue.durable ? ["durable"] : ["not durable", "warning", "gone after a restart"],
     queue.exclusive && ["exclusive"],
     queue.auto_delete && ["auto-delete"],

@@ -134,6 +134,30 @@ export function purge(queues) {
   });
 }
 
+/** Asks before consumers of these queues get nothing any more; or lets all be delivered that is there. */
+export function pause(queues, isPaused = true) {
+  const consumers = queues.reduce((sum, q) => sum + (q.consumers ?? 0), 0);
+  const verb = isPaused ? "Pause" : "Resume";
+  const what = queues.length === 1 ? queues[0].name : `${queues.length} queues`;
+  return ask({
+    title: `${verb} delivery of ${what}?`,
+    danger: isPaused,
+    body: html`<p>${
+      isPaused
+        ? `${count(consumers)} consumers get nothing any more, until it is resumed, also after a restart. Messages come and wait.`
+        : `${count(consumers)} consumers get what is ready.`
+    }</p>${queues.length > 1 && html`<${Names} queues=${queues} />`}`,
+    action: verb,
+    command: queues
+      .map((q) => `penstock ${verb.toLowerCase()}_queue ${shell(q.name)}${ofVhost(q.vhost)}`)
+      .join("\n"),
+    run: async () => {
+      for (const q of queues) await put(`${at("penstock", "queues", q.vhost, q.name)}/${verb.toLowerCase()}`);
+    },
+    done: `${what}: ${isPaused ? "paused" : "resumed"}.`,
+  });
+}
+
 /** Asks before it deletes these queues with their messages. */
 export function remove(queues) {
   const messages = queues.reduce((sum, q) => sum + (q.messages ?? 0), 0);
@@ -287,6 +311,8 @@ export default function Queues({ vhost, params }) {
       actions=${[
         { title: "Purge …", danger: true, run: (rows) => after(purge(rows)) },
         { title: "Delete …", danger: true, run: (rows) => after(remove(rows)) },
+        { title: "Pause …", run: (rows) => after(pause(rows.filter((q) => q.type !== "stream"))) },
+        { title: "Resume …", run: (rows) => after(pause(rows.filter((q) => q.type !== "stream"), false)) },
         { title: "Export as CSV", run: exportCsv },
       ]}
       empty=${html`<${First}><button class="primary" onClick=${() => after(declare(vhost))}>Declare a queue …</button><//>`} />`;

@@ -114,7 +114,7 @@ def test_bad_bytes_are_noticed_when_attempts_are_asked_for(header: bytes) -> Non
     ("values", "text"),
     [
         ({"k": 1 << 63}, "header 'k': 9223372036854775808 does not fit into 64 bits"),
-        ({"k": None}, "header 'k' is a NoneType, expected str, bytes, int, float or bool"),
+        ({"k": None}, "header 'k' is of type NoneType, expected str, bytes, int, float or bool"),
         ({5: "v"}, "a header's name is a str, not int"),
         ({"k" * 65536: 1}, "a name of 65536 bytes, expected at most 65535"),
         ({str(i): 1 for i in range(65536)}, "65536 headers, expected at most 65535"),

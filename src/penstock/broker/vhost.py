@@ -88,7 +88,7 @@ from penstock.storage.files.durability import DISK
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.files.options import StorageOptions
 
-CALM_BYTES: Final = 16 << 20
+EARLY_BYTES: Final = 12 << 20
 STEP_BYTES: Final = 32 << 20
 PATIENCE_S: Final = 30.0
 COUNTED_PART: Final = 2  # half of the budget
@@ -105,10 +105,12 @@ class RssAlarm:
     memory (RSS) all the same, and the kernel kills a process with too much of that. So a second
     alarm looks at RSS:
 
-        begins   RSS is above the vhost's budget and `slack_bytes` in two looks, one round of the
-                 monitor apart; in between caches are emptied (`forget`). Free memory is given back
-                 to the system (`trim`) then, and when RSS is less than CALM_BYTES below
-        ends     RSS is CALM_BYTES below that
+        limit    the vhost's budget and `slack_bytes`, which RSS is not to reach
+        begins   RSS is less than EARLY_BYTES below the limit in two looks, one round of the monitor
+                 apart: that is room for what comes in until publishers wait. In between caches are
+                 emptied (`forget`)
+        ends     RSS is EARLY_BYTES below that. While it is not, free memory is given back to the
+                 system (`trim`), and queues get so much less RAM (`excess_bytes`)
         gives up after PATIENCE_S, if less than half of the budget is counted: the messages do not
                  take the memory then, and waiting does not help. That RSS counts as usual; the
                  alarm begins again when RSS has grown by STEP_BYTES
@@ -126,6 +128,7 @@ class RssAlarm:
     ) -> None:  # fmt: skip
         self.is_alarmed: bool = False
         self.rss_bytes: int = 0  # as of the last look
+        self.excess_bytes: int = 0  # that queues are to give back, as of the last look
         self.slack_bytes: int = slack_bytes
         self._rss = rss
         self._trim = trim
@@ -136,33 +139,39 @@ class RssAlarm:
         self._was_above: bool = False  # in the last look
 
     def limit_bytes(self, budget_bytes: int) -> int:
-        """Return the RSS above which there is an alarm."""
+        """Return the limit of RSS."""
         usual = self._usual_bytes + STEP_BYTES if self._usual_bytes else 0
         return max(budget_bytes + self.slack_bytes, usual)
 
     def look(self, budget_bytes: int, counted_bytes: int, now_s: float) -> None:
         """Look at RSS and begin or end the alarm. now_s: of the monotonic clock."""
         self.rss_bytes = self._rss()
-        limit = self.limit_bytes(budget_bytes)
         if not self.is_alarmed:
             self._usual_bytes = min(self._usual_bytes, self.rss_bytes)
-            was_above, self._was_above = self._was_above, self.rss_bytes > limit
+        limit = self.limit_bytes(budget_bytes)
+        begin = limit - EARLY_BYTES
+        end = begin - EARLY_BYTES
+        self.excess_bytes = max(self.rss_bytes - end, 0)
+        if not self.is_alarmed:
+            was_above, self._was_above = self._was_above, self.rss_bytes > begin
             if was_above and self._was_above:
                 self.is_alarmed = True
                 self._since_s = now_s
-                self._report(ALARM, "is above the limit of", limit)
+                self._report(ALARM, "is above", begin, limit)
             elif self._was_above:
                 self._free()
-            elif self.rss_bytes > limit - CALM_BYTES:
+            elif self.excess_bytes:
                 self._trim()
-        elif self.rss_bytes <= limit - CALM_BYTES:
-            self._end("is below the limit of", limit)
+        elif not self.excess_bytes:
+            self._end("is below", begin, limit)
         elif now_s - self._since_s >= PATIENCE_S and counted_bytes < budget_bytes // COUNTED_PART:
             self._usual_bytes = self.rss_bytes
+            self.excess_bytes = 0
             counted = format_bytes(counted_bytes)
             self._end(
-                f"does not fall, and only {counted} are counted; publishers go on beyond", limit
-            )
+                f"does not fall, and only {counted} are counted; publishers go on beyond",
+                begin, limit,
+            )  # fmt: skip
         else:
             self._free()
 
@@ -170,13 +179,14 @@ class RssAlarm:
         self._forget()
         self._trim()
 
-    def _end(self, verb: str, limit: int) -> None:
+    def _end(self, verb: str, begin: int, limit: int) -> None:
         self.is_alarmed = self._was_above = False
-        self._report(FREE, verb, limit)
+        self._report(FREE, verb, begin, limit)
 
-    def _report(self, kind: str, verb: str, limit: int) -> None:
+    def _report(self, kind: str, verb: str, begin: int, limit: int) -> None:
         rss = format_bytes(self.rss_bytes)
-        self._on_event(kind, f"memory: the process's RSS of {rss} {verb} {format_bytes(limit)}")
+        where = f"{verb} {format_bytes(begin)}, with a limit of {format_bytes(limit)}"
+        self._on_event(kind, f"memory: the process's RSS of {rss} {where}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -976,6 +986,7 @@ class VHost(QueueOwner[BrokerQueue]):
             if now_s >= self._rss_due_s:
                 self._rss_due_s = now_s + INTERVAL_S / 2
                 self.rss.look(self.monitor.budget_bytes, self.monitor.counted_bytes, now_s)
+                self.monitor.set_excess(self.rss.excess_bytes)
         return seconds
 
     def tick_others(self, now_s: float) -> bool:

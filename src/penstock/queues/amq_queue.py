@@ -854,15 +854,11 @@ class AMQQueue(QueueTarget):
         """Return the tags of messages that may be delivered again, and the others."""
         back: list[int] = []
         over: list[Delivery] = []
-        for tag in tags:
-            try:
-                delivery = self._pending(tag)
-            except SettledError:
-                continue
-            if delivery.attempts + 1 >= most:
-                over.append(delivery)
+        for found in self.backing.pending_headers(tags):
+            if self._with_attempts(found).attempts + 1 >= most:
+                over.append(self._pending(found.tag))
             else:
-                back.append(tag)
+                back.append(found.tag)
         return back, over
 
     def discard(self, tags: list[int], mode: int = OS) -> int:

@@ -222,6 +222,12 @@ class BackingQueue(ABC):
         """Return a pending message, or None. with_header: read the header if it left RAM, and with
         it a body that is not large. with_body: read any body that left RAM."""
 
+    def pending_headers(self, tags: list[int]) -> list[Delivery]:
+        """Return those of these messages that are pending, with their headers, in any order; a body
+        that is not in RAM may be left out."""
+        found = [self.pending(tag, with_header=True) for tag in tags]
+        return [delivery for delivery in found if delivery is not None]
+
     @abstractmethod
     def entries(self, tags: list[int]) -> list[tuple[QueueIndex, list[Entry]]]:
         """Return the persistent ones of these pending messages, per part and ascending, for a

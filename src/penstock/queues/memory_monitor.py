@@ -130,6 +130,7 @@ class MemoryMonitor:
         self.budget_bytes: int = budget_bytes
         self.watermark_bytes: int = int(budget_bytes * watermark)
         self.other_bytes: int = 0  # counted, but of no queue: the owner's buffers, set by the owner
+        self.excess_bytes: int = 0  # that the queues are to give back beside these
         self.counted_bytes: int = 0  # of all queues and `other_bytes`, as of the last round
         self.desired_s: float = INFINITY  # the duration that was computed last
         self.is_alarmed: bool = False
@@ -260,6 +261,13 @@ class MemoryMonitor:
             self.desired_s = INFINITY
             for managed in self._managed.values():
                 self._send(managed, INFINITY, UNLIMITED)
+
+    def set_excess(self, excess_bytes: int) -> None:
+        """Share so much less, at most half, because the process takes more RAM than is counted; a
+        round follows at once if that is more than before."""
+        if excess_bytes > self.excess_bytes:
+            self._due_s = self._clock.monotonic()
+        self.excess_bytes = excess_bytes
 
     def info(self) -> dict[str, int | float]:
         """Return counters of the last round: budget_bytes, watermark_bytes, counted_bytes,
@@ -433,7 +441,8 @@ class MemoryMonitor:
         return managed.floor_bytes + managed.first_bytes + left * unmet // self._unmet_sum
 
     def _shared_bytes(self) -> int:
-        return max(0, int(self.budget_bytes * SHARED_PART) - self.other_bytes)
+        shared = max(0, int(self.budget_bytes * SHARED_PART) - self.other_bytes)
+        return shared - min(self.excess_bytes, shared >> 1)
 
     def _ratio(self) -> float:
         if self.budget_bytes == 0:

@@ -211,15 +211,17 @@ class _Step:
 
 
 def make_room(state: QueueRam, room_bytes: int) -> None:
-    """Page out pending messages until so many bytes are free below the target, or none is
-    left in RAM, as far as this turn may. Otherwise a consumer with many pending messages would make
-    each read a read of one message."""
-    while (
-        state.ram_pending
-        and state.ram_bytes() + room_bytes > state.target_bytes
-        and state.engine.page_out_left > 0
-    ):
-        push_pending(state, SLICE_MESSAGES, SLICE_BYTES)
+    """Page out pending messages until so many bytes are free below the target, or none is left in
+    RAM. Otherwise a consumer with many pending messages would make each read a read of one message.
+    Beyond what this turn may, there is room for one run: no more are paged out for it than the
+    fetches of its messages would page out one by one."""
+    while state.ram_pending and state.ram_bytes() + room_bytes > state.target_bytes:
+        if state.engine.page_out_left > 0:
+            push_pending(state, SLICE_MESSAGES, SLICE_BYTES)
+        else:
+            missing = state.ram_bytes() + room_bytes - state.target_bytes
+            push_pending(state, SLICE_MESSAGES, missing)
+            return
 
 
 def _acks_grow(state: QueueRam) -> bool:
@@ -390,14 +392,15 @@ def roll_pending(state: QueueRam, rows_max: int) -> None:
 # ---- pending messages without rows ---------------------------------------------------------------
 
 
-def load_pending(state: QueueRam, tags: list[int]) -> None:
-    """Read the rows of those of these pending messages that have none, with neighbours. One whose
-    slot is damaged is set aside: it is not pending any more, and stays for salvage. Raises
-    OSError."""
+def load_pending(state: QueueRam, tags: list[int]) -> int:
+    """Read the rows of those of these pending messages that have none, with neighbours. Return how
+    many rows were read. One whose slot is damaged is set aside: it is not pending any more, and
+    stays for salvage. Raises OSError."""
     paged = state.disk_pending
     if not any(paged.is_far(tag) for tag in tags):
-        return
+        return 0
     paged.close_window()
+    before = paged.far_count
     most = pending_rows_max(state)
     for seq in sorted(tags):
         if not paged.is_far(seq):
@@ -410,8 +413,10 @@ def load_pending(state: QueueRam, tags: list[int]) -> None:
             state.set_aside_events.append(
                 f"seq {seq} of queue {state.index.number} set aside: {state.set_aside[seq]}"
             )
+    n_read = before - paged.far_count
     if paged.window.count > most:
         paged.trim_window(set(tags), most)
+    return n_read
 
 
 def _far_rows(state: QueueRam, start: int, stop: int) -> list[Row]:
@@ -1007,6 +1012,38 @@ def load(
             state.places[row.seq] = row.place
         entries.append(Entry(row.seq, message, row.flags & ON_SLOT != 0))
     return entries
+
+
+def headers_of(state: QueueRam, rows: list[Row]) -> list[QueuedMessage]:
+    """Return the messages of rows, ascending, with headers and without bodies that are not in RAM.
+    Reads runs of neighbours. Raises CorruptionError."""
+    found: list[QueuedMessage] = []
+    start = 0
+    while start < len(rows):
+        stop = _run_end(state, rows, start)
+        run = rows[start:stop]
+        state.disk_reads += 1
+        found += _load_one_by_one(state, run) if state.index.section else _load_run(state, run)
+        for at in range(start, stop):
+            message = found[at]
+            message.persistent = rows[at].flags & PERSISTENT != 0
+            if message.size:
+                message.body = None
+        start = stop
+    return found
+
+
+def _run_end(state: QueueRam, rows: list[Row], start: int) -> int:
+    """Return where the run that begins there ends: of one segment, read at once."""
+    border = state.segment_end(rows[start].seq)
+    taken = 0
+    stop = start
+    while stop < len(rows) and stop - start < RUN_ROWS_MAX and rows[stop].seq < border:
+        taken += rows[stop].size + rows[stop].header_len
+        if stop > start and taken > RUN_BYTES_MAX:
+            break
+        stop += 1
+    return stop
 
 
 def _load_run(state: QueueRam, rows: list[Row]) -> list[QueuedMessage]:

@@ -652,6 +652,13 @@ class PriorityQueue(BackingQueue):
         delivery = part.queue.pending(tag & SEQ_MASK, with_header=with_header, with_body=with_body)
         return None if delivery is None else part.delivery(delivery)
 
+    def pending_headers(self, tags: list[int]) -> list[Delivery]:
+        found: list[Delivery] = []
+        for number, seqs in self._groups(tags).items():
+            part = self.parts[number]
+            found += [part.delivery(one) for one in part.queue.pending_headers(seqs)]
+        return found
+
     def entries(self, tags: list[int]) -> list[tuple[QueueIndex, list[Entry]]]:
         for tag in tags:
             if self.pending(tag) is None:

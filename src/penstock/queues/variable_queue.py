@@ -942,10 +942,12 @@ class VariableQueue(BackingQueue):
                     entries.append(paging.entry_of(state, row))
         return entries
 
-    def _load_pending(self, tags: list[int]) -> None:
-        """Read the rows of those of these pending messages that have none. Raises OSError."""
-        paging.load_pending(self.state, tags)
+    def _load_pending(self, tags: list[int]) -> int:
+        """Read the rows of those of these pending messages that have none. Return how many rows
+        that brought, with neighbours. Raises OSError."""
+        n_read = paging.load_pending(self.state, tags)
         self.paging.report_set_aside()
+        return n_read
 
     def _paged(self, tag: int) -> Row | None:
         """Return the row of a pending message that was paged out, None if there is none. Raises
@@ -1020,8 +1022,7 @@ class VariableQueue(BackingQueue):
 
     def requeue(self, tags: list[int], mode: int, *, attempted: bool = True) -> list[int]:
         state = self.state
-        if state.disk_pending.far_count:
-            self._load_pending(tags)
+        n_read = self._load_pending(tags) if state.disk_pending.far_count else 0
         alphas: list[Entry] = []
         rows: list[Row] = []
         for tag in dict.fromkeys(tags):
@@ -1053,13 +1054,13 @@ class VariableQueue(BackingQueue):
         state.rates.n_ack_out += len(ids)
         put_back(state, alphas, rows)
         if rows:
-            self._page_returned(len(rows))
+            self._page_returned(max(len(rows), n_read))
         self._after()
         return [ids[seq] for seq in sorted(ids)]
 
     def _page_returned(self, n: int) -> None:
-        """Page out, because n messages came back as rows: while they were pending, most of them
-        had none."""
+        """Page out, because n rows were read for messages that came back: while these were pending,
+        most of them had none."""
         messages = min(n * paging.PUBLISH_MESSAGES, paging.SLICE_MESSAGES)
         while n > 0 and self.paging.step(messages, paging.SLICE_BYTES):
             n -= paging.ROLL_ROWS
@@ -1162,6 +1163,31 @@ class VariableQueue(BackingQueue):
             message = entry.message
         attempts = self._attempts(tag, message.persistent)
         return Delivery(tag, message, tag < self.mark.delivered, attempts)
+
+    def pending_headers(self, tags: list[int]) -> list[Delivery]:
+        state = self.state
+        if state.disk_pending.far_count:
+            self._load_pending(tags)
+        found: list[QueuedMessage] = []
+        seqs: list[int] = []
+        rows: list[Row] = []
+        for tag in sorted(tags):
+            entry = state.ram_pending.get(tag)
+            if entry is not None:
+                seqs.append(tag)
+                found.append(entry.message)
+                continue
+            row = state.disk_pending.find(tag)
+            if row is not None:
+                rows.append(row)
+        for row, message in zip(rows, paging.headers_of(state, rows), strict=True):
+            seqs.append(row.seq)
+            found.append(message)
+        delivered = self.mark.delivered
+        return [
+            Delivery(seq, message, seq < delivered, self._attempts(seq, message.persistent))
+            for seq, message in zip(seqs, found, strict=True)
+        ]
 
     def entries(self, tags: list[int]) -> list[tuple[QueueIndex, list[Entry]]]:
         state = self.state

@@ -1,12 +1,14 @@
 """RssAlarm: it begins, ends, gives up, and is what publishers wait for."""
 
-from penstock.broker.vhost import PATIENCE_S, STEP_BYTES, RssAlarm
+from penstock.broker.vhost import EARLY_BYTES, PATIENCE_S, STEP_BYTES, RssAlarm
 from tests.helpers.vhost_rig import VHostRig
 
 MIB = 1 << 20
 BUDGET = 64 * MIB
 SLACK = 96 * MIB
 LIMIT = BUDGET + SLACK
+BEGIN = LIMIT - EARLY_BYTES
+END = BEGIN - EARLY_BYTES
 
 
 class Process:
@@ -37,31 +39,44 @@ class Process:
         return self.alarm.is_alarmed
 
 
-def test_it_begins_above_the_limit_and_ends_well_below() -> None:
+def test_it_begins_below_the_limit_and_ends_well_below_that() -> None:
+    """What comes in while publishers are told to wait has room below the limit."""
     process = Process()
-    assert not process.look(LIMIT)
+    assert not process.look(BEGIN)
     assert process.forgotten == 0
-    assert not process.look(LIMIT + 1)  # free memory may be all that it is
+    assert not process.look(BEGIN + 1)  # free memory may be all that it is
     assert process.forgotten == 1
-    assert process.look(LIMIT + 1)
-    assert process.look(LIMIT)
-    assert process.look(LIMIT - 16 * MIB + 1)
-    assert not process.look(LIMIT - 16 * MIB)
+    assert process.look(BEGIN + 1)
+    assert process.look(BEGIN)
+    assert process.look(END + 1)
+    assert not process.look(END)
     assert process.events == [
-        "memory_alarm: memory: the process's RSS of 160 MiB is above the limit of 160 MiB",
-        "memory_free: memory: the process's RSS of 144 MiB is below the limit of 160 MiB",
+        "memory_alarm: memory: the process's RSS of 148 MiB is above 148 MiB, with a limit of "
+        "160 MiB",
+        "memory_free: memory: the process's RSS of 136 MiB is below 148 MiB, with a limit of "
+        "160 MiB",
     ]
 
 
-def test_free_memory_is_given_back_before_the_limit_is_reached() -> None:
+def test_free_memory_is_given_back_before_it_begins() -> None:
     process = Process()
-    assert not process.look(LIMIT - 16 * MIB)
+    assert not process.look(END)
     assert process.trims == 0
     process.spare = 20 * MIB
-    assert not process.look(LIMIT - 10 * MIB)
-    assert (process.trims, process.forgotten, process.rss) == (1, 0, LIMIT - 30 * MIB)
-    assert not process.look(LIMIT + 1)
+    assert not process.look(END + MIB)
+    assert (process.trims, process.forgotten, process.rss) == (1, 0, END - 19 * MIB)
+    assert not process.look(BEGIN + 1)
     assert (process.trims, process.forgotten) == (2, 1)
+
+
+def test_queues_give_ram_back_before_publishers_wait() -> None:
+    process = Process()
+    process.look(END)
+    assert process.alarm.excess_bytes == 0
+    process.look(END + 5 * MIB)
+    assert process.alarm.excess_bytes == 5 * MIB
+    process.look(END - MIB)
+    assert process.alarm.excess_bytes == 0
 
 
 def test_memory_that_only_the_allocator_keeps_is_no_alarm() -> None:
@@ -82,9 +97,11 @@ def test_it_gives_up_when_waiting_cannot_help_and_comes_again_when_it_grows() ->
     assert process.look(high, BUDGET // 2 - 1, PATIENCE_S - 1)
     assert not process.look(high, BUDGET // 2 - 1, PATIENCE_S)
     assert "publishers go on" in process.events[-1]
-    assert not process.look(high + STEP_BYTES)
-    assert not process.look(high + STEP_BYTES + 1)
-    assert process.look(high + STEP_BYTES + 1)
+    assert process.alarm.excess_bytes == 0
+    again = high + STEP_BYTES - EARLY_BYTES
+    assert not process.look(again)
+    assert not process.look(again + 1)
+    assert process.look(again + 1)
 
 
 def test_what_was_usual_is_forgotten_when_memory_falls() -> None:
@@ -104,6 +121,7 @@ def test_publishers_of_a_vhost_wait_for_it() -> None:
     process.rss = LIMIT + 200 * MIB
     rig.tick(3)
     assert rig.vhost.blocked_reason == ""
+    assert rig.vhost.monitor.excess_bytes == process.rss - END
     rig.tick(3)
     assert rig.vhost.blocked_reason == "memory"
     assert [kind for kind, _ in rig.events if kind.startswith("memory")] == [
@@ -111,5 +129,5 @@ def test_publishers_of_a_vhost_wait_for_it() -> None:
     ]  # fmt: skip
     process.rss = 70 * MIB
     rig.tick(3)
-    assert rig.vhost.blocked_reason == ""
+    assert (rig.vhost.blocked_reason, rig.vhost.monitor.excess_bytes) == ("", 0)
     assert [kind for kind, _ in rig.events[-2:]] == ["memory_free", "unblocked"]

@@ -69,6 +69,23 @@ def test_nacks_of_what_was_paged_out_read_no_bodies() -> None:
     assert [world.take().attempts for _ in range(2000)] == [1] * 2000
 
 
+@pytest.mark.parametrize("priorities", [0, 5])
+def test_a_mass_requeue_with_a_delivery_limit_reads_runs_of_headers(priorities: int) -> None:
+    world = AmqWorld(VARIABLE)
+    q = world.open(max_memory_bytes=16 << 10, max_attempts=3, priorities=priorities)
+    world.put(*[f"{n}" for n in range(600)], priority=priorities and 1)
+    for attempts in range(2):
+        got = [world.take() for _ in range(600)]
+        assert [delivery.attempts for delivery in got] == [attempts] * 600
+        assert q.info()["paged_pending"] > 400
+        before = int(q.info()["disk_reads"])
+        assert q.requeue([delivery.tag for delivery in got]) == 600
+        # A row and a header, each by segments of four.
+        assert int(q.info()["disk_reads"]) - before <= 600 // 2
+    assert q.requeue([world.take().tag for _ in range(600)]) == 600
+    assert q.depth() == 0
+
+
 def test_attempts_add_up_over_requeues_and_delays(world: AmqWorld) -> None:
     q = world.open()
     world.put("a")

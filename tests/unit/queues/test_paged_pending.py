@@ -55,11 +55,11 @@ class Held(World):
     def look(self) -> None:
         self.most = max(self.most, self.q.ram_bytes())
 
-    def hold(self, n: int) -> list[int]:
-        """Take n messages, some in each turn. Return their tags."""
+    def hold(self, n: int, *, a_turn: int = 1024) -> list[int]:
+        """Take n messages, so many in each turn. Return their tags."""
         tags: list[int] = []
         for i in range(n):
-            if i % 1024 == 0:
+            if i % a_turn == 0:
                 self.rig.engine.flush()
             tags.append(self.fetch().tag)
             self.look()
@@ -88,6 +88,19 @@ def test_many_unacked_messages_take_no_more_than_the_limit(mode: int) -> None:
     for _ in range(N):
         world.q.ack([world.fetch().tag], OS)
     assert held <= 1.1 * (world.reads() - before), "as many as of a consumer that acks at once"
+
+
+def test_a_turn_that_takes_more_than_it_may_page_out_reads_runs() -> None:
+    world = Held()
+    before = world.reads()
+    world.hold(N)
+    usual = world.reads() - before
+
+    world = Held()
+    before = world.reads()
+    world.hold(N, a_turn=N)
+    assert world.reads() - before <= 1.25 * usual
+    assert world.most <= MAX_BYTES + SLACK_BYTES
 
 
 @pytest.mark.parametrize("order", ["ascending", "descending", "in disorder"])
@@ -137,7 +150,7 @@ def test_acks_of_stored_bodies_with_headers_read_by_segments() -> None:
 
 
 @pytest.mark.parametrize("policy", ["eager", "ratio", "even"])
-@pytest.mark.parametrize(("some", "step"), [(N, 1), (256, 1), (256, -1)])
+@pytest.mark.parametrize(("some", "step"), [(N, 1), (256, 1), (256, -1), (1, 1), (1, -1)])
 def test_a_mass_requeue_stays_within_the_limit_and_in_order(
     policy: str, some: int, step: int
 ) -> None:

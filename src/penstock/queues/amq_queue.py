@@ -854,11 +854,15 @@ class AMQQueue(QueueTarget):
         """Return the tags of messages that may be delivered again, and the others."""
         back: list[int] = []
         over: list[Delivery] = []
-        for found in self.backing.pending_headers(tags):
+        pending = {found.tag: found for found in self.backing.pending_headers(tags)}
+        for tag in tags:
+            found = pending.get(tag)
+            if found is None:
+                continue
             if self._with_attempts(found).attempts + 1 >= most:
-                over.append(self._pending(found.tag))
+                over.append(self._pending(tag))
             else:
-                back.append(found.tag)
+                back.append(tag)
         return back, over
 
     def discard(self, tags: list[int], mode: int = OS) -> int:

@@ -156,7 +156,6 @@ def handshakes() -> list[Script]:
         "amqplain": (HELLO, _start_ok("AMQPLAIN", "\x05LOGINS\0\0\0\x05guest"
                                       "\x08PASSWORDS\0\0\0\x05guest")),
         "right": (HELLO, START_OK, _tune_ok() + _open()),
-        "no-frame-max": (HELLO, START_OK, _tune_ok(size=0) + _open()),
         "small-frames": (HELLO, START_OK, _tune_ok(size=4096) + _open()),
         "open-twice": (HELLO, START_OK, _tune_ok() + _open(), _open()),
     }  # fmt: skip
@@ -168,6 +167,7 @@ def handshakes() -> list[Script]:
     # RabbitMQ says nothing to these, and ends the connection after three seconds.
     for label, start_ok, tune_ok in (
         ("too-small-frames", START_OK, _tune_ok(size=100)),
+        ("no-frame-max", START_OK, _tune_ok(size=0)),
         ("no-channel-max", START_OK, _tune_ok(channels=0)),
         ("response", _start_ok(response="what"), b""),
     ):

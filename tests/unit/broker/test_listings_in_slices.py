@@ -7,6 +7,8 @@ import pytest
 from penstock.broker.dispatch import LATER_S, STEP_BYTES
 from penstock.clock import ManualClock
 from penstock.codec.spec import (
+    BasicConsume,
+    BasicGet,
     QueueBind,
     QueueBindOk,
     QueueDeclare,
@@ -118,6 +120,44 @@ def test_many_batches_are_listed_in_slices() -> None:
     rig.vhost.background._clock = Passing(0.02)
     assert turns_until(rig, asked) > 4
     assert [row["query"] for row in asked.result] == [f"{n:03}" for n in range(100)]
+
+
+def test_publishers_of_a_queue_are_found_in_slices(rig: OperationRig) -> None:
+    """Each key that a channel has published with is looked at."""
+    client = rig.client().open(1)
+    client.call(1, QueueBind(queue="q", exchange="amq.topic", routing_key="#"), QueueBindOk)
+    for n in range(600):
+        client.publish(1, "amq.topic", f"{n:04}", b"x")
+    rig.vhost.budget.clock = Passing(0.02)
+    asked = rig.ask("list_rows", kind="publishers", of={"queue": "q"})
+    rig.vhost.background._clock = Passing(0.02)
+    assert turns_until(rig, asked) > 0
+    (row,) = asked.result
+    assert row["routing_key_count"] == 600
+
+
+def test_who_has_unacked_messages_and_why_is_found_in_slices() -> None:
+    rig = OperationRig()
+    client = rig.client().open(1)
+    client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    rig.put("q", *[b"x"] * 300)
+    for number in range(2, 302):
+        client.open(number)
+        client.send(number, BasicConsume(queue="q", nowait=True))
+        client.send(number, BasicGet(queue="q"))
+    rig.vhost.turn()
+    questions: list[tuple[str, dict[str, object]]] = [
+        ("list_rows", {"kind": "unacked", "of": {"queue": "q"}}),
+        ("describe_row", {"kind": "queues", "name": "q"}),
+        ("why", {"queue": "q"}),
+        ("why", {"connection": client.handler.name}),
+    ]
+    for op, args in questions:
+        rig.vhost.budget.clock = Passing(0.02)
+        asked = rig.ask(op, **args)
+        rig.vhost.background._clock = Passing(0.02)
+        assert turns_until(rig, asked) > 0, (op, args)
+        assert isinstance(asked.replies[0], JsonParts | dict | list), asked.replies
 
 
 def test_what_is_deleted_meanwhile_is_left_out() -> None:

@@ -8,7 +8,7 @@ The client of a connection that is closed gets 320 CONNECTION_FORCED with the re
 ends it, so its messages go back without an attempt that counts.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Final
 
 from penstock.broker.broker_queue import Consumer
@@ -16,7 +16,7 @@ from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.operations.call import Call, Functions, Slices
 from penstock.broker.operations.kinds import RATE, STATS, RowAsked, RowKind
 from penstock.broker.operations.listings import channel_info
-from penstock.broker.operations.queue_rows import consumer_row
+from penstock.broker.operations.queue_rows import consumer_row, consumer_rows
 from penstock.broker.rates import INTERVAL_S, Info
 from penstock.broker.refusals import called, not_found
 from penstock.broker.vhost import CHANNEL, CONNECTION, VHost
@@ -186,11 +186,13 @@ class ChannelRows(RowKind):
             row["idle_since"] = date(vhost.clock.wall_ms() - round(idle_s * 1000))
         return row
 
-    def details(self, vhost: VHost, thing: Channel, asked: RowAsked) -> Info | None:
+    def details(
+        self, vhost: VHost, thing: Channel, asked: RowAsked
+    ) -> Generator[None, None, Info | None]:
         row = self.row(vhost, thing, asked)
         if row is None:
             return None
-        consumers = [consumer_row(vhost, one) for one in list(thing.consumers.values())]
+        consumers = yield from consumer_rows(vhost, list(thing.consumers.values()))
         return row | {"consumer_details": consumers, "publishes": [], "deliveries": []}
 
 

@@ -4,7 +4,7 @@ RabbitMQ counts what is published to an exchange by name, also if another exchan
 does this. Who has declared an exchange that every vhost has is called as RabbitMQ calls it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Final
 
 from penstock.broker.operations.kinds import STATS, RowAsked, RowKind
@@ -64,7 +64,10 @@ class ExchangeRows(RowKind):
             row["penstock"] = {"unroutable": counts.unroutable}
         return row
 
-    def details(self, vhost: VHost, thing: str, asked: RowAsked) -> Info | None:
+    def details(
+        self, vhost: VHost, thing: str, asked: RowAsked
+    ) -> Generator[None, None, Info | None]:
+        yield from ()
         row = self.row(vhost, thing, asked)
         return None if row is None else row | {"incoming": [], "outgoing": []}
 

@@ -9,7 +9,7 @@ page have chosen them, and of each only what was asked for if that is cheaper. S
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from penstock.broker.rates import INTERVAL_S, Info, Key
 from penstock.broker.vhost import VHost
@@ -40,6 +40,19 @@ class RowAsked:
         return rates.with_rates(key, values, samples)
 
 
+T = TypeVar("T")
+
+
+def in_one(slices: Generator[None, None, T]) -> T:
+    """Return what the generator returns, without pauses."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+
+
 class RowKind(ABC):
     """One kind of thing of a vhost. A thing may be anything that stands for it, such as its name;
     it may be gone when its row is made."""
@@ -53,6 +66,11 @@ class RowKind(ABC):
     @abstractmethod
     def all(self, vhost: VHost, of: Mapping[str, str]) -> Sequence[Any]:
         """Return the things, in the order in which a list has them. Nobody changes the sequence."""
+
+    def gathered(self, vhost: VHost, of: Mapping[str, str]) -> Generator[None, None, Sequence[Any]]:
+        """Return what `all` returns, in slices: a turn of the vhost may end at each yield."""
+        yield from ()
+        return self.all(vhost, of)
 
     def name(self, thing: Any) -> str:
         """Return the name that a filter compares."""
@@ -96,6 +114,10 @@ class RowKind(ABC):
         """Return the thing of this name; None if there is none."""
         return next((one for one in self.all(vhost, of) if self.name(one) == name), None)
 
-    def details(self, vhost: VHost, thing: Any, asked: RowAsked) -> Info | None:
-        """Return the row of the only one that is asked for, with what is too long for a list."""
+    def details(
+        self, vhost: VHost, thing: Any, asked: RowAsked
+    ) -> Generator[None, None, Info | None]:
+        """Return the row of the only one that is asked for, with what is too long for a list, in
+        slices."""
+        yield from ()
         return self.row(vhost, thing, asked)

@@ -262,7 +262,7 @@ def _list_rows(call: Call) -> None:
 
 def _listed(call: Call, kind: RowKind, asked: RowAsked) -> Slices:
     args = call.args
-    things = kind.all(call.vhost, _of(call, kind))
+    things = yield from kind.gathered(call.vhost, _of(call, kind))
     users = [user for user in (args.text_or_none("user"), _only_user(call)) if user is not None]
     if users:
         things = yield from _owned(call, kind, things, users)
@@ -381,15 +381,19 @@ def _chosen(call: Call, kind: _Listed) -> Slices:
 
 
 def _describe_row(call: Call) -> None:
-    vhost, kind, name, asked = call.vhost, _kind(call), call.args.text("name"), _asked(call)
+    call.in_slices(_described(call, _kind(call), _asked(call)))
+
+
+def _described(call: Call, kind: RowKind, asked: RowAsked) -> Slices:
+    vhost, name = call.vhost, call.args.text("name")
     thing = kind.find(vhost, name, _of(call, kind))
     row = None
     if thing is not None and kind.owner(thing) in (None, _only_user(call) or kind.owner(thing)):
-        row = kind.details(vhost, thing, asked)
+        row = yield from kind.details(vhost, thing, asked)
     if row is None:
         raise not_found(called(kind.called, name, vhost.name))
     vhost.budget.left -= ROW_STEPS
-    call.reply(asked.columns.cut(row))
+    return asked.columns.cut(row)
 
 
 def _vhost_totals(call: Call) -> None:

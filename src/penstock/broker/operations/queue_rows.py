@@ -7,14 +7,15 @@ head of a queue that has left RAM. Lists have whole rows more than anything else
 these writes each column once, and asks a queue once for all its facts (AMQQueue.info).
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream, lengths_of
 from penstock.broker.channel import Channel, ChannelOwner
-from penstock.broker.operations.kinds import RATE, STATS, RowAsked, RowKind
+from penstock.broker.operations.call import ROW_STEPS
+from penstock.broker.operations.kinds import RATE, STATS, RowAsked, RowKind, in_one
 from penstock.broker.operations.listings import (
     LIMITS,
     idle_since,
@@ -51,6 +52,7 @@ _FACTS: Final = {
 LOOKED_AT: Final = 1024  # unacked deliveries of a channel
 DELIVERIES_SHOWN: Final = 100  # of a consumer
 KEYS_SHOWN: Final = 10  # of a publisher
+QUEUES_SHIFT: Final = 3  # queues of a route that are looked at in one step
 # Columns for which nothing has to be found out about where messages are.
 CHEAP: Final = HEAD | LENGTHS | _DETAILS | {"consumers", STATS}
 MESSAGE_COUNTS: Final = ("publish", "deliver_get", *DELIVERY_NAMES)
@@ -101,20 +103,23 @@ class Queues(RowKind):
     def row(self, vhost: VHost, thing: str, asked: RowAsked) -> Info | None:
         return _row(vhost, thing, asked)
 
-    def details(self, vhost: VHost, thing: str, asked: RowAsked) -> Info | None:
+    def details(
+        self, vhost: VHost, thing: str, asked: RowAsked
+    ) -> Generator[None, None, Info | None]:
         row = _row(vhost, thing, asked)
         if row is None:
             return None
         queue = vhost.table.served.get(thing)
         consumers = [] if queue is None else queue.consumers.all()
-        row["consumer_details"] = [consumer_row(vhost, one) for one in consumers]
+        row["consumer_details"] = yield from consumer_rows(vhost, consumers)
         row["incoming"] = []
         row["deliveries"] = []
         own = row.get("penstock")
         if isinstance(queue, BrokerQueue) and isinstance(own, dict) and not queue.is_crashed:
             _add_head(vhost, queue, row)
             now_s = vhost.clock.monotonic()
-            ages = [one.ages(now_s, 1) for one in holders(vhost, queue)]
+            found = yield from holders(vhost, queue)
+            ages = [one.ages(now_s, 1) for one in found]
             own["oldest_unacked_s"] = max((age[0][1] for age in ages if age), default=None)
         return row
 
@@ -143,19 +148,31 @@ class UnackedHolder:
         return found
 
 
-def holders(vhost: VHost, queue: QueueOrStream) -> list[UnackedHolder]:
-    """Return who has unacked messages of this queue, by connection and channel."""
-    found: list[UnackedHolder] = []
-    for owner in vhost.handlers:
+def _channels(vhost: VHost) -> Iterator[Channel]:
+    """Yield the channels that there are when it begins, and that are open when it comes to them."""
+    for owner in list(vhost.handlers):
         assert isinstance(owner, ChannelOwner)
-        for channel in owner.channels.values():
-            left = channel.unacked.count
+        yield from list(owner.channels.values())
+
+
+def holders(vhost: VHost, queue: QueueOrStream) -> Generator[None, None, list[UnackedHolder]]:
+    """Return who has unacked messages of this queue, by connection and channel, in slices."""
+    found: list[UnackedHolder] = []
+    for channel in _channels(vhost):
+        vhost.budget.left -= 1
+        left = channel.unacked.count
+        if left:
+            vhost.budget.left -= len(channel.consumers)
             for consumer in channel.consumers.values():
                 left -= consumer.unacked
                 if consumer.unacked and consumer.queue is queue:
                     found.append(UnackedHolder(queue, channel, consumer))
-            if left > 0 and UnackedHolder(queue, channel, None).ages(0.0, 1):
+        if left > 0:
+            vhost.budget.left -= ROW_STEPS
+            if UnackedHolder(queue, channel, None).ages(0.0, 1):
                 found.append(UnackedHolder(queue, channel, None))
+        if vhost.budget.left <= 0:
+            yield
     return sorted(found, key=lambda one: (one.channel.handler.name, one.channel.number))
 
 
@@ -166,8 +183,13 @@ class UnackedRows(RowKind):
     selectors = ("queue",)
 
     def all(self, vhost: VHost, of: Mapping[str, str]) -> Sequence[UnackedHolder]:
+        return in_one(self.gathered(vhost, of))
+
+    def gathered(
+        self, vhost: VHost, of: Mapping[str, str]
+    ) -> Generator[None, None, Sequence[UnackedHolder]]:
         queue = vhost.table.served.get(of.get("queue", ""))
-        return [] if queue is None else holders(vhost, queue)
+        return [] if queue is None else (yield from holders(vhost, queue))
 
     def name(self, thing: UnackedHolder) -> str:
         return "" if thing.consumer is None else thing.consumer.tag
@@ -204,16 +226,22 @@ class PublisherRows(RowKind):
     selectors = ("queue",)
 
     def all(self, vhost: VHost, of: Mapping[str, str]) -> Sequence[LatePublisher]:
+        return in_one(self.gathered(vhost, of))
+
+    def gathered(
+        self, vhost: VHost, of: Mapping[str, str]
+    ) -> Generator[None, None, Sequence[LatePublisher]]:
         queue = vhost.table.served.get(of.get("queue", ""))
         found: dict[tuple[str, int, str], LatePublisher] = {}
-        for owner in vhost.handlers if queue is not None else ():
-            assert isinstance(owner, ChannelOwner)
-            for channel in owner.channels.values():
-                for route in channel.publisher.routes.values():
-                    if queue in route.targets.queues or queue in route.targets.streams:
-                        key = (owner.name, channel.number, route.exchange)
-                        one = LatePublisher(queue, channel, route.exchange, [])
-                        found.setdefault(key, one).keys.append(route.key)
+        for channel in _channels(vhost) if queue is not None else ():
+            for route in list(channel.publisher.routes.values()):
+                vhost.budget.left -= 1 + (len(route.targets.queues) >> QUEUES_SHIFT)
+                if vhost.budget.left <= 0:
+                    yield
+                if queue in route.targets.queues or queue in route.targets.streams:
+                    key = (channel.handler.name, channel.number, route.exchange)
+                    one = LatePublisher(queue, channel, route.exchange, [])
+                    found.setdefault(key, one).keys.append(route.key)
         return [found[key] for key in sorted(found)]
 
     def name(self, thing: LatePublisher) -> str:
@@ -481,6 +509,18 @@ def consumer_row(vhost: VHost, consumer: Consumer) -> Info:
             "ack_s": consumer.ack_s,
         },
     }
+
+
+def consumer_rows(vhost: VHost, consumers: Sequence[Consumer]) -> Generator[None, None, list[Info]]:
+    """Return the rows of those that are not cancelled meanwhile, in slices."""
+    found: list[Info] = []
+    for consumer in consumers:
+        if not consumer.is_cancelled:
+            found.append(consumer_row(vhost, consumer))
+        vhost.budget.left -= ROW_STEPS
+        if vhost.budget.left <= 0:
+            yield
+    return found
 
 
 def channel_details(channel: Channel) -> Info:

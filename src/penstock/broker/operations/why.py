@@ -7,14 +7,15 @@ read from a disk.
 """
 
 from collections.abc import Generator, Iterator
+from itertools import islice
 from typing import Final
 
 from penstock.broker.alerts import FLOWED
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import Channel, ChannelOwner
-from penstock.broker.operations.call import Call, Functions, Slices
-from penstock.broker.operations.queue_rows import holders
+from penstock.broker.operations.call import ROW_STEPS, Call, Functions, Slices
+from penstock.broker.operations.queue_rows import UnackedHolder, holders
 from penstock.broker.operations.streams import Lags
 from penstock.broker.rates import QUEUE
 from penstock.broker.refusals import not_found
@@ -30,6 +31,7 @@ BEHIND_S: Final = 3600.0  # how far a reader is behind that is worth a word of i
 REPEATS_PER_S: Final = 1.0
 
 Finding = dict[str, object]
+Parts = Generator[Finding | None, None, None]  # of an answer; None: a turn may end here
 
 
 def _finding(about: str, text: str, do: str, since: str | None = None) -> Finding:
@@ -145,7 +147,7 @@ def _of_readers(vhost: VHost) -> Generator[None, None, list[Finding]]:
     most."""
     behind: list[tuple[int, Finding]] = []
     for stream in vhost.streams.all():
-        behind += _lags(vhost, stream, BEHIND_S)
+        behind += yield from _lags(vhost, stream, BEHIND_S)
         yield
     return [found for _, found in sorted(behind, key=_lag_us, reverse=True)[:QUEUES_SHOWN]]
 
@@ -154,9 +156,12 @@ def _lag_us(one: tuple[int, Finding]) -> int:
     return one[0]
 
 
-def _lags(vhost: VHost, stream: BrokerStream, least_s: float) -> Iterator[tuple[int, Finding]]:
-    """Yield the age of the oldest record that a reader has not read, in us, with what is to be
-    said."""
+def _lags(
+    vhost: VHost, stream: BrokerStream, least_s: float
+) -> Generator[None, None, list[tuple[int, Finding]]]:
+    """Return the ages of the oldest records that readers have not read, in us, with what is to be
+    said, in slices."""
+    found: list[tuple[int, Finding]] = []
     lags = Lags(vhost.clock.wall_us())
     for reader, positions in stream.known_readers().items():
         parts = [(stream.parts[n], at.offset) for n, at in positions.items()]
@@ -165,16 +170,22 @@ def _lags(vhost: VHost, stream: BrokerStream, least_s: float) -> Iterator[tuple[
             records = sum(lags.records(part, offset) for part, offset in parts)
             text = f"reader '{reader}' has not read {_many(records, 'record')}"
             since = _ago(vhost, age_us / 1e6)
-            yield age_us, _finding(f"stream '{stream.name}'", text, "see whether it runs", since)
+            said = _finding(f"stream '{stream.name}'", text, "see whether it runs", since)
+            found.append((age_us, said))
+        vhost.budget.left -= ROW_STEPS + len(parts)
+        if vhost.budget.left <= 0:
+            yield
+    return found
 
 
 # ---- a queue -------------------------------------------------------------------------------------
 
 
-def _of_queue(vhost: VHost, queue: QueueOrStream) -> Iterator[Finding]:
+def _of_queue(vhost: VHost, queue: QueueOrStream) -> Parts:
     about = f"queue '{queue.name}'"
     if isinstance(queue, BrokerStream):
-        behind = sorted(_lags(vhost, queue, OLD_S), key=_lag_us, reverse=True)
+        behind = yield from _lags(vhost, queue, OLD_S)
+        behind.sort(key=_lag_us, reverse=True)
         yield from [found for _, found in behind[:QUEUES_SHOWN]]
     if isinstance(queue, BrokerQueue) and queue.is_crashed:
         yield _finding(about, f"does not serve: {queue.why}", "read the broker's log")
@@ -212,7 +223,7 @@ def _of_consumers(vhost: VHost, queue: QueueOrStream) -> Iterator[Finding]:
             yield _held(vhost, about, consumer, "consumer")
 
 
-def _of_messages(vhost: VHost, queue: BrokerQueue, about: str) -> Iterator[Finding]:
+def _of_messages(vhost: VHost, queue: BrokerQueue, about: str) -> Parts:
     facts = queue.amq.info()
     if queue.amq.refuses(0):
         yield _refuses(about)
@@ -227,7 +238,10 @@ def _of_messages(vhost: VHost, queue: BrokerQueue, about: str) -> Iterator[Findi
         text = f"empty; {_many(int(str(facts['expired'])), 'message')} expired since the start"
         yield _finding(about, text, "raise the TTL, or consume sooner")
     now_s = vhost.clock.monotonic()
-    for holder in holders(vhost, queue):
+    found = yield from holders(vhost, queue)
+    for holder in found:
+        vhost.budget.left -= ROW_STEPS
+        yield None
         oldest = holder.ages(now_s, 1)
         if oldest and oldest[0][1] >= OLD_S:
             tag = "basic.get" if holder.consumer is None else f"consumer '{holder.consumer.tag}'"
@@ -252,13 +266,8 @@ def _held(vhost: VHost, about: str, consumer: Consumer, who: str) -> Finding:
         return _finding(about, f"{name} does not read what is sent", "see what that client does")
     else:
         return _finding(about, f"{name} is busy with a large message", "wait")
-    ages = [
-        age
-        for holder in holders(vhost, consumer.queue)
-        if holder.consumer is consumer
-        for _, age in holder.ages(vhost.clock.monotonic(), 1)
-    ]
-    since = _ago(vhost, ages[0]) if ages else None
+    ages = UnackedHolder(consumer.queue, channel, consumer).ages(vhost.clock.monotonic(), 1)
+    since = _ago(vhost, ages[0][1]) if ages else None
     return _finding(about, text, "acknowledge, or raise the prefetch", since)
 
 
@@ -273,7 +282,7 @@ def _idle_s(vhost: VHost, queue: QueueOrStream) -> float:
 # ---- a connection --------------------------------------------------------------------------------
 
 
-def _of_connection(vhost: VHost, owner: ChannelOwner) -> Iterator[Finding]:
+def _of_connection(vhost: VHost, owner: ChannelOwner) -> Parts:
     about = f"connection {owner.name}"
     state = owner.info()["state"]
     if state == "blocked":
@@ -291,9 +300,12 @@ def _of_connection(vhost: VHost, owner: ChannelOwner) -> Iterator[Finding]:
             yield _finding(where, f"{_many(waiting, 'publish')} not confirmed yet", "wait: syncs")
         if channel.is_waiting:
             yield _finding(where, "a long operation is under way, what follows waits", "wait")
-        for consumer in channel.consumers.values():
-            if not consumer.is_ready() and consumer.queue.len():
-                yield _held(vhost, where, consumer, "consumer")
+        consumers = channel.consumers.values()
+        held = (one for one in consumers if not one.is_ready() and one.queue.len())
+        vhost.budget.left -= len(consumers)
+        for consumer in list(islice(held, QUEUES_SHOWN)):
+            yield _held(vhost, where, consumer, "consumer")
+        yield None
 
 
 # ---- the operation -------------------------------------------------------------------------------
@@ -301,6 +313,16 @@ def _of_connection(vhost: VHost, owner: ChannelOwner) -> Iterator[Finding]:
 
 def _why(call: Call) -> None:
     call.in_slices(_found(call))
+
+
+def _gathered(vhost: VHost, parts: Parts) -> Slices:
+    found: list[Finding] = []
+    for one in parts:
+        if one is not None:
+            found.append(one)
+        if vhost.budget.left <= 0:
+            yield
+    return found
 
 
 def _found(call: Call) -> Slices:
@@ -313,11 +335,11 @@ def _found(call: Call) -> Slices:
         if queue is None:
             text = "nobody has used it since the broker's start"
             return [_finding(f"queue '{name}'", text, "start a consumer")]
-        return list(_of_queue(vhost, queue))
+        return (yield from _gathered(vhost, _of_queue(vhost, queue)))
     if connection is not None:
         for peer in vhost.handlers:
             if isinstance(peer, ChannelOwner) and peer.name == connection:
-                return list(_of_connection(vhost, peer))
+                return (yield from _gathered(vhost, _of_connection(vhost, peer)))
         raise not_found(f"connection '{connection}' in vhost '{vhost.name}'")
     return (yield from _of_vhost(vhost))
 

@@ -583,6 +583,11 @@ MATCH: Final = (  # which messages are meant
     text("key", "a part of the routing key", default=""),
     table("headers", "headers and their values as text; null: any value"),
     text("body", "a part of the body", default=""),
+    whole("older", 0, U63_MAX, "seconds since they came, at least; 0: any", default=0),
+)
+_AS_SEEN: Final = (  # what an operator saw, who decided
+    whole_or_null("if_messages_at_most", 0, meaning="only if no more are there"),
+    whole_or_null("if_generation", 0, meaning="only if it is the same as in list_queues"),
 )
 TAGS: Final = numbers("tags", "only these, by the tags that browse_messages shows", default=[])
 _TRUNCATE: Final = whole_or_null("truncate", 0, meaning="bytes of each body that are shown")
@@ -924,14 +929,14 @@ _ROWS: Final = (
         "delete_queue", "Delete a queue and its messages.",
         (
             _QUEUE, _IF_UNUSED, flag("if_empty", "only if it has no messages"),
-            flag("force", "even if readers have leased messages of it"),
+            flag("force", "even if readers have leased messages of it"), *_AS_SEEN,
         ),
         _CONFIGURE_QUEUE, answer=("messages",), is_command=True,
         said="queue {queue!r} deleted, with {messages} messages",
         more="A stream too.", is_audited=True,
     ),
     Operation(
-        "purge_queue", "Delete all ready messages of a queue.", (_QUEUE,),
+        "purge_queue", "Delete all ready messages of a queue.", (_QUEUE, *_AS_SEEN),
         (("read", "queue", "queue"),), answer=("messages",), is_command=True,
         said="{messages} messages purged from queue {queue!r}",
         more="Messages that are delivered and not acknowledged stay.", is_audited=True,
@@ -1060,11 +1065,19 @@ _ROWS: Final = (
         "browse_messages", "Show messages of a queue with such a key, header or body.",
         (
             _QUEUE, _COUNT, whole_or_null("after", meaning="the tag before the first"),
+            whole("from", 0, U63_MAX, "begin behind so many", default=0),
+            whole("last", 0, U63_MAX, "begin with the last so many", default=0),
+            whole(
+                "since", 0, U63_MAX, "begin with what came then, seconds since 1970", default=0
+            ),
             whole("skip", 0, U63_MAX, "so many of those that are found", default=0),
             *MATCH, _ENCODING, _TRUNCATE,
-        ), _READ_QUEUE, answer=("messages", "after", "scanned", "is_end"),
+        ), _READ_QUEUE, answer=("messages", "first", "after", "scanned", "is_end"),
         more="Looks at 20,000 messages at most, changes nothing, and takes none. after: the last "
-        "one's tag, from which the next call goes on. is_end: there is no more.",
+        "one's tag, from which the next call goes on. is_end: there is no more. Each message has "
+        "tag, time (when it came), attempts (that failed) and state (alpha, beta, gamma, delta). "
+        "from, last and since read nothing of what is before; since is for queues without "
+        "priorities. first: how many are before, of the first call.",
     ),
     Operation(
         "get_messages", "Get messages and settle them at once, as RabbitMQ's HTTP API does.",
@@ -1369,8 +1382,8 @@ _ROWS: Final = (
             "delayed", "message_bytes_ready", "message_bytes_unacknowledged", "mode",
             "message_stats", "idle_since", "disk_reads", "disk_writes", "in_per_s", "out_per_s",
             "rejected", "expired", "maxlen", "delivery_limit", "dead_letters_dropped",
-            "dead_letter_cycles", "alerts_raised", "why", "is_flowed", "q1", "q2", "q3", "q4",
-            "set_aside", "partitions", "readers", "vhost", *_APPLIED,
+            "dead_letter_cycles", "alerts_raised", "why", "generation", "is_flowed",
+            "q1", "q2", "q3", "q4", "set_aside", "partitions", "readers", "vhost", *_APPLIED,
         ), tags=MANAGERS, arguments=_CHOSEN,
     ),
     Operation(
@@ -1415,8 +1428,10 @@ _ROWS: Final = (
             text("name", 'only the one of this name, "host:port -> host:port"', default=""),
             text("user", "only those of this user", default=""),
             text("reason", "what the clients get", default="closed by an operator"),
+            whole("channel", 0, 65535, "of the one of this name, only this channel", default=0),
         ), tags=MANAGERS, answer=("closed",), is_audited=True,
-        more="Each client gets 320 CONNECTION_FORCED with the reason. Without the tag monitoring "
+        more="Each client gets 320 CONNECTION_FORCED with the reason, of a channel 406. What is "
+        "unacknowledged there goes back to its queues. Without the tag monitoring "
         "or administrator: the caller's own.",
     ),
     _list(

@@ -18,10 +18,16 @@ def connected(broker: LiveBroker, name: str) -> Any:
     )
 
 
+def until_closed(client: pika.BlockingConnection) -> None:
+    while client.is_open:
+        client.process_data_events(10)
+
+
 def test_a_connection_with_its_channel_and_its_end(admin: Tab, broker: LiveBroker) -> None:
     page = admin.page
     client = connected(broker, "closed by hand")
     client.channel().confirm_delivery()
+    second = client.channel()
     admin.go("connections")
     page.get_by_role("link", name="load").wait_for()
     admin.check_access()
@@ -33,16 +39,24 @@ def test_a_connection_with_its_channel_and_its_end(admin: Tab, broker: LiveBroke
     page.get_by_text("It consumes nothing.").wait_for()
     admin.check_access()
     page.get_by_role("link", name="Its connection").click()
-
+    page.get_by_role("link", name="(2)").click()
     page.get_by_role("button", name="Close …").click()
     dialog = page.get_by_role("dialog")
+    dialog.get_by_text("The same as a command").click()
+    expect(dialog.get_by_text("penstock close_connection --channel 2 ")).to_be_visible()
+    dialog.get_by_role("button", name="Close").click()
+    page.get_by_role("heading", name="What the client says about itself").wait_for()
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="closed by an operator"):
+        second.queue_declare("busy", passive=True)
+
+    page.get_by_role("button", name="Close …").click()
     dialog.get_by_label("Reason").fill("you may go")
     dialog.get_by_text("The same as a command").click()
     expect(dialog.get_by_text("penstock close_connection")).to_contain_text("'you may go'")
     dialog.get_by_role("button", name="Close").click()
     page.get_by_role("heading", name="Connections", level=1).wait_for()
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match="you may go"):
-        client.process_data_events(10)
+        until_closed(client)
     page.get_by_role("link", name="Closed lately").click()
     page.get_by_text("you may go").wait_for()
     admin.check_access()

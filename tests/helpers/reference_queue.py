@@ -306,6 +306,13 @@ class ReferenceQueue(BackingQueue):
             self._load(entry)
         return [self._delivery(e, is_redelivered=e.seq < self._delivered) for e in entries]
 
+    def before_last(self, n: int) -> int | None:
+        order = list(self._held.order)
+        return order[-1 - n] if n < len(order) else None
+
+    def state_of(self, tag: int) -> str:
+        return "alpha"
+
     def purge(self, mode: int) -> int:
         count = len(self._held.order)
         dead = list(self._held.ready.values())

@@ -269,6 +269,15 @@ class BackingQueueMachine(QueueMachine):
         assert [d.tag for d in found] == tags
         assert self.world.numbers(found) == [model.sent[tag].number for tag in tags]
 
+    @rule(name=NAMES, n=COUNTS)
+    def browse_the_end(self, name: bytes, n: int) -> None:
+        queue, ready = self.world.queues[name], self.models[name].ready_behind(None)
+        assert queue.before_last(n) == (ready[-1 - n] if n < len(ready) else None)
+        states = [queue.state_of(tag) for tag in ready]
+        info = queue.info()
+        for state, count in (("alpha", "alphas"), ("beta", "betas"), ("gamma", "gammas")):
+            assert states.count(state) == info[count]
+
     # ---- memory --------------------------------------------------------------------------------
 
     @rule(name=NAMES, one=BYTES, two=BYTES)

@@ -419,6 +419,11 @@ class QueueOrStream(Source):
     def depth(self) -> int:
         """Return how many messages are ready, or delivered or leased and not settled."""
 
+    @property
+    @abstractmethod
+    def generation(self) -> int:
+        """Return its number, which is another one once it is deleted and declared again."""
+
     def lengths(self) -> dict[str, int]:
         """Return how many messages there are, by the names of RabbitMQ's columns."""
         return lengths_of(self.len(), self.depth())
@@ -498,6 +503,10 @@ class BrokerQueue(QueueOrStream):
 
     def depth(self) -> int:
         return self.amq.depth()
+
+    @property
+    def generation(self) -> int:
+        return self.amq.backing.index(0).number
 
     @property
     def is_usable(self) -> bool:

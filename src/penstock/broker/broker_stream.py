@@ -400,6 +400,10 @@ class BrokerStream(QueueOrStream):
         self.dead_letter_target: StreamTarget = DeadLetterStream(self)
         self._page_bases: list[int] = [-1] * len(parts)
 
+    @property
+    def generation(self) -> int:
+        return self.parts[0].number
+
     def len(self) -> int:
         return sum([part.head_offset - part.first_offset for part in self.parts])
 

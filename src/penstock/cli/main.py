@@ -204,7 +204,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     ),
     "health_check": Verb("node", "Check that the broker serves; exit code 69 if not."),
     "close_all_connections": Verb("node", "Close connections: of a user, of a vhost, or all."),
-    "close_connection": Verb("node", "Close a connection."),
+    "close_connection": Verb("node", "Close a connection, or one of its channels."),
     "report": Verb(
         "node", "Print what somebody needs who is to help: state, configuration, lists."
     ),

@@ -225,13 +225,15 @@ def rotate_logs() -> None:
 @click.command("close_connection")
 @click.argument("name", callback=named)
 @click.argument("reason", default=CLOSED)
+@click.option("--channel", type=click.IntRange(1, 65535), help="Close only this channel of it.")
 @DATA
-def close_connection(name: str, reason: str, data: str) -> None:
-    """Close a connection.
+def close_connection(name: str, reason: str, channel: int | None, data: str) -> None:
+    """Close a connection, or one of its channels.
 
-    NAME is as in list_connections. The client gets 320 CONNECTION_FORCED with REASON.
+    NAME is as in list_connections. The client gets 320 CONNECTION_FORCED with REASON, of a channel
+    406 PRECONDITION_FAILED. What is unacknowledged there goes back to its queues.
     """
-    if not _close(data, reason, name=name):
+    if not _close(data, reason, channel, name=name):
         raise FailedError(EX_NOINPUT, f"no connection '{name}': see penstock list_connections")
 
 
@@ -249,16 +251,18 @@ def close_all_connections(reason: str, vhost: str | None, user: str | None, data
     output.told(f"{_many(closed, 'connection')} closed")
 
 
-def _close(data: str, reason: str, **wanted: str | None) -> int:
-    """Close connections with these columns in list_connections; return how many."""
+def _close(data: str, reason: str, channel: int | None = None, **wanted: str | None) -> int:
+    """Close connections with these columns in list_connections, or this channel of them; return how
+    many."""
     given = {name: value for name, value in wanted.items() if value is not None}
     with asked(data) as client:
         rows = client.call("list_connections")
         vhosts = {row["vhost"] for row in rows if all(row[name] == given[name] for name in given)}
         given.pop("vhost", None)
+        more = {} if channel is None else {"channel": channel}
         closed = 0
         for vhost in sorted(vhosts):
-            found = client.call("close_connections", vhost, reason=reason, **given)
+            found = client.call("close_connections", vhost, reason=reason, **given, **more)
             closed += int(found["closed"])
     return closed
 

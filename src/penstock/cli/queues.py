@@ -566,7 +566,8 @@ RATE = click.option(
 )
 MATCH = click.option(
     "--match", multiple=True, metavar="WHAT=TEXT",
-    help="Only those with this in key, body or header=NAME:VALUE, or tag=NUMBER; may be repeated.",
+    help="Only those with this in key, body or header=NAME:VALUE, tag=NUMBER, or older=1h; may be "
+    "repeated.",
 )  # fmt: skip
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would move, and change nothing.")
 
@@ -660,8 +661,11 @@ def matched(given: tuple[str, ...]) -> dict[str, object]:
             found[what] = value
         elif what == "tag" and value.isascii() and value.isdigit():
             tags.append(int(value))
+        elif what == "older" and ms_in(value) >= 1000:
+            found["older"] = round(ms_in(value) / 1000)
         else:
-            expected = "key=TEXT, body=TEXT, header=NAME:VALUE, header=NAME or tag=NUMBER"
+            forms = "key=TEXT, body=TEXT, header=NAME:VALUE, header=NAME"
+            expected = f"{forms}, tag=NUMBER or older=TIME"
             raise OptionError("--match", text, expected)
     some = {"headers": headers, "tags": tags}
     return found | {name: value for name, value in some.items() if value}

@@ -73,12 +73,24 @@ def _text_of(error: ControlError) -> str:
 # ---- queues, exchanges, bindings -----------------------------------------------------------------
 
 
+_AS_SEEN: Final = ("if_messages_at_most", "if_generation")
+
+
 async def delete_queue(asked: ApiRequest) -> object:
-    """Delete a queue. Query: if-empty, if-unused."""
+    """Delete a queue. Query: if-empty, if-unused, and as of `purge_queue`."""
     await asked.call_once(
         "delete_queue", asked.vhost, queue=asked.names["queue"],
         if_empty=asked.is_set("if-empty"), if_unused=asked.is_set("if-unused"),
+        **asked.arguments((), _AS_SEEN),
     )  # fmt: skip
+    return Answer(204)
+
+
+async def purge_queue(asked: ApiRequest) -> object:
+    """Delete the ready messages. Query: if_messages_at_most, if_generation."""
+    await asked.call_once(
+        "purge_queue", asked.vhost, queue=asked.names["queue"], **asked.arguments((), _AS_SEEN)
+    )
     return Answer(204)
 
 

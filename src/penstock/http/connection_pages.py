@@ -16,13 +16,17 @@ REASON_DEFAULT: Final = "Closed via management plugin"  # RabbitMQ's
 
 
 async def close(asked: ApiRequest) -> None:
-    """Close the connection of this name, or those of this user. Raises HttpError 404 if there is no
-    connection of this name that the user sees."""
+    """Close the connection of this name or its channel of this number, or those of this user.
+    Raises HttpError 404 if there is no connection of this name that the user sees."""
     reason = asked.request.headers.get(REASON, REASON_DEFAULT)
     name, user = (asked.names.get(part, "") for part in ("connection", "user"))
+    channel = asked.names.get("number")
+    given = {} if channel is None else {"channel": int(channel) if channel.isdecimal() else channel}
     for vhost in await asked.started(asked.vhosts()):
         try:
-            await asked.call_once("close_connections", vhost, name=name, user=user, reason=reason)
+            await asked.call_once(
+                "close_connections", vhost, name=name, user=user, reason=reason, **given
+            )
         except ControlError as error:
             if error.code != NOT_FOUND:
                 raise
@@ -30,4 +34,5 @@ async def close(asked: ApiRequest) -> None:
             if name:
                 return
     if name:
-        raise HttpError(404, f"no connection '{name}'")
+        part = "" if channel is None else f"channel {channel} of "
+        raise HttpError(404, f"no {part}connection '{name}'")

@@ -256,6 +256,10 @@ VHOST_ROWS: Final = (
         query={
             "count": "how many at most, from 1 to 1000",
             "after": "go on after the message of this tag: `after` of the last answer",
+            "from": "begin behind so many",
+            "last": "begin with the last so many",
+            "since": "begin with what came then, in seconds since 1970; not among priorities",
+            "older": "only what came so many seconds ago, or earlier",
             "skip": "leave out so many of those that are found",
             "key": "a part of the routing key",
             "header": "NAME:VALUE, or NAME for any value; may be repeated",
@@ -323,6 +327,10 @@ _VHOST: Final = (
 )  # fmt: skip
 DEFINITIONS_BYTES_MAX: Final = 20_000_000
 PUBLISH_BYTES_MAX: Final = 20_000_000
+_AS_SEEN: Final = {
+    "if_messages_at_most": "refuse it if there are more messages",
+    "if_generation": "refuse it if penstock.generation of the queue is another: it was deleted",
+}
 
 
 CHANGE_ROWS: Final = (
@@ -337,11 +345,12 @@ CHANGE_ROWS: Final = (
         query={
             "if-empty": _TRUE + "only if it has no messages",
             "if-unused": _TRUE + "only if it has no consumers",
+            **_AS_SEEN,
         },
     ),
     Endpoint(
-        "queues/{vhost}/{queue}/contents", "DELETE", "Delete its ready messages.", "purge_queue",
-        vhost=OPENED, status=204,
+        "queues/{vhost}/{queue}/contents", "DELETE", "Delete its ready messages.",
+        change_pages.purge_queue, vhost=OPENED, query=_AS_SEEN,
     ),
     Endpoint(
         "penstock/queues/{vhost}/{queue}/pause", "PUT", "Deliver nothing to its consumers.",
@@ -647,6 +656,11 @@ CLIENT_ROWS: Final = (
     Endpoint(
         "connections/{connection}", "DELETE", "Close it; the client gets the header X-Reason.",
         connection_pages.close, status=204,
+    ),
+    Endpoint(
+        "penstock/connections/{connection}/channels/{number}", "DELETE",
+        "Close a channel; the client gets the header X-Reason, and its unacknowledged messages "
+        "go back.", connection_pages.close, status=204, is_ours=True,
     ),
     Endpoint(
         "connections/username/{user}", "DELETE", "Close those of a user.",

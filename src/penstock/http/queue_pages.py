@@ -8,7 +8,7 @@ from typing import Final
 
 from penstock.http.endpoint import ApiRequest
 
-_WHOLE: Final = ("count", "after", "skip", "truncate")
+_WHOLE: Final = ("count", "after", "skip", "truncate", "from", "last", "since", "older")
 _TEXTS: Final = ("key", "body", "encoding")
 
 

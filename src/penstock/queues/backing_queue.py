@@ -250,6 +250,15 @@ class BackingQueue(ABC):
         calls; no message is returned twice."""
 
     @abstractmethod
+    def before_last(self, n: int) -> int | None:
+        """Return the tag after which `browse` returns the last n ready messages; None: there are no
+        more than n. No file is read."""
+
+    def state_of(self, tag: int) -> str:
+        """Return in which state a ready message is: alpha, beta, gamma, delta."""
+        return "delta"
+
+    @abstractmethod
     def purge(self, mode: int) -> int:
         """Delete all ready messages. Return how many."""
 

@@ -701,6 +701,18 @@ class PriorityQueue(BackingQueue):
             behind = None
         return found
 
+    def before_last(self, n: int) -> int | None:
+        for part in self.parts:  # the lowest priority comes last
+            if part.opened is not None:
+                found = part.queue.before_last(n)
+                if found is not None:
+                    return part.base | found
+                n -= part.queue.len()
+        return None
+
+    def state_of(self, tag: int) -> str:
+        return self.parts[tag >> PART_SHIFT].queue.state_of(tag & SEQ_MASK)
+
     def purge(self, mode: int) -> int:
         died = 0
         purged: list[tuple[QueueIndex, list[Entry]]] = []

@@ -521,6 +521,27 @@ class QueueRam:
             start = stop
         return found
 
+    def delta_from_end(self, n: int) -> int:
+        """Return the seq in delta that n others of delta follow."""
+        slots, stop = self.index.slots, self.delta.end
+        has_others = bool(
+            self.delta_transients or self.disk_pending.count or self.ram_pending or self.in_hand
+            or self.set_aside or self.index.leased.count
+        )  # fmt: skip
+        while True:
+            start = max((stop - 1) // slots * slots, self.delta.start)
+            assert start < stop, "delta has more than n"
+            segment = self.index.segments.get(start // slots)
+            is_whole = stop - start == slots and not has_others
+            count = (0 if segment is None else segment.count) if is_whole else -1
+            if not 0 <= count <= n:
+                seqs = self.ready_on_disk(start, stop)
+                if n < len(seqs):
+                    return seqs[-1 - n]
+                count = len(seqs)
+            n -= count
+            stop = start
+
     def ready_on_disk(self, start: int, stop: int) -> list[int]:
         """Return the seqs of [start, stop), of one segment within delta, that are alive and not
         pending, leased or set aside, ascending."""

@@ -298,6 +298,14 @@ class Rows:
                 found.append(seq)
         return found
 
+    def seq_from_end(self, n: int) -> int:
+        """Return the seq of the row that n others follow."""
+        for block in reversed(self._blocks):
+            if n < block.hi - block.lo:
+                return self._seq(block, block.hi - 1 - n)
+            n -= block.hi - block.lo
+        raise IndexError(n)
+
     def extend(self, other: "Rows") -> None:
         """Move here all rows of another, which come after all of these."""
         self._blocks += other._blocks

@@ -544,6 +544,11 @@ class SqliteQueue(BackingQueue):
                     break
         return found
 
+    def before_last(self, n: int) -> int | None:
+        self._write()
+        found = self._select("state = 'ready' ORDER BY seq DESC LIMIT 1 OFFSET ?", (n,))
+        return found[0].seq if found else None
+
     def _each(self, where: str, after: int, n: int) -> Iterator["_Stored"]:
         """Yield messages above a seq, ascending, reading at most n at once."""
         self._write()

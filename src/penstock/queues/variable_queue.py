@@ -1233,6 +1233,34 @@ class VariableQueue(BackingQueue):
                     break
         return found
 
+    def before_last(self, n: int) -> int | None:
+        state = self.state
+        if n >= state.len:
+            return None
+        if n < len(state.q1):
+            return state.q1[-1 - n].seq
+        n -= len(state.q1)
+        if n < state.q2.count:
+            return state.q2.seq_from_end(n)
+        n -= state.q2.count
+        if n < state.delta.count:
+            return state.delta_from_end(n)
+        n -= state.delta.count
+        if n < state.q3.count:
+            return state.q3.seq_from_end(n)
+        n -= state.q3.count
+        head = [*(entry.seq for entry in state.q4), *state.back, *state.back_rows.seqs()]
+        return sorted(head)[-1 - n]
+
+    def state_of(self, tag: int) -> str:
+        state = self.state
+        for rows in (state.q3, state.q2, state.back_rows):
+            row = rows.find(tag)
+            if row is not None:
+                return "gamma" if row.flags & ON_SLOT else "beta"
+        delta = state.delta
+        return "delta" if delta.count and delta.start <= tag < delta.end else "alpha"
+
     def _seen(self, seq: int, message: QueuedMessage) -> Delivery:
         attempts = self._attempts(seq, message.persistent)
         return Delivery(seq, message, seq < self.mark.delivered or attempts > 0, attempts)

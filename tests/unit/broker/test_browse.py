@@ -143,3 +143,59 @@ def test_who_has_published_to_a_queue_lately(rig: OperationRig) -> None:
     ] == [("ann", "amq.topic", ["a.1", "a.2"]), ("bob", "", ["q"])]
     assert rows[0]["message_stats"]["publish"] == 4
     assert rig.result("list_rows", kind="publishers", of={"queue": "nobody"}) == []
+
+
+# ---- where a look begins, age, state -------------------------------------------------------------
+
+
+def times(found: dict[str, Any]) -> list[int]:
+    return [message["time"] for message in found["messages"]]
+
+
+@pytest.mark.parametrize("memory", [None, 1])
+def test_a_look_begins_at_the_end_or_at_a_time(memory: int | None) -> None:
+    """memory: of a queue that keeps nothing in RAM."""
+    rig = OperationRig()
+    arguments = {} if memory is None else {"x-queue-max-memory-bytes": memory}
+    rig.result("declare_queue", queue="q", arguments=arguments)
+    for n in range(50):
+        rig.put("q", b"%d" % n)
+        rig.tick(1.0)
+    for _ in range(5):
+        rig.tick()
+    assert payloads(browse(rig, count=9, last=3)) == ["47", "48", "49"]
+    assert payloads(browse(rig, count=2, last=40)) == ["10", "11"]
+    assert payloads(browse(rig, count=2, **{"from": 10})) == ["10", "11"]
+    assert payloads(browse(rig, count=2, **{"from": 50})) == []
+    assert [browse(rig, **{key: 10})["first"] for key in ("from", "last")] == [10, 40]
+    assert browse(rig, last=60)["first"] == browse(rig)["first"] == 0
+    assert len(payloads(browse(rig, count=99, last=50))) == 50
+    assert len(payloads(browse(rig, count=99, last=1000))) == 50
+    came = times(browse(rig, count=99))
+    assert came == sorted(came)
+    found = browse(rig, count=1, since=came[30])
+    assert payloads(found) == [str(came.index(came[30]))] == [str(found["first"])]
+    assert payloads(browse(rig, count=1, since=came[-1] + 1)) == []
+    assert payloads(browse(rig, count=1, since=1)) == ["0"]
+    old = browse(rig, count=99, older=20)
+    assert 0 < len(payloads(old)) < 50
+    assert max(times(old)) <= rig.vhost.engine.time_s - 20
+    states = {message["state"] for message in browse(rig, count=99)["messages"]}
+    assert states == ({"alpha"} if memory is None else {"beta", "gamma", "delta"} & states)
+
+
+def test_a_time_does_not_find_a_place_among_priorities(rig: OperationRig) -> None:
+    rig.result("declare_queue", queue="p", arguments={"x-max-priority": 3})
+    rig.put("p", b"low")
+    rig.put("p", b"high", priority=3)
+    error = rig.refusal("browse_messages", queue="p", since=1)
+    assert "expected a queue without priorities" in error.text
+    assert payloads(rig.result("browse_messages", queue="p", last=1)) == ["low"]
+    assert payloads(rig.result("browse_messages", queue="p", count=9, last=2)) == ["high", "low"]
+
+
+def test_attempts_are_shown(rig: OperationRig) -> None:
+    rig.put("q", b"x")
+    rig.result("get_messages", queue="q", ackmode="ack_requeue_true")
+    (one,) = browse(rig)["messages"]
+    assert (one["attempts"], one["redelivered"]) == (1, True)

@@ -8,6 +8,8 @@ from penstock.access.permissions import Identity, everything
 from penstock.codec.spec import (
     BasicConsume,
     BasicConsumeOk,
+    BasicGet,
+    ChannelClose,
     ConnectionClose,
     ConnectionCloseOk,
     PenstockCall,
@@ -44,6 +46,25 @@ def test_the_client_gets_the_reason(rig: OperationRig) -> None:
     assert ends(rig, "name", "user", "closed_by", "code") == [("c0", "ann", "server", 320)]
     error = rig.refusal("close_connections", name="c0")
     assert (error.code, error.text) == (404, "NOT_FOUND - no connection 'c0' in vhost '/'")
+
+
+def test_one_channel_is_closed_and_its_messages_go_back(rig: OperationRig) -> None:
+    client = rig.client(everything("ann")).open(1).open(2)
+    client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    for number in (1, 2):
+        rig.put("q", b"x")
+        client.send(number, BasicGet(queue="q"))
+        rig.turn()
+    args = {"name": "c0", "channel": 1, "reason": "for repairs"}
+    assert rig.result("close_connections", **args) == {"closed": 1}
+    (told,) = client.methods(ChannelClose)
+    assert (told.reply_code, told.reply_text) == (406, "PRECONDITION_FAILED - for repairs")
+    assert len(client.messages()) == 2
+    (row,) = rig.result("list_queues")
+    assert (row["messages_ready"], row["messages_unacknowledged"]) == (1, 1)
+    error = rig.refusal("close_connections", **args)
+    assert "no channel 1 of connection 'c0'" in error.text
+    assert "given without name" in rig.refusal("close_connections", channel=1).text
 
 
 def test_those_of_a_user_and_all(rig: OperationRig) -> None:

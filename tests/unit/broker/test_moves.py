@@ -167,6 +167,17 @@ def test_the_first_messages_are_deleted_and_the_rest_is_there_after_a_restart() 
     assert bodies(rig, "from") == []
 
 
+def test_what_is_old_is_deleted() -> None:
+    rig = rig_with()
+    rig.put("from", b"1", b"2")
+    rig.tick(100.0)
+    rig.put("from", b"3")
+    assert deleted(rig, older=90, dry_run=True) == {"deleted": 2, "stays": 0, "why": ""}
+    assert deleted(rig, older=90)["deleted"] == 2
+    assert bodies(rig, "from") == [b"3"]
+    assert deleted(rig, older=90)["deleted"] == 0
+
+
 def test_only_what_is_meant_is_deleted_and_makes_no_dead_letters() -> None:
     rig = OperationRig()
     dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "to"}

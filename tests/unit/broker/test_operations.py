@@ -57,6 +57,19 @@ def test_a_name_of_the_brokers_choice(rig: OperationRig) -> None:
     assert rig.result("declare_queue", queue="")["queue"].startswith("amq.gen-")
 
 
+@pytest.mark.parametrize("op", ["purge_queue", "delete_queue"])
+def test_what_was_seen_must_be_so_still(rig: OperationRig, op: str) -> None:
+    rig.result("declare_queue", queue="seen")
+    rig.put("seen", b"1", b"2", b"3")
+    (row,) = [row for row in rig.result("list_queues") if row["name"] == "seen"]
+    seen = {"queue": "seen", "if_generation": row["generation"]}
+    error = rig.refusal(op, **seen, if_messages_at_most=2)
+    assert (error.code, "given 2, but queue 'seen' has 3 messages now" in error.text) == (406, True)
+    error = rig.refusal(op, **{**seen, "if_generation": 0})
+    assert "was deleted and declared again" in error.text
+    assert rig.result(op, **seen, if_messages_at_most=3) == {"messages": 3}
+
+
 def test_purge_and_delete_say_how_many(rig: OperationRig) -> None:
     rig.result("declare_queue", queue="q")
     rig.put("q", b"1", b"2")

@@ -55,16 +55,17 @@ def test_only_what_matches(capsys: pytest.CaptureFixture[str]) -> None:
         describe_queue={"ready": 9}, move_messages=lambda **_: answer(0)
     )  # fmt: skip
     words = ["--match", "key=a=b", "--match", "header=x:1", "--match", "header=y"]
+    words += ["--match", "older=1h30m"]
     assert broker.run("replay", "dead", *words, "--match", "body=c") == 0
     assert asked(broker) == [
         {
             "queue": "dead", "to": None, "count": 9, "dry_run": False, "key": "a=b", "body": "c",
-            "headers": {"x": "1", "y": None},
+            "headers": {"x": "1", "y": None}, "older": 5400,
         }
     ]  # fmt: skip
-    for wrong in ("key", "name=x", "=x"):
+    for wrong in ("key", "name=x", "=x", "older=soon", "older=1ms"):
         assert broker.run("move", "a", "b", "--match", wrong) == 64
-        expected = "expected key=TEXT, body=TEXT, header=NAME:VALUE, header=NAME or tag=NUMBER"
+        expected = "header=NAME:VALUE, header=NAME, tag=NUMBER or older=TIME"
         assert expected in capsys.readouterr().err
 
 

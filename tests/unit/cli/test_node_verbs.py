@@ -113,6 +113,7 @@ def test_connections_are_closed_by_what_they_are(capsys: pytest.CaptureFixture[s
     ]
     broker = FakeControl(list_connections=rows, close_connections={"closed": 1})
     assert broker.run("close_connection", "3 -> 2", "bye") == 0
+    assert broker.run("close_connection", "1 -> 2", "bye", "--channel", "7") == 0
     assert broker.run("close_all_connections", "--user", "ann") == 0
     assert broker.run("close_all_user_connections", "bob", "no", "-p", "/") == 0
     assert broker.run("close_all_connections", "-p", "x") == 0
@@ -120,6 +121,7 @@ def test_connections_are_closed_by_what_they_are(capsys: pytest.CaptureFixture[s
     told = {"reason": "closed by an operator"}
     assert closed == [
         ("/", {"name": "3 -> 2", "reason": "bye"}),
+        ("/", {"name": "1 -> 2", "reason": "bye", "channel": 7}),
         ("/", {"user": "ann"} | told), ("x", {"user": "ann"} | told),
         ("/", {"user": "bob", "reason": "no"}),
         ("x", told),

@@ -18,7 +18,7 @@ from penstock.broker.operations.kinds import RATE, STATS, RowAsked, RowKind
 from penstock.broker.operations.listings import channel_info
 from penstock.broker.operations.queue_rows import consumer_row, consumer_rows
 from penstock.broker.rates import INTERVAL_S, Info
-from penstock.broker.refusals import called, not_found
+from penstock.broker.refusals import called, not_found, precondition_failed
 from penstock.broker.vhost import CHANNEL, CONNECTION, VHost
 from penstock.clock import date
 from penstock.errors import CONNECTION_FORCED
@@ -226,6 +226,9 @@ def _closed(call: Call) -> Slices:
     this name."""
     vhost, args = call.vhost, call.args
     name, user, text = args.text("name"), args.text("user"), args.text("reason")
+    number = args.whole("channel")
+    if number and not name:
+        raise args.wrong("channel", "given without name, expected the connection's name, too")
     sees_all = call.is_operator or not call.identity.tags.isdisjoint(WATCHERS)
     count = 0
     own: ChannelOwner | None = None
@@ -233,6 +236,12 @@ def _closed(call: Call) -> Slices:
         is_meant = (not name or owner.name == name) and (not user or owner.facts.user == user)
         if not is_meant or not (sees_all or owner.facts.user == call.identity.name):
             continue
+        if number:
+            if number not in owner.channels:
+                break
+            count += 1
+            owner.close_channel(number, precondition_failed(text))
+            break
         count += 1
         if owner is call.owner:
             own = owner
@@ -243,7 +252,8 @@ def _closed(call: Call) -> Slices:
     if own is not None:
         vhost.timers.call_at(vhost.clock.monotonic(), lambda: own.shutdown(CONNECTION_FORCED, text))
     if name and not count:
-        raise not_found(called("connection", name, vhost.name))
+        what = f"channel {number} of connection" if number else "connection"
+        raise not_found(called(what, name, vhost.name))
     return {"closed": count}
 
 

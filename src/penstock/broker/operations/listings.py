@@ -56,6 +56,7 @@ def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
     ready, pending = int(facts["len"]), int(facts["depth"]) - int(facts["len"])
     found |= {
         "state": _state(vhost, queue),
+        "generation": queue.generation,
         "why": "",
         "is_flowed": bool(facts["is_flowed"]),
         "messages": ready + pending,
@@ -116,6 +117,7 @@ def _stream_counts(vhost: VHost, stream: BrokerStream) -> Info:
     unacked = sum(consumer.unacked for consumer in consumers)
     return {
         "state": "running",
+        "generation": stream.generation,
         "why": "",
         "is_flowed": count > 0,
         "messages": count,
@@ -214,6 +216,7 @@ def _stored_counts(indexes: list[QueueIndex], state: str, why: str) -> Info:
     count = total - leased
     return {
         "state": state,
+        "generation": min((index.number for index in own), default=0),
         "why": why,
         "is_flowed": count > 0,
         "messages": total,

@@ -18,7 +18,7 @@ Each held tag is remembered with the AMQQueue in which it is pending, so that a 
 in another queue after a restart or a deletion of the first.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue
@@ -42,7 +42,8 @@ from penstock.errors import NO_ROUTE, RESOURCE_ERROR, ChannelError, DiskFullErro
 from penstock.operation_json import in_seconds, loads, payload
 from penstock.operation_table import GET_MAX
 from penstock.queues.amq_queue import AMQQueue
-from penstock.queues.backing_queue import Delivery
+from penstock.queues.backing_queue import PART_SHIFT, Delivery
+from penstock.queues.dead_letter import SEQ_MASK
 
 PEEK_SLICE: Final = 16
 BROWSE_SLICE: Final = 64
@@ -497,6 +498,9 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
     args, budget = call.args, call.vhost.budget
     count, skip, after = args.whole("count"), args.whole("skip"), args.whole_or_none("after")
     match = _Match(call, queue)
+    first: int | None = None
+    if after is None:
+        first, after = yield from _begin(call, queue)
     found: list[dict[str, object]] = []
     size = scanned = 0
     is_end = False
@@ -520,17 +524,47 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
             if skip:
                 skip -= 1
                 continue
-            found.append({**_shown(call, one), "tag": delivery.tag})
+            facts = {
+                "tag": delivery.tag, "time": message.time, "attempts": delivery.attempts,
+                "state": queue.amq.backing.state_of(delivery.tag),
+            }  # fmt: skip
+            found.append({**_shown(call, one), **facts})
             size += message.size
             call.check_room(size)
             if len(found) >= count:
                 break
         yield
-    return {"messages": found, "after": after, "scanned": scanned, "is_end": is_end}
+    return {
+        "messages": found, "first": first, "after": after, "scanned": scanned, "is_end": is_end
+    }  # fmt: skip
+
+
+def _begin(call: Call, queue: BrokerQueue) -> Generator[None, None, tuple[int, int | None]]:
+    """Return how many messages are before the one with which a call begins, and the last one's tag,
+    None for none. By `from`, `last`, or `since`: found by halves, as messages come in the order
+    of their times. ChannelError 406: `since` of a queue with priorities."""
+    args, backing = call.args, queue.amq.backing
+    ready, last, since_s = backing.len(), args.whole("last"), args.whole("since")
+    if not since_s:
+        n = min(last, ready) if last else max(0, ready - args.whole("from"))
+        return ready - n, backing.before_last(n)
+    if queue.priorities:
+        raise args.wrong("since", "expected a queue without priorities, which order before times")
+    low, high = 0, ready  # so many messages from the end are that new, or are not
+    while low < high:
+        n = (low + high + 1) // 2
+        one = backing.browse(backing.before_last(n), 1)
+        if one and one[0].message.time < since_s:
+            high = n - 1
+        else:
+            low = n
+        yield
+    return max(0, backing.len() - low), backing.before_last(low)
 
 
 class _Match:
-    """Finds the messages that a call means: by key, headers, body and tags. tags: none for all."""
+    """Finds the messages that a call means: by key, headers, body, age and tags. tags: none for
+    all."""
 
     def __init__(self, call: Call, queue: BrokerQueue, tags: Collection[int] = ()) -> None:
         self._vhost = call.vhost
@@ -539,7 +573,10 @@ class _Match:
         self._key = call.args.text("key")
         self._headers = call.args.table("headers")
         self._tags = frozenset(tags)
-        self.are_all: bool = not (self.part or self._key or self._headers or tags)
+        older_s = call.args.whole("older")
+        self._before_s = call.vhost.engine.time_s - older_s if older_s else 0
+        has_text = self.part or self._key or self._headers
+        self.are_all: bool = not (has_text or older_s or tags)
 
     def steps(self, delivery: Delivery) -> int:
         """Return what it costs of a turn's budget to look at a message, and to move it."""
@@ -551,9 +588,18 @@ class _Match:
             return None
         if self.part not in (delivery.message.body or b""):
             return None
+        if self._before_s and self._came_s(delivery) > self._before_s:
+            return None
         one = _message(self._vhost, self._queue, delivery)
         is_meant = self._key in str(one["routing_key"]) and _has_headers(one, self._headers)
         return one if is_meant else None
+
+    def _came_s(self, delivery: Delivery) -> int:
+        """Return when a message came, in seconds since 1970."""
+        if delivery.message.time:
+            return delivery.message.time
+        index = self._queue.amq.backing.index(delivery.tag >> PART_SHIFT)
+        return index.time_of(delivery.tag & SEQ_MASK)  # its row had no room for it
 
 
 def _has_headers(message: dict[str, object], wanted: dict[str, object]) -> bool:

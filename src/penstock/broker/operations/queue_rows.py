@@ -41,6 +41,7 @@ HEAD: Final = frozenset(
     }
 )  # fmt: skip
 _DETAILS: Final = frozenset(f"{name}_details" for name in LENGTHS)
+_OWN: Final = ("generation", "why", "partitions", "readers")  # of one that is not open, a stream
 Facts = Mapping[str, int | float | str]  # of a queue: AMQQueue.info
 # Facts of a queue by the columns of `queue_info` that tell the same.
 _FACTS: Final = {
@@ -314,11 +315,11 @@ def _full(vhost: VHost, name: str, queue: QueueOrStream | None, asked: RowAsked)
         queue = None  # nothing is known of it but what is stored
     if isinstance(queue, BrokerQueue):
         facts: Facts = queue.amq.info()
-        own = _own_of_open(facts)
+        own = _own_of_open(facts) | {"generation": queue.generation}
     else:
         info = queue_row(vhost, name) or {}
         facts = {fact: int_of(info, column) for column, fact in _FACTS.items()}
-        own = {key: info[key] for key in ("why", "partitions", "readers") if key in info}
+        own = {key: info[key] for key in _OWN if key in info}
     ready = int(facts["len"])
     lengths = lengths_of(ready, int(facts["depth"]))
     row |= asked.with_rates(vhost, (QUEUE, name), lengths, "lengths")

@@ -6,6 +6,7 @@ from the beginning, because much may have changed by then.
 
 from typing import Final
 
+from penstock.broker.broker_queue import QueueOrStream
 from penstock.broker.operations.call import Call, Functions, Slices
 from penstock.broker.permissions import (
     READ,
@@ -53,6 +54,7 @@ def _declare_queue(call: Call) -> None:
 def _delete_queue(call: Call) -> None:
     args, vhost = call.args, call.vhost
     queue = vhost.table.find_queue(args.text("queue"), call.owner, is_crashed_allowed=True)
+    _check_as_seen(call, queue, 0 if queue.is_crashed else queue.depth())
     count, lsn = vhost.delete_queue(
         queue, if_unused=args.flag("if_unused"), if_empty=args.flag("if_empty"),
         is_forced=args.flag("force"),
@@ -62,8 +64,26 @@ def _delete_queue(call: Call) -> None:
 
 def _purge_queue(call: Call) -> None:
     queue = call.vhost.table.find_queue(call.args.text("queue"), call.owner)
+    _check_as_seen(call, queue, queue.len())
     count, lsn = call.vhost.purge_queue(queue)
     call.settled(lsn, {"messages": count})
+
+
+def _check_as_seen(call: Call, queue: QueueOrStream, messages: int) -> None:
+    """Raise ChannelError 406 unless the queue is still what the caller has seen."""
+    args = call.args
+    most = args.whole_or_none("if_messages_at_most")
+    generation = args.whole_or_none("if_generation")
+    if generation is not None and generation != queue.generation:
+        raise args.wrong(
+            "if_generation", f"given {generation}, but queue '{queue.name}' was deleted and "
+            f"declared again: it has {queue.generation}; look at it again"
+        )  # fmt: skip
+    if most is not None and messages > most:
+        raise args.wrong(
+            "if_messages_at_most", f"given {most}, but queue '{queue.name}' has {messages} "
+            "messages now; look again, or delete so many from the head (delete_messages)"
+        )  # fmt: skip
 
 
 def _pause_queue(call: Call) -> None:

@@ -151,6 +151,24 @@ function close(connections) {
   });
 }
 
+const closeChannel = (channel) =>
+  ask({
+    title: `Close ${channel.name}?`,
+    danger: true,
+    action: "Close",
+    body: html`<p>Its ${grouped(channel.messages_unacknowledged)} unacknowledged messages go back to their queues, and its consumers end. The connection and its other channels stay.</p>`,
+    fields: [{ ...reasonField, help: "the client gets it with 406 PRECONDITION_FAILED" }],
+    command: ({ reason }) =>
+      `penstock close_connection --channel ${channel.number} ${shell(channel.connection_details.name)} ${shell(reason)}`,
+    run: ({ reason }) =>
+      del(
+        at("penstock", "connections", channel.connection_details.name, "channels", String(channel.number)),
+        {},
+        { "X-Reason": reason },
+      ),
+    done: "It was closed.",
+  });
+
 const closeAll = (user) =>
   ask({
     title: "Close all connections of a user",
@@ -265,7 +283,9 @@ function Channel({ connection, name }) {
   const all = (key) => [`${rate(stats[`${key}_details`]?.rate ?? 0)}, ${grouped(stats[key] ?? 0)} in all`];
   return html`<h1>${name}</h1><${Problem} error=${error} retry=${refresh} /><p><a href=${href(["connections", connection])}>Its connection</a></p>
     ${c.why && html`<${Sentence} level="warning" text=${`It waits: ${c.why}.`} since=${c.since} />`}
-    <${Panel} title="Channel"><${Pairs} pairs=${[
+    <${Panel} title="Channel" actions=${html`<button class="danger" onClick=${async () => {
+      if (await closeChannel(c)) go(["connections", connection]);
+    }}>Close …</button>`}><${Pairs} pairs=${[
       ["user", c.user],
       ["vhost", c.vhost],
       ["state", c.state],

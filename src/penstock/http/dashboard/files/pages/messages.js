@@ -1,7 +1,7 @@
 /** What is in a queue, and why its dead letters died. Nothing is taken. */
 import { at, get, may, post } from "../parts/api.js";
 import { ask, ofVhost, shell, toast } from "../parts/dialog.js";
-import { ago, bytes, clock, count } from "../parts/format.js";
+import { ago, bytes, clock, count, duration, grouped as digits, secondsOf } from "../parts/format.js";
 import { Form } from "../parts/form.js";
 import { Message } from "../parts/message.js";
 import { setParams } from "../parts/router.js";
@@ -14,7 +14,27 @@ const BODY_BYTES = 64 << 10;
 const SCANNED_MAX = 5000; // messages that are looked at for the groups of dead letters
 const HEADER = /^([^:=]+)[:=](.*)$/;
 
-/** The messages of a queue from its head, 50 at a time, filtered by the broker. params: filters are in the address. */
+const BEGINS = [
+  ["", "the head"],
+  ["last", "the last 50"],
+  ["position", "the position below"],
+  ["time", "what came at the time below"],
+];
+
+/** Where a look begins, as the API has it. params.at: a position from 1, or a time as the browser reads it. */
+function beginOf({ begin, at: given }) {
+  if (begin === "last") return { last: PAGE };
+  if (begin === "position") {
+    if (!/^[1-9]\d*$/.test(given ?? "")) throw new Error(`position: given ${given || "nothing"}, expected a number from 1`);
+    return { from: Number(given) - 1 };
+  }
+  if (begin !== "time") return {};
+  const since = Date.parse(given);
+  if (!(since > 0)) throw new Error(`time: given ${given || "nothing"}, expected one such as 2026-01-31 14:30`);
+  return { since: Math.floor(since / 1000) };
+}
+
+/** The messages of a queue, 50 at a time, filtered by the broker. params: filters and the beginning are in the address. */
 export function Messages({ queue, params }) {
   const path = `${at("penstock", "queues", queue.vhost, queue.name)}/messages`;
   const isMover = may("administrator");
@@ -35,6 +55,7 @@ export function Messages({ queue, params }) {
     key: params.key,
     header: header ? `${header[1].trim()}:${header[2].trim()}` : params.header,
     body: params.text,
+    older: params.older,
   };
   const [picked, pick] = useState(new Set()); // tags
   const match = {
@@ -43,14 +64,23 @@ export function Messages({ queue, params }) {
     headers: params.header
       ? { [header ? header[1].trim() : params.header]: header ? header[2].trim() : null }
       : undefined,
+    older: undefined,
   };
+  try {
+    match.older = params.older ? secondsOf(params.older) : undefined;
+  } catch {
+    // The list says it.
+  }
   const isFiltered = !picked.size && Object.values(filter).some(Boolean);
   const load = async (before) => {
     set((old) => ({ ...old, isBusy: true, error: null }));
     if (!before) pick(new Set());
     try {
-      const answer = await get(path, { ...filter, count: PAGE, truncate: BODY_BYTES, after: before?.after });
+      const begin = before ? { after: before.after } : beginOf(params);
+      const older = params.older ? secondsOf(params.older) : undefined;
+      const answer = await get(path, { ...filter, older, ...begin, count: PAGE, truncate: BODY_BYTES });
       set({
+        first: Object.values(filter).some(Boolean) ? null : (before ?? answer).first,
         rows: [...(before?.rows ?? []), ...answer.messages],
         after: answer.after,
         scanned: (before?.scanned ?? 0) + answer.scanned,
@@ -64,7 +94,7 @@ export function Messages({ queue, params }) {
   };
   useEffect(() => {
     load(null);
-  }, [path, JSON.stringify(filter)]);
+  }, [path, JSON.stringify([filter, params.begin, params.at])]);
   useEffect(() => {
     if (wanted !== null && state.rows && !chosen)
       one({ truncate: BODY_BYTES }).then(setFetched, (error) => set((old) => ({ ...old, error })));
@@ -74,17 +104,20 @@ export function Messages({ queue, params }) {
     if (found.isGone) throw new Error("It is not in the queue any more.");
     return found;
   };
-  return html`<${Panel}><div class="inline"><${Form} key=${JSON.stringify(filter)} action="Find" fields=${[
+  return html`<${Panel}><div class="inline"><${Form} key=${JSON.stringify([filter, params.begin, params.at])} action="Find" fields=${[
     { name: "key", label: "Routing key has", value: params.key },
     { name: "header", label: "Header (name or name:value)", value: params.header },
     { name: "text", label: "Body has", value: params.text },
+    { name: "older", label: "Older than", value: params.older, placeholder: "7d" },
+    { name: "begin", label: "Begin with", type: "select", options: BEGINS, value: params.begin ?? "" },
+    { name: "at", label: "Position or time", value: params.at, placeholder: "2026-01-31 14:30" },
   ]}
       onSubmit=${(v) => {
         setParams({ ...v, message: "" });
         if (Object.entries(v).every(([k, value]) => value === (params[k] ?? ""))) load(null);
       }} /></div><//>
     <${Problem} error=${state.error} />
-    <div class="split"><div class="table"><div class="wide"><table><thead><tr><td class="tick"></td><th scope="col" class="number">position</th><th scope="col">routing key</th><th scope="col" class="number">bytes</th><th scope="col">body</th><th scope="col">redelivered</th></tr></thead>
+    <div class="split"><div class="table"><div class="wide"><table><thead><tr><td class="tick"></td><th scope="col" class="number wide-only">position</th><th scope="col" class="number">age</th><th scope="col">routing key</th><th scope="col" class="number wide-only">priority</th><th scope="col" class="number">bytes</th><th scope="col">body</th><th scope="col" class="number wide-only">attempts</th><th scope="col" class="wide-only">redelivered</th><th scope="col" class="wide-only">state</th></tr></thead>
       <tbody>${(state.rows ?? []).map(
         (
           m,
@@ -96,13 +129,14 @@ export function Messages({ queue, params }) {
           if (e.currentTarget.checked) next.add(m.tag);
           else next.delete(m.tag);
           pick(next);
-        }} /></td><td class="number">${count(i + 1)}</td>
-        <td><button class="plain" onClick=${() => choose(m)}>${m.routing_key || "(empty)"}</button></td><td class="number">${bytes(m.payload_bytes)}</td><td><code>${m.payload_encoding === "string" ? m.payload.slice(0, 80) : "binary"}</code></td><td>${m.redelivered ? "yes" : ""}</td></tr>`,
+        }} /></td><td class="number wide-only">${state.first === null ? "–" : digits(state.first + i + 1)}</td>
+        <td class="number" title=${clock(m.time)}>${m.time ? duration(Math.max(0, Math.round(Date.now() / 1000 - m.time))) : "–"}</td>
+        <td><button class="plain" onClick=${() => choose(m)}>${m.routing_key || "(empty)"}</button></td><td class="number wide-only">${m.properties.priority ?? "–"}</td><td class="number">${bytes(m.payload_bytes)}</td><td><code>${m.payload_encoding === "string" ? m.payload.slice(0, 80) : "binary"}</code></td><td class="number wide-only">${count(m.attempts)}</td><td class="wide-only">${m.redelivered ? "yes" : ""}</td><td class="wide-only">${m.state}</td></tr>`,
       )}
-        ${state.rows?.length === 0 && html`<tr><td colspan="6">${queue.messages_ready ? "No message is like this." : "No message is ready."}</td></tr>`}</tbody></table></div>
+        ${state.rows?.length === 0 && html`<tr><td colspan="10">${queue.messages_ready ? "No message is like this." : "No message is ready."}</td></tr>`}</tbody></table></div>
       <div class="foot"><span>${count(state.scanned)} of ${count(queue.messages_ready)} looked at</span>
         ${!state.isEnd && state.rows && html`<button disabled=${state.isBusy} onClick=${() => load(state)}>Go on</button>`}
-        <button disabled=${state.isBusy} onClick=${() => load(null)}>From the head</button>
+        <button disabled=${state.isBusy} onClick=${() => load(null)}>Look again</button>
         ${picked.size > 0 && html`<b>${count(picked.size)} selected</b>`}
         ${
           picked.size > 0 &&

@@ -211,14 +211,14 @@ function Consumers({ queue, after }) {
       ) => html`<tr key=${`${c.channel_details.name} ${c.consumer_tag}`}><th scope="row">${c.consumer_tag}${!c.active && html` <${Chip}>waits<//>`}${c.exclusive && html` <${Chip}>exclusive<//>`}${isSlow(c) && html` <${Chip} level="warning">slow<//>`}</th>
       <td><a href=${href(["connections", vhost, c.channel_details.connection_name])}>${c.channel_details.connection_name}</a></td><td>${c.channel_details.user}</td><td class="number">${c.prefetch_count || "no limit"}</td>
       <td class="number">${count(c.penstock?.unacked)}</td><td class="number">${count(c.penstock?.delivered)}</td><td class="number">${c.ack_required ? duration(c.penstock?.ack_s) : "no acks"}</td>
-      <td class="number">${duration(c.held?.oldest_s)}</td><td><button class="danger" onClick=${() => after(close(c.channel_details.connection_name, c.penstock?.unacked))}>Close …</button></td></tr>`,
+      <td class="number">${duration(c.held?.oldest_s)}</td><td><button class="danger" onClick=${() => after(close(c.channel_details, c.penstock?.unacked))}>Close …</button></td></tr>`,
     )}
     ${others.map(
       (
         row,
       ) => html`<tr key=${row.channel_details.name}><th scope="row" class="muted">${row.consumer_tag ? `${row.consumer_tag} (cancelled)` : "basic.get"}</th><td>${row.channel_details.connection_name}</td><td>${row.channel_details.user}</td><td></td>
       <td class="number">${count(row.messages_unacknowledged)}</td><td></td><td class="number">${duration(row.ack_s)}</td><td class="number">${duration(row.oldest_s)}</td>
-      <td><button class="danger" onClick=${() => after(close(row.channel_details.connection_name, row.messages_unacknowledged))}>Close …</button></td></tr>`,
+      <td><button class="danger" onClick=${() => after(close(row.channel_details, row.messages_unacknowledged))}>Close …</button></td></tr>`,
     )}
     </tbody></table></div></div>`;
 }
@@ -284,17 +284,25 @@ function History({ rows }) {
     <p class="muted">Of the last ten minutes, each second, while somebody looks at this queue; 100 queues are remembered.</p>`;
 }
 
-/** Asks before it closes a connection. */
-export const close = (connection, unacked) =>
+/** Asks before it closes a channel that has messages of a queue, or its connection. channel: its channel_details. */
+const close = ({ connection_name: connection, number }, unacked) =>
   ask({
-    title: `Close ${connection}?`,
+    title: `Close channel ${number} of ${connection}?`,
     danger: true,
     action: "Close",
-    body: html`<p>All channels and consumers of the client end.${unacked ? ` ${count(unacked)} unacknowledged messages of this queue return to it.` : ""} A client may connect again.</p>`,
-    fields: [{ name: "reason", label: "Reason, which the client gets", value: "Closed via the dashboard" }],
-    command: (v) => `penstock close_connection ${shell(connection)} ${shell(v.reason)}`,
-    run: (v) => del(at("connections", connection), {}, { "X-Reason": v.reason }),
-    done: "The connection was closed.",
+    body: html`<p>Its consumers end.${unacked ? ` ${count(unacked)} unacknowledged messages of this queue return to it.` : ""} A client may connect again.</p>`,
+    fields: [
+      { name: "all", label: "the whole connection, with its other channels", type: "checkbox" },
+      { name: "reason", label: "Reason, which the client gets", value: "Closed via the dashboard" },
+    ],
+    command: (v) => `penstock close_connection ${v.all ? "" : `--channel ${number} `}${shell(connection)} ${shell(v.reason)}`,
+    run: (v) =>
+      del(
+        v.all ? at("connections", connection) : at("penstock", "connections", connection, "channels", String(number)),
+        {},
+        { "X-Reason": v.reason },
+      ),
+    done: "It was closed.",
   });
 
 function Bindings({ queue }) {
@@ -440,11 +448,12 @@ export const publish = (vhost, name) =>
     done: "It was published, and is as safe as a confirm says.",
   });
 
-/** The words of --match: of {key, body, headers, tags}. */
+/** The words of --match: of {key, body, headers, older, tags}. */
 export const matchWords = (match) =>
   [
     match.key && `key=${match.key}`,
     match.body && `body=${match.body}`,
+    match.older && `older=${match.older}s`,
     ...Object.entries(match.headers ?? {}).map(([name, value]) => `header=${name}${value === null ? "" : `:${value}`}`),
     ...(match.tags ?? []).map((tag) => `tag=${tag}`),
   ].filter(Boolean);

@@ -2,7 +2,7 @@
 import { at, del, get, post, put } from "../parts/api.js";
 import { MiniBand } from "../parts/chart.js";
 import { ask, ofVhost, shell } from "../parts/dialog.js";
-import { bytes, count, dateOf, duration, rate, text } from "../parts/format.js";
+import { bytes, count, dateOf, duration, rate, secondsOf, text } from "../parts/format.js";
 import { objectOf } from "../parts/json.js";
 import { usePolled } from "../parts/live.js";
 import { download } from "../parts/message.js";
@@ -13,7 +13,7 @@ import { Bytes, Chip, Empty, Num } from "../parts/words.js";
 
 /** What the list has of each queue: no more is asked for. */
 const COLUMNS =
-  "name,vhost,type,state,durable,policy,messages_ready,messages_unacknowledged,messages,consumers,message_bytes,idle_since,message_stats.publish_details.rate,message_stats.deliver_get_details.rate,message_stats.ack_details.rate,penstock.alphas,penstock.betas,penstock.gammas,penstock.delta,penstock.why,penstock.set_aside,arguments";
+  "name,vhost,type,state,durable,policy,messages_ready,messages_unacknowledged,messages,consumers,message_bytes,idle_since,message_stats.publish_details.rate,message_stats.deliver_get_details.rate,message_stats.ack_details.rate,penstock.alphas,penstock.betas,penstock.gammas,penstock.delta,penstock.why,penstock.set_aside,penstock.generation,arguments";
 
 /** Counts by state, as MiniBand and the charts want them. */
 export const bandOf = (queue) => ({
@@ -94,6 +94,12 @@ const columns = [
   { key: "policy", title: "policy", narrow: false, render: (q) => q.policy ?? "–" },
 ];
 
+/** What the user has seen of a queue: the server refuses to destroy another one, or more. */
+const asSeen = (queue, messages) => ({
+  if_messages_at_most: messages,
+  if_generation: queue.penstock?.generation,
+});
+
 /** Asks before it removes the ready messages of these queues. Resolves to whether it did. */
 export function purge(queues) {
   const ready = queues.reduce((sum, q) => sum + (q.messages_ready ?? 0), 0);
@@ -105,7 +111,7 @@ export function purge(queues) {
     danger: true,
     body: html`<p>${count(ready)} ready messages are deleted (${bytes(size)} with those that are unacknowledged). ${count(unacked)} unacknowledged stay. They cannot be had back.</p>
       ${!one && html`<${Names} queues=${queues} />`}`,
-    action: (v) => `Purge ${count(v.first || ready)}`,
+    action: (v) => (v.older ? "Purge what is old" : `Purge ${count(v.first || ready)}`),
     fields: one
       ? [
           {
@@ -113,22 +119,29 @@ export function purge(queues) {
             label: "Only so many from the head",
             type: "number",
             min: 1,
-            help: "empty: all that are ready",
+            help: "empty: all that are ready, if there are no more by then",
           },
+          { name: "older", label: "Only those that came so long ago", placeholder: "7d", help: "such as 90m, 12h or 7d" },
         ]
       : [],
     typed: ready > 10_000 ? (one ?? "purge") : undefined,
     command: (v) =>
       queues
         .map((q) => {
-          const words = v.first ? `delete_messages --count ${v.first}` : "purge_queue";
+          const count = v.first ? ` --count ${v.first}` : "";
+          const older = v.older ? ` --match ${shell(`older=${v.older}`)}` : "";
+          const words = count || older ? `delete_messages${count}${older}` : "purge_queue";
           return `penstock ${words} ${shell(q.name)}${ofVhost(q.vhost)}`;
         })
         .join("\n"),
     run: async (v) => {
       for (const q of queues)
-        if (v.first) await post(`${at("penstock", "queues", q.vhost, q.name)}/delete`, { count: v.first });
-        else await del(`${at("queues", q.vhost, q.name)}/contents`);
+        if (v.first || v.older)
+          await post(`${at("penstock", "queues", q.vhost, q.name)}/delete`, {
+            count: v.first || undefined,
+            older: v.older ? secondsOf(v.older) : undefined,
+          });
+        else await del(`${at("queues", q.vhost, q.name)}/contents`, asSeen(q, q.messages_ready));
     },
     done: one ? `${one} was purged.` : `${queues.length} queues were purged.`,
   });
@@ -172,7 +185,7 @@ export function remove(queues) {
     typed: messages > 10_000 ? (one ?? "delete") : undefined,
     command: queues.map((q) => `penstock delete_queue ${shell(q.name)}${ofVhost(q.vhost)}`).join("\n"),
     run: async () => {
-      for (const q of queues) await del(at("queues", q.vhost, q.name));
+      for (const q of queues) await del(at("queues", q.vhost, q.name), asSeen(q, q.messages));
     },
     done: one ? `${one} was deleted.` : `${queues.length} queues were deleted.`,
   });

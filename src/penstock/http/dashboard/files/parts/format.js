@@ -49,6 +49,17 @@ export function duration(seconds) {
   return d ? `${d} d ${h} h` : h ? `${h} h ${m} m` : `${m} m ${Math.floor(s) % 60} s`;
 }
 
+const UNITS_S = { s: 1, m: 60, min: 60, h: 3600, d: 86_400, w: 604_800 };
+
+/** The seconds of a time as the command line takes it: 90s, 1h30m, 7d. Throws an Error with what was expected. */
+export function secondsOf(given) {
+  const parts = [...given.matchAll(/\s*(\d+(?:\.\d+)?)\s*([a-z]+)/g)];
+  const seconds = parts.reduce((sum, [, n, unit]) => sum + n * (UNITS_S[unit] ?? NaN), 0);
+  if (!(seconds >= 1) || parts.map(([whole]) => whole).join("") !== given.trimEnd())
+    throw new Error(`${given}: expected a time such as 90s, 1h30m or 7d, at least a second`);
+  return Math.round(seconds);
+}
+
 /** Milliseconds. */
 export const millis = (ms) => (isKnown(ms) ? duration(ms / 1000) : NONE);
 

@@ -522,23 +522,27 @@ class QueueRam:
         return found
 
     def delta_from_end(self, n: int) -> int:
-        """Return the seq in delta that n others of delta follow."""
-        slots, stop = self.index.slots, self.delta.end
-        has_others = bool(
-            self.delta_transients or self.disk_pending.count or self.ram_pending or self.in_hand
-            or self.set_aside or self.index.leased.count
-        )  # fmt: skip
+        """Return the seq in delta that n others of delta follow. Only segments of which some
+        messages are pending or set aside, and those at the ends of delta, are looked at one message
+        by one."""
+        index, slots, stop = self.index, self.index.slots, self.delta.end
+        mixed = {seq // slots for seq in (*self.ram_pending, *self.in_hand, *self.set_aside)}
+        mixed.update(self.disk_pending.segments())
         while True:
-            start = max((stop - 1) // slots * slots, self.delta.start)
+            number = (stop - 1) // slots
+            start = max(number * slots, self.delta.start)
             assert start < stop, "delta has more than n"
-            segment = self.index.segments.get(start // slots)
-            is_whole = stop - start == slots and not has_others
-            count = (0 if segment is None else segment.count) if is_whole else -1
-            if not 0 <= count <= n:
+            seqs: list[int] | None = None
+            if stop - start == slots and number not in mixed:
+                segment = index.segments.get(number)
+                count = 0 if segment is None else segment.count - index.leased.in_segment(number)
+                transients = self.delta_transients.get(number, b"")
+                count += int.from_bytes(transients, "little").bit_count()
+            else:
                 seqs = self.ready_on_disk(start, stop)
-                if n < len(seqs):
-                    return seqs[-1 - n]
                 count = len(seqs)
+            if n < count:
+                return (self.ready_on_disk(start, stop) if seqs is None else seqs)[-1 - n]
             n -= count
             stop = start
 

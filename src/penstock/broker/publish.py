@@ -41,7 +41,9 @@ persistent.
 **Several queues and streams** share one record of the log where possible:
 
     streams, and with them every durable queue              one transaction, one record: all of
-                                                            them have it after a crash, or none
+                                                            them have it after a crash, or none;
+                                                            of a large one, the last stream: the
+                                                            others get records of their own before
     the other queues                                        one record and one body for all to
                                                             which the message is the same
 
@@ -143,6 +145,8 @@ ROUTE_BYTES: Final = 600  # measured: a route without its keys and targets
 CHANGES_MAX: Final = 256
 SHARED_PLACES: Final = 16  # from which on a message is not its publisher's alone (in_flight.py)
 APPENDED_MAX: Final = 10_000
+COPIES_BYTES: Final = 1 << 20  # of one message in all of its streams: more go in slices
+COPIED_STEP_BYTES: Final = 4096  # of these, for one step of the turn's budget
 HISTORY_STEPS: Final = 64  # of the turn's budget: a message of a history
 SPECIAL_STEPS: Final = 8  # of the turn's budget: a message whose properties are looked at
 PERSISTENT: Final = 2
@@ -320,9 +324,11 @@ class Resolving:
 class Routing:
     """The routing of one message. given: its properties; props: as stored. keys: set if it has more
     than one. way: None if it goes where its route says; else its own or its route's. walk: once
-    `way` is known to its end."""
+    `way` is known to its end. copied: the streams that have a large message already."""
 
-    __slots__ = ("asked", "facts", "given", "keys", "props", "route", "targets", "walk", "way")
+    __slots__ = (
+        "asked", "copied", "facts", "given", "keys", "props", "route", "targets", "walk", "way",
+    )  # fmt: skip
 
     def __init__(self, route: Route, given: bytes) -> None:
         self.route: Route = route
@@ -334,6 +340,7 @@ class Routing:
         self.asked: Asked | None = None
         self.way: Way | None = None
         self.walk: Walk | None = None
+        self.copied: list[str] = []
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -709,7 +716,11 @@ class Publisher(Unconfirmed):
                 return True
         routing = self._routing
         if routing is None or routing.given != props:
-            if route.way is None and not (info >> 16 & HAS_HEADERS and has_copies(props)):
+            if (
+                route.way is None
+                and not (info >> 16 & HAS_HEADERS and has_copies(props))
+                and not self._is_copied(route.targets, len(body))
+            ):
                 facts = PublishFacts()
                 props = self._special_facts(facts, route, props, info)
                 targets = route.targets
@@ -719,13 +730,13 @@ class Publisher(Unconfirmed):
                     self.trace(route, targets, props, body)
                 return True
             routing = self.begin_routing(route, props, info)
-        if not self.finish_routing(routing):
-            self._routing = routing
+        self._routing = routing
+        if not self.finish_routing(routing) or not self.append_copies(routing, body):
             return False
         self._routing = None
         targets = routing.targets
         self._budget.left -= SPECIAL_STEPS + len(targets.queues) + len(targets.streams)
-        self.publish_with(route, targets, routing.props, body, routing.facts)
+        self.publish_with(route, _left_targets(routing), routing.props, body, routing.facts)
         if routing.way is not None:
             self._count_apart(route, targets)
         if self._firehose.is_on:
@@ -746,6 +757,37 @@ class Publisher(Unconfirmed):
         self._note_place()
         if self.confirms is not None:
             self.confirms.published(lsn)
+
+    def _is_copied(self, targets: Targets, size: int) -> bool:
+        """Return whether a message of so many bytes is so large for the streams that it goes to
+        that they get it in slices."""
+        n = len(targets.streams)
+        return n > 1 and n * size > COPIES_BYTES and self.transaction is None
+
+    def wants_copies(self, routing: Routing, size: int) -> bool:
+        """Return whether `append_copies` has something to do. A message with a key of duplicates
+        is in one record with the key."""
+        return routing.facts.key is None and self._is_copied(routing.targets, size)
+
+    def append_copies(self, routing: Routing, body: bytes) -> bool:
+        """Append a large message to its streams but the last, with a record for each; the last one
+        is left, with the queues, for `publish_with`. Returns False if the turn's budget does not
+        suffice; then route it again, and call this again, in a later slice. DiskFullError: the
+        same, once there is room."""
+        if not self.wants_copies(routing, len(body)):
+            return True
+        header = _stored_header(routing.route, routing.props, routing.facts)
+        budget = self._budget
+        for stream in _left_targets(routing).streams[:-1]:
+            if budget.left <= 0 and budget.is_over():
+                return False
+            routing.facts.seen_lsn = max(
+                routing.facts.seen_lsn, stream.append(header, body, self._mode)
+            )
+            self._dispatch.schedule()
+            routing.copied.append(stream.name)
+            budget.left -= 1 + len(body) // COPIED_STEP_BYTES
+        return budget.left > 0 or not budget.is_over()
 
     def _note_place(self) -> None:
         """Note where the record is that was just appended, if all go to one stream."""
@@ -820,6 +862,11 @@ class Publisher(Unconfirmed):
         not suffice; call it again in a later slice."""
         way = routing.way
         if way is None:
+            if routing.copied:  # they may have been deleted in a turn of others
+                found = routing.targets
+                names = [queue.name for queue in found.queues]
+                names += [stream.name for stream in found.streams]
+                routing.targets = targets_of(self.vhost, names)
             return True
         walk = routing.walk
         if walk is None:
@@ -871,9 +918,7 @@ class Publisher(Unconfirmed):
     ) -> None:  # fmt: skip
         """Publish any message: to a transaction, to several queues, to none. spooled: its body is
         in the store, and `body` is empty."""
-        header = route.front + props
-        if facts.hidden:
-            header = HEADERS.with_hidden(header, facts.hidden)
+        header = _stored_header(route, props, facts)
         if self.transaction is not None:
             share_blame(self.vhost, header, len(targets.queues) + len(targets.streams))
             if facts.key is not None:
@@ -1027,6 +1072,7 @@ class SpooledPublish:
         self._message.body = None
         self._message.persistent = self._info & 0xFF == PERSISTENT and leads_to_durable(self._route)
         self._spool: Spool = engine.bodies.spool(self._message)
+        self._is_ended = False
 
     def write(self, data: bytes) -> None:
         """Write the next bytes. DiskFullError: only `abort` may be called then."""
@@ -1037,13 +1083,33 @@ class SpooledPublish:
             raise engine.journal.disk_full(error, len(data)) from error
 
     def find_targets(self) -> bool:
-        """Find out where it goes, after the last byte. Returns False if the turn's budget does not
-        suffice; call it again in a later slice."""
-        routing = self._routing
+        """Find out where it goes, after the last byte, and append it to streams if it goes to
+        several. Returns False if the turn's budget does not suffice; call it again in a later
+        slice."""
+        publisher, routing = self._publisher, self._routing
         if routing is None:
-            routing = self._publisher.begin_routing(self._route, self._props, self._info)
+            routing = publisher.begin_routing(self._route, self._props, self._info)
             self._routing = routing
-        return self._publisher.finish_routing(routing)
+        if not publisher.finish_routing(routing):
+            return False
+        if not publisher.wants_copies(routing, self._spool.size):
+            return True
+        self._end()
+        return publisher.append_copies(routing, whole_body(publisher.vhost, self._message))
+
+    def _end(self) -> None:
+        """End the body, which is kept until `finish` or `abort`."""
+        if self._is_ended:
+            return
+        message = self._message
+        engine = self._publisher.vhost.engine
+        try:
+            message.store_file = self._spool.finish()
+        except OSError as error:
+            raise engine.journal.disk_full(error, self._spool.size) from error
+        message.size = self._spool.size
+        engine.bodies.own(message)
+        self._is_ended = True
 
     def finish(self) -> None:
         """Publish the message, once its targets are known."""
@@ -1053,19 +1119,16 @@ class SpooledPublish:
         vhost = publisher.vhost
         engine = vhost.engine
         message = self._message
-        try:
-            message.store_file = self._spool.finish()
-        except OSError as error:
-            raise engine.journal.disk_full(error, self._spool.size) from error
-        message.size = self._spool.size
-        engine.bodies.own(message)
+        self._end()
         try:
             facts, targets, props = routing.facts, routing.targets, routing.props
             if publisher.transaction is not None:
                 body = whole_body(vhost, message)
                 publisher.publish_with(self._route, targets, props, body, facts)
             else:
-                publisher.publish_with(self._route, targets, props, b"", facts, message)
+                publisher.publish_with(
+                    self._route, _left_targets(routing), props, b"", facts, message
+                )
                 places = _places(targets)
                 publisher.count(self._route, 1, places, int(not places))
             if vhost.firehose.is_on:
@@ -1075,7 +1138,10 @@ class SpooledPublish:
             publisher.note_unconfirmed()
 
     def abort(self) -> None:
-        """Delete the file: the body will not end."""
+        """Delete the file: it is not published."""
+        if self._is_ended:
+            self._publisher.vhost.engine.bodies.disown(self._message)
+            return
         try:
             self._spool.abort()
         except DiskFullError:
@@ -1096,6 +1162,22 @@ def targets_of(vhost: VHost, names: Iterable[str]) -> Targets:
         elif isinstance(queue, BrokerQueue) and not queue.is_crashed:
             found.queues.append(queue)
     return found
+
+
+def _left_targets(routing: Routing) -> Targets:
+    """Return where a message goes, without the streams that have it."""
+    targets = routing.targets
+    if not routing.copied:
+        return targets
+    left = Targets()
+    left.queues, left.histories = targets.queues, targets.histories
+    left.streams = [one for one in targets.streams if one.name not in routing.copied]
+    return left
+
+
+def _stored_header(route: Route, props: bytes, facts: PublishFacts) -> bytes:
+    header = route.front + props
+    return HEADERS.with_hidden(header, facts.hidden) if facts.hidden else header
 
 
 def _asked_by(routing: Routing) -> Asked:

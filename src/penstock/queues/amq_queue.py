@@ -123,6 +123,7 @@ from penstock.storage.log.record import LeaseRun
 from penstock.storage.parts.lease_engine import PAGE_BYTES, LeasePages, Taken, pages_path
 
 SLICE: Final = 256  # messages that one call may expire
+DEAD_COPIES: Final = 4  # of each, on average, if they go to several queues
 DEAD_SLICE: Final = 64  # that it may dead-letter: each may be read from disk, and be its own record
 
 
@@ -1553,7 +1554,7 @@ class AMQQueue(QueueTarget):
             if self.has_consumers and not returned and self._max_length.is_over(self.backing):
                 room = self.serve(self.backing.len())
             self.dead_letters.hops = hops
-            most = SLICE if dead_letter is None else DEAD_SLICE
+            most = SLICE if dead_letter is None else self._dead_slice()
             n = self._max_length.trim(self.backing, max(returned, most), dead_letter, room)
         except DiskFullError:
             return False
@@ -1565,13 +1566,23 @@ class AMQQueue(QueueTarget):
         self._must_trim = self._max_length.is_over(self.backing)
         return self._must_trim and self._max_length.is_over(self.backing, room)
 
+    def _dead_slice(self) -> int:
+        """Return how many messages one slice may dead-letter: DEAD_SLICE, but only a few times as
+        many copies of them."""
+        copies_max = DEAD_SLICE * DEAD_COPIES
+        return max(1, min(DEAD_SLICE, copies_max // max(self.dead_letters.places, 1)))
+
     def expire(self) -> bool:
         """Remove a slice of expired heads. Return True if the head is still expired."""
         dead_letter = None if self.dead_letters.route is None else self._dead_letter_expired
-        most = SLICE if dead_letter is None else DEAD_SLICE
-        n, has_more = expire(self.backing, self._clock.wall_ms(), most, dead_letter, self._mode)
+        most = SLICE if dead_letter is None else self._dead_slice()
+        now_ms = self._clock.wall_ms()
+        n, has_more = expire(self.backing, now_ms, most, dead_letter, self._mode)
         if n and dead_letter is None:
             self.dead_letters.count(EXPIRED, n)
+        elif n and not has_more:  # some of them may have become ready again
+            head = self.backing.head()
+            return head is not None and is_expired(head.expiry_ms, now_ms)
         return has_more
 
     def _dead_letter(self, delivery: Delivery, reason: str, attempts: int, mode: int) -> int:
@@ -1605,7 +1616,8 @@ class AMQQueue(QueueTarget):
 
     def _dead_letter_heads(self, tags: list[int], reason: str) -> None:
         """Dead-letter dropped heads, which are pending: those that go the same way together. Those
-        that are left if it fails become ready again."""
+        that are left if it fails become ready again; so do expired ones if they go to more queues
+        than those before."""
         done = 0
         try:
             while done < len(tags):
@@ -1614,6 +1626,8 @@ class AMQQueue(QueueTarget):
                     n = 1
                     self._dead_letter_head(tags[done], reason)
                 done += n
+                if reason == EXPIRED and done >= self._dead_slice():
+                    break
         finally:
             if done < len(tags):
                 self.backing.requeue(tags[done:], OS, attempted=False)

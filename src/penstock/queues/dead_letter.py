@@ -254,7 +254,8 @@ class DeadLetters:
     """The dead letters of one queue. `route`: finds their targets, or None. `counts`: how many died
     for each reason; `dropped`: how many of them had no target; `total`: of all queues; `cycles`:
     how many were kept from a queue in which they died; `sent_bytes`: of headers that were
-    written, and TARGET_BYTES for each target, a measure of what it has cost."""
+    written, and TARGET_BYTES for each target, a measure of what it has cost; `places`: to how many
+    targets the last one went."""
 
     def __init__(
         self, queue: str, headers: HeaderCodec, engine: StorageEngine,
@@ -266,6 +267,7 @@ class DeadLetters:
         self.total: DeathCounts | None = None
         self.cycles: int = 0
         self.sent_bytes: int = 0
+        self.places: int = 1
         self.hops: int = 0  # moves before this one in the call; set by the queue
         self._queue = queue
         self._headers = headers
@@ -395,6 +397,7 @@ class DeadLetters:
 
     def _count_taken(self, reason: str, routed: Routed, n: int = 1) -> None:
         self.count(reason, n)
+        self.places = len(routed.targets)
         if not routed.kind:
             self._last_event = ""
         for target in routed.targets:

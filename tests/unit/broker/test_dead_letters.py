@@ -7,6 +7,7 @@ import pytest
 
 import penstock
 from penstock.broker import topology
+from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.dispatch import TurnBudget
 from penstock.broker.topology import DeadLetterRoutes
 from penstock.clock import ManualClock
@@ -16,6 +17,7 @@ from penstock.queues.queue_options import QueueOptions
 from penstock.routing.router import Router
 from penstock.storage.files.durability import DISK
 from tests.helpers.amq_world import REFERENCE, VARIABLE, AmqWorld, name_of
+from tests.helpers.operation_rig import OperationRig
 
 H = AmqpHeaders()
 
@@ -466,3 +468,24 @@ def test_a_message_that_takes_too_many_steps_is_dropped_and_told(
     broker.reject()
     assert broker.ready("q", "dead") == [0, 0]
     assert "steps" in broker.world.events[-1][1]
+
+
+def test_a_slice_dead_letters_few_messages_that_go_to_many_queues() -> None:
+    """64 messages to 100 queues each are 6,400 copies; a slice of the first one makes 100."""
+    rig = OperationRig()
+    for n in range(100):
+        rig.result("declare_queue", queue=f"d{n}")
+        rig.result("bind_queue", queue=f"d{n}", exchange="amq.fanout", routing_key="")
+    arguments = {"x-message-ttl": 1000, "x-dead-letter-exchange": "amq.fanout"}
+    rig.result("declare_queue", queue="q", arguments=arguments)
+    rig.put("q", *[b"x"] * 64)
+    queue = rig.vhost.table.usable("q")
+    assert isinstance(queue, BrokerQueue)
+    rig.clock.advance(2)
+    left = 64
+    while queue.amq.expire():
+        assert left - queue.amq.backing.len() <= 2
+        left = queue.amq.backing.len()
+    last = rig.vhost.table.usable("d99")
+    assert isinstance(last, BrokerQueue)
+    assert last.len() == 64

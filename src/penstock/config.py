@@ -492,10 +492,13 @@ def with_changes(now: Config, wanted: Config) -> tuple[Config, list[str], list[s
 def with_value(now: Config, key: str, given: str, whole_bytes: int, origin: str) -> Config:
     """Return the settings with another value of a live option. whole_bytes: as of `config_of`.
     Raises OptionError."""
-    known = {one.key: one for one in settings() if one.option.is_live}
+    known = {one.key: one for one in settings()}
     if key not in known:
         raise OptionError(key, given, tuple(known))
     one = known[key]
+    if not one.option.is_live:
+        text = "an option that changes while the broker runs: set it in penstock.toml, and restart"
+        raise OptionError(key, given, text)
     if key == "memory":
         value: Any = _memory(_Given(given, key), whole_bytes)
     else:

@@ -12,7 +12,11 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
 from penstock.http.api_pages import openapi
 from penstock.http.endpoint import Endpoint
@@ -23,7 +27,7 @@ from tests.helpers.live_broker import LiveBroker
 pytestmark = pytest.mark.real
 
 EXAMPLES = 6
-CHECKS = [status_code_conformance, content_type_conformance]
+CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 DOCUMENT = schemathesis.openapi.from_dict(json.loads(openapi(ENDPOINTS)))
 
 
@@ -49,5 +53,7 @@ def test_each_row_answers_as_the_document_says(broker: LiveBroker, row: Endpoint
     def ask(case: schemathesis.Case) -> None:
         response = case.call(base_url=base, headers=headers)
         case.validate_response(response, checks=CHECKS if health else [*CHECKS, not_a_server_error])
+        if row.tags:
+            case.validate_response(case.call(base_url=base, headers={}), checks=CHECKS)
 
     ask()

@@ -72,7 +72,11 @@ def test_an_option_is_changed_until_the_next_start(
     assert broker.control("status")["disk_free_limit_bytes"] == 1000
     assert main(["environment", "--format", "jsonl", *data]) == 0
     assert '"value": "debug", "origin": "config_set"' in capsys.readouterr().out
+    capsys.readouterr()
     assert main(["config", "set", "port", "5", *data]) == 64
+    assert (
+        "option port: given '5', expected an option that changes while" in capsys.readouterr().err
+    )
     assert main(["config", "set", "log_level", "loud", *data]) == 64
     broker.stop()
     broker.start()

@@ -152,13 +152,16 @@ def _responses(row: Endpoint) -> dict[str, Any]:
         }
         for status in sorted(statuses)
     }
-    refused = {
+    refused: dict[str, Any] = {
         str(status): {
             "description": meaning,
             "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
         }
         for status, meaning in REFUSALS.items()
     }  # fmt: skip
+    del refused["401"]["content"]  # as RabbitMQ's: empty if no password was given
+    if row.path.startswith("health"):
+        refused["503"] = {"description": "the check failed", "content": {row.media_type: {}}}
     return answers | refused
 
 

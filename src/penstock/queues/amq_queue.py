@@ -758,7 +758,7 @@ class AMQQueue(QueueTarget):
     def peek(self) -> Delivery | None:
         """Return the next message with its body, or None. Changes nothing except that a slice of
         expired messages is removed."""
-        if self._may_expire and self.expire():
+        if self.expire():
             return None
         found = self.backing.browse(None, 1)
         return self._with_attempts(found[0]) if found else None
@@ -974,7 +974,7 @@ class AMQQueue(QueueTarget):
         leasing = self._leases()
         leasing.check()
         leasing.find(reader)
-        if self._may_expire and self.expire():
+        if self.expire():
             return leasing.lease(reader, [], mode)._replace(has_more=True)
         taken = leasing.take(messages_max, bytes_max, self._clock.wall_ms())
         if self.options.max_attempts is not None and self._is_cut_at_dead(taken):
@@ -1068,8 +1068,7 @@ class AMQQueue(QueueTarget):
         messages, lowered limits, paging, alerts. Return True if there is more to do at once."""
         has_more = False
         try:
-            if self._may_expire:
-                has_more = self.expire()
+            has_more = self.expire()
             if self._must_trim and self._trim():
                 has_more = True
             if self.delays.step(now_ms):
@@ -1236,8 +1235,8 @@ class AMQQueue(QueueTarget):
         message. A priority above the highest counts as the highest.
 
         ttl_ms: it expires after that, or the queue's ttl if that is sooner, from when it is due. 0:
-        a consumer that waits now (`takers`) gets it; if none waits, it expires at once. delay_ms:
-        it is due after that; None: the queue's delay.
+        a consumer that waits now (`takers`) gets it; if none waits, it expires as soon as it is the
+        head. delay_ms: it is due after that; None: the queue's delay.
 
         Raises QueueFullError if the queue refuses it, and the engine's errors (DiskFullError ...).
         Then the message is not in the queue.
@@ -1261,10 +1260,11 @@ class AMQQueue(QueueTarget):
                 expiry_ms = expiry_at(now_ms, ttl_ms, options.ttl_ms)
             if expiry_ms:
                 if expiry_ms == now_ms:
-                    if self._wanted() <= self.backing.len():
+                    if self._wanted() > self.backing.len():
+                        expiry_ms += GRACE_MS
+                        self._has_for_now = True
+                    elif self._is_expired_head(options.ttl_ms):
                         return self.publish_dead(header, body, mode, priority)
-                    expiry_ms += GRACE_MS
-                    self._has_for_now = True
                 self._may_expire = True
             self.backing.publish(header, body, mode, expiry_ms=expiry_ms, priority=priority)
             self.after_publish(size)
@@ -1378,10 +1378,19 @@ class AMQQueue(QueueTarget):
             self.dead_letters.send_new(header, body, priority, MAXLEN, mode)
 
     def dies_at_once(self, delay_ms: int | None) -> bool:
-        """Return whether a message of ttl 0 and this delay finds no consumer that waits now: then
-        `publish_dead` must follow."""
+        """Return whether a message of ttl 0 and this delay finds no consumer that waits now, and no
+        message before it that stays: then `publish_dead` must follow."""
         delay = self.options.delay_ms if delay_ms is None else delay_ms
-        return delay <= 0 and self._wanted() <= self.backing.len()
+        return (
+            delay <= 0
+            and self._wanted() <= self.backing.len()
+            and self._is_expired_head(self.options.ttl_ms)
+        )
+
+    def _is_expired_head(self, ttl_ms: int | None) -> bool:
+        """Return whether a message of ttl 0 that nobody waits for would be the head, or all before
+        it have a ttl of 0, too. ttl_ms: the queue's."""
+        return ttl_ms == 0 or not self.backing.len()
 
     def _wanted(self) -> int:
         """Return how many ready messages consumers wait for. Consumers are served first."""
@@ -1574,6 +1583,8 @@ class AMQQueue(QueueTarget):
 
     def expire(self) -> bool:
         """Remove a slice of expired heads. Return True if the head is still expired."""
+        if not self._may_expire:
+            return False
         dead_letter = None if self.dead_letters.route is None else self._dead_letter_expired
         most = SLICE if dead_letter is None else self._dead_slice()
         now_ms = self._clock.wall_ms()

@@ -14,6 +14,7 @@ import os
 import platform
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.access.limits import OF_USERS, OF_VHOSTS, VHOST_OPTIONS, LimitTable
@@ -228,15 +229,15 @@ class NodeOperations:
             "build": build_kind(),
             "now_ms": node.clock.wall_ms(),
             "uptime_s": round(node.clock.monotonic() - node.started_s, 1),
-            "data": node.data.path,
+            "data": _from_root(node.data.path),
             "host": host,
             "port": port,
             "listeners": node.ports(),
             "durability": MODE_NAMES[node.settings.mode],
             "memory_bytes": node.settings.memory_bytes,
             "counted_bytes": sum(v.counted_bytes for v in node.vhosts.values()),
-            "log_directory": node.data.places.get(LOG, node.data.path),
-            "spill_directory": node.data.places.get(SPILL, node.data.path),
+            "log_directory": _from_root(node.data.places.get(LOG, node.data.path)),
+            "spill_directory": _from_root(node.data.places.get(SPILL, node.data.path)),
             "disk_free_bytes": min(disks.values()),
             "disk_free_limit_bytes": limit_bytes,
             "is_ready": node.is_ready.is_set(),
@@ -397,8 +398,8 @@ class NodeOperations:
         for disk, free_bytes in disks.items():
             if free_bytes < limit_bytes:
                 text = (
-                    f"the disk of {disk} has {format_bytes(free_bytes)} free, publishers wait "
-                    f"below {format_bytes(limit_bytes)} (storage.disk_free_limit)"
+                    f"the disk of {_from_root(disk)} has {format_bytes(free_bytes)} free, "
+                    f"publishers wait below {format_bytes(limit_bytes)} (storage.disk_free_limit)"
                 )
                 do = "make room there, or lower the limit: penstock config set"
                 found.append(NodeProblem(ALARM, text, do))
@@ -873,6 +874,11 @@ class NodeOperations:
         identity = self._node.users.identity(user, vhost)
         if watched is not None and identity is not None:
             watched.notify("identity", identity=identity.facts())
+
+
+def _from_root(path: str) -> str:
+    """Return where a path is that may be one from the directory in which the broker was started."""
+    return str(Path(path).absolute())
 
 
 def _wrong(text: str) -> ControlError:

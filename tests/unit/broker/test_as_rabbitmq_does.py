@@ -6,6 +6,8 @@ from penstock.access.permissions import Identity
 from penstock.codec.spec import (
     BasicConsume,
     BasicConsumeOk,
+    BasicGet,
+    BasicGetOk,
     ChannelClose,
     QueueDelete,
     QueueDeleteOk,
@@ -61,3 +63,28 @@ def test_an_operation_declares_names_that_amqp_can_delete() -> None:
     c = rig.client().open()
     c.call(1, QueueDelete(queue="a\nb"), QueueDeleteOk)
     assert "ab" not in rig.vhost.queues
+
+
+@pytest.mark.parametrize("letters", [False, True])
+def test_an_expiration_of_0_waits_behind_others(rig: BrokerRig, letters: bool) -> None:
+    """Only the head expires: seen of RabbitMQ 3.10, classic and quorum queues."""
+    c = rig.client().open()
+    declared(c, "dead")
+    declared(c, x_dead_letter_exchange="", x_dead_letter_routing_key="dead") if letters else (
+        declared(c)
+    )
+    queue, dead = (classic(rig.vhost.queues[name]).amq for name in ("q", "dead"))
+    c.publish(1, "", "q", b"alone", expiration="0")
+    rig.turn()
+    assert (queue.len(), dead.len()) == (0, letters)
+    c.publish(1, "", "q", b"first")
+    for _ in range(3):
+        c.publish(1, "", "q", b"late", expiration="0")
+    rig.turn()
+    assert (queue.len(), dead.len()) == (4, letters)
+    c.send(1, BasicGet(queue="q"))
+    rig.turn()
+    got = c.messages()[0].method
+    assert isinstance(got, BasicGetOk)
+    assert got.message_count == 0
+    assert (queue.len(), dead.len()) == (0, 4 * letters)

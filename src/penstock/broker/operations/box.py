@@ -180,10 +180,6 @@ def _parts(call: Call, queue: BrokerQueue, delivery: Delivery) -> tuple[bytes, b
     return props, body
 
 
-def _browse(call: Call) -> None:
-    call.in_slices(_browsed(call, _find(call)))
-
-
 def _browsed(call: Call, queue: BrokerQueue) -> Slices:
     after = call.args.whole_or_none("after")
     n = call.args.whole("n")
@@ -342,7 +338,7 @@ FUNCTIONS: Final[Functions] = {
     "box.queues": _queues,
     "box.queue_info": _queue_info,
     "box.room": _room,
-    "box.browse": _browse,
+    "box.browse": lambda call: call.in_slices(_browsed(call, _find(call))),
     "box.read": _read,
     "box.purge": _purge,
     "box.delete": _delete,

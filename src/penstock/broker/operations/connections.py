@@ -217,10 +217,6 @@ class ConsumerRows(RowKind):
 # ---- closing -------------------------------------------------------------------------------------
 
 
-def _close_connections(call: Call) -> None:
-    call.in_slices(_closed(call))
-
-
 def _closed(call: Call) -> Slices:
     """Close them; the caller's own connection after the answer. ChannelError 404: there is none of
     this name."""
@@ -257,4 +253,4 @@ def _closed(call: Call) -> Slices:
     return {"closed": count}
 
 
-FUNCTIONS: Final[Functions] = {"close_connections": _close_connections}
+FUNCTIONS: Final[Functions] = {"close_connections": lambda call: call.in_slices(_closed(call))}

@@ -122,10 +122,6 @@ class BackupJob(SteppedJob):
         self._fresh.abandon()
 
 
-def _checkpoint(call: Call) -> None:
-    _begin(call, CheckpointJob(call.vhost))
-
-
 def _backup(call: Call) -> None:
     try:
         job = BackupJob(call.vhost, call.args.text("path"))
@@ -170,7 +166,7 @@ def _wait_for_job(call: Call) -> None:
 
 
 FUNCTIONS: Final[Functions] = {
-    "checkpoint": _checkpoint,
+    "checkpoint": lambda call: _begin(call, CheckpointJob(call.vhost)),
     "backup": _backup,
     "job": _wait_for_job,
 }

@@ -82,10 +82,6 @@ def _disown_lease(call: Call) -> None:
     call.reply({"disowned": lease_manager(call.vhost).owners.disown(key, args.text("owner"))})
 
 
-def _list_leases(call: Call) -> None:
-    call.in_slices(listed(call, _leases(call)))
-
-
 def _leases(call: Call) -> Rows:
     leases = lease_manager(call.vhost)
     for name in leases.queues():
@@ -128,6 +124,6 @@ FUNCTIONS: Final[Functions] = {
     "release_lease": _release_lease,
     "own_lease": _own_lease,
     "disown_lease": _disown_lease,
-    "list_leases": _list_leases,
+    "list_leases": lambda call: call.in_slices(listed(call, _leases(call))),
     "describe_queue": _describe_queue,
 }

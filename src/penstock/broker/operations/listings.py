@@ -441,16 +441,12 @@ def _topology_in_slices(call: Call) -> Slices:
     return found
 
 
-def _list_topology(call: Call) -> None:
-    call.in_slices(_topology_in_slices(call))
-
-
 def _listing(rows: Callable[[VHost], Iterator[Info | None]]) -> Callable[[Call], None]:
     return lambda call: call.in_slices(listed(call, rows(call.vhost)))
 
 
 FUNCTIONS: Final[Functions] = {
     "vhost_status": lambda call: call.reply(status(call.vhost)),
-    "list_topology": _list_topology,
+    "list_topology": lambda call: call.in_slices(_topology_in_slices(call)),
     "list_alerts": _listing(list_alerts),
 }

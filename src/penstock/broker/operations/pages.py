@@ -256,10 +256,6 @@ def _rows(
             yield asked.columns.cut(row)
 
 
-def _list_rows(call: Call) -> None:
-    call.in_slices(_listed(call, _kind(call), _asked(call)))
-
-
 def _listed(call: Call, kind: RowKind, asked: RowAsked) -> Slices:
     args = call.args
     things = yield from kind.gathered(call.vhost, _of(call, kind))
@@ -396,10 +392,6 @@ def _described(call: Call, kind: RowKind, asked: RowAsked) -> Slices:
     return asked.columns.cut(row)
 
 
-def _vhost_totals(call: Call) -> None:
-    call.in_slices(totals(call))
-
-
 def totals(call: Call) -> Slices:
     """Return the counters of the vhost since it was opened, with rates, and how much there is."""
     vhost = call.vhost
@@ -431,8 +423,8 @@ def _names(call: Call) -> None:
 
 FUNCTIONS: Final[Functions] = {
     **{name: _list(kind) for name, kind in LISTS.items()},
-    "list_rows": _list_rows,
+    "list_rows": lambda call: call.in_slices(_listed(call, _kind(call), _asked(call))),
     "describe_row": _describe_row,
     "names": _names,
-    "vhost_totals": _vhost_totals,
+    "vhost_totals": lambda call: call.in_slices(totals(call)),
 }

@@ -55,30 +55,6 @@ def _rows(component: str, vhost: VHost) -> list[dict[str, object]]:
     ]
 
 
-def _set_policy(call: Call) -> None:
-    _set(POLICY, call)
-
-
-def _clear_policy(call: Call) -> None:
-    _clear(POLICY, call)
-
-
-def _list_policies(call: Call) -> None:
-    call.reply(_rows(POLICY, call.vhost))
-
-
-def _set_operator_policy(call: Call) -> None:
-    _set(OPERATOR_POLICY, call)
-
-
-def _clear_operator_policy(call: Call) -> None:
-    _clear(OPERATOR_POLICY, call)
-
-
-def _list_operator_policies(call: Call) -> None:
-    call.reply(_rows(OPERATOR_POLICY, call.vhost))
-
-
 PARAMETERS_MAX: Final = 1000  # of a vhost
 
 
@@ -103,10 +79,6 @@ def _clear_parameter(call: Call) -> None:
     call.settled(call.vhost.engine.apply_topology(routing_table.clear_parameter(*key)), {})
 
 
-def _list_parameters(call: Call) -> None:
-    call.reply(parameter_rows(call.vhost))
-
-
 def parameter_rows(vhost: VHost) -> list[dict[str, object]]:
     """Return the parameters that are stored only, as `list_parameters` does."""
     return [
@@ -122,13 +94,13 @@ def _parameters(vhost: VHost) -> dict[tuple[bytes, bytes], bytes]:
 
 
 FUNCTIONS: Final[Functions] = {
-    "set_policy": _set_policy,
-    "clear_policy": _clear_policy,
-    "list_policies": _list_policies,
-    "set_operator_policy": _set_operator_policy,
-    "clear_operator_policy": _clear_operator_policy,
-    "list_operator_policies": _list_operator_policies,
+    "set_policy": lambda call: _set(POLICY, call),
+    "clear_policy": lambda call: _clear(POLICY, call),
+    "list_policies": lambda call: call.reply(_rows(POLICY, call.vhost)),
+    "set_operator_policy": lambda call: _set(OPERATOR_POLICY, call),
+    "clear_operator_policy": lambda call: _clear(OPERATOR_POLICY, call),
+    "list_operator_policies": lambda call: call.reply(_rows(OPERATOR_POLICY, call.vhost)),
     "set_parameter": _set_parameter,
     "clear_parameter": _clear_parameter,
-    "list_parameters": _list_parameters,
+    "list_parameters": lambda call: call.reply(parameter_rows(call.vhost)),
 }

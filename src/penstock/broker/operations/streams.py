@@ -143,10 +143,6 @@ def _reader(stream: BrokerStream, by_partition: dict[int, ReaderOffset], lags: L
     }
 
 
-def _list_streams(call: Call) -> None:
-    call.in_slices(_listed(call))
-
-
 def _listed(call: Call) -> Slices:
     found = JsonParts(is_exact=call.is_operator)
     found.begin(b"[")
@@ -257,10 +253,6 @@ def _by_partition(call: Call, name: str, stream: BrokerStream) -> dict[int, int]
     return found
 
 
-def _retain_stream(call: Call) -> None:
-    call.reply({"pages": _stream(call).retain()})
-
-
 # ---- the library's box on a broker ---------------------------------------------------------------
 
 
@@ -295,10 +287,6 @@ def _streams(call: Call) -> None:
     after = call.args.text("after")
     names = [stream.name for stream in call.vhost.streams.all()]
     call.in_slices(first_names(call, names, call.args.whole("n"), after, call.may_read))
-
-
-def _stream_info(call: Call) -> None:
-    call.in_slices(_informed(call, _stream(call, "name")))
 
 
 def _informed(call: Call, stream: BrokerStream) -> Slices:
@@ -375,14 +363,14 @@ def _append_audit(call: Call) -> None:
 
 FUNCTIONS: Final[Functions] = {
     "append_audit": _append_audit,
-    "list_streams": _list_streams,
+    "list_streams": lambda call: call.in_slices(_listed(call)),
     "describe_stream": _describe_stream,
     "find_stream_offset": _find_stream_offset,
     "set_stream_reader": _set_stream_reader,
     "delete_stream_reader": _delete_stream_reader,
-    "retain_stream": _retain_stream,
+    "retain_stream": lambda call: call.reply({"pages": _stream(call).retain()}),
     "box.append_to": _append_to,
     "box.appended": _appended,
     "box.streams": _streams,
-    "box.stream_info": _stream_info,
+    "box.stream_info": lambda call: call.in_slices(_informed(call, _stream(call, "name"))),
 }

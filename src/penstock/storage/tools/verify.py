@@ -82,7 +82,13 @@ from penstock.storage.pages.page import (
 )
 from penstock.storage.pages.page_reading import list_bases
 from penstock.storage.pages.staging import StagedReader, query_path
-from penstock.storage.pages.stream_meta import ALL_META, WRITE_META, Position, StreamHead
+from penstock.storage.pages.stream_meta import (
+    ALL_META,
+    WRITE_META,
+    AllMeta,
+    Position,
+    StreamHead,
+)
 from penstock.storage.store.message_store import MessageStore, read_table
 from penstock.storage.store.store_file import ENTRY_BYTES, OWN_FILE, StoreFile
 
@@ -598,25 +604,15 @@ class Findings:
 def verify_stream(fs: FileSystem, path: str) -> Findings:
     """Verify a stream without a vhost that nobody writes to. Raises OSError."""
     found = Findings()
-    file = f"{path}/{ALL_META}"
-    try:
-        meta = stream_meta.decode_all(file, fs.read(file))
-        first = stream_meta.read_tail(fs, path)
-    except FileNotFoundError:
-        found.problems.append(CorruptionError(file, 0, "it is missing"))
+    known = _meta(fs, path, found)
+    if known is None:
         return found
-    except CorruptionError as error:
-        found.problems.append(error)
-        return found
+    meta, first = known
     try:
         stream_meta.load_readers(fs, path)
     except CorruptionError as error:
         found.problems.append(error)
-    head = _head(fs, path, found)
-    if head is None:
-        _check_all(fs, path, meta.id, first, found)
-    else:
-        _check(fs, path, meta.id, first, head, found)
+    _check(fs, path, meta.id, first, _head(fs, path, found), found)
     return found
 
 
@@ -625,23 +621,28 @@ def check_stream(
 ) -> Findings:
     """Verify a stream of a vhost up to the checkpoint's position. Raises OSError."""
     found = Findings()
-    file = f"{path}/{ALL_META}"
-    try:
-        meta = stream_meta.decode_all(file, fs.read(file))
-        if (meta.number, meta.id) != (number, stream_id):
-            text = f"it is of stream {meta.number}, {meta.id.hex()}"
-            found.problems.append(CorruptionError(file, 12, text))
-        stream_meta.read_tail(fs, path)
-    except FileNotFoundError:
-        found.problems.append(CorruptionError(file, 0, "it is missing"))
-    except CorruptionError as error:
-        found.problems.append(error)
+    known = _meta(fs, path, found)
+    if known is not None and (known[0].number, known[0].id) != (number, stream_id):
+        text = f"it is of stream {known[0].number}, {known[0].id.hex()}"
+        found.problems.append(CorruptionError(f"{path}/{ALL_META}", 12, text))
     _head(fs, path, found)
     head = StreamHead(
         position.next_offset, position.page_base, position.page_bytes, position.last_time_us
     )
     _check(fs, path, stream_id, first_base, head, found)
     return found
+
+
+def _meta(fs: FileSystem, path: str, found: Findings) -> tuple[AllMeta, int] | None:
+    """Return allMeta and the first offset; None, and a problem, if they cannot be read."""
+    file = f"{path}/{ALL_META}"
+    try:
+        return stream_meta.decode_all(file, fs.read(file)), stream_meta.read_tail(fs, path)
+    except FileNotFoundError:
+        found.problems.append(CorruptionError(file, 0, "it is missing"))
+    except CorruptionError as error:
+        found.problems.append(error)
+    return None
 
 
 def _head(fs: FileSystem, path: str, found: Findings) -> StreamHead | None:
@@ -656,44 +657,33 @@ def _head(fs: FileSystem, path: str, found: Findings) -> StreamHead | None:
     return None
 
 
-def _check_all(
-    fs: FileSystem, path: str, stream_id: bytes, first: int, found: Findings
+def _check(
+    fs: FileSystem, path: str, stream_id: bytes, first: int, head: StreamHead | None,
+    found: Findings,
 ) -> None:  # fmt: skip
-    """Check every page of a stream whose end is unknown: each must lead to the next."""
+    """Check every page from the first one to that of the head. Without a head the end of the stream
+    is unknown: all pages are checked, and each must lead to the next."""
     _check_names(fs, path, first, found)
     bases = [base for base in list_bases(fs, path) if base >= first]
-    if bases and bases[0] != first:
-        _missing(path, first, found)
-    for i, base in enumerate(bases):
-        count = bases[i + 1] - base if i + 1 < len(bases) else -1
-        _Page(fs, path, stream_id, base, found).check(count, -1)
-
-
-def _check(
-    fs: FileSystem, path: str, stream_id: bytes, first: int, head: StreamHead, found: Findings
-) -> None:
-    """Check every page from the first one to that of the head."""
-    _check_names(fs, path, first, found)
-    if not head.page_bytes or head.page_base < first:
-        return  # there is no page, or retention deleted it
-    bases = [base for base in list_bases(fs, path) if first <= base <= head.page_base]
-    if not bases or bases[0] != first:
-        _missing(path, first, found)
-    if head.page_base != first and (not bases or bases[-1] != head.page_base):
-        _missing(path, head.page_base, found)
+    wanted = {first} if bases else set()
+    if head is not None:
+        if not head.page_bytes or head.page_base < first:
+            return  # there is no page, or retention deleted it
+        bases = [base for base in bases if base <= head.page_base]
+        wanted = {first, head.page_base}
+    for base in sorted(wanted.difference(bases)):
+        file = f"{path}/{page_name(base)}.page"
+        found.problems.append(CorruptionError(file, 0, "the page is missing"))
     for i, base in enumerate(bases):
         page = _Page(fs, path, stream_id, base, found)
-        if base == head.page_base:
+        if i + 1 < len(bases):
+            page.check(bases[i + 1] - base, -1)
+        elif head is None:
+            page.check(-1, -1)
+        elif base == head.page_base:
             page.check(head.next_offset - base, head.page_bytes)
         else:
-            after = bases[i + 1] if i + 1 < len(bases) else head.page_base
-            page.check(after - base, -1)
-
-
-def _missing(path: str, base: int, found: Findings) -> None:
-    found.problems.append(
-        CorruptionError(f"{path}/{page_name(base)}.page", 0, "the page is missing")
-    )
+            page.check(head.page_base - base, -1)
 
 
 def _check_names(fs: FileSystem, path: str, first: int, found: Findings) -> None:

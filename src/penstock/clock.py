@@ -46,15 +46,12 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Return seconds since some fixed moment; never goes back."""
-        ...
 
     def wall_ms(self) -> int:
         """Return milliseconds since 1970-01-01 00:00 UTC; makes no steps and never goes back."""
-        ...
 
     def wall_us(self) -> int:
         """Return microseconds since 1970-01-01 00:00 UTC; makes no steps and never goes back."""
-        ...
 
 
 class SteadyTime:

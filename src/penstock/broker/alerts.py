@@ -59,6 +59,7 @@ reported as an internal error.
 import json
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.broker.background_tasks import AGAIN, ASLEEP, BackgroundTask, BackgroundTasks
@@ -246,15 +247,13 @@ class PendingAlert:
         self.info: Info = {}
 
 
+@dataclass(slots=True, eq=False)
 class Damage:
     """The damage of one file: the first place found, and how many since."""
 
-    __slots__ = ("count", "first", "queue")
-
-    def __init__(self, queue: str, first: str) -> None:
-        self.queue: str = queue
-        self.first: str = first
-        self.count: int = 0
+    queue: str
+    first: str
+    count: int = 0
 
     @property
     def text(self) -> str:
@@ -497,19 +496,17 @@ class AlertManager(BackgroundTask):
         return steps
 
 
+@dataclass(slots=True, eq=False)
 class SendingAlert:
     """An alert that is being published. names: of the queues that are to get it still; None
     until the walk is done."""
 
-    __slots__ = ("about", "body", "depth", "header", "names", "walk")
-
-    def __init__(self, walk: Walk, header: bytes, body: bytes, about: str, depth: int) -> None:
-        self.walk: Walk = walk
-        self.header: bytes = header
-        self.body: bytes = body
-        self.about: str = about
-        self.depth: int = depth
-        self.names: list[str] | None = None
+    walk: Walk
+    header: bytes
+    body: bytes
+    about: str
+    depth: int
+    names: list[str] | None = None
 
 
 def routing_key(kind: str, queue: str) -> str:

@@ -7,6 +7,7 @@ is kept while nobody has bound the exchange.
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.broker.background_tasks import AGAIN, ASLEEP, BackgroundTask
@@ -26,15 +27,13 @@ KEY_BYTES_MAX: Final = 255
 PERSISTENT: Final = 2
 
 
+@dataclass(slots=True, eq=False)
 class OwnMessage:
     """A message for the exchange, not routed yet."""
 
-    __slots__ = ("body", "key", "properties")
-
-    def __init__(self, key: str, properties: BasicProperties, body: bytes) -> None:
-        self.key: str = key
-        self.properties: BasicProperties = properties
-        self.body: bytes = body
+    key: str
+    properties: BasicProperties
+    body: bytes
 
 
 class Outbox(BackgroundTask):

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.broker.background_tasks import AGAIN, ASLEEP, BackgroundTask
@@ -53,15 +54,13 @@ class RateSource(ABC):
         """Return whether there is the thing still."""
 
 
+@dataclass(slots=True, eq=False)
 class _Known:
     """The values of one thing at the tick at `time_s`, and its rates then, those that are not 0."""
 
-    __slots__ = ("rates", "time_s", "values")
-
-    def __init__(self, values: Values, rates: Mapping[str, float], time_s: float) -> None:
-        self.values: Values = values
-        self.rates: Mapping[str, float] = rates
-        self.time_s: float = time_s
+    values: Values
+    rates: Mapping[str, float]
+    time_s: float
 
 
 class _Watched:

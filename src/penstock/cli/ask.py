@@ -141,11 +141,9 @@ class Client(Protocol):
     def call(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
         """Return the result of an operation, with bytes decoded. Raises CommandRefusedError and
         UnavailableError."""
-        ...
 
     def close(self) -> None:
         """Close the connection."""
-        ...
 
 
 Connect = Callable[[str], Client]

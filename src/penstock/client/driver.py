@@ -229,14 +229,12 @@ T = TypeVar("T")
 NAMES_AT_ONCE: Final = 200  # 255 bytes each, escaped, still fit into a frame
 
 
+@dataclass(slots=True, eq=False)
 class Wait:
     """What a call waits for: a future, until the deadline (of time.monotonic(); None: no limit)."""
 
-    __slots__ = ("deadline", "future")
-
-    def __init__(self, future: "Future[Any]", deadline: float | None = None) -> None:
-        self.future = future
-        self.deadline = deadline
+    future: "Future[Any]"
+    deadline: float | None = None
 
     def seconds_left(self) -> float | None:
         """Return the seconds until the deadline, at least 0; None if there is none."""
@@ -261,17 +259,15 @@ class Full:
     overflow: str
 
 
+@dataclass(slots=True, eq=False)
 class RemoteState:
     """A queue as this box knows it. options: those of the last time it was opened here. mode: its
     own durability, None for the box's."""
 
-    __slots__ = ("is_deleted", "mode", "name", "options")
-
-    def __init__(self, name: str, options: QueueOptions) -> None:
-        self.name: str = name
-        self.options: QueueOptions = options
-        self.mode: int | None = None
-        self.is_deleted: bool = False
+    name: str
+    options: QueueOptions
+    mode: int | None = None
+    is_deleted: bool = False
 
     def check(self) -> None:
         """Raise UnknownQueueError if the queue was deleted."""

@@ -119,23 +119,18 @@ class TlsSocket:
         self._lock = threading.Lock()  # OpenSSL's state is for one thread at a time
 
     def settimeout(self, seconds: float | None) -> None:
-        """See socket."""
         self._sock.settimeout(seconds)
 
     def setblocking(self, is_blocking: bool) -> None:
-        """See socket."""
         self._sock.setblocking(is_blocking)
 
     def fileno(self) -> int:
-        """See socket."""
         return self._sock.fileno()
 
     def close(self) -> None:
-        """See socket."""
         self._sock.close()
 
     def sendall(self, data: bytes) -> None:
-        """See socket."""
         self._sock.sendall(data)
 
     def send(self, data: bytes | memoryview) -> int:

@@ -107,18 +107,16 @@ class AloneSettings:
     keeps: str = ""
 
 
+@dataclass(slots=True, eq=False)
 class Want:
     """What a call asks of the thread, and waits for. offset: of FORCE, up to which. error, result:
     the outcome."""
 
-    __slots__ = ("error", "kind", "offset", "result", "waiter")
-
-    def __init__(self, kind: str, waiter: Waiter, offset: int = 0) -> None:
-        self.kind = kind
-        self.waiter = waiter
-        self.offset = offset
-        self.error: Exception | None = None
-        self.result: int = 0
+    kind: str
+    waiter: Waiter
+    offset: int = 0
+    error: Exception | None = None
+    result: int = 0
 
     def take(self) -> int:
         """Return the result, or raise the error."""

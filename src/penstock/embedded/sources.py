@@ -39,11 +39,9 @@ class Runner(Protocol):
 
     def run(self, call: Call[T]) -> T:
         """Run a call in this thread and return its result."""
-        ...
 
     def wait(self, waiter: Any) -> None:
         """Wait in this thread for what a call yielded or `put_plain` returned."""
-        ...
 
 
 class AsyncRunner(Runner, Protocol):
@@ -51,15 +49,12 @@ class AsyncRunner(Runner, Protocol):
 
     def check_loop(self) -> None:
         """Raise RuntimeError if the caller is in another loop than that of the box."""
-        ...
 
     async def run_async(self, call: Call[T]) -> T:
         """Run a call in this task and return its result."""
-        ...
 
     async def wait_async(self, waiter: Any) -> None:
         """Wait in this task for what a call yielded or `put_plain` returned."""
-        ...
 
 
 # ---- queues --------------------------------------------------------------------------------------

@@ -140,7 +140,6 @@ class Interruptible(Protocol):
 
     def interrupted(self, error: BaseException) -> None:
         """Under the lock: stop using the core, whose state may be inconsistent."""
-        ...
 
 
 class Guard:

@@ -12,6 +12,7 @@ become one.
 
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.escaping import one_line
@@ -40,14 +41,12 @@ def quoted(value: str) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
+@dataclass(slots=True, eq=False)
 class Piece:
     """Some whole lines. They are compressed once, by themselves."""
 
-    __slots__ = ("_packed", "text")
-
-    def __init__(self, text: bytes) -> None:
-        self.text: bytes = text
-        self._packed: bytes | None = None
+    text: bytes
+    _packed: bytes | None = None
 
     def packed(self) -> bytes:
         """Return the text as blocks of deflate, up to a byte, of which none is the last."""

@@ -40,6 +40,7 @@ import ipaddress
 from collections import OrderedDict
 from collections.abc import Collection
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -94,20 +95,16 @@ class Brake:
         return self._wrong[key][1] + min(self._first_s * (1 << over), self._most_s)
 
 
+@dataclass(slots=True, eq=False)
 class _Question:
     """A password that waits for its hash, for all logins with the same one."""
 
-    __slots__ = ("address", "answer", "askers", "key", "name", "password")
-
-    def __init__(
-        self, key: bytes, address: str, name: str, password: bytes, answer: "asyncio.Future[bool]"
-    ) -> None:
-        self.key = key
-        self.address = address
-        self.name = name
-        self.password = password
-        self.answer = answer
-        self.askers = 0
+    key: bytes
+    address: str
+    name: str
+    password: bytes
+    answer: "asyncio.Future[bool]"
+    askers: int = 0
 
 
 class _Lines:

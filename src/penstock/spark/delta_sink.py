@@ -30,6 +30,7 @@ from penstock.spark.lake_table import (
     BATCH,
     QUERY,
     Division,
+    LakeTable,
     MisfitError,
     added_fields,
     arrow_schema,
@@ -63,7 +64,7 @@ WRITER_FEATURES: Final = 7
 NULL_DIRECTORY: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
-class DeltaSink:
+class DeltaSink(LakeTable):
     """One table. uri: a directory, or a URL of object storage. storage: deltalake's options for
     that. Raises LakeMissingError and MisfitError."""
 
@@ -78,7 +79,6 @@ class DeltaSink:
         self._title = f"delta {uri}"
 
     def check(self, batch: "pa.Schema") -> None:
-        """See LakeTable."""
         self._check_columns(batch)
         table = self._opened()
         if table is not None:
@@ -86,18 +86,15 @@ class DeltaSink:
         added_fields(_schema([]) if table is None else _arrow(table), batch, self._title)
 
     def divisions(self) -> Sequence[Division]:
-        """See LakeTable."""
         table = self._opened()
         return self._given if table is None else _divisions(table)
 
     def is_done(self, query: str, batch_id: int) -> bool:
-        """See LakeTable."""
         table = self._opened()
         last = None if table is None else table.transaction_version(query)
         return last is not None and last >= batch_id
 
     def write(self, rows: "DataFrame", query: str, batch_id: int) -> int:
-        """See LakeTable."""
         batch = arrow_schema(rows.schema)
         table = self._ready(batch)
         writer = DeltaFiles(

@@ -111,36 +111,28 @@ class LakeFiles(Protocol):
     def data_files(self, directory: str) -> list[str]:
         """Return the data files below a directory, as relative paths, sorted; none if it is
         missing."""
-        ...
 
     def exists(self, path: str) -> bool:
         """Return whether the path exists."""
-        ...
 
     def read(self, path: str) -> str:
         """Return a small text file."""
-        ...
 
     def write(self, path: str, text: str) -> None:
         """Write a small text file, whole or not at all; durable on return."""
-        ...
 
     def sync(self, directory: str, names: list[str]) -> None:
         """Make these files durable, where the file system can."""
-        ...
 
     def move(self, moves: list[tuple[str, str]]) -> None:
         """Rename files to new paths, making directories; durable on return."""
-        ...
 
     def names(self, directory: str) -> list[str]:
         """Return the names in a directory, sorted; none if it is missing."""
-        ...
 
     def delete(self, path: str) -> None:
         """Delete a path with all below it, as far as nobody writes there. A missing path is
         fine."""
-        ...
 
 
 def lake_files(path: str, spark: "SparkSession | None") -> LakeFiles:
@@ -162,25 +154,21 @@ def is_data(name: str) -> bool:
     return not any(part.startswith((".", "_")) for part in name.split("/"))
 
 
-class LocalFiles:
+class LocalFiles(LakeFiles):
     """The file system of this machine."""
 
     def data_files(self, directory: str) -> list[str]:
-        """See LakeFiles."""
         root = Path(directory)
         found = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
         return sorted(name for name in found if is_data(name))
 
     def exists(self, path: str) -> bool:
-        """See LakeFiles."""
         return Path(path).exists()
 
     def read(self, path: str) -> str:
-        """See LakeFiles."""
         return Path(path).read_text(encoding="utf-8")
 
     def write(self, path: str, text: str) -> None:
-        """See LakeFiles."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = target.with_name(f".{target.name}.tmp")
@@ -192,12 +180,10 @@ class LocalFiles:
         sync_path(target.parent)
 
     def sync(self, directory: str, names: list[str]) -> None:
-        """See LakeFiles."""
         for name in names:
             sync_path(Path(directory, name))
 
     def move(self, moves: list[tuple[str, str]]) -> None:
-        """See LakeFiles."""
         touched: set[Path] = set()
         for old, new in moves:
             parent = Path(new).parent
@@ -209,12 +195,10 @@ class LocalFiles:
             sync_path(directory)
 
     def names(self, directory: str) -> list[str]:
-        """See LakeFiles."""
         root = Path(directory)
         return sorted(path.name for path in root.iterdir()) if root.is_dir() else []
 
     def delete(self, path: str) -> None:
-        """See LakeFiles."""
         target = Path(path)
         if target.is_dir():
             shutil.rmtree(target, ignore_errors=True)  # a killed run may still write there
@@ -231,7 +215,7 @@ def sync_path(path: str | Path) -> None:
         os.close(descriptor)
 
 
-class HadoopFiles:
+class HadoopFiles(LakeFiles):
     """Hadoop's FileSystem for a path, in Spark's JVM. It decides what is durable when."""
 
     def __init__(self, spark: "SparkSession", path: str) -> None:
@@ -244,7 +228,6 @@ class HadoopFiles:
         self._fs = self._path(path).getFileSystem(configuration)
 
     def data_files(self, directory: str) -> list[str]:
-        """See LakeFiles."""
         if not self.exists(directory):
             return []
         root = self._fs.makeQualified(self._path(directory)).toString().rstrip("/") + "/"
@@ -254,17 +237,14 @@ class HadoopFiles:
         return sorted(name for name in found if is_data(name))
 
     def exists(self, path: str) -> bool:
-        """See LakeFiles."""
         return bool(self._fs.exists(self._path(path)))
 
     def read(self, path: str) -> str:
-        """See LakeFiles."""
         stream, buffer = self._fs.open(self._path(path)), self._buffer()
         self._io.copyBytes(stream, buffer, 65536, True)
         return str(buffer.toString(self._utf8))
 
     def write(self, path: str, text: str) -> None:
-        """See LakeFiles."""
         fresh = f"{path}.tmp"
         out = self._fs.create(self._path(fresh), True)
         try:
@@ -276,10 +256,9 @@ class HadoopFiles:
         self._rename(fresh, path)
 
     def sync(self, directory: str, names: list[str]) -> None:
-        """See LakeFiles."""
+        """Do nothing: `write` and Spark have closed the files, and Hadoop decides the rest."""
 
     def move(self, moves: list[tuple[str, str]]) -> None:
-        """See LakeFiles."""
         made: set[str] = set()
         for old, new in moves:
             parent = new.rpartition("/")[0]
@@ -293,11 +272,9 @@ class HadoopFiles:
             raise OSError(f"{old}: the file system did not rename the file to {new}")
 
     def names(self, directory: str) -> list[str]:
-        """See LakeFiles."""
         if not self.exists(directory):
             return []
         return sorted(s.getPath().getName() for s in self._fs.listStatus(self._path(directory)))
 
     def delete(self, path: str) -> None:
-        """See LakeFiles."""
         self._fs.delete(self._path(path), True)

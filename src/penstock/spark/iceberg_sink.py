@@ -28,6 +28,7 @@ from penstock.spark.lake_table import (
     QUERY,
     TIMES,
     Division,
+    LakeTable,
     MisfitError,
     added_fields,
     arrow_schema,
@@ -60,7 +61,7 @@ class IcebergCommitError(PenstockError):
     """All attempts to commit collided with other commits to the table."""
 
 
-class IcebergSink:
+class IcebergSink(LakeTable):
     """One table. name: "namespace.table". catalog: pyiceberg's properties. Raises LakeMissingError
     and MisfitError."""
 
@@ -85,7 +86,6 @@ class IcebergSink:
         self._catalog_kept: Any = None
 
     def check(self, batch: "pa.Schema") -> None:
-        """See LakeTable."""
         import pyarrow as pa
 
         table = self._opened()
@@ -96,17 +96,14 @@ class IcebergSink:
         added_fields(there, batch, self._title)
 
     def divisions(self) -> Sequence[Division]:
-        """See LakeTable."""
         table = self._opened()
         return self._given if table is None else _divisions(table.metadata)
 
     def is_done(self, query: str, batch_id: int) -> bool:
-        """See LakeTable."""
         table = self._opened()
         return table is not None and _has_batch(table, query, batch_id)
 
     def write(self, rows: "DataFrame", query: str, batch_id: int) -> int:
-        """See LakeTable."""
         batch = arrow_schema(rows.schema)
         table = self._opened() or self._made(batch)
         _, metadata = self._evolved(table, batch)

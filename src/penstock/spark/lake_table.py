@@ -136,20 +136,16 @@ class LakeTable(Protocol):
 
     def check(self, batch: "pa.Schema") -> None:
         """Check that rows of these columns can be written. Changes nothing. Raises MisfitError."""
-        ...
 
     def divisions(self) -> Sequence[Division]:
         """Return the table's divisions, or those that it will be created with."""
-        ...
 
     def is_done(self, query: str, batch_id: int) -> bool:
         """Return whether this batch of this query, or a later one, is in the table."""
-        ...
 
     def write(self, rows: "DataFrame", query: str, batch_id: int) -> int:
         """Write and commit a batch that is not done. Return the number of rows. Creates the table
         and adds columns as needed. Raises MisfitError."""
-        ...
 
 
 def needs(module: str, kind: str) -> None:

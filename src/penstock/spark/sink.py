@@ -202,7 +202,6 @@ class PenstockWriter(DataSourceArrowWriter):
         self._sink.abort(messages, self._query, self._batch)
 
     def check(self) -> None:
-        """See RowSink."""
         self._sink.check()
 
 
@@ -236,7 +235,6 @@ class PenstockStreamWriter(DataSourceStreamArrowWriter):
         self._sink.abort(messages, query_of_checkpoint(self._sink.options.checkpoint), batchId)
 
     def check(self) -> None:
-        """See RowSink."""
         self._sink.check()
 
 

@@ -45,6 +45,7 @@ The pages of a lease are read by whoever may open the files (penstock.http).
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.broker import refusals
@@ -469,18 +470,16 @@ def _ignore(_answer: object) -> None:
 # ---- owners --------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
 class Owner:
     """The owner of a reader. user: whose program it is. until_s: by the monotonic clock. renewals:
     how often it called."""
 
-    __slots__ = ("renewals", "seconds", "token", "until_s", "user")
-
-    def __init__(self, user: str, token: str, seconds: float, until_s: float) -> None:
-        self.user: str = user
-        self.token: str = token
-        self.seconds: float = seconds
-        self.until_s: float = until_s
-        self.renewals: int = 0
+    user: str
+    token: str
+    seconds: float
+    until_s: float
+    renewals: int = 0
 
 
 class LeaseOwners:

@@ -8,6 +8,7 @@
 A group of records has the strongest mode of its members.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.errors import OptionError
@@ -20,14 +21,12 @@ DISK: Final = 3  # confirmed when synced
 MODE_NAMES: Final = ("none", "os", "interval", "disk")
 
 
+@dataclass(slots=True, eq=False)
 class Durability:
     """A mode, and the interval in ms that goes with INTERVAL (0 in other modes)."""
 
-    __slots__ = ("interval_ms", "mode")
-
-    def __init__(self, mode: int, interval_ms: int = 0) -> None:
-        self.mode: int = mode
-        self.interval_ms: int = interval_ms
+    mode: int
+    interval_ms: int = 0
 
     @staticmethod
     def parse(text: str) -> "Durability":

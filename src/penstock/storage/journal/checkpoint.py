@@ -473,29 +473,23 @@ class Listing:
         return pieces
 
 
+@dataclass(slots=True, eq=False)
 class Writing:
     """A queue whose entries are being written to slots, with those that are left, in pieces, the
     next one last. They are written and released in chunks, because they may be many, and the queue
     may have acknowledged them."""
 
-    __slots__ = ("pieces", "queue")
-
-    def __init__(self, queue: QueueIndex, pieces: list[list[Entry]]) -> None:
-        self.queue: QueueIndex = queue
-        self.pieces: list[list[Entry]] = pieces
+    queue: QueueIndex
+    pieces: list[list[Entry]]
 
 
+@dataclass(slots=True, eq=False)
 class Small:
     """A small queue of the checkpoint in progress: its section, and its new rows."""
 
-    __slots__ = ("fresh", "queue", "section")
-
-    def __init__(
-        self, queue: QueueIndex, section: Section, fresh: list[tuple[int, SectionRow]]
-    ) -> None:
-        self.queue: QueueIndex = queue
-        self.section: Section = section
-        self.fresh: list[tuple[int, SectionRow]] = fresh
+    queue: QueueIndex
+    section: Section
+    fresh: list[tuple[int, SectionRow]]
 
 
 class Checkpointer:

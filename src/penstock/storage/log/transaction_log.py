@@ -133,7 +133,6 @@ class StoreSync(Protocol):
 
     def has_unsynced(self) -> bool:
         """Return whether any file has changed since a sync of it that `synced` reported."""
-        ...
 
     def take_unsynced(self) -> Callable[[], object]:
         """Return an operation that syncs all that is unsynced now, names included.
@@ -141,11 +140,9 @@ class StoreSync(Protocol):
         It runs later, in another thread, perhaps beside another one. It raises OSError or
         SyncFailedError.
         """
-        ...
 
     def synced(self, result: object) -> None:
         """Take the operation's result. What changed since `take_unsynced` stays unsynced."""
-        ...
 
 
 class NoStore:

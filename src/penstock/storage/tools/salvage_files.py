@@ -28,6 +28,7 @@ one checkpoint.
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.errors import CorruptionError, StorageError
@@ -74,14 +75,12 @@ _U64: Final = struct.Struct(">Q")
 _GROUP_FIXED: Final = GROUP_HEADER_BYTES - 4
 
 
+@dataclass(slots=True, eq=False)
 class FoundRecord:
     """A record and the file that it is in."""
 
-    __slots__ = ("path", "record")
-
-    def __init__(self, path: str, found: Record) -> None:
-        self.path: str = path
-        self.record: Record = found
+    path: str
+    record: Record
 
 
 class FoundLog:
@@ -292,14 +291,12 @@ _FILE: Final = struct.Struct(">4sHHQQI")
 _SECTION: Final = struct.Struct(">III")
 
 
+@dataclass(slots=True, eq=False)
 class FoundCheckpoint:
     """What verifies of a checkpoint, and whether its topology is part of that."""
 
-    __slots__ = ("has_topology", "manifest")
-
-    def __init__(self, manifest: Manifest) -> None:
-        self.manifest: Manifest = manifest
-        self.has_topology: bool = False
+    manifest: Manifest
+    has_topology: bool = False
 
 
 class BodyFinder:

@@ -14,7 +14,6 @@ delivery tag is 406, and a consumer tag used twice 530.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from penstock.broker import refusals
@@ -301,8 +300,7 @@ def _send_get_ok(channel: Channel, queue: BrokerQueue, delivery: Delivery, *, no
             queue.amq.ack([delivery.tag], OS)
     else:
         tag = channel.add_pending(queue, delivery)
-    with suppress(DiskFullError):  # the next tick tries again
-        queue.amq.expire()  # what has expired behind it does not count
+    queue.amq.forget_expired()  # what has expired behind it does not count
     for got in (channel.counts, queue.counts, channel.vhost.counts.messages):
         got.got(1, int(delivery.is_redelivered), no_ack=no_ack)
     counts = ALL_COUNTS if queue.is_quorum else NO_COUNTS

@@ -71,6 +71,7 @@ was begun, also after a restart.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
 from penstock.errors import (
@@ -1580,6 +1581,12 @@ class AMQQueue(QueueTarget):
         many copies of them."""
         copies_max = DEAD_SLICE * DEAD_COPIES
         return max(1, min(DEAD_SLICE, copies_max // max(self.dead_letters.places, 1)))
+
+    def forget_expired(self) -> None:
+        """Remove a slice of expired heads; if the disk is full, a later tick does."""
+        if self._may_expire:
+            with suppress(DiskFullError):
+                self.expire()
 
     def expire(self) -> bool:
         """Remove a slice of expired heads. Return True if the head is still expired."""

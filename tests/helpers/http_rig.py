@@ -28,6 +28,7 @@ from penstock.http.staging_endpoints import StagingEndpoints
 from penstock.server.authenticator import Authenticator
 from penstock.server.backends import Backends, InternalBackend
 from penstock.server.control import ControlError
+from penstock.server.polling_loop import run
 from penstock.storage.files.filesystem import OsFileSystem
 from penstock.storage.pages.persistent_queue import PersistentQueue
 from tests.helpers.asgi_client import Reply, ask
@@ -180,7 +181,7 @@ class HttpRig:
             async with asyncio.timeout(240):
                 return await scenario(app)
 
-        return asyncio.run(live())
+        return run(live())
 
     def close(self) -> None:
         for queue in (one for all_of in self.streams.values() for one in all_of):

@@ -432,7 +432,7 @@ def test_the_measure_notices_an_iteration_that_computes() -> None:
     """The hook itself: CPU between two questions of the loop to its selector counts."""
     import asyncio
 
-    from penstock.server.linked_process import polling_loop, take_longest_s
+    from penstock.server.polling_loop import polling_loop, take_longest_s
 
     async def compute() -> None:
         await asyncio.sleep(0)

@@ -23,14 +23,14 @@ PROGRAM = """
 import dataclasses, os, signal, sys, threading
 from penstock.broker.operations import FUNCTIONS
 from penstock.server import vhost_process
-from penstock.server.linked_process import main, polling_loop
+from penstock.server.linked_process import main
 
 def replace(op, function):
     FUNCTIONS[op] = function
 
 replace("purge_queue", lambda _: os.kill(os.getpid(), signal.SIGSEGV))
 replace("delete_queue", lambda _: threading.Event().wait())
-sys.exit(main("vhost", vhost_process.VhostProcess, sys.argv[1:], polling_loop))
+sys.exit(main("vhost", vhost_process.VhostProcess, sys.argv[1:]))
 """
 
 pytestmark = pytest.mark.real

@@ -41,6 +41,9 @@ arrive in short reads as well, but their senders do not wait.)
 is sent; if nothing came for four of them, the client is gone. While a client is not read on our
 account its silence means nothing.
 
+The hub has the times of its sessions, in slots of SLOT_S, not asyncio, whose timers would cost a
+connection more than its reading.
+
 **The end.** A client that said goodbye closes the socket itself when it has read close-ok, as the
 protocol has it and RabbitMQ does. Else, after the last bytes, the sending half is shut, so that
 they arrive although the client has sent what nobody reads any more. In both cases it has LINGER_S.
@@ -115,6 +118,8 @@ LOW_WATER_BYTES: Final = 64 << 10
 LINGER_S: Final = 3.0
 CLOSING_S: Final = 10.0  # for a client to answer connection.close, or to take what waits for it
 SILENT_HALVES: Final = 4
+SLOTS_PER_S: Final = 4  # the times of sessions are as exact as that
+NEVER: Final = -1
 SOON_S: Final = 0.05  # the next tick after a turn is due at most so much later
 
 logger = logging.getLogger(__name__)
@@ -251,8 +256,9 @@ class Session(PolledSource):
         self._has_received: bool = False
         self._silent_halves: int = 0
         self._counted_bytes: int = 0  # of waiting_bytes, reported to the vhost
-        self._heartbeat: asyncio.TimerHandle | None = None
-        self._deadline: asyncio.TimerHandle | None = None
+        self.slot: int = NEVER  # in which the hub calls `timed`
+        self._beat_s: float = -1.0  # when a half interval of heartbeats ends; negative: never
+        self._abort_s: float = -1.0  # when it is dropped; negative: never
 
     def start(self, handler: Handler, leftover: bytes) -> None:
         """Begin with what was read before the hand-over."""
@@ -395,11 +401,6 @@ class Session(PolledSource):
 
     def ended(self) -> None:
         """Take the client out of the vhost: the hub calls this once, after `abort`."""
-        for timer in (self._heartbeat, self._deadline):
-            if timer is not None:
-                timer.cancel()
-        self._heartbeat = None
-        self._deadline = None
         self.hub.forget(self)
         handler = self.handler
         self.handler = None
@@ -528,7 +529,7 @@ class Session(PolledSource):
         """Limit the time to close, after the client was sent a close. Nothing that it says now but
         close-ok is understood, and not even that if its frames cannot be told apart any more."""
         handler = self.handler
-        if self._deadline is None and handler is not None:
+        if self._abort_s < 0 and handler is not None:
             self._abort_later(self.hub.linger_s if handler.connection.is_broken else CLOSING_S)
 
     def unexpected(self, error: Exception) -> None:
@@ -542,17 +543,33 @@ class Session(PolledSource):
         self.shutdown(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
 
     def _abort_later(self, seconds: float) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = self.hub.loop.call_later(seconds, self.abort)
+        self._abort_s = monotonic() + seconds
+        self._wait()
+
+    def _wait(self) -> None:
+        """Have the hub call `timed` when it is time."""
+        if not self._is_closed:
+            at_s = self._beat_s
+            if 0 <= self._abort_s < at_s or at_s < 0:
+                at_s = self._abort_s
+            self.hub.call_at(self, at_s)
+
+    def timed(self) -> None:
+        """Do what is due by time."""
+        now_s = monotonic()
+        if 0 <= self._abort_s <= now_s:
+            self.abort()
+        elif 0 <= self._beat_s <= now_s:
+            self._beat()
+        self._wait()
 
     # ---- heartbeats ----------------------------------------------------------------------------
 
     def _beat_later(self) -> None:
         handler = self.handler
         if handler is not None:
-            half_s = handler.facts.heartbeat_s / 2
-            self._heartbeat = self.hub.loop.call_later(half_s, self._beat)
+            self._beat_s = monotonic() + handler.facts.heartbeat_s / 2
+            self._wait()
 
     def _beat(self) -> None:
         """Run every half interval."""
@@ -703,6 +720,9 @@ class Hub(Turns):
         self._is_stopped: bool = False
         self._output: list[SocketOutlet] = []
         self._ended: list[Session] = []  # dropped, and not yet taken out of the vhost
+        self._slots: dict[int, dict[Session, None]] = {}  # sessions that wait, by when
+        self._first_slot: int = NEVER  # the earliest, or an earlier one that is empty by now
+        self._vhost_tick_s: float = -1.0  # when the vhost's next tick is due; negative: never
 
     def start(self) -> None:
         """Start, with the first tick."""
@@ -740,8 +760,9 @@ class Hub(Turns):
             self._take_out()
         self._run(self.vhost.turn)
         soon = monotonic() + SOON_S
-        if self.tick_at > soon:
-            self.tick_at = soon
+        if self._vhost_tick_s > soon:
+            self._vhost_tick_s = soon
+            self._set_tick()
 
     def completed(self) -> None:
         """See Turns."""
@@ -772,13 +793,58 @@ class Hub(Turns):
         self.tick_at = -1.0
         if self._is_stopped:
             return
-        self._run(self._tick)
-        self.on_tick()
+        now_s = monotonic()
+        self._time(int(now_s * SLOTS_PER_S))
+        if self._vhost_tick_s <= now_s:
+            self._run(self._tick)
+            self.on_tick()
+        self._set_tick()
 
     def _tick(self) -> bool:
-        self.tick_at = monotonic() + 1.0  # if the tick fails
-        self.tick_at = monotonic() + max(self.vhost.tick(), 0.0)
+        self._vhost_tick_s = monotonic() + 1.0  # if the tick fails
+        self._vhost_tick_s = monotonic() + max(self.vhost.tick(), 0.0)
         return False
+
+    def _set_tick(self) -> None:
+        """Have `tick` called when the next time is due."""
+        if not self._is_stopped:
+            self.tick_at = self._vhost_tick_s
+            if self._first_slot >= 0:
+                self.tick_at = min(self.tick_at, self._first_slot / SLOTS_PER_S)
+
+    # ---- times of sessions ---------------------------------------------------------------------
+
+    def call_at(self, session: Session, at_s: float) -> None:
+        """Call session.timed at that time (monotonic), up to a slot later, instead of when it was
+        to be called before; negative: never."""
+        slot = NEVER if at_s < 0 else int(at_s * SLOTS_PER_S) + 1
+        if slot == session.slot:
+            return
+        self._leave_slot(session)
+        session.slot = slot
+        if slot < 0:
+            return
+        self._slots.setdefault(slot, {})[session] = None
+        if not 0 <= self._first_slot <= slot:
+            self._first_slot = slot
+            self._set_tick()
+
+    def _leave_slot(self, session: Session) -> None:
+        of_slot = self._slots.get(session.slot)
+        if of_slot is not None:
+            of_slot.pop(session, None)
+            if not of_slot:
+                del self._slots[session.slot]
+        session.slot = NEVER
+
+    def _time(self, now: int) -> None:
+        """Call the sessions of the slots that are over."""
+        while 0 <= self._first_slot <= now:
+            of_slot = self._slots.pop(self._first_slot, {})
+            for session in list(of_slot):
+                session.slot = NEVER
+                session.timed()
+            self._first_slot = min(self._slots, default=NEVER)
 
     def fail(self, error: BaseException) -> None:
         """Stop: the vhost has failed."""
@@ -823,6 +889,7 @@ class Hub(Turns):
     def forget(self, session: Session) -> None:
         """Remove a session that has ended."""
         self.sessions.discard(session)
+        self._leave_slot(session)
         self.on_gone(session.user)
         if not self.sessions:
             self._on_empty()

@@ -7,25 +7,16 @@ http.process finish in their own way. Before the link is closed its last message
 may take LAST_WORDS_S, so that a supervisor that hangs does not keep the process alive.
 
 SIGINT and SIGHUP are ignored: a terminal sends them to the whole group, and the supervisor decides.
-
-**Measuring the loop.** PENSTOCK_MEASURE_LOOP=1 in the environment of a broker makes its processes
-measure the CPU time of each iteration of their loop, for tests that limit it: during an iteration
-no other client is served. It is the CPU time of the thread, so it does not depend on the load of
-the machine. The operation `loop` of the control socket returns the longest one, and resets it.
 """
 
 import asyncio
 import contextlib
-import os
-import selectors
 import signal
 import socket
 import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextvars import Context
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from penstock.clock import SystemClock
 from penstock.queues.budget import rss_bytes
@@ -33,7 +24,7 @@ from penstock.server.control import Facts
 from penstock.server.descriptors import raise_limit
 from penstock.server.heap import Heap, find_trim
 from penstock.server.log_lines import TAIL_CHARACTERS, set_up
-from penstock.server.poller import Poller
+from penstock.server.polling_loop import run
 from penstock.server.process_link import AskedCall, ProcessLink, no_calls
 from penstock.storage.files.filesystem import FileSystem
 
@@ -124,11 +115,10 @@ class LinkedProcess(ABC):
 
 
 def main(
-    kind: str, make: Callable[[socket.socket], LinkedProcess], arguments: list[str],
-    loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+    kind: str, make: Callable[[socket.socket], LinkedProcess], arguments: list[str]
 ) -> int:  # fmt: skip
     """Run the program. kind: the name in its log lines. arguments: the descriptor of its end of the
-    link. loop: makes the loop that it runs on. Returns the exit status."""
+    link. Returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise_limit()
@@ -139,81 +129,4 @@ def main(
     async def live() -> int:
         return await make(sock).run()
 
-    with asyncio.Runner(loop_factory=loop) as runner:
-        return runner.run(live())
-
-
-VARIABLE: Final = "PENSTOCK_MEASURE_LOOP"
-
-
-class PollingSelector(selectors.DefaultSelector):
-    """The selector of a PollingLoop: it waits in a Poller, which runs what is not asyncio's.
-
-    If it measures, longest_s is the CPU seconds of the longest iteration; its reader resets it. A
-    loop asks its selector what is ready, calls what is due, and asks again: the time between two
-    calls of `select` is one iteration, and so is each pass of the poller.
-    """
-
-    def __init__(self, *, is_measuring: bool) -> None:
-        super().__init__()
-        self.poller = Poller(self.fileno())
-        self.poller.is_measuring = is_measuring
-        self._since_s = time.thread_time()
-
-    def select(
-        self, timeout: float | None = None
-    ) -> list[tuple[selectors.SelectorKey, int]]:  # fmt: skip
-        """Wait as every selector does."""
-        poller = self.poller
-        if poller.is_measuring:
-            poller.longest_s = max(poller.longest_s, time.thread_time() - self._since_s)
-        is_ready = poller.poll(-1.0 if timeout is None else max(timeout, 0.0))
-        ready = super().select(0) if is_ready else []
-        if poller.is_measuring:
-            self._since_s = time.thread_time()
-        return ready
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        self.poller.close()
-        super().close()
-
-
-class PollingLoop(asyncio.SelectorEventLoop):
-    """An event loop that waits in a Poller."""
-
-    def __init__(self, *, is_measuring: bool) -> None:
-        selector = PollingSelector(is_measuring=is_measuring)
-        self.poller = selector.poller
-        super().__init__(selector)
-
-    # What the poller runs may call these: then it has to return, for the loop has something to do.
-
-    def call_soon(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        self.poller.must_return = True
-        return super().call_soon(callback, *args, context=context)
-
-    def call_at(  # type: ignore[override]
-        self, when: float, callback: Callable[..., object], *args: Any,
-        context: Context | None = None,
-    ) -> asyncio.TimerHandle:  # fmt: skip
-        poller = self.poller
-        if not 0 <= poller.until_s <= when:  # else the loop looks again before it is due
-            poller.must_return = True
-        return super().call_at(when, callback, *args, context=context)
-
-
-def polling_loop(environment: Mapping[str, str] = os.environ) -> PollingLoop:
-    """Return a loop with a poller; it measures if the environment asks for it."""
-    return PollingLoop(is_measuring=environment.get(VARIABLE) == "1")
-
-
-def take_longest_s(loop: asyncio.AbstractEventLoop) -> float | None:
-    """Return the CPU seconds of the longest iteration since the last call, None if the loop does
-    not measure."""
-    if not isinstance(loop, PollingLoop) or not loop.poller.is_measuring:
-        return None
-    longest_s, loop.poller.longest_s = loop.poller.longest_s, 0.0
-    return longest_s
+    return run(live())

@@ -33,10 +33,10 @@ from penstock.config import Config
 from penstock.errors import RESOURCE_ERROR, AMQPConnectionError, AMQPError
 from penstock.server.authenticator import network_of
 from penstock.server.descriptors import supervisor_sockets
-from penstock.server.linked_process import PollingLoop
 from penstock.server.log_lines import client_line
 from penstock.server.login import Gone, LoginRefused, Origin, Silent, Steps, WrongHeader
 from penstock.server.poller import READ, PolledSource, Poller
+from penstock.server.polling_loop import PollingLoop
 from penstock.server.tls_records import TlsRecords
 
 BACKLOG: Final = 1024
@@ -114,6 +114,7 @@ class Listening(PolledSource):
 
     def __init__(self, listener: "Listener[Any]", poller: Poller, sock: socket.socket) -> None:
         self.sock: socket.socket = sock
+        self.family: int = int(sock.family)
         self._listener: Listener[Any] = listener
         self._poller: Poller = poller
 
@@ -152,6 +153,9 @@ def bind(host: str, port: int) -> list[socket.socket]:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            # The sockets that it accepts have these, too.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             # For port 0 the first socket picks a free port, and the others use it.
             sock.bind((place[0], port, *place[2:]))
             port = sock.getsockname()[1]
@@ -232,7 +236,9 @@ class Listener(Generic[T]):
     def acceptable(self, listening: "Listening") -> None:
         """Accept a client; if more wait, the socket is still readable in the next pass."""
         try:
-            sock, _ = listening.sock.accept()
+            # accept() asks the system for the family and the kind, and both are known.
+            descriptor, _ = listening.sock._accept()  # type: ignore[attr-defined]
+            sock = socket.socket(listening.family, socket.SOCK_STREAM, 0, descriptor)
         except OSError as error:
             if error.errno not in SHORT:
                 return  # that client is gone already
@@ -243,7 +249,9 @@ class Listener(Generic[T]):
             self._loop.call_later(PAUSE_S, listening.go_on)
             return
         self.accepted += 1
-        self.take(sock)
+        half = self.take(sock)
+        if half is not None and half.task is None and half in self._half_open:
+            self.readable(half)  # mostly its first bytes are there
 
     @property
     def is_short(self) -> bool:
@@ -252,20 +260,19 @@ class Listener(Generic[T]):
 
     def take(
         self, sock: socket.socket, origin: Origin | None = None, records: TlsRecords | None = None
-    ) -> None:
-        """Begin the handshake of a client. origin: of one that another process has accepted, for
-        TLS. records: of its TLS, if that process does not decrypt them."""
+    ) -> HalfOpen | None:
+        """Begin the handshake of a client; None if it has gone already. origin: of one that another
+        process has accepted, for TLS. records: of its TLS, if that process does not decrypt
+        them."""
         sock.setblocking(False)
         try:
             if origin is None:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 login = self._make(sock, self._on_held)
             else:
                 login = self._make(sock, self._on_held, origin, records)
         except OSError:
-            sock.close()  # it has gone already
-            return
+            sock.close()
+            return None
         if len(self._half_open) >= self.half_open_max:
             self._drop_one()
         until_s = self._loop.time() + self._settings.handshake_timeout_s
@@ -275,6 +282,7 @@ class Listener(Generic[T]):
         if self._timer is None:
             self._timer = self._loop.call_at(until_s, self._look_at_time)
         self._go_on(half, None)
+        return half
 
     # ---- half-open clients ---------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ A process of a vhost runs an asyncio loop for what is not per message: its link 
 timers, signals, operations. To bring one message through asyncio's transports takes two passes of
 its loop and a dozen calls of Python, which costs more than the message. So the clients' sockets are
 not registered with asyncio. The loop waits, as always, in the `select` of its selector; that is
-PollingSelector (linked_process), which waits in `Poller.poll`:
+PollingSelector (polling_loop), which waits in `Poller.poll`:
 
     poll     epoll: clients' sockets, an eventfd of the workers, and asyncio's own descriptors
                a socket is ready      source.ready(mask): reads, handles and writes

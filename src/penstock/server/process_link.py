@@ -3,8 +3,10 @@
 control has the bytes. News are facts that nobody answers; either side may call operations of the
 other, and answers may come in another order than the calls.
 
-The socket never blocks. Packets that it does not take wait here, in order, so a process that hangs
-does not stop the other; senders look at `waiting`, the number of packets. The link owns a socket or
+The socket never blocks, and the poller of the loop reads it, not asyncio, which would take longer
+than the messages of a client's connection. Packets that the socket does not take wait here, in
+order, so a process that hangs does not stop the other; senders look at `waiting`, the number of
+packets. The link owns a socket or
 file that is handed over, and closes it when it was sent, or when the link ends.
 
 A malformed message ends the link. The receiver of a message owns its descriptors, and closes them.
@@ -49,9 +51,12 @@ from penstock.server.control import (
     Pieces,
     reachable,
 )
+from penstock.server.poller import READ, WRITE, PolledSource, Poller
+from penstock.server.polling_loop import PollingLoop
 
-PACKETS_PER_READ: Final = 16  # then other events are handled
-DESCRIPTORS_BYTES: Final = socket.CMSG_LEN(4 * struct.calcsize("i"))  # at most four are handed over
+PACKETS_PER_READ: Final = 16  # of one message; then other events are handled
+DESCRIPTOR: Final = struct.Struct("i")
+DESCRIPTORS_BYTES: Final = socket.CMSG_LEN(4 * DESCRIPTOR.size)  # at most four are handed over
 RETRY_S: Final = 0.02
 CALL_S: Final = 60.0
 BACKLOG: Final = 100
@@ -116,8 +121,8 @@ def _no_news(_facts: Facts, _data: bytes, descriptors: list[int]) -> None:
         socket.close(descriptor)
 
 
-class ProcessLink:
-    """One end, on the running loop. sock: must not block; the link owns it.
+class ProcessLink(PolledSource):
+    """One end, on the running loop, a PollingLoop. sock: must not block; the link owns it.
 
     on_closed(why): called once, when the other side has gone or sends a malformed message; not
     after `close`. on_news(facts, data, descriptors) and on_call(asked): called for each message, in
@@ -131,20 +136,24 @@ class ProcessLink:
         on_news: Callable[[Facts, bytes, list[int]], None] = _no_news,
         on_call: Callable[[AskedCall], None] = no_calls,
     ) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, PollingLoop), "a ProcessLink needs a PollingLoop"
         self._sock = sock
-        self._loop = asyncio.get_running_loop()
+        self._descriptor: int = sock.fileno()
+        self._loop: PollingLoop = loop
+        self._poller: Poller = loop.poller
         self._on_closed = on_closed
         self._on_news = on_news
         self._on_call = on_call
         self._out: deque[tuple[bytes, socket.socket | BinaryIO | None]] = deque()
-        self._is_waiting = False
+        self._is_waiting: bool = False
         self._pieces = Pieces()
         self._descriptors: list[int] = []
-        self._failure = ""  # of sending: the other side does not read any more
+        self._failure: str = ""  # of sending: the other side does not read any more
         self._calls: dict[int, asyncio.Future[LinkAnswer]] = {}
-        self._calls_n = 0
-        self.is_closed = False
-        self._loop.add_reader(sock, self._readable)
+        self._calls_n: int = 0
+        self.is_closed: bool = False
+        self._poller.watch(self._descriptor, self, READ)
 
     @property
     def waiting(self) -> int:
@@ -196,20 +205,21 @@ class ProcessLink:
                 if handed is None:
                     self._sock.send(packet)
                 else:
-                    socket.send_fds(self._sock, [packet], [handed.fileno()])
+                    rights = DESCRIPTOR.pack(handed.fileno())
+                    self._sock.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             except (BlockingIOError, InterruptedError):
                 self._is_waiting = True
-                self._loop.add_writer(self._sock, self._write)
+                self._poller.watch(self._descriptor, self, READ | WRITE)
                 return
             except OSError as error:
                 if error.errno in SHORT:
                     self._is_waiting = True
-                    self._loop.remove_writer(self._sock)
+                    self._poller.watch(self._descriptor, self, READ)
                     self._loop.call_later(RETRY_S, self._again)
                     return
                 # It has gone. Its last messages are still to be read, then the end.
                 self._is_waiting = True  # do not try again
-                self._loop.remove_writer(self._sock)
+                self._poller.watch(self._descriptor, self, READ)
                 self._drop_output()
                 self._failure = f"cannot send: {error.strerror}"
                 return
@@ -218,7 +228,7 @@ class ProcessLink:
                 handed.close()
         if self._is_waiting:
             self._is_waiting = False
-            self._loop.remove_writer(self._sock)
+            self._poller.watch(self._descriptor, self, READ)
 
     def _drop_output(self) -> None:
         for _, handed in self._out:
@@ -230,7 +240,18 @@ class ProcessLink:
         if not self.is_closed and not self._failure:
             self._write()
 
-    def _readable(self) -> None:
+    def ready(self, mask: int) -> None:
+        """See PolledSource."""
+        try:
+            if mask & WRITE and self._is_waiting:
+                self._write()
+            if mask & ~WRITE:
+                self._read()
+        except Exception:
+            logger.exception("a message between processes failed")
+
+    def _read(self) -> None:
+        """Take one message; if more wait, the socket is still readable in the next pass."""
         for _ in range(PACKETS_PER_READ):
             if self.is_closed:
                 return
@@ -257,6 +278,7 @@ class ProcessLink:
                 return
             if message is not None:
                 self._take(message, facts)
+                return
 
     def _take(self, message: LinkMessage, facts: Facts) -> None:
         """Report a message."""
@@ -279,8 +301,7 @@ class ProcessLink:
         if self.is_closed:
             return
         self.is_closed = True
-        self._loop.remove_reader(self._sock)
-        self._loop.remove_writer(self._sock)
+        self._poller.watch(self._descriptor, self, 0)
         self._sock.close()
         self._drop_output()
         _no_news({}, b"", self._descriptors)

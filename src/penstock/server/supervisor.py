@@ -56,13 +56,13 @@ from penstock.server.certificates import Certificates
 from penstock.server.control import NAME, Facts
 from penstock.server.descriptors import clients_max, raise_limit
 from penstock.server.heap import Heap, find_trim
-from penstock.server.linked_process import polling_loop
 from penstock.server.listener import Listener, bind
 from penstock.server.log_lines import LogTail, client_line, set_level, set_up
 from penstock.server.login import Login, Origin
 from penstock.server.memory_shares import MemoryShares
 from penstock.server.node_events import AUTHENTICATED, authenticated, events_of
 from penstock.server.node_operations import NodeOperations
+from penstock.server.polling_loop import run
 from penstock.server.process_link import ControlServer
 from penstock.server.proxy_protocol import networks_of
 from penstock.server.service_manager import ServiceManager
@@ -346,7 +346,7 @@ class Supervisor:
         """Make the process of TLS."""
         host = self.settings.host
         tls_records.load()
-        takers: dict[str, Callable[..., None]] = {AMQP: self.listener.take}
+        takers: dict[str, Callable[..., object]] = {AMQP: self.listener.take}
         sockets = {AMQP: ListeningSockets(host, socks[AMQPS])}
         if self.http is not None:
             takers[HTTP] = self.http.take
@@ -601,7 +601,7 @@ class Supervisor:
             text = f"access to vhost '{vhost.name}' refused for user '{user}': connection limit"
             raise AMQPConnectionError(NOT_ALLOWED, f"{text} ({most}) is reached", *OPEN)
         most = self.limits.of_user(user, MAX_CONNECTIONS)
-        if 0 <= most <= sum(one.clients[user] for one in self.vhosts.values()):
+        if 0 <= most <= sum(one.clients.get(user, 0) for one in self.vhosts.values()):
             text = f"connection refused for user '{user}': user connection limit ({most})"
             raise AMQPConnectionError(NOT_ALLOWED, f"{text} is reached", *OPEN)
         why = vhost.crowded()
@@ -638,5 +638,4 @@ def serve(
         supervisor.reread = reread
         await supervisor.run(on_ready)
 
-    with asyncio.Runner(loop_factory=polling_loop) as runner:
-        runner.run(live())
+    run(live())

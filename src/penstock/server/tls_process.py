@@ -43,10 +43,11 @@ from penstock.errors import AMQPError, OptionError
 from penstock.server.certificates import Certificates, tls_facts
 from penstock.server.control import Facts
 from penstock.server.descriptors import OWN
-from penstock.server.linked_process import LinkedProcess, PollingLoop, main, polling_loop
+from penstock.server.linked_process import LinkedProcess, main
 from penstock.server.listener import Listener
 from penstock.server.log_lines import set_level, set_up
 from penstock.server.login import Gone, Origin, Silent, Steps
+from penstock.server.polling_loop import PollingLoop
 from penstock.server.proxy_protocol import (
     Network,
     WrongProxyHeader,
@@ -392,4 +393,4 @@ class TlsProcess(LinkedProcess):
 
 
 if __name__ == "__main__":
-    sys.exit(main("tls", TlsProcess, sys.argv[1:], polling_loop))
+    sys.exit(main("tls", TlsProcess, sys.argv[1:]))

@@ -68,15 +68,9 @@ from penstock.server import tls_records
 from penstock.server.control import Facts, news
 from penstock.server.descriptors import RESERVE, clients_max
 from penstock.server.hub import Hub, Session
-from penstock.server.linked_process import (
-    EX_OK,
-    LinkedProcess,
-    PollingLoop,
-    main,
-    polling_loop,
-    take_longest_s,
-)
+from penstock.server.linked_process import EX_OK, LinkedProcess, main
 from penstock.server.log_lines import client_line, event_logger, set_level, set_up
+from penstock.server.polling_loop import PollingLoop, take_longest_s
 from penstock.server.process_link import AskedCall, ProcessLink
 from penstock.server.tls_records import TlsRecords
 from penstock.storage.files.data_directory import placed
@@ -468,10 +462,11 @@ class VhostProcess(LinkedProcess):
             logger.error("a connection was sent with %d descriptors, expected 1", len(descriptors))
             self._gone(ConnectionFacts.from_json(facts["facts"]).user)
             return
-        sock = socket.socket(fileno=descriptors[0])
-        sock.setblocking(False)
         assert self._vhost is not None
         opened = ConnectionFacts.from_json(facts["facts"])
+        family = socket.AF_INET6 if ":" in opened.host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM, 0, descriptors[0])
+        sock.setblocking(False)
         identity = Identity.from_text(data[: facts["identity_bytes"]])
         records = None if facts["records"] is None else TlsRecords.of(facts["records"])
         try:
@@ -572,4 +567,4 @@ def make_room_for_files(n: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main("vhost", VhostProcess, sys.argv[1:], polling_loop))
+    sys.exit(main("vhost", VhostProcess, sys.argv[1:]))

@@ -27,7 +27,7 @@ PROGRAM: Final = (*PYTHON, "penstock.server.tls_process")
 
 logger = logging.getLogger(__name__)
 
-Take = Callable[..., None]  # (socket, origin[, records])
+Take = Callable[..., object]  # (socket, origin[, records])
 
 
 class WatchedTls(WatchedProcess):

@@ -256,7 +256,8 @@ class WatchedVhost(WatchedProcess):
 
     def check_refused(self, user: str) -> None:
         """Raise AMQPConnectionError 530 if messages of this user have ended the process twice."""
-        left_s = self._refused.get((user, in_flight.MESSAGES), 0.0) - self._clock.monotonic()
+        until_s = self._refused.get((user, in_flight.MESSAGES), 0.0)
+        left_s = until_s - self._clock.monotonic() if until_s else 0.0
         if left_s > 0:
             text = (
                 f"access to vhost '{self.name}' refused for user '{user}' for {left_s:.0f} s: its "

@@ -7,6 +7,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.server.control import NAME, ControlClient, NoServerError
+from tests.helpers.builds import pure_only
 from tests.helpers.fake_control import FakeControl
 
 
@@ -46,6 +47,7 @@ def test_a_configuration_that_is_wrong_is_told(
     assert not broker.asked
 
 
+@pure_only
 def test_a_socket_of_another_user_is_a_matter_of_permission(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

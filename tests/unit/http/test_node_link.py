@@ -11,6 +11,7 @@ from penstock.http.requests import HttpError, JsonAnswer
 from penstock.operation_json import dumps, read
 from penstock.server import control
 from penstock.server.control import OPEN, ControlError
+from penstock.server.polling_loop import run
 from penstock.server.process_link import AskedCall, ProcessLink
 
 DOWN = ControlError(541, "INTERNAL_ERROR - vhost '/' is down: it failed")
@@ -79,7 +80,7 @@ def with_broker(scenario: Callable[[Broker], Awaitable[None]]) -> None:
             if link is not None:
                 link.close()
 
-    asyncio.run(live())
+    run(live())
 
 
 def test_a_vhost_is_asked_on_a_link_of_its_own() -> None:

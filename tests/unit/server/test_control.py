@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import AMQPError
 from penstock.operation_json import dumps, loads, read
-from penstock.server import control
+from penstock.server import control, polling_loop
 from penstock.server.control import NAME, ControlClient, ControlError, NoServerError
 from penstock.server.process_link import ControlServer, ProcessLink
 
@@ -53,7 +53,7 @@ def with_server(
         finally:
             await server.stop()
 
-    asyncio.run(run())
+    polling_loop.run(run())
 
 
 def call(path: Path, op: str, vhost: str | None = None, **args: object) -> object:

@@ -30,9 +30,9 @@ from penstock.config import Config
 from penstock.errors import AMQPConnectionError
 from penstock.server.authenticator import Authenticator
 from penstock.server.backends import Backends, InternalBackend
-from penstock.server.linked_process import polling_loop
 from penstock.server.listener import Listener, bind
 from penstock.server.login import Login, Origin
+from penstock.server.polling_loop import polling_loop
 from penstock.storage.files.user_store import UserStore
 
 CAPABILITIES = encode_table({"capabilities": {"authentication_failure_close": True}})

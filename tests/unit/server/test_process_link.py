@@ -12,6 +12,8 @@ from penstock.server.control import (
     Facts,
     Pieces,
 )
+from penstock.server.poller import READ
+from penstock.server.polling_loop import run
 from penstock.server.process_link import AskedCall, LinkEndedError, ProcessLink
 from tests.helpers.builds import pure_only
 
@@ -125,7 +127,7 @@ def test_a_call_is_answered_in_parts_or_refused(vhost: str | None) -> None:
             await left.link.call("e", None, b"")
         client.close()
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
@@ -142,18 +144,18 @@ def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
         right.link.close()
         client.close()
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_messages_keep_their_order_also_while_nobody_reads() -> None:
     async def scenario() -> None:
         left, right = ends()
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(right.link._sock)
+        poller, descriptor = right.link._poller, right.link._descriptor
+        poller.watch(descriptor, right.link, 0)
         for n in range(50):
             left.link.send({"n": n}, bytes(100_000))
         assert left.link.waiting > 0
-        loop.add_reader(right.link._sock, right.link._readable)
+        poller.watch(descriptor, right.link, READ)
         await right.until(50)
         assert [facts["n"] for facts, _, _ in right.messages] == list(range(50))
         assert {len(data) for _, data, _ in right.messages} == {100_000}
@@ -161,7 +163,7 @@ def test_messages_keep_their_order_also_while_nobody_reads() -> None:
         left.link.close()
         await right.ended()
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_a_socket_is_handed_over_with_its_message_and_closed_here() -> None:
@@ -180,14 +182,14 @@ def test_a_socket_is_handed_over_with_its_message_and_closed_here() -> None:
         left.link.close()
         right.link.close()
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_the_other_side_learns_of_the_end_and_nothing_leaks() -> None:
     async def scenario() -> None:
         left, right = ends()
         client, server = socket.socketpair()
-        asyncio.get_running_loop().remove_reader(right.link._sock)
+        right.link._poller.watch(right.link._descriptor, right.link, 0)
         left.link.send({}, bytes(10_000_000))
         left.link.send({}, b"", server)
         left.link.close()
@@ -195,14 +197,14 @@ def test_the_other_side_learns_of_the_end_and_nothing_leaks() -> None:
         after, again = socket.socketpair()
         left.link.send({}, b"", after)  # after the end: closed, not sent
         assert after.fileno() == -1
-        asyncio.get_running_loop().add_reader(right.link._sock, right.link._readable)
+        right.link._poller.watch(right.link._descriptor, right.link, READ)
         await right.ended()
         assert right.messages == []
         client.close()
         again.close()
 
     before = len(os.listdir("/proc/self/fd"))
-    asyncio.run(scenario())
+    run(scenario())
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -216,4 +218,4 @@ def test_what_cannot_be_understood_ends_the_link() -> None:
         assert "malformed message" in end.why
         theirs.close()
 
-    asyncio.run(scenario())
+    run(scenario())

@@ -10,8 +10,8 @@ from penstock.codec.frames import HEARTBEAT_FRAME, method_frame
 from penstock.codec.spec import BasicPublish
 from penstock.errors import StoppedError
 from penstock.server.hub import FIRST_BYTES, HIGH_WATER_BYTES, Hub, Session
-from penstock.server.linked_process import PollingLoop, polling_loop
 from penstock.server.poller import Poller
+from penstock.server.polling_loop import PollingLoop, polling_loop
 from penstock.server.tls_records import BAD_RECORD_MAC, TlsRecords, TrafficKey
 
 

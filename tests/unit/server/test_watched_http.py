@@ -11,6 +11,7 @@ from penstock.clock import SystemClock
 from penstock.config import Config
 from penstock.errors import AMQPError
 from penstock.operation_json import dumps, read
+from penstock.server import polling_loop
 from penstock.server.control import ControlError
 from penstock.server.watched_http import WatchedHttp
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED, ProcessDown
@@ -54,7 +55,7 @@ def with_http(scenario: Callable[[Rig], Awaitable[None]], **settings: float) -> 
             for sock in rig.socks:
                 sock.close()
 
-    asyncio.run(run())
+    polling_loop.run(run())
 
 
 def test_it_is_told_sockets_and_users_and_its_calls_are_answered() -> None:

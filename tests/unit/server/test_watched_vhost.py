@@ -18,6 +18,7 @@ from penstock.clock import SystemClock
 from penstock.config import Config
 from penstock.errors import AMQPConnectionError
 from penstock.operation_json import dumps, read
+from penstock.server import polling_loop
 from penstock.server.control import ControlError
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED
 from penstock.server.watched_vhost import VhostDown, WatchedVhost
@@ -79,7 +80,7 @@ def with_vhost(
         finally:
             await rig.vhost.stop()
 
-    asyncio.run(run())
+    polling_loop.run(run())
 
 
 def test_it_is_started_when_somebody_wants_it_and_stops_in_order() -> None:
@@ -469,7 +470,7 @@ def test_the_real_process_shares_what_it_handles_and_refuses_what_it_is_told(
             data.close()
             fs.close()
 
-    asyncio.run(run())
+    polling_loop.run(run())
 
 
 # ---- one that does not serve, and is not down ---------------------------------------------------

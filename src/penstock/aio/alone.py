@@ -23,9 +23,7 @@ from penstock.embedded.alone_stream import (
     AloneSettings,
     AloneStreamSource,
     ForceEvery,
-    opens,
-    path_of,
-    reporter_of,
+    driver_of,
     settings_of,
 )
 from penstock.embedded.events import OnEvent
@@ -95,8 +93,7 @@ async def _opened(
     loop = asyncio.get_running_loop()
 
     def in_thread() -> LoopAloneDriver:
-        path, report = path_of(directory), reporter_of(directory, on_event)
-        driver = LoopAloneDriver(path, opens(directory, settings), report)
+        driver = driver_of(LoopAloneDriver, directory, settings, on_event)
         driver.loop = loop
         return driver
 

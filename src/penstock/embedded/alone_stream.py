@@ -524,6 +524,7 @@ class AloneCore:
 ForceEvery: TypeAlias = int | str | timedelta
 OpenCore = Callable[[OnEvent, threading.Lock], AloneCore]
 T = TypeVar("T")
+D = TypeVar("D", bound="AloneDriver")
 
 SAFE: Final = "disk"
 RECORDS_MAX: Final = 1_000_000
@@ -820,8 +821,7 @@ def open_stream(
     missing.
     """
     settings = settings_of(force_every, page_bytes, max_age, max_bytes, max_records)
-    path, report = path_of(directory), reporter_of(directory, on_event)
-    driver = AloneDriver(path, opens(directory, settings), report)
+    driver = driver_of(AloneDriver, directory, settings, on_event)
     return AloneStream(driver, AloneStreamSource(driver))
 
 
@@ -839,18 +839,18 @@ def settings_of(
     return AloneSettings(options, records, seconds)
 
 
-def path_of(directory: object) -> str:
-    """Return the absolute path of the directory, for the program may change its own. OptionError if
-    it is a URL, TypeError if it is not a path."""
+def driver_of(
+    make: Callable[[str, OpenCore, OnEvent], D], directory: object, settings: AloneSettings,
+    on_event: OnEvent | None,
+) -> D:  # fmt: skip
+    """Return the driver of the stream in this directory. make: its class. Events are logged and
+    given to `on_event`. Errors as of `open_stream`."""
     if isinstance(directory, str) and directory.startswith(URLS):
         expected = "a directory: a stream of a broker is box.stream of penstock.open(URL)"
         raise OptionError("directory", directory, expected)
-    return str(Path(directory).absolute())  # type: ignore[arg-type]  # or a TypeError
-
-
-def opens(directory: object, settings: AloneSettings) -> OpenCore:
-    """Return what opens the core of the stream in this directory."""
-    path = path_of(directory)
+    # Absolute, for the program may change its own directory.
+    path = str(Path(directory).absolute())  # type: ignore[arg-type]  # or a TypeError
+    log = reporter(path, on_event)
 
     def open_core(on_event: OnEvent, lock: AbstractContextManager[object]) -> AloneCore:
         core = AloneCore(
@@ -858,7 +858,11 @@ def opens(directory: object, settings: AloneSettings) -> OpenCore:
         )
         return checked(core)
 
-    return open_core
+    def report(kind: str, text: str) -> None:
+        if kind != "page_bytes":  # `checked` raises an error if page_bytes was given
+            log(kind, text)
+
+    return make(path, open_core, report)
 
 
 def checked(core: AloneCore) -> AloneCore:
@@ -871,17 +875,6 @@ def checked(core: AloneCore) -> AloneCore:
         raise OptionError("page_bytes", wanted, f"{has}, as the stream was made with")
     core.settings = replace(core.settings, options=replace(core.settings.options, page_bytes=has))
     return core
-
-
-def reporter_of(directory: object, on_event: OnEvent | None) -> OnEvent:
-    """Return what logs an event of the stream and calls `on_event`."""
-    report = reporter(path_of(directory), on_event)
-
-    def report_other(kind: str, text: str) -> None:
-        if kind != "page_bytes":  # `checked` raises an error if page_bytes was given
-            report(kind, text)
-
-    return report_other
 
 
 def _force_every(given: object) -> tuple[int | None, float | None]:

@@ -44,9 +44,7 @@ from penstock.embedded.alone_stream import (
     AloneStream,
     AloneStreamSource,
     ForceEvery,
-    opens,
-    path_of,
-    reporter_of,
+    driver_of,
     settings_of,
 )
 from penstock.embedded.events import OnEvent
@@ -267,6 +265,5 @@ def persist(
     check_callable("encode", encode)
     check_callable("decode", decode)
     settings = persist_settings(force_every, page_bytes)
-    path, report = path_of(directory), reporter_of(directory, on_event)
-    driver = AloneDriver(path, opens(directory, settings), report)
+    driver = driver_of(AloneDriver, directory, settings, on_event)
     return Persisted(iterable, driver, encode, decode)

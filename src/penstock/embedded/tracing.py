@@ -66,33 +66,13 @@ class TracedDelivery(SpanDelivery):
 
     # ---- of the message ------------------------------------------------------------------------
 
-    @property
-    def id(self) -> Any:
-        return self._message.id
-
-    @property
-    def attempts(self) -> Any:
-        return self._message.attempts
-
-    @property
-    def headers(self) -> Any:
-        return self._message.headers
-
-    @property
-    def priority(self) -> Any:
-        return self._message.priority
-
-    @property
-    def time(self) -> Any:
-        return self._message.time
-
-    @property
-    def deaths(self) -> Any:
-        return self._message.deaths
-
-    @property
-    def properties(self) -> Any:
-        return self._message.properties
+    id: Any = property(lambda self: self._message.id)
+    attempts: Any = property(lambda self: self._message.attempts)
+    headers: Any = property(lambda self: self._message.headers)
+    priority: Any = property(lambda self: self._message.priority)
+    time: Any = property(lambda self: self._message.time)
+    deaths: Any = property(lambda self: self._message.deaths)
+    properties: Any = property(lambda self: self._message.properties)
 
     # ---- of the span ---------------------------------------------------------------------------
 

@@ -233,11 +233,6 @@ class Live:
         """Return the time, in seconds since 1970."""
         return self._clock.wall_ms() / 1000
 
-    @property
-    def is_watched(self) -> bool:
-        """Return whether anybody has a stream."""
-        return self._streams > 0
-
     def close(self) -> None:
         """End the streams, and `run`."""
         self._is_closed = True

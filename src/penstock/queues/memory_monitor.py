@@ -107,9 +107,9 @@ class ManagedQueue:
 class MemoryMonitor:
     """Divides `budget_bytes` among the queues that are registered.
 
-    interval_s: seconds between the beginnings of two rounds. watermark: the part of the budget at
-    which counted bytes raise the alarm, above 0 and at most 1. on_event(kind, text): called for
-    "memory_alarm" and "memory_free". Raises OptionError if a value is out of range.
+    watermark: the part of the budget at which counted bytes raise the alarm, above 0 and at most 1.
+    on_event(kind, text): called for "memory_alarm" and "memory_free". Raises OptionError if a value
+    is out of range.
     """
 
     def __init__(
@@ -117,14 +117,11 @@ class MemoryMonitor:
         budget_bytes: int,
         clock: Clock,
         *,
-        interval_s: float = INTERVAL_S,
         watermark: float = 1.0,
         on_event: Callable[[str, str], None] | None = None,
     ) -> None:
         if budget_bytes < 0:
             raise OptionError("memory", budget_bytes, "at least 0 bytes")
-        if interval_s <= 0:
-            raise OptionError("memory_monitor_interval", interval_s, "more than 0 seconds")
         if not 0 < watermark <= 1:
             raise OptionError("memory_high_watermark", watermark, "more than 0 and at most 1.0")
         self.budget_bytes: int = budget_bytes
@@ -137,12 +134,11 @@ class MemoryMonitor:
         self.is_disk_full: bool = False
         self.rounds: int = 0  # rounds that were finished
         self._clock: Clock = clock
-        self._interval_s: float = interval_s
         self._on_event: Callable[[str, str], None] | None = on_event
         self._managed: dict[int, ManagedQueue] = {}  # by id() of the queue
         self._sent_sum: int = 0  # bytes of all shares that are not unlimited
         self._due_s: float = clock.monotonic()
-        self._begun_s: float = self._due_s - interval_s  # when the last round began
+        self._begun_s: float = self._due_s - INTERVAL_S  # when the last round began
         self._rounds_over: int = 0  # that found more than the watermark, without one in between
         # The round under way.
         self._phase: int = RESTING
@@ -187,7 +183,7 @@ class MemoryMonitor:
             even = self._shared_bytes() // len(self._managed)
             free = self._shared_bytes() - self._sent_sum
             self._send(managed, INFINITY, max(min(even, free), min(even, SPARE_BYTES)))
-        soon_s = max(self._clock.monotonic(), self._begun_s + self._interval_s / 10)
+        soon_s = max(self._clock.monotonic(), self._begun_s + INTERVAL_S / 10)
         self._due_s = min(self._due_s, soon_s)
 
     def unregister(self, queue: BackingQueue) -> None:
@@ -229,7 +225,7 @@ class MemoryMonitor:
             if now_s < self._due_s:
                 return False
             self._begun_s = now_s
-            self._due_s = now_s + self._interval_s
+            self._due_s = now_s + INTERVAL_S
             self._begin()
         return self.step(now_s + SLICE_S)
 
@@ -364,7 +360,7 @@ class MemoryMonitor:
                 self.is_alarmed = True
                 self._report("memory_alarm", "has reached the watermark of")
             else:
-                self._due_s = min(self._due_s, self._begun_s + self._interval_s / 10)
+                self._due_s = min(self._due_s, self._begun_s + INTERVAL_S / 10)
         elif self.is_alarmed and self.counted_bytes <= self.watermark_bytes * CALM_PART:
             self.is_alarmed = False
             self._report("memory_free", "is below the watermark of")

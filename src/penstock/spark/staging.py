@@ -111,6 +111,7 @@ from penstock.spark.http_link import (
     PASSING,
     STAGING,
     BrokerWait,
+    HttpLink,
     LinkError,
     RefusedError,
     api_path,
@@ -672,26 +673,18 @@ class StagingLink:
             raise SinkError(f"{what}: {error}; tried for {self.timeout_s:g} s") from None
 
     def _ask(
-        self, method: str, parts: Sequence[str], body: object, timeout_s: float | None = None,
+        self, method: str, parts: tuple[str, ...], body: object, timeout_s: float | None = None,
         parameters: Mapping[str, str] | None = None,
     ) -> Any:  # fmt: skip
         """Return the answer to one request on a connection of its own.
 
         Raises RefusedError and LinkError.
         """
-        path = api_path(self.place, STAGING, parts)
-        if parameters:
-            path += f"?{urlencode(parameters)}"
-        data = None if body is None else json.dumps(body).encode()
-        connection = new_connection(self.place, timeout_s or self.timeout_s)
+        link = HttpLink(self.place, timeout_s or self.timeout_s)
         try:
-            headers = {**authorization(self.place), "Content-Type": "application/json"}
-            connection.request(method, path, data, headers)
-            return answer_of(self.place, f"{method} {path}", connection.getresponse())
-        except (OSError, http.client.HTTPException) as error:
-            raise LinkError(self.place, reason_of(error)) from error
+            return link.json(method, parts, parameters, body, STAGING)
         finally:
-            connection.close()
+            link.close()
 
 
 class PageUpload:

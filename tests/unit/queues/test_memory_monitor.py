@@ -277,7 +277,6 @@ def test_publishers_wait_at_once_for_what_no_queue_can_page_out() -> None:
     ("name", "values"),
     [
         ("memory", {"budget_bytes": -1}),
-        ("memory_monitor_interval", {"interval_s": 0.0}),
         ("memory_high_watermark", {"watermark": 0.0}),
         ("memory_high_watermark", {"watermark": 1.1}),
     ],

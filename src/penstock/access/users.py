@@ -356,19 +356,6 @@ class Users(KnownUsers):
             self._store.put_vhost(DEFAULT_VHOST, CREATING)
             self._store.put_permission("guest", DEFAULT_VHOST, (".*", ".*", ".*"))
 
-    def authenticate(self, name: str, password: bytes) -> bool:
-        """Return whether the password is right. Blocks for 50 ms unless it is remembered."""
-        if self.remembers(name, password):
-            return True
-        claim = self.claim(name)
-        if not verify(password, claim):
-            return False
-        if is_of_rabbitmq(claim):
-            hashed = self.new_hash(password)
-            claim = hashed if self.renew(name, claim, hashed) else claim
-        self.remember(name, password, claim)
-        return True
-
     def renew(self, name: str, claim: str, hashed: str) -> bool:
         """Replace `claim` by another hash of the same password, on disk."""
         user = self._users.get(name)
@@ -457,22 +444,17 @@ class Users(KnownUsers):
     def set_permissions(self, user: str, vhost: str, configure: str, write: str, read: str) -> bool:
         """Set three patterns. Returns whether the user had none. Raises AMQPError 404 without user
         or vhost, OptionError for a pattern."""
-        self._known(user)
-        self._known_vhost(vhost)
+        self._check_known(user, vhost)
         for verb, pattern in (("configure", configure), ("write", write), ("read", read)):
             check_pattern(verb, pattern)
-        patterns = (configure, write, read)
-        self._store.put_permission(user, vhost, patterns)
         is_new = (user, vhost) not in self._permissions
-        self._permissions[(user, vhost)] = patterns
-        self.on_change()
+        self.put(Tables(permissions={(user, vhost): (configure, write, read)}))
         return is_new
 
     def clear_permissions(self, user: str, vhost: str) -> bool:
         """Remove the user's access to a vhost. Returns whether there was one. Raises AMQPError
         404."""
-        self._known(user)
-        self._known_vhost(vhost)
+        self._check_known(user, vhost)
         self._store.delete_permission(user, vhost)
         was_there = self._permissions.pop((user, vhost), None) is not None
         self.on_change()
@@ -483,10 +465,7 @@ class Users(KnownUsers):
     ) -> list[dict[str, str]]:
         """Return the permissions of one vhost, of one user, or all: user, vhost, configure, write,
         read."""
-        if vhost is not None:
-            self._known_vhost(vhost)
-        if user is not None:
-            self._known(user)
+        self._check_known(user, vhost)
         return [
             {"user": u, "vhost": v, "configure": c, "write": w, "read": r}
             for (u, v), (c, w, r) in sorted(self._permissions.items())
@@ -499,22 +478,17 @@ class Users(KnownUsers):
         """Set the patterns of routing keys with which the user may publish to a topic exchange and
         bind from it; the exchange need not exist. Returns whether there were none for it. Raises
         AMQPError 404 without user or vhost, OptionError for a pattern."""
-        self._known(user)
-        self._known_vhost(vhost)
+        self._check_known(user, vhost)
         for verb, pattern in (("write", write), ("read", read)):
             check_pattern(verb, expanded(pattern, user, vhost))
-        self._store.put_topic_permission(user, vhost, exchange, (write, read))
-        on = self._topics.setdefault((user, vhost), {})
-        is_new = exchange not in on
-        on[exchange] = (write, read)
-        self.on_change()
+        is_new = exchange not in self._topics.get((user, vhost), {})
+        self.put(Tables(topics={(user, vhost, exchange): (write, read)}))
         return is_new
 
     def clear_topic_permissions(self, user: str, vhost: str, exchange: str | None = None) -> bool:
         """Remove those on one exchange, or on all: every routing key is allowed again. Returns
         whether there were any. Raises AMQPError 404 without user or vhost."""
-        self._known(user)
-        self._known_vhost(vhost)
+        self._check_known(user, vhost)
         self._store.delete_topic_permissions(user, vhost, exchange)
         on = self._topics.get((user, vhost), {})
         left = {one: two for one, two in on.items() if exchange not in (None, one)}
@@ -529,10 +503,7 @@ class Users(KnownUsers):
     ) -> list[dict[str, str]]:
         """Return the topic permissions of one vhost, of one user, or all: user, vhost, exchange,
         write, read."""
-        if vhost is not None:
-            self._known_vhost(vhost)
-        if user is not None:
-            self._known(user)
+        self._check_known(user, vhost)
         return [
             {"user": u, "vhost": v, "exchange": exchange, "write": w, "read": r}
             for (u, v), on in sorted(self._topics.items())
@@ -549,24 +520,21 @@ class Users(KnownUsers):
     def set_limits(self, kind: str, name: str, given: Mapping[str, object]) -> None:
         """Set the given limits of a user or vhost; others stay. Raises AMQPError 404, OptionError
         for an unknown limit or a wrong value."""
-        self._check_known(kind, name)
+        self._check_owner(kind, name)
         new = checked_limits(given, KINDS[kind])
         self._put_limits(kind, name, {**self._limits[kind].get(name, {}), **new})
 
     def clear_limits(self, kind: str, name: str, limit: str = "all") -> None:
         """Reset one limit, or all, to the default. Raises AMQPError 404."""
-        self._check_known(kind, name)
+        self._check_owner(kind, name)
         if limit != "all" and limit not in KINDS[kind]:
             raise OptionError(limit, None, [*KINDS[kind], "all"])
         own = self._limits[kind].get(name, {})
         left = {one: n for one, n in own.items() if limit not in ("all", one)}
         self._put_limits(kind, name, left)
 
-    def _check_known(self, kind: str, name: str) -> None:
-        if kind == USER:
-            self._known(name)
-        else:
-            self._known_vhost(name)
+    def _check_owner(self, kind: str, name: str) -> None:
+        self._check_known(*((name, None) if kind == USER else (None, name)))
 
     def _put_limits(self, kind: str, name: str, own: dict[str, int]) -> None:
         self._store.put_limits(kind, name, json.dumps(own, sort_keys=True) if own else "")
@@ -784,6 +752,13 @@ class Users(KnownUsers):
         self._store.put_fact(_LOADED, digest)
 
     # --- inside ---
+
+    def _check_known(self, user: str | None, vhost: str | None) -> None:
+        """Raise AMQPError 404 unless user and vhost exist, those that are given."""
+        if user is not None:
+            self._known(user)
+        if vhost is not None:
+            self._known_vhost(vhost)
 
     def _known(self, name: str) -> tuple[str, frozenset[str]]:
         user = self._users.get(name)

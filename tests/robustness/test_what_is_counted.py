@@ -137,9 +137,8 @@ def test_patterns_of_many_words(small_broker: LiveBroker, eve: Wire) -> None:
 
 def test_readers_that_do_not_read(small_broker: LiveBroker, eve: Wire) -> None:
     """200 connections that consume 4 MiB each, and read nothing of it: what waits for them is
-    counted from the first byte, and stays below an eighth of the memory and one turn's output for
-    each."""
-    n_readers, turn_bytes = 200, 192 << 10
+    counted from the first byte, and not every one of them is given a turn's output."""
+    n_readers = 200
     eve.channel(1)
     stream = Queue.Declare(queue="eve.s", durable=True, arguments={"x-queue-type": "stream"})
     eve.ask(stream, Queue.DeclareOk)
@@ -157,7 +156,7 @@ def test_readers_that_do_not_read(small_broker: LiveBroker, eve: Wire) -> None:
             )
         found = wait_until(lambda: is_steady(small_broker), "output that waits")
         resident = max(memory_bytes(pid, "VmRSS") for pid in small_broker.pids())
-        assert MIB < found["output_bytes"] < MEMORY_BYTES // 8 + n_readers * turn_bytes
+        assert MIB < found["output_bytes"] < MEMORY_BYTES // 4
         assert found["other_bytes"] >= found["output_bytes"]
         assert resident < RESIDENT_BYTES_MAX, resident / MIB
     wait_until(lambda: vhost_status(small_broker)["output_bytes"] == 0, "nothing that waits")

@@ -866,6 +866,7 @@ class ChannelOwner(Peer):
     identity: Identity
     is_open_to_output: bool  # the client takes what is sent
     has_unacked_room: bool  # its user is not one of Usage.full
+    has_output_room: bool  # nor of Usage.stuffed
     is_ended_by_server: bool  # not by its client, whose consumers are not to blame
     facts: ConnectionFacts
 
@@ -948,7 +949,7 @@ class Channel(ConsumerChannel):
         self.is_committing: bool = False  # a close must wait, too
         self.backlog: deque[object] = deque()
         self.queue_name: str = ""  # declared last: what an empty name means
-        self.can_deliver: bool = handler.is_open_to_output
+        self.can_deliver: bool = handler.is_open_to_output and handler.has_output_room
         self._then: Callable[[], None] | None = None  # of `when_free`
         self._least_s: float = NO_TIMEOUT_S  # of its consumers, also of those that have ended
         self.counted_unacked: int = 0  # deliveries, as the vhost counts their bytes
@@ -1040,6 +1041,7 @@ class Channel(ConsumerChannel):
         """Compute `can_deliver` again after something changed that decides it."""
         can = (
             self.handler.is_open_to_output
+            and self.handler.has_output_room
             and (self.handler.has_unacked_room or not self._acknowledges())
             and not self.is_closed
             and (not self.prefetch or self.consumer_unacked < self.prefetch)

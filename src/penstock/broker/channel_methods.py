@@ -249,8 +249,11 @@ def on_get(channel: Channel, method: Method) -> None:
     name = queue_named(channel, method.queue)
     channel.check(READ, "queue", name)
     queue = channel.vhost.table.find_messages(name, channel.handler, "basic.get")
+    usage, user = channel.vhost.usage, channel.identity.name
+    text = "" if channel.handler.has_output_room else usage.stuffed_text(user)
     if not method.no_ack and not channel.handler.has_unacked_room:
-        text = channel.vhost.usage.full_text(channel.identity.name)
+        text = usage.full_text(user)
+    if text:
         raise ChannelError(RESOURCE_ERROR, f"cannot get from queue '{name}': {text}", 60, 70)
     queue.used_at_s = channel.vhost.clock.monotonic()
     queue.serve()

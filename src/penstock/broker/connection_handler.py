@@ -178,6 +178,7 @@ class ConnectionHandler(ChannelOwner):
         self.channels = {}
         self.is_open_to_output = outlet.is_writable
         self.has_unacked_room = identity.name not in vhost.usage.full
+        self.has_output_room = identity.name not in vhost.usage.stuffed
         self.is_closing: bool = False
         self.is_closed: bool = False
         self.is_ended_by_server = False
@@ -465,9 +466,10 @@ class ConnectionHandler(ChannelOwner):
         if change:
             self.vhost.count_unacked(self.identity.name, change)
 
-    def look_at_unacked(self, user: str) -> None:
+    def look_at_room(self, user: str) -> None:
         if user == self.identity.name:
             self.has_unacked_room = user not in self.vhost.usage.full
+            self.has_output_room = user not in self.vhost.usage.stuffed
             for channel in self.channels.values():
                 channel.update()
 
@@ -1089,7 +1091,7 @@ class ConnectionHandler(ChannelOwner):
         state = "running"
         if self._told_blocked or self._is_short:
             state = "blocked"
-        elif not self.is_open_to_output or not self.has_unacked_room:
+        elif not (self.is_open_to_output and self.has_output_room and self.has_unacked_room):
             state = "flow"
         return {
             "name": facts.name,

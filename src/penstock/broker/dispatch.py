@@ -183,8 +183,9 @@ class Peer(ABC):
         """End the connection if a message in progress has not advanced for more than `most_s`."""
 
     @abstractmethod
-    def look_at_unacked(self, user: str) -> None:
-        """Deliver to the connections of this user again, or no more: Usage.full has changed."""
+    def look_at_room(self, user: str) -> None:
+        """Deliver to the connections of this user again, or no more: `full` or `stuffed` of Usage
+        has changed."""
 
     @abstractmethod
     def check_timeouts(self, now_s: float) -> None:

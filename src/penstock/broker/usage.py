@@ -73,6 +73,10 @@ TOPOLOGY_PART: Final = 2  # one half of the budget
 CLIENTS_PART: Final = 4  # a quarter: channels and consumers
 TRANSACTIONS_PART: Final = 4
 OUTPUT_PART: Final = 8  # an eighth: what waits for the sockets of clients
+# A user is `stuffed` when that and what waits for all take twice the part; but not below a quarter
+# of it, and no more below an eighth.
+OUTPUT_BEGIN_SHIFT: Final = 2
+OUTPUT_END_SHIFT: Final = 3
 UNACKED_PART: Final = 4
 HISTORIES_PART: Final = 16  # messages that exchanges of type x-recent-history keep
 UNACKED_GAP: Final = 16  # the part of its share that a user has to free to be given more again
@@ -134,6 +138,7 @@ class Usage:
         self.unacked: UserBytes = UserBytes()
         self.histories: UserBytes = UserBytes()
         self.full: dict[str, float] = {}
+        self.stuffed: set[str] = set()  # users for whom so much waits that none gets any more
         self.transactions: UserBytes = UserBytes()
         self._vhost: str = vhost
         self._channels: dict[str, int] = {}  # by user
@@ -271,6 +276,29 @@ class Usage:
         """Return whether more may wait to be sent to this user."""
         left = self.memory_bytes // OUTPUT_PART - self.output.total
         return self.output.of(user) < left
+
+    def output_changed(self, user: str, change: int) -> bool:
+        """Count bytes that wait to be sent; return whether this user has become one of `stuffed`,
+        or is no longer one."""
+        self.output.add(user, change)
+        own = self.output.of(user)
+        part = self.memory_bytes // OUTPUT_PART
+        if user in self.stuffed:
+            if own >= part >> OUTPUT_END_SHIFT and not self.has_output_room(user):
+                return False
+            self.stuffed.discard(user)
+            return True
+        if own < part >> OUTPUT_BEGIN_SHIFT or own + self.output.total < 2 * part:
+            return False
+        self.stuffed.add(user)
+        return True
+
+    def stuffed_text(self, user: str) -> str:
+        """Return why a user who is `stuffed` is given no more deliveries."""
+        return (
+            f"what waits to be sent to user '{user}' takes {format_bytes(self.output.of(user))} of "
+            "memory: a user is given no more then until its clients have read some of it"
+        )
 
     def unacked_changed(self, user: str, change: int, clock: Clock) -> bool:
         """Count bytes of unacknowledged deliveries; return whether this user has become one of

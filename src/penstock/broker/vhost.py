@@ -661,6 +661,8 @@ class VHost(QueueOwner[BrokerQueue]):
     def _watch_unacked(self, _: float) -> None:
         for user in list(self.usage.full):
             self.count_unacked(user, 0)
+        for user in list(self.usage.stuffed):
+            self.add_output(user, 0)
 
     def _watch_timeouts(self, now_s: float) -> None:
         default_s = self.settings.consumer_timeout_s or AGE_LOOK_S * TIMEOUT_LOOKS
@@ -680,7 +682,11 @@ class VHost(QueueOwner[BrokerQueue]):
     def add_output(self, user: str, delta: int) -> None:
         """Count bytes that wait to be sent to this user; negative: fewer."""
         self.monitor.other_bytes += delta
-        self.usage.output.add(user, delta)
+        if self.usage.output_changed(user, delta):
+            if user in self.usage.stuffed:
+                self.event("warning", self.usage.stuffed_text(user))
+            for peer in list(self.handlers):
+                peer.look_at_room(user)
 
     def has_output_room(self, user: str) -> bool:
         """Return whether more may wait for this user's connections."""
@@ -694,7 +700,7 @@ class VHost(QueueOwner[BrokerQueue]):
             if user in self.usage.full:
                 self.event("warning", self.usage.full_text(user))
             for peer in list(self.handlers):
-                peer.look_at_unacked(user)
+                peer.look_at_room(user)
 
     def set_memory(self, memory_bytes: int) -> None:
         """Set the memory budget: the vhost's share of the broker's."""

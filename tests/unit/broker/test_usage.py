@@ -494,6 +494,37 @@ def test_output_that_waits_is_shared_between_users() -> None:
     assert vhost.has_output_room("adam")
 
 
+def test_a_user_for_whom_far_too_much_waits_is_given_nothing_more() -> None:
+    """However many connections it has: each of them would be given one turn's output."""
+    rig = rig_of(memory_bytes=64 * MIB)
+    vhost = rig.vhost
+    eve, adam = rig.client(everything("eve")).open(1), rig.client(everything("adam")).open(1)
+    for client in (eve, adam):
+        client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+        client.send(1, BasicConsume(queue="q", no_ack=True))
+    vhost.add_output("eve", 8 * MIB - 1)
+    assert eve.handler.has_output_room
+    vhost.add_output("eve", 1)
+    late = rig.client(everything("eve")).open(1)
+    late.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    late.send(1, BasicConsume(queue="q", no_ack=True))
+    assert "what waits to be sent to user 'eve' takes 8 MiB" in rig.events[-1][1]
+    for _ in range(4):
+        adam.publish(1, "", "q", b"x")
+    rig.turn()
+    assert (eve.bodies(), late.bodies(), len(adam.bodies())) == ([], [], 4)
+    vhost.add_output("eve", -5 * MIB)
+    for _ in range(3):
+        adam.publish(1, "", "q", b"x")
+    rig.turn()
+    assert len(eve.bodies()) == len(late.bodies()) == 1
+    vhost.add_output("adam", 16 * MIB)  # others may have taken it all
+    vhost.add_output("eve", 8 * MIB)
+    assert not eve.handler.has_output_room
+    vhost.add_output("eve", -11 * MIB)
+    assert eve.handler.has_output_room
+
+
 def test_the_end_of_many_channels_lets_others_in() -> None:
     """What 40 channels have not acknowledged goes back a slice at a time, not a slice of each."""
     rig = rig_of()

@@ -37,7 +37,7 @@ class Told(Peer):
     def check_timeouts(self, now_s: float) -> None:
         pass
 
-    def look_at_unacked(self, user: str) -> None:
+    def look_at_room(self, user: str) -> None:
         raise AssertionError(user)
 
     def check_stalled(self, now_s: float, most_s: float) -> None:

@@ -262,6 +262,9 @@ def _held(vhost: VHost, about: str, consumer: Consumer, who: str) -> Finding:
         text = f"{name}: its channel has {channel.prefetch} unacknowledged (global prefetch)"
     elif not channel.handler.has_unacked_room:
         text = f"{name}: {vhost.usage.full_text(channel.identity.name)}"
+    elif not channel.handler.has_output_room:
+        text = f"{name}: {vhost.usage.stuffed_text(channel.identity.name)}"
+        return _finding(about, text, "see which of its clients do not read")
     elif not channel.handler.is_open_to_output:
         return _finding(about, f"{name} does not read what is sent", "see what that client does")
     else:

@@ -5,11 +5,17 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import ChannelError
 from penstock.operation_json import dumps, from_json, loads, to_json
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text("abcé\udcff") | st.binary(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("xyz"), inner, max_size=3),
+    max_leaves=12,
+)
 
 
 def test_bytes_come_back_as_bytes() -> None:
@@ -28,6 +34,15 @@ def test_a_name_that_is_no_unicode_does_not_end_the_answer() -> None:
     assert loads(dumps({"name": b"q\xff".decode("utf-8", "surrogateescape")}))["name"] == "q\ufffd"
 
 
+@given(VALUES)
+@example("".join(map(chr, range(0x180))))
+@example([1 << 63, -(1 << 70), 1.5, 0.1, -0.0, 598.0, {"a": (1, True)}, "\u2028😀\\ud"])
+@example({5: 1, "a": b"\xff", "d": Decimal("1.5"), "t": datetime(2026, 1, 2, tzinfo=UTC)})
+def test_the_text_is_that_of_json(value: object) -> None:
+    """Whatever writes it."""
+    assert dumps(value) == json.dumps(to_json(value), separators=(",", ":")).encode()
+
+
 def test_no_arguments() -> None:
     assert loads(b"") == {}
 
@@ -37,13 +52,6 @@ def test_what_is_no_object_is_a_syntax_error(data: bytes) -> None:
     with pytest.raises(ChannelError) as caught:
         loads(data)
     assert caught.value.code == 502
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text("abcé\udcff") | st.binary(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("xyz"), inner, max_size=3),
-    max_leaves=12,
-)
 
 
 @given(VALUES)

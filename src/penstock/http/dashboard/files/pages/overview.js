@@ -192,7 +192,7 @@ function TopQueues({ vhost, by }) {
         sort_reverse: true,
         page: 1,
         page_size: 5,
-        columns: `name,vhost,messages_ready,consumers,type,${sort}`,
+        columns: `name,vhost,messages_ready,consumers,type,state,${sort}`,
       }),
     [vhost, sort],
     5,
@@ -209,10 +209,12 @@ function TopQueues({ vhost, by }) {
             (
               q,
             ) => html`<tr key=${`${q.vhost}\n${q.name}`}><th scope="row"><a href=${href(["queues", q.vhost, q.name])}>${q.name}</a></th><td class="number">${format(q)}</td>
-      <td class="number">${count(q.messages_ready)} ready</td><td>${q.messages_ready > 0 && !q.consumers && q.type !== "stream" ? html`<${Chip} level="warning">no consumer<//>` : ""}</td></tr>`,
+      <td class="number">${count(q.messages_ready)} ready</td><td>${isUnread(q) ? html`<${Chip} level="warning">${q.state === "paused" ? "paused" : "no consumer"}<//>` : ""}</td></tr>`,
           )}</tbody></table></div>`
     }<//>`;
 }
+
+const isUnread = (q) => q.state === "paused" || (q.messages_ready > 0 && !q.consumers && q.type !== "stream");
 
 function Alerts({ vhost }) {
   const { data, error } = usePolled(() => get("penstock/alerts"), [], 10);

@@ -73,9 +73,11 @@ const columns = [
     title: "consumers",
     number: true,
     render: (q) =>
-      q.consumers || !q.messages_ready || q.type === "stream"
-        ? count(q.consumers)
-        : html`<${Chip} level="warning" title="Messages are ready, and nobody consumes them">0 !<//>`,
+      q.state === "paused"
+        ? html`<${Chip} level="warning" title="Its delivery is paused">${count(q.consumers)}, paused<//>`
+        : q.consumers || !q.messages_ready || q.type === "stream"
+          ? count(q.consumers)
+          : html`<${Chip} level="warning" title="Messages are ready, and nobody consumes them">0 !<//>`,
   },
   { key: "idle_since", title: "idle", number: true, narrow: false, render: idle },
   {

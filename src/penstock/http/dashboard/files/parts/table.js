@@ -10,6 +10,7 @@ import { html, useEffect, useRef, useState } from "./ui.js";
 import { Problem } from "./words.js";
 
 export const PAGE_ROWS = 50;
+const FIRST_ROWS = 20;
 const QUIET_MS = 10_000;
 const TYPING_MS = 100; // who types faster is asked for when the hand rests
 
@@ -193,6 +194,13 @@ function View(props) {
       state.set({ filter: value, page: "" });
     }, wait);
   };
+  // The first screen is drawn before the rest of the rows.
+  const [isWhole, setWhole] = useState(false);
+  useEffect(() => {
+    if (rows === null || isWhole) return;
+    const frame = requestAnimationFrame(() => setTimeout(() => setWhole(true)));
+    return () => cancelAnimationFrame(frame);
+  }, [rows === null, isWhole]);
   const toggle = (key, row) => {
     const next = new Map(selected);
     if (!next.delete(key)) next.set(key, row);
@@ -240,7 +248,7 @@ function View(props) {
         })}
       </tr></thead>
       <tbody role="rowgroup">
-        ${order.list.map(
+        ${(isWhole ? order.list : order.list.slice(0, FIRST_ROWS)).map(
           ({
             key,
             row,

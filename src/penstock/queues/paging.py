@@ -474,7 +474,9 @@ def page_out(state: QueueRam, entries: list[Entry], *, with_slots: bool = False)
                 fresh.append(entry)
             else:
                 index.forget_body(entry.seq)
-        elif message.store_file or (with_slots and entry.seq not in state.places):
+            continue
+        state.engine.place_transient(message)
+        if message.store_file or (with_slots and entry.seq not in state.places):
             fresh.append(entry)
         elif entry.seq not in state.places and (message.header or message.size):
             bodies.append(entry)

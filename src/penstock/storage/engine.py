@@ -449,14 +449,14 @@ class StorageEngine:
         self, queues: list[QueueIndex], header: bytes, body: bytes, expiry_ms: int = 0
     ) -> QueuedMessage:
         """Publish a transient message (`none`), which has an id and seqs and is not logged. The
-        queues' holders keep it. A body for many queues, or a very large one, is in the transient
-        store until every queue has called `release`; any other is written by its queue, if it must
-        leave RAM."""
+        queues' holders keep it. A body for many queues is in the transient store until every queue
+        has called `release`; any other is written by its queue, if it must leave RAM."""
         self.journal.check()
         placement = self.placement
         size, copies = len(body), len(queues)
-        may_leave = copies > 1 or size >= self._transient_below
-        if may_leave and placement.is_in_store(size, copies):
+        # Queues that share a body would each write it.
+        is_shared = copies > 1 or (placement.sharing is not None and size >= self._transient_below)
+        if is_shared and placement.is_in_store(size, copies):
             message = placement.message_on_disk(header, size, expiry_ms)
             message.persistent = False
             self._place_in_store(message, body, copies)
@@ -467,6 +467,15 @@ class StorageEngine:
             queue.holder.add(Entry(queue.take_seq(), message))
         placement.complete(message)
         return message
+
+    def place_transient(self, message: QueuedMessage) -> None:
+        """Write the body of a transient message, which must leave RAM, to the transient store, if
+        it is too large for the files of its queue. OSError."""
+        body, size = message.body, message.size
+        if body is None or message.store_file or size < self._transient_below:
+            return
+        if self.placement.is_in_store(size, 1):  # so no other queue has this very message
+            message.store_file = self.transient.write(message.id, body, 1)
 
     def publish_stored(
         self, queues: list[QueueIndex], header: bytes, message: QueuedMessage, expiry_ms: int = 0

@@ -266,3 +266,22 @@ def test_one_turn_takes_and_begins_few_messages() -> None:
     assert len(state.q4) == had + n
     while world.rig.engine.journal.has_pending:
         world.rig.engine.poll(wait=True)
+
+
+def test_a_large_transient_body_is_written_once_and_only_if_it_leaves_ram() -> None:
+    world = Stored()
+    store = world.rig.engine.transient
+    world.fill(20, NONE)
+    assert store.written_bytes == 0, "there is room in RAM"
+    world.q.set_limits(6 * COST, 6 * COST)
+    world.page()
+    written = store.written_bytes
+    assert 14 <= written // LARGE <= 18, "a step takes up to four more"
+    world.q.set_limits(1 << 30, 1 << 30)
+    world.tick()
+    assert info_int(world.q, "alphas") == 20
+    world.q.set_limits(6 * COST, 6 * COST)
+    world.page()
+    assert store.written_bytes == written, "what was read back is there already"
+    assert world.drain() == list(range(20))
+    assert store.live_bytes == 0

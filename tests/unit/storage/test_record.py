@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.storage.journal import record_types
 from penstock.storage.log import record, record_writer
 from penstock.storage.log.record import Op, RecordError
 from tests.helpers.golden import golden, hexdump
@@ -273,6 +274,25 @@ def test_lists_of_operations_do_not_nest(kind: int) -> None:
     listed = record.encode_ops([Op(record.NOP, 0, 0, b"")])
     with pytest.raises(RecordError, match="inside a list"):
         record.decode_ops(bytes([kind]) + listed[1:], 1)
+
+
+@pytest.mark.parametrize("message_id", [1, 1 << 40, 1 << 63])
+@pytest.mark.parametrize("time", [0, (1 << 31) - 1, 1 << 31])
+@pytest.mark.parametrize("places", [[(1, 2)], [((1 << 32) - 1, 1 << 63)], [(1, 2), (3, 4)]])
+@pytest.mark.parametrize(("header", "body"), [(b"", b""), (b"hd", b"body")])
+def test_recovery_decodes_a_publish_as_others_do(
+    message_id: int, time: int, places: list[tuple[int, int]], header: bytes, body: bytes
+) -> None:
+    data = record.publish_data(0, message_id, time, 0, 0, places, header, body, len(body))
+    slow = record.decode_publish(data, 0, len(places))
+    fast = record_types.publish_data_of(data, 0, len(places))
+    for name in record.PublishData.__slots__:
+        assert getattr(fast, name) == getattr(slow, name), name
+    for cut in range(len(data)):
+        with pytest.raises(RecordError):
+            record_types.publish_data_of(data[:cut], 0, len(places))
+    with pytest.raises(RecordError):
+        record_types.publish_data_of(data + b"x", 0, len(places))
 
 
 def test_what_does_not_fit_is_refused() -> None:

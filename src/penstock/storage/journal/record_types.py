@@ -27,6 +27,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
+from librt.strings import read_i32_be, read_i64_be
+
 from penstock.fast_crc import crc32
 from penstock.message import Entry, QueuedMessage
 from penstock.native import mypyc_attr
@@ -827,11 +829,41 @@ def decode(op: Op) -> LogOperation:
     return RECORD_TYPES[op.type].decode(op)
 
 
+def publish_data_of(data: bytes, flags: int, count: int) -> record.PublishData:
+    """Decode the data of a PUBLISH, as `record.decode_publish` does. RecordError.
+
+    Most are for one queue. Its numbers are read one by one: to unpack a struct makes an object of
+    each (record_writer.py), and took a fifth of a replay."""
+    head = record.PUBLISH_FIXED_BYTES + record.PLACE_BYTES
+    if flags or count != 1 or len(data) < head:
+        return record.decode_publish(data, flags, count)
+    message_id: int = read_i64_be(data, 0)
+    time: int = read_i32_be(data, 8)
+    header_len: int = read_i32_be(data, 12)
+    body_size: int = read_i32_be(data, 16)
+    queue: int = read_i32_be(data, 20)
+    seq: int = read_i64_be(data, 24)
+    end = head + header_len
+    if (
+        len(data) != end + body_size
+        or message_id < 0
+        or time < 0
+        or header_len < 0
+        or body_size < 0
+        or queue < 0
+        or seq < 0
+    ):
+        return record.decode_publish(data, flags, count)
+    return record.PublishData(
+        message_id, time, 0, False, 0, body_size, [(queue, seq)], data[head:end], data[end:]
+    )
+
+
 def operation_of(found: Record) -> LogOperation:
     """Decode a record of the log. RecordError."""
     # As `decode`, but most records are one of these two: it saves 10 % of a replay.
     if found.type == record.PUBLISH:
-        return _publish(record.decode_publish(found.data, found.flags, found.count))
+        return _publish(publish_data_of(found.data, found.flags, found.count))
     if found.type == record.DEQUEUE:
         queue, runs, stores = record.decode_dequeue(found.data, found.count)
         return Dequeue(queue, runs, stores)
@@ -841,6 +873,8 @@ def operation_of(found: Record) -> LogOperation:
 def stored_bodies(found: Record) -> list[StoredBody]:
     """Return the bodies of the store that a record names when it publishes: none for a MOVE, whose
     body an earlier record or the checkpoint names. RecordError."""
+    if found.type == record.PUBLISH and not found.flags & record.IN_STORE:
+        return []  # most records
     op = Op(found.type, found.flags, found.count, found.data)
     return RECORD_TYPES[found.type].stored(op)
 

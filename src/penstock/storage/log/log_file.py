@@ -56,6 +56,8 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
+from librt.strings import read_i32_be, read_i64_be
+
 from penstock.errors import CorruptionError, SyncFailedError, VersionError
 from penstock.fast_crc import crc32
 from penstock.storage.files.filesystem import File, FileSystem
@@ -63,7 +65,6 @@ from penstock.storage.log.record import (
     RECORD_HEADER_BYTES,
     Record,
     RecordError,
-    decode_header,
     is_known,
     refusal,
 )
@@ -255,6 +256,7 @@ def _is_sealed(data: bytes, size: int, seed: int) -> bool:
 WINDOW_BYTES: Final = 1 << 20
 
 _GROUP_MAGIC: Final = b"PGRP"
+_U32_MASK: Final = 0xFFFFFFFF
 
 OnRecord = Callable[[Record], None]
 
@@ -325,15 +327,23 @@ class LogSegment:
             self.reason = "no room for a record header"
             return None
         index = self.at(offset, RECORD_HEADER_BYTES)
-        length, crc, lsn, kind, flags, count = decode_header(self.window, index)
+        # Number by number, as record_writer.py: a struct is half of the cost of a survey.
+        length: int = read_i32_be(self.window, index)
+        length &= _U32_MASK
         if length < RECORD_HEADER_BYTES or offset + length > end:
             self.reason = f"a record of {length} bytes where {end - offset} are left"
             return None
         index = self.at(offset, length)
+        crc: int = read_i32_be(self.window, index + 4)
         checked = self.window[index + 8 : index + length]
-        if crc32(checked, self.seed) != crc:
+        if crc32(checked, self.seed) != crc & _U32_MASK:
             self.reason = "the record does not verify"
             return None
+        lsn: int = read_i64_be(checked, 0)
+        if lsn < 0:
+            lsn += 1 << 64
+        kind, flags = checked[8], checked[9]
+        count = checked[10] << 8 | checked[11]
         if not is_known(kind):
             raise CorruptionError(self.path, offset, refusal(kind))
         data = checked[RECORD_HEADER_BYTES - 8 :]

@@ -134,8 +134,10 @@ class StreamEndpoints:
                 400, 'expected {"offsets": {"0": 1000}, "kept_from": {"0": 900}, "wait": false}, '
                 "kept_from and wait may be missing",
             )  # fmt: skip
-        reader = name_in(request, "reader")
-        await ask_stream(self._node, "set_stream_reader", vhost, stream, reader=reader, **args)
+        args["reader"] = name_in(request, "reader")
+        _, identity = identity_in(request, self._auth)
+        facts = identity.facts()  # a reader takes memory, which counts for its user
+        await ask_stream(self._node, "set_stream_reader", vhost, stream, as_user=facts, **args)
         return Response(status_code=204)
 
     async def _delete_reader(self, request: Request) -> Response:
@@ -280,8 +282,10 @@ class LeaseEndpoints:
                 400, 'expected {"owner": token, "seconds": 15, "is_held": false}, seconds from 1 '
                 f"to {OWNER_S_MAX}",
             )  # fmt: skip
+        _, identity = identity_in(request, self._auth)
+        facts = identity.facts()  # each user may own so many
         return await self._asked(
-            request, "own_lease", owner=owner, seconds=seconds, is_held=is_held
+            request, "own_lease", owner=owner, seconds=seconds, is_held=is_held, as_user=facts
         )  # fmt: skip
 
     async def _disown(self, request: Request) -> Response:

@@ -143,6 +143,8 @@ def test_offsets_of_readers(rig: HttpRig) -> None:
     assert rig.ask(address, method="PUT", body=body).status == 204
     assert rig.ask(address, method="DELETE").status == 204
     reader = {"queue": "events", "reader": "a b"}
+    users = [args.pop("as_user")["name"] for _, _, args in rig.node.asked[:2]]
+    assert users == ["guest", "guest"], "its memory counts for this user"
     assert rig.node.asked == [
         ("set_stream_reader", "/", {**reader, "offsets": {"0": 7}, "kept_from": {"0": 5}}),
         ("set_stream_reader", "/", {**reader, "offsets": {"0": 7}, "wait": True}),

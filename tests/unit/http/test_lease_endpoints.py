@@ -102,7 +102,10 @@ def test_a_program_owns_its_reader(rig: HttpRig) -> None:
     rig.node.answers |= {"own_lease": told, "disown_lease": {"disowned": True}}
     body = b'{"owner": "abc", "seconds": 15}'
     assert rig.ask(f"{LEASE}/owner", method="PUT", body=body).json() == told
-    assert rig.node.asked[-1] == ("own_lease", "/", {**who, "seconds": 15, "is_held": False})
+    op, vhost, args = rig.node.asked[-1]
+    user = args.pop("as_user")
+    assert user["name"] == "guest", "it counts among the readers that this user owns"
+    assert (op, vhost, args) == ("own_lease", "/", {**who, "seconds": 15, "is_held": False})
     found = rig.ask(f"{LEASE}/owner?owner=abc", method="DELETE").json()
     assert (found, rig.node.asked[-1]) == ({"disowned": True}, ("disown_lease", "/", who))
     rig.ask(LEASE, method="POST", body=b'{"owner": "abc"}')

@@ -88,7 +88,8 @@ from penstock.storage.files.durability import DISK
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.files.options import StorageOptions
 
-EARLY_BYTES: Final = 12 << 20
+EARLY_BYTES: Final = 4 << 20
+CALM_BYTES: Final = 16 << 20
 STEP_BYTES: Final = 32 << 20
 PATIENCE_S: Final = 30.0
 COUNTED_PART: Final = 2  # half of the budget
@@ -109,7 +110,7 @@ class RssAlarm:
         begins   RSS is less than EARLY_BYTES below the limit in two looks, one round of the monitor
                  apart: that is room for what comes in until publishers wait. In between caches are
                  emptied (`forget`)
-        ends     RSS is EARLY_BYTES below that. While it is not, free memory is given back to the
+        ends     RSS is CALM_BYTES below that. While it is not, free memory is given back to the
                  system (`trim`), and queues get so much less RAM (`excess_bytes`)
         gives up after PATIENCE_S, if less than half of the budget is counted: the messages do not
                  take the memory then, and waiting does not help. That RSS counts as usual; the
@@ -150,7 +151,7 @@ class RssAlarm:
             self._usual_bytes = min(self._usual_bytes, self.rss_bytes)
         limit = self.limit_bytes(budget_bytes)
         begin = limit - EARLY_BYTES
-        end = begin - EARLY_BYTES
+        end = begin - CALM_BYTES
         self.excess_bytes = max(self.rss_bytes - end, 0)
         if not self.is_alarmed:
             was_above, self._was_above = self._was_above, self.rss_bytes > begin

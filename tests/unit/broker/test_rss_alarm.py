@@ -1,6 +1,6 @@
 """RssAlarm: it begins, ends, gives up, and is what publishers wait for."""
 
-from penstock.broker.vhost import EARLY_BYTES, PATIENCE_S, STEP_BYTES, RssAlarm
+from penstock.broker.vhost import CALM_BYTES, EARLY_BYTES, PATIENCE_S, STEP_BYTES, RssAlarm
 from tests.helpers.vhost_rig import VHostRig
 
 MIB = 1 << 20
@@ -8,7 +8,7 @@ BUDGET = 64 * MIB
 SLACK = 96 * MIB
 LIMIT = BUDGET + SLACK
 BEGIN = LIMIT - EARLY_BYTES
-END = BEGIN - EARLY_BYTES
+END = BEGIN - CALM_BYTES
 
 
 class Process:
@@ -51,9 +51,9 @@ def test_it_begins_below_the_limit_and_ends_well_below_that() -> None:
     assert process.look(END + 1)
     assert not process.look(END)
     assert process.events == [
-        "memory_alarm: memory: the process's RSS of 148 MiB is above 148 MiB, with a limit of "
+        "memory_alarm: memory: the process's RSS of 156 MiB is above 156 MiB, with a limit of "
         "160 MiB",
-        "memory_free: memory: the process's RSS of 136 MiB is below 148 MiB, with a limit of "
+        "memory_free: memory: the process's RSS of 140 MiB is below 156 MiB, with a limit of "
         "160 MiB",
     ]
 

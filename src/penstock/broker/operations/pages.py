@@ -389,7 +389,15 @@ def _described(call: Call, kind: RowKind, asked: RowAsked) -> Slices:
     if row is None:
         raise not_found(called(kind.called, name, vhost.name))
     vhost.budget.left -= ROW_STEPS
-    return asked.columns.cut(row)
+    found = JsonParts(is_exact=call.is_operator)
+    found.begin(b"{")
+    for key, value in asked.columns.cut(row).items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            yield from add_rows(call, found, iter(value), key)
+        else:
+            found.add(value, key)
+    found.end(b"}")
+    return found
 
 
 def totals(call: Call) -> Slices:

@@ -56,7 +56,6 @@ goes there once: the messages have one id, that of the body. This may be nested,
 may push out another message, which moves to other queues.
 """
 
-from types import TracebackType
 from typing import Final
 
 from penstock.errors import StorageError
@@ -439,12 +438,7 @@ class Sharing:
             placement.sharing = shared
             self._exchange()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         outer = self._outer
         shared = self._shared
         if shared is not None and shared is not outer:

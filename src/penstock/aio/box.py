@@ -15,7 +15,6 @@ commits at once.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from penstock.aio.loop import Opening
@@ -76,12 +75,7 @@ class AsyncJob(JobBase):
         self._check(self._source)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, at: object) -> None:
         if self.is_settled:
             return
         if error is None:
@@ -105,12 +99,7 @@ class AsyncTracedJob(AsyncJob):
         delivery.enter()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, at: object) -> None:
         delivery = self._delivery
         assert isinstance(delivery, SpanDelivery), "a traced source gave it"
         delivery.leave(error)
@@ -269,12 +258,7 @@ class AsyncTransactionScope(ScopeBase):
     async def __aenter__(self) -> None:
         await self._driver.run_async(self._begin())
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, at: object) -> None:
         await self._driver.run_async(self._end(is_failed=error is not None))
 
 

@@ -8,7 +8,6 @@ return, to be awaited or entered.
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from penstock.embedded.sources import Call
@@ -103,11 +102,6 @@ class Opening(Generic[T]):
         made = self._made = await self._make()
         return made
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, at: object) -> None:
         made, self._made = self._made, None
         await made.__aexit__(kind, error, at)

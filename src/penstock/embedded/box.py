@@ -10,7 +10,6 @@ behind it (`sources`), and in docs/guides/client.md. `penstock.aio` has the same
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.embedded.option_parsing import QueueGiven, StreamGiven
@@ -119,12 +118,7 @@ class TransactionScope(ScopeBase):
     def __enter__(self) -> None:
         self._driver.run(self._begin())
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         self._driver.run(self._end(is_failed=error is not None))
 
 

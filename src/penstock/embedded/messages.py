@@ -18,7 +18,6 @@ The job for asyncio is in `penstock.aio`.
 """
 
 from abc import abstractmethod
-from types import TracebackType
 
 from penstock.codec.properties import BasicProperties
 from penstock.embedded.box_headers import BoxHeaders
@@ -292,12 +291,7 @@ class Job(JobBase):
         self._check(self._source)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         if self.is_settled:
             return
         if error is None:
@@ -321,12 +315,7 @@ class TracedJob(Job):
         delivery.enter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         delivery = self._delivery
         assert isinstance(delivery, SpanDelivery), "a traced source gave it"
         delivery.leave(error)

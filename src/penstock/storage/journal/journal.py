@@ -34,7 +34,6 @@ the log cannot take the record, the engine stops.
 
 import contextlib
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final
 
 from penstock.clock import Clock
@@ -497,12 +496,7 @@ class OneRecord:
         self.ops += ops
         return lsn
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         journal = self._journal
         if self._outer is not None:
             self.lsn = self._outer.lsn

@@ -17,6 +17,7 @@ serve.py, the tools for a store that is not in use in store.py.
 import base64
 import random
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -353,8 +354,7 @@ def stop(timeout_s: float, data: str) -> None:
     ask(data, "stop")
     clock = SystemClock()
     deadline = clock.monotonic() + timeout_s
-    fs = OsFileSystem(0)
-    try:
+    with closing(OsFileSystem(0)) as fs:
         while True:
             try:
                 fs.lock(f"{data.rstrip('/')}/LOCK").release()
@@ -364,8 +364,6 @@ def stop(timeout_s: float, data: str) -> None:
             else:
                 return
             ThreadWaiter().sleep(PAUSE_S)
-    finally:
-        fs.close()
 
 
 STDIN = click.option(
@@ -463,20 +461,13 @@ def _init_alone(data: str, name: str, password: str, force: bool) -> dict[str, b
     from penstock.storage.files.data_directory import DataDirectory
     from penstock.storage.files.user_store import UserStore
 
-    fs = OsFileSystem(0)
-    try:
-        directory = DataDirectory(fs, str(Path(data).absolute()))
-        try:
-            store = UserStore(f"{directory.path}/{USERS_FILE}")
-            try:
-                users = Users(store, rng=random.SystemRandom())
-                is_set, had_guest = users.init(name, password.encode(), is_forced=force)
-            finally:
-                store.close()
-        finally:
-            directory.close()
-    finally:
-        fs.close()
+    with (
+        closing(OsFileSystem(0)) as fs,
+        closing(DataDirectory(fs, str(Path(data).absolute()))) as directory,
+        closing(UserStore(f"{directory.path}/{USERS_FILE}")) as store,
+    ):
+        users = Users(store, rng=random.SystemRandom())
+        is_set, had_guest = users.init(name, password.encode(), is_forced=force)
     return {"password_set": is_set, "guest_deleted": had_guest}
 
 

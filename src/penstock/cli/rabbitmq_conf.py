@@ -10,6 +10,7 @@ it as comments, with the number of the line. Passwords are left out of them.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -302,11 +303,8 @@ def _value(value: object) -> str:
 
 def _check(text: str) -> None:
     """Raise OptionError unless `penstock serve` accepts the file."""
-    fs = OsFileSystem(0)
-    try:
+    with closing(OsFileSystem(0)) as fs:
         whole_bytes = machine_memory(fs)[0]
-    finally:
-        fs.close()
     parsed: dict[str, Any] = parse_file("penstock.toml", text)
     config_of(whole_bytes=whole_bytes, flags={}, environment={}, file=parsed)
 

@@ -19,6 +19,7 @@ import errno
 import importlib.util
 import os  # noqa: TID251 - the environment, which penstock.config is handed
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -195,11 +196,8 @@ def _configured(
         except UnicodeDecodeError as error:
             raise OptionError(path, error.reason, "a text file, UTF-8") from None
         file = parse_file(path, text)
-    fs = OsFileSystem(0)
-    try:
+    with closing(OsFileSystem(0)) as fs:
         whole_bytes = machine_memory(fs)[0]
-    finally:
-        fs.close()
     from penstock.server.descriptors import default_limits, raise_limit
 
     return config_of(

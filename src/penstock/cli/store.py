@@ -14,7 +14,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -297,11 +297,8 @@ def path_of(vhost: str, queue: str | None, form: str, data: str) -> None:
 
 @contextmanager
 def _files() -> Iterator[OsFileSystem]:
-    fs = OsFileSystem(workers=0)
-    try:
+    with closing(OsFileSystem(workers=0)) as fs:
         yield fs
-    finally:
-        fs.close()
 
 
 def _others_of(fs: FileSystem, path: str) -> list[str]:
@@ -342,11 +339,8 @@ def _progress(verbose: bool) -> Iterator[Progress | None]:
     if not _has_terminal():
         yield _lines() if verbose else None
         return
-    bar = _Bar()
-    try:
+    with closing(_Bar()) as bar:
         yield bar.update
-    finally:
-        bar.close()
 
 
 def _lines() -> Progress:

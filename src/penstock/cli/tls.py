@@ -12,6 +12,7 @@ handshake.
 import ipaddress
 import socket
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -46,14 +47,11 @@ def tls_self_signed(directory: str, hosts: tuple[str, ...], user: str, days: int
 
     DIR is made if it is missing; files that are there already are not replaced.
     """
-    fs = OsFileSystem(0)
-    try:
+    with closing(OsFileSystem(0)) as fs:
         names = dict.fromkeys((*LOCAL, socket.gethostname(), *hosts))
         authority = Authority(fs, directory, SystemClock(), days)
         authority.issue(SERVER, SERVER, list(names))
         authority.issue(CLIENT, user, [user])
-    finally:
-        fs.close()
     for name, file in (("cert", "server.pem"), ("key", "server.key"), ("ca", "ca.pem")):
         click.echo(f'{name} = "{directory}/{file}"')
 
@@ -162,11 +160,8 @@ class Authority:
             serialization.NoEncryption(),
         )  # fmt: skip
         for kind, data in (("pem", pem), ("key", private)):
-            written = self._fs.open(self._path(file, kind), create=True)
-            try:
+            with closing(self._fs.open(self._path(file, kind), create=True)) as written:
                 written.pwrite(data, 0)
-            finally:
-                written.close()
 
     def _path(self, file: str, kind: str) -> str:
         return f"{self._directory}/{file}.{kind}"

@@ -13,6 +13,7 @@ but the text in the lock files.
 """
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -171,8 +172,7 @@ def _title(vhost: Path) -> str:
 def _pages(vhost: str, name: str, directory: str, report: AuditReport) -> list[Unit]:
     fs = OsFileSystem(0)
     try:
-        view = StreamView(fs, directory)
-        try:
+        with closing(StreamView(fs, directory)) as view:
             return [
                 Unit(
                     "page", vhost, page.page_path, name, page.base, page.count,
@@ -180,8 +180,6 @@ def _pages(vhost: str, name: str, directory: str, report: AuditReport) -> list[U
                 )
                 for page in view.pages()
             ]  # fmt: skip
-        finally:
-            view.close()
     except (PenstockError, OSError) as error:
         report.problems.append(str(error))
         return []

@@ -26,6 +26,7 @@ such directories skip names that begin with "." or "_", and so does `data_files`
 import json
 import os
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -246,12 +247,9 @@ class HadoopFiles(LakeFiles):
 
     def write(self, path: str, text: str) -> None:
         fresh = f"{path}.tmp"
-        out = self._fs.create(self._path(fresh), True)
-        try:
+        with closing(self._fs.create(self._path(fresh), True)) as out:
             out.write(bytearray(text.encode()))
             out.hsync()
-        finally:
-            out.close()
         self.delete(path)
         self._rename(fresh, path)
 

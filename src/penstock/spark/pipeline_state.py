@@ -21,7 +21,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -205,11 +205,8 @@ Heads = dict[int, int]  # partition -> the offset after its last record
 def broker_at(url: str | None) -> Iterator[ClientConnection]:
     """Return a connection for a few questions. Raises UnreachableError and the broker's own
     errors."""
-    connection = connect(url)
-    try:
+    with closing(connect(url)) as connection:
         yield connection
-    finally:
-        connection.close()
 
 
 def has_queue(connection: ClientConnection, name: str) -> bool:
@@ -240,11 +237,8 @@ def ensure_queue(connection: ClientConnection, name: str) -> bool:
 def described(connection: ClientConnection, name: str) -> dict[str, Any]:
     """Return the broker's description of a queue or stream: name, type ("classic", "stream"),
     ready, leases. Raises ChannelError if it does not exist, or this user may not see it."""
-    channel = connection.channel()
-    try:
+    with closing(connection.channel()) as channel:
         found: Any = channel.call("describe_queue", {"queue": name}).result(ANSWER_S)
-    finally:
-        channel.close()
     return dict(found)
 
 
@@ -275,13 +269,10 @@ def left_of(connection: ClientConnection, name: str, reader: str, done: int) -> 
 def heads_of(connection: ClientConnection, stream: str) -> Heads:
     """Return the heads of a stream's partitions. Raises ChannelError if it is not a stream, or not
     visible."""
-    channel = connection.channel()
-    try:
+    with closing(connection.channel()) as channel:
         found: Any = channel.call(
             "describe_stream", {"queue": stream, "without_readers": True}
         ).result(ANSWER_S)
-    finally:
-        channel.close()
     return {int(one["partition"]): int(one["head"]) for one in found["partitions"]}
 
 

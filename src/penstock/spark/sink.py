@@ -35,6 +35,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -276,15 +277,12 @@ def publish_rows(
     options: SinkOptions, columns: SinkColumns, batches: "Iterator[RecordBatch]"
 ) -> PublishedRows:
     """Publish all rows; return when all are confirmed. Raises PublishError."""
-    publisher = RowPublisher(options)
-    try:
+    with closing(RowPublisher(options)) as publisher:
         for batch in batches:
             for exchange, key, body, properties in columns.published(batch):
                 publisher.publish(exchange, key, body, properties)
             publisher.flush()
         publisher.finish()
-    finally:
-        publisher.close()
     return PublishedRows(publisher.confirmed)
 
 

@@ -84,6 +84,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlencode
@@ -680,11 +681,8 @@ class StagingLink:
 
         Raises RefusedError and LinkError.
         """
-        link = HttpLink(self.place, timeout_s or self.timeout_s)
-        try:
+        with closing(HttpLink(self.place, timeout_s or self.timeout_s)) as link:
             return link.json(method, parts, parameters, body, STAGING)
-        finally:
-            link.close()
 
 
 class PageUpload:

@@ -84,6 +84,7 @@ import hashlib
 import random
 import re
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -124,16 +125,13 @@ def vhost_number(name: bytes) -> int:
 def write_small(fs: FileSystem, path: str, data: bytes) -> None:
     """Write a small file whole and sync it; the caller syncs its directory. OSError: it could not
     be written. SyncFailedError: the content is unknown [10]."""
-    file = fs.open(path, create=True)
-    try:
+    with closing(fs.open(path, create=True)) as file:
         file.truncate(0)
         file.pwrite(data, 0)
         try:
             file.sync()
         except OSError as error:
             raise SyncFailedError(path, error) from error
-    finally:
-        file.close()
 
 
 def sync_dir(fs: FileSystem, path: str) -> None:

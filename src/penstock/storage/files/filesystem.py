@@ -48,6 +48,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import closing
 from typing import Final, TypeAlias
 
 from penstock.errors import LockedError, has_no_descriptor, is_shortage
@@ -543,8 +544,7 @@ class OsFileSystem(FileSystem):
         return OsFile(path, self._opened(path, flags), self._files)
 
     def read(self, path: str) -> bytes:
-        file = OsFile(path, self._opened(path, os.O_RDONLY), self._files)
-        try:
+        with closing(OsFile(path, self._opened(path, os.O_RDONLY), self._files)) as file:
             # One byte more than the size: a file that grew meanwhile is read to its end.
             pieces: list[bytes] = []
             done = 0
@@ -552,8 +552,6 @@ class OsFileSystem(FileSystem):
                 pieces.append(piece)
                 done += len(piece)
             return b"".join(pieces)
-        finally:
-            file.close()
 
     def exists(self, path: str) -> bool:
         # Not os.path.exists, which returns False for every error: on a failing disk recovery would

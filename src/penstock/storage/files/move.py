@@ -28,6 +28,7 @@ is where it was.
 
 import random
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -244,12 +245,10 @@ class _Move:
         sync_dir(fs, new)
 
     def _copy_file(self, old: str, new: str) -> None:
-        source = self._old.open(old)
-        try:
+        with closing(self._old.open(old)) as source:
             _sync(source.sync, old)
             source.drop_cache()
-            target = self._fs.open(new, create=True)
-            try:
+            with closing(self._fs.open(new, create=True)) as target:
                 target.truncate(0)
                 at = 0
                 while piece := source.pread(COPY_BYTES, at):
@@ -258,10 +257,6 @@ class _Move:
                     self._moved.bytes += len(piece)
                     self.progress("bytes", self._moved.bytes, self._total_bytes)
                 _sync(target.sync, new)
-            finally:
-                target.close()
-        finally:
-            source.close()
         self._moved.files += 1
 
     # ---- deleting ------------------------------------------------------------------------------

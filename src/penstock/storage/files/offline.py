@@ -28,6 +28,7 @@ version is a VersionError.
 import errno
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from penstock.errors import CorruptionError, NotAStoreError, StorageError
@@ -354,11 +355,8 @@ def _number_in_headers(fs: FileSystem, directory: str) -> int:
             path = f"{at}/{name}"
             if fs.is_dir(path):
                 continue
-            file = fs.open(path)
-            try:
+            with closing(fs.open(path)) as file:
                 head = file.pread(_HEADER.size, 0)
-            finally:
-                file.close()
             if len(head) == _HEADER.size and head[:4] in (b"PCKP", b"PWAL", b"PRDQ", b"PHNT"):
                 number: int = _HEADER.unpack(head)[3]
                 votes[number] = votes.get(number, 0) + 1

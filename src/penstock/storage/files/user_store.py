@@ -31,7 +31,7 @@ data directory's lock, and one thread uses it. access.users checks names and has
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -70,11 +70,8 @@ def vhosts_in(path: str) -> list[str]:
     """Return the names of the vhosts in a node.db that no process uses; [] if it cannot be read.
     Changes nothing."""
     try:
-        db = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)
-        try:
+        with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as db:
             return [str(name) for (name,) in db.execute("SELECT name FROM vhosts")]
-        finally:
-            db.close()
     except (OSError, sqlite3.Error):
         return []
 

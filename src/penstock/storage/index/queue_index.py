@@ -42,6 +42,7 @@ all of it in one call.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextlib import closing
 from typing import Final
 
 from penstock.errors import CorruptionError, deleted_error, is_shortage
@@ -613,12 +614,9 @@ class QueueIndex:
         self.fs.mkdir(self.path)
         stub, text = f"{self.path}/{QUEUE_NAME}", text_of(self.ticks.vhost_name, self.name)
         if not self.fs.exists(stub) or self.fs.read(stub) != text:  # torn, disk full, or old
-            file = self.fs.open(stub, create=True)
-            try:
+            with closing(self.fs.open(stub, create=True)) as file:
                 file.pwrite(text, 0)
                 file.truncate(len(text))
-            finally:
-                file.close()
         if self._headers is None:
             self._headers = {}
         if self.is_durable:

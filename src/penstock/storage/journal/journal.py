@@ -34,6 +34,7 @@ the log cannot take the record, the engine stops.
 
 import contextlib
 from collections.abc import Callable
+from contextlib import closing
 from typing import Final
 
 from penstock.clock import Clock
@@ -611,12 +612,9 @@ class Reserve:
     def _cut(self, size: int) -> None:
         """Truncate the files to `size` bytes if they are larger."""
         for path in self._paths:
-            file = self._fs.open(path, create=True)
-            try:
+            with closing(self._fs.open(path, create=True)) as file:
                 if file.size() > size:
                     file.truncate(size)
-            finally:
-                file.close()
 
     def grown(self, size: object) -> None:
         """Take the operation's result: the size of the files now, 0 if there was no room."""

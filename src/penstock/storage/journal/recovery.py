@@ -27,6 +27,7 @@ Nothing is logged or deleted here, so `verify` uses the same code on a store tha
 
 import struct
 from collections.abc import Callable
+from contextlib import closing
 from typing import Final
 
 from penstock.errors import CorruptionError
@@ -129,8 +130,7 @@ def load(
     state = StorageState(fs, path, vhost, head.segment_slots, store)
     state.name_vhost(name)  # before the replay, which may make directories of queues
     _load_state(state, manifest)
-    log = LogReader(fs, path + "/wal", vhost)
-    try:
+    with closing(LogReader(fs, path + "/wal", vhost)) as log:
         if manifest.is_clean:
             end = log.survey(0, 0, head.cut_lsn + 1, None)
         else:
@@ -145,8 +145,6 @@ def load(
         if not manifest.is_clean:
             _replay(log, manifest, end, replay)
         replay.end()
-    finally:
-        log.close()
     _check_missing_bodies(state)
     if end.cut_records:
         event("torn_tail", f"{end.cut_records} records after the end of the log were cut")
@@ -230,12 +228,9 @@ def _check_is_fresh(fs: FileSystem, path: str, vhost: int) -> None:
         digits = name.removeprefix("checkpoint-")
         if digits != name and digits.isdecimal() and int(digits) > 1:
             raise CorruptionError(path + "/CURRENT", 0, f"it is missing, and {name} exists")
-    log = LogReader(fs, path + "/wal", vhost)
-    try:
+    with closing(LogReader(fs, path + "/wal", vhost)) as log:
         if log.has_records():
             raise CorruptionError(path + "/CURRENT", 0, "it is missing, and the log has records")
-    finally:
-        log.close()
 
 
 def _load_state(state: StorageState, manifest: Manifest) -> None:

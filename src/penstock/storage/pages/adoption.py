@@ -27,6 +27,7 @@ missing becomes a header without a frame, and an event.
 Failure: OSError, to be tried again; SyncFailedError [10].
 """
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import CorruptionError, SyncFailedError
@@ -77,16 +78,13 @@ class Adoption:
         source = self.staged if is_staged else path
         if not is_staged and not fs.exists(path):
             self.damage = f"{self.staged}: the staged page is missing, its records are lost"
-        file = fs.open(source, create=True)
-        try:
+        with closing(fs.open(source, create=True)) as file:
             if is_recovery:
                 _sync(file)
                 file.drop_cache()
             has_index = self._write_index(file, is_staged=is_staged)
             file.pwrite(_header_of(writer), 0)
             _sync(file)
-        finally:
-            file.close()
         if is_staged:
             if fs.exists(path):
                 fs.unlink(path)
@@ -162,8 +160,7 @@ def _put_index(
     position, crc = INDEX_HEADER_BYTES, 0
     if fs.exists(path):
         fs.unlink(path)
-    file = fs.open(path, create=True)
-    try:
+    with closing(fs.open(path, create=True)) as file:
         for start in range(at, end, PIECE_BYTES):
             piece = rows[start : min(start + PIECE_BYTES, end)]
             piece = _rows_at(piece, len(piece) // INDEX_ROW_BYTES, time_us)
@@ -178,8 +175,6 @@ def _put_index(
         )  # fmt: skip
         file.pwrite(header.encode(), 0)
         _sync(file)
-    finally:
-        file.close()
 
 
 def make_index(fs: FileSystem, stem: str, writer: "PageWriter") -> bool:
@@ -188,8 +183,7 @@ def make_index(fs: FileSystem, stem: str, writer: "PageWriter") -> bool:
     path = stem + ".idx"
     rows: list[bytes] = []
     crcs: list[int] = []
-    page = fs.open(stem + ".page")
-    try:
+    with closing(fs.open(stem + ".page")) as page:
         at, need = PAGE_HEADER_BYTES, 0
         while at < writer.position:
             data = page.pread(max(need, BLOCK_BYTES), at)
@@ -202,8 +196,6 @@ def make_index(fs: FileSystem, stem: str, writer: "PageWriter") -> bool:
         for block in range(0, writer.position, BLOCK_BYTES):
             seed = writer.seed ^ (block // BLOCK_BYTES)
             crcs.append(crc32(page.pread(min(BLOCK_BYTES, writer.position - block), block), seed))
-    finally:
-        page.close()
     if len(rows) != writer.count:
         return False
     _put_index(fs, path, writer, b"".join(rows), 0, crcs)

@@ -74,6 +74,7 @@ import contextlib
 import random
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import closing
 from typing import Final, NamedTuple
 
 from penstock.clock import Clock
@@ -939,15 +940,12 @@ def _check_free(fs: FileSystem, path: str) -> None:
 
 def _believe(fs: FileSystem, path: str) -> None:
     """Sync a file and drop it from the page cache, which may differ from the disk [8]."""
-    file = fs.open(path)
-    try:
+    with closing(fs.open(path)) as file:
         try:
             file.sync()
         except OSError as error:
             raise SyncFailedError(path, error) from error
         file.drop_cache()
-    finally:
-        file.close()
 
 
 # ---- retention ----------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ not affected.
 
 import contextlib
 import random
+from contextlib import closing
 from typing import Final
 
 from penstock.clock import ManualClock
@@ -447,11 +448,8 @@ class LeasePages:
         self._queue.finish_restore()
 
     def _write(self, name: str, data: bytes) -> None:
-        file = self._fs.open(f"{self.path}/{name}", create=True)
-        try:
+        with closing(self._fs.open(f"{self.path}/{name}", create=True)) as file:
             file.pwrite(data, 0)
-        finally:
-            file.close()
 
     @property
     def next_ordinal(self) -> int:

@@ -70,6 +70,7 @@ import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import closing
 from itertools import pairwise
 from typing import Final
 
@@ -783,11 +784,8 @@ class StoreTables:
         path = self.hint_path(file.number)
         try:
             length = self.fs.size(path)
-            handle = self.fs.open(path)
-            try:
+            with closing(self.fs.open(path)) as handle:
                 head = handle.pread(HINT_HEADER_BYTES, 0)
-            finally:
-                handle.close()
             self._check_hint(file, path, head, length)
         except (CorruptionError, FileNotFoundError) as error:
             self.rescan(file, str(error))
@@ -802,14 +800,11 @@ class StoreTables:
         self.damage.append(CorruptionError(self.hint_path(file.number), 0, f"hint lost: {reason}"))
         scanned = StoreFile(file.number, file.lo, file.hi)
         end = HEADER_BYTES + file.total_bytes
-        handle = self.fs.open(path)
-        try:
+        with closing(self.fs.open(path)) as handle:
             head = handle.pread(HEADER_BYTES, 0)
             self._check_rdq(file, path, head)
             scan = StoreScan(handle, self.vhost, end)
             scan.run(scanned, end)
-        finally:
-            handle.close()
         self.damage += scan.damage
         if scan.damage:
             file.is_damaged = True
@@ -1082,11 +1077,8 @@ def _note_cut_off(tables: StoreTables, file: StoreFile, length: int) -> None:
 def _load_uncounted(tables: StoreTables, number: int) -> StoreFile | None:
     """Return a file made after the cut, all dead; None if no record can name a body of it."""
     path = tables.rdq_path(number)
-    handle = tables.fs.open(path)
-    try:
+    with closing(tables.fs.open(path)) as handle:
         head = handle.pread(HEADER_BYTES, 0)
-    finally:
-        handle.close()
     try:
         lo, hi = decode_header(path, head, tables.vhost, number)
     except VersionError:
@@ -1103,8 +1095,7 @@ def _load_uncounted(tables: StoreTables, number: int) -> StoreFile | None:
 def _scan_file(tables: StoreTables, file: StoreFile, durable_end: int) -> None:
     """Fill the table of ``file`` from its records on the disk, not from the page cache."""
     path = tables.rdq_path(file.number)
-    handle = tables.fs.open(path)
-    try:
+    with closing(tables.fs.open(path)) as handle:
         try:
             handle.sync()
             handle.drop_cache()
@@ -1115,8 +1106,6 @@ def _scan_file(tables: StoreTables, file: StoreFile, durable_end: int) -> None:
             decode_header(path, head, tables.vhost, file.number)
         scan = StoreScan(handle, tables.vhost, durable_end)
         scan.run(file)
-    finally:
-        handle.close()
     tables.damage += scan.damage
     if scan.damage:
         file.is_damaged = True

@@ -38,6 +38,7 @@ SyncFailedError and stops the store [10]. A full disk is the OSError, and the ne
 
 import struct
 from array import array
+from contextlib import closing
 from typing import Final
 
 from penstock.errors import CorruptionError, SyncFailedError
@@ -166,8 +167,7 @@ class Combine:
                     id, offset, size = _ENTRY.unpack_from(table, place * ENTRY_BYTES)
                     entries.append((offset, size, id, place))
             entries.sort()
-            handle = store.fs.open(path)
-            try:
+            with closing(store.fs.open(path)) as handle:
                 decode_header(path, handle.pread(HEADER_BYTES, 0), store.vhost, member.number)
                 reader = _RunReader(handle, record_seed(store.vhost))
                 for offset, size, id, place in entries:
@@ -177,8 +177,6 @@ class Combine:
                         writer.add_record(id, size, reader.record(offset, size, id))
                         records[id] = len(records)
                     self._sources.extend((records[id], RECORD_BYTES + size, index, place))
-            finally:
-                handle.close()
         except CorruptionError:
             member.is_damaged = True
             raise

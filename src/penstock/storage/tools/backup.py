@@ -32,6 +32,7 @@ finds the files that were to be deleted as orphans.
 
 import errno
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Final
 
@@ -245,19 +246,15 @@ class Backup:
 
     def _copy(self, old: str, new: str, length: int) -> Iterator[bool]:
         """Copy and sync the first `length` bytes of a file."""
-        source = self._fs.open(old)
-        try:
-            target = self._fs.open(new, create=True)
-            try:
-                target.truncate(0)
-                for at in range(0, length, COPY_BYTES):
-                    target.pwrite(source.pread(min(COPY_BYTES, length - at), at), at)
-                    yield True
-                target.sync()
-            finally:
-                target.close()
-        finally:
-            source.close()
+        with (
+            closing(self._fs.open(old)) as source,
+            closing(self._fs.open(new, create=True)) as target,
+        ):
+            target.truncate(0)
+            for at in range(0, length, COPY_BYTES):
+                target.pwrite(source.pread(min(COPY_BYTES, length - at), at), at)
+                yield True
+            target.sync()
         self.copied += 1
         self.copied_bytes += length
 

@@ -29,6 +29,7 @@ Failure: a name of another kind is a NotAStoreError. Any bytes can be dumped.
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 
 from penstock.errors import CorruptionError, NotAStoreError, StorageError
 from penstock.fast_crc import crc32
@@ -265,8 +266,7 @@ def _entry_text(seq: int, slot: Slot | None, content: bytes, header_len: int) ->
 
 
 def _records(fs: FileSystem, path: str) -> Iterator[str]:
-    file = fs.open(path)
-    try:
+    with closing(fs.open(path)) as file:
         head = file.pread(store_file.HEADER_BYTES, 0)
         if len(head) < store_file.HEADER_BYTES:
             yield at(0, f"DAMAGED header, cut off at {len(head)}")
@@ -292,8 +292,6 @@ def _records(fs: FileSystem, path: str) -> Iterator[str]:
                 yield at(offset, f"DAMAGED record: {faults[offset]}")
             else:
                 yield at(offset, f"record id {id:#x} {body_text(body)}")
-    finally:
-        file.close()
 
 
 def _hint(fs: FileSystem, path: str) -> Iterator[str]:

@@ -54,6 +54,7 @@ unfinished (see `fresh_directory.py`), and the next salvage starts again.
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -769,13 +770,10 @@ class SalvagedVhost(LogState):
             if not self.fs.exists(path):
                 continue
             wanted = encode_header(magic, self.vhost, queue.number, segment, self.slots)
-            file = self.fs.open(path)
-            try:
+            with closing(self.fs.open(path)) as file:
                 if file.pread(HEADER_BYTES, 0) != wanted:
                     self.losses.append(Problem(path, 0, "the segment's header is damaged"))
                     file.pwrite(wanted, 0)
-            finally:
-                file.close()
 
     def message(
         self, queue: SalvagedQueue, files: SegmentFiles | None, seq: int,
@@ -842,11 +840,8 @@ def guess_slots(fs: FileSystem, path: str) -> int:
         for name in fs.list(f"{parent}/{directory}"):
             if not name.endswith((".qi", ".qs")):
                 continue
-            file = fs.open(f"{parent}/{directory}/{name}")
-            try:
+            with closing(fs.open(f"{parent}/{directory}/{name}")) as file:
                 slots = int.from_bytes(file.pread(4, _SLOTS_AT), "big")
-            finally:
-                file.close()
             if 4 <= slots <= DEFAULT_SLOTS and not slots & (slots - 1):
                 votes[slots] = votes.get(slots, 0) + 1
     return max(votes, key=lambda slots: votes[slots]) if votes else DEFAULT_SLOTS

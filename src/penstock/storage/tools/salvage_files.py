@@ -28,6 +28,7 @@ one checkpoint.
 
 import struct
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
@@ -351,11 +352,8 @@ class BodyFinder:
         return True
 
     def _body(self, number: int, id: int, offset: int, size: int) -> tuple[bytes, str]:
-        handle = self._fs.open(self._path(number))
-        try:
+        with closing(self._fs.open(self._path(number))) as handle:
             found = handle.pread(RECORD_BYTES + size, offset)
-        finally:
-            handle.close()
         return found[RECORD_BYTES:], record_fault(self._seed, found, id)
 
     def _search(self, number: int, id: int) -> tuple[int, int]:
@@ -407,11 +405,8 @@ class BodyFinder:
         return (lo, hi)
 
     def _head(self, path: str, length: int) -> bytes:
-        handle = self._fs.open(path)
-        try:
+        with closing(self._fs.open(path)) as handle:
             return handle.pread(length, 0)
-        finally:
-            handle.close()
 
     def _table(self, number: int, is_scanned: bool) -> bytes:
         key = (number, is_scanned)
@@ -431,13 +426,10 @@ class BodyFinder:
             return b""
 
     def _scan(self, number: int) -> bytes:
-        handle = self._fs.open(self._path(number))
-        try:
+        with closing(self._fs.open(self._path(number))) as handle:
             found = StoreFile(number, number, number)
             StoreScan(handle, self._vhost, handle.size()).run(found)
             return found.sorted_table()[0]
-        finally:
-            handle.close()
 
 
 # ---- checkpoint --------------------------------------------------------------------------------

@@ -326,20 +326,18 @@ class DeadLetters:
         run: list[Delivery] = []
         headers: list[bytes] = []
         size = 0
+        dying = DyingTogether(self, route, death, address, name)
         for tag in tags:
             delivery = source.pending(tag)
             if delivery is None or size > RUN_BYTES:
                 break
             message = delivery.message
-            if (
-                message.body is None or message.persistent != is_persistent
-                or (run and route.address(message.header) != address)
-            ):  # fmt: skip
+            if message.body is None or message.persistent != is_persistent:
                 break
-            header = route.readdressed(self._died(delivery, death))
-            if reason != REJECTED and route.may_return(header, [name]):
+            header = dying.header_of(delivery)
+            if header is None:
                 break
-            priority = self._headers.priority(message.header) or tag >> PART_SHIFT
+            priority = dying.priority or tag >> PART_SHIFT
             if priority:
                 own = target.destination(header, priority)
                 if own.part != to.part:
@@ -358,7 +356,7 @@ class DeadLetters:
             self._count_taken(reason, Routed(b"", [target]), len(run))
         return len(run)
 
-    def _died(self, delivery: Delivery, death: Death) -> bytes:
+    def died(self, delivery: Delivery, death: Death) -> bytes:
         """Return the header with this death, and the attempts of the delivery."""
         header = delivery.message.header
         attempts = delivery.attempts + self._headers.attempts(header)
@@ -436,6 +434,38 @@ class DeadLetters:
         if routed.kind:
             self._report(routed.kind, routed.text)
         return routed
+
+
+class DyingTogether:
+    """The headers of messages that die together and go by one address to the queue `name`. Many are
+    alike, so what was found for the last one is kept. priority: of the last one's header."""
+
+    def __init__(
+        self, letters: DeadLetters, route: DeadLetterRoute, death: Death, address: bytes | None,
+        name: str,
+    ) -> None:  # fmt: skip
+        self.priority: int = 0
+        self._letters: DeadLetters = letters
+        self._route: DeadLetterRoute = route
+        self._death: Death = death
+        self._address: bytes | None = address
+        self._names: list[str] = [name]
+        self._before: bytes | None = None
+        self._attempts: int = 0
+        self._after: bytes | None = None
+
+    def header_of(self, delivery: Delivery) -> bytes | None:
+        """Return the header that the message has there, None if it needs `send`."""
+        before = delivery.message.header
+        if before == self._before and delivery.attempts == self._attempts:
+            return self._after
+        self._before, self._attempts, self._after = before, delivery.attempts, None
+        self.priority = self._route.headers.priority(before)
+        if self._route.address(before) == self._address:
+            after = self._route.readdressed(self._letters.died(delivery, self._death))
+            if self._death.reason == REJECTED or not self._route.may_return(after, self._names):
+                self._after = after
+        return self._after
 
 
 # ---- moving --------------------------------------------------------------------------------------

@@ -139,6 +139,28 @@ def test_messages_that_expire_together_move_in_order(
     assert world.drain("dead") == [*"0123456789", ""]
 
 
+def test_of_those_that_expire_together_each_keeps_its_own_past(world: AmqWorld) -> None:
+    q = world.open(dead_letter_to="dead", ttl_ms=1000)
+    world.open("dead")
+    other = HEADERS.with_death(b"", Death("elsewhere", "rejected", 1, 1))
+    for name, header in (("a", b""), ("b", b""), ("c", b""), ("d", other), ("e", other)):
+        world.put(name, header=header)
+    for tag in [world.take().tag, world.take().tag]:
+        q.nack(tag, delay_ms=0)
+    world.tick(1)
+    found = {}
+    while (delivery := world.get("dead")) is not None:
+        all_deaths = HEADERS.deaths(delivery.message.header)
+        found[name_of(delivery)] = [(one.queue, one.attempts) for one in all_deaths]
+    assert found == {
+        "a": [("q", 1)],
+        "b": [("q", 1)],
+        "c": [("q", 0)],
+        "d": [("q", 0), ("elsewhere", 1)],
+        "e": [("q", 0), ("elsewhere", 1)],
+    }
+
+
 def test_a_message_that_goes_another_way_ends_a_run(world: AmqWorld) -> None:
     """The second would come back to where it died; the third has a priority."""
     world.open(dead_letter_to="dead", ttl_ms=1000)

@@ -118,9 +118,10 @@ class Fake:
             self.send({"do": "pong", "n": facts["n"], "blocked_reason": "disk", **counts})
         elif do == "connection":
             with socket.socket(fileno=descriptors[0]) as handed:
-                who = facts["identity_bytes"]
+                who, opened = facts["identity_bytes"], facts["facts_bytes"]
                 assert isinstance(who, int)
-                handed.sendall(b"got " + data[who:])
+                assert isinstance(opened, int)
+                handed.sendall(b"got " + data[who + opened :])
         elif do == "memory":
             self.send({"do": "memory_is", "bytes": facts["bytes"]})
         elif do == "stop" and self.behaviour != "stubborn":

@@ -456,18 +456,20 @@ class VhostProcess(LinkedProcess):
     # ---- clients -------------------------------------------------------------------------------
 
     def _adopt(self, facts: dict[str, Any], data: bytes, descriptors: list[int]) -> None:
+        facts_at = facts["identity_bytes"]
+        facts_end = facts_at + facts["facts_bytes"]
+        opened = ConnectionFacts.from_bytes(data[facts_at:facts_end])
         if len(descriptors) != 1 or self._hub is None:
             for descriptor in descriptors:
                 socket.close(descriptor)
             logger.error("a connection was sent with %d descriptors, expected 1", len(descriptors))
-            self._gone(ConnectionFacts.from_json(facts["facts"]).user)
+            self._gone(opened.user)
             return
         assert self._vhost is not None
-        opened = ConnectionFacts.from_json(facts["facts"])
         family = socket.AF_INET6 if ":" in opened.host else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM, 0, descriptors[0])
         sock.setblocking(False)
-        identity = Identity.from_text(data[: facts["identity_bytes"]])
+        identity = Identity.from_text(data[:facts_at])
         records = None if facts["records"] is None else TlsRecords.of(facts["records"])
         try:
             session = self._hub.adopt(sock, opened.user, records)
@@ -482,7 +484,7 @@ class VhostProcess(LinkedProcess):
             if identity.source != INTERNAL:
                 handler.on_new_secret = self._ask_renewal
             self._watch_end(identity)
-            session.start(handler, data[facts["identity_bytes"] :])
+            session.start(handler, data[facts_end:])
         except Exception as error:  # noqa: BLE001 - the session reports it
             session.unexpected(error)
 

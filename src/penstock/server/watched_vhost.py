@@ -237,12 +237,12 @@ class WatchedVhost(WatchedProcess):
         if self._link.waiting >= min(WAITING_MAX, max(self._settings.nofile >> 4, 1)):
             text = f"vhost '{self.name}' does not take connections"
             raise AMQPConnectionError(INTERNAL_ERROR, text, 10, 40)
-        who = identity.text
+        who, facts = identity.text, opened.to_bytes()
         message: Facts = {
-            "do": "connection", "facts": opened.to_json(), "identity_bytes": len(who),
+            "do": "connection", "identity_bytes": len(who), "facts_bytes": len(facts),
             "records": None if records is None else records.facts(),
         }  # fmt: skip
-        self._link.send(message, who + leftover, sock)
+        self._link.send(message, b"".join((who, facts, leftover)), sock)
         self.clients[opened.user] += 1
 
     async def http_link(self) -> socket.socket:

@@ -367,14 +367,15 @@ def stop(timeout_s: float, data: str) -> None:
 
 
 STDIN = click.option(
-    "--stdin", "from_stdin", is_flag=True, help="Read the password from a line of stdin."
-)
+    "--stdin", "from_stdin", is_flag=True,
+    help="Read the password from a line of stdin, as without PASSWORD if that is no terminal.",
+)  # fmt: skip
 
 
 def _password(given: str | None, from_stdin: bool, *, is_new: bool = True) -> str:
-    if from_stdin:
-        if given is not None:
-            raise click.UsageError("a password as argument and --stdin do not go together")
+    if from_stdin and given is not None:
+        raise click.UsageError("a password as argument and --stdin do not go together")
+    if given is None and (from_stdin or not sys.stdin.isatty()):
         line = sys.stdin.readline()
         if not line:
             raise click.UsageError("stdin is empty, expected the password")

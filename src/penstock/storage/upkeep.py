@@ -25,7 +25,7 @@ with zeros, a large reserve, the store file and the queue segments that are bein
 nothing in them is alive. In an idle store, or on a full disk, they only take room. So the Trimmer
 looks once a second:
 
-    idle     no record was logged for a minute: what is kept above the sizes below is deleted
+    idle     no record was logged for 45 s: what is kept above the sizes below is deleted
     blocked  publishers are refused because the disk is full: the same, and until they are accepted
              the log keeps no segments for reuse
     closing  the same once more, and of the log only the segment in use is left
@@ -72,7 +72,7 @@ LOG_SHARE: Final = 8  # log and reserve may each have this part of the room abov
 LOOK_SHARE: Final = 4  # the room is read again when this part of it has been written
 LOG_SEGMENTS: Final = 8  # of the smallest size: least log between two checkpoints
 RELEASE_MESSAGES: Final = 256  # transient ones, in one slice
-IDLE_S: Final = 60.0  # without a record
+IDLE_S: Final = 45.0  # without a record: what follows is done before a minute is over
 AGAIN_S: Final = 5.0  # between two checkpoints on a full disk, or two for trimming alone
 ROUNDS: Final = 4
 IDLE_LOG_SEGMENTS: Final = 6  # of the smallest size; a log of that size is left alone
@@ -465,7 +465,7 @@ class Upkeep:
 
 
 class Trimmer:
-    """One per engine. is_idle: nothing was logged for a minute. begin_checkpoint: begins one, if
+    """One per engine. is_idle: nothing was logged for IDLE_S. begin_checkpoint: begins one, if
     that is possible."""
 
     def __init__(

@@ -222,10 +222,10 @@ class _Socket:
         except ControlError as error:
             raise CommandRefusedError(error.code, error.text) from error
         except NoServerError as error:
-            if isinstance(error.__cause__, PermissionError):
+            if error.errno in {errno.EACCES, errno.EPERM}:
                 text = "only the user that runs the broker may use its control socket"
                 raise PermissionError(errno.EACCES, text, self._data) from error
-            if getattr(error.__cause__, "errno", None) == errno.EPROTOTYPE:
+            if error.errno == errno.EPROTOTYPE:
                 raise UnavailableError(
                     f"the broker in {self._data} is of an older release, which other commands "
                     "speak to: use its own `penstock`, or stop it with SIGTERM"

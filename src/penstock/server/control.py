@@ -163,12 +163,14 @@ class Pieces:
 
 
 class NoServerError(PenstockError):
-    """No broker answers at the control socket of this directory."""
+    """No broker answers at the control socket of this directory. errno: of the system's error, 0
+    for none (a compiled module drops what stands behind `from`)."""
 
-    def __init__(self, path: str, reason: str) -> None:
+    def __init__(self, path: str, reason: str, errno: int = 0) -> None:
         super().__init__(f"no broker answers at {path}: {reason}")
         self.path = path
         self.reason = reason
+        self.errno = errno
 
 
 @contextmanager
@@ -219,8 +221,9 @@ class ControlClient:
                 reply = _message(sock)
         except (OSError, ValueError) as error:
             self.close()
-            reason = error.strerror if isinstance(error, OSError) else None
-            raise NoServerError(self.path, reason or str(error)) from error
+            of_system = error if isinstance(error, OSError) else OSError()
+            reason = of_system.strerror or str(error)
+            raise NoServerError(self.path, reason, of_system.errno or 0) from error
         if reply.kind != ANSWER:
             raise reply.error()
         return read(reply.data)

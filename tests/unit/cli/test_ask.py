@@ -52,7 +52,7 @@ def test_a_socket_of_another_user_is_a_matter_of_permission(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def call(*_: object, **__: object) -> None:
-        raise NoServerError("sock", "Permission denied") from PermissionError(13, "no")
+        raise NoServerError("sock", "Permission denied", 13)
 
     monkeypatch.setattr(ControlClient, "call", call)
     assert main(["status", "--data", str(tmp_path)]) == 77

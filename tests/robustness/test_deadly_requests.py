@@ -14,6 +14,7 @@ import pytest
 from penstock.clock import SystemClock
 from penstock.config import Config
 from penstock.operation_json import dumps, read
+from penstock.server import polling_loop
 from penstock.server.control import ControlError
 from penstock.server.watched_vhost import VhostDown, WatchedVhost
 from penstock.storage.files.data_directory import DataDirectory
@@ -56,7 +57,7 @@ def with_vhost(
             data.close()
             fs.close()
 
-    asyncio.run(run())
+    polling_loop.run(run())
 
 
 @pytest.mark.parametrize(

@@ -249,15 +249,18 @@ def on_get(channel: Channel, method: Method) -> None:
     name = queue_named(channel, method.queue)
     channel.check(READ, "queue", name)
     queue = channel.vhost.table.find_messages(name, channel.handler, "basic.get")
-    usage, user = channel.vhost.usage, channel.identity.name
-    text = "" if channel.handler.has_output_room else usage.stuffed_text(user)
-    if not method.no_ack and not channel.handler.has_unacked_room:
-        text = usage.full_text(user)
-    if text:
-        raise ChannelError(RESOURCE_ERROR, f"cannot get from queue '{name}': {text}", 60, 70)
+    handler, usage = channel.handler, channel.vhost.usage
+    if not handler.has_output_room:
+        raise _no_room(name, usage.stuffed_text(channel.identity.name))
+    if not method.no_ack and not handler.has_unacked_room:
+        raise _no_room(name, usage.full_text(channel.identity.name))
     queue.used_at_s = channel.vhost.clock.monotonic()
     queue.serve()
     _get(channel, queue, no_ack=method.no_ack)
+
+
+def _no_room(name: str, why: str) -> ChannelError:
+    return ChannelError(RESOURCE_ERROR, f"cannot get from queue '{name}': {why}", 60, 70)
 
 
 def _get(channel: Channel, queue: BrokerQueue, *, no_ack: bool) -> None:

@@ -60,7 +60,6 @@ from penstock.access.limits import (
 from penstock.access.permissions import (
     ADMINISTRATOR,
     GUEST,
-    IDENTITIES_MAX,
     NOTHING,
     Identity,
     check_pattern,
@@ -174,10 +173,6 @@ class KnownUsers:
         self._vhosts: dict[str, tuple[str, str]] = {}
         self._permissions: dict[tuple[str, str], tuple[str, str, str]] = {}
         self._topics: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
-        # (user, vhost) -> the patterns, the tags and the identity that they make, without topics
-        self._identities: dict[
-            tuple[str, str], tuple[tuple[str, str, str], frozenset[str], Identity]
-        ] = {}
         self._warned: set[tuple[str, str, str]] = set()  # patterns that cannot be matched
 
     # --- from one process to another ---
@@ -249,21 +244,12 @@ class KnownUsers:
         patterns = self._permissions.get((user, vhost))
         if patterns is None:
             return None
-        tags, on = self._users[user][1], self._topics.get((user, vhost), {})
-        known = self._identities.get((user, vhost))
-        if known is not None and known[:2] == (patterns, tags) and not on:
-            return known[2]
         configure, write, read = (self._usable(user, vhost, pattern) for pattern in patterns)
         topics = {
             exchange: (expanded(one[0], user, vhost), expanded(one[1], user, vhost))
-            for exchange, one in on.items()
+            for exchange, one in self._topics.get((user, vhost), {}).items()
         }
-        found = Identity.shared(user, tags, configure, write, read, topics)
-        if not on:
-            if len(self._identities) >= IDENTITIES_MAX:
-                self._identities.clear()
-            self._identities[user, vhost] = (patterns, tags, found)
-        return found
+        return Identity.shared(user, self._users[user][1], configure, write, read, topics)
 
     def tags_of(self, user: str) -> frozenset[str]:
         """Return the tags of a user, none if it is unknown."""

@@ -31,8 +31,7 @@ CAPABILITIES: Final = (
 )
 
 
-_NUMBERS: Final = struct.Struct(">HHIHHQ")
-_LENGTH: Final = struct.Struct(">I")
+_HEAD: Final = struct.Struct(">HHIHHQ7I")  # six numbers, and the bytes of seven texts
 
 
 class ConnectionFacts:
@@ -63,31 +62,32 @@ class ConnectionFacts:
         self.auth_mechanism: Final = auth_mechanism
 
     def to_bytes(self) -> bytes:
-        """Return the facts for `from_bytes` in another process: numbers, then texts and bytes with
-        their lengths. (JSON takes three times as long, for each connection.)"""
-        parts = [_NUMBERS.pack(
-            self.peer_port, self.port, self.frame_max, self.channel_max, self.heartbeat_s,
-            self.connected_at_ms,
-        )]  # fmt: skip
+        """Return the facts for `from_bytes` in another process: _HEAD, the texts, the properties.
+        (JSON takes three times as long, for each connection.)"""
         tls = "" if self.tls is None else json.dumps(self.tls)
-        for text in (
-            self.name, self.peer_host, self.host, self.user, self.vhost, self.auth_mechanism, tls,
-        ):  # fmt: skip
-            data = text.encode("utf-8", "surrogateescape")
-            parts += [_LENGTH.pack(len(data)), data]
-        parts.append(self.client_properties)
-        return b"".join(parts)
+        texts = [
+            text.encode("utf-8", "surrogateescape")
+            for text in (
+                self.name, self.peer_host, self.host, self.user, self.vhost, self.auth_mechanism,
+                tls,
+            )
+        ]  # fmt: skip
+        head = _HEAD.pack(
+            self.peer_port, self.port, self.frame_max, self.channel_max, self.heartbeat_s,
+            self.connected_at_ms, *[len(text) for text in texts],
+        )  # fmt: skip
+        return b"".join((head, *texts, self.client_properties))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "ConnectionFacts":
         """Return the facts of `to_bytes`."""
-        peer_port, port, frame_max, channel_max, heartbeat_s, at_ms = _NUMBERS.unpack_from(data)
-        at = _NUMBERS.size
+        head = _HEAD.unpack_from(data)
+        peer_port, port, frame_max, channel_max, heartbeat_s, at_ms, *sizes = head
+        at = _HEAD.size
         texts: list[str] = []
-        for _ in range(7):
-            start = at + _LENGTH.size
-            at = start + int(_LENGTH.unpack_from(data, at)[0])
-            texts.append(data[start:at].decode("utf-8", "surrogateescape"))
+        for size in sizes:
+            texts.append(data[at : at + size].decode("utf-8", "surrogateescape"))
+            at += size
         name, peer_host, host, user, vhost, mechanism, tls = texts
         return cls(
             name, peer_host, peer_port, host, port, user, vhost, data[at:], frame_max, channel_max,

@@ -340,7 +340,7 @@ class Routing:
         self.asked: Asked | None = None
         self.way: Way | None = None
         self.walk: Walk | None = None
-        self.copied: list[str] = []
+        self.copied: set[str] = set()
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -785,7 +785,7 @@ class Publisher(Unconfirmed):
                 routing.facts.seen_lsn, stream.append(header, body, self._mode)
             )
             self._dispatch.schedule()
-            routing.copied.append(stream.name)
+            routing.copied.add(stream.name)
             budget.left -= 1 + len(body) // COPIED_STEP_BYTES
         return budget.left > 0 or not budget.is_over()
 

@@ -158,21 +158,20 @@ class RssAlarm:
             if was_above and self._was_above:
                 self.is_alarmed = True
                 self._since_s = now_s
-                self._report(ALARM, "is above", begin, limit)
+                self._report(ALARM, "is above", limit)
             elif self._was_above:
                 self._free()
             elif self.excess_bytes:
                 self._trim()
         elif not self.excess_bytes:
-            self._end("is below", begin, limit)
+            self._end("is below", limit)
         elif now_s - self._since_s >= PATIENCE_S and counted_bytes < budget_bytes // COUNTED_PART:
             self._usual_bytes = self.rss_bytes
             self.excess_bytes = 0
             counted = format_bytes(counted_bytes)
             self._end(
-                f"does not fall, and only {counted} are counted; publishers go on beyond",
-                begin, limit,
-            )  # fmt: skip
+                f"does not fall, and only {counted} are counted; publishers go on beyond", limit
+            )
         else:
             self._free()
 
@@ -180,13 +179,13 @@ class RssAlarm:
         self._forget()
         self._trim()
 
-    def _end(self, verb: str, begin: int, limit: int) -> None:
+    def _end(self, verb: str, limit: int) -> None:
         self.is_alarmed = self._was_above = False
-        self._report(FREE, verb, begin, limit)
+        self._report(FREE, verb, limit)
 
-    def _report(self, kind: str, verb: str, begin: int, limit: int) -> None:
+    def _report(self, kind: str, verb: str, limit: int) -> None:
         rss = format_bytes(self.rss_bytes)
-        where = f"{verb} {format_bytes(begin)}, with a limit of {format_bytes(limit)}"
+        where = f"{verb} {format_bytes(limit - EARLY_BYTES)}, with a limit of {format_bytes(limit)}"
         self._on_event(kind, f"memory: the process's RSS of {rss} {where}")
 
 

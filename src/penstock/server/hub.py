@@ -41,8 +41,8 @@ arrive in short reads as well, but their senders do not wait.)
 is sent; if nothing came for four of them, the client is gone. While a client is not read on our
 account its silence means nothing.
 
-The hub has the times of its sessions, in slots of SLOT_S, not asyncio, whose timers would cost a
-connection more than its reading.
+The hub has the times of its sessions, in slots of a quarter of a second, not asyncio, whose timers
+would cost a connection more than its reading.
 
 **The end.** A client that said goodbye closes the socket itself when it has read close-ok, as the
 protocol has it and RabbitMQ does. Else, after the last bytes, the sending half is shut, so that

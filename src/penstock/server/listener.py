@@ -114,7 +114,6 @@ class Listening(PolledSource):
 
     def __init__(self, listener: "Listener[Any]", poller: Poller, sock: socket.socket) -> None:
         self.sock: socket.socket = sock
-        self.family: int = int(sock.family)
         self._listener: Listener[Any] = listener
         self._poller: Poller = poller
 
@@ -236,9 +235,7 @@ class Listener(Generic[T]):
     def acceptable(self, listening: "Listening") -> None:
         """Accept a client; if more wait, the socket is still readable in the next pass."""
         try:
-            # accept() asks the system for the family and the kind, and both are known.
-            descriptor, _ = listening.sock._accept()  # type: ignore[attr-defined]
-            sock = socket.socket(listening.family, socket.SOCK_STREAM, 0, descriptor)
+            sock, _ = listening.sock.accept()
         except OSError as error:
             if error.errno not in SHORT:
                 return  # that client is gone already

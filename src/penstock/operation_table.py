@@ -724,11 +724,13 @@ _ROWS: Final = (
     ),
     _list(
         "list_connections", "List the connections of all vhosts.",
-        ("name", "user", "vhost", "state", "channels"),
+        ("user", "peer_host", "peer_port", "state"),
         (
-            "peer_host", "peer_port", "host", "port", "client_properties", "connected_at",
-            "frame_max", "channel_max", "timeout", "recv_oct", "send_oct", "ssl", "ssl_protocol",
-            "ssl_cipher", "peer_cert_subject", "peer_cert_issuer", "peer_cert_validity",
+            "name", "vhost", "channels", "host", "port", "client_properties", "connected_at",
+            "frame_max", "channel_max", "timeout", "recv_oct", "recv_cnt", "send_oct", "send_cnt",
+            "send_pend", "protocol", "auth_mechanism", "ssl", "ssl_protocol", "ssl_cipher",
+            "ssl_hash", "ssl_key_exchange", "peer_cert_subject", "peer_cert_issuer",
+            "peer_cert_validity", "pid",
         ), of=NODE, audience=MANAGEMENT, tags=WATCHERS,
     ),
     _list(
@@ -1372,18 +1374,23 @@ _ROWS: Final = (
         "seconds since 1970, 0 of nothing.",
     ),
     _list(
-        "list_queues", "List the queues of a vhost.", ("name", "messages", "consumers"),
+        "list_queues", "List the queues of a vhost.", ("name", "messages"),
         (
-            "messages_ready", "messages_unacknowledged", "leased", "message_bytes", "memory",
-            "memory_alphas", "memory_rows", "memory_elsewhere", "memory_target", "memory_max",
-            "memory_min", "memory_share", "memory_duration", "paged_by", "messages_ram",
-            "messages_paged_out", "ack_in_per_s", "ack_out_per_s", "durable", "exclusive",
-            "auto_delete", "arguments", "state", "type", "alphas", "betas", "gammas", "delta",
-            "delayed", "message_bytes_ready", "message_bytes_unacknowledged", "mode",
+            "consumers", "messages_ready", "messages_unacknowledged", "leased", "message_bytes",
+            "memory", "memory_alphas", "memory_rows", "memory_elsewhere", "memory_target",
+            "memory_max", "memory_min", "memory_share", "memory_duration", "paged_by",
+            "messages_ram", "messages_paged_out", "ack_in_per_s", "ack_out_per_s", "durable",
+            "exclusive", "auto_delete", "arguments", "state", "type", "alphas", "betas", "gammas",
+            "delta", "delayed", "message_bytes_ready", "message_bytes_unacknowledged", "mode",
             "message_stats", "idle_since", "disk_reads", "disk_writes", "in_per_s", "out_per_s",
             "rejected", "expired", "maxlen", "delivery_limit", "dead_letters_dropped",
-            "dead_letter_cycles", "alerts_raised", "why", "generation", "is_flowed",
-            "q1", "q2", "q3", "q4", "set_aside", "partitions", "readers", "vhost", *_APPLIED,
+            "dead_letter_cycles", "alerts_raised", "why", "generation", "is_flowed", "q1", "q2",
+            "q3", "q4", "set_aside", "partitions", "readers", "vhost", *_APPLIED,
+            "consumer_capacity", "consumer_utilisation", "exclusive_consumer_tag",
+            "head_message_timestamp", "messages_persistent", "messages_ready_ram",
+            "messages_unacknowledged_ram", "message_bytes_persistent", "message_bytes_ram",
+            "leader", "members", "online", "owner_pid", "exclusive_consumer_pid", "pid",
+            "slave_pids", "synchronised_slave_pids",
         ), tags=MANAGERS, arguments=_CHOSEN,
     ),
     Operation(
@@ -1402,15 +1409,20 @@ _ROWS: Final = (
     ),
     _list(
         "list_bindings", "List the bindings of a vhost.",
-        ("source_name", "destination_name", "destination_kind", "routing_key", "arguments"),
-        ("source_kind", "vhost"), tags=MANAGERS, arguments=_CHOSEN,
+        (
+            "source_name", "source_kind", "destination_name", "destination_kind", "routing_key",
+            "arguments",
+        ), ("vhost",), tags=MANAGERS, arguments=_CHOSEN,
     ),
     _list(
         "list_consumers", "List the consumers of a vhost.",
-        ("queue_name", "channel", "consumer_tag", "ack_required", "prefetch_count"),
         (
-            "connection", "user", "exclusive", "active", "priority", "arguments", "unacked",
-            "delivered", "vhost",
+            "queue_name", "channel", "consumer_tag", "ack_required", "prefetch_count", "active",
+            "arguments",
+        ),
+        (
+            "connection", "user", "exclusive", "priority", "unacked", "delivered", "vhost",
+            "activity_status", "channel_pid",
         ), tags=MANAGERS, arguments=_CHOSEN,
     ),
     _list(
@@ -1418,7 +1430,8 @@ _ROWS: Final = (
         ("name", "user", "consumer_count", "messages_unacknowledged"),
         (
             "connection", "number", "vhost", "prefetch_count", "global_prefetch_count", "confirm",
-            "transactional", "messages_unconfirmed", "state", "why", "since",
+            "transactional", "messages_unconfirmed", "messages_uncommitted", "acks_uncommitted",
+            "state", "why", "since", "pid",
         ), tags=MANAGERS, arguments=_CHOSEN,
         more="Without the tag monitoring or administrator: the user's own.",
     ),

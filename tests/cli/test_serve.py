@@ -84,7 +84,7 @@ def test_messages_in_and_out(broker: LiveBroker) -> None:
     of(broker, "declare_queue", "jobs")
     assert of(broker, "publish", "jobs", "hello", "-H", "n=1") == "1 published\n"
     assert of(broker, "publish", "jobs", "--lines", stdin=b"1\n2\n3\n") == "3 published\n"
-    assert of(broker, "list", "queues") == "name\tmessages\tconsumers\njobs\t4\t0\n"
+    assert of(broker, "list", "queues") == "name\tmessages\njobs\t4\n"
     assert of(broker, "peek", "jobs", "-n", "2") == "hello\n1\n"
     (line,) = of(broker, "get", "jobs", "--format", "json", "--requeue").splitlines()
     assert json.loads(line)["body"] == "hello"

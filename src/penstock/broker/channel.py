@@ -1497,9 +1497,14 @@ class Channel(ConsumerChannel):
         self.used_at_s = now_s
         return stats
 
+    @property
+    def name(self) -> str:
+        """Its name, as people see it: the connection's, and its number."""
+        return f"{self.handler.name} ({self.number})"
+
     def info(self) -> dict[str, object]:
         """Return the channel's columns for listings."""
-        confirms = self.publisher.confirms
+        confirms, transaction = self.publisher.confirms, self.transaction
         return {
             "connection": self.handler.name,
             "number": self.number,
@@ -1511,7 +1516,9 @@ class Channel(ConsumerChannel):
             "prefetch_count": self.consumer_prefetch,
             "global_prefetch_count": self.prefetch,
             "confirm": confirms is not None,
-            "transactional": self.transaction is not None,
+            "transactional": transaction is not None,
+            "messages_uncommitted": 0 if transaction is None else transaction.publishes,
+            "acks_uncommitted": 0 if transaction is None else transaction.acks,
             "state": "waiting" if self.is_waiting else "running",
         }
 

@@ -127,6 +127,8 @@ def tls_columns(tls: dict[str, Any]) -> dict[str, object]:
     return {
         "ssl_protocol": tls.get("version", ""),
         "ssl_cipher": tls.get("cipher", ""),
+        "ssl_hash": "",
+        "ssl_key_exchange": "",
         "peer_cert_subject": tls.get("subject", ""),
         "peer_cert_issuer": tls.get("issuer", ""),
         "peer_cert_validity": tls.get("validity", ""),

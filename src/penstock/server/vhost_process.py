@@ -46,6 +46,7 @@ from penstock.broker.connection_handler import ConnectionHandler
 from penstock.broker.exactly_once.batches import batch_manager
 from penstock.broker.exactly_once.leases import lease_manager
 from penstock.broker.in_flight import SIZE, InFlight
+from penstock.broker.operations.listings import connection_info
 from penstock.broker.vhost import VHost, VHostSettings
 from penstock.errors import (
     CONNECTION_FORCED,
@@ -538,7 +539,8 @@ class VhostProcess(LinkedProcess):
         try:
             args = loads(asked.args, is_exact=True)
             if op == "list_connections":
-                reply([s.handler.info() for s in self._hub.sessions if s.handler is not None])
+                handlers = [s.handler for s in self._hub.sessions]
+                reply([connection_info(one.info()) for one in handlers if one is not None])
             elif op == "loop":
                 reply({"longest_s": take_longest_s(self._loop)})
             else:

@@ -45,7 +45,9 @@ def test_commands_options_and_columns_are_completed() -> None:
     broker = FakeControl()
     assert completed(broker, "list_top") == ["list_topic_permissions"]
     assert completed(broker, "list-q") == ["list_queues"]
-    assert completed(broker, "list_queues", "messages_r") == ["messages_ready", "messages_ram"]
+    assert completed(broker, "list_queues", "messages_u") == [
+        "messages_unacknowledged", "messages_unacknowledged_ram",
+    ]  # fmt: skip
     assert "--sort" in completed(broker, "list_queues", "--s")
     assert completed(broker, "--u") == ["--url"]
     assert completed(broker, "--url", "http://there", "list_q") == ["list_queues"]

@@ -90,18 +90,10 @@ class ConnectionRows(RowKind):
         called = properties.get("connection_name") if isinstance(properties, dict) else None
         if isinstance(called, str):
             row["user_provided_name"] = called
-        received, sent = thing.pieces()
         return row | {
             "node": node_name(),
             "type": "network",
-            "protocol": "AMQP 0-9-1",
-            "auth_mechanism": facts.auth_mechanism,
             "user_who_performed_action": facts.user,
-            "ssl_hash": "",
-            "ssl_key_exchange": "",
-            "recv_cnt": received,
-            "send_cnt": sent,
-            "send_pend": 0,
             "penstock": {
                 "blocked_by": vhost.blocked_reason if row["state"] == "blocked" else "",
                 "blocked_since": (
@@ -147,7 +139,7 @@ class ChannelRows(RowKind):
         ]
 
     def name(self, thing: Channel) -> str:
-        return f"{thing.handler.name} ({thing.number})"
+        return thing.name
 
     def owner(self, thing: Channel) -> str | None:
         return thing.identity.name
@@ -166,13 +158,10 @@ class ChannelRows(RowKind):
         row = channel_info(vhost, thing)
         owner = thing.handler
         del row["connection"]
-        transaction = thing.transaction
         row |= {
             "node": node_name(),
             "connection_details": {"name": owner.name, **_peer(owner)},
             "user_who_performed_action": thing.identity.name,
-            "acks_uncommitted": 0 if transaction is None else transaction.acks,
-            "messages_uncommitted": 0 if transaction is None else transaction.publishes,
             "pending_raft_commands": 0,
         }
         if not asked.has_stats:

@@ -2,10 +2,12 @@
 
 Rows are dicts with the names of RabbitMQ's listings, where it has the thing: messages are ready and
 unacknowledged ones together, message_bytes the bytes of their bodies, memory what is counted in
-RAM. What only Penstock has is called as it is everywhere here: alphas, betas, gammas, delta, and
-`delayed`. Values are those of JSON; arguments may hold bytes, times and decimals as a client gave
-them. Each list is made and written as JSON row by row, in slices between turns (pages.py chooses
-the rows): it shows each row as it is at that moment, and leaves out what is deleted meanwhile.
+RAM. Where RabbitMQ has the process of a connection or a channel, there is its name, which
+close_connection takes; a queue has no process. What only Penstock has is called as it is everywhere
+here: alphas, betas, gammas, delta, and `delayed`. Values are those of JSON; arguments may hold
+bytes, times and decimals as a client gave them. Each list is made and written as JSON row by row,
+in slices between turns (pages.py chooses the rows): it shows each row as it is at that moment, and
+leaves out what is deleted meanwhile.
 
 Listing opens nothing. The counts of a durable queue that nobody has named since the start come from
 its indexes, and all that it holds is in delta.
@@ -79,6 +81,7 @@ def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
         "idle_since": idle_since(vhost, queue),
         "mode": facts["mode"],
         "message_stats": queue.counters(),
+        **_pids(queue),
     }
     for name in (
         "alphas", "betas", "gammas", "delta", "q1", "q2", "q3", "q4", "set_aside", "disk_reads",
@@ -88,6 +91,16 @@ def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
     ):  # fmt: skip
         found[name] = facts.get(name, 0)
     return found
+
+
+def _pids(queue: QueueOrStream) -> Info:
+    """Return to whom a queue belongs: names of the connection and the channel."""
+    consumers = queue.consumers
+    channel = consumers.all()[0].channel if consumers.has_exclusive() else None
+    return {
+        "owner_pid": getattr(queue.owner, "name", None) if queue.is_exclusive else None,
+        "exclusive_consumer_pid": channel.name if isinstance(channel, Channel) else None,
+    }
 
 
 # Columns about how much a queue may have in RAM, and the facts that they show.
@@ -132,6 +145,7 @@ def _stream_counts(vhost: VHost, stream: BrokerStream) -> Info:
         "memory": 0,
         "idle_since": idle_since(vhost, stream),
         "message_stats": stream.counters(),
+        **_pids(stream),
         "partitions": len(stream.parts),
         "readers": len(stream.known_readers()),
         "alphas": 0,
@@ -248,6 +262,11 @@ def _declared_exchange(exchange: Exchange) -> Info:
     }
 
 
+def connection_info(columns: Info) -> Info:
+    """Return the row of a connection that has these columns."""
+    return {**columns, "pid": columns["name"]}
+
+
 def exchange_info(vhost: VHost, exchange: Exchange) -> Info:
     """Return the row of an exchange."""
     policies = vhost.policies.of(exchange.name, EXCHANGE).names()
@@ -326,7 +345,7 @@ def channel_info(vhost: VHost, channel: Channel) -> Info:
     """Return the row of a channel."""
     user = channel.identity.name
     found = {
-        "name": f"{channel.handler.name} ({channel.number})",
+        "name": channel.name,
         "user": user,
         "vhost": vhost.name,
         **channel.info(),
@@ -366,7 +385,7 @@ def consumer_info(vhost: VHost, queue: QueueOrStream, consumer: Consumer) -> Inf
     }
     if isinstance(channel, Channel):
         found["connection"] = channel.handler.name
-        found["channel"] = f"{channel.handler.name} ({channel.number})"
+        found["channel"] = channel.name
         found["user"] = channel.identity.name
     return found
 

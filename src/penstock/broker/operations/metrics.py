@@ -304,7 +304,7 @@ def _channel_numbers(vhost: VHost) -> Iterator[Row]:
         found = channel.info()
         of = channel.transaction
         yield (
-            f"{channel.handler.name} ({channel.number})", len(channel.consumers),
+            channel.name, len(channel.consumers),
             channel.unacked.count, int_of(found, "messages_unconfirmed"),
             0 if of is None else of.publishes, 0 if of is None else of.acks,
             channel.consumer_prefetch, channel.prefetch,
@@ -314,7 +314,7 @@ def _channel_numbers(vhost: VHost) -> Iterator[Row]:
 def _channel_stats(vhost: VHost, names: tuple[str, ...]) -> Iterator[Row]:
     for channel in _channels(vhost):
         of = channel.message_stats()
-        yield f"{channel.handler.name} ({channel.number})", *[of[name] for name in names]
+        yield channel.name, *[of[name] for name in names]
 
 
 def _octets(vhost: VHost) -> Iterator[Row]:

@@ -54,7 +54,7 @@ from penstock.broker.rates import VHOST as TOTALS
 from penstock.broker.rates import WATCHED_MAX, Info
 from penstock.broker.refusals import called, not_found
 from penstock.broker.vhost import VHost
-from penstock.members import Columns, sort_key
+from penstock.members import Columns, dug, sort_key
 from penstock.operation_json import JsonParts
 from penstock.operation_table import PAGE_SIZE, WATCHERS
 
@@ -296,16 +296,19 @@ def _listed(call: Call, kind: RowKind, asked: RowAsked) -> Slices:
 
 class _Listed(RowKind):
     """What a list of the commands shows: the things of a kind, by the first column of the list,
-    with rows of listings.py."""
+    with rows of listings.py. more: columns that only the row of the kind has, and their names with
+    dots there; "" for what nothing here stands for."""
 
     called = "row"
 
     def __init__(
-        self, kind: RowKind, name: Callable[[Any], str], row: Callable[[VHost, Any], Info | None]
-    ) -> None:
+        self, kind: RowKind, name: Callable[[Any], str], row: Callable[[VHost, Any], Info | None],
+        more: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self._kind = kind
         self._name = name
         self._row = row
+        self._more = more or {}
 
     def all(self, vhost: VHost, of: Mapping[str, str]) -> Sequence[Any]:
         return self._kind.all(vhost, of)
@@ -322,7 +325,11 @@ class _Listed(RowKind):
         return self._kind.numbers(vhost, column)
 
     def row(self, vhost: VHost, thing: Any, asked: RowAsked) -> Info | None:
-        return self._row(vhost, thing)
+        row = self._row(vhost, thing)
+        if row is None or not asked.columns.has_any(self._more.keys()):
+            return row
+        whole = self._kind.row(vhost, thing, RowAsked(Columns()))
+        return row | {column: dug(whole, name) for column, name in self._more.items()}
 
 
 def _binding_row(vhost: VHost, thing: Any) -> Info:
@@ -342,15 +349,33 @@ def _exchange_row(vhost: VHost, thing: Any) -> Info | None:
     return None if exchange is None else exchange_info(vhost, exchange)
 
 
+QUEUE_COLUMNS: Final = {
+    **{
+        name: name
+        for name in (
+            "consumer_capacity", "consumer_utilisation", "exclusive_consumer_tag",
+            "head_message_timestamp", "messages_persistent", "messages_ready_ram",
+            "messages_unacknowledged_ram", "message_bytes_persistent", "message_bytes_ram",
+            "leader", "members", "online",
+        )
+    },
+    "pid": "", "slave_pids": "slave_nodes", "synchronised_slave_pids": "synchronised_slave_nodes",
+}  # fmt: skip
+CONSUMER_COLUMNS: Final = {
+    "activity_status": "activity_status", "channel_pid": "channel_details.name",
+}  # fmt: skip
+
 LISTS: Final[Mapping[str, _Listed]] = {
-    "list_queues": _Listed(KINDS["queues"], str, queue_row),
+    "list_queues": _Listed(KINDS["queues"], str, queue_row, QUEUE_COLUMNS),
     "list_exchanges": _Listed(KINDS["exchanges"], str, _exchange_row),
     "list_bindings": _Listed(
         KINDS["bindings"], lambda thing: named_binding(thing).source, _binding_row
     ),
-    "list_channels": _Listed(KINDS["channels"], KINDS["channels"].name, _channel_row),
+    "list_channels": _Listed(
+        KINDS["channels"], KINDS["channels"].name, _channel_row, {"pid": "name"}
+    ),
     "list_consumers": _Listed(
-        KINDS["consumers"], lambda thing: str(thing.queue.name), _consumer_row
+        KINDS["consumers"], lambda thing: str(thing.queue.name), _consumer_row, CONSUMER_COLUMNS
     ),
 }  # fmt: skip
 

@@ -529,7 +529,7 @@ def channel_details(channel: Channel) -> Info:
     connection = channel.handler.name
     return {
         "connection_name": connection,
-        "name": f"{connection} ({channel.number})",
+        "name": channel.name,
         "node": node_name(),
         "number": channel.number,
         "user": channel.identity.name,

@@ -9,7 +9,7 @@ from tests.helpers.live_broker import LiveBroker
 def test_an_exchange_from_its_declaration_to_its_end(admin: Tab, broker: LiveBroker) -> None:
     page = admin.page
     admin.go("exchanges")
-    page.get_by_role("link", name=MARKUP).wait_for()
+    page.get_by_role("table").get_by_role("link", name=MARKUP).wait_for()
     admin.check_access()
 
     page.get_by_role("button", name="Declare an exchange").click()

@@ -65,7 +65,7 @@ def test_the_last_figures_stay_until_the_user_signs_in_again(
 def test_a_queue_from_its_declaration_to_its_end(admin: Tab, broker: LiveBroker) -> None:
     page = admin.page
     admin.go("queues")
-    page.get_by_role("link", name=MARKUP, exact=True).wait_for()
+    page.get_by_role("table").get_by_role("link", name=MARKUP, exact=True).wait_for()
     admin.check_access()
     page.get_by_role("button", name="Declare a queue").click()
     dialog = page.get_by_role("dialog")
@@ -188,9 +188,31 @@ def test_selected_queues_are_purged_by_their_name_only(admin: Tab, broker: LiveB
     assert [row["messages_ready"] for row in rows if row["name"].startswith("heap.")] == [0, 0]
 
 
+def test_a_queue_that_grows_is_asked_about_again(admin: Tab, broker: LiveBroker) -> None:
+    broker.control("declare_queue", "/", queue="grows")
+    broker.control("publish", "/", exchange="", routing_key="grows", bodies=[b"x"] * 3)
+    page = admin.page
+    dialog = page.get_by_role("dialog")
+    admin.expected += ("400",)
+    admin.go("queues", "/", "grows")
+    for ask, act, first in (("Purge …", "Purge 3", "Purge 5"), ("Delete …", "Delete", "Delete")):
+        page.get_by_text("ready", exact=True).first.wait_for()
+        page.get_by_role("button", name=ask).click()
+        broker.control("publish", "/", exchange="", routing_key="grows", bodies=[b"x"] * 2)
+        dialog.get_by_role("button", name=act, exact=True).click()
+        dialog.get_by_text("It was not done. grows has 2 more messages than you saw.").wait_for()
+        dialog.get_by_role("button", name=first, exact=True).wait_for()
+        admin.check_access()
+        broker.control("publish", "/", exchange="", routing_key="grows", bodies=[b"x"])
+        dialog.get_by_label("also messages that come until it is done").check()
+        do(dialog, {"Purge 5": "Purge all"}.get(first, first))
+    assert "grows" not in [row["name"] for row in broker.control("list_queues", "/")]
+
+
 def test_the_consumers_of_a_queue_and_the_names_that_are_markup(admin: Tab) -> None:
     admin.go("queues", "/", "busy")
-    admin.page.get_by_role("rowheader", name="worker").wait_for()
+    row = admin.page.get_by_role("row", name="worker")
+    row.get_by_role("link", name="load").wait_for()  # the name that the client gave
     admin.page.get_by_role("img", name="put").wait_for()
     admin.check_access()
     admin.page.get_by_role("link", name="Publishers", exact=True).click()

@@ -48,6 +48,17 @@ def test_a_vhost_from_its_beginning_to_its_end(admin: Tab, broker: LiveBroker) -
     assert "shop" not in [row["name"] for row in broker.control("list_vhosts")]
 
 
+def test_lists_say_why_rows_of_a_vhost_are_not_there(admin: Tab, broker: LiveBroker) -> None:
+    broker.control("add_vhost", name="unopened")
+    admin.go("queues")
+    line = admin.page.locator("p.sentence", has_text="(nobody has opened it yet)")
+    expect(line).to_contain_text("unopened")
+    admin.check_access()
+    line.get_by_role("link", name="unopened").click()
+    admin.page.get_by_text("Nobody, until a user gets permissions.").wait_for()
+    broker.control("delete_vhost", name="unopened")
+
+
 def test_a_watcher_sees_vhosts_and_changes_none(tab: Tab) -> None:
     tab.sign_in("mon")
     tab.go("vhosts")

@@ -212,9 +212,13 @@ class BrokerRig:
     def _wake(self) -> None:
         self.is_due = True
 
-    def client(self, identity: Identity | None = None, **capabilities: bool) -> RigClient:
-        """One more client, whose connection is open."""
-        properties = {"capabilities": capabilities} if capabilities else {}
+    def client(
+        self, identity: Identity | None = None, called: str = "", **capabilities: bool
+    ) -> RigClient:
+        """One more client, whose connection is open. called: the name that it gives."""
+        properties: dict[str, Any] = {"capabilities": capabilities} if capabilities else {}
+        if called:
+            properties["connection_name"] = called
         client = RigClient(self, identity or everything("guest"), properties)
         self.clients.append(client)
         self.turn()

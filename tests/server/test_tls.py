@@ -276,9 +276,9 @@ def test_a_certificate_that_expires_soon_is_reported(tmp_path: Path) -> None:
     files.issue("soon", "broker", "localhost", days=(-1, 7))
     environment = files.environment(cert=files.path("soon.pem"), key=files.path("soon.key"))
     with own_broker(tmp_path, environment) as broker:
-        assert "soon.pem expires at" in broker.log_text()
+        assert "soon.pem expires in" in broker.log_text()
         status = wait_until(lambda: broker.control("status")["tls"]["warnings"])
-        assert "soon.pem expires at" in status[0]
+        assert "soon.pem expires in" in status[0]
 
 
 # ---- clients that misbehave ----------------------------------------------------------------------

@@ -61,6 +61,12 @@ class ConnectionFacts:
         self.tls: Final = tls
         self.auth_mechanism: Final = auth_mechanism
 
+    def given_name(self) -> str:
+        """Return the name that the client gave the connection, "" without one."""
+        raw = raw_entry(self.client_properties, b"connection_name")
+        name = None if raw is None or len(raw) > SHOWN_BYTES_MAX else decode_value(raw)[0]
+        return name if isinstance(name, str) else ""
+
     def to_bytes(self) -> bytes:
         """Return the facts for `from_bytes` in another process: _HEAD, the texts, the properties.
         (JSON takes three times as long, for each connection.)"""

@@ -311,6 +311,8 @@ class Live:
         """Return what is shown of a vhost, and keep a sample of it."""
         name = row["name"]
         info: Info = {"state": row["state"], "restarts": row.get("restarts", 0)}
+        if row["state"] != RUNNING and row.get("why"):
+            info["why"] = row["why"]
         if row["blocked_reason"]:
             info["blocked"] = row["blocked_reason"]
         if answer is None:
@@ -373,9 +375,9 @@ class Live:
         }  # fmt: skip
 
     def _problems(self, vhosts: Sequence[str], *, sees_node: bool) -> list[Info]:
-        """Return what is wrong, the worst first: {level, text, href, since}. It is what `penstock
-        status` and `penstock why` say, and certificates that expire soon; to users without the tag
-        monitoring only which vhosts of theirs are down or blocked."""
+        """Return what is wrong, the worst first: {level, text, do, href, since}. It is what
+        `penstock status` and `penstock why` say, and certificates that expire soon; to users
+        without the tag monitoring only which vhosts of theirs are down or blocked."""
         if not self._status:
             return [_said("danger", "The broker does not answer.", "", "#/overview")]
         rows = [row for row in self._status["vhosts"] if row["name"] in vhosts]
@@ -400,7 +402,7 @@ class Live:
         parts = (self._status[part] for part in ("kinds", "about", "problems", "advice"))
         for kind, about, text, do in zip(*parts, strict=True):
             if (kind, about) not in known:
-                found.append(_said("danger", text, do, "#/alarms"))
+                found.append(_said("danger", text, do, _place_of(kind, about)))
         for one in (self._status["tls"] or {}).get("certificates", []):
             facts = CertificateFacts(one["file"], tuple(one["names"]), one["expires_ms"])
             now_ms = round(self._time_s * 1000)
@@ -410,9 +412,9 @@ class Live:
         for one in findings:
             if one not in causes:
                 place = one["about"]
-                queue = place[7:-1] if place.startswith("queue '") else None
-                names = ("queues", one[VHOST], queue) if queue is not None else ("alarms",)
-                href = "#/" + "/".join(quote(name, safe="") for name in names)
+                what, _, name = place.partition(" '")
+                is_shown = what in (QUEUE, "stream")
+                href = _href(f"{what}s", one[VHOST], name[:-1]) if is_shown else _href("alarms")
                 found.append(_said("warning", f"{place}: {one['text']}", one["do"], href, one))
         return found[:PROBLEMS_MAX]
 
@@ -490,8 +492,17 @@ def _numbers(names: Mapping[str, str], row: Info) -> Sample:
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
+def _href(*names: str) -> str:
+    return "#/" + "/".join(quote(name, safe="") for name in names)
+
+
+def _place_of(kind: str, vhost: str | None) -> str:
+    """Return where the dashboard shows a problem of `status`."""
+    return _href("vhosts", vhost) if kind == VHOST and vhost is not None else _href("alarms")
+
+
 def _said(level: str, text: str, do: str, href: str, finding: Info | None = None) -> Info:
-    found: Info = {"level": level, "text": f"{text}: {do}" if do else text, "href": href}
+    found: Info = {"level": level, "text": text, "do": do, "href": href}
     if finding is not None and finding["since"]:
         found["since"] = datetime.fromisoformat(finding["since"]).timestamp()
     return found

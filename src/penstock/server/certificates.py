@@ -41,7 +41,9 @@ class CertificateFacts:
         if now_ms >= self.expires_ms:
             return f"the certificate {self.file} has expired at {date(self.expires_ms)}"
         if now_ms >= self.expires_ms - EXPIRES_SOON_MS:
-            return f"the certificate {self.file} expires at {date(self.expires_ms)}"
+            hours = (self.expires_ms - now_ms) // 3_600_000
+            left = f"{hours // 24} days" if hours >= 48 else f"{hours} hours"
+            return f"the certificate {self.file} expires in {left}, at {date(self.expires_ms)}"
         return ""
 
 

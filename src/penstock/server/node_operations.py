@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -381,7 +382,7 @@ class NodeOperations:
         for vhost in node.vhosts.values():
             named = f"vhost '{vhost.name}'"
             if vhost.state == DOWN:
-                do = f"{LOG_ADVICE}, then penstock restart_vhost"
+                do = f"{LOG_ADVICE}, then penstock restart_vhost {shlex.quote(vhost.name)}"
                 found.append(NodeProblem(OF_VHOST, str(vhost.down()), do, vhost.name))
             elif vhost.unserved():
                 text = f"{named} does not serve: it {vhost.unserved()}"

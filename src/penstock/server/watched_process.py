@@ -28,6 +28,7 @@ watched_vhost and watched_http list their own.
 import asyncio
 import logging
 import os
+import signal
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter, deque
@@ -56,6 +57,13 @@ RETRY_MAX_S: Final = 300.0  # the longest pause between two attempts to start on
 BACK_OFF_S: Final = 0.1  # before the second start in a row, and twice as long before each more
 
 logger = logging.getLogger(__name__)
+
+
+def _ended(status: int) -> str:
+    """Return how a process ended. status: as asyncio has it, negative after a signal."""
+    if status == -signal.SIGKILL:
+        return "was killed (SIGKILL), by somebody or by the kernel for want of memory"
+    return f"ended with status {status}"
 
 
 class ProcessDown(PenstockError):
@@ -328,7 +336,7 @@ class WatchedProcess(ABC):
             if self.state == STOPPING:
                 self.state = STOPPED
                 return
-            self.why = self.why or f"its process ended with status {status}"
+            self.why = self.why or f"its process {_ended(status)}"
             self.last_failure, self.failed_ms = self.why, self._clock.wall_ms()
             self.ends[self._reason()] += 1
             self._failed(status)

@@ -30,7 +30,7 @@ WRONG = STATUS | {
     ],
     "kinds": ["alarm", "vhost"],
     "about": ["/", "shop"],
-    "advice": ["make room on its disk", "read the broker's log, then penstock restart_vhost"],
+    "advice": ["make room on its disk", "read the broker's log, then penstock restart_vhost shop"],
     "vhosts": [VHOST, VHOST | {"name": "shop", "state": "down", "why": "corrupt"}],
 }  # fmt: skip
 

@@ -181,12 +181,29 @@ def problems(rig: HttpRig, user: str = "boss") -> list[Any]:
     return list(found["problems"])
 
 
+def said(problem: Any) -> str:
+    return f"{problem['text']}: {problem['do']}"
+
+
+def test_a_problem_links_to_where_it_is_mended(rig: HttpRig) -> None:
+    about = ["stream 's'", "queue 'it's'", "vhost '/'"]
+    findings = [{"about": one, "text": "x", "do": "", "since": None} for one in about]
+    rig.node.answers["why"] = lambda vhost, **_: findings if vhost == "/" else []
+    rig.node.answers["status"] = {
+        **STATUS, "problems": ["vhost 'x' is down"], "advice": ["restart it"], "kinds": ["vhost"],
+        "about": ["x"],
+    }  # fmt: skip
+    assert [one["href"] for one in problems(rig)] == [
+        "#/vhosts/x", "#/streams/%2F/s", "#/queues/%2F/it%27s", "#/alarms",
+    ]  # fmt: skip
+
+
 def test_what_is_wrong_is_said_the_worst_first(rig: HttpRig) -> None:
     finding = {"about": "queue 'a/b'", "text": "3 messages and no consumer", "do": "start one",
                "since": "2026-11-27T18:00:00Z"}  # fmt: skip
     rig.node.answers["why"] = lambda vhost, **_: [finding] if vhost == "/" else []
     warning = {
-        "level": "warning", "text": "queue 'a/b': 3 messages and no consumer: start one",
+        "level": "warning", "text": "queue 'a/b': 3 messages and no consumer", "do": "start one",
         "href": "#/queues/%2F/a%2Fb", "since": 1795802400.0,
     }  # fmt: skip
     assert problems(rig) == [warning]
@@ -195,8 +212,8 @@ def test_what_is_wrong_is_said_the_worst_first(rig: HttpRig) -> None:
         "kinds": ["alarm"], "about": [None],
     }  # fmt: skip
     rig.node.answers["status"] = wrong
-    assert [one["text"] for one in problems(rig)] == [
-        "the disk is full: make room there", warning["text"],
+    assert [said(one) for one in problems(rig)] == [
+        "the disk is full: make room there", said(warning),
     ]  # fmt: skip
     assert problems(rig, "ann") == []
     rig.node.answers["status"] = {
@@ -208,12 +225,12 @@ def test_what_is_wrong_is_said_the_worst_first(rig: HttpRig) -> None:
     assert found["vhosts"]["/"]["blocked"] == "disk"
     blocked = {**finding, "about": "vhost '/'", "text": "publishers wait, low on disk"}
     rig.node.answers["why"] = lambda vhost, **_: [finding, blocked] if vhost == "/" else []
-    assert [(one["level"], one["text"]) for one in problems(rig)] == [
+    assert [(one["level"], said(one)) for one in problems(rig)] == [
         ("danger", "vhost '/': publishers wait, low on disk: start one"),
         ("danger", "vhost 'x' is low on disk: publishers wait: make room"),
-        ("warning", warning["text"]),
+        ("warning", said(warning)),
     ]
-    assert [one["text"] for one in problems(rig, "ann")] == [
+    assert [said(one) for one in problems(rig, "ann")] == [
         "vhost '/': publishers wait, low on disk: ask an administrator"
     ]
     rig.node.answers["status"] = ControlError(541, "gone")
@@ -226,12 +243,12 @@ def test_a_certificate_that_expires_soon_is_a_problem(rig: HttpRig) -> None:
         one = {"file": "/etc/broker.pem", "names": ["localhost"], "expires_ms": expires_ms}
         tls = {"rss_bytes": 1, "certificates": [one]}
         rig.node.answers["status"] = {**STATUS, "tls": tls}
-        return [(one["level"], one["text"]) for one in problems(rig)]
+        return [(one["level"], f"{one['text']}: {one['do']}") for one in problems(rig)]
 
     assert said(31) == []
     ((level, text),) = said(3)
     assert level == "warning"
-    assert text.startswith("the certificate /etc/broker.pem expires at 20")
+    assert text.startswith("the certificate /etc/broker.pem expires in 3 days, at 20")
     assert text.endswith("put a new one in its place, the broker reads it by itself")
     ((level, text),) = said(-1)
     assert level == "danger"

@@ -88,7 +88,8 @@ def test_an_expired_certificate_is_a_warning(tmp_path: Path) -> None:
     found = Certificates(options(files, cert="old.pem", key="old.key"), OsFileSystem(0)).facts[0]
     day_ms = 86_400_000
     assert "has expired at" in found.warning(found.expires_ms)
-    assert "expires at" in found.warning(found.expires_ms - 29 * day_ms)
+    assert "expires in 29 days, at" in found.warning(found.expires_ms - 29 * day_ms)
+    assert "expires in 47 hours, at" in found.warning(found.expires_ms - 2 * day_ms + 1)
     assert found.warning(found.expires_ms - 31 * day_ms) == ""
 
 

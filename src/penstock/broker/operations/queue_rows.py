@@ -525,9 +525,11 @@ def consumer_rows(vhost: VHost, consumers: Sequence[Consumer]) -> Generator[None
 
 
 def channel_details(channel: Channel) -> Info:
-    """Return what rows of other things say of a channel."""
+    """Return what rows of other things say of a channel. RabbitMQ has no user_provided_name."""
     connection = channel.handler.name
+    given = channel.handler.facts.given_name()
     return {
+        **({"user_provided_name": given} if given else {}),
         "connection_name": connection,
         "name": channel.name,
         "node": node_name(),

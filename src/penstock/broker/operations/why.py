@@ -29,6 +29,7 @@ OF_BLOCKED: Final = ("blocked", "disk_full", "memory_alarm")
 OLD_S: Final = 60.0  # an unacknowledged delivery, or a record that is not read: worth a word
 BEHIND_S: Final = 3600.0  # how far a reader is behind that is worth a word of its vhost
 REPEATS_PER_S: Final = 1.0
+UNREAD_ADVICE: Final = "start one, or replay, move or purge them"
 
 Finding = dict[str, object]
 Parts = Generator[Finding | None, None, None]  # of an answer; None: a turn may end here
@@ -108,7 +109,7 @@ def _of_queues(vhost: VHost) -> Generator[None, None, tuple[list[Finding], list[
     found += [_paused(f"queue '{name}'", ready) for ready, name in _longest(paused)]
     for ready, name in _longest(waiting):
         text = f"{_many(ready, 'message')} and no consumer"
-        found.append(_finding(f"queue '{name}'", text, "start one, or delete the queue"))
+        found.append(_finding(f"queue '{name}'", text, UNREAD_ADVICE))
     return [_refuses(f"queue '{name}'") for _, name in _longest(refusing)], found
 
 
@@ -206,7 +207,7 @@ def _of_consumers(vhost: VHost, queue: QueueOrStream) -> Iterator[Finding]:
     if not queue.consumers.count:
         if queue.len() and isinstance(queue, BrokerQueue):  # a stream keeps what was read, too
             text = f"{_many(queue.len(), 'message')} ready and no consumer"
-            yield _finding(about, text, "start one", _ago(vhost, _idle_s(vhost, queue)))
+            yield _finding(about, text, UNREAD_ADVICE, _ago(vhost, _idle_s(vhost, queue)))
         return
     consumers = queue.consumers.all()
     active = queue.consumers.active
@@ -217,10 +218,15 @@ def _of_consumers(vhost: VHost, queue: QueueOrStream) -> Iterator[Finding]:
             text = f"only consumer '{active.tag}' is active, {len(consumers) - 1} others stand by"
             yield _finding(about, text, "nothing: x-single-active-consumer says so")
         return
-    stuck = [one for one in consumers if not one.is_ready()]
-    if queue.len() and len(stuck) == len(consumers):
-        for consumer in stuck[:QUEUES_SHOWN]:
-            yield _held(vhost, about, consumer, "consumer")
+    for consumer in _stuck(queue)[:QUEUES_SHOWN]:
+        yield _held(vhost, about, consumer, "consumer")
+
+
+def _stuck(queue: QueueOrStream) -> list[Consumer]:
+    """Return the consumers of a queue whose turns come, if none of them can take what is ready."""
+    at = queue.consumers
+    is_stuck = queue.len() and not (at.is_paused or at.is_single_active)
+    return at.all() if is_stuck and not any(one.is_ready() for one in at.all()) else []
 
 
 def _of_messages(vhost: VHost, queue: BrokerQueue, about: str) -> Parts:
@@ -238,8 +244,11 @@ def _of_messages(vhost: VHost, queue: BrokerQueue, about: str) -> Parts:
         text = f"empty; {_many(int(str(facts['expired'])), 'message')} expired since the start"
         yield _finding(about, text, "raise the TTL, or consume sooner")
     now_s = vhost.clock.monotonic()
+    said = _stuck(queue)[:QUEUES_SHOWN]  # _of_consumers has more of them
     found = yield from holders(vhost, queue)
     for holder in found:
+        if holder.consumer in said:
+            continue
         vhost.budget.left -= ROW_STEPS
         yield None
         oldest = holder.ages(now_s, 1)
@@ -275,7 +284,9 @@ def _held(vhost: VHost, about: str, consumer: Consumer, who: str) -> Finding:
 
 
 def _where(channel: Channel) -> str:
-    return f"connection {channel.handler.name}, user '{channel.identity.name}'"
+    given = channel.handler.facts.given_name()
+    name = f"'{given}' ({channel.handler.name})" if given else channel.handler.name
+    return f"connection {name}, user '{channel.identity.name}'"
 
 
 def _idle_s(vhost: VHost, queue: QueueOrStream) -> float:

@@ -16,7 +16,11 @@ const columns = [
     key: "is_on",
     title: "state",
     render: (a) =>
-      a.is_on ? html`<${Chip} level="danger">now<//>` : a.is_on === false ? html`<${Chip}>past<//>` : "–",
+      a.is_on
+        ? html`<${Chip} level=${a.kind === "flowed" ? "" : "danger"}>now<//>`
+        : a.is_on === false
+          ? html`<${Chip}>past<//>`
+          : "–",
   },
   { key: "time", title: "time", render: (a) => html`<${Time} value=${a.time} />` },
   { key: "first_time", title: "since", narrow: false, render: (a) => html`<${Time} value=${a.first_time} />` },
@@ -56,7 +60,7 @@ function Now() {
     (
       one,
     ) => html`<li key=${one.text} class=${one.until ? "muted" : ""}><${Chip} level=${one.until ? "" : one.level}>${one.until ? "silenced" : one.level === "danger" ? "alarm" : "warning"}<//>
-      <span>${one.text}${one.since && html` <small>since <${Time} value=${one.since} /></small>`}${one.href !== "#/alarms" && html` <a href=${one.href}>show</a>`}</span>
+      <span>${one.text}${one.do && html`<br /><b>${one.do}</b>`}${one.since && html` <small>since <${Time} value=${one.since} /></small>`}${one.href !== "#/alarms" && html` <a href=${one.href}>show</a>`}</span>
       ${
         one.until
           ? html`<button onClick=${() => silence(one, false)} title=${`silenced until ${clock(one.until / 1000)}`}>Not any more</button>`

@@ -27,7 +27,7 @@ const pathOf = (kind, vhost) => (vhost ? at(...kind, vhost) : at(...kind));
 
 export default function Definitions({ vhost }) {
   const name = `penstock-definitions${vhost ? "-of-a-vhost" : ""}.json`;
-  return html`<${Panel} title="Export"><p>${vhost ? html`Policies, queues, exchanges and bindings of the vhost ${vhost}; it can be imported into another vhost.` : "Users with hashes of their passwords, vhosts, permissions, policies, queues, exchanges and bindings. Messages are not in it."}
+  return html`<${Panel} title="Export"><p>${vhost ? html`Policies, queues, exchanges and bindings of the vhost ${vhost}; it can be imported into another vhost.` : "Users with hashes of their passwords, vhosts, permissions, policies, queues, exchanges and bindings. Messages are not in it."}${" "}
       Choose at the top whether it is of all vhosts or of one.</p>
       <p><a class="button" href=${`api/${pathOf(["definitions"], vhost)}?download=${name}`} download=${name}>Download ${vhost ? `the definitions of ${vhost}` : "all definitions"}</a></p>
       <details class="command"><summary>The same as a command</summary><code class="block">penstock export_definitions ${name}${vhost ? ofVhost(vhost) || " --vhost /" : ""}</code></details><//>

@@ -25,7 +25,8 @@ const BEGINS = [
 function beginOf({ begin, at: given }) {
   if (begin === "last") return { last: PAGE };
   if (begin === "position") {
-    if (!/^[1-9]\d*$/.test(given ?? "")) throw new Error(`position: given ${given || "nothing"}, expected a number from 1`);
+    if (!/^[1-9]\d*$/.test(given ?? ""))
+      throw new Error(`position: given ${given || "nothing"}, expected a number from 1`);
     return { from: Number(given) - 1 };
   }
   if (begin !== "time") return {};
@@ -131,7 +132,7 @@ export function Messages({ queue, params }) {
           pick(next);
         }} /></td><td class="number wide-only">${state.first === null ? "–" : digits(state.first + i + 1)}</td>
         <td class="number" title=${clock(m.time)}>${m.time ? duration(Math.max(0, Math.round(Date.now() / 1000 - m.time))) : "–"}</td>
-        <td><button class="plain" onClick=${() => choose(m)}>${m.routing_key || "(empty)"}</button></td><td class="number wide-only">${m.properties.priority ?? "–"}</td><td class="number">${bytes(m.payload_bytes)}</td><td><code>${m.payload_encoding === "string" ? m.payload.slice(0, 80) : "binary"}</code></td><td class="number wide-only">${count(m.attempts)}</td><td class="wide-only">${m.redelivered ? "yes" : ""}</td><td class="wide-only">${m.state}</td></tr>`,
+        <td><button class="plain" onClick=${() => choose(m)}>${m.routing_key || "(empty)"}</button></td><td class="number wide-only">${m.properties.priority ?? "–"}</td><td class="number">${bytes(m.payload_bytes)}</td><td><code>${m.payload_encoding === "string" ? m.payload.slice(0, 80) : "binary"}</code></td><td class="number wide-only">${count(m.attempts)}</td><td class="wide-only">${m.redelivered ? "yes" : ""}</td><td class="wide-only word">${m.state}</td></tr>`,
       )}
         ${state.rows?.length === 0 && html`<tr><td colspan="10">${queue.messages_ready ? "No message is like this." : "No message is ready."}</td></tr>`}</tbody></table></div>
       <div class="foot"><span>${count(state.scanned)} of ${count(queue.messages_ready)} looked at</span>

@@ -152,7 +152,7 @@ function Disk({ node, time }) {
   return html`<p class=${`sentence ${part >= 1 ? "danger" : part > 0.5 ? "warning" : "ok"}`}><span>Disk: ${bytes(node.disk_free)} free, publishers wait below ${bytes(node.disk_limit)}${left === undefined ? "" : `: in ${duration(left)} at the rate of the last minutes`}.</span></p>`;
 }
 
-const LEVELS = { running: "ok", starting: "warning", stopped: "warning", down: "danger" };
+const LEVELS = { running: "ok", starting: "warning", stopped: "", down: "danger" };
 
 function Vhosts({ vhosts, only }) {
   const processes =
@@ -165,7 +165,7 @@ function Vhosts({ vhosts, only }) {
       ([
         name,
         row,
-      ]) => html`<tr key=${name} class=${row.state === "running" ? "" : "gone"}><th scope="row"><a href=${href(["queues"], { vhost: name })}>${name}</a></th><td><${Chip} level=${LEVELS[row.state] ?? "warning"} title=${of(name).why}>${row.state}<//>${row.blocked && html` <${Chip} level="danger" title="Publishers wait">low on ${row.blocked}<//>`}</td>
+      ]) => html`<tr key=${name} class=${row.state === "running" ? "" : "gone"}><th scope="row"><a href=${row.state === "running" ? href(["queues"], { vhost: name }) : href(["vhosts", name])}>${name}</a></th><td><${Chip} level=${LEVELS[row.state] ?? "warning"} title=${row.why}>${row.state}<//>${row.why && html` <small>${row.why}</small>`}${row.blocked && html` <${Chip} level="danger" title="Publishers wait">low on ${row.blocked}<//>`}</td>
       <td class="number">${count(row.restarts)}</td><td><${Time} value=${of(name).since} /></td><td class="number">${bytes(of(name).rss_bytes)}</td><td class="number">${rate(row.published)}</td><td class="number">${rate(row.delivered)}</td><td class="number">${count(row.ready)}</td>
       <td class="number">${count(row.unacked)}</td><td class="number">${count(row.connections)}</td><td class="number">${row.unroutable > 0 ? html`<${Chip} level="warning">${rate(row.unroutable)}<//>` : rate(row.unroutable)}</td></tr>`,
     )}</tbody></table></div><//>`;
@@ -223,5 +223,5 @@ function Alerts({ vhost }) {
     .sort((a, b) => (a.time < b.time ? 1 : -1))
     .slice(0, 8);
   return html`<${Panel} title="Last alerts"><${Problem} error=${error} />${data && rows.length === 0 && html`<p class="muted">None.</p>`}
-    <ul class="plain">${rows.map((row) => html`<li key=${`${row.vhost}\n${row.queue}\n${row.kind}\n${row.first_time}`}><${Chip} level=${row.is_on ? "warning" : ""}>${row.kind}<//> ${row.text} <small><${Time} value=${row.time} />, ${row.vhost}</small></li>`)}</ul><//>`;
+    <ul class="plain">${rows.map((row) => html`<li key=${`${row.vhost}\n${row.queue}\n${row.kind}\n${row.first_time}`}><${Chip} level=${row.is_on && row.kind !== "flowed" ? "warning" : ""}>${row.kind}<//> ${row.text} <small><${Time} value=${row.time} />, ${row.vhost}</small></li>`)}</ul><//>`;
 }

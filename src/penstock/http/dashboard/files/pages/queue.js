@@ -78,7 +78,7 @@ export default function Queue({ names, params }) {
         if (await remove([queue])) go(["queues"]);
       }}>Delete …</button></div></div>
     ${error && html`<${Sentence} level="warning" text=${`No news since ${clock(when / 1000)}: ${error.message}`} />`}
-    ${(why.data ?? []).map((row, i) => html`<${Sentence} key=${i} level="warning" text=${`${row.text}: ${row.do}.`} since=${row.since} href=${href(names, { ...params, tab: "consumers" })} />`)}
+    ${(why.data ?? []).map((row, i) => html`<${Sentence} key=${i} level="warning" text=${row.text} do=${row.do} since=${row.since} />`)}
     ${why.data?.length === 0 && html`<${Sentence} level="ok" text=${wellOf(queue, speed)} />`}
     <div class=${isStale ? "stale" : ""}>
     ${
@@ -181,6 +181,10 @@ function Figures({ queue, speed }) {
   ]} /><//>`;
 }
 
+/** A connection: by the name that its client gave, or by its addresses. of: channel_details */
+const Connection = ({ vhost, of }) =>
+  html`<a href=${href(["connections", vhost, of.connection_name])}>${of.user_provided_name ? html`${of.user_provided_name} <small>${of.peer_host}:${of.peer_port}</small>` : of.connection_name}</a>`;
+
 function Consumers({ queue, after }) {
   const { vhost, name } = queue;
   const unacked = usePolled(
@@ -195,10 +199,10 @@ function Consumers({ queue, after }) {
   }));
   const means = rows
     .map((c) => c.penstock?.ack_s)
-    .filter((s) => s > 0)
+    .filter((s) => typeof s === "number")
     .sort((a, b) => a - b);
-  const median = means[Math.floor(means.length / 2)];
-  const isSlow = (c) => c.held?.oldest_s > SLOW_S || (means.length > 1 && c.penstock?.ack_s > 10 * median);
+  const median = means[Math.floor((means.length - 1) / 2)];
+  const isSlow = (c) => c.held?.oldest_s > SLOW_S || c.penstock?.ack_s > Math.max(10 * median, 1);
   const known = new Set(rows.map((c) => `${c.channel_details.name}\n${c.consumer_tag}`));
   const others = (unacked.data ?? []).filter((row) => !known.has(`${row.channel_details.name}\n${row.consumer_tag}`));
   if (!rows.length && !others.length)
@@ -209,14 +213,14 @@ function Consumers({ queue, after }) {
       (
         c,
       ) => html`<tr key=${`${c.channel_details.name} ${c.consumer_tag}`}><th scope="row">${c.consumer_tag}${!c.active && html` <${Chip}>waits<//>`}${c.exclusive && html` <${Chip}>exclusive<//>`}${isSlow(c) && html` <${Chip} level="warning">slow<//>`}</th>
-      <td><a href=${href(["connections", vhost, c.channel_details.connection_name])}>${c.channel_details.connection_name}</a></td><td>${c.channel_details.user}</td><td class="number">${c.prefetch_count || "no limit"}</td>
+      <td><${Connection} vhost=${vhost} of=${c.channel_details} /></td><td>${c.channel_details.user}</td><td class="number">${c.prefetch_count || "no limit"}</td>
       <td class="number">${count(c.penstock?.unacked)}</td><td class="number">${count(c.penstock?.delivered)}</td><td class="number">${c.ack_required ? duration(c.penstock?.ack_s) : "no acks"}</td>
       <td class="number">${duration(c.held?.oldest_s)}</td><td><button class="danger" onClick=${() => after(close(c.channel_details, c.penstock?.unacked))}>Close …</button></td></tr>`,
     )}
     ${others.map(
       (
         row,
-      ) => html`<tr key=${row.channel_details.name}><th scope="row" class="muted">${row.consumer_tag ? `${row.consumer_tag} (cancelled)` : "basic.get"}</th><td>${row.channel_details.connection_name}</td><td>${row.channel_details.user}</td><td></td>
+      ) => html`<tr key=${row.channel_details.name}><th scope="row" class="muted">${row.consumer_tag ? `${row.consumer_tag} (cancelled)` : "basic.get"}</th><td><${Connection} vhost=${vhost} of=${row.channel_details} /></td><td>${row.channel_details.user}</td><td></td>
       <td class="number">${count(row.messages_unacknowledged)}</td><td></td><td class="number">${duration(row.ack_s)}</td><td class="number">${duration(row.oldest_s)}</td>
       <td><button class="danger" onClick=${() => after(close(row.channel_details, row.messages_unacknowledged))}>Close …</button></td></tr>`,
     )}
@@ -230,8 +234,7 @@ function Publishers({ queue }) {
     {
       key: "channel_details.connection_name",
       title: "connection",
-      render: (p) =>
-        html`<a href=${href(["connections", vhost, p.channel_details.connection_name])}>${p.channel_details.connection_name}</a>`,
+      render: (p) => html`<${Connection} vhost=${vhost} of=${p.channel_details} />`,
     },
     { key: "channel_details.number", title: "channel", number: true, narrow: false },
     { key: "channel_details.user", title: "user" },
@@ -295,7 +298,8 @@ const close = ({ connection_name: connection, number }, unacked) =>
       { name: "all", label: "the whole connection, with its other channels", type: "checkbox" },
       { name: "reason", label: "Reason, which the client gets", value: "Closed via the dashboard" },
     ],
-    command: (v) => `penstock close_connection ${v.all ? "" : `--channel ${number} `}${shell(connection)} ${shell(v.reason)}`,
+    command: (v) =>
+      `penstock close_connection ${v.all ? "" : `--channel ${number} `}${shell(connection)} ${shell(v.reason)}`,
     run: (v) =>
       del(
         v.all ? at("connections", connection) : at("penstock", "connections", connection, "channels", String(number)),

@@ -97,23 +97,46 @@ const columns = [
 ];
 
 /** What the user has seen of a queue: the server refuses to destroy another one, or more. */
-const asSeen = (queue, messages) => ({
-  if_messages_at_most: messages,
+const asSeen = (queue, key, isAny) => ({
+  if_messages_at_most: isAny ? undefined : queue[key],
   if_generation: queue.penstock?.generation,
 });
 
+/** The fields of a question about queues. refused: why the server has refused it: it was asked before. */
+const anyway = (refused) =>
+  refused ? [{ name: "any", label: "also messages that come until it is done", type: "checkbox" }] : [];
+
+/**
+ * Destroys what is in the queues, one after the other. If one is not as it was seen, returns the question about those that are
+ * left, with what they have now. key: the member that counts what is lost. destroy(queue, seen): asks the server.
+ */
+async function destroyed(queues, key, isAny, destroy, question) {
+  for (const [n, queue] of queues.entries())
+    try {
+      await destroy(queue, asSeen(queue, key, isAny));
+    } catch (error) {
+      if (error.status !== 400) throw error;
+      const now = await Promise.all(queues.slice(n).map((q) => get(at("queues", q.vhost, q.name))));
+      const more = now[0][key] - queue[key];
+      const why = more > 0 ? `${queue.name} has ${count(more)} more messages than you saw.` : error.message;
+      return { again: question(now, why) };
+    }
+}
+
 /** Asks before it removes the ready messages of these queues. Resolves to whether it did. */
-export function purge(queues) {
+export const purge = (queues) => ask(purging(queues));
+
+function purging(queues, refused) {
   const ready = queues.reduce((sum, q) => sum + (q.messages_ready ?? 0), 0);
   const unacked = queues.reduce((sum, q) => sum + (q.messages_unacknowledged ?? 0), 0);
   const size = queues.reduce((sum, q) => sum + (q.message_bytes ?? 0), 0);
   const one = queues.length === 1 ? queues[0].name : null;
-  return ask({
+  return {
     title: one ? `Purge ${one}?` : `Purge ${queues.length} queues?`,
     danger: true,
-    body: html`<p>${count(ready)} ready messages are deleted (${bytes(size)} with those that are unacknowledged). ${count(unacked)} unacknowledged stay. They cannot be had back.</p>
+    body: html`<${Refused} why=${refused} /><p>${count(ready)} ready messages are deleted (${bytes(size)} with those that are unacknowledged). ${count(unacked)} unacknowledged stay. They cannot be had back.</p>
       ${!one && html`<${Names} queues=${queues} />`}`,
-    action: (v) => (v.older ? "Purge what is old" : `Purge ${count(v.first || ready)}`),
+    action: (v) => (v.older ? "Purge what is old" : v.any ? "Purge all" : `Purge ${count(v.first || ready)}`),
     fields: one
       ? [
           {
@@ -123,10 +146,16 @@ export function purge(queues) {
             min: 1,
             help: "empty: all that are ready, if there are no more by then",
           },
-          { name: "older", label: "Only those that came so long ago", placeholder: "7d", help: "such as 90m, 12h or 7d" },
+          {
+            name: "older",
+            label: "Only those that came so long ago",
+            placeholder: "7d",
+            help: "such as 90m, 12h or 7d",
+          },
+          ...anyway(refused),
         ]
-      : [],
-    typed: ready > 10_000 ? (one ?? "purge") : undefined,
+      : anyway(refused),
+    typed: ready > 10_000 && !refused ? (one ?? "purge") : undefined,
     command: (v) =>
       queues
         .map((q) => {
@@ -137,16 +166,20 @@ export function purge(queues) {
         })
         .join("\n"),
     run: async (v) => {
+      if (!v.first && !v.older)
+        return destroyed(
+          queues,
+          "messages_ready",
+          v.any,
+          (q, seen) => del(`${at("queues", q.vhost, q.name)}/contents`, seen),
+          purging,
+        );
+      const older = v.older ? secondsOf(v.older) : undefined;
       for (const q of queues)
-        if (v.first || v.older)
-          await post(`${at("penstock", "queues", q.vhost, q.name)}/delete`, {
-            count: v.first || undefined,
-            older: v.older ? secondsOf(v.older) : undefined,
-          });
-        else await del(`${at("queues", q.vhost, q.name)}/contents`, asSeen(q, q.messages_ready));
+        await post(`${at("penstock", "queues", q.vhost, q.name)}/delete`, { count: v.first || undefined, older });
     },
     done: one ? `${one} was purged.` : `${queues.length} queues were purged.`,
-  });
+  };
 }
 
 /** Asks before consumers of these queues get nothing any more; or lets all be delivered that is there. */
@@ -163,9 +196,7 @@ export function pause(queues, isPaused = true) {
         : `${count(consumers)} consumers get what is ready.`
     }</p>${queues.length > 1 && html`<${Names} queues=${queues} />`}`,
     action: verb,
-    command: queues
-      .map((q) => `penstock ${verb.toLowerCase()}_queue ${shell(q.name)}${ofVhost(q.vhost)}`)
-      .join("\n"),
+    command: queues.map((q) => `penstock ${verb.toLowerCase()}_queue ${shell(q.name)}${ofVhost(q.vhost)}`).join("\n"),
     run: async () => {
       for (const q of queues) await put(`${at("penstock", "queues", q.vhost, q.name)}/${verb.toLowerCase()}`);
     },
@@ -173,25 +204,29 @@ export function pause(queues, isPaused = true) {
   });
 }
 
-/** Asks before it deletes these queues with their messages. */
-export function remove(queues) {
+/** Asks before it deletes these queues with their messages. Resolves to whether it did. */
+export const remove = (queues) => ask(removing(queues));
+
+function removing(queues, refused) {
   const messages = queues.reduce((sum, q) => sum + (q.messages ?? 0), 0);
   const consumers = queues.reduce((sum, q) => sum + (q.consumers ?? 0), 0);
   const one = queues.length === 1 ? queues[0].name : null;
-  return ask({
+  return {
     title: one ? `Delete ${one}?` : `Delete ${queues.length} queues?`,
     danger: true,
-    body: html`<p>${count(messages)} messages are deleted, with the bindings. ${consumers ? `${count(consumers)} consumers are cancelled.` : "Nobody consumes now."} They cannot be had back.</p>
+    body: html`<${Refused} why=${refused} /><p>${count(messages)} messages are deleted, with the bindings. ${consumers ? `${count(consumers)} consumers are cancelled.` : "Nobody consumes now."} They cannot be had back.</p>
       ${!one && html`<${Names} queues=${queues} />`}`,
+    fields: anyway(refused),
     action: one ? "Delete" : `Delete ${queues.length}`,
-    typed: messages > 10_000 ? (one ?? "delete") : undefined,
+    typed: messages > 10_000 && !refused ? (one ?? "delete") : undefined,
     command: queues.map((q) => `penstock delete_queue ${shell(q.name)}${ofVhost(q.vhost)}`).join("\n"),
-    run: async () => {
-      for (const q of queues) await del(at("queues", q.vhost, q.name), asSeen(q, q.messages));
-    },
+    run: (v) => destroyed(queues, "messages", v.any, (q, seen) => del(at("queues", q.vhost, q.name), seen), removing),
     done: one ? `${one} was deleted.` : `${queues.length} queues were deleted.`,
-  });
+  };
 }
+
+/** Why something was not done, and is asked again. */
+const Refused = ({ why }) => why && html`<p class="error" role="alert">It was not done. ${why}</p>`;
 
 const Names = ({ queues }) =>
   html`<p class="muted">${queues
@@ -327,7 +362,16 @@ export default function Queues({ vhost, params }) {
         { title: "Purge …", danger: true, run: (rows) => after(purge(rows)) },
         { title: "Delete …", danger: true, run: (rows) => after(remove(rows)) },
         { title: "Pause …", run: (rows) => after(pause(rows.filter((q) => q.type !== "stream"))) },
-        { title: "Resume …", run: (rows) => after(pause(rows.filter((q) => q.type !== "stream"), false)) },
+        {
+          title: "Resume …",
+          run: (rows) =>
+            after(
+              pause(
+                rows.filter((q) => q.type !== "stream"),
+                false,
+              ),
+            ),
+        },
         { title: "Export as CSV", run: exportCsv },
       ]}
       empty=${html`<${First}><button class="primary" onClick=${() => after(declare(vhost))}>Declare a queue …</button><//>`} />`;

@@ -192,7 +192,7 @@ function Vhost({ name }) {
     if (await asked) after();
   };
   return html`<h1>${name}</h1><${Problem} error=${error} retry=${refresh} />
-    ${why?.map((one) => html`<${Sentence} key=${one.text} level="warning" text=${`${one.about}: ${one.text}.${one.do ? ` To do: ${one.do}.` : ""}`} since=${one.since} />`)}
+    ${why?.map((one) => html`<${Sentence} key=${one.text} level="warning" text=${`${one.about}: ${one.text}`} do=${one.do} since=${one.since} />`)}
     <${Panel} title="Process" actions=${html`<button onClick=${() => then(edit(v))}>Change …</button><button onClick=${() => then(checkpoint(name))} disabled=${p.state !== "running"}>Checkpoint …</button><button onClick=${() => then(restart(v))}>${p.state === "running" ? "Restart" : "Start"} …</button>
         <button class="danger" onClick=${async () => {
           if (await remove(v)) go(["vhosts"], { vhost: "" });
@@ -211,8 +211,8 @@ function Vhost({ name }) {
         ["memory that it counts", bytes(p.counted_bytes)],
         ["its share of the memory", bytes(p.memory_bytes)],
         ["RSS", bytes(p.rss_bytes)],
-        ["CPU in all", own ? `${own.cpu_s} s` : undefined],
-        ["open files", own ? grouped(own.open_files) : undefined],
+        ["CPU in all", own?.pid ? `${own.cpu_s} s` : undefined],
+        ["open files", own?.pid ? grouped(own.open_files) : undefined],
         ["from clients", `${bytes(v.recv_oct_details?.rate ?? 0)}/s`],
         ["to clients", `${bytes(v.send_oct_details?.rate ?? 0)}/s`],
         [
@@ -224,5 +224,5 @@ function Vhost({ name }) {
     <div class="grid"><${Panel} title="Limits" actions=${html`<button onClick=${() => then(editLimits("vhost", name, set), limits.refresh)}>Change …</button>`}>
         <${Pairs} pairs=${LIMITS.vhost.map(([key, title]) => [title, limitOf(set[key])])} /><//>
       <${Panel} title="Who may use it" actions=${html`<a href=${href(["admin", "permissions"], { vhost: name })}>permissions</a>`}>
-        <${Pairs} pairs=${(permissions ?? []).map((one) => [one.user, html`configure <code>${one.configure || "nothing"}</code>, write <code>${one.write || "nothing"}</code>, read <code>${one.read || "nothing"}</code>`])} /><//></div>`;
+        ${permissions?.length === 0 && html`<p class="muted">Nobody, until a user gets permissions.</p>`}<${Pairs} pairs=${(permissions ?? []).map((one) => [one.user, html`configure <code>${one.configure || "nothing"}</code>, write <code>${one.write || "nothing"}</code>, read <code>${one.read || "nothing"}</code>`])} /><//></div>`;
 }

@@ -24,7 +24,7 @@ export function toast(text, level = "ok") {
  * @param {import("./form.js").Field[]} [what.fields] what the user may say
  * @param {string|((values: Object) => string)} [what.command] the command line that does the same
  * @param {(values: Object) => any} [what.preview] more of the body, made of the values
- * @param {(values: Object) => any} what.run does it; may return a promise
+ * @param {(values: Object) => any} what.run does it; may return a promise; {again: what} is the next question
  * @param {string} [what.done] the notice after it
  * @returns {Promise<boolean>} whether it was done
  */
@@ -64,7 +64,8 @@ function Dialog({ what }) {
     if (!what.run) return element.current.close();
     setState({ isBusy: true, error: null });
     try {
-      await what.run(values);
+      const answer = await what.run(values);
+      if (answer?.again) return open.set({ ...answer.again, id: ++number, resolve: what.resolve });
       result.current = true;
       element.current.close();
       if (what.done) toast(what.done);

@@ -4,8 +4,8 @@
  */
 import { get } from "./api.js";
 import { grouped } from "./format.js";
-import { usePolled } from "./live.js";
-import { route, setParams } from "./router.js";
+import { useEvent, usePolled } from "./live.js";
+import { href, route, setParams } from "./router.js";
 import { html, useEffect, useRef, useState } from "./ui.js";
 import { Problem } from "./words.js";
 
@@ -216,6 +216,7 @@ function View(props) {
   const pages = Math.max(1, Math.ceil((filtered ?? 0) / PAGE_ROWS));
   const page = Math.min(state.page, pages);
   if (rows !== null && total === 0 && !state.filter && props.empty && !error) return props.empty;
+  const isOfAll = new Set(order.list.map(({ row }) => row.vhost)).size > 1; // then a narrow screen has the vhost, too
   const isAll = order.list.length > 0 && order.list.every(({ key }) => selected.has(key));
   const open = (event, row) => {
     if (props.href && !event.target.closest("a,button,input,label,summary") && !getSelection().toString())
@@ -227,7 +228,7 @@ function View(props) {
       ${props.tools}
     </div>
     <${Problem} error=${error} retry=${props.retry} />
-    ${props.down?.length > 0 && html`<p class="sentence warning">What is in ${props.down.join(", ")} is missing: it does not run, or does not answer.</p>`}
+    ${props.down?.length > 0 && html`<${NotListed} names=${props.down} />`}
     <div class="wide"><table role="table" class=${`cards${error ? " stale" : ""}`} aria-busy=${rows === null}>
       <caption class="unseen">${caption}</caption>
       <thead role="rowgroup"><tr role="row">
@@ -258,7 +259,8 @@ function View(props) {
           ${columns.map((column, i) => {
             const value = column.render ? column.render(row) : dig(row, column.key);
             const cell = i === 0 && props.href ? html`<a href=${props.href(row)}>${value}</a>` : (value ?? "–");
-            return html`<td key=${column.key} role="cell" data-title=${column.title} class=${`${column.number ? "number" : ""}${column.narrow === false ? " wide-only" : ""}`}>${cell}</td>`;
+            const isWide = column.narrow === false && !(column.key === "vhost" && isOfAll);
+            return html`<td key=${column.key} role="cell" data-title=${column.title} class=${`${column.number ? "number" : ""}${isWide ? " wide-only" : ""}`}>${cell}</td>`;
           })}</tr>`,
         )}
         ${rows === null && !error && html`<tr role="row"><td role="cell" colspan=${columns.length + 1}>Loading …</td></tr>`}
@@ -285,6 +287,17 @@ function View(props) {
       }
     </div>
   </div>`;
+}
+
+/** Why the rows of these vhosts are not in a list. */
+function NotListed({ names }) {
+  const vhosts = useEvent("overview").data?.vhosts ?? {};
+  const known = names.filter((name) => vhosts[name]);
+  const reasons = Map.groupBy(known, (name) => vhosts[name].why ?? "it does not answer");
+  return [...reasons].map(([why, of]) => {
+    const isDown = of.some((name) => vhosts[name].state !== "stopped");
+    return html`<p key=${why} class=${`sentence ${isDown ? "warning" : ""}`}><span>Not listed: ${of.map((name, i) => html`${i > 0 && ", "}<a href=${href(["vhosts", name])}>${name}</a>`)} (${why}).</span></p>`;
+  });
 }
 
 /** For keys: goes to the row that has the focus. */

@@ -23,10 +23,10 @@ export const Time = ({ value }) =>
 export const Chip = ({ level = "", title, children }) =>
   html`<span class=${`chip ${level}`} title=${title}>${children}</span>`;
 
-/** The sentence on top of a page. level as of Chip. href: where the cause is. */
-export function Sentence({ level = "ok", text, href, since, children }) {
+/** The sentence on top of a page. level as of Chip. action: what ends it. href: where the cause is. */
+export function Sentence({ level = "ok", text, do: action, href, since, children }) {
   const mark = { ok: "✓", warning: "!", danger: "!!", info: "i" }[level] ?? "i";
-  return html`<p class=${`sentence ${level}`}><b aria-hidden="true">${mark}</b> <span>${text}${children}
+  return html`<p class=${`sentence ${level}`}><b aria-hidden="true">${mark}</b> <span>${text}${action && `. ${action[0].toUpperCase()}${action.slice(1)}.`}${children}
     ${href && html` <a href=${href}>→ show</a>`}${since && html` <small>since ${clock(since)}</small>`}</span></p>`;
 }
 

@@ -16,6 +16,8 @@ from typing import Final
 
 from penstock.broker.arguments import ARGUMENTS
 from penstock.broker.policies import KEYS
+from penstock.cli.rabbitmq_conf import KEYS as RABBITMQ_KEYS
+from penstock.cli.rabbitmq_conf import WHY
 from penstock.cli.serve import FLAGS
 from penstock.config import AUTH_HTTP, AUTH_OAUTH2, LIMITS, QUEUES, STORAGE, TLS, settings
 from penstock.embedded.option_parsing import QUEUE_KEYWORDS, STREAM_KEYWORDS
@@ -127,6 +129,16 @@ def policy_keys() -> list[str]:
     ]
 
 
+def rabbitmq_keys() -> list[str]:
+    """Return the rows of keys of rabbitmq.conf that become an option."""
+    return [f"| `{key}` | `{one.option}` |\n" for key, one in RABBITMQ_KEYS.items()]
+
+
+def rabbitmq_reasons() -> list[str]:
+    """Return the rows of keys of rabbitmq.conf that become nothing."""
+    return [f"| `{key}` | {why} |\n" for key, why in WHY.items()]
+
+
 def _in_guides(meaning: str) -> str:
     """Return a meaning with links of docs/reference as links of docs/guides."""
     return meaning.replace("](#", "](../reference/ttl-and-limits.md#").replace("](../guides/", "](")
@@ -139,6 +151,10 @@ TABLES: Final[dict[Path, dict[str, Callable[[], list[str]]]]] = {
     },
     DOCS / "guides" / "policies.md": {
         "| key | types | values | of argument and policy | meaning |": policy_keys
+    },
+    DOCS / "guides" / "moving-from-rabbitmq.md": {
+        "| rabbitmq.conf | penstock.toml |": rabbitmq_keys,
+        "| rabbitmq.conf | Why it has no meaning here |": rabbitmq_reasons,
     },
     DOCS / "reference" / "http.md": {
         "| method | address | for users with the tag | |": lambda: reference(ENDPOINTS)

@@ -186,6 +186,27 @@ def _pattern(given: str, any_text: str) -> str:
     return any_text.join(re.escape(unquote(part)) for part in given.split("*"))
 
 
+def has_tokens() -> bool:
+    """Return whether PyJWT is installed."""
+    return importlib.util.find_spec("jwt") is not None
+
+
+def jwk_of(pem: bytes) -> dict[str, Any]:
+    """Return a public key of RSA or of an elliptic curve as a JWK. Raises ValueError."""
+    from jwt import InvalidKeyError
+    from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+
+    for kind in (RSAAlgorithm, ECAlgorithm):
+        try:
+            algorithm = kind(kind.SHA256)
+            found: dict[str, Any] = kind.to_jwk(algorithm.prepare_key(pem), as_dict=True)
+        except (InvalidKeyError, ValueError, TypeError):
+            continue
+        if "d" not in found:
+            return found
+    raise ValueError("expected a public key of RSA or of an elliptic curve, as PEM")
+
+
 def key_set(found: str) -> list[dict[str, Any]]:
     """Return the keys of a JWKS. Raises ValueError."""
     parsed = json.loads(found)
@@ -200,7 +221,7 @@ def key_set(found: str) -> list[dict[str, Any]]:
 def check_options(options: OAuth2Options) -> None:
     """Raise OptionError if tokens cannot be checked with these options."""
     table = "auth_oauth2"
-    if importlib.util.find_spec("jwt") is None:
+    if not has_tokens():
         expected = f"the package pyjwt for tokens: {install_advice('oauth2')}"
         raise OptionError("auth_backends", OAUTH2, expected)
     if not options.resource_server_id:

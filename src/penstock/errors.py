@@ -45,6 +45,7 @@ BLOCKED_ADVICE: Final[Mapping[str, str]] = {
     "disk": "make room on it, or consume, purge or delete (penstock status shows the limit)",
     "descriptors": "close connections, or raise the limit of open files (ulimit -n)",
 }
+CERTIFICATE_ADVICE: Final = "put a new one in its place, the broker reads it by itself"
 LOCKED_ADVICE: Final = (
     "a broker or a box has it: 'penstock status' shows a broker. Several processes share a store "
     "by 'penstock serve --data DIR' and an amqp:// address in place of the path"

@@ -68,7 +68,7 @@ from penstock.broker.queue_table import (
 )
 from penstock.broker.rates import TOTALS, RateSource, RateTable, Values
 from penstock.broker.topology import QUEUE, DeadLetterRoutes, Exchange, Topology
-from penstock.broker.usage import Usage
+from penstock.broker.usage import Usage, UserBytes
 from penstock.clock import Clock
 from penstock.counts import Histogram, VHostCounts
 from penstock.errors import DiskFullError, blocked_advice, is_shortage
@@ -221,6 +221,7 @@ class VHostSettings:
 MEMORY_ALARMS: Final = ("memory_alarm", "memory_free")
 DISK_ALARMS: Final = ("disk_full", "disk_free")
 HOLDERS_SHOWN: Final = 3
+MESSAGES: Final = "messages of queues"  # a part of the memory
 UNFINISHED_PART: Final = 2  # of the budget: what unfinished messages of all clients may hold
 STALLED_LOOKS: Final = 4  # within the time for which a message may make no progress
 TIMEOUT_LOOK_S: Final = 1.0
@@ -587,24 +588,30 @@ class VHost(QueueOwner[BrokerQueue]):
                 f"{format_bytes(free)} of the disk are free, the limit is {format_bytes(limit)}"
             )
         if self.is_memory_short:
-            largest, size_bytes = self._memory_parts()[0]
+            largest, size_bytes, _ = self.memory_parts()[0]
             of = format_bytes(self.monitor.budget_bytes)
-            found.append(f"{largest} take {format_bytes(size_bytes)} of {of}")
+            text = f"{largest} take {format_bytes(size_bytes)} of {of}"
+            if self.rss is not None and self.rss.is_alarmed:
+                has = format_bytes(self.rss.rss_bytes)
+                most = format_bytes(self.rss.limit_bytes(self.monitor.budget_bytes))
+                text = f"its process has {has} of the {most} that it may have; {text}"
+            found.append(text)
         return "; ".join(found)
 
-    def _memory_parts(self) -> list[tuple[str, int]]:
-        """Return what the counted memory consists of, and the bytes of each, the largest first."""
+    def memory_parts(self) -> list[tuple[str, int, UserBytes | None]]:
+        """Return what the counted memory consists of, the bytes of each, and how much of them each
+        user has if that is counted, the largest first."""
         usage, monitor = self.usage, self.monitor
-        parts = {
-            "messages of queues": monitor.counted_bytes - monitor.other_bytes,
-            "queues, exchanges, bindings and readers": self.topology_bytes,
-            "channels and consumers": usage.client_bytes,
-            "open transactions": usage.transactions.total,
-            "unfinished messages": self.unfinished_bytes,
-            "output that clients do not read": usage.output.total,
-            "unacknowledged deliveries": usage.unacked.total,
-        }
-        return sorted(parts.items(), key=_bytes_last, reverse=True)
+        parts: list[tuple[str, int, UserBytes | None]] = [
+            (MESSAGES, monitor.counted_bytes - monitor.other_bytes, None),
+            ("queues, exchanges, bindings and readers", self.topology_bytes, usage.topology),
+            ("channels and consumers", usage.client_bytes, usage.clients),
+            ("open transactions", usage.transactions.total, usage.transactions),
+            ("unfinished messages", self.unfinished_bytes, None),
+            ("output that clients do not read", usage.output.total, usage.output),
+            ("unacknowledged deliveries", usage.unacked.total, usage.unacked),
+        ]
+        return sorted(parts, key=_bytes_second, reverse=True)
 
     @property
     def is_memory_short(self) -> bool:
@@ -630,7 +637,7 @@ class VHost(QueueOwner[BrokerQueue]):
 
     def _largest_holders(self) -> str:
         named = [f"{name}: {format_bytes(n)}" for n, name, _ in self._holders()[:HOLDERS_SHOWN]]
-        parts = [f"{name}: {format_bytes(n)}" for name, n in self._memory_parts() if n]
+        parts = [f"{name}: {format_bytes(n)}" for name, n, _ in self.memory_parts() if n]
         return f"memory: {'; '.join(parts)}; the largest unfinished messages: " + (
             "; ".join(named) or "none"
         )
@@ -1025,7 +1032,7 @@ class VHost(QueueOwner[BrokerQueue]):
         self.queue_set.abandon("the vhost was abandoned")
 
 
-def _bytes_last(part: tuple[str, int]) -> int:
+def _bytes_second(part: tuple[str, int, UserBytes | None]) -> int:
     return part[1]
 
 

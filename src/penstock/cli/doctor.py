@@ -25,7 +25,7 @@ from penstock.cli.output import ROWS_FORMAT, records, table
 from penstock.cli.serve import CONFIG, configured
 from penstock.clock import Clock, SystemClock
 from penstock.config import Config, settings
-from penstock.errors import OptionError, PenstockError
+from penstock.errors import CERTIFICATE_ADVICE, OptionError, PenstockError
 from penstock.native import build_kind
 from penstock.options import format_bytes
 from penstock.queues.budget import cpus, machine_memory
@@ -210,7 +210,7 @@ def certificates(on: Machine) -> Verdict:
         return Verdict(WRONG, str(error), "correct the file; docs/guides/tls.md")
     soon = [text for one in facts if (text := one.warning(on.clock.wall_ms()))]
     if soon:
-        return Verdict(ADVICE, "; ".join(soon), "put a new certificate there; it is taken at once")
+        return Verdict(ADVICE, "; ".join(soon), CERTIFICATE_ADVICE)
     return Verdict(OK, f"{len(facts)} right")
 
 

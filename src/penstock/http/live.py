@@ -41,6 +41,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from penstock.clock import Clock
 from penstock.counts import DISK_S
+from penstock.errors import CERTIFICATE_ADVICE
 from penstock.http.node_link import NodeLink, mark_seen
 from penstock.http.requests import HttpError
 from penstock.members import dug
@@ -59,7 +60,6 @@ QUEUE_TOPICS_MAX: Final = 4  # of one stream
 QUEUES_MAX: Final = 100
 VHOSTS_MAX: Final = 50
 PROBLEMS_MAX: Final = 50
-NEW_CERTIFICATE: Final = "put a new one in its place, the broker reads it by itself"
 SYNC_TICKS: Final = 60  # of which the slowest hundredth of syncs is shown
 RINGS: Final = ((1.0, 600), (10.0, 720), (60.0, 1440))  # seconds between two samples, how many
 ANSWER_S: Final = 1.0  # for each answer: a vhost that does not answer does not stop the others
@@ -408,7 +408,7 @@ class Live:
             now_ms = round(self._time_s * 1000)
             if text := facts.warning(now_ms):
                 level = "danger" if now_ms >= facts.expires_ms else "warning"
-                found.append(_said(level, text, NEW_CERTIFICATE, "#/alarms"))
+                found.append(_said(level, text, CERTIFICATE_ADVICE, "#/alarms"))
         for one in findings:
             if one not in causes:
                 place = one["about"]

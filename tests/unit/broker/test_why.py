@@ -11,6 +11,8 @@ from penstock.codec.spec import (
     BasicNack,
     BasicQos,
     BasicQosOk,
+    ConfirmSelect,
+    ConfirmSelectOk,
     ConnectionBlocked,
     QueueDeclare,
     QueueDeclareOk,
@@ -77,7 +79,9 @@ def test_consumers_at_their_prefetch(rig: OperationRig, c: RigClient) -> None:
     )
     assert texts(rig, queue="q") == [text]
     assert texts(rig) == []
-    assert texts(rig, connection="c0") == [text.replace("queue 'q'", "connection c0, channel 1")]
+    assert texts(rig, connection="c0") == [
+        "connection c0, channel 1: consumer 't' of queue 'q' has 2 of 2 unacknowledged (prefetch)"
+    ]
     for _ in range(18):
         rig.tick(5.0)
     assert texts(rig) == [text]  # nobody has settled anything for a minute
@@ -173,6 +177,51 @@ def test_publishers_that_wait(rig: OperationRig, c: RigClient) -> None:
     assert "of the disk are free, the limit is" in told.reason
     (said,) = [text for text in texts(rig) if text.startswith("vhost")]  # not again by alerts
     assert said.startswith("vhost '/': publishers wait, low on disk: ")
+
+
+def test_who_has_most_of_the_memory(rig: OperationRig, c: RigClient) -> None:
+    publish(rig, c, 3)
+    c.call(1, QueueDeclare(queue="r"), QueueDeclareOk)
+    rig.vhost.monitor.tick(rig.clock.monotonic())
+    rig.vhost.monitor.is_alarmed = True
+    rig.vhost.update_alarms()
+    text = next(text for text in texts(rig) if text.startswith("vhost"))
+    assert "low on memory: queues, exchanges, bindings and readers take " in text
+    assert text.endswith(" of it are user 'ann's")
+    rig.vhost.monitor.counted_bytes += 30 << 20
+    text = next(text for text in texts(rig) if text.startswith("vhost"))
+    assert "low on memory: messages of queues take 30 MiB of 64 MiB; most have queue 'q' (" in text
+    assert text.endswith("queue 'r' (0 B)")
+
+
+def test_a_disk_that_is_slow(rig: OperationRig, c: RigClient) -> None:
+    c.call(1, ConfirmSelect(), ConfirmSelectOk)
+    c.publish(1, "", "q", b"x", delivery_mode=2)
+    rig.vhost.turn()  # begins a sync
+    rig.clock.advance(0.3)
+    slow = "a sync of the log takes 300 ms"
+    asked = [rig.ask("why", connection="c0"), rig.ask("why")]
+    rig.vhost.turn()
+    of_connection, of_vhost = [one.result for one in asked]
+    assert [one["text"] for one in of_connection] == [f"1 publish not confirmed yet: {slow}"]
+    assert of_vhost[0]["text"] == f"its disk is slow: {slow}, and confirms wait for one"
+    rig.turn()
+    slow = slow.replace("300", "150")  # the one before was quick
+    assert texts(rig)[0] == f"vhost '/': its disk is slow: {slow}, and confirms wait for one"
+    assert texts(rig, connection="c0") == []
+    rig.clock.advance(61.0)
+    assert texts(rig) == ["queue 'q': 1 message and no consumer"]
+
+
+def test_a_queue_that_nobody_has_used_since_the_start(rig: OperationRig, c: RigClient) -> None:
+    c.call(1, QueueDeclare(queue="empty", durable=True), QueueDeclareOk)
+    rig.put("q", b"1", b"2")
+    rig.restart()
+    assert texts(rig) == ["queue 'q': 2 messages and no consumer"]
+    assert texts(rig, queue="q") == [
+        "queue 'q': 2 messages ready, and nobody has used it since the start of its vhost"
+    ]
+    assert texts(rig, queue="empty") == []
 
 
 def test_only_what_exists_and_only_for_watchers(rig: OperationRig, c: RigClient) -> None:

@@ -86,9 +86,7 @@ class ConnectionRows(RowKind):
         if asked.has_stats:
             key = (CONNECTION, thing.name)
             row |= asked.with_rates(vhost, key, thing.octets(), "data_rates") | ERLANG
-        properties = row["client_properties"]
-        called = properties.get("connection_name") if isinstance(properties, dict) else None
-        if isinstance(called, str):
+        if called := facts.given_name():
             row["user_provided_name"] = called
         return row | {
             "node": node_name(),

@@ -15,13 +15,17 @@ from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import Channel, ChannelOwner
 from penstock.broker.operations.call import ROW_STEPS, Call, Functions, Slices
-from penstock.broker.operations.queue_rows import UnackedHolder, holders
+from penstock.broker.operations.listings import queue_row
+from penstock.broker.operations.queue_rows import UnackedHolder, holders, int_of
 from penstock.broker.operations.streams import Lags
+from penstock.broker.queue_table import LENGTH_OF
 from penstock.broker.rates import QUEUE
 from penstock.broker.refusals import not_found
-from penstock.broker.vhost import VHost
+from penstock.broker.vhost import MESSAGES, VHost
 from penstock.clock import date
 from penstock.errors import blocked_advice
+from penstock.options import format_bytes
+from penstock.storage.files.durability import OS
 
 QUEUES_SHOWN: Final = 5
 QUEUES_SLICE: Final = 256
@@ -30,6 +34,11 @@ OLD_S: Final = 60.0  # an unacknowledged delivery, or a record that is not read:
 BEHIND_S: Final = 3600.0  # how far a reader is behind that is worth a word of its vhost
 REPEATS_PER_S: Final = 1.0
 UNREAD_ADVICE: Final = "start one, or replay, move or purge them"
+SLOW_SYNC_S: Final = 0.1
+HOLDERS_SHOWN: Final = 3
+READY: Final = "messages_ready"
+SERVE_ADVICE: Final = "read the broker's log"
+SLOW_ADVICE: Final = "see what else uses it; penstock doctor measures it"
 
 Finding = dict[str, object]
 Parts = Generator[Finding | None, None, None]  # of an answer; None: a turn may end here
@@ -42,6 +51,33 @@ def _finding(about: str, text: str, do: str, since: str | None = None) -> Findin
 def _blocked(vhost: VHost, about: str, what: str) -> Finding:
     text = f"{what}, low on {vhost.blocked_reason}: {vhost.blocked_cause()}"
     return _finding(about, text, blocked_advice(vhost.blocked_reason), date(vhost.blocked_since_ms))
+
+
+def _largest_holders(vhost: VHost) -> Generator[None, None, str]:
+    """Return which queues or which user has most of what takes most of the memory."""
+    name, _, of_users = vhost.memory_parts()[0]
+    if of_users is not None and (user := of_users.largest()):
+        return f", {format_bytes(of_users.of(user))} of it are user '{user}'s"
+    if name != MESSAGES:
+        return ""
+    sizes: list[tuple[int, str]] = []
+    for n, (called, queue) in enumerate(list(vhost.table.served.items()), 1):
+        if isinstance(queue, BrokerQueue) and not queue.is_crashed:
+            sizes.append((queue.amq.ram_bytes(), called))
+        if n % QUEUES_SLICE == 0:
+            yield
+    largest = sorted(sizes, reverse=True)[:HOLDERS_SHOWN]
+    return "; most have " + ", ".join(
+        f"queue '{called}' ({format_bytes(size)})" for size, called in largest
+    )
+
+
+def _slow_sync(vhost: VHost) -> str:
+    """Return how long a sync of the log takes; "" if that is not long, or nobody waits for one."""
+    sync_s = vhost.engine.log.recent_sync_s()
+    if sync_s < SLOW_SYNC_S or vhost.mode == OS:
+        return ""
+    return f"a sync of the log takes {round(sync_s * 1000):,} ms"
 
 
 def _ago(vhost: VHost, seconds: float) -> str:
@@ -59,7 +95,14 @@ def _of_vhost(vhost: VHost) -> Generator[None, None, list[Finding]]:
     about = f"vhost '{vhost.name}'"
     found: list[Finding] = []
     if vhost.blocked_reason:
-        found.append(_blocked(vhost, about, "publishers wait"))
+        blocked = _blocked(vhost, about, "publishers wait")
+        if vhost.is_memory_short:
+            holders_text = yield from _largest_holders(vhost)
+            blocked["text"] = f"{blocked['text']}{holders_text}"
+        found.append(blocked)
+    if slow := _slow_sync(vhost):
+        text = f"its disk is slow: {slow}, and confirms wait for one"
+        found.append(_finding(about, text, SLOW_ADVICE))
     refused, of_queues = yield from _of_queues(vhost)
     found += refused
     for user, since_s in vhost.usage.full.items():
@@ -98,6 +141,13 @@ def _of_queues(vhost: VHost) -> Generator[None, None, tuple[list[Finding], list[
             stuck.append((ready, name))
         if n % QUEUES_SLICE == 0:
             yield
+    lengths = vhost.table.kept(READY, LENGTH_OF[READY])
+    yield from lengths.update()
+    waiting += [
+        (round(count), name)
+        for name, count in lengths.of.items()
+        if name not in vhost.table.served and name not in vhost.table.kept_down
+    ]
     for _, name in _longest(stuck):
         still = vhost.table.served.get(name)
         if still is not None:
@@ -189,7 +239,7 @@ def _of_queue(vhost: VHost, queue: QueueOrStream) -> Parts:
         behind.sort(key=_lag_us, reverse=True)
         yield from [found for _, found in behind[:QUEUES_SHOWN]]
     if isinstance(queue, BrokerQueue) and queue.is_crashed:
-        yield _finding(about, f"does not serve: {queue.why}", "read the broker's log")
+        yield _finding(about, f"does not serve: {queue.why}", SERVE_ADVICE)
         return
     if isinstance(queue, BrokerQueue):
         yield from _of_messages(vhost, queue, about)
@@ -213,13 +263,13 @@ def _of_consumers(vhost: VHost, queue: QueueOrStream) -> Iterator[Finding]:
     active = queue.consumers.active
     if queue.consumers.is_single_active and active is not None:
         if not active.is_ready():
-            yield _held(vhost, about, active, "the single active consumer")
+            yield _held(vhost, about, active, f"the single active {_consumer(active)}")
         elif queue.len():
-            text = f"only consumer '{active.tag}' is active, {len(consumers) - 1} others stand by"
+            text = f"only {_consumer(active)} is active, {len(consumers) - 1} more stand by"
             yield _finding(about, text, "nothing: x-single-active-consumer says so")
         return
     for consumer in _stuck(queue)[:QUEUES_SHOWN]:
-        yield _held(vhost, about, consumer, "consumer")
+        yield _held(vhost, about, consumer, _consumer(consumer))
 
 
 def _stuck(queue: QueueOrStream) -> list[Consumer]:
@@ -253,18 +303,19 @@ def _of_messages(vhost: VHost, queue: BrokerQueue, about: str) -> Parts:
         yield None
         oldest = holder.ages(now_s, 1)
         if oldest and oldest[0][1] >= OLD_S:
-            tag = "basic.get" if holder.consumer is None else f"consumer '{holder.consumer.tag}'"
-            text = f"{tag} of {_where(holder.channel)} has a message unacknowledged"
+            where = _where(holder.channel)
+            taker = (
+                f"basic.get of {where}" if holder.consumer is None else _consumer(holder.consumer)
+            )
+            text = f"{taker} has a message unacknowledged"
             yield _finding(about, text, "see what that client does", _ago(vhost, oldest[0][1]))
 
 
-def _held(vhost: VHost, about: str, consumer: Consumer, who: str) -> Finding:
-    """Return why a consumer is given nothing."""
+def _held(vhost: VHost, about: str, consumer: Consumer, name: str) -> Finding:
+    """Return why a consumer is given nothing. name: as people see it."""
     channel = consumer.channel
-    name = f"{who} '{consumer.tag}'"
     if not isinstance(channel, Channel):
         return _finding(about, f"{name} is not ready", "")
-    name += f" of {_where(channel)}"
     if consumer.prefetch and consumer.unacked >= consumer.prefetch:
         text = f"{name} has {consumer.unacked} of {consumer.prefetch} unacknowledged (prefetch)"
     elif channel.prefetch and channel.consumer_unacked >= channel.prefetch:
@@ -283,21 +334,41 @@ def _held(vhost: VHost, about: str, consumer: Consumer, who: str) -> Finding:
     return _finding(about, text, "acknowledge, or raise the prefetch", since)
 
 
+def _consumer(consumer: Consumer) -> str:
+    channel = consumer.channel
+    of = f" of {_where(channel)}" if isinstance(channel, Channel) else ""
+    return f"consumer '{consumer.tag}'{of}"
+
+
 def _where(channel: Channel) -> str:
-    given = channel.handler.facts.given_name()
-    name = f"'{given}' ({channel.handler.name})" if given else channel.handler.name
-    return f"connection {name}, user '{channel.identity.name}'"
+    return f"{_called(channel.handler)}, user '{channel.identity.name}'"
+
+
+def _called(owner: ChannelOwner) -> str:
+    """Return the name of a connection, with what its client calls it."""
+    given = owner.facts.given_name()
+    return f"connection '{given}' ({owner.name})" if given else f"connection {owner.name}"
 
 
 def _idle_s(vhost: VHost, queue: QueueOrStream) -> float:
     return vhost.clock.monotonic() - queue.used_at_s
 
 
+def _of_unused(vhost: VHost, name: str) -> list[Finding]:
+    """Return what is wrong with a queue that nobody has used since the start."""
+    about = f"queue '{name}'"
+    if name in vhost.table.kept_down:
+        return [_finding(about, f"does not serve: {vhost.table.kept_down[name]}", SERVE_ADVICE)]
+    ready = int_of(queue_row(vhost, name) or {}, READY)
+    text = f"{_many(ready, 'message')} ready, and nobody has used it since the start of its vhost"
+    return [_finding(about, text, "start a consumer")] if ready else []
+
+
 # ---- a connection --------------------------------------------------------------------------------
 
 
 def _of_connection(vhost: VHost, owner: ChannelOwner) -> Parts:
-    about = f"connection {owner.name}"
+    about = _called(owner)
     state = owner.info()["state"]
     if state == "blocked":
         yield _blocked(vhost, about, "its publishes wait")
@@ -311,14 +382,18 @@ def _of_connection(vhost: VHost, owner: ChannelOwner) -> Parts:
         confirms = channel.publisher.confirms
         waiting = 0 if confirms is None else confirms.last_tag - confirms.answered
         if waiting:
-            yield _finding(where, f"{_many(waiting, 'publish')} not confirmed yet", "wait: syncs")
+            slow = _slow_sync(vhost)
+            text = f"{_many(waiting, 'publish')} not confirmed yet"
+            text += f": {slow}" if slow else ""
+            yield _finding(where, text, SLOW_ADVICE if slow else "wait for a sync of the disk")
         if channel.is_waiting:
             yield _finding(where, "a long operation is under way, what follows waits", "wait")
         consumers = channel.consumers.values()
         held = (one for one in consumers if not one.is_ready() and one.queue.len())
         vhost.budget.left -= len(consumers)
         for consumer in list(islice(held, QUEUES_SHOWN)):
-            yield _held(vhost, where, consumer, "consumer")
+            name = f"consumer '{consumer.tag}' of queue '{consumer.queue.name}'"
+            yield _held(vhost, where, consumer, name)
         yield None
 
 
@@ -347,8 +422,7 @@ def _found(call: Call) -> Slices:
         if queue is None and not vhost.table.has(name):
             raise not_found(vhost.table.called(name))
         if queue is None:
-            text = "nobody has used it since the broker's start"
-            return [_finding(f"queue '{name}'", text, "start a consumer")]
+            return _of_unused(vhost, name)
         return (yield from _gathered(vhost, _of_queue(vhost, queue)))
     if connection is not None:
         for peer in vhost.handlers:

@@ -126,6 +126,8 @@ SPARES_MAX: Final = 2
 FREE_SHARE: Final = 8  # a segment takes at most that part of the room that there is
 RETRY_S: Final = 1.0
 NO_TOKEN: Final = -1
+SYNCS_MEANT: Final = 8
+RECENT_S: Final = 60.0
 
 
 class StoreSync(Protocol):
@@ -226,20 +228,11 @@ class TransactionLog:
     """
 
     def __init__(
-        self,
-        fs: FileSystem,
-        directory: str,
-        vhost: int,
-        clock: Clock,
-        rng: random.Random,
-        *,
-        segment_bytes_min: int = 1 << 20,
-        segment_bytes_max: int = 64 << 20,
-        interval_ms: int = 200,
-        group_bytes_max: int = 8 << 20,
-        free_limit: int = 0,
+        self, fs: FileSystem, directory: str, vhost: int, clock: Clock, rng: random.Random, *,
+        segment_bytes_min: int = 1 << 20, segment_bytes_max: int = 64 << 20,
+        interval_ms: int = 200, group_bytes_max: int = 8 << 20, free_limit: int = 0,
         store: StoreSync | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.fs: FileSystem = fs
         self.directory: str = directory
         self.last_lsn: int = 0
@@ -250,6 +243,7 @@ class TransactionLog:
         # The seconds of each sync, and how many records it made durable.
         self.sync_seconds: Histogram = Histogram(DISK_S)
         self.synced_records: Histogram = Histogram(RECORDS)
+        self._sync_mean_s: float = 0.0  # of about the last SYNCS_MEANT
         self.dequeues: int = 0  # records appended by append_dequeue
         self.stream_records: int = 0  # and by append_stream
         self.others: dict[int, int] = {}  # and by append, by their kinds
@@ -680,10 +674,20 @@ class TransactionLog:
                 self._store.synced(result)
                 self._store_lsn = max(self._store_lsn, self._sync_store_lsn)
             self.synced_records.record(self._sync_lsn - self.durable_lsn)
-            self.sync_seconds.record(self._clock.monotonic() - self._sync_at)
+            took_s = self._clock.monotonic() - self._sync_at
+            self.sync_seconds.record(took_s)
+            self._sync_mean_s += (took_s - self._sync_mean_s) / min(self.syncs + 1, SYNCS_MEANT)
             self.durable_lsn = self._sync_lsn
             self.syncs += 1
             self._unsynced_at = self._sync_at if self.written_lsn > self.durable_lsn else -1.0
+
+    def recent_sync_s(self) -> float:
+        """Return how long a sync takes: the mean of about the last SYNCS_MEANT, or the age of the
+        one that is in flight if that is more; 0 if none has begun for RECENT_S."""
+        age_s = self._clock.monotonic() - self._sync_at
+        if self._sync_token != NO_TOKEN:
+            return max(age_s, self._sync_mean_s)
+        return self._sync_mean_s if age_s <= RECENT_S else 0.0
 
     # ---- Time ---------------------------------------------------------------------------
 

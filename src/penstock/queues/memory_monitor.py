@@ -35,8 +35,9 @@ that is smaller still.
   still holds, whichever is more. Later rounds send the rest. So shares never promise more than
   there is while other queues have yet to page out.
 * Changes of less than a tenth are not sent, except above the watermark.
-* **A full disk**: `disk_alarm(True)` removes all limits at once, because paging out onto a full
-  disk cannot succeed. The round after it is over sets them again.
+* **A full disk**: paging out onto it cannot succeed, so while `disk_alarm(True)` holds, no queue gets
+  a share below what it has in RAM or had as its share, and no duration. A share all the same: without
+  one a queue would read all of its backlog into RAM. The round after it is over sets them again.
 * **The alarm** is on *counted* bytes, not on the process's RSS: the interpreter does not return
   memory, and publishers would be blocked for ever. It begins at the watermark and ends at 0.95 of
   it, which the shares alone reach, as they add up to 0.9 of the budget. `is_alarmed`: publishers
@@ -179,10 +180,9 @@ class MemoryMonitor:
             return
         managed = ManagedQueue(queue, max_bytes, is_delayed=is_delayed)
         self._managed[id(queue)] = managed
-        if not self.is_disk_full:
-            even = self._shared_bytes() // len(self._managed)
-            free = self._shared_bytes() - self._sent_sum
-            self._send(managed, INFINITY, max(min(even, free), min(even, SPARE_BYTES)))
+        even = self._shared_bytes() // len(self._managed)
+        free = self._shared_bytes() - self._sent_sum
+        self._send(managed, INFINITY, max(min(even, free), min(even, SPARE_BYTES)))
         soon_s = max(self._clock.monotonic(), self._begun_s + INTERVAL_S / 10)
         self._due_s = min(self._due_s, soon_s)
 
@@ -246,8 +246,8 @@ class MemoryMonitor:
         return False
 
     def disk_alarm(self, is_full: bool) -> None:
-        """Remove all limits at once, because the disk is full; or start a round, because it
-        is not."""
+        """Let queues keep what they have in RAM, because the disk is full; or start a round,
+        because it is not."""
         if is_full == self.is_disk_full:
             return
         self.is_disk_full = is_full
@@ -256,7 +256,7 @@ class MemoryMonitor:
         if is_full:
             self.desired_s = INFINITY
             for managed in self._managed.values():
-                self._send(managed, INFINITY, UNLIMITED)
+                self._send(managed, INFINITY, managed.share_sent)
 
     def set_excess(self, excess_bytes: int) -> None:
         """Share so much less, at most half, because the process takes more RAM than is counted; a
@@ -446,20 +446,20 @@ class MemoryMonitor:
         return self.counted_bytes / self.budget_bytes
 
     def _send(self, managed: ManagedQueue, duration_s: float, share_bytes: int) -> None:
-        """Send the limits that have changed; no limits while the disk is full, which the first of
-        these calls may find out."""
+        """Send the limits that have changed; none that needs paging out while the disk is full,
+        which the first of these calls may find out."""
         if self.is_disk_full:
             duration_s = INFINITY
         if duration_s != managed.duration_sent:
             managed.duration_sent = duration_s
             managed.queue.set_ram_duration_target(duration_s)
         if self.is_disk_full:
-            share_bytes = UNLIMITED
+            known = managed.share_sent if managed.share_sent < UNLIMITED else 0
+            share_bytes = max(share_bytes, known, managed.queue.ram_bytes())
         if share_bytes != managed.share_sent:
             if managed.share_sent < UNLIMITED:
                 self._sent_sum -= managed.share_sent
-            if share_bytes < UNLIMITED:
-                self._sent_sum += share_bytes
+            self._sent_sum += share_bytes
             managed.share_sent = share_bytes
             managed.queue.set_share(share_bytes)
 

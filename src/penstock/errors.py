@@ -42,7 +42,7 @@ DAMAGE_ADVICE: Final = (
 # What publishers wait for -> what ends it. Consumers go on in any case.
 BLOCKED_ADVICE: Final[Mapping[str, str]] = {
     "memory": "consume, purge or delete what fills it, or give the broker more (--memory)",
-    "disk": "make room on it, or consume, purge or delete (penstock status shows the limit)",
+    "disk": "make room on the disk, or consume, purge or delete (penstock status shows the limit)",
     "descriptors": "close connections, or raise the limit of open files (ulimit -n)",
 }
 CERTIFICATE_ADVICE: Final = "put a new one in its place, the broker reads it by itself"

@@ -35,6 +35,12 @@ def test_a_vhost_from_its_beginning_to_its_end(admin: Tab, broker: LiveBroker) -
     (found,) = broker.control("list_vhost_limits", "shop")
     assert found["max-queues"] == 5
 
+    page.get_by_role("button", name="Stop …").click()
+    dialog.get_by_text("The same as a command").click()
+    expect(dialog.get_by_text("penstock stop_vhost shop")).to_be_visible()
+    dialog.get_by_role("button", name="Stop").click()
+    page.get_by_text("stopped by an operator").first.wait_for()
+
     page.get_by_role("button", name="Delete …").click()
     delete = dialog.get_by_role("button", name="Delete")
     expect(delete).to_be_disabled()
@@ -64,3 +70,23 @@ def test_a_watcher_sees_vhosts_and_changes_none(tab: Tab) -> None:
     tab.go("vhosts")
     tab.page.locator("main").get_by_text(MARKUP).first.wait_for()
     expect(tab.page.get_by_role("button", name="Add a vhost")).to_have_count(0)
+    tab.go("vhosts", "/")
+    tab.page.get_by_text("its share of the memory").wait_for()
+    expect(tab.page.get_by_role("button", name="Delete …")).to_have_count(0)
+    tab.check_access()
+
+
+def test_what_a_user_may_not_see_is_asked_for_once(tab: Tab) -> None:
+    """It is a 401, after which the page asks who is signed in: still the same user."""
+    tab.sign_in("ada")
+    told = tab.page.evaluate(
+        """async () => {
+            const files = performance.getEntriesByType("resource").map((one) => one.name);
+            const api = await import(files.find((name) => name.endsWith("/parts/api.js")));
+            let told = 0;
+            api.user.follow(() => told++);
+            const error = await api.get("permissions").catch((error) => error);
+            return [error.status, told];
+        }"""
+    )
+    assert told == [401, 0]

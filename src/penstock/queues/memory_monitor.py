@@ -35,9 +35,9 @@ that is smaller still.
   still holds, whichever is more. Later rounds send the rest. So shares never promise more than
   there is while other queues have yet to page out.
 * Changes of less than a tenth are not sent, except above the watermark.
-* **A full disk**: paging out onto it cannot succeed, so while `disk_alarm(True)` holds, no queue gets
-  a share below what it has in RAM or had as its share, and no duration. A share all the same: without
-  one a queue would read all of its backlog into RAM. The round after it is over sets them again.
+* **A full disk**: paging out onto it cannot succeed, so after `disk_alarm(True)` no queue gets a
+  duration, or a share below what it has in RAM or had as its share. It has one all the same: else
+  it would read all of its backlog into RAM. The round after it is over sets them again.
 * **The alarm** is on *counted* bytes, not on the process's RSS: the interpreter does not return
   memory, and publishers would be blocked for ever. It begins at the watermark and ends at 0.95 of
   it, which the shares alone reach, as they add up to 0.9 of the budget. `is_alarmed`: publishers

@@ -131,7 +131,7 @@ function Worst() {
   if (!all) return null;
   const others = all.length - 1;
   if (!loud.length)
-    return html`<${Sentence} text=${all.length ? "Nothing is wrong but what is silenced." : "All is well."} href=${all.length ? href(["alarms"]) : undefined} />`;
+    return html`<${Sentence} text=${all.length ? "Nothing is wrong but what is silenced." : may("monitoring") ? "All is well." : "Your vhosts serve. Users with the tag monitoring see here what is wrong with queues."} href=${all.length ? href(["alarms"]) : undefined} />`;
   return html`<${Sentence} ...${loud[0]}>${others > 0 && html` <a href=${href(["alarms"])}>${others} more</a>`}<//>`;
 }
 

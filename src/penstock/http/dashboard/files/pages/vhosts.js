@@ -6,7 +6,7 @@ import { usePolled } from "../parts/live.js";
 import { go, href } from "../parts/router.js";
 import { Table } from "../parts/table.js";
 import { html, useState } from "../parts/ui.js";
-import { Bytes, Chip, Num, Pairs, Panel, Problem, Sentence, Time } from "../parts/words.js";
+import { Bytes, Chip, Empty, Num, Pairs, Panel, Problem, Sentence, Time } from "../parts/words.js";
 import { editLimits, LIMITS, limitOf } from "./limits.js";
 
 const State = ({ vhost: { penstock: p } }) =>
@@ -159,6 +159,17 @@ const restart = (vhost) =>
     done: `${vhost.name} runs.`,
   });
 
+const stop = (vhost) =>
+  ask({
+    title: `Stop ${vhost.name}?`,
+    danger: true,
+    action: "Stop",
+    body: html`<p>${grouped(vhost.penstock.connections)} connections are closed, and nobody can use it until it is started, also after a restart of the broker. Nothing that was confirmed is lost.</p>`,
+    command: `penstock stop_vhost ${shell(vhost.name)}`,
+    run: () => post("penstock/operations/stop_vhost", { name: vhost.name }),
+    done: `${vhost.name} is stopped.`,
+  });
+
 export default function Vhosts({ names }) {
   if (names.length >= 2) return html`<${Vhost} name=${names[1]} />`;
   return html`<${List} />`;
@@ -175,16 +186,26 @@ function List() {
 }
 
 function Vhost({ name }) {
-  const { data: v, error, refresh } = usePolled(() => get(at("vhosts", name)), [name], 3);
+  const isAdmin = may("administrator");
+  const {
+    data: v,
+    error,
+    refresh,
+  } = usePolled(
+    async () => (isAdmin ? get(at("vhosts", name)) : (await get("vhosts")).find((one) => one.name === name)),
+    [name],
+    3,
+  );
   const limits = usePolled(() => get(at("vhost-limits", name)), [name], 30);
-  const processes = usePolled(() => get("penstock/processes"), [], 5).data;
-  const permissions = usePolled(() => get(`${at("vhosts", name)}/permissions`), [name], 30).data;
+  const processes = usePolled(() => (may("monitoring") ? get("penstock/processes") : null), [], 5).data;
+  const permissions = usePolled(() => (isAdmin ? get(`${at("vhosts", name)}/permissions`) : null), [name], 30).data;
   const why = usePolled(
-    () => (v?.penstock.state === "running" ? get(at("penstock", "why", name)) : null),
+    () => (v?.penstock.state === "running" && may("monitoring") ? get(at("penstock", "why", name)) : null),
     [name, v?.penstock.state],
     10,
   ).data;
-  if (!v) return html`<h1>${name}</h1><${Problem} error=${error} />`;
+  if (!v)
+    return html`<h1>${name}</h1><${Problem} error=${error} />${v === undefined && html`<${Empty} title="You see no vhost of this name." />`}`;
   const p = v.penstock;
   const own = processes?.find((one) => one.process === "vhost" && one.vhost === name);
   const set = limits.data?.[0]?.value ?? {};
@@ -193,10 +214,14 @@ function Vhost({ name }) {
   };
   return html`<h1>${name}</h1><${Problem} error=${error} retry=${refresh} />
     ${why?.map((one) => html`<${Sentence} key=${one.text} level="warning" text=${`${one.about}: ${one.text}`} do=${one.do} since=${one.since} />`)}
-    <${Panel} title="Process" actions=${html`<button onClick=${() => then(edit(v))}>Change …</button><button onClick=${() => then(checkpoint(name))} disabled=${p.state !== "running"}>Checkpoint …</button><button onClick=${() => then(restart(v))}>${p.state === "running" ? "Restart" : "Start"} …</button>
+    <${Panel} title="Process" actions=${
+      isAdmin &&
+      html`<button onClick=${() => then(edit(v))}>Change …</button><button onClick=${() => then(checkpoint(name))} disabled=${p.state !== "running"}>Checkpoint …</button><button onClick=${() => then(restart(v))}>${p.state === "running" ? "Restart" : "Start"} …</button>
+        ${p.state === "running" && html`<button class="danger" onClick=${() => then(stop(v))}>Stop …</button>`}
         <button class="danger" onClick=${async () => {
           if (await remove(v)) go(["vhosts"], { vhost: "" });
-        }}>Delete …</button>`}>
+        }}>Delete …</button>`
+    }>
       <p><${State} vhost=${v} /> ${p.why} ${v.description && html`<span class="muted">${v.description}</span>`} ${v.tags.map((tag) => html`<${Chip} key=${tag}>${tag}<//>`)}${v.tracing && html`<${Chip} level="warning" title="each message is copied to amq.rabbitmq.trace">tracing<//>`}</p>
       <${Pairs} pairs=${[
         ["since", html`<${Time} value=${p.since} />`],
@@ -221,8 +246,11 @@ function Vhost({ name }) {
         ],
       ]} />
       <details class="command"><summary>Backup</summary><p>It writes files, so it is for the command line on the broker's machine. The vhost serves meanwhile; the directory must be new or empty, and is a data directory of its own, verified at the end:</p><code class="block">${`penstock backup /path/of/a/new/directory${ofVhost(name)}`}</code></details><//>
-    <div class="grid"><${Panel} title="Limits" actions=${html`<button onClick=${() => then(editLimits("vhost", name, set), limits.refresh)}>Change …</button>`}>
+    <div class="grid"><${Panel} title="Limits" actions=${isAdmin && html`<button onClick=${() => then(editLimits("vhost", name, set), limits.refresh)}>Change …</button>`}>
         <${Pairs} pairs=${LIMITS.vhost.map(([key, title]) => [title, limitOf(set[key])])} /><//>
-      <${Panel} title="Who may use it" actions=${html`<a href=${href(["admin", "permissions"], { vhost: name })}>permissions</a>`}>
-        ${permissions?.length === 0 && html`<p class="muted">Nobody, until a user gets permissions.</p>`}<${Pairs} pairs=${(permissions ?? []).map((one) => [one.user, html`configure <code>${one.configure || "nothing"}</code>, write <code>${one.write || "nothing"}</code>, read <code>${one.read || "nothing"}</code>`])} /><//></div>`;
+      ${
+        isAdmin &&
+        html`<${Panel} title="Who may use it" actions=${html`<a href=${href(["admin", "permissions"], { vhost: name })}>permissions</a>`}>
+        ${permissions?.length === 0 && html`<p class="muted">Nobody, until a user gets permissions.</p>`}<${Pairs} pairs=${(permissions ?? []).map((one) => [one.user, html`configure <code>${one.configure || "nothing"}</code>, write <code>${one.write || "nothing"}</code>, read <code>${one.read || "nothing"}</code>`])} /><//>`
+      }</div>`;
 }

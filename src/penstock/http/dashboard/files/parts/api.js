@@ -67,8 +67,11 @@ export function whoami() {
   asking ??= (globalThis.penstockWhoami ?? fetch("api/whoami", { headers: { "X-Penstock": "1" } }))
     .then(
       async (answer) => {
-        if (answer.ok) user.set(await answer.json());
-        else if (answer.status === 401 || user.value === undefined) user.set(null);
+        if (answer.ok) {
+          const now = await answer.json();
+          // Only if it is another one: who follows it asks again, and may get the 401 again that made us ask.
+          if (JSON.stringify(now) !== JSON.stringify(user.value)) user.set(now);
+        } else if (answer.status === 401 || user.value === undefined) user.set(null);
       },
       () => {
         if (user.value === undefined) user.set(null);

@@ -20,8 +20,9 @@ that logins do not wait for them.
 
 An issuer that is slow or dead delays nobody but those whose tokens wait for its keys. They are
 fetched in a thread of their own, once for all that wait, and kept: for jwks_cache_s, and longer if
-the issuer does not answer. A token with an unknown key has them fetched again, at most every
-FETCH_AGAIN_S, because anybody can send one.
+the issuer does not answer. After that time tokens wait until they are fetched again, so a key that
+was withdrawn is refused; if that fails, further attempts delay nobody. A token with an unknown key
+has them fetched again, at most every FETCH_AGAIN_S, because anybody can send one.
 """
 
 import asyncio
@@ -443,6 +444,7 @@ class OAuth2Backend(Backend):
         self._fetched_s = float("-inf")
         self._asked_s = float("-inf")
         self._fetching: asyncio.Task[None] | None = None
+        self._must_wait = False  # tokens wait for it, even those whose key is known
         self._executor = ThreadPoolExecutor(1, "penstock-jwks")
 
     async def login(self, user: str, password: bytes, host: str) -> Account:
@@ -452,7 +454,7 @@ class OAuth2Backend(Backend):
         now_s = self._clock.monotonic()
         if options.jwks_uri and now_s - self._fetched_s >= options.jwks_cache_s:
             fetching = self._fetch_again(now_s)
-            if not self._fetched and not self._own and fetching is not None:
+            if fetching is not None and self._must_wait:
                 await asyncio.shield(fetching)
         try:
             return self._read(user, password)
@@ -479,6 +481,8 @@ class OAuth2Backend(Backend):
     def _fetch_again(self, now_s: float) -> "asyncio.Task[None] | None":
         """Return the task that fetches the keys; None if they were fetched a moment ago."""
         if self._fetching is None and now_s - self._asked_s >= FETCH_AGAIN_S:
+            is_late = now_s - self._asked_s >= self._options.jwks_cache_s
+            self._must_wait = is_late and (bool(self._fetched) or not self._own)
             self._asked_s = now_s
             self._fetching = asyncio.get_running_loop().create_task(self._fetch_keys())
         return self._fetching

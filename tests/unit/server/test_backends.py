@@ -159,6 +159,45 @@ def test_a_new_key_is_fetched_but_not_for_everybody_who_names_one() -> None:
     run(test)
 
 
+def test_a_key_that_was_withdrawn_meanwhile_is_refused_after_its_time() -> None:
+    async def test() -> None:
+        world = World("oauth2")
+        before = world.issuer.token(exp=None)
+        assert await world.why("x", before) == "is ada"
+        world.issuer.rotate()
+        world.clock.advance(300)
+        found = await asyncio.gather(*[world.why("x", before) for _ in range(3)])
+        assert all("unknown key" in why for why in found)
+        assert world.fetched == 2
+
+    run(test)
+
+
+def test_an_issuer_that_hangs_delays_only_the_first_after_the_keys_time() -> None:
+    async def test() -> None:
+        world = World("oauth2")
+        token = world.issuer.token(exp=None)
+        assert await world.why("x", token) == "is ada"
+        world.fails = "gone"
+        world.clock.advance(300)
+        assert await world.why("x", token) == "is ada"
+        world.clock.advance(FETCH_AGAIN_S)
+        may_go = threading.Event()
+
+        def hang(_options: OAuth2Options, _now_s: object) -> str:
+            may_go.wait()
+            return world.issuer.jwks
+
+        backend = world.backends._backends[0]
+        backend._fetch = hang  # type: ignore[attr-defined]
+        assert await world.why("x", token) == "is ada"
+        fetching = backend._fetching  # type: ignore[attr-defined]
+        may_go.set()
+        await fetching
+
+    run(test)
+
+
 def test_an_issuer_that_fails_leaves_its_keys(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         world = World("oauth2")

@@ -181,7 +181,10 @@ _IN_ORDER: Final[tuple[Option, ...]] = (
     Option(CACHE_TTL, whole(1, MS_MAX), "and for how many ms", applies=_BOTH),
     Option("x-quorum-initial-group-size", _COUNT_FROM_1, _ONE_NODE, applies=_QUORUM),
     Option("x-quorum-target-group-size", _COUNT_FROM_1, _ONE_NODE, applies=_QUORUM),
-    Option("x-consumer-disconnected-timeout", whole(0, MS_MAX), _ONE_NODE, applies=_QUORUM),
+    Option(
+        "x-consumer-disconnected-timeout", whole(0, MS_MAX), _ONE_NODE, applies=_QUORUM,
+        policy=POLICY_KEY,
+    ),
     Option(
         DELAYED_RETRY, choice(RETRY_DISABLED, "all", "failed", "returned"),
         "whether a requeued message waits: [delays](#delays)", applies=_BOTH, policy=POLICY_KEY,

@@ -84,9 +84,9 @@ def _anything() -> Kind:
     return Kind("any value", lambda value: value)
 
 
-def _of_clusters(name: str) -> Option:
+def _of_clusters(name: str, kind: str) -> Option:
     meaning = "accepted, no effect: there is one node"
-    return Option(name, _anything(), meaning, applies=(CLASSIC,), policy=POLICY_KEY)
+    return Option(name, _anything(), meaning, applies=(kind,), policy=POLICY_KEY)
 
 
 # Keys that are no arguments of queues.
@@ -96,23 +96,24 @@ _OTHERS: Final = (
         "queue for", applies=(EXCHANGE,), policy=POLICY_KEY,
     ),
     *(
-        _of_clusters(name)
+        _of_clusters(name, CLASSIC)
         for name in (
             "ha-mode", "ha-params", "ha-sync-mode", "ha-sync-batch-size", "ha-promote-on-shutdown",
             "ha-promote-on-failure",
         )
     ),
-    Option(
-        "target-group-size", _anything(), "accepted, no effect: there is one node",
-        applies=(QUORUM,), policy=POLICY_KEY,
-    ),
+    _of_clusters("target-group-size", QUORUM),
+    _of_clusters("member-placement-tag", QUORUM),
     Option(
         "stream-filter-size-bytes", _anything(), "accepted, no effect", applies=(STREAM,),
         policy=POLICY_KEY,
     ),
     *(
-        Option(name, _anything(), "accepted, no effect: there is no federation", policy=POLICY_KEY)
-        for name in ("federation-upstream", "federation-upstream-set")
+        Option(
+            f"federation-upstream{end}", _anything(), "accepted, no effect: there is no federation",
+            policy=POLICY_KEY,
+        )
+        for end in ("", "-set", "-pattern")
     ),
 )  # fmt: skip
 # key -> its row

@@ -267,6 +267,7 @@ WHY: Final[Mapping[str, str]] = {
     "vm_memory_high_watermark_paging_ratio": "messages leave RAM by queue, see memory",
     "vm_memory_calculation_strategy": "messages are counted, and RSS is watched",
     "total_memory_available_override_value": "give bytes, in memory",
+    "consumer_disconnected_timeout": _NODE,
     "heartbeat": "the broker proposes 60 s, and clients may choose another",
     "frame_max": "the broker proposes 131072",
     "initial_frame_max": "the handshake has frames of 4096 bytes, or 8192 with a token",

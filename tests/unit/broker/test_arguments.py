@@ -37,7 +37,7 @@ x-quorum-initial-group-size x-quorum-target-group-size x-initial-cluster-size x-
 x-max-in-memory-bytes x-max-age x-stream-max-segment-size-bytes x-stream-filter-size-bytes
 x-consumer-timeout x-consumer-disconnected-timeout x-delayed-retry-type x-delayed-retry-min
 x-delayed-retry-max x-ha-policy x-cancel-on-ha-failover x-credit x-priority x-stream-offset
-x-stream-filter x-stream-match-unfiltered
+x-stream-filter x-stream-match-unfiltered x-member-placement-tag
 """
 DOCUMENTED_KEYS = """
 message-ttl expires max-length max-length-bytes overflow dead-letter-exchange
@@ -45,7 +45,9 @@ dead-letter-routing-key dead-letter-strategy max-in-memory-length max-in-memory-
 queue-leader-locator queue-master-locator queue-mode queue-version alternate-exchange max-age
 stream-max-segment-size-bytes stream-filter-size-bytes target-group-size consumer-timeout ha-mode
 ha-params ha-sync-mode ha-sync-batch-size ha-promote-on-shutdown ha-promote-on-failure
-federation-upstream federation-upstream-set delayed-retry-type delayed-retry-min delayed-retry-max
+federation-upstream federation-upstream-set federation-upstream-pattern initial-cluster-size
+consumer-disconnected-timeout member-placement-tag delayed-retry-type delayed-retry-min
+delayed-retry-max
 """
 
 

@@ -121,6 +121,7 @@ motd_file = /etc/rabbitmq/motd
 channel_interceptor.priorities.one = 1
 message_interceptors.incoming.set_header_timestamp.overwrite = true
 consumer_timeout = 900000
+consumer_disconnected_timeout = 60000
 net_ticktime = 60
 distribution.listener.port_range.min = 25672
 http_dispatch.access_log_dir = /var/log

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Locator, Route, expect
 
 from tests.helpers.browser import MARKUP, Tab
 from tests.helpers.live_broker import LiveBroker
@@ -60,6 +60,26 @@ def test_the_last_figures_stay_until_the_user_signs_in_again(
     page.get_by_role("button", name="Sign in").click()
     page.get_by_text("live", exact=True).wait_for()
     expect(page.get_by_text("these are the last figures")).to_have_count(0)
+
+
+def test_a_cold_list_is_asked_for_before_its_modules_are_there(admin: Tab) -> None:
+    asked: list[Route] = []
+
+    def answer(route: Route) -> None:
+        asked.append(route)
+        if len(asked) == 1:  # a second question gets no answer
+            route.continue_()
+
+    admin.page.route("**/api/queues?*", answer)
+    admin.page.goto("about:blank")
+    admin.page.goto("/#/queues")
+    admin.page.get_by_role("link", name="busy").wait_for()
+    starts = admin.page.evaluate(
+        """["/api/queues?", "/pages/queues.js"].map((part) => performance.getEntriesByType(
+            "resource").find((one) => one.name.includes(part)).startTime)"""
+    )
+    assert starts == sorted(starts)
+    admin.page.unroute_all(behavior="ignoreErrors")
 
 
 def test_a_queue_from_its_declaration_to_its_end(admin: Tab, broker: LiveBroker) -> None:

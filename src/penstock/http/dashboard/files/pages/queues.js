@@ -12,8 +12,7 @@ import { html, useState } from "../parts/ui.js";
 import { Bytes, Chip, Empty, Num } from "../parts/words.js";
 
 /** What the list has of each queue: no more is asked for. */
-const COLUMNS =
-  "name,vhost,type,state,durable,policy,messages_ready,messages_unacknowledged,messages,consumers,message_bytes,idle_since,message_stats.publish_details.rate,message_stats.deliver_get_details.rate,message_stats.ack_details.rate,penstock.alphas,penstock.betas,penstock.gammas,penstock.delta,penstock.why,penstock.set_aside,penstock.generation,arguments";
+const COLUMNS = globalThis.penstockQueueColumns; // of first.js
 
 /** Counts by state, as MiniBand and the charts want them. */
 export const bandOf = (queue) => ({

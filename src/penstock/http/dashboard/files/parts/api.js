@@ -26,12 +26,21 @@ export function query(params) {
 
 async function ask(method, path, params, body, headers = {}) {
   let answer;
+  const address = `api/${path}${query(params)}`;
+  const early = method === "GET" && globalThis.penstockAsked.get(address); // of first.js; refused to who was not signed in yet
+  globalThis.penstockAsked.delete(address);
   try {
-    answer = await fetch(`api/${path}${query(params)}`, {
-      method,
-      headers: { "X-Penstock": "1", ...(body === undefined ? {} : { "Content-Type": "application/json" }), ...headers },
-      body: body === undefined ? undefined : JSON.stringify(body),
-    });
+    answer = early && (await early);
+    if (!answer?.ok)
+      answer = await fetch(address, {
+        method,
+        headers: {
+          "X-Penstock": "1",
+          ...(body === undefined ? {} : { "Content-Type": "application/json" }),
+          ...headers,
+        },
+        body: body === undefined ? undefined : JSON.stringify(body),
+      });
   } catch {
     throw new ApiError(0, "The server does not answer.");
   }

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from penstock.errors import install_advice
 from tests.test_house import names_of
 
 ROOT = Path(__file__).parent.parent
@@ -47,13 +48,13 @@ def test_the_library_needs_no_package_of_any_extra(tmp_path: Path) -> None:
     [
         (
             ("cli", "server"),
-            "penstock: the library is installed without its commands: in a clone of Penstock, type "
-            "pip install '.[server]', or '.[cli]' for the commands without the broker\n",
+            "penstock: the library is installed without its commands: "
+            f"{install_advice('server')}, or with [cli] for the commands without the broker\n",
         ),
         (
             ("server",),
-            "penstock: the broker needs the package starlette, which is not installed: in a clone "
-            "of Penstock, type pip install '.[server]'\n",
+            "penstock: the broker needs the package starlette, which is not installed: "
+            f"{install_advice('server')}\n",
         ),
     ],
 )

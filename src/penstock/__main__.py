@@ -21,7 +21,7 @@ def main() -> int:
             raise
         sys.stderr.write(
             "penstock: the library is installed without its commands: "
-            f"{install_advice('server')}, or '.[cli]' for the commands without the broker\n"
+            f"{install_advice('server')}, or with [cli] for the commands without the broker\n"
         )
         return EX_UNAVAILABLE
     return command()

@@ -7,6 +7,8 @@ what was found, and where. All keep their arguments as attributes.
 
 import difflib
 import errno
+import importlib
+import json
 import queue
 import re
 from collections.abc import Iterable, Mapping
@@ -274,8 +276,15 @@ class OptionError(PenstockError):
 
 
 def install_advice(extra: str) -> str:
-    """Return how to install the packages of an extra of pyproject.toml: Penstock is on no index."""
-    return f"in a clone of Penstock, type pip install '.[{extra}]'"
+    """Return how to install the packages of an extra of pyproject.toml, from where Penstock itself
+    was installed: a wheel, a clone, or an index."""
+    metadata = importlib.import_module("importlib.metadata")  # 20 ms, which nobody else needs
+    try:
+        origin = metadata.distribution("penstock").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return f"in a clone of Penstock, type pip install '.[{extra}]'"
+    place = f" @ {json.loads(origin)['url']}" if origin else ""
+    return f"type pip install 'penstock[{extra}]{place}'"
 
 
 class MissingPackageError(PenstockError):

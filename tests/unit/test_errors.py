@@ -1,6 +1,7 @@
 """Each error says what, where and why in one line, and keeps its arguments."""
 
 import errno
+import importlib.metadata
 import inspect
 
 import pytest
@@ -41,6 +42,7 @@ from penstock.errors import (
     UnknownQueueError,
     UnreachableError,
     VersionError,
+    install_advice,
 )
 
 SAMPLES: list[tuple[PenstockError, list[str]]] = [
@@ -127,3 +129,30 @@ def test_every_reply_code_has_its_name() -> None:
     assert len(codes) == len(errors.REPLY_NAMES) == 20
     for name, code in codes.items():
         assert errors.REPLY_NAMES[code] in (name, f"REPLY_{name}")
+
+
+@pytest.mark.parametrize(
+    ("origin", "advice"),
+    [
+        ('{"url": "file:///a/penstock.whl"}', "'penstock[tls] @ file:///a/penstock.whl'"),
+        (None, "'penstock[tls]'"),
+    ],
+)
+def test_a_missing_package_is_installed_from_where_penstock_came(
+    origin: str | None, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Installed:
+        def read_text(self, name: str) -> str | None:
+            assert name == "direct_url.json"
+            return origin
+
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: Installed())
+    assert install_advice("tls") == f"type pip install {advice}"
+
+
+def test_a_source_tree_has_no_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(_: str) -> None:
+        raise importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(importlib.metadata, "distribution", none)
+    assert install_advice("tls") == "in a clone of Penstock, type pip install '.[tls]'"

@@ -12,6 +12,7 @@ import pytest
 from penstock.cli import pipelines
 from penstock.cli.main import main
 from penstock.cli.pipelines import options_of, stderr_into, stopping
+from penstock.errors import install_advice
 from penstock.spark.pipeline_file import parse_pipeline
 from penstock.spark.pipeline_state import RunFacts, StateLock, write_facts
 
@@ -112,13 +113,13 @@ def test_without_pyspark_one_line_says_what_to_install(
     assert main(["pipeline", "run", "flights.toml"]) == 69
     assert capsys.readouterr().err == (
         "penstock: pipelines run on Spark, and pyspark is not installed: "
-        "in a clone of Penstock, type pip install '.[spark]'\n"
+        f"{install_advice('spark')}\n"
     )
     assert main(["pipeline", "check", "flights.toml"]) == 69
     told = capsys.readouterr()
     lines = told.out.splitlines()
     assert lines[0] == "ok    file: flights.toml"
-    assert lines[1].startswith("wrong the package pyspark is not installed: in a clone of Pen")
+    assert lines[1].startswith("wrong the package pyspark is not installed: type pip install")
     assert any(line.startswith("wrong flights.toml: [source]: the broker does") for line in lines)
     assert any(line.startswith("wrong flights.toml: http_url: the broker does n") for line in lines)
     assert lines[-1] == "note  columns: not checked, because Spark cannot be started"

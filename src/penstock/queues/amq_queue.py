@@ -194,7 +194,8 @@ def expire(
 
 class MaxLength:
     """The length limits of one queue. `is_set`: whether it has any. `drops_head`, `may_refuse` (a
-    strict ring does both), `dead_letters_refused`: how they are applied."""
+    strict ring does both), `dead_letters_refused`: how they are applied. `keeps_nothing`: what
+    comes back is dropped."""
 
     def __init__(self, queue: str, options: QueueOptions) -> None:
         self._queue = queue
@@ -206,6 +207,7 @@ class MaxLength:
         self.drops_head: bool = self._is_strict or options.overflow == DROP_HEAD
         self.may_refuse: bool = options.overflow != DROP_HEAD
         self.dead_letters_refused: bool = options.overflow == REJECT_PUBLISH_DLX
+        self.keeps_nothing: bool = self.drops_head and not (self._length and self._length_bytes)
 
     def check(self, backing: BackingQueue, n: int, body_bytes: int, room: int = 0) -> None:
         """Raise QueueFullError if the queue refuses n more messages of `body_bytes` together. room:
@@ -804,13 +806,13 @@ class AMQQueue(QueueTarget):
         if delay_ms is None:
             least_ms, most_ms = self.options.retry_delay_ms
             delay_ms = retry_delay_ms(attempts, least_ms, most_ms)
-        if delay_ms > 0:
+        if self._has_for_now and self._is_for_now(delivery):
+            return self._dead_letter(delivery, EXPIRED, attempts, mode)
+        if delay_ms > 0 and not self._max_length.keeps_nothing:
             try:
                 return self._postpone(delivery, attempts, delay_ms, mode)
             except DiskFullError:  # no room for a new part: requeue it without a delay
                 pass
-        if self._has_for_now and self._is_for_now(delivery):
-            return self._dead_letter(delivery, EXPIRED, attempts, mode)
         return self._requeue_one(delivery, mode)
 
     def _requeue_one(self, delivery: Delivery, mode: int) -> int:

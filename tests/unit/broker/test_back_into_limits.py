@@ -76,6 +76,21 @@ def test_it_is_delivered_once_and_a_dead_letter_then(
 
 
 @pytest.mark.parametrize("limit", LIMITS)
+def test_a_delay_of_what_is_requeued_changes_nothing(rig: BrokerRig, limit: str) -> None:
+    arguments, properties = LIMITS[limit]
+    c = rig.client().open()
+    declared(c, x_delayed_retry_min=100, **arguments)
+    consuming(c)
+    c.publish(1, "", "q", b"x", delivery_mode=2, **properties)
+    rig.turn()
+    assert c.bodies() == [b"x"]
+    nack(c)
+    rig.turn()
+    amq = classic(rig.vhost.queues["q"]).amq
+    assert (amq.depth(), amq.delayed()) == (0, 0)
+
+
+@pytest.mark.parametrize("limit", LIMITS)
 def test_without_dead_letters_it_is_dropped(rig: BrokerRig, limit: str) -> None:
     arguments, properties = LIMITS[limit]
     c = rig.client().open()

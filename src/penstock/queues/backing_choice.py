@@ -25,6 +25,8 @@ from penstock.options import Option, checked, names
 from penstock.queues.queue_options import class_name
 
 DEFAULT: Final = "penstock.queues.variable_queue:VariableQueue"
+# Methods of BackingQueue that a class need not define.
+WITH_DEFAULT: Final = frozenset(("add_states", "move_run", "pending_headers", "state_of"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +62,34 @@ def load(option: str, name: object) -> Callable[..., Any]:
     module, _, inner = str(name).partition(":")
     try:
         found = getattr(import_module(module), inner, None)
-    except ImportError as error:
-        raise OptionError(option, name, f"a class that can be imported ({error})") from None
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        raise OptionError(option, name, f"a class that can be imported ({text})") from error
     # Not issubclass: compiled subclasses share the cache of the ABC, so one that it has found to be
     # a BackingQueue would pass for any other from then on (isinstance(x, PriorityQueue)).
     if not isinstance(found, type) or BackingQueue not in found.__mro__:
         raise OptionError(option, name, f"a subclass of BackingQueue in the module {module}")
+    # Compiled, a method that is missing would end the process when it is called.
+    missing = [
+        each for each in required_methods() if getattr(found, each) is getattr(BackingQueue, each)
+    ]
+    if missing:
+        raise OptionError(option, name, f"a class that defines {', '.join(missing)}, too")
+    made: Any = found
+    try:
+        made.__new__(made)
+    except TypeError as error:
+        if "cannot inherit from compiled" in str(error):  # mypyc's text
+            raise OptionError(option, name, f"a class that can be made ({error})") from None
     return found
+
+
+def required_methods() -> list[str]:
+    """Return the methods that a BackingQueue must define. (A compiled ABC does not know them.)"""
+    from penstock.queues.backing_queue import BackingQueue
+
+    public = [each for each in vars(BackingQueue) if not each.startswith("_")]
+    return sorted(set(public) - WITH_DEFAULT)
 
 
 QUEUE_OPTIONS: Final[tuple[Option, ...]] = (

@@ -9,7 +9,9 @@ import pytest
 import penstock
 from penstock.config import config_of
 from penstock.errors import OptionError
-from penstock.queues.backing_choice import DEFAULT, BackingChoice
+from penstock.native import build_kind
+from penstock.queues.backing_choice import DEFAULT, BackingChoice, required_methods
+from penstock.queues.backing_queue import BackingQueue
 from penstock.queues.sqlite_queue import SqliteQueue
 from penstock.queues.variable_queue import VariableQueue
 
@@ -46,6 +48,57 @@ def test_what_is_no_class(name: object, expected: str) -> None:
             config_of(whole_bytes=1 << 30, flags={}, environment={}, file={"queues": given})
         assert expected in str(caught.value)
         assert str(caught.value).startswith(f"option penstock.toml: queues.{next(iter(given))}: ")
+
+
+def in_a_module(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return how a refused class is described: C of a module with this source."""
+    module = f"backing_{tmp_path.name}"
+    (tmp_path / f"{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(OptionError) as caught:
+        BackingChoice(f"{module}:C")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def f(:", "expected a class that can be imported (SyntaxError: "),
+        ("1 / 0", "expected a class that can be imported (ZeroDivisionError: division by zero)"),
+    ],
+)
+def test_a_module_that_cannot_be_imported(
+    source: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert expected in in_a_module(source, tmp_path, monkeypatch)
+
+
+def test_a_class_without_some_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled, such a method ended the process."""
+    source = (
+        "from penstock.queues.backing_queue import BackingQueue\n"
+        "from penstock.queues.sqlite_queue import SqliteQueue as S\n"
+        "methods = [name for name in vars(S) if name not in ('fetch', 'ack')]\n"
+        "C = type('C', (BackingQueue,), {name: vars(S)[name] for name in methods})\n"
+    )
+    text = in_a_module(source, tmp_path, monkeypatch)
+    assert text.endswith("expected a class that defines ack, fetch, too")
+
+
+@pytest.mark.skipif(build_kind() != "compiled", reason="compiled classes only")
+def test_a_class_that_inherits_from_a_compiled_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (
+        "from penstock.queues.variable_queue import VariableQueue\nclass C(VariableQueue): pass\n"
+    )
+    text = in_a_module(source, tmp_path, monkeypatch)
+    assert "interpreted classes cannot inherit from compiled" in text
+
+
+@pytest.mark.skipif(build_kind() == "compiled", reason="a compiled ABC does not know its methods")
+def test_the_methods_that_a_class_must_define() -> None:
+    assert set(required_methods()) == BackingQueue.__abstractmethods__
 
 
 def test_configuration_of_a_broker() -> None:

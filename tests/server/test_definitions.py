@@ -85,6 +85,11 @@ def test_what_was_exported_is_equal_when_it_is_imported(
         "copied", "in", "x",
     ]  # fmt: skip
     assert "aliveness-test" not in text  # it is not durable
+    broker.control("delete_user", name="ann")
+    assert main(["definitions", "import", "--file", str(file), "--dry-run", *data]) == 0
+    assert "would be imported: 1 users, 0 vhosts" in capsys.readouterr().out
+    assert main(["import_definitions", str(file), *data]) == 0
+    assert "imported: 1 users, 0 vhosts" in capsys.readouterr().out
     assert main(["import_definitions", str(file), *data]) == 0
     assert "imported: 0 users, 0 vhosts, 0 permissions, 0 policies" in capsys.readouterr().out
     with LiveBroker(tmp_path / "other") as other:

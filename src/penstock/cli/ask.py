@@ -52,10 +52,16 @@ def data_of(_ctx: click.Context, _param: click.Parameter | None, given: str | No
     path = os.environ.get("PENSTOCK_CONFIG", FILE)
     if path == FILE and not Path(path).exists():
         return DEFAULT_DATA
-    from penstock.config import parse_file
+    import tomllib
 
     try:
-        data = parse_file(path, Path(path).read_text(encoding="utf-8")).get("data", DEFAULT_DATA)
+        text = Path(path).read_text(encoding="utf-8")
+        try:
+            data = tomllib.loads(text).get("data", DEFAULT_DATA)
+        except tomllib.TOMLDecodeError:
+            from penstock.config import parse_file  # which says what is wrong; it imports much
+
+            data = parse_file(path, text)
         if not isinstance(data, str):
             raise OptionError(f"{path}: data", data, "a directory")
     except OptionError as error:

@@ -285,6 +285,7 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "check_port_listener": ("health_check", "port"),
     "check_running": ("health_check", "running"),
     "check_virtual_hosts": ("health_check", "vhosts"),
+    "close_connections": ("close_all_connections",),
     "close_all_user_connections": ("close_all_connections", "--user"),
     "declare_permission": ("set_permissions",),
     "declare_policy": ("set_policy",),

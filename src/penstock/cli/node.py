@@ -17,7 +17,7 @@ serve.py, the tools for a store that is not in use in store.py.
 import base64
 import random
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,8 +35,8 @@ from penstock.cli.main import (
 from penstock.cli.output import FORMAT
 from penstock.clock import SystemClock, date
 from penstock.embedded.waiting import ThreadWaiter
-from penstock.errors import LockedError
-from penstock.options import format_bytes
+from penstock.errors import LockedError, OptionError
+from penstock.options import format_bytes, ms_in
 from penstock.storage.files.filesystem import OsFileSystem
 
 PAUSE_S: Final = 0.05
@@ -242,14 +242,38 @@ def close_connection(name: str, reason: str, channel: int | None, data: str) -> 
 @click.argument("reason", default=CLOSED)
 @click.option("-p", "--vhost", metavar="NAME", callback=named, help="Only those of this vhost.")
 @click.option("--user", callback=named, help="Only those of this user.")
+@click.option("--older-than", metavar="TIME", help="Only those open for longer, such as 1h.")
 @DATA
-def close_all_connections(reason: str, vhost: str | None, user: str | None, data: str) -> None:
+def close_all_connections(
+    reason: str, vhost: str | None, user: str | None, older_than: str | None, data: str
+) -> None:
     """Close connections: of a user, of a vhost, or all.
 
     Each client gets 320 CONNECTION_FORCED with REASON.
     """
-    closed = _close(data, reason, vhost=vhost, user=user)
+    if older_than is None:
+        closed = _close(data, reason, vhost=vhost, user=user)
+    else:
+        closed = _close_old(data, reason, older_than, vhost=vhost, user=user)
     output.told(f"{_many(closed, 'connection')} closed")
+
+
+def _close_old(data: str, reason: str, age: str, **wanted: str | None) -> int:
+    """Close connections with these columns that have been open for longer; return how many. Raises
+    OptionError."""
+    age_ms = ms_in(age)
+    if age_ms < 0:
+        raise OptionError("--older-than", age, "a time such as 30s or 1h")
+    given = {name: value for name, value in wanted.items() if value is not None}
+    closed = 0
+    with asked(data) as client:
+        latest_ms = client.call("status")["now_ms"] - age_ms
+        for row in client.call("list_connections"):
+            if row["connected_at"] < latest_ms and all(row[name] == given[name] for name in given):
+                with suppress(CommandRefusedError):  # it has ended meanwhile
+                    args = {"reason": reason, "name": row["name"]}
+                    closed += int(client.call("close_connections", row["vhost"], **args)["closed"])
+    return closed
 
 
 def _close(data: str, reason: str, channel: int | None = None, **wanted: str | None) -> int:

@@ -132,6 +132,23 @@ def test_connections_are_closed_by_what_they_are(capsys: pytest.CaptureFixture[s
     assert broker.run("close_connection", "none") == 66
 
 
+def test_connections_that_are_old_are_closed(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"name": "1 -> 2", "vhost": "/", "user": "ann", "connected_at": 10_000},
+        {"name": "3 -> 2", "vhost": "/", "user": "bob", "connected_at": 10_000},
+        {"name": "4 -> 2", "vhost": "/", "user": "ann", "connected_at": 90_000},
+    ]
+    broker = FakeControl(
+        list_connections=rows, close_connections={"closed": 1}, status={"now_ms": 100_000}
+    )
+    assert broker.run("close", "connections", "--older-than", "1min", "--user", "ann") == 0
+    assert capsys.readouterr().out == "1 connection closed\n"
+    args = {"name": "1 -> 2", "reason": "closed by an operator"}
+    assert broker.asked[-1] == ("close_connections", "/", args)
+    assert broker.run("close_all_connections", "--older-than", "long") == 64
+    assert "--older-than: given 'long', expected a time" in capsys.readouterr().err
+
+
 USERS = [{"name": "ann", "tags": []}]
 
 

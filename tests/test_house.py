@@ -312,6 +312,32 @@ def names_of(requirements: list[str]) -> set[str]:
     return {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names if name != "penstock"}
 
 
+def test_what_is_compiled_needs_no_package_of_an_extra_to_be_compiled() -> None:
+    """The compiler follows imports, in an environment that has itself only: a package that it does
+    not find is an error there, unless pyproject.toml says otherwise."""
+    waiting, seen, others = hot_modules(), set[str](), set[str]()
+    while waiting:
+        module = waiting.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        if module.split(".")[0] != "penstock":
+            others.add(module.split(".")[0])
+            continue
+        path = ROOT.joinpath("src", *module.split("."))
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        waiting += [*outline(file).run, *outline(file).typed]
+    tool = pyproject()["tool"]
+    assert isinstance(tool, dict)
+    may_be_missing = {
+        name.removesuffix(".*")
+        for one in tool["mypy"]["overrides"] if one.get("ignore_missing_imports")
+        for name in one["module"]
+    }  # fmt: skip
+    of_compiler = {"librt", "mypy_extensions"}
+    assert others - sys.stdlib_module_names <= may_be_missing | of_compiler
+
+
 def test_each_dependency_says_why() -> None:
     project = pyproject()["project"]
     assert isinstance(project, dict)

@@ -41,7 +41,7 @@ THREADS = {
     "JVM: garbage collection": ("GC ", "G1 "),
 }
 OTHERS = "JVM: others"
-BROKER = {"vhost_process": "broker: vhost", "http.process": "broker: HTTP", "": "broker: others"}
+BROKER = {"penstock vhost": "broker: vhost", "penstock http": "broker: HTTP", "": "broker: others"}
 
 Query = Callable[[], None]
 

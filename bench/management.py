@@ -39,8 +39,7 @@ ASKED_EVERY_S = 5.0
 SETTLED_S = 3.0  # after a page was opened
 PAGES = (0, 1, 10)  # of the dashboard that are open
 NOBODY, PUBLISHER = "nobody else", "a publisher"  # beside the pages
-PROCESSES = {"serve": "supervisor", "penstock.server.vhost_process": "vhost",
-             "penstock.http.process": "HTTP"}  # fmt: skip
+PROCESSES = {"serve": "supervisor", "penstock vhost": "vhost", "penstock http": "HTTP"}
 EVENTS = "penstock/events?topics=overview,queue:%252F:queue.00000"
 PER_S = 200  # messages that the publisher sends
 IN_FLIGHT = 500  # declares that are not answered yet

@@ -111,7 +111,7 @@ def commit(data: str, size_mib: int, url: str, http_url: str, pids: list[int]) -
     """What other clients wait while a batch of that size is committed into a stream and into a
     queue, in ms; and the memory of the processes, in MiB."""
     found: Result = {"size_mib": size_mib}
-    vhost = next(p for p in pids if b"vhost_process" in Path(f"/proc/{p}/cmdline").read_bytes())
+    vhost = next(p for p in pids if b"penstock vhost" in Path(f"/proc/{p}/cmdline").read_bytes())
     for kind in ("stream", "queue"):
         prepare(url, kind, f"commit.{kind}")
         before = private_mib(pids)

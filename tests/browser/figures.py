@@ -65,8 +65,7 @@ METRICS = {
     "JSHeapUsedSize": "heap_bytes", "Nodes": "nodes", "JSEventListeners": "listeners",
     "Documents": "documents",
 }  # fmt: skip
-MODULES = {"penstock": "supervisor", "penstock.server.vhost_process": "vhost",
-           "penstock.http.process": "http"}  # fmt: skip
+TITLES = {"penstock vhost": "vhost", "penstock http": "http"}
 
 Found = dict[tuple[str, str], float]
 
@@ -88,8 +87,8 @@ def of_broker(broker: LiveBroker) -> Found:
     """RSS and open files of its processes; there is one vhost."""
     found: Found = {}
     for pid in broker.pids():
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        name = MODULES.get(words[words.index("-m") + 1], "other") if "-m" in words else "other"
+        title = Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]
+        name = TITLES.get(title, "supervisor" if pid == broker.pid else "other")
         found[name, "rss_bytes"] = memory_bytes(pid, "VmRSS")
         found[name, "files"] = len(list(Path(f"/proc/{pid}/fd").iterdir()))
     return found

@@ -250,7 +250,7 @@ def test_off_there_is_none(tmp_path: Path) -> None:
         assert "http" not in broker.ready_line
         assert broker.control("status")["http"] is None
         broker.control("await_startup")
-        assert len(broker.pids()) == 2
+        assert len(broker.pids()) == 3  # with the vhost and the template
 
 
 def test_it_listens_where_amqp_does(tmp_path: Path) -> None:

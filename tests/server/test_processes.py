@@ -285,6 +285,27 @@ def test_the_strategy_may_be_that_nothing_serves(tmp_path: Path) -> None:
         assert "vhost '/' is down" in broker.log_text()
 
 
+def below(broker: LiveBroker) -> dict[str, int]:
+    """The processes below the supervisor, as `ps` calls them."""
+    titles = {}
+    for pid in broker.pids()[1:]:
+        with contextlib.suppress(OSError):
+            titles[Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0]] = pid
+    return titles
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no template")
+def test_processes_are_copies_of_a_template_which_they_do_not_need(broker: LiveBroker) -> None:
+    before = below(broker)
+    assert set(before) == {"penstock template", "penstock vhost"}
+    os.kill(before["penstock template"], signal.SIGKILL)
+    os.kill(before["penstock vhost"], signal.SIGKILL)
+    wait_until(lambda: pid_of(broker) not in (0, before["penstock vhost"]), "the next one")
+    with open_channel(broker) as wire:
+        wire.declare("q", durable=True, exclusive=False)
+    assert set(below(broker)) == {"penstock vhost"}
+
+
 def test_vhosts_end_with_their_supervisor(broker: LiveBroker) -> None:
     with open_channel(broker) as wire:
         wire.declare("q", durable=True, exclusive=False)

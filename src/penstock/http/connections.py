@@ -25,6 +25,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
+from email.utils import formatdate
 from typing import Any, Final
 
 import h11
@@ -33,6 +34,7 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from penstock.clock import Clock
 from penstock.http.requests import HttpError, error_answer
 from penstock.server.authenticator import network_of
 from penstock.server.log_lines import client_line
@@ -51,11 +53,15 @@ logger = logging.getLogger(__name__)
 
 
 class Connections:
-    """All connections. proxies: whose connections begin with a header of the PROXY protocol.
-    evicted: how many were closed for new ones; refused: how many had no room."""
+    """All connections. clock: gives answers their date. proxies: whose connections begin with a
+    header of the PROXY protocol. evicted: how many were closed for new ones; refused: how many had
+    no room."""
 
-    def __init__(self, most: int, most_of_address: int, proxies: Sequence[Network] = ()) -> None:
+    def __init__(
+        self, clock: Clock, most: int, most_of_address: int, proxies: Sequence[Network] = ()
+    ) -> None:  # fmt: skip
         self.proxies: Final = proxies
+        self._clock = clock
         self.evicted = 0
         self.refused = 0
         self._most = most
@@ -65,6 +71,7 @@ class Connections:
         # address -> its idle connections, the longest idle first
         self._idle: dict[str, OrderedDict[GuardedProtocol, None]] = {}
         self._reserved: OrderedDict[GuardedProtocol, None] = OrderedDict()
+        self._dated_s = 0  # the second of the date that answers have now
 
     def __len__(self) -> int:
         return self._count + len(self._reserved)
@@ -109,6 +116,13 @@ class Connections:
         one.is_gone = one.is_reserved = False
         one.address = address
         self.add(one)
+
+    def date(self, state: ServerState) -> None:
+        """Give the answers from now on the date of now."""
+        now_s = self._clock.wall_ms() // 1000
+        if now_s != self._dated_s:
+            self._dated_s = now_s
+            state.default_headers = [(b"date", formatdate(now_s, usegmt=True).encode())]
 
     def idle(self, one: "GuardedProtocol") -> None:
         """Note that the connection waits for a request."""
@@ -187,6 +201,7 @@ class GuardedProtocol(H11Protocol):
         if self.is_idle and not self._has_begun:
             self._has_begun = True
             self._wait(HEAD_S)
+        self._connections.date(self.server_state)
         super().data_received(data)
         self._look()
 

@@ -16,23 +16,19 @@ Files that are read, through the given FileSystem (Linux; they are missing elsew
   the mount: each limits all that is below it. "max" is no limit, and v1 writes no limit as some
   exabytes: a value that is not smaller than the RAM limits nothing, nor does a zero.
 * `/proc/PID/stat`: CPU time and resident pages of a process; `/proc/PID/fd`: its descriptors.
-* `/proc/self/statm`: the resident pages, second number. `/proc/self/auxv`: the size of a page
-  (entry 6), which is not 4 KiB everywhere.
+* `/proc/self/statm`: the resident pages, second number.
 
 A file that is missing, forbidden or has another format is skipped.
 """
 
-import struct
+import mmap
 from typing import Final
 
 from penstock.options import BYTES_MAX
 from penstock.storage.files.filesystem import FileSystem
 
 ASSUMED_BYTES: Final = 2 << 30
-PAGE_BYTES: Final = 4096
 TICKS_PER_S: Final = 100  # in which the kernel shows CPU time to programs, whatever its own are
-AUXV_PAGE_SIZE: Final = 6
-AUXV_ENTRY: Final = struct.Struct("@LL")
 
 
 def machine_memory(fs: FileSystem) -> tuple[int, str]:
@@ -61,7 +57,7 @@ def rss_bytes(fs: FileSystem) -> int | None:
     fields = _text(fs, "/proc/self/statm").split()
     if len(fields) < 2 or not fields[1].isdecimal():
         return None
-    return int(fields[1]) * _page_bytes(fs)
+    return int(fields[1]) * mmap.PAGESIZE
 
 
 def process_usage(fs: FileSystem, pid: int) -> tuple[float, int, int] | None:
@@ -76,7 +72,7 @@ def process_usage(fs: FileSystem, pid: int) -> tuple[float, int, int] | None:
     except OSError:
         return None
     cpu_s = (int(found[11]) + int(found[12])) / TICKS_PER_S
-    return cpu_s, int(found[21]) * _page_bytes(fs), descriptors
+    return cpu_s, int(found[21]) * mmap.PAGESIZE, descriptors
 
 
 def pids_max(fs: FileSystem) -> int:
@@ -104,19 +100,6 @@ def _ram_bytes(fs: FileSystem) -> int:
         if len(fields) == 3 and fields[0] == "MemTotal:" and fields[1].isdecimal():
             return int(fields[1]) * 1024
     return 0
-
-
-def _page_bytes(fs: FileSystem) -> int:
-    """Return the size of a page, from what the kernel gives each process at its start."""
-    try:
-        table = fs.read("/proc/self/auxv")
-    except OSError:
-        return PAGE_BYTES
-    for at in range(0, len(table) - AUXV_ENTRY.size + 1, AUXV_ENTRY.size):
-        kind, value = AUXV_ENTRY.unpack_from(table, at)
-        if kind == AUXV_PAGE_SIZE:
-            return int(value)
-    return PAGE_BYTES
 
 
 def _limit_paths(fs: FileSystem, second: str, first: str = "") -> list[str]:

@@ -12,8 +12,8 @@ freed (1 ms) while there is work, and once after work has ended:
                                  in bursts (measured: returning it after each burst makes a message
                                  of 16 KiB a quarter more expensive)
     a purge is freed in slices   `freed` is called for each slice
-    anything else                `rest`, once a second: the process was busy, and has been idle for
-                                 STEADY_S
+    anything else                `rest`, once a second, each IDLE_EVERY_S of a process that does
+                                 next to nothing: it was started or busy, and is idle for STEADY_S
 
 Small objects are in Python's own arenas, each of which is returned when all of it is free. Python's
 free lists are scattered over the arenas and keep them: a third of what a purge of 120,000 messages
@@ -41,6 +41,8 @@ from typing import Final
 STEP_BYTES: Final = 16 << 20
 STEADY_S: Final = 5.0  # what is not needed for so long is given back; up to twice as long
 EVERY_S: Final = 1.0  # a look at whether the process was busy
+IDLE_EVERY_S: Final = 5.0  # the same while it does next to nothing
+IDLE_USED_S: Final = 0.01  # of CPU since the last look: it does next to nothing
 BUSY_PART: Final = 0.1  # of a core: the process is at work
 SMALL_BYTES: Final = 8 << 20
 SMALL_BLOCKS: Final = 20_000  # of Python's since the start: 5 ms if all are objects with others
@@ -86,11 +88,12 @@ class Heap:
         self._window_most: int = 0  # counted in it
         self._before_most: int = 0  # counted in the window before
         self._freed: int = 0  # told since the last trim
-        self._cpu_then: float = cpu_s()  # at the last look of `EVERY_S`
+        self._cpu_then: float = cpu_s()  # at the last look of `rest`
+        self.pause_s: float = EVERY_S  # until its next
         self._busy_until: float = self._window_s  # when it was last found busy
         self._cpu_trimmed: float = self._cpu_then
         self._is_trimming: bool = False
-        self._has_more: bool = False  # a step was given back: there is a rest
+        self._has_more: bool = True  # of the start; or a step was given back, and there is a rest
         self._must_collect: bool = False  # once what is counted is little
         self._blocks_at_start: int = sys.getallocatedblocks()
         self._is_frozen: bool = gc.get_freeze_count() > 0  # which walks over all that is frozen
@@ -107,7 +110,7 @@ class Heap:
         self._blocks_at_start = sys.getallocatedblocks()
 
     def start(self) -> None:
-        """Start to look once a second."""
+        """Start to look, once a second while the process does something."""
         if self._trim is not None:
             self._timer = self._loop.call_later(EVERY_S, self._tick)
 
@@ -137,14 +140,15 @@ class Heap:
             self.give_back()
 
     def rest(self) -> None:
-        """Return memory if the process has worked, and has been idle for STEADY_S. Called once a
-        second."""
+        """Return memory if the process has worked, and has been idle for STEADY_S."""
         cpu = self._cpu_s()
         now = self._monotonic()
-        if cpu - self._cpu_then > EVERY_S * BUSY_PART:
+        used_s, self._cpu_then = cpu - self._cpu_then, cpu
+        if used_s > EVERY_S * BUSY_PART:
             self._busy_until = now
-        self._cpu_then = cpu
-        if now - self._busy_until < STEADY_S or self._is_trimming:
+        is_steady = now - self._busy_until >= STEADY_S
+        self.pause_s = IDLE_EVERY_S if is_steady and used_s < IDLE_USED_S else EVERY_S
+        if not is_steady or self._is_trimming:
             return
         has_worked = self._has_more or cpu - self._cpu_trimmed >= BUSY_S
         if has_worked:
@@ -196,4 +200,4 @@ class Heap:
     def _tick(self) -> None:
         self.look()
         self.rest()
-        self._timer = self._loop.call_later(EVERY_S, self._tick)
+        self._timer = self._loop.call_later(self.pause_s, self._tick)

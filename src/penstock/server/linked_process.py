@@ -18,6 +18,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
+from setproctitle import setproctitle
+
 from penstock.clock import SystemClock
 from penstock.queues.budget import rss_bytes
 from penstock.server.control import Facts
@@ -119,6 +121,7 @@ def main(
 ) -> int:  # fmt: skip
     """Run the program. kind: the name in its log lines. arguments: the descriptor of its end of the
     link. Returns the exit status."""
+    setproctitle(f"penstock {kind}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise_limit()

@@ -53,6 +53,7 @@ from penstock.server.audit import LOGIN_FAILED, AuditEntries, AuditLog, VhostEnt
 from penstock.server.authenticator import HASHERS, Authenticator
 from penstock.server.backends import Backends, Refused, made_backends
 from penstock.server.certificates import Certificates
+from penstock.server.children import StartChild, Template, executed
 from penstock.server.control import NAME, Facts
 from penstock.server.descriptors import clients_max, raise_limit
 from penstock.server.heap import Heap, find_trim
@@ -106,11 +107,15 @@ class ReadyFacts:
 
 
 class Supervisor:
-    """The broker's first process, on the running loop. `run` returns when it was stopped."""
+    """The broker's first process, on the running loop. `run` returns when it was stopped.
+    start_child: how the others are started."""
 
-    def __init__(self, settings: Config, log: LogTail) -> None:
+    def __init__(
+        self, settings: Config, log: LogTail, start_child: StartChild = executed
+    ) -> None:  # fmt: skip
         self.settings = settings
         self.log = log
+        self.start_child = start_child
         self.clock: Clock = SystemClock()
         self.started_s = self.clock.monotonic()
         self.started_ms = self.clock.wall_ms()
@@ -338,6 +343,7 @@ class Supervisor:
             socks[HTTP], self.settings, self.clock, self.users.facts, operations.call_for_http,
             operations.open_link, metrics_socks=socks[PROMETHEUS],
         )  # fmt: skip
+        self.http.start_child = self.start_child
         self.http.on_audit = self.note
         self.http.on_line = partial(self.log.add, "http", None)
         self.users.on_change = self.http.push_users
@@ -352,6 +358,7 @@ class Supervisor:
             takers[HTTP] = self.http.take
             sockets[HTTP] = ListeningSockets(host, socks[HTTPS])
         self.tls = WatchedTls(sockets, self.settings, self.clock, takers)
+        self.tls.start_child = self.start_child
         self.tls.on_line = partial(self.log.add, "tls", None)
 
     # ---- changed settings ----------------------------------------------------------------------
@@ -432,6 +439,7 @@ class Supervisor:
             vhost = WatchedVhost(
                 name, path, self.settings, self.clock, self._on_down, limits=self.limits
             )
+            vhost.start_child = self.start_child
             vhost.on_new_secret = self._renew
             vhost.on_rights_asked = self._ask_rights
             vhost.on_audit = self.note
@@ -629,12 +637,13 @@ def serve(
     # A closed terminal or a service manager's reload must not end the broker; its processes inherit
     # that.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    template = Template.begun()
     log = LogTail()
     set_up(settings.log_level, "node", partial(log.add, "supervisor", None))
     of_process = replace(settings, nofile=raise_limit())
 
     async def live() -> None:
-        supervisor = Supervisor(of_process, log)
+        supervisor = Supervisor(of_process, log, executed if template is None else template.start)
         supervisor.reread = reread
         await supervisor.run(on_ready)
 

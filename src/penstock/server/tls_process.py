@@ -392,5 +392,10 @@ class TlsProcess(LinkedProcess):
         pump.start()
 
 
+def run_process(arguments: list[str]) -> int:
+    """Run the program, as linked_process.main."""
+    return main("tls", TlsProcess, arguments)
+
+
 if __name__ == "__main__":
-    sys.exit(main("tls", TlsProcess, sys.argv[1:]))
+    sys.exit(run_process(sys.argv[1:]))

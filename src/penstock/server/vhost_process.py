@@ -570,5 +570,10 @@ def make_room_for_files(n: int) -> None:
     os.close(some)
 
 
+def run_process(arguments: list[str]) -> int:
+    """Run the program, as linked_process.main."""
+    return main("vhost", VhostProcess, arguments)
+
+
 if __name__ == "__main__":
-    sys.exit(main("vhost", VhostProcess, sys.argv[1:]))
+    sys.exit(run_process(sys.argv[1:]))

@@ -35,12 +35,13 @@ from penstock.clock import Clock
 from penstock.config import Config
 from penstock.errors import PenstockError
 from penstock.operation_table import DEFAULT_VHOST
+from penstock.server.children import PYTHON
 from penstock.server.control import OPEN, Facts
 from penstock.server.descriptors import http_connections_max
 from penstock.server.listener import bind
 from penstock.server.login import Origin
 from penstock.server.process_link import Answering, AskedCall, ProcessLink, answer
-from penstock.server.watched_process import PYTHON, RUNNING, WatchedProcess, entry_of, whole
+from penstock.server.watched_process import RUNNING, WatchedProcess, entry_of, whole
 
 PROGRAM: Final = (*PYTHON, "penstock.http.process")
 

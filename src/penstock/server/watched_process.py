@@ -27,9 +27,7 @@ watched_vhost and watched_http list their own.
 
 import asyncio
 import logging
-import os
 import signal
-import sys
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -40,6 +38,7 @@ from penstock.clock import Clock
 from penstock.config import Config
 from penstock.errors import PenstockError
 from penstock.server import control
+from penstock.server.children import Child, StartChild, executed
 from penstock.server.control import Facts
 from penstock.server.process_link import CALL_S, AskedCall, LinkEndedError, ProcessLink, no_calls
 
@@ -49,8 +48,6 @@ RUNNING: Final = "running"
 STOPPING: Final = "stopping"
 DOWN: Final = "down"
 
-# -P: modules in the current directory are not imported.
-PYTHON: Final = (sys.executable, "-P", "-m")
 WAITING_MAX: Final = 2000  # packets that the process has not taken
 LINK_ENDED_S: Final = 2.0  # for a process to end once its link has
 RETRY_MAX_S: Final = 300.0  # the longest pause between two attempts to start one that is down
@@ -91,6 +88,7 @@ class WatchedProcess(ABC):
         self.pid = 0
         self.pongs = 0
         self.on_line: Callable[[int, str, str], None] | None = None  # log_lines.Take
+        self.start_child: StartChild = executed
         self._settings = settings
         self._is_behind = False
         self._clock = clock
@@ -98,7 +96,7 @@ class WatchedProcess(ABC):
         self._loop = asyncio.get_running_loop()
         self._running: asyncio.Task[None] | None = None
         self._settled: asyncio.Future[None] = self._loop.create_future()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Child | None = None
         self._link: ProcessLink | None = None
         self._failures: deque[float] = deque()
         self._retries = 0  # attempts since it went down: how often the pause was doubled
@@ -275,12 +273,9 @@ class WatchedProcess(ABC):
 
     def kill(self, why: str) -> None:
         """Kill it. why: the reason."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self._process.status is None:
             self.why = why
-            try:
-                self._process.kill()
-            except ProcessLookupError:
-                pass
+            self._process.kill()
 
     # ---- one process after the other
     # ------------------------------------------------------------------------
@@ -385,11 +380,7 @@ class WatchedProcess(ABC):
         """Start a process and wait for its end. Returns its exit status."""
         ours, theirs = control.pair()
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._program, str(theirs.fileno()),
-                pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL,
-                env=self._environment() | os.environ,
-            )  # fmt: skip
+            self._process = self.start_child(self._program, theirs.fileno(), self._environment())
         except BaseException:
             ours.close()
             raise
@@ -406,8 +397,7 @@ class WatchedProcess(ABC):
             return await self._process.wait()
         finally:
             watching.cancel()
-            if self._process.returncode is None:  # this task was cancelled
-                self._process.kill()
+            self._process.kill()  # if this task was cancelled
 
     def _end_of_life(self) -> None:
         if self._link is not None:

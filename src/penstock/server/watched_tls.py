@@ -16,12 +16,13 @@ from typing import Any, Final
 
 from penstock.clock import Clock
 from penstock.config import Config
+from penstock.server.children import PYTHON
 from penstock.server.control import Facts
 from penstock.server.login import Origin
 from penstock.server.process_link import ProcessLink
 from penstock.server.tls_records import TlsRecords
 from penstock.server.watched_http import ListeningSockets
-from penstock.server.watched_process import PYTHON, WatchedProcess
+from penstock.server.watched_process import WatchedProcess
 
 PROGRAM: Final = (*PYTHON, "penstock.server.tls_process")
 

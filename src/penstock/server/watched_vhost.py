@@ -47,13 +47,13 @@ from penstock.clock import Clock
 from penstock.config import Config
 from penstock.errors import INTERNAL_ERROR, NOT_ALLOWED, AMQPConnectionError
 from penstock.server import control
+from penstock.server.children import PYTHON
 from penstock.server.control import Facts
 from penstock.server.descriptors import clients_max
 from penstock.server.process_link import ProcessLink
 from penstock.server.tls_records import TlsRecords
 from penstock.server.watched_process import (
     DOWN,
-    PYTHON,
     RUNNING,
     STARTING,
     STOPPED,

@@ -10,6 +10,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from penstock.clock import ManualClock
 from penstock.http import connections as module
 from penstock.http.connections import RESERVE, Connections, GuardedProtocol
 
@@ -22,7 +23,8 @@ class World:
     """A server; `/slow` waits for `go`, `/body` reads its body, others answer at once."""
 
     def __init__(self, most: int, most_of_address: int) -> None:
-        self.connections = Connections(most, most_of_address)
+        self.clock = ManualClock()
+        self.connections = Connections(self.clock, most, most_of_address)
         self.go = asyncio.Event()
         self.protocols: list[GuardedProtocol] = []
         self.clients: list[Client] = []
@@ -32,7 +34,7 @@ class World:
         make: Any = partial(GuardedProtocol, self.connections)
         self.config = uvicorn.Config(
             self.app, http=make, interface="asgi3", lifespan="off", ws="none", log_config=None,
-            server_header=False,
+            server_header=False, date_header=False,
         )  # fmt: skip
         self.config.load()
         self.state = ServerState()
@@ -71,15 +73,18 @@ class Client:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
+        self.date = b""
 
     async def status(self) -> int:
-        """Of the next answer; 0: the connection was closed."""
+        """Of the next answer, whose date is kept; 0: the connection was closed."""
         try:
             line = await self.reader.readline()
             if not line:
                 return 0
             size = 0
             while (header := await self.reader.readline()) != b"\r\n":
+                if header.startswith(b"date:"):
+                    self.date = header.split(b":", 1)[1].strip()
                 if header.lower().startswith(b"content-length:"):
                     size = int(header.split(b":")[1])
             await self.reader.readexactly(size)
@@ -122,6 +127,19 @@ def test_whoever_does_not_finish_its_head_is_told_and_closed(
         assert await half.status() == 0
         assert await silent.status() == 0
         assert len(world.connections) == 0
+
+    with_world(scenario)
+
+
+def test_an_answer_has_the_date_of_when_it_is_asked_for() -> None:
+    async def scenario(world: World) -> None:
+        client = await world.client(GET)
+        assert await client.status() == 200
+        assert client.date == b"Tue, 14 Nov 2023 22:13:20 GMT"
+        world.clock.advance(3600)
+        client.writer.write(GET)
+        assert await client.status() == 200
+        assert client.date == b"Tue, 14 Nov 2023 23:13:20 GMT"
 
     with_world(scenario)
 

@@ -10,6 +10,7 @@ from penstock.server import heap as heap_module
 from penstock.server.heap import (
     BUSY_S,
     EVERY_S,
+    IDLE_EVERY_S,
     SMALL_BLOCKS,
     SMALL_BYTES,
     STEADY_S,
@@ -167,8 +168,11 @@ def test_objects_are_collected_once_little_is_counted(monkeypatch: pytest.Monkey
 
 def test_a_little_work_adds_up() -> None:
     async def life(process: Process) -> None:
+        process.now_s += STEADY_S
+        process.heap.rest()
+        assert await process.done() == 1, "what the start has left"
         seconds = 0
-        while not process.trims:
+        while process.trims == 1:
             seconds += 1
             process.now_s += STEADY_S
             process.cpu_s += BUSY_S / 10
@@ -212,6 +216,21 @@ def walked(process: Process) -> list[list[int]]:
     finally:
         gc.callbacks.remove(note)
     return found
+
+
+def test_a_process_that_does_next_to_nothing_is_looked_at_less_often() -> None:
+    async def life(process: Process) -> None:
+        pauses = []
+        for used_s in (0.5, *[0.001] * 5, 0.001, 0.02, 0.001, 0.2, 0.001):
+            process.cpu_s += used_s
+            process.now_s += process.heap.pause_s
+            process.heap.rest()
+            await process.done()
+            pauses.append(process.heap.pause_s)
+        often, rarely = EVERY_S, IDLE_EVERY_S
+        assert pauses == [*[often] * 5, rarely, rarely, often, rarely, often, often]
+
+    lived(life)
 
 
 def test_a_collection_at_rest_walks_over_nothing_of_the_start() -> None:

@@ -1,6 +1,8 @@
 """What tests do inside of parts of the product that nothing else needs."""
 
+import gc
 import struct
+from collections.abc import Callable
 
 from penstock.broker.dispatch import Dispatch
 from penstock.fast_crc import crc32
@@ -36,3 +38,20 @@ def awaited_lsn(dispatch: Dispatch) -> int:
     """The highest LSN that something waits for, 0 if nothing does."""
     waiting = max([lsn for lsn, _, _ in dispatch._waiting], default=0)
     return max(waiting, dispatch.engine.log.last_lsn) if dispatch._unconfirmed else waiting
+
+
+def in_cycles(act: Callable[[], None]) -> list[str]:
+    """The names of the types of Penstock's objects that `act` leaves in cycles."""
+    gc.collect()
+    gc.disable()
+    try:
+        act()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        return sorted(
+            type(one).__name__ for one in gc.garbage if type(one).__module__.startswith("penstock.")
+        )
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()

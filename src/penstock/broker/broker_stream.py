@@ -397,7 +397,6 @@ class BrokerStream(QueueOrStream):
         self._on_failure: Callable[[str, Exception], None] = on_failure
         self.last_partition: int = 0  # where `append` has put the last record
         self.last_offset: int = -1
-        self.dead_letter_target: StreamTarget = DeadLetterStream(self)
         self._page_bases: list[int] = [-1] * len(parts)
 
     @property

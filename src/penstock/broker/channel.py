@@ -1452,6 +1452,7 @@ class Channel(ConsumerChannel):
         self.can_deliver = False
         self._then = None
         self.publisher.confirms = None
+        self.publisher.on_failed = None  # a cycle, which only a full collection would free
         self.publisher.forget_routes()
         self.backlog.clear()
         if self.is_waiting:

@@ -296,6 +296,10 @@ class ConnectionHandler(ChannelOwner):
         self.vhost.handlers.discard(self)
         self.vhost.events.connection(self.facts, is_new=False)
         self.account()
+        # Cycles: only a full collection would free them, and there is none in a busy process.
+        self.output.sender = self._later.handler = self._sending.handler = None
+        self._returning = None
+        self.on_new_secret = None
 
     def _note_end(self) -> None:
         by, code, text = self._end
@@ -1129,30 +1133,29 @@ def goes_on_returning(event: Event, channel: Channel) -> bool:
     )
 
 
-class SendingBodies(BackgroundTask):
+class ConnectionTask(BackgroundTask):
+    """A task of a connection. handler: the connection; None: it is lost."""
+
+    def __init__(self, handler: ConnectionHandler) -> None:
+        self.handler: ConnectionHandler | None = handler
+
+    def failed(self, error: Exception) -> None:
+        if self.handler is not None:
+            self.handler.sending_failed(error)
+
+
+class SendingBodies(ConnectionTask):
     """Sends the large bodies of a connection, a piece at a time."""
 
-    def __init__(self, handler: ConnectionHandler) -> None:
-        self._handler: ConnectionHandler = handler
-
     def step(self) -> int:
-        return self._handler.send_piece()
-
-    def failed(self, error: Exception) -> None:
-        self._handler.sending_failed(error)
+        return ASLEEP if self.handler is None else self.handler.send_piece()
 
 
-class HeldEvents(BackgroundTask):
+class HeldEvents(ConnectionTask):
     """Handles what a connection holds, a slice at a time."""
 
-    def __init__(self, handler: ConnectionHandler) -> None:
-        self._handler: ConnectionHandler = handler
-
     def step(self) -> int:
-        return self._handler.handle_held()
-
-    def failed(self, error: Exception) -> None:
-        self._handler.sending_failed(error)
+        return ASLEEP if self.handler is None else self.handler.handle_held()
 
 
 def steps_of(event: MethodReceived) -> int:

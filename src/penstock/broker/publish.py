@@ -374,7 +374,7 @@ class Publisher(Unconfirmed):
         self.counts: MessageCounts = MessageCounts()
         self._total: MessageCounts = vhost.counts.messages
         self._is_unconfirmed: bool = False  # the dispatch calls `settle`
-        self._on_failed = on_failed
+        self.on_failed = on_failed
         self.transaction: PublishCollector | None = None
         self.connection: str = ""  # its name
         self._firehose: Firehose = vhost.firehose
@@ -646,9 +646,9 @@ class Publisher(Unconfirmed):
         try:
             runs = confirms.settle(settled)
         except Exception as error:
-            if self._on_failed is None:
+            if self.on_failed is None:
                 raise
-            self._on_failed(error)
+            self.on_failed(error)
             return False
         for run in runs:
             if run.is_ack:

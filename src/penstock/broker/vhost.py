@@ -53,7 +53,7 @@ from penstock.broker.background_tasks import (
     DeferredFree,
 )
 from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
-from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable
+from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable, DeadLetterStream
 from penstock.broker.dispatch import Dispatch, Peer, Source, TurnBudget
 from penstock.broker.events import BrokerEvents
 from penstock.broker.firehose import Firehose
@@ -876,7 +876,7 @@ class VHost(QueueOwner[BrokerQueue]):
     def _taker(self, name: str) -> Target | None:
         queue = self.table.usable(name)
         if isinstance(queue, BrokerStream):
-            return queue.dead_letter_target
+            return DeadLetterStream(queue)
         if not isinstance(queue, BrokerQueue):
             return None
         self.queue_set.touch(queue)

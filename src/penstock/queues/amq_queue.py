@@ -626,9 +626,28 @@ def _serve_nobody(_most: int) -> int:
     return 0
 
 
+def _say_nothing(_kind: str, _text: str) -> None:
+    """Report no event: the default."""
+
+
+def _alert_nobody(_alert: Alert) -> None:
+    """Report no alert: the default."""
+
+
 def _find_none(name: bytes) -> QueueTarget | None:
     """Find no other queue: the default."""
     return None
+
+
+def _find_no_route(_options: QueueOptions) -> DeadLetterRoute | None:
+    """Find no dead-letter route: that of a queue that was deleted."""
+    return None
+
+
+def _arrive_nowhere(
+    _source: BackingQueue, _delivery: Delivery, _header: bytes, _expiry_ms: int
+) -> None:
+    """Move no delayed message: a queue that was deleted has none."""
 
 
 AGE_CHECK_MS: Final = 1000  # between two checks of the age of the oldest message
@@ -696,8 +715,8 @@ class AMQQueue(QueueTarget):
         self._engine = engine
         self._clock = engine.clock
         self._mode: int = max(mode, OS)
-        self._on_event = on_event
-        self._on_alert = on_alert
+        self._event: Callable[[str, str], None] = on_event or _say_nothing
+        self._on_alert: Callable[[Alert], None] = on_alert or _alert_nobody
         self._on_alert_over = on_alert_over
         self._on_ready = on_ready
         self._priorities: int = options.priorities
@@ -1167,6 +1186,14 @@ class AMQQueue(QueueTarget):
             self._leasing.delete()
         return one.lsn
 
+    def unlink(self) -> None:
+        """Drop the parts' references to the queue, and those to its owner, after it was deleted: in
+        a cycle it would stay in memory until a full collection."""
+        self.serve = _serve_nobody
+        self._route_of = _find_no_route
+        self.delays.arrive = _arrive_nowhere
+        self.backing.unlink()
+
     def terminate(self) -> None:
         """Stop in order, right before the engine's `close`."""
         if self._leasing is not None:
@@ -1206,7 +1233,7 @@ class AMQQueue(QueueTarget):
         if known != self._known_thresholds:  # otherwise alerts that have fired stay raised
             self._known_thresholds = known
             self._alerts: Alerts = Alerts(
-                self.text_name, thresholds, self._alert, self._on_alert_over
+                self.text_name, thresholds, self._on_alert, self._on_alert_over
             )
         # Whether a publish depends only on the message.
         self._is_plain: bool = not (
@@ -1675,14 +1702,6 @@ class AMQQueue(QueueTarget):
         return self.headers.priority(delivery.message.header) or delivery.tag >> PART_SHIFT
 
     # ---- events --------------------------------------------------------------------------------
-
-    def _event(self, kind: str, text: str) -> None:
-        if self._on_event is not None:
-            self._on_event(kind, text)
-
-    def _alert(self, alert: Alert) -> None:
-        if self._on_alert is not None:
-            self._on_alert(alert)
 
     def _ready(self) -> None:
         if self._on_ready is not None:

@@ -396,3 +396,7 @@ class BackingQueue(ABC):
     @abstractmethod
     def delete_and_terminate(self, mode: int) -> int:
         """Delete the queue with all its messages. Return the LSN."""
+
+    def unlink(self) -> None:  # noqa: B027 - most have no parts that refer to them
+        """Drop the parts' references to the queue, which was deleted: in a cycle it would stay in
+        memory until a full collection."""

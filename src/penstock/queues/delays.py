@@ -87,7 +87,7 @@ class Delays:
         self._is_durable = is_durable
         self._open_part = open_part
         self._close_part = close_part
-        self._arrive = arrive
+        self.arrive = arrive
         self._on_event = on_event
         self._buckets: dict[bytes, Bucket] = {}
         self._fresh: dict[bytes, Bucket] = {}  # those with messages that may have to be paged out
@@ -204,6 +204,7 @@ class Delays:
         if is_over and not bucket.pins and is_empty:
             self._close(bucket)
             bucket.part.delete_and_terminate(OS)
+            bucket.part.unlink()
         return quota
 
     def _fill(self, bucket: Bucket) -> None:
@@ -227,7 +228,7 @@ class Delays:
         expiry_ms = self._headers.expiry_ms(header)
         if expiry_ms:
             header = self._headers.with_(header, expiry_ms=0)
-        self._arrive(bucket.part, delivery, header, expiry_ms)
+        self.arrive(bucket.part, delivery, header, expiry_ms)
 
     # ---- memory, counts, life ------------------------------------------------------------------
 
@@ -273,6 +274,7 @@ class Delays:
         for bucket in list(self._buckets.values()):
             self._close(bucket)
             bucket.part.delete_and_terminate(mode)
+            bucket.part.unlink()
 
     def terminate(self) -> None:
         """Stop in order; messages wait on disk."""

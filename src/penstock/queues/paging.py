@@ -1259,6 +1259,10 @@ class ReadRun:
         self._inhaler.ended(f"{self.path}: reading ahead failed: {problem}")
 
 
+def _go_on_nowhere(_problem: str) -> None:
+    """Read no more after a read: the queue was deleted."""
+
+
 class Inhaler:
     """Reads ahead for one queue: up to READS_MAX runs at once, on worker threads. on_end(text): a
     run has arrived, or has failed as the text says."""
@@ -1266,7 +1270,7 @@ class Inhaler:
     def __init__(self, state: QueueRam, on_end: Callable[[str], None]) -> None:
         self.clock: Clock = state.engine.clock
         self._state = state
-        self._on_end = on_end
+        self.on_end = on_end
         self.runs: list[ReadRun] = []  # under way, in the order of their messages
         self._bad_seq: int = -1  # of a row that could not be read: not read ahead again
 
@@ -1436,7 +1440,7 @@ class Inhaler:
     def ended(self, problem: str) -> None:
         """Take the end of a read. problem: why it failed, "" if it did not."""
         self.take()
-        self._on_end(problem)
+        self.on_end(problem)
 
     def take(self) -> None:
         """Move to q4 what has been read, as far as no earlier run is under way."""
@@ -1730,6 +1734,11 @@ class Paging:
         settle(state, load_rows(state))
         self.report_set_aside()
         self.note_recovered()
+
+    def unlink(self) -> None:
+        """Drop what refers back to the queue, which was deleted."""
+        self.on_read = None
+        self.inhaler.on_end = _go_on_nowhere
 
     def _read_ended(self, problem: str) -> None:
         """Go on after a read; problem: why it failed, "" if it did not."""

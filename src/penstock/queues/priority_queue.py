@@ -91,6 +91,10 @@ SEQ_MASK: Final = (1 << PART_SHIFT) - 1
 A = TypeVar("A")
 
 
+def _open_nothing(part: "Part") -> VariableQueue:
+    raise AssertionError(f"part {part.number} of a queue that was deleted is not opened")
+
+
 class Part:
     """One priority: its queue, and its counts as last seen. opened: its queue, None before the
     first message. open_queue(part): makes it."""
@@ -120,6 +124,12 @@ class Part:
         """Return its queue, which is opened if necessary."""
         opened = self.opened
         return opened if opened is not None else self._open_queue(self)
+
+    def unlink(self) -> None:
+        """Drop what refers back to the whole, which was deleted."""
+        self._open_queue = _open_nothing
+        if self.opened is not None:
+            self.opened.unlink()
 
     def ram_bytes(self) -> int:
         """Return the bytes counted in RAM."""
@@ -920,6 +930,11 @@ class PriorityQueue(BackingQueue):
         for part in self.opened:
             part.queue.deleted()
         return self._engine.delete_queues(self.indexes(), mode)
+
+    def unlink(self) -> None:
+        self.on_opened = _ignore
+        for part in self.parts:
+            part.unlink()
 
 
 def _number_of(part: Part) -> int:

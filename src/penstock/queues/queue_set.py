@@ -215,6 +215,7 @@ class QueueSet(Generic[Q]):
         self.monitor.unregister(amq.backing)
         for index in amq.backing.indexes():
             self.opened_seq.pop(index.number, None)
+        amq.unlink()
         del self.queues[queue.name]
         self.limits.pop(queue.name, None)
         self.kept_down.pop(queue.name, None)

@@ -890,6 +890,9 @@ class VariableQueue(BackingQueue):
         self.deleted()
         return self.engine.delete_queue(self._index, mode)
 
+    def unlink(self) -> None:
+        self.paging.unlink()
+
     def deleted(self) -> None:
         """Release transient messages and bodies: a record deletes the queue, or is about to."""
         state = self.state

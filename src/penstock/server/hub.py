@@ -187,19 +187,22 @@ class Handler(Protocol):
 
 
 class SocketOutlet(Outlet):
-    """The way out of one session. Bytes wait here until the turn ends."""
+    """The way out of one session, until that has `ended`. Bytes wait here until the turn ends."""
 
     def __init__(self, session: "Session") -> None:
         self.is_writable = True
-        self._session: Session = session
+        self._session: Session | None = session
         self._parts: list[bytes] = []
         self._bytes: int = 0
 
     def send(self, data: bytes) -> None:
         """See Outlet."""
+        session = self._session
+        if session is None:
+            return
         parts = self._parts
         if not parts:
-            self._session.hub.has_output(self)
+            session.hub.has_output(self)
         parts.append(data)
         self._bytes += len(data)
         if self._bytes >= WRITE_BYTES:
@@ -208,27 +211,37 @@ class SocketOutlet(Outlet):
     def flush(self) -> None:
         """Write to the socket what has been collected."""
         parts = self._parts
-        if parts:
+        if parts and self._session is not None:
             self._parts = []
             self._bytes = 0
             self._session.write(parts)
 
     def pause(self) -> None:
         """See Outlet."""
-        self._session.pause("core")
+        if self._session is not None:
+            self._session.pause("core")
 
     def resume(self) -> None:
         """See Outlet."""
-        self._session.resume("core")
+        if self._session is not None:
+            self._session.resume("core")
 
     def closing(self) -> None:
         """See Outlet."""
-        self._session.must_close()
+        if self._session is not None:
+            self._session.must_close()
 
     def close(self, *, client_first: bool) -> None:
         """See Outlet."""
         self.flush()
-        self._session.end(client_first=client_first)
+        if self._session is not None:
+            self._session.end(client_first=client_first)
+
+    def ended(self) -> None:
+        """Drop the session, which has ended. They would be a cycle that only a full collection
+        frees, and there is none while the process is busy."""
+        self._session = None
+        self._parts = []
 
 
 class Session(PolledSource):
@@ -410,6 +423,7 @@ class Session(PolledSource):
             except Exception as error:
                 self.hub.fail_if_stopped(error)
                 logger.exception("connection %s: while it was taken down", handler.facts.name)
+        self.outlet.ended()
 
     # ---- output --------------------------------------------------------------------------------
 

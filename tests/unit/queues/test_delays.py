@@ -391,14 +391,14 @@ def test_no_room_for_a_part_makes_a_retry_come_at_once(world: AmqWorld) -> None:
 
 def test_a_full_disk_delays_what_is_due_and_loses_nothing(world: AmqWorld) -> None:
     world.put("a", delay_ms=1000)
-    arrive = world.q.delays._arrive
+    arrive = world.q.delays.arrive
 
     def is_full(source: BackingQueue, delivery: Delivery, header: bytes, expiry_ms: int) -> None:
         raise DiskFullError("/vhost", 0, 1)
 
-    world.q.delays._arrive = is_full
+    world.q.delays.arrive = is_full
     world.tick(1)
     assert (world.q.len(), world.q.delayed()) == (0, 1)
-    world.q.delays._arrive = arrive
+    world.q.delays.arrive = arrive
     world.tick()
     assert world.drain() == ["a"]

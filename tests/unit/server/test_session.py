@@ -13,6 +13,7 @@ from penstock.server.hub import FIRST_BYTES, HIGH_WATER_BYTES, Hub, Session
 from penstock.server.poller import Poller
 from penstock.server.polling_loop import PollingLoop, polling_loop
 from penstock.server.tls_records import BAD_RECORD_MAC, TlsRecords, TrafficKey
+from tests.helpers.inside import in_cycles
 
 
 class FakeHandler:
@@ -317,6 +318,28 @@ def test_one_that_does_not_close_after_its_goodbye_is_closed() -> None:
         rig.session.outlet.close(client_first=True)
         assert await rig.read(100) == b"close-ok"
         await rig.handler.until(lambda: rig.handler.log == ["lost"])
+
+    with_session(scenario)
+
+
+def test_a_session_that_has_ended_is_freed() -> None:
+    """It is in no cycle: see tests/unit/broker/test_no_cycles.py."""
+
+    async def scenario(rig: Rig) -> None:
+        def begin_and_end() -> None:
+            client, server = socket.socketpair()
+            server.setblocking(False)
+            session = rig.hub.adopt(server)
+            handler: Any = FakeHandler(session, 0)
+            session.start(handler, b"")
+            session.outlet.send(b"x")
+            session.abort()
+            rig.hub.turn()
+            session.outlet.send(b"x")
+            session.outlet.close(client_first=False)
+            client.close()
+
+        assert in_cycles(begin_and_end) == []
 
     with_session(scenario)
 

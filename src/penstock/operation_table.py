@@ -1344,7 +1344,7 @@ _ROWS: Final = (
         ), tags=MANAGERS,
         more="A page: filtered_count, item_count, items, page, page_count, page_size and "
         "total_count. Without the tag monitoring or administrator: of what belongs to users, the "
-        "caller's own. samples: of a page of 100 rows at most.",
+        "caller's own. samples: of 100 rows at most.",
     ),
     Operation(
         "describe_row", "Describe one thing as RabbitMQ's HTTP API does.",

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.crash
 
 ALL = (".*", ".*", ".*")
 GIVEN = Tables(
-    users={"d": ("hash", frozenset({"monitoring"})), "e": ("hash", frozenset())},
+    users={"d": ("hash", ("monitoring",)), "e": ("hash", ())},
     vhosts={"w": {"description": "given"}, "x": {}},
     permissions={("d", "w"): ALL, ("e", "x"): ALL},
     topics={("d", "w", "amq.topic"): ("a", "b")},

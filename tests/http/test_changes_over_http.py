@@ -341,6 +341,19 @@ def test_a_manager_may_do_what_its_permissions_say(
         assert (got.status, got.body["error"]) == (401, "not_authorised"), path
 
 
+def test_topic_permissions_of_one_exchange_are_cleared(api: ManagementClient) -> None:
+    """As rabbit-hole does it."""
+    api.ask("PUT", "users/topics", {"password": "x", "tags": ""})
+    for exchange in ("amq.topic", "other"):
+        rights = {"exchange": exchange, "write": "a", "read": "b"}
+        assert api.ask("PUT", "topic-permissions/%2F/topics", rights).status == 201
+    assert api.ask("DELETE", "topic-permissions/%2F/topics/other").status == 204
+    (left,) = api.get("users/topics/topic-permissions")
+    assert left["exchange"] == "amq.topic"
+    assert api.ask("DELETE", "topic-permissions/%2F/topics/other").status == 404
+    assert api.ask("DELETE", "users/topics").status == 204
+
+
 def test_topic_permissions_hold_over_http(api: ManagementClient, manager: ManagementClient) -> None:
     api.ask("PUT", "exchanges/%2F/own.topic", {"type": "topic", "durable": True})
     only = {"exchange": "own.topic", "write": "^mine\\.", "read": ".*"}

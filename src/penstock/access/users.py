@@ -169,7 +169,7 @@ class KnownUsers:
         # name -> (keyed hash of name and password, the user's hash that it fitted)
         self._remembered: dict[str, tuple[bytes, str]] = {}
         self._nobody: str = self.new_hash(self._secret)
-        self._users: dict[str, tuple[str, frozenset[str]]] = {}
+        self._users: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._vhosts: dict[str, tuple[str, str]] = {}
         self._permissions: dict[tuple[str, str], tuple[str, str, str]] = {}
         self._topics: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
@@ -180,7 +180,7 @@ class KnownUsers:
     def facts(self) -> dict[str, Any]:
         """Return the tables as JSON, for `take` in another process of the broker."""
         return {
-            "users": [[n, hashed, sorted(tags)] for n, (hashed, tags) in self._users.items()],
+            "users": [[n, hashed, tags] for n, (hashed, tags) in self._users.items()],
             "vhosts": [[name, state] for name, (state, _) in self._vhosts.items()],
             "permissions": [[*who, *patterns] for who, patterns in self._permissions.items()],
             "topics": [[*who, on] for who, on in self._topics.items()],
@@ -188,7 +188,7 @@ class KnownUsers:
 
     def take(self, facts: dict[str, Any]) -> None:
         """Replace the tables by those of `facts`."""
-        self._users = {name: (hashed, frozenset(tags)) for name, hashed, tags in facts["users"]}
+        self._users = {name: (hashed, tuple(tags)) for name, hashed, tags in facts["users"]}
         self._vhosts = {name: (state, "{}") for name, state in facts["vhosts"]}
         self._permissions = {(u, v): (c, w, r) for u, v, c, w, r in facts["permissions"]}
         self._topics = {
@@ -249,11 +249,11 @@ class KnownUsers:
             exchange: (expanded(one[0], user, vhost), expanded(one[1], user, vhost))
             for exchange, one in self._topics.get((user, vhost), {}).items()
         }
-        return Identity.shared(user, self._users[user][1], configure, write, read, topics)
+        return Identity.shared(user, self.tags_of(user), configure, write, read, topics)
 
     def tags_of(self, user: str) -> frozenset[str]:
         """Return the tags of a user, none if it is unknown."""
-        return self._users[user][1] if user in self._users else frozenset()
+        return frozenset(self._users[user][1] if user in self._users else ())
 
     def _usable(self, user: str, vhost: str, pattern: str) -> str:
         """Return the pattern. For one that an older version accepted and that cannot be matched in
@@ -297,7 +297,7 @@ class Tables:
     with those of VHOST_OPTIONS that are set; (user, vhost) -> three patterns; (user, vhost,
     exchange) -> two; "user" and "vhost" -> name -> limits; global parameters."""
 
-    users: dict[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
+    users: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     vhosts: dict[str, dict[str, object]] = field(default_factory=dict)
     permissions: dict[tuple[str, str], tuple[str, str, str]] = field(default_factory=dict)
     topics: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
@@ -338,7 +338,7 @@ class Users(KnownUsers):
     def _make_first(self) -> None:
         with self._store.transaction():
             self._store.begin()
-            self._store.put_user("guest", self.new_hash(b"guest"), frozenset({ADMINISTRATOR}))
+            self._store.put_user("guest", self.new_hash(b"guest"), (ADMINISTRATOR,))
             self._store.put_vhost(DEFAULT_VHOST, CREATING)
             self._store.put_permission("guest", DEFAULT_VHOST, (".*", ".*", ".*"))
 
@@ -352,13 +352,13 @@ class Users(KnownUsers):
 
     # --- users ---
 
-    def tags(self, name: str) -> frozenset[str]:
-        """Return the user's tags. Raises AMQPError 404."""
+    def tags(self, name: str) -> tuple[str, ...]:
+        """Return the user's tags, in the order in which they were given. Raises AMQPError 404."""
         return self._known(name)[1]
 
     def list_users(self) -> list[dict[str, Any]]:
         """Return the users, each with `user` and `tags`."""
-        return [{"user": name, "tags": sorted(tags)} for name, (_, tags) in self._users.items()]
+        return [{"user": name, "tags": list(tags)} for name, (_, tags) in self._users.items()]
 
     def add_user(self, name: str, password: bytes, tags: Iterable[str] = ()) -> None:
         """Add a user, without permissions. Raises AMQPError 406 if it exists."""
@@ -389,7 +389,7 @@ class Users(KnownUsers):
         known = self._users.get(name)
         is_set = known is None or is_forced
         hashed = known[0] if known is not None and not is_forced else self.new_hash(password)
-        tags = (known[1] if known is not None else frozenset()) | {ADMINISTRATOR}
+        tags = checked_tags((*(known[1] if known is not None else ()), ADMINISTRATOR))
         everything = (".*", ".*", ".*")
         had_guest = GUEST in self._users
         with self._store.transaction():
@@ -746,7 +746,7 @@ class Users(KnownUsers):
         if vhost is not None:
             self._known_vhost(vhost)
 
-    def _known(self, name: str) -> tuple[str, frozenset[str]]:
+    def _known(self, name: str) -> tuple[str, tuple[str, ...]]:
         user = self._users.get(name)
         if user is None:
             raise AMQPError(NOT_FOUND, f"no user '{name}'")
@@ -764,7 +764,7 @@ class Users(KnownUsers):
             raise AMQPError(NOT_FOUND, f"no vhost '{name}'")
         return vhost[0]
 
-    def _put_user(self, name: str, hashed: str, tags: frozenset[str]) -> None:
+    def _put_user(self, name: str, hashed: str, tags: tuple[str, ...]) -> None:
         self._store.put_user(name, hashed, tags)
         self._users[name] = (hashed, tags)
         self.on_change()
@@ -821,9 +821,10 @@ def check_name(kind: str, name: str) -> None:
         raise OptionError(kind, name, "a name of printable characters")
 
 
-def checked_tags(tags: Iterable[str]) -> frozenset[str]:
-    """Return the tags as they are stored. Raises OptionError for white space in one."""
-    checked = frozenset(tags)
+def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    """Return the tags as they are stored: each once, in their order, which is RabbitMQ's. Raises
+    OptionError for white space in one."""
+    checked = tuple(dict.fromkeys(tags))
     for tag in checked:
         if tag.split() != [tag] or not tag.isprintable():
             raise OptionError("tags", tag, "printable tags without white space")

@@ -198,11 +198,10 @@ class RateTable(BackgroundTask):
             found[f"{name}_details"] = details
         return found
 
-    def samples_of(
-        self, key: Key, names: Iterable[str], age_s: int, step_s: int
-    ) -> dict[str, Info]:
+    def samples_of(self, key: Key, values: Values, age_s: int, step_s: int) -> dict[str, Info]:
         """Return of each name {samples, avg, avg_rate}: RabbitMQ's, the newest sample first, one
-        for each step_s of the last age_s. The first call begins to keep them."""
+        for each step_s of the last age_s. The first call begins to keep them. values: those of now,
+        which are the only sample of what no tick has noticed yet."""
         watched = self._watched.get(key)
         if watched is None:
             if len(self._watched) > WATCHED_MAX:
@@ -212,8 +211,8 @@ class RateTable(BackgroundTask):
             if known is not None:
                 watched.samples.append((self._clock.wall_ms(), known.values))
         watched.asked_s = self._clock.monotonic()
-        chosen = _chosen(watched.samples, age_s, step_s)
-        return {name: _series(chosen, name) for name in names}
+        chosen = _chosen(watched.samples, age_s, step_s) or [(self._clock.wall_ms(), values)]
+        return {name: _series(chosen, name) for name in values}
 
     def _asked_last(self, key: Key) -> float:
         return float("inf") if key == VHOST else self._watched[key].asked_s
@@ -243,9 +242,9 @@ def _series(chosen: list[tuple[int, Values]], name: str) -> Info:
         {"sample": value, "timestamp": time_ms}
         for (time_ms, _), value in zip(chosen, values, strict=True)
     ]
-    past_s = (chosen[0][0] - chosen[-1][0]) / 1000 if chosen else 0.0
+    past_s = (chosen[0][0] - chosen[-1][0]) / 1000
     return {
         "samples": rows,
-        "avg": sum(values) / len(values) if values else 0.0,
+        "avg": sum(values) / len(values),
         "avg_rate": (values[0] - values[-1]) / past_s if past_s else 0.0,
     }

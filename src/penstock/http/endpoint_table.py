@@ -474,6 +474,11 @@ CHANGE_ROWS: Final = (
         "topic-permissions/{vhost}/{user}", "DELETE", "Allow the user every routing key again.",
         "clear_topic_permissions", vhost=ANY, shape=change_pages.removed,
     ),
+    Endpoint(
+        "topic-permissions/{vhost}/{user}/{exchange}", "DELETE",
+        "Allow the user every routing key of one exchange again.",
+        "clear_topic_permissions", vhost=ANY, shape=change_pages.removed,
+    ),
     # limits
     *(
         Endpoint(address, "GET", line, change_pages.vhost_limits, query=_LIST,

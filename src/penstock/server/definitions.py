@@ -23,7 +23,7 @@ These functions use nothing but their arguments: a worker's thread runs them, be
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from penstock.access.limits import (
@@ -368,7 +368,7 @@ def _empty_topology() -> VhostTopology:
     return {section: [] for section in SECTIONS}
 
 
-def _checked_tags(given: object) -> frozenset[str]:
+def _checked_tags(given: object) -> tuple[str, ...]:
     """Return tags of a list, or of a text with commas, as RabbitMQ wrote them until 3.8."""
     if isinstance(given, str):
         given = [tag.strip() for tag in given.split(",") if tag.strip()]
@@ -616,7 +616,7 @@ def audited(new: Tables) -> Iterator[Json]:
     for name, options in new.vhosts.items():
         yield {"event": "add_vhost", "args": {"name": name, **options}}
     for name, (_, tags) in new.users.items():
-        yield {"event": "put_user", "args": {"name": name, "tags": sorted(tags)}}
+        yield {"event": "put_user", "args": {"name": name, "tags": list(tags)}}
     for (user, vhost), three in new.permissions.items():
         patterns = dict(zip(("configure", "write", "read"), three, strict=True))
         yield {"event": "set_permissions", "vhost": vhost, "args": {"user": user, **patterns}}
@@ -631,11 +631,11 @@ def audited(new: Tables) -> Iterator[Json]:
         yield {"event": "set_global_parameter", "args": {"name": name, "value": value}}
 
 
-def user_row(name: str, hashed: str, tags: frozenset[str], limits: Mapping[str, int]) -> Json:
+def user_row(name: str, hashed: str, tags: Iterable[str], limits: Mapping[str, int]) -> Json:
     """Return a user as definitions have one."""
     found: Json = {
         "name": name, "password_hash": "", "hashing_algorithm": "rabbit_password_hashing_sha256",
-        "tags": sorted(tags), "limits": _of_rabbitmq(limits), **_own_limits(limits),
+        "tags": list(tags), "limits": _of_rabbitmq(limits), **_own_limits(limits),
     }  # fmt: skip
     if is_of_rabbitmq(hashed):
         found["hashing_algorithm"], _, found["password_hash"] = hashed.partition("$")

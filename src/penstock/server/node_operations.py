@@ -558,7 +558,7 @@ class NodeOperations:
                 {"penstock": {}, **definitions.user_row(name, hashed, tags, limits.get(name, {}))}
                 for name, (hashed, tags) in users.items()
             ]
-        return [{"name": name, "tags": sorted(tags)} for name, (_, tags) in users.items()]
+        return [{"name": name, "tags": list(tags)} for name, (_, tags) in users.items()]
 
     async def _add_user(self, args: Arguments, _vhost: str) -> None:
         self._node.users.add_user(args.text("name"), _password(args), args.texts("tags"))

@@ -173,6 +173,7 @@ READ: Final = (
     Call("GET", "queues/{vhost}/{queue}", None, {"queue": "stream"}),
     Call("GET", "queues/{vhost}/{queue}", query="?lengths_age=60&lengths_incr=5"),
     Call("GET", "queues/{vhost}/{queue}", query="?msg_rates_age=60&msg_rates_incr=5"),
+    Call("GET", "queues", query="?lengths_age=60&lengths_incr=5"),
     Call("GET", "queues", query="?page=1&page_size=2&columns=name,messages"),
     Call("GET", "queues", query="?page=99"),
     Call("GET", "queues", query="?page=0"),
@@ -230,6 +231,9 @@ AFTER: Final = (
     Call("DELETE", "user-limits/{user}/{limit}"),
     Call("PUT", "parameters/{component}/{vhost}/{name}", {"value": {}}, {"component": NONE}),
     Call("DELETE", "parameters/{component}/{vhost}/{name}", None, {"component": NONE}),
+    Call(
+        "DELETE", "topic-permissions/{vhost}/{user}/{exchange}", None, {"exchange": "amq.topic"}
+    ),
     Call("DELETE", "topic-permissions/{vhost}/{user}"),
     Call("DELETE", "permissions/{vhost}/{user}"),
     Call("POST", "definitions", {"users": [], "queues": []}),

@@ -101,7 +101,7 @@ def test_a_password_is_right_or_wrong(world: World) -> None:
         assert not is_right(users, "u", b"Secret")
         assert not is_right(users, "u", b"")
         assert not is_right(users, "nobody", b"secret")
-        assert users.tags("u") == {"monitoring"}
+        assert users.tags("u") == ("monitoring",)
 
 
 def test_any_bytes_may_be_a_password(world: World) -> None:
@@ -245,6 +245,17 @@ def test_tags_are_in_the_identity(world: World) -> None:
     who = world.open().identity("guest", "/")
     assert who is not None
     assert who.tags == {"management", "monitoring"}
+
+
+def test_tags_keep_their_order_as_in_rabbitmq(world: World) -> None:
+    """Terraform has them in a list, and would change them in each run."""
+    tags = ["policymaker", "management"]
+    world.users.add_user("ann", b"ann", [*tags, "policymaker"])
+    for users in (world.users, world.open()):
+        assert users.tags("ann") == ("policymaker", "management")
+        assert {"user": "ann", "tags": tags} in users.list_users()
+    world.users.set_user_tags("ann", tags[::-1])
+    assert world.open().tags("ann") == ("management", "policymaker")
 
 
 def test_permissions_go_with_their_user_and_their_vhost(world: World) -> None:
@@ -467,7 +478,7 @@ def test_a_hash_of_rabbitmq_is_replaced_at_the_first_login(
     hashed = rabbitmq_hash(text, f"rabbit_password_hashing_{algorithm}")
     store = world.store
     assert store is not None
-    store.put_user("bob", hashed, frozenset({"management"}))
+    store.put_user("bob", hashed, ("management",))
     users = world.open()
     assert not is_right(users, "bob", b"s3cret2")
     assert users.claim("bob") == hashed
@@ -476,7 +487,7 @@ def test_a_hash_of_rabbitmq_is_replaced_at_the_first_login(
     assert users.remembers("bob", b"s3cret")
     again = world.open()
     assert is_right(again, "bob", b"s3cret")
-    assert again.tags("bob") == {"management"}
+    assert again.tags("bob") == ("management",)
 
 
 def test_a_user_without_a_password_cannot_log_in_with_one(world: World) -> None:
@@ -578,7 +589,7 @@ def test_init_makes_an_administrator_and_deletes_guest_once(world: World) -> Non
 def test_init_keeps_the_other_tags_of_a_user_that_exists(world: World) -> None:
     world.users.add_user("ann", b"ann", ["impersonator"])
     assert world.users.init("ann", b"x", is_forced=False) == (False, True)
-    assert world.users.tags("ann") == {"administrator", "impersonator"}
+    assert world.users.tags("ann") == ("impersonator", "administrator")
 
 
 def test_init_does_all_or_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -602,7 +613,7 @@ def test_init_does_all_or_nothing(world: World, monkeypatch: pytest.MonkeyPatch)
 
 def test_rows_of_definitions_are_put_all_or_none(world: World) -> None:
     new = Tables(
-        users={"ann": (hash_password(b"a", salt=b"s" * 16, log2_n=1), frozenset({"monitoring"}))},
+        users={"ann": (hash_password(b"a", salt=b"s" * 16, log2_n=1), ("monitoring",))},
         vhosts={"shop": {"description": "sells"}},
         permissions={("ann", "shop"): ("", ".*", ".*"), ("zoe", "moon"): ("", "", "")},
         topics={("ann", "shop", "t"): ("^a", ".*")},
@@ -638,7 +649,7 @@ def test_a_user_is_put_with_a_hash_tags_and_limits(world: World) -> None:
     assert not users.put_user("ann", users.new_hash(b"two"), [], {})
     for known in (users, world.open()):
         assert is_right(known, "ann", b"two")
-        assert known.tags("ann") == frozenset()
+        assert known.tags("ann") == ()
         assert known.limits("user") == {"ann": {"max-channels": 5}}
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.rates import INTERVAL_S, LENGTHS, SWEEP_TICKS
+from penstock.broker.rates import INTERVAL_S, LENGTHS, SWEEP_TICKS, WATCHED_MAX
 from tests.helpers.operation_rig import OperationRig
 
 
@@ -114,3 +114,29 @@ def test_samples_begin_when_somebody_asks(rig: OperationRig) -> None:
     publishes = found["message_stats"]["publish_details"]
     assert [one["sample"] for one in publishes["samples"]] == [154, 103, 52]
     assert set(LENGTHS) <= set(found)
+
+
+def test_what_no_tick_has_noticed_has_one_sample(rig: OperationRig) -> None:
+    """rabbit-hole reads the first sample of each queue; a new one has what it has now."""
+    rig.result("declare_queue", queue="new")
+    rig.put("new", b"1", b"2")
+    lengths = row(rig, "new", samples={"lengths_age": 60, "lengths_incr": 5})["messages_details"]
+    assert [one["sample"] for one in lengths["samples"]] == [2]
+    assert lengths["samples"][0]["timestamp"] > 0
+    assert (lengths["avg"], lengths["avg_rate"]) == (2, 0)
+
+
+def test_a_whole_list_has_samples_while_it_is_short(rig: OperationRig) -> None:
+    def sampled(**args: object) -> set[bool]:
+        rows = rig.result("list_rows", kind="queues", samples={"lengths_age": 60}, **args)
+        rows = rows["items"] if "page" in args else rows
+        return {"samples" in row["messages_details"] for row in rows}
+
+    for n in range(WATCHED_MAX - 1):
+        rig.result("declare_queue", queue=f"q{n}")
+    assert sampled() == {True}
+    rig.result("declare_queue", queue="one more")
+    assert sampled() == {False}
+    assert sampled(page=1, page_size=500) == {False}
+    assert sampled(page=1, page_size=100) == {True}
+    assert sampled(name="q1") == {True}

@@ -277,7 +277,7 @@ def _listed(call: Call, kind: RowKind, asked: RowAsked) -> Slices:
         ordered = yield from _sorted(call, kind, things, column)
     elif args.flag("reverse"):
         ordered = reversed(things)
-    if page is None or size > WATCHED_MAX:
+    if (count if page is None else min(size, count)) > WATCHED_MAX:
         asked = replace(asked, samples={})
     if page is None:
         return (yield from listed(call, _rows(call, kind, ordered, asked)))

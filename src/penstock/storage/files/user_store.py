@@ -144,17 +144,17 @@ class UserStore:
 
     # --- users ---
 
-    def users(self) -> dict[str, tuple[str, frozenset[str]]]:
+    def users(self) -> dict[str, tuple[str, tuple[str, ...]]]:
         """Return name -> (hash, tags)."""
         rows = self._rows("SELECT name, hash, tags FROM users ORDER BY name")
-        return {name: (hashed, frozenset(tags.split())) for name, hashed, tags in rows}
+        return {name: (hashed, tuple(tags.split())) for name, hashed, tags in rows}
 
-    def put_user(self, name: str, hashed: str, tags: frozenset[str]) -> None:
+    def put_user(self, name: str, hashed: str, tags: tuple[str, ...]) -> None:
         """Add a user, or replace the hash and tags of one. A tag has no white space."""
         self._change(
             "INSERT INTO users VALUES (?, ?, ?)"
             " ON CONFLICT (name) DO UPDATE SET hash = excluded.hash, tags = excluded.tags",
-            (name, hashed, " ".join(sorted(tags))),
+            (name, hashed, " ".join(tags)),
         )
 
     def delete_user(self, name: str) -> None:

@@ -21,7 +21,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_plus
 
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
@@ -462,13 +462,14 @@ class Topology:
 
 def binding_called(bindings: Iterable[Binding], properties_key: str) -> Binding | None:
     """Return the binding of this properties_key, None if there is none. RabbitMQ also takes a key
-    that was percent-decoded once more, as it comes when an address has it as it is listed."""
+    that was percent-decoded once more, as it comes when an address has it as it is listed, and the
+    routing key itself, which its Java client sends."""
     found: Binding | None = None
     for one in bindings:
         listed = one.properties_key
         if listed == properties_key:
             return one
-        if unquote(listed) == properties_key:
+        if properties_key in (unquote(listed), unquote_plus(listed)):
             found = one
     return found
 

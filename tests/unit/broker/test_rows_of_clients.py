@@ -337,3 +337,14 @@ def test_bindings(rig: OperationRig, c: RigClient) -> None:
     assert row(rig, "bindings", "a%2523b", of=pair)["routing_key"] == "a%23b"
     for of in ({"queue": "none"}, {"exchange": "none"}, {"destination": "none"}):
         assert rig.refusal("list_rows", kind="bindings", of=of).code == 404
+
+
+def test_a_binding_is_found_by_its_routing_key(rig: OperationRig, c: RigClient) -> None:
+    """As RabbitMQ finds it: its Java client unbinds so."""
+    for key in ("a/b #", "c+d", "c d"):
+        rig.result("bind_queue", queue="q.ann", exchange="x.ann", routing_key=key)
+    pair = {"exchange": "x.ann", "queue": "q.ann"}
+    assert row(rig, "bindings", "a/b #", of=pair)["routing_key"] == "a/b #"
+    assert row(rig, "bindings", "c+d", of=pair)["routing_key"] == "c d"  # as it is listed
+    rig.result("unbind_queue", queue="q.ann", exchange="x.ann", routing_key="c d")
+    assert row(rig, "bindings", "c+d", of=pair)["routing_key"] == "c+d"

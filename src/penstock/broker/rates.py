@@ -56,11 +56,13 @@ class RateSource(ABC):
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """The values of one thing at the tick at `time_s`, and its rates then, those that are not 0."""
+    """The values of one thing at the tick at `time_s`, and its rates then, those that are not 0.
+    changed_s: the last tick that had such rates, 0 if none had."""
 
     values: Values
     rates: Mapping[str, float]
     time_s: float
+    changed_s: float
 
 
 class _Watched:
@@ -141,7 +143,8 @@ class RateTable(BackgroundTask):
                 delta = value  # it has begun again from 0
             if delta and self._tick_s > since_s:
                 rates[name] = delta / (self._tick_s - since_s)
-        self._known[key] = _Known(values, rates, self._tick_s)
+        changed_s = self._tick_s if rates else 0.0 if known is None else known.changed_s
+        self._known[key] = _Known(values, rates, self._tick_s, changed_s)
         if rates:
             self._moving.append(key)
 
@@ -175,6 +178,11 @@ class RateTable(BackgroundTask):
         if self._left is None:
             return known.rates if known.time_s == self._tick_s else {}
         return known.rates if known.time_s >= self._before_s else {}
+
+    def changed_s(self, key: Key) -> float:
+        """Return when a tick last found that a thing has changed (monotonic); 0 if none has."""
+        known = self._known.get(key)
+        return 0.0 if known is None else known.changed_s
 
     def moving(self, kind: str, value: str) -> dict[str, float]:
         """Return the rates of a value of all things of a kind by their names; those that are 0 are

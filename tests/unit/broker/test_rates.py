@@ -140,3 +140,16 @@ def test_a_whole_list_has_samples_while_it_is_short(rig: OperationRig) -> None:
     assert sampled(page=1, page_size=500) == {False}
     assert sampled(page=1, page_size=100) == {True}
     assert sampled(name="q1") == {True}
+
+
+def test_a_queue_that_only_gets_messages_is_not_idle(rig: OperationRig) -> None:
+    before = row(rig)["idle_since"]
+    for _ in range(3):
+        rig.put("q", b"1")
+        passes(rig)
+    after = row(rig)["idle_since"]
+    assert after > before
+    passes(rig)
+    assert row(rig)["idle_since"] == after
+    (listed,) = rig.result("list_queues", columns=["idle_since"])
+    assert listed["idle_since"] == after

@@ -27,6 +27,7 @@ from penstock.broker.operations.call import ROW_STEPS, Call, Functions, Slices, 
 from penstock.broker.operations.policies import parameter_rows
 from penstock.broker.policies import EXCHANGE, OPERATOR_POLICY, POLICY
 from penstock.broker.queue_table import indexes_of
+from penstock.broker.rates import QUEUE as QUEUE_RATES
 from penstock.broker.topology import QUEUE, Exchange
 from penstock.broker.vhost import VHost
 from penstock.clock import date
@@ -118,8 +119,9 @@ def limit(value: float | str) -> float | str | None:
 
 
 def idle_since(vhost: VHost, queue: QueueOrStream) -> str:
-    """Return the date since when nobody has used it."""
-    idle_s = vhost.clock.monotonic() - queue.used_at_s
+    """Return the date since when nobody has used it, and no message has come or gone."""
+    used_s = max(queue.used_at_s, vhost.rates.changed_s((QUEUE_RATES, queue.name)))
+    idle_s = vhost.clock.monotonic() - used_s
     return date(vhost.clock.wall_ms() - round(idle_s * 1000))
 
 

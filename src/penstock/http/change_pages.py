@@ -15,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from penstock.errors import NO_ROUTE, NOT_FOUND, PRECONDITION_FAILED, ChannelError
-from penstock.http.endpoint import VHOST, Answer, ApiRequest
+from penstock.http.endpoint import VHOST, Answer, ApiRequest, number_of
 from penstock.http.node_pages import check_node, check_own
 from penstock.http.requests import STATUSES, HttpError
 from penstock.operation_json import JsonText, dumps, loads
@@ -38,6 +38,7 @@ VHOST_LIMITS: Final = "vhost-limits"
 SET_POLICY: Final = {POLICY: "set_policy", OPERATOR_POLICY: "set_operator_policy"}
 LIST_POLICIES: Final = {POLICY: "list_policies", OPERATOR_POLICY: "list_operator_policies"}
 _BOUNDARY: Final = re.compile(r'boundary="?([^";]{1,70})"?')
+FORM_PARTS_MAX: Final = 100
 _FILE: Final = re.compile(rb'content-disposition:[^\r\n]*[ ;]name="?file"?(?:[;\r\n]|$)', re.I)
 
 
@@ -299,7 +300,7 @@ async def user_limits(asked: ApiRequest) -> object:
 
 async def set_limit(asked: ApiRequest) -> object:
     """Set one limit of the vhost or the user in the address."""
-    limits = {asked.names["limit"]: _number(asked.body["value"])}
+    limits = {asked.names["limit"]: number_of(asked.body["value"])}
     if VHOST in asked.names:
         await _validated(asked, "set_vhost_limits", asked.vhost, limits=limits)
     else:
@@ -315,14 +316,6 @@ async def clear_limit(asked: ApiRequest) -> object:
     else:
         await _validated(asked, "clear_user_limits", None, user=asked.names["user"], limit=limit)
     return Answer(204)
-
-
-def _number(value: object) -> object:
-    """Return a number that came as a text as a number: rabbitmqadmin sends texts."""
-    try:
-        return int(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 async def _validated(asked: ApiRequest, op: str, vhost: str | None, /, **args: object) -> Any:
@@ -489,15 +482,20 @@ async def import_definitions(asked: ApiRequest) -> object:
 
 
 def file_of(kind: str, data: bytes) -> bytes:
-    """Return the part `file` of a form. kind: its Content-Type. Raises HttpError 400."""
+    """Return the part `file` of a form, one of the first FORM_PARTS_MAX: four million of them fit
+    into 20 MB, which would take seconds. kind: its Content-Type. Raises HttpError 400."""
     found = _BOUNDARY.search(kind)
     if found is None:
         raise HttpError(400, "multipart/form-data: expected a boundary in Content-Type")
-    for part in (b"\r\n" + data).split(b"\r\n--" + found[1].encode())[1:-1]:
+    parts = (b"\r\n" + data).split(b"\r\n--" + found[1].encode(), FORM_PARTS_MAX + 1)
+    for part in parts[1:-1]:
         head, blank, content = part.partition(b"\r\n\r\n")
         if blank and _FILE.search(head):
             return content
-    raise HttpError(400, "multipart/form-data: expected a part named file, and the last boundary")
+    raise HttpError(
+        400, f"multipart/form-data: expected the last boundary, and of the first {FORM_PARTS_MAX} "
+        "parts one named file",
+    )  # fmt: skip
 
 
 # ---- any operation -------------------------------------------------------------------------------

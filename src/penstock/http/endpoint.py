@@ -61,6 +61,7 @@ STATS_QUERY: Final[Mapping[str, str]] = {
     "enable_queue_totals": "true: with the counts of messages, also without statistics",
 }
 _DIGITS: Final = re.compile(r"^[0-9]{1,19}$")
+_NUMBER: Final = re.compile(r"^-?[0-9]{1,19}$")
 _SAMPLED: Final = re.compile(r"^(?:lengths|msg_rates|data_rates|node_stats)_(?:age|incr)$")
 
 
@@ -276,6 +277,11 @@ class ApiRequest:
 
 
 Function = Callable[[ApiRequest], Awaitable[object]]
+
+
+def number_of(value: object) -> object:
+    """Return a number that came as a text as a number: rabbitmqadmin sends texts."""
+    return int(value) if isinstance(value, str) and _NUMBER.match(value) else value
 
 
 def not_authorised(reason: str) -> HttpError:

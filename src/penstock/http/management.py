@@ -42,6 +42,7 @@ from penstock.http.endpoint import (
     decoded_name,
     is_down,
     not_authorised,
+    number_of,
     out_of_range,
 )
 from penstock.http.endpoint_table import ENDPOINTS
@@ -228,8 +229,8 @@ class Management:
                 value = member.value
             if member.kind.words == "true or false" and isinstance(value, str):
                 value = TRUE_FALSE.get(value, value)
-            if member.kind.words.startswith("whole number") and isinstance(value, str):
-                value = int(value) if value.isascii() and value.isdigit() else value
+            if member.kind.words.startswith("whole number"):
+                value = number_of(value)
             if value == [] and member.kind.words in (TABLE, FIELD_TABLE):
                 value = {}  # as languages without a type of its own for an empty object write it
             try:

@@ -138,6 +138,7 @@ packages: build/wheel.ready .venv-pure/ready .venv-package/ready
 conformance: .venv/ready
 	.venv/bin/python -m tests.conformance.suites $(ARGS)
 	.venv/bin/python -m tests.conformance.tls_clients.run
+	.venv/bin/python -m tests.conformance.http_clients.run
 	.venv/bin/python -m tests.conformance.compared.compare
 	.venv/bin/python -m tests.conformance.compared.definitions
 	.venv/bin/python -m tests.conformance.compared.http_api

@@ -26,9 +26,7 @@ from penstock.queues.queue_options import class_name
 
 DEFAULT: Final = "penstock.queues.variable_queue:VariableQueue"
 # Methods of BackingQueue that a class need not define.
-WITH_DEFAULT: Final = frozenset(
-    ("add_states", "move_run", "pending_headers", "state_of", "unlink")
-)
+WITH_DEFAULT: Final = frozenset(("add_states", "move_run", "pending_headers", "state_of", "unlink"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,8 @@ def jwk_of(pem: bytes) -> dict[str, Any]:
     from jwt import InvalidKeyError
     from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
-    for kind in (RSAAlgorithm, ECAlgorithm):
+    kinds: tuple[Any, ...] = (RSAAlgorithm, ECAlgorithm)
+    for kind in kinds:
         try:
             algorithm = kind(kind.SHA256)
             found: dict[str, Any] = kind.to_jwk(algorithm.prepare_key(pem), as_dict=True)

@@ -4,7 +4,7 @@ RabbitMQ's tracer, with its names: messages are published to the exchange amq.ra
 the routing key `publish.<exchange>` or `deliver.<queue>`, the body as it was, and these headers:
 
     exchange_name, routing_keys, properties    of the message
-    node, vhost, connection, channel, user     where it came or went; a delivery has no user
+    node, vhost, connection, channel, user     where it came or went
     routed_queues                              of a publish
     redelivered                                of a delivery, 0 or 1
 
@@ -56,7 +56,6 @@ class Firehose(Outbox):
         if address.startswith(_RAW_TRACE):
             return
         exchange, headers = self._headers(facts, address, props)
-        headers["user"] = facts[2]
         headers["routed_queues"] = list(names)
         self.add(f"publish.{exchange}", BasicProperties(headers=headers), body)
 
@@ -87,4 +86,5 @@ class Firehose(Outbox):
             "routing_keys": [raw_key.decode("utf-8", "surrogateescape")],
             "properties": BasicProperties.decode(props).given(),
             "node": NODE, "vhost": self._vhost, "connection": facts[0], "channel": facts[1],
+            "user": facts[2],
         }  # fmt: skip

@@ -150,9 +150,13 @@ class Backends:
             except Refused as error:
                 why.append((backend.name, str(error)))
         text = "; ".join(f"{name}: {text}" for name, text in why) if len(why) > 1 else why[0][1]
+        raise self._refused(user, host, text)
+
+    def _refused(self, user: str, host: str, why: str) -> Refused:
+        """Return what to raise for a client that nobody has accepted."""
         if self.on_refused is not None:
-            self.on_refused(user, host, text)
-        raise Refused(text)
+            self.on_refused(user, host, why)
+        return Refused(why)
 
     def remembered(self, user: str, password: bytes, host: str) -> Account | None:
         """Return what `login` would, if that needs no waiting: the backend that is asked first has
@@ -181,10 +185,13 @@ class Backends:
     def certified(self, user: str, host: str) -> Account:
         """Return the account of a client whose certificate names this user, which is one of
         `internal`. Raises Refused."""
+        why = "users of certificates are those of internal, which auth_backends lacks"
         for backend in self._backends:
             if isinstance(backend, InternalBackend):
-                return backend.certified(user, host)
-        raise Refused("users of certificates are those of internal, which auth_backends lacks")
+                why = backend.refusal_of_certificate(user, host)
+                if not why:
+                    return backend.kept(user)
+        raise self._refused(user, host, why)
 
 
 # ---- internal ------------------------------------------------------------------------------------
@@ -230,12 +237,9 @@ class InternalBackend(Backend):
         """Return the account of a user who is kept here."""
         return _OwnAccount(user, self._users)
 
-    def certified(self, user: str, host: str) -> Account:
-        """Return the account of a client whose certificate names this user. Raises Refused."""
-        why = self._authenticator.refusal_of_certificate(user, host)
-        if why:
-            raise Refused(why)
-        return self.kept(user)
+    def refusal_of_certificate(self, user: str, host: str) -> str:
+        """Return why a client whose certificate names this user is refused, "" if it is not."""
+        return self._authenticator.refusal_of_certificate(user, host)
 
 
 # ---- HTTP ----------------------------------------------------------------------------------------

@@ -128,6 +128,22 @@ def test_users_of_this_machine_come_from_it_with_tokens_too() -> None:
     run(test)
 
 
+def test_a_certificate_that_is_refused_is_noted_as_a_password_is() -> None:
+    async def test() -> None:
+        world = World("internal")
+        noted: list[tuple[str, str, str]] = []
+        world.backends.on_refused = lambda *what: noted.append(what)
+        assert await world.why("ann", "wrong") == "invalid credentials"
+        assert world.backends.certified("ann", "10.0.0.1").user == "ann"
+        with pytest.raises(Refused, match="there is no such user"):
+            world.backends.certified("zed", "10.0.0.2")
+        assert noted == [
+            ("ann", "10.0.0.1", "invalid credentials"), ("zed", "10.0.0.2", "there is no such user")
+        ]  # fmt: skip
+
+    run(test)
+
+
 def test_keys_are_fetched_once_for_all_and_kept() -> None:
     async def test() -> None:
         world = World("oauth2")

@@ -173,3 +173,25 @@ def test_the_command_moves_definitions_and_messages(
     fill(old, 5)
     assert main(["migrate", old.url, "jobs", "--to", new.url, *data]) == 0
     assert len(got(new)) == 5
+
+
+def test_what_a_consumer_of_the_old_broker_may_hold_is_named(
+    old: LiveBroker, new: LiveBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    declare(old)
+    declare(new)
+    fill(old, 5)
+    words = ["migrate", old.url, "jobs", "other", "--to", new.url, "--data", str(new.data)]
+    with pika.BlockingConnection(pika.URLParameters(old.url)) as connection:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=2)
+        held: list[bytes] = []
+        channel.basic_consume("jobs", lambda *arrived: held.append(arrived[3]))
+        while len(held) < 2:
+            connection.process_data_events(None)
+        assert main(words) == 69
+    said = capsys.readouterr()
+    assert "jobs\t3\t3\t0\t0\t3" in said.out
+    assert "consumers of the old broker may hold messages of jobs, which were not moved" in said.err
+    assert main(words) == 0
+    assert len(got(new)) == 5

@@ -63,10 +63,12 @@ def migrate(
         raise click.UsageError("name the queues to move, or the management API with --http")
     target = AmqpUrl.parse(new) if new is not None else _here(data, source)
     rows: list[list[object]] = []
+    consumed: list[str] = []
     with connect(source) as from_old, connect(target) as to_new:
         for name in names:
             one = move(from_old, to_new, name, on_progress=_progress(name))
             output.say(f"{name}: {one.moved} messages moved")
+            consumed += [name] if one.old_consumers else []
             rows.append(
                 [name, one.old_before, one.moved, one.old_after, one.new_before, one.new_after]
             )
@@ -79,6 +81,12 @@ def migrate(
             EX_UNAVAILABLE,
             f"the old broker has messages left in {', '.join(left)}: it gave no more of them, or "
             "got new ones; stop its publishers and consumers, and start this again",
+        )
+    if consumed:
+        raise FailedError(
+            EX_UNAVAILABLE,
+            f"consumers of the old broker may hold messages of {', '.join(consumed)}, which were "
+            "not moved; stop them, and start this again",
         )
 
 

@@ -47,7 +47,8 @@ class MigrateError(PenstockError):
 @dataclass(frozen=True, slots=True)
 class MovedQueue:
     """What became of a queue: ready messages at the old and the new broker before, how many were
-    moved, and those that are at each after it."""
+    moved, and those that are at each after it. old_consumers: others of the old broker, which may
+    hold messages."""
 
     name: str
     old_before: int
@@ -55,13 +56,19 @@ class MovedQueue:
     moved: int
     old_after: int
     new_after: int
+    old_consumers: int
+
+
+def _state(channel: ClientChannel, queue: str) -> QueueDeclareOk:
+    """Return the counts of a queue. Raises ChannelError 404 if there is none."""
+    found = channel.ask(QueueDeclare(queue=queue, passive=True)).result()
+    assert isinstance(found, QueueDeclareOk), found
+    return found
 
 
 def count(channel: ClientChannel, queue: str) -> int:
     """Return the ready messages of a queue. Raises ChannelError 404 if there is none."""
-    found = channel.ask(QueueDeclare(queue=queue, passive=True)).result()
-    assert isinstance(found, QueueDeclareOk), found
-    return found.message_count
+    return _state(channel, queue).message_count
 
 
 class _UnderWay:
@@ -152,9 +159,11 @@ def move(
         moving.send(_message(arrived.get()))
     moving.settle(0)
     target.ask(ExchangeDelete(exchange=exchange)).result()
+    left = _state(source, queue)
     found = MovedQueue(
-        queue, old_before, new_before, moving.moved, count(source, queue), count(target, queue)
-    )
+        queue, old_before, new_before, moving.moved, left.message_count, count(target, queue),
+        left.consumer_count,
+    )  # fmt: skip
     source.close()
     target.close()
     return found

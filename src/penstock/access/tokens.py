@@ -199,8 +199,7 @@ def jwk_of(pem: bytes) -> dict[str, Any]:
     kinds: tuple[Any, ...] = (RSAAlgorithm, ECAlgorithm)
     for kind in kinds:
         try:
-            algorithm = kind(kind.SHA256)
-            found: dict[str, Any] = kind.to_jwk(algorithm.prepare_key(pem), as_dict=True)
+            found: dict[str, Any] = kind.to_jwk(kind(kind.SHA256).prepare_key(pem), as_dict=True)
         except (InvalidKeyError, ValueError, TypeError):
             continue
         if "d" not in found:

@@ -520,7 +520,7 @@ _LIMIT: Final = text("limit", "one limit, or all", default="all")
 _POLICY: Final = short_text("name", "the policy's")
 _POLICY_ARGUMENTS: Final = (
     _POLICY, text("pattern", "a regular expression of names"),
-    table("definition", 'keys and values, such as {"max-length": 1000}'),
+    table("definition", 'an object such as {"max-length": 1000}'),
     replace(
         whole("priority", -(1 << 31), 1 << 31, "of several, the highest counts", default=0),
         is_option=True,

@@ -61,7 +61,6 @@ SENTENCES: Final = ("text", "why")  # columns
 DESTRUCTIVE: Final = ("delete_queue", "delete_vhost", "purge_queue")
 ASKED_MESSAGES: Final = 10_000  # without a terminal, --yes is needed to purge more
 WRONG_FILTER: Final = re.compile("argument 'name': given .*, expected (.*)")  # as a vhost says it
-EXAMPLE: Final = '{"max-connections": 10}'
 ONE_VHOST: Final = click.option(
     "-p", "--vhost", metavar="NAME", callback=named, help="One vhost [all]."
 )
@@ -239,7 +238,9 @@ def _decorator(argument: Argument) -> Callable[[Any], Any] | None:
     if words == FIELD_TABLE:
         return ARGUMENTS
     if words == TABLE:
-        return click.argument(name, metavar="JSON", callback=lambda _c, _p, text: _table(text))
+        return click.argument(
+            name, metavar="JSON", callback=lambda _c, _p, text: _table(argument, text)
+        )
     if words == ANY:
         return click.argument(name, callback=lambda _c, _p, text: _json(text))
     if words == TEXTS:
@@ -257,14 +258,14 @@ def _json(text: str) -> Any:
         raise click.UsageError(f"given {text!r}, expected JSON, such as 5 or '\"a\"'") from error
 
 
-def _table(text: str) -> dict[str, object]:
-    """Parse limits as rabbitmqctl takes them: a JSON object."""
+def _table(argument: Argument, text: str) -> dict[str, object]:
+    """Parse an object as rabbitmqctl takes it, as JSON. Raises UsageError."""
     try:
         found = json.loads(text)
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise click.UsageError(f"given {text!r}, expected a JSON object: '{EXAMPLE}'")
+        raise click.UsageError(f"given {text!r}, expected JSON, {argument.meaning}")
     return found
 
 

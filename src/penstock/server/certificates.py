@@ -25,6 +25,8 @@ from penstock.storage.files.filesystem import FileSystem
 EXPIRES_SOON_MS: Final = 30 * 86_400_000
 ALPN_HTTP: Final = ("http/1.1",)
 VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+# OpenSSL's words for a key of another certificate: of the same kind, of another kind.
+WRONG_KEY: Final = ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 REVOKED: Final = b"BEGIN X509 CRL"
 
 
@@ -128,7 +130,7 @@ class Certificates:
             context.load_cert_chain(cert, key, password=_no_password)
         except ssl.SSLError as error:
             expected = "a PEM file with a private key that is not encrypted"
-            if error.reason == "KEY_VALUES_MISMATCH":
+            if error.reason in WRONG_KEY:
                 expected = f"the private key that belongs to {cert}"
             raise OptionError(key_place, key, expected) from None
         except (OSError, ValueError) as error:

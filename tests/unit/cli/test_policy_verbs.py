@@ -50,7 +50,7 @@ def test_policies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "told"),
     [
         (["p", "^a"], "Missing argument 'JSON'"),
-        (["p", "^a", "max-length=5"], "expected a JSON object"),
+        (["p", "^a", "max-length=5"], 'expected JSON, an object such as {"max-length"'),
         (["p", "^a", "{}", "--priority", "high"], "'high' is not a valid integer"),
     ],
 )

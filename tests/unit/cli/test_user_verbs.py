@@ -113,7 +113,7 @@ def test_limits_that_are_no_object_are_refused(
     capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     assert FakeControl().run("set_user_limits", "ann", text) == 64
-    assert "expected a JSON object" in capsys.readouterr().err
+    assert 'expected JSON, an object such as {"max-connections"' in capsys.readouterr().err
 
 
 # --- init ---

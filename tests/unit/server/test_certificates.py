@@ -2,6 +2,8 @@ import ssl
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from penstock.access.tls_options import TlsOptions, distinguished_name, user_of
 from penstock.errors import OptionError
@@ -40,6 +42,15 @@ def options(files: TlsFiles, **more: object) -> TlsOptions:
 def test_a_wrong_file_is_named(tls_files: TlsFiles, more: dict[str, object], text: str) -> None:
     with pytest.raises(OptionError, match=text):
         Certificates(options(tls_files, **more), OsFileSystem(0))
+
+
+def test_a_key_of_another_kind_is_named(tls_files: TlsFiles, tmp_path: Path) -> None:
+    key = rsa.generate_private_key(65537, 2048)
+    path = tmp_path / "rsa.key"
+    form = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    path.write_bytes(key.private_bytes(*form))
+    with pytest.raises(OptionError, match="expected the private key that belongs to"):
+        Certificates(options(tls_files, key=path), OsFileSystem(0))
 
 
 @pytest.mark.parametrize(

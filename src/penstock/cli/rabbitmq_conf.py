@@ -9,6 +9,7 @@ it as comments, with the number of the line. Passwords are left out of them.
 """
 
 import json
+import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -42,6 +43,10 @@ LEVELS: Final[Mapping[str, str]] = {
     "debug": "debug", "info": "info", "notice": "info", "warning": "warning", "error": "error",
     "critical": "error", "alert": "error", "emergency": "error", "none": "error",
 }  # fmt: skip
+# A line. A value in quotes may have "#", which begins a comment elsewhere.
+SETTING: Final = re.compile(
+    r"\s*(?P<key>[^#=]*[^#=\s])\s*=\s*(?:'(?P<quoted>[^']*)'|(?P<plain>[^#]*?))\s*(?:#.*)?"
+)
 SECRET: Final = ("pass", "secret", "erlang_cookie")
 
 
@@ -379,13 +384,12 @@ def _lines(text: str) -> Iterator[_Line]:
         raise OptionError("FILE", text.lstrip()[:40], "a rabbitmq.conf of lines KEY = VALUE; a "
                           "file of Erlang terms, such as advanced.config, is not read")  # fmt: skip
     for number, line in enumerate(text.splitlines(), 1):
-        setting = line.partition("#")[0].strip()
-        if not setting:
+        if not line.strip() or line.lstrip().startswith("#"):
             continue
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise OptionError(f"line {number}", setting, "KEY = VALUE")
-        yield _Line(number, key.strip(), value.strip().strip("'"))
+        setting = SETTING.fullmatch(line)
+        if setting is None:
+            raise OptionError(f"line {number}", line.strip(), "KEY = VALUE")
+        yield _Line(number, setting["key"], setting["quoted"] or setting["plain"] or "")
 
 
 def converted(text: str) -> str:
@@ -394,7 +398,7 @@ def converted(text: str) -> str:
     found: Values = {}
     fallbacks: Values = {}
     left: list[str] = []
-    for line in _lines(text):
+    for line in {line.key: line for line in _lines(text)}.values():
         try:
             key, new = _read(line)
             if line.key.startswith("listeners."):

@@ -388,6 +388,28 @@ def test_what_counts_of_several_listeners_and_of_memory(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_of_a_key_that_comes_twice_the_later_value_counts(tmp_path: Path) -> None:
+    config, text = migrated(
+        tmp_path,
+        "listeners.tcp.1 = 5673\nauth_backends.1 = internal\nauth_backends.1 = http\n"
+        "listeners.tcp.1 = 5674\nauth_http.user_path = https://accounts/user\n",
+    )
+    assert (config.port, config.auth_backends) == (5674, ("http",))
+    assert "# line" not in text
+
+
+def test_a_value_in_quotes_may_have_a_number_sign(tmp_path: Path) -> None:
+    config, _ = migrated(
+        tmp_path,
+        "auth_http.user_path = 'https://accounts/#user'  # it's ours\n"
+        "load_definitions = /a b.json # not '#'\n  # listeners.tcp.1 = 5673\n"
+        "auth_http.vhost_path='https://accounts/v'\nlog.file = \n",
+    )
+    assert config.auth_http.user_path == "https://accounts/#user"
+    assert config.auth_http.vhost_path == "https://accounts/v"
+    assert (config.load_definitions, config.port) == ("/a b.json", 5672)
+
+
 NEEDS = (
     "listeners.ssl.1 = 5671\nauth_backends.1 = cache\n"
     "auth_http.user_path = https://accounts/user\nauth_oauth2.resource_server_id = rabbit\n"

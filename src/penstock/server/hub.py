@@ -295,13 +295,15 @@ class Session(PolledSource):
             self._read()
 
     def _watch(self) -> None:
-        """Have the poller report what is wanted of the socket now."""
+        """Have the poller report what is wanted of the socket now. Once it is closed its number may
+        be another session's."""
+        if self._is_closed:
+            return
         mask = 0
-        if not self._is_closed:
-            if not self._paused and not self._has_eof:
-                mask = READ
-            if self._waiting:
-                mask |= WRITE
+        if not self._paused and not self._has_eof:
+            mask = READ
+        if self._waiting:
+            mask |= WRITE
         self.hub.poller.watch(self._descriptor, self, mask)
 
     def _read(self) -> None:
@@ -408,7 +410,7 @@ class Session(PolledSource):
             self._waiting.clear()
             self.waiting_bytes = 0
             self._count_output()
-            self._watch()
+            self.hub.poller.watch(self._descriptor, self, 0)
             self._sock.close()
             self.hub.has_ended(self)
 

@@ -1,4 +1,5 @@
 import asyncio
+import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
@@ -91,9 +92,9 @@ class Rig:
         self.vhost = FakeVhost()
         self.failures: list[BaseException] = []
         self.hub = Hub(self.vhost, self.failures.append, poller_here())
-        self.client, self._server = socket.socketpair()
+        self.client, self.server = socket.socketpair()
         self.client.setblocking(False)
-        self._server.setblocking(False)
+        self.server.setblocking(False)
         self.session: Session
         self.handler: FakeHandler
 
@@ -101,7 +102,7 @@ class Rig:
         self, leftover: bytes, heartbeat_s: float, records: TlsRecords | None = None
     ) -> None:
         self.hub.start()
-        self.session = self.hub.adopt(self._server, "", records)
+        self.session = self.hub.adopt(self.server, "", records)
         self.handler = FakeHandler(self.session, heartbeat_s)
         handler: Any = self.handler
         self.session.start(handler, leftover)
@@ -340,6 +341,28 @@ def test_a_session_that_has_ended_is_freed() -> None:
             client.close()
 
         assert in_cycles(begin_and_end) == []
+
+    with_session(scenario)
+
+
+def test_one_that_has_ended_leaves_its_descriptor_to_the_next() -> None:
+    """The number is given to the next connection, maybe before the pace of the last one is over."""
+
+    async def scenario(rig: Rig) -> None:
+        number = rig.server.fileno()
+        client, server = socket.socketpair()
+        rig.session.pause("pace")
+        rig.session.abort()
+        with client:
+            os.dup2(server.fileno(), number)
+            server.close()
+            next_session = rig.hub.adopt(socket.socket(fileno=number))
+            handler: Any = FakeHandler(next_session, 0)
+            next_session.start(handler, b"")
+            rig.session.resume("pace")
+            client.send(b"x")
+            await handler.until(lambda: handler.received == b"x")
+            next_session.abort()
 
     with_session(scenario)
 

@@ -19,9 +19,10 @@ processes, but here one long chain would delay all clients of a vhost.
 A target keeps its own limits, so a dead letter may die there at once and move on. A full target
 with reject-publish refuses it, as in RabbitMQ: that target does not get it, which is an event and,
 if no other does, a drop. With reject-publish-dlx the target dead-letters what it refuses: it is
-published there first and leaves its queue then, so a crash in between may double it. One call makes
-NESTED_HOPS_MAX of the other steps, so that the stack stays small; the queue where it stops
-continues at its next tick.
+published there first and leaves its queue then, so a crash in between may double it. Each stream
+has the body in the record, so streams for which it has no room (`tx_bytes_max`) refuse it, too. One
+call makes NESTED_HOPS_MAX of the other steps, so that the stack stays small; the queue where it
+stops continues at its next tick.
 
 Without a target, or if the target does not exist, the message is dropped. Dropped messages are
 counted, cycles also by themselves (other queues may get such a message). The first of a row is an
@@ -58,6 +59,8 @@ NESTED_HOPS_MAX: Final = 8  # that one call makes
 TARGET_BYTES: Final = 64
 RUN_BYTES: Final = 1 << 20
 DEATH_BYTES_MIN: Final = 16  # in a header, of any codec
+STREAMS_PERCENT: Final = 75  # of `tx_bytes_max` may be a dead letter in streams; the rest: queues
+RECORD_BYTES: Final = 64  # of a message in the log, besides header and body
 
 
 class Destination:
@@ -402,18 +405,28 @@ class DeadLetters:
             target.after_dead_letters(self.hops + 1)
 
     def _refusing(self, routed: Routed, body_bytes: int) -> list[Target]:
-        """Take the targets that are full and refuse the message out of `routed`. Return those that
-        pass it on."""
+        """Take the targets that are full and refuse the message out of `routed`, and the streams
+        for which a record of the log has no room. Return those that pass it on."""
         taking: list[Target] = []
         passing: list[Target] = []
+        text = ""
+        room = self._engine.options.tx_bytes_max * STREAMS_PERCENT // 100
         for target in routed.targets:
-            if not target.refuses(body_bytes):
+            if isinstance(target, StreamTarget):
+                room -= len(routed.header) + body_bytes + RECORD_BYTES
+                if room < 0:
+                    text = "a dead letter is too large for so many streams: some do not get it"
+                else:
+                    taking.append(target)
+            elif not target.refuses(body_bytes):
                 taking.append(target)
             elif target.passes_on():
                 passing.append(target)
-        if len(taking) + len(passing) < len(routed.targets):
+            else:
+                text = "a queue for its dead letters is full and refuses them: dropped"
+        if text:
             routed.kind = FULL
-            self._report(FULL, "a queue for its dead letters is full and refuses them: dropped")
+            self._report(FULL, text)
         routed.targets = taking
         return passing
 

@@ -116,6 +116,7 @@ from penstock.errors import (
     ChannelError,
     DiskFullError,
     QueueFullError,
+    TransactionTooLargeError,
 )
 from penstock.message import Entry, QueuedMessage, SharedBody
 from penstock.native import mypyc_attr
@@ -1440,11 +1441,14 @@ def _append_all(
         for stream in streams:
             stream.begin_append(transaction, header, body)
         lsn = transaction.commit(vhost.mode)
-    except BaseException:
+    except BaseException as error:
         if transaction.is_open:
             transaction.rollback()
         for one in planned:
             one.undo()
+        if isinstance(error, TransactionTooLargeError):
+            text = f"a message of {len(body)} bytes for {len(streams)} streams: {error}"
+            raise ChannelError(RESOURCE_ERROR, text, *PUBLISH) from None
         raise
     for one in planned:
         for queue, plan, entry in one.entered():

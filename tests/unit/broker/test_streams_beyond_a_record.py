@@ -1,4 +1,4 @@
-"""Dead letters for more streams than one record of the log has room for."""
+"""Messages for more streams than one record of the log has room for."""
 
 from dataclasses import replace
 
@@ -6,13 +6,15 @@ import pytest
 
 from penstock.codec.spec import (
     BasicReject,
+    ChannelClose,
     ExchangeDeclare,
     ExchangeDeclareOk,
     QueueBind,
     QueueBindOk,
 )
-from tests.helpers.broker_rig import BrokerRig, RigClient
+from tests.helpers.broker_rig import RigClient
 from tests.helpers.broker_steps import consuming, declared
+from tests.helpers.operation_rig import OperationRig
 from tests.helpers.tiny_engine import OPTIONS
 from tests.helpers.vhost_rig import classic
 
@@ -21,20 +23,21 @@ BODY = b"x" * 1000
 
 
 @pytest.fixture
-def rig() -> BrokerRig:
-    return BrokerRig(storage=replace(OPTIONS, tx_bytes_max=5000))
+def rig() -> OperationRig:
+    return OperationRig(storage=replace(OPTIONS, tx_bytes_max=5000))
 
 
-def bound(client: RigClient) -> None:
+def bound(client: RigClient, **arguments: object) -> None:
     """Streams, and a queue that is bound after them."""
-    client.call(1, ExchangeDeclare(exchange="all", type="fanout"), ExchangeDeclareOk)
+    method = ExchangeDeclare(exchange="all", type="fanout", arguments=arguments)
+    client.call(1, method, ExchangeDeclareOk)
     for name in [f"s{n}" for n in range(STREAMS)] + ["t"]:
         declared(client, name, x_queue_type="classic" if name == "t" else "stream")
         client.call(1, QueueBind(queue=name, exchange="all"), QueueBindOk)
 
 
 @pytest.mark.parametrize("reason", ["rejected", "expired", "maxlen"])
-def test_some_streams_do_not_get_it_and_the_queue_goes_on(rig: BrokerRig, reason: str) -> None:
+def test_some_streams_do_not_get_it_and_the_queue_goes_on(rig: OperationRig, reason: str) -> None:
     c = rig.client().open()
     bound(c)
     limits = {"expired": {"x_message_ttl": 10}, "maxlen": {"x_max_length": 1}}.get(reason, {})
@@ -58,3 +61,25 @@ def test_some_streams_do_not_get_it_and_the_queue_goes_on(rig: BrokerRig, reason
     assert [text for kind, text in rig.events if kind == "dead_letter_full"] == [
         "queue 'q': a dead letter is too large for so many streams: some do not get it"
     ]
+
+
+def test_a_publish_with_a_key_of_duplicates_is_refused(rig: OperationRig) -> None:
+    """The key and all copies are in one record."""
+    c = rig.client().open()
+    bound(c, **{"x-message-deduplication": True, "x-cache-size": 10})
+    headers = {"x-deduplication-header": "k"}
+    c.publish(1, "all", "", BODY, headers=headers, delivery_mode=2)
+    rig.turn()
+    (closed,) = c.methods(ChannelClose)
+    assert (closed.reply_code, closed.class_id, closed.method_id) == (506, 60, 40)
+    assert "a message of 1000 bytes for 6 streams: transaction of " in closed.reply_text
+    c = rig.client().open()
+    c.publish(1, "all", "", b"small", headers=headers, delivery_mode=2)
+    rig.turn()
+    assert classic(rig.vhost.queues["t"]).amq.len() == 1, "its key was not seen"
+
+
+def test_so_is_the_operation(rig: OperationRig) -> None:
+    bound(rig.client().open())
+    error = rig.refusal("publish", exchange="all", bodies=[BODY], properties={"delivery_mode": 2})
+    assert str(error).startswith("RESOURCE_ERROR - a message of 1000 bytes for 6 streams: ")

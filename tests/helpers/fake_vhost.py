@@ -38,9 +38,9 @@ class Fake:
     def send(self, facts: Facts) -> None:
         self.write(control.news(facts))
 
-    def write(self, packets: list[bytes]) -> None:
+    def write(self, packets: list[control.Packet]) -> None:
         for packet in packets:
-            self.sock.sendall(packet)
+            self.sock.sendmsg(packet)
 
     def answer(self, message: LinkMessage, result: object) -> None:
         self.write(control.packets(ANSWER, message.number, b"", (dumps(result),)))

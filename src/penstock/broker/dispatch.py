@@ -93,6 +93,12 @@ class TurnBudget:
         self._until_s = 0.0
         self._grant(SHORT_STEPS if self._is_turn_over else LOOK_STEPS)
 
+    def begin_short(self) -> None:
+        """Begin a slice of LOOK_STEPS, of what may go on in the same turn."""
+        self._used = 0
+        self._until_s = self.clock.monotonic()
+        self._grant(LOOK_STEPS)
+
     def begin_later(self) -> None:
         """Begin a slice of what was left of an earlier one."""
         self._used = 0

@@ -45,6 +45,7 @@ ANSWER: Final = 2
 REFUSAL: Final = 3
 LONG: Final = b"long"  # an answer that need not be read to be passed on
 OPEN: Final = "open"  # called by the HTTP process: the answer comes with a link to the vhost
+Packet = tuple[bytes | memoryview, ...]
 PIECE_BYTES: Final = 60_000
 PACKET_BYTES: Final = PIECE_BYTES + 1
 MESSAGE_BYTES_MAX: Final = 256 << 20
@@ -98,33 +99,32 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return ends
 
 
-def packets(kind: int, number: int, head: bytes, parts: Sequence[bytes] = ()) -> list[bytes]:
-    """Return the packets of one message. parts: of its data."""
+def packets(kind: int, number: int, head: bytes, parts: Sequence[bytes] = ()) -> list[Packet]:
+    """Return the packets of one message, each as the buffers that it consists of: nothing of a long
+    one is copied. parts: of its data."""
     start = HEADER.pack(kind, number, len(head)) + head
     if len(parts) <= 1 and len(start) + sum(map(len, parts)) <= PIECE_BYTES:
-        return [b"".join((b"\0", start, *parts))]
-    whole = (start + parts[0], *parts[1:]) if parts else (start,)
-    found = [
-        b"\1" + part[at : at + PIECE_BYTES]
-        for part in whole
-        for at in range(0, len(part), PIECE_BYTES)
-    ]
-    found[-1] = b"\0" + found[-1][1:]
+        return [(b"".join((b"\0", start, *parts)),)]
+    found: list[Packet] = []
+    for part in (start, *parts):
+        view = memoryview(part)
+        found += [(b"\1", view[at : at + PIECE_BYTES]) for at in range(0, len(part), PIECE_BYTES)]
+    found[-1] = (b"\0", found[-1][-1])
     return found
 
 
-def news(facts: Facts, data: bytes = b"") -> list[bytes]:
+def news(facts: Facts, data: bytes = b"") -> list[Packet]:
     """Return the packets of NEWS."""
     return packets(NEWS, 0, json.dumps(facts).encode(), (data,))
 
 
-def a_call(number: int, op: str, vhost: str | None, args: bytes) -> list[bytes]:
+def a_call(number: int, op: str, vhost: str | None, args: bytes) -> list[Packet]:
     """Return the packets of CALL."""
     name = op if vhost is None else f"{op}\0{vhost}"
     return packets(CALL, number, name.encode("utf-8", "surrogateescape"), (args,))
 
 
-def refusal(number: int, error: BaseException) -> list[bytes]:
+def refusal(number: int, error: BaseException) -> list[Packet]:
     """Return the packets of REFUSAL; 541 for an error without a code."""
     code, text = INTERNAL_ERROR, f"{type(error).__name__}: {error}"
     if isinstance(error, AMQPError | ControlError):
@@ -215,7 +215,7 @@ class ControlClient:
         try:
             sock = self._connected()
             for packet in a_call(self._calls, op, vhost, args_json):
-                sock.send(packet)
+                sock.sendmsg(packet)
             reply = _message(sock)
             while reply.number != self._calls:
                 reply = _message(sock)

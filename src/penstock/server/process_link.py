@@ -145,7 +145,7 @@ class ProcessLink(PolledSource):
         self._on_closed = on_closed
         self._on_news = on_news
         self._on_call = on_call
-        self._out: deque[tuple[bytes, socket.socket | BinaryIO | None]] = deque()
+        self._out: deque[tuple[control.Packet, socket.socket | BinaryIO | None]] = deque()
         self._is_waiting: bool = False
         self._pieces = Pieces()
         self._descriptors: list[int] = []
@@ -185,7 +185,9 @@ class ProcessLink(PolledSource):
         finally:
             self._calls.pop(number, None)
 
-    def write(self, packets: list[bytes], handed: socket.socket | BinaryIO | None = None) -> None:
+    def write(
+        self, packets: list[control.Packet], handed: socket.socket | BinaryIO | None = None
+    ) -> None:
         """Send the packets of a message. handed: as of `send`."""
         if self.is_closed or self._failure:
             if handed is not None:
@@ -203,10 +205,10 @@ class ProcessLink(PolledSource):
             packet, handed = out[0]
             try:
                 if handed is None:
-                    self._sock.send(packet)
+                    self._sock.sendmsg(packet)
                 else:
                     rights = DESCRIPTOR.pack(handed.fileno())
-                    self._sock.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                    self._sock.sendmsg(packet, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             except (BlockingIOError, InterruptedError):
                 self._is_waiting = True
                 self._poller.watch(self._descriptor, self, READ | WRITE)

@@ -66,7 +66,7 @@ from penstock.operation_table import AUDIT_STREAM, HOME, OPERATIONS, check_over_
 from penstock.protocol.connection import Connection
 from penstock.queues.backing_choice import BackingChoice
 from penstock.server import tls_records
-from penstock.server.control import Facts, news
+from penstock.server.control import Facts, Packet, news
 from penstock.server.descriptors import RESERVE, clients_max
 from penstock.server.hub import Hub, Session
 from penstock.server.linked_process import EX_OK, LinkedProcess, main
@@ -103,7 +103,7 @@ logger = logging.getLogger(__name__)
 
 
 @lru_cache(64)
-def _gone(user: str) -> list[bytes]:
+def _gone(user: str) -> list[Packet]:
     """Return the packets of the news that a connection of this user has ended."""
     return news({"do": "gone", "user": user})
 

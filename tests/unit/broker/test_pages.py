@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from penstock.access.permissions import Identity, everything
+from penstock.broker.dispatch import LOOK_STEPS
+from penstock.broker.operations.call import ROW_STEPS
 from penstock.broker.operations.kinds import Columns
 from penstock.codec.spec import (
     BasicConsume,
@@ -148,6 +150,17 @@ def test_a_list_goes_in_slices_between_turns(rig: OperationRig) -> None:
     assert turns_until(rig, asked) > 2
     assert isinstance(asked.replies[0], JsonParts)
     assert asked.result["item_count"] == 200
+
+
+def test_a_sort_by_a_column_of_whole_rows_takes_as_many_steps_as_rows(rig: OperationRig) -> None:
+    for n in range(100):
+        rig.result("declare_queue", queue=f"many{n}")
+    clock = rig.vhost.budget.clock = Passing(0.0)
+    looks: list[float] = []
+    clock.monotonic = lambda: looks.append(0.0) or 0.0  # type: ignore[method-assign]
+    asked = rig.ask("list_queues", columns=["name"], sort="memory_target", limit=1)
+    assert asked.has_come
+    assert len(looks) > 100 * ROW_STEPS // LOOK_STEPS
 
 
 def test_a_queue_that_is_deleted_meanwhile_is_left_out(rig: OperationRig) -> None:

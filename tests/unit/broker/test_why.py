@@ -3,6 +3,8 @@
 import pytest
 
 from penstock.access.permissions import Identity, everything
+from penstock.broker.operations.kinds import in_one
+from penstock.broker.operations.why import QUEUES_SLICE, _of_vhost
 from penstock.broker.rates import INTERVAL_S
 from penstock.codec.spec import (
     BasicAck,
@@ -233,3 +235,12 @@ def test_only_what_exists_and_only_for_watchers(rig: OperationRig, c: RigClient)
     with pytest.raises(ChannelError) as found:
         rig.result("why", as_user=bob)
     assert found.value.code == 403
+
+
+def test_it_takes_steps_of_a_turn_for_each_queue(rig: OperationRig) -> None:
+    for n in range(2 * QUEUES_SLICE):
+        rig.vhost.declare_queue(f"q{n}")
+    rig.turn()
+    rig.vhost.budget.left = 1 << 20
+    in_one(_of_vhost(rig.vhost))
+    assert (1 << 20) - rig.vhost.budget.left >= 2 * QUEUES_SLICE

@@ -109,7 +109,7 @@ def test_what_cannot_be_understood_ends_the_connection(tmp_path: Path) -> None:
     async def scenario(_node: Node, _server: ControlServer) -> None:
         ended = asyncio.Event()
         link = await connected(tmp_path, lambda _: ended.set())
-        link.write([b'\0{"id": 1, "op": "echo"}'])
+        link.write([(b'\0{"id": 1, "op": "echo"}',)])
         await ended.wait()
         assert await asyncio.to_thread(call, tmp_path, "echo") == {"vhost": None}
 
@@ -190,7 +190,7 @@ def test_a_session_is_known_though_its_connection_ends_at_once(tmp_path: Path) -
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
             sock.connect(str(tmp_path / NAME))
             for packet in control.a_call(1, "get", "/v", b'{"session": "s2"}'):
-                sock.send(packet)
+                sock.sendmsg(packet)
         await node.has_gone.wait()
         assert node.gone == [("/v", "s2")]
 

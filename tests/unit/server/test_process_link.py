@@ -68,7 +68,7 @@ def ends() -> tuple[End, End]:
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES - 20, PIECE_BYTES, 5 * PIECE_BYTES + 3])
 def test_a_message_comes_out_as_it_went_in(size: int) -> None:
     data = bytes(i & 255 for i in range(size))
-    packets = control.news({"do": "x", "text": "é"}, data)
+    packets = [b"".join(parts) for parts in control.news({"do": "x", "text": "é"}, data)]
     assert all(len(packet) <= PIECE_BYTES + 1 for packet in packets)
     assert [packet[0] for packet in packets] == [1] * (len(packets) - 1) + [0]
     pieces = Pieces()

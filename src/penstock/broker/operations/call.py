@@ -16,7 +16,7 @@ from penstock.broker import permissions
 from penstock.broker.background_tasks import FinishingWork
 from penstock.broker.channel import Channel
 from penstock.broker.connection_facts import client_of
-from penstock.broker.dispatch import STEP_BYTES, Reply, SlicedWork
+from penstock.broker.dispatch import STEP_BYTES, Reply, SlicedWork, TurnBudget
 from penstock.broker.refusals import access_refused, precondition_failed
 from penstock.broker.vhost import VHost
 from penstock.errors import (
@@ -107,7 +107,7 @@ class Call:
         if self._channel is not None:
             self._channel.handler.do_in_slices(self._channel, answering)
             return
-        budget.begin_later()  # nobody's turn: a client may wait
+        budget.begin_short()  # nobody's turn: a client may wait
         if not answering.step():
             self.vhost.background.wake(FinishingWork(answering, budget))
 
@@ -170,10 +170,11 @@ def add_rows(
 T = TypeVar("T")
 
 
-def in_budget(call: Call, part: Generator[None, None, T], steps: int) -> Generator[None, None, T]:
+def in_budget(
+    budget: TurnBudget, part: Generator[None, None, T], steps: int
+) -> Generator[None, None, T]:
     """Return what a part of an answer returns, whose slices take so many steps of the turn's
     budget."""
-    budget = call.vhost.budget
     while True:
         try:
             next(part)

@@ -185,7 +185,7 @@ def metrics(call: Call) -> Slices:
     found = {**_memory(vhost), **_flow(vhost), **_storage(vhost)}
     found |= {name: one.facts() for name, one in vhost.loop_seconds.items()}
     for part, steps in ((_messages, SLICE), (_clients, 1), (_streams, 1), (_leases, 1)):
-        found |= yield from in_budget(call, part(vhost), steps)
+        found |= yield from in_budget(call.vhost.budget, part(vhost), steps)
     counts = vhost.counts
     totals = {
         "message_stats": counts.messages.stats(),

@@ -73,7 +73,6 @@ KINDS: Final[Mapping[str, RowKind]] = {
 FILTER_SLICE: Final = 256
 FILTERS_MAX: Final = 4  # of which it is known which names they take
 VERDICTS_MAX: Final = 50_000  # names of each
-KEYS_SLICE: Final = 64
 SORT_SLICE: Final = 2048
 SORT_STEPS: Final = SORT_SLICE  # to sort one run
 
@@ -196,7 +195,7 @@ def _sorted(
     is_reversed = call.args.flag("reverse")
     if column == kind.order:
         return reversed(things) if is_reversed else things
-    numbers = yield from in_budget(call, kind.numbers(vhost, column), LOOK_STEPS)
+    numbers = yield from in_budget(call.vhost.budget, kind.numbers(vhost, column), LOOK_STEPS)
     if numbers is not None:
         return (yield from _by_numbers(call, things, numbers, is_reversed=is_reversed))
     key = kind.key(vhost, column)
@@ -210,10 +209,9 @@ def _sorted(
             run = []
             vhost.budget.left -= SORT_STEPS
             yield
-        elif n % KEYS_SLICE == 0:
-            vhost.budget.left -= KEYS_SLICE
-            if vhost.budget.left <= 0:
-                yield
+        vhost.budget.left -= ROW_STEPS  # a key may take a whole row
+        if vhost.budget.left <= 0:
+            yield
     return (things[key[2]] for key in heapq.merge(*runs, reverse=is_reversed))
 
 
@@ -430,7 +428,7 @@ def totals(call: Call) -> Slices:
     vhost = call.vhost
     counts = vhost.counts
     asked = RowAsked(Columns(), samples=_samples(call))
-    lengths = yield from in_budget(call, vhost.table.lengths(), LOOK_STEPS)
+    lengths = yield from in_budget(call.vhost.budget, vhost.table.lengths(), LOOK_STEPS)
     return {
         "message_stats": asked.with_rates(vhost, TOTALS, counts.messages.stats(), "msg_rates"),
         "churn_rates": asked.with_rates(vhost, TOTALS, counts.churn(), "msg_rates"),

@@ -14,7 +14,8 @@ from penstock.broker.alerts import FLOWED
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import Channel, ChannelOwner
-from penstock.broker.operations.call import ROW_STEPS, Call, Functions, Slices
+from penstock.broker.dispatch import LOOK_STEPS
+from penstock.broker.operations.call import ROW_STEPS, Call, Functions, Slices, in_budget
 from penstock.broker.operations.listings import queue_row
 from penstock.broker.operations.queue_rows import UnackedHolder, holders, int_of
 from penstock.broker.operations.streams import Lags
@@ -65,6 +66,7 @@ def _largest_holders(vhost: VHost) -> Generator[None, None, str]:
         if isinstance(queue, BrokerQueue) and not queue.is_crashed:
             sizes.append((queue.amq.ram_bytes(), called))
         if n % QUEUES_SLICE == 0:
+            vhost.budget.left -= QUEUES_SLICE
             yield
     largest = sorted(sizes, reverse=True)[:HOLDERS_SHOWN]
     return "; most have " + ", ".join(
@@ -140,9 +142,10 @@ def _of_queues(vhost: VHost) -> Generator[None, None, tuple[list[Finding], list[
         elif ready and not queue.consumers.room(1):
             stuck.append((ready, name))
         if n % QUEUES_SLICE == 0:
+            vhost.budget.left -= QUEUES_SLICE
             yield
     lengths = vhost.table.kept(READY, LENGTH_OF[READY])
-    yield from lengths.update()
+    yield from in_budget(vhost.budget, lengths.update(), LOOK_STEPS)
     waiting += [
         (round(count), name)
         for name, count in lengths.of.items()

@@ -154,7 +154,7 @@ def _totals(found: ScreenNumbers) -> Iterator[str]:
     )
     yield (
         f"memory {counted} of {budget}; disk {format_bytes(found.status['disk_free_bytes'])} free; "
-        f"the backlog would take {as_alphas} of RAM"
+        f"the whole backlog in RAM: {as_alphas}"
     )
     names = ("alpha", "beta", "gamma", "delta", "unacked", "delayed")
     yield ", ".join(f"{name} {found.metric(f'messages.{name}'):,.0f}" for name in names)

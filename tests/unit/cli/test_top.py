@@ -85,7 +85,7 @@ def test_a_frame_says_what_is_wrong_how_much_passes_and_where_messages_are(
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
         "healthy: 1 vhost of 1 opened, 1 connection",
         "1,234/s published, 2.2/s delivered, 0/s acked; 90,300 ready, 12 unacked; 3 connections",
-        "memory 3 MiB of 64 MiB; disk 5 GiB free; the backlog would take 3 GiB of RAM",
+        "memory 3 MiB of 64 MiB; disk 5 GiB free; the whole backlog in RAM: 3 GiB",
         "alpha 300, beta 0, gamma 0, delta 90,000, unacked 12, delayed 0",
         "3 queues, by messages",
         "name                            type      ready    unacked    in/s   out/s acked/s "

@@ -41,7 +41,7 @@ from typing import Any, Final, Protocol
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
@@ -201,6 +201,8 @@ class Api:
         shown = start + secret
         try:
             await self._answer(scope, receive, watched)
+        except ClientDisconnect:
+            pass  # nobody waits for an answer
         except Exception as error:
             logger.exception("%s %s failed", scope["method"], shown)
             if not status:

@@ -276,15 +276,30 @@ class GuardedProtocol(H11Protocol):
         if self.transport.is_closing():
             return
         if self._has_begun and self.conn.our_state is h11.IDLE:
-            body = error_answer(HttpError(408, f"no whole request within {HEAD_S:g} s")).body
-            headers = [
-                ("Content-Type", "application/json"), ("Content-Length", str(len(body))),
-                ("Connection", "close"),
-            ]  # fmt: skip
-            answer = h11.Response(status_code=408, headers=headers, reason=b"Request Timeout")
-            for event in (answer, h11.Data(data=bytes(body)), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event))
+            self._say(HttpError(408, f"no whole request within {HEAD_S:g} s"), b"Request Timeout")
         self._finish()
+
+    def send_400_response(self, msg: str) -> None:
+        """Close after bytes that are no HTTP, with 400 if no answer has begun. The application may
+        be at work on a request whose body has them: what it still sends is dropped."""
+        self._stop_waiting()
+        if not self.is_idle:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._say(HttpError(400, msg), b"Bad Request")
+        self._finish()
+
+    def _say(self, error: HttpError, reason: bytes) -> None:
+        """Send an answer that no application makes, and is the last one."""
+        body = error_answer(error).body
+        headers = [
+            ("Content-Type", "application/json"), ("Content-Length", str(len(body))),
+            ("Connection", "close"),
+        ]  # fmt: skip
+        answer = h11.Response(status_code=error.status, headers=headers, reason=reason)
+        for event in (answer, h11.Data(data=bytes(body)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
 
     def _finish(self) -> None:
         """Close. What the client has not taken after CUT_S is discarded."""

@@ -1,6 +1,7 @@
 """Limits of HTTP connections: deadlines, places, the reserve. Real sockets, no broker."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -225,6 +226,31 @@ def test_whoever_waits_for_a_body_gets_it_wherever_it_is_cut() -> None:
         assert world.body_bytes == 19
 
     with_world(scenario)
+
+
+@pytest.mark.parametrize("body", [b"-2\r\n", b"2\r\n{}XX\r\n", b"zz\r\n"])
+@pytest.mark.parametrize(("path", "status"), [(b"/slow", 400), (b"/body", 400), (b"/x", 200)])
+def test_a_body_in_wrong_chunks_is_one_answer_and_no_error_here(
+    path: bytes, status: int, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also for what the application still sends, and where it has answered before."""
+
+    async def scenario(world: World) -> None:
+        client = await world.client(
+            b"POST %s HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" % path
+        )
+        while not world.protocols or world.protocols[0].cycle is None:
+            await asyncio.sleep(0)
+        (one,) = world.protocols
+        while not one.is_idle if path == b"/x" else path == b"/body" and not one.is_asked:
+            await asyncio.sleep(0)
+        one.data_received(body)
+        world.go.set()
+        assert await client.status() == status
+        assert await client.status() == 0
+
+    with_world(scenario)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_the_oldest_idle_connection_makes_room() -> None:

@@ -530,3 +530,10 @@ def test_a_password_in_an_address_is_not_logged(
     assert len(base64.b64decode(found["ok"])) == 36
     assert "/api/auth/hash_password/: 200" in caplog.text
     assert "s3cret" not in caplog.text
+
+
+def test_a_client_that_leaves_before_its_body_has_come_is_no_error(
+    rig: HttpRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.ask("/api/vhosts/v", method="PUT", user="boss", body=[b"{", None])
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []

@@ -96,6 +96,9 @@ def test_the_only_vhost_is_down(broker: LiveBroker) -> None:
     assert code == 69
     assert "penstock: vhost '/' is down: " in told
     assert get(broker, "/health")[0] == 503
+    (advice,) = broker.control("status")["advice"]
+    assert "penstock store salvage" in advice
+    assert "restart" not in advice
 
 
 def test_a_vhost_that_hangs_is_named_before_its_watchdog_acts(broker: LiveBroker) -> None:

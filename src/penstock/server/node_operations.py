@@ -26,6 +26,7 @@ from penstock.clock import Clock, date
 from penstock.config import Config, effective, with_value
 from penstock.errors import (
     ACCESS_REFUSED,
+    DAMAGE_ADVICE,
     INTERNAL_ERROR,
     NOT_FOUND,
     PRECONDITION_FAILED,
@@ -382,7 +383,8 @@ class NodeOperations:
         for vhost in node.vhosts.values():
             named = f"vhost '{vhost.name}'"
             if vhost.state == DOWN:
-                do = f"{LOG_ADVICE}, then penstock restart_vhost {shlex.quote(vhost.name)}"
+                restart = f"{LOG_ADVICE}, then penstock restart_vhost {shlex.quote(vhost.name)}"
+                do = f"no start helps: {DAMAGE_ADVICE}" if vhost.is_hopeless else restart
                 found.append(NodeProblem(OF_VHOST, str(vhost.down()), do, vhost.name))
             elif vhost.unserved():
                 text = f"{named} does not serve: it {vhost.unserved()}"

@@ -349,6 +349,11 @@ class WatchedProcess(ABC):
                     return
             self.why = ""
 
+    @property
+    def is_hopeless(self) -> bool:
+        """Return whether another start would fail the same way, because of its files."""
+        return self._is_final
+
     def _reason(self) -> str:
         """Return why the process ended by itself, in a word: see the metric process_restarts."""
         if self._is_final:

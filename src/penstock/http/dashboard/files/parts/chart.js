@@ -5,6 +5,14 @@ import { html, Store, useEffect, useRef } from "./ui.js";
 /** uPlot, when the first chart has asked for it: it is as large as all else of a page without charts. */
 const library = new Store(null);
 
+/** Loads the style of uPlot. */
+const styled = () =>
+  new Promise((done) => {
+    const link = document.createElement("link");
+    const href = new URL("../lib/uplot.css", import.meta.url).href;
+    document.head.append(Object.assign(link, { rel: "stylesheet", href, onload: done, onerror: done }));
+  });
+
 /** Counts changes of the theme: charts take their colours anew. */
 export const themed = new Store(0);
 
@@ -78,8 +86,8 @@ export function Chart({ times, series, stacked = false, scale = "linear", format
   const uPlot = library.use();
   useEffect(() => {
     if (uPlot) return;
-    import("../lib/uplot.js").then(
-      (module) => library.set(module.default),
+    Promise.all([import("../lib/uplot.js"), styled()]).then(
+      ([module]) => library.set(module.default),
       () => {}, // the figures are there as numbers
     );
   }, []);

@@ -150,7 +150,7 @@ def test_init_makes_the_directory_of_a_broker_that_does_not_run(
     store = UserStore(str(data / "node.db"))
     hashed, tags = store.users()["admin"]
     assert verify(b"secret", hashed)
-    assert tags == {"administrator"}
+    assert tags == ("administrator",)
     assert store.permissions() == {("admin", "/"): (".*", ".*", ".*")}
     store.close()
 

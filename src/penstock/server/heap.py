@@ -12,6 +12,10 @@ freed (1 ms) while there is work, and once after work has ended:
                                  in bursts (measured: returning it after each burst makes a message
                                  of 16 KiB a quarter more expensive)
     a purge is freed in slices   `freed` is called for each slice
+    the process has grown        `grown`: for STEADY_S it has occupied STEP_BYTES more beyond what
+                                 is counted than at its best since the last trim. What was never
+                                 counted (requests, tables, answers) leaves that in a process that
+                                 is never idle
     anything else                `rest`, once a second, each IDLE_EVERY_S of a process that does
                                  next to nothing: it was started or busy, and is idle for STEADY_S
 
@@ -88,6 +92,8 @@ class Heap:
         self._window_most: int = 0  # counted in it
         self._before_most: int = 0  # counted in the window before
         self._freed: int = 0  # told since the last trim
+        self._least_bytes: int = -1  # RSS beyond what is counted since the last trim; -1: not known
+        self._small_s: float = self._window_s  # when it was last less than a step above that
         self._cpu_then: float = cpu_s()  # at the last look of `rest`
         self.pause_s: float = EVERY_S  # until its next
         self._busy_until: float = self._window_s  # when it was last found busy
@@ -137,6 +143,17 @@ class Heap:
         if counted > self._highest:
             self._highest = counted
         elif self._highest - max(self._before_most, self._window_most) >= STEP_BYTES:
+            self.give_back()
+
+    def grown(self) -> None:
+        """Return memory if the process has grown by more than what is counted."""
+        beyond = self._rss() - self._counted()
+        now = self._monotonic()
+        if self._least_bytes < 0 or beyond < self._least_bytes:
+            self._least_bytes = max(beyond, 0)
+        if beyond - self._least_bytes < STEP_BYTES:
+            self._small_s = now
+        elif now - self._small_s >= STEADY_S:
             self.give_back()
 
     def rest(self) -> None:
@@ -193,11 +210,13 @@ class Heap:
 
     def _trimmed(self, future: "asyncio.Future[int]") -> None:
         self._is_trimming = False
+        self._least_bytes = -1
         self._cpu_trimmed = self._cpu_s()
         if not future.cancelled() and future.exception() is None:
             self.returned_bytes += future.result()
 
     def _tick(self) -> None:
         self.look()
+        self.grown()
         self.rest()
         self._timer = self._loop.call_later(self.pause_s, self._tick)

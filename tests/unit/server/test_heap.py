@@ -92,6 +92,28 @@ def test_memory_that_is_freed_and_taken_again_stays() -> None:
     lived(life)
 
 
+def test_each_step_that_a_busy_process_has_grown_beyond_what_is_counted() -> None:
+    async def life(process: Process) -> None:
+        async def seconds(rss: int, counted: int = 0, n: float = 2 * STEADY_S) -> int:
+            process.rss, process.counted = rss * STEP_BYTES, counted * STEP_BYTES
+            for _ in range(int(n / EVERY_S)):
+                process.now_s += EVERY_S
+                process.heap.grown()
+                await process.done()
+            return process.trims
+
+        assert await seconds(3) == 0
+        assert await seconds(9, counted=6) == 0, "it is counted"
+        assert await seconds(9, counted=5, n=STEADY_S - EVERY_S) == 0
+        assert await seconds(9, counted=6) == 0, "it was needed again"
+        assert await seconds(9, counted=5) == 1
+        assert await seconds(9, counted=5) == 1, "it is not given back: no more is tried"
+        assert await seconds(4, counted=1) == 1
+        assert await seconds(4, counted=0) == 2
+
+    lived(life)
+
+
 def test_each_step_that_is_freed_after_it_was_counted() -> None:
     async def life(process: Process) -> None:
         for _ in range(4):

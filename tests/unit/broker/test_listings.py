@@ -7,9 +7,12 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.broker.operations import listings
+from penstock.broker.operations.kinds import RowAsked
+from penstock.broker.operations.pages import LISTS, QUEUE_SAME
 from penstock.broker.publish import PublishFacts, fan_out
 from penstock.broker.topology import SYSTEM
 from penstock.cli.main import cli
+from penstock.members import Columns
 from tests.helpers.columns import COLUMNS
 from tests.helpers.list_rows import rows_of_list
 from tests.helpers.vhost_rig import TakingChannel, VHostRig
@@ -44,6 +47,24 @@ def test_the_columns_of_list_queues_are_what_there_is(rig: VHostRig) -> None:
     done = CliRunner().invoke(cli, ["list_queues", "--help"])
     words = set(re.findall(r"\w+", done.output.partition("Columns:")[2]))
     assert told <= words
+
+
+def test_cheap_columns_are_the_same_alone(rig: VHostRig) -> None:
+    filled(rig)
+    rig.queue("stored")
+    rig.vhost.declare_queue("stream", durable=True, arguments={"x-queue-type": "stream"})
+    rig.vhost.declare_queue("passing")
+    rig.put(rig.queue("failed"), b"abc")
+    for _ in range(5):
+        rig.vhost.restarts.failed(rig.vhost.queues["failed"], RuntimeError("a bug"))
+    kind, names = LISTS["list_queues"], [*QUEUE_SAME]
+    for vhost in (rig.vhost, rig.restart()):
+        for name in kind.all(vhost, {}):
+            whole = kind.row(vhost, name, RowAsked(Columns()))
+            alone = kind.row(vhost, name, RowAsked(Columns(names)))
+            assert whole is not None
+            assert alone is not None
+            assert {one: alone[one] for one in names} == {one: whole[one] for one in names}
 
 
 def test_an_open_queue(rig: VHostRig) -> None:

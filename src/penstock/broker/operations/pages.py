@@ -49,9 +49,9 @@ from penstock.broker.operations.listings import (
     object_totals,
     queue_row,
 )
-from penstock.broker.operations.queue_rows import PublisherRows, Queues, UnackedRows
+from penstock.broker.operations.queue_rows import HEAD, PublisherRows, Queues, UnackedRows
+from penstock.broker.rates import LENGTHS, WATCHED_MAX, Info
 from penstock.broker.rates import VHOST as TOTALS
-from penstock.broker.rates import WATCHED_MAX, Info
 from penstock.broker.refusals import called, not_found
 from penstock.broker.vhost import VHost
 from penstock.members import Columns, dug, sort_key
@@ -295,18 +295,20 @@ def _listed(call: Call, kind: RowKind, asked: RowAsked) -> Slices:
 class _Listed(RowKind):
     """What a list of the commands shows: the things of a kind, by the first column of the list,
     with rows of listings.py. more: columns that only the row of the kind has, and their names with
-    dots there; "" for what nothing here stands for."""
+    dots there; "" for what nothing here stands for. same: columns that are the same in the row of
+    the kind, which is cheaper if nothing else is asked for."""
 
     called = "row"
 
     def __init__(
         self, kind: RowKind, name: Callable[[Any], str], row: Callable[[VHost, Any], Info | None],
-        more: Mapping[str, str] | None = None,
+        more: Mapping[str, str] | None = None, same: frozenset[str] = frozenset(),
     ) -> None:  # fmt: skip
         self._kind = kind
         self._name = name
         self._row = row
         self._more = more or {}
+        self._same = same
 
     def all(self, vhost: VHost, of: Mapping[str, str]) -> Sequence[Any]:
         return self._kind.all(vhost, of)
@@ -323,6 +325,8 @@ class _Listed(RowKind):
         return self._kind.numbers(vhost, column)
 
     def row(self, vhost: VHost, thing: Any, asked: RowAsked) -> Info | None:
+        if not asked.columns.are_all and asked.columns.names <= self._same:
+            return self._kind.row(vhost, thing, asked)
         row = self._row(vhost, thing)
         if row is None or not asked.columns.has_any(self._more.keys()):
             return row
@@ -359,12 +363,13 @@ QUEUE_COLUMNS: Final = {
     },
     "pid": "", "slave_pids": "slave_nodes", "synchronised_slave_pids": "synchronised_slave_nodes",
 }  # fmt: skip
+QUEUE_SAME: Final = (HEAD | LENGTHS | {"consumers"}) - {"node"}
 CONSUMER_COLUMNS: Final = {
     "activity_status": "activity_status", "channel_pid": "channel_details.name",
 }  # fmt: skip
 
 LISTS: Final[Mapping[str, _Listed]] = {
-    "list_queues": _Listed(KINDS["queues"], str, queue_row, QUEUE_COLUMNS),
+    "list_queues": _Listed(KINDS["queues"], str, queue_row, QUEUE_COLUMNS, QUEUE_SAME),
     "list_exchanges": _Listed(KINDS["exchanges"], str, _exchange_row),
     "list_bindings": _Listed(
         KINDS["bindings"], lambda thing: named_binding(thing).source, _binding_row

@@ -185,6 +185,19 @@ def test_telegraf_asks_for_links_of_federation_each_time(api: ManagementClient) 
     assert isinstance(memory["total"]["rss"], int)
 
 
+def test_rabbitmqadmin_2_needs_each_share_of_memory(api: ManagementClient) -> None:
+    memory = api.get(f"nodes/{api.get('overview')['node']}/memory")["memory"]
+    shares = (
+        "connection_readers connection_writers connection_channels connection_other queue_procs "
+        "quorum_queue_procs stream_queue_procs stream_queue_replica_reader_procs plugins mnesia "
+        "stream_queue_coordinator_procs metadata_store other_proc metrics mgmt_db quorum_ets "
+        "metadata_store_ets other_ets binary msg_index code atom other_system allocated_unused "
+        "reserved_unallocated total.rss total.allocated total.erlang"
+    )
+    needs: dict[str, tuple[type, ...]] = dict.fromkeys(shares.split(), (int,))
+    assert wrong_in(memory, {**needs, "strategy": TEXT}) == []
+
+
 def test_flower_shows_the_queues_of_a_vhost(api: ManagementClient) -> None:
     names = ("name", "messages", "messages_ready", "messages_unacknowledged", "consumers",
              "idle_since")  # fmt: skip

@@ -159,8 +159,8 @@ MEMORY_PARTS: Final = {
 NO_MEMORY: Final = (
     "queue_slave_procs", "quorum_queue_procs", "quorum_queue_dlx_procs", "stream_queue_procs",
     "stream_queue_replica_reader_procs", "stream_queue_coordinator_procs", "plugins", "other_proc",
-    "metrics", "mgmt_db", "quorum_ets", "other_ets", "binary", "msg_index", "code", "atom",
-    "allocated_unused", "reserved_unallocated",
+    "metrics", "metadata_store", "metadata_store_ets", "mgmt_db", "quorum_ets", "other_ets",
+    "binary", "msg_index", "code", "atom", "allocated_unused", "reserved_unallocated",
 )  # fmt: skip
 LARGEST: Final = 5  # queues that are named with an alarm
 

@@ -277,14 +277,16 @@ class OptionError(PenstockError):
 
 def install_advice(extra: str) -> str:
     """Return how to install the packages of an extra of pyproject.toml, from where Penstock itself
-    was installed: a wheel, a clone, or an index."""
+    was installed, such as a wheel: it is on no index."""
     metadata = importlib.import_module("importlib.metadata")  # 20 ms, which nobody else needs
     try:
         origin = metadata.distribution("penstock").read_text("direct_url.json")
     except metadata.PackageNotFoundError:
+        origin = None
+    if origin is None:
         return f"in a clone of Penstock, type pip install '.[{extra}]'"
-    place = f" @ {json.loads(origin)['url']}" if origin else ""
-    return f"type pip install 'penstock[{extra}]{place}'"
+    wanted = f"penstock[{extra}] @ {json.loads(origin)['url']}"
+    return f"type pip install '{wanted}'"
 
 
 class MissingPackageError(PenstockError):

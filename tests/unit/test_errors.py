@@ -131,28 +131,24 @@ def test_every_reply_code_has_its_name() -> None:
         assert errors.REPLY_NAMES[code] in (name, f"REPLY_{name}")
 
 
-@pytest.mark.parametrize(
-    ("origin", "advice"),
-    [
-        ('{"url": "file:///a/penstock.whl"}', "'penstock[tls] @ file:///a/penstock.whl'"),
-        (None, "'penstock[tls]'"),
-    ],
-)
 def test_a_missing_package_is_installed_from_where_penstock_came(
-    origin: str | None, advice: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    origin: str | None = '{"url": "file:///a/penstock.whl"}'
+
     class Installed:
         def read_text(self, name: str) -> str | None:
             assert name == "direct_url.json"
             return origin
 
-    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: Installed())
-    assert install_advice("tls") == f"type pip install {advice}"
-
-
-def test_a_source_tree_has_no_origin(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(_: str) -> None:
         raise importlib.metadata.PackageNotFoundError
 
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: Installed())
+    advice = install_advice("tls")
+    assert advice == "type pip install 'penstock[tls] @ file:///a/penstock.whl'"
+    origin = None
+    in_a_clone = "in a clone of Penstock, type pip install '.[tls]'"
+    assert install_advice("tls") == in_a_clone
     monkeypatch.setattr(importlib.metadata, "distribution", none)
-    assert install_advice("tls") == "in a clone of Penstock, type pip install '.[tls]'"
+    assert install_advice("tls") == in_a_clone

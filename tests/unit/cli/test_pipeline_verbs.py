@@ -119,7 +119,8 @@ def test_without_pyspark_one_line_says_what_to_install(
     told = capsys.readouterr()
     lines = told.out.splitlines()
     assert lines[0] == "ok    file: flights.toml"
-    assert lines[1].startswith("wrong the package pyspark is not installed: type pip install")
+    advice = install_advice("spark")
+    assert lines[1].startswith(f"wrong the package pyspark is not installed: {advice}")
     assert any(line.startswith("wrong flights.toml: [source]: the broker does") for line in lines)
     assert any(line.startswith("wrong flights.toml: http_url: the broker does n") for line in lines)
     assert lines[-1] == "note  columns: not checked, because Spark cannot be started"

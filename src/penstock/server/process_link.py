@@ -55,6 +55,7 @@ from penstock.server.poller import READ, WRITE, PolledSource, Poller
 from penstock.server.polling_loop import PollingLoop
 
 PACKETS_PER_READ: Final = 16  # of one message; then other events are handled
+PACKETS_PER_WRITE: Final = 16  # as long as the other side takes them as fast
 DESCRIPTOR: Final = struct.Struct("i")
 DESCRIPTORS_BYTES: Final = socket.CMSG_LEN(4 * DESCRIPTOR.size)  # at most four are handed over
 RETRY_S: Final = 0.02
@@ -201,7 +202,13 @@ class ProcessLink(PolledSource):
 
     def _write(self) -> None:
         out = self._out
+        count = 0
         while out:
+            if count == PACKETS_PER_WRITE:
+                self._is_waiting = True
+                self._poller.watch(self._descriptor, self, READ | WRITE)
+                return
+            count += 1
             packet, handed = out[0]
             try:
                 if handed is None:

@@ -14,7 +14,12 @@ from penstock.server.control import (
 )
 from penstock.server.poller import READ
 from penstock.server.polling_loop import run
-from penstock.server.process_link import AskedCall, LinkEndedError, ProcessLink
+from penstock.server.process_link import (
+    PACKETS_PER_WRITE,
+    AskedCall,
+    LinkEndedError,
+    ProcessLink,
+)
 from tests.helpers.builds import pure_only
 
 
@@ -217,5 +222,20 @@ def test_what_cannot_be_understood_ends_the_link() -> None:
         assert end.why is not None
         assert "malformed message" in end.why
         theirs.close()
+
+    run(scenario())
+
+
+def test_a_pass_sends_only_so_many_packets_though_there_is_room() -> None:
+    async def scenario() -> None:
+        left, right = ends()
+        count = 2 * PACKETS_PER_WRITE + 1
+        left.link.write([packet for n in range(count) for packet in control.news({"n": n})])
+        assert left.link.waiting == count - PACKETS_PER_WRITE
+        await right.until(count)
+        assert [facts for facts, _, _ in right.messages] == [{"n": n} for n in range(count)]
+        assert left.link.waiting == 0
+        left.link.close()
+        await right.ended()
 
     run(scenario())

@@ -104,16 +104,19 @@ export function useEvent(topic) {
  */
 export function usePolled(ask, inputs, seconds = 3) {
   const [state, set] = useState({ data: null, error: null, at: 0, isLoading: true });
-  const last = useRef({ ask, turn: 0, isAsking: false });
+  const last = useRef({ ask, turn: 0, isAsking: false, hasSignedIn: false });
   last.current.ask = ask;
   const refresh = useCallback(async () => {
     const turn = ++last.current.turn;
     last.current.isAsking = true;
+    last.current.hasSignedIn = false;
     try {
       const data = await last.current.ask();
       if (turn === last.current.turn) set({ data, error: null, at: Date.now(), isLoading: false });
     } catch (error) {
-      if (turn === last.current.turn) set((before) => ({ ...before, error, isLoading: false }));
+      if (turn !== last.current.turn) return undefined;
+      if (last.current.hasSignedIn) return refresh(); // meanwhile: it was refused to nobody
+      set((before) => ({ ...before, error, isLoading: false }));
     } finally {
       if (turn === last.current.turn) last.current.isAsking = false;
     }
@@ -127,8 +130,11 @@ export function usePolled(ask, inputs, seconds = 3) {
       setInterval(() => {
         if (!hidden.value && !paused.value && user.value && !last.current.isAsking) refresh();
       }, seconds * 1000);
-    // Who signs in again sees the view at once.
-    const end = user.follow((value) => value && refresh());
+    // Who signs in again sees the view at once. An answer that is on its way, at the start, is waited for.
+    const end = user.follow((value) => {
+      if (value && last.current.isAsking) last.current.hasSignedIn = true;
+      else if (value) refresh();
+    });
     return () => {
       clearInterval(timer);
       end();

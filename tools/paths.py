@@ -269,8 +269,8 @@ class DrivenSocket:
         self.sock = sock
         self.loop = loop
 
-    def send(self, data: bytes) -> int:
-        return self.sock.send(data)
+    def sendmsg(self, buffers: control.Packet) -> int:
+        return self.sock.sendmsg(buffers)
 
     def recv(self, size: int) -> bytes:
         arrived = asyncio.Event()

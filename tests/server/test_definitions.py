@@ -43,7 +43,7 @@ def test_a_document_of_rabbitmq_is_imported(broker: LiveBroker) -> None:
     exported = broker.control("export_definitions", "")
     assert exported == {**PENSTOCK, "product_version": exported["product_version"]}
     users = {row["name"]: row["tags"] for row in broker.control("list_users")}
-    assert users["bob"] == ["management", "policymaker"]
+    assert users["bob"] == ["policymaker", "management"]
     queues = {row["name"]: row for row in broker.control("list_queues", "/")}
     assert queues["backlog"]["policy"] == "ttl"
     assert queues["orders"]["operator_policy"] == "cap"

@@ -241,6 +241,9 @@ def _run(request: bytes, descriptor: int) -> NoReturn:
     except BaseException:  # noqa: BLE001 - as the interpreter does
         traceback.print_exc()
     finally:
+        # What threads of executors still have to do is done, as at the end of every program; there
+        # is no public name for that, multiprocessing's children call the same.
+        threading._shutdown()  # type: ignore[attr-defined]
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

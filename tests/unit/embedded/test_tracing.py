@@ -242,4 +242,5 @@ def test_without_the_package_an_error_says_what_to_install(tmp_path: Path) -> No
     """
     said = run(program, tmp_path / "box.d")
     assert "opentelemetry-api" in said
-    assert "pip install '.[otel]'" in said
+    assert "pip install" in said
+    assert "[otel]" in said

@@ -16,6 +16,7 @@ pytestmark = [
 # What a child says of itself, and how it ends.
 CHILD = """
 import json, os, signal, sys, threading
+from concurrent.futures import ThreadPoolExecutor
 
 FILES = "/proc/self/fd/"
 
@@ -29,6 +30,11 @@ def run_process(arguments):
             "stdin": sys.stdin.read(), "parent": os.getppid(), "threads": threading.active_count(),
             "path": sys.path,
         }).encode())
+    elif asked == "write":
+        pool = ThreadPoolExecutor(1)
+        for _ in range(10_000):
+            pool.submit(os.sched_yield)
+        pool.submit(os.write, link, b"written")
     elif asked == "raise":
         raise ValueError("as asked")
     elif asked == "wait":
@@ -108,6 +114,12 @@ def test_its_end_is_told(tmp_path: Path, way: str) -> None:
     _, _, found, errors = run(tmp_path, way, "raise", "wait", "say")
     assert [status for _, _, status in found] == [1, -9, 7]
     assert "ValueError: as asked" in errors
+
+
+@BOTH
+def test_what_its_threads_have_to_do_is_done_at_its_end(tmp_path: Path, way: str) -> None:
+    _, _, ((_, said, status),), _ = run(tmp_path, way, "write")
+    assert (said, status) == ("written", 7)
 
 
 def test_without_the_template_it_is_executed(tmp_path: Path) -> None:

@@ -670,6 +670,7 @@ class VariableQueue(BackingQueue):
         if self._fetched_bytes >= LOOK_BYTES:
             self._fetched_bytes = 0
             self.paging.inhale()
+            self.paging.note_recovered()  # what a worker has read may have been the last
 
     def _for_delivery(self, entry: Entry, *, in_pieces: bool) -> QueuedMessage:
         """Return the message of an entry whose body is not in RAM: with the body, or without if

@@ -241,7 +241,9 @@ def test_one_that_fails_too_often_stays_down_alone(shared: LiveBroker) -> None:
     wait_until(lambda: state_of(shared, "third") == "down", "it to be down")
     code, text = refused(shared, "third")
     assert code == 541
-    assert text.startswith("INTERNAL_ERROR - vhost 'third' is down: its process was killed (SIGKILL)")
+    assert text.startswith(
+        "INTERNAL_ERROR - vhost 'third' is down: its process was killed (SIGKILL)"
+    )
     with open_channel(shared):
         pass
     control(shared, "restart_vhost", name="third")

@@ -10,8 +10,9 @@ def primes_below(limit):
 
 
 def on_task(channel, method, properties, body):
-    print("task", body.decode(), "has", primes_below(int(body)), "primes", flush=True)
+    count = primes_below(int(body))
     channel.basic_ack(method.delivery_tag)  # only now: the task is done
+    print("task", body.decode(), "has", count, "primes", flush=True)
 
 
 parameters = pika.URLParameters("amqp://guest:guest@localhost:5672/")

@@ -37,6 +37,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NoReturn
 
 from setproctitle import setproctitle
@@ -59,8 +60,8 @@ MALLOPT: Final = {
 
 
 class Child:
-    """A process that was started, on the running loop. pid. wait_s: waits for its end, in a thread;
-    returns its exit status. `status`: that, negative for a signal; None while it runs."""
+    """A process that was started, on the running loop. wait: called in a thread; waits for its end
+    and returns its exit status. `status`: that, negative for a signal; None while it runs."""
 
     def __init__(self, pid: int, wait: Callable[[], int]) -> None:
         self.pid: Final = pid
@@ -73,7 +74,7 @@ class Child:
 
     def _wait_for(self, wait: Callable[[], int]) -> None:
         status = wait()
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._end, status)
 
     def _end(self, status: int) -> None:
@@ -88,10 +89,8 @@ class Child:
     def kill(self) -> None:
         """Kill it, if it has not ended."""
         if self.status is None:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
 
 
 # (program, descriptor, environment): start a program with a descriptor as its last argument.
@@ -141,14 +140,18 @@ class Template:
     def start(
         self, program: Sequence[str], descriptor: int, environment: Mapping[str, str]
     ) -> Child:
-        """Return a child that runs the program, a copy of the template if it can be. As
-        StartChild. Raises OSError."""
+        """Return a child that runs the program, a copy of the template if it can be. As StartChild.
+        Raises OSError; TimeoutError if the template does not answer: it may have made a copy, and
+        two processes must not have one link, so nothing is executed in its place."""
         if self._has_ended or tuple(program[:-1]) != PYTHON:
             return executed(program, descriptor, environment)
         request = json.dumps({"module": program[-1], "environment": dict(environment)}).encode()
         try:
             socket.send_fds(self._sock, [request], [descriptor])
             answer = self._sock.recv(ANSWER.size)
+        except TimeoutError:
+            self._end()
+            raise
         except OSError:
             answer = b""
         if len(answer) < ANSWER.size:
@@ -163,18 +166,17 @@ class Template:
         """Use it no more."""
         self._has_ended = True
         self._sock.close()
-        try:
+        with suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
-        except OSError:
-            pass
 
 
-def use_allocator(environment: Mapping[str, str]) -> None:
-    """Do in this process what glibc's variables would have done at its start."""
-    mallopt = ctypes.CDLL(None).mallopt
+def _use_allocator(environment: Mapping[str, str]) -> None:
+    """Do in this process what glibc's variables would have done at its start; nothing where the C
+    library has no `mallopt` (musl), which would not have known the variables either."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     for name, value in environment.items():
-        if name in MALLOPT and name not in os.environ:
+        if mallopt is not None and name in MALLOPT and name not in os.environ:
             mallopt(MALLOPT[name], int(value))
 
 
@@ -236,7 +238,7 @@ def _run(request: bytes, descriptor: int) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(descriptor, LINK)
         os.closerange(LINK + 1, os.sysconf("SC_OPEN_MAX"))
-        use_allocator(asked["environment"])
+        _use_allocator(asked["environment"])
         status = getattr(importlib.import_module(asked["module"]), ENTRY)([str(LINK)])
     except BaseException:  # noqa: BLE001 - as the interpreter does
         traceback.print_exc()

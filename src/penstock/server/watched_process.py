@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 
 def _ended(status: int) -> str:
-    """Return how a process ended. status: as asyncio has it, negative after a signal."""
+    """Return how a process ended. status: as Child has it, negative after a signal."""
     if status == -signal.SIGKILL:
         return "was killed (SIGKILL), by somebody or by the kernel for want of memory"
     return f"ended with status {status}"

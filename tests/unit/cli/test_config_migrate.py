@@ -219,6 +219,12 @@ ssl_options.certfile = $(CERT)
 """
 
 
+def left_of(text: str) -> list[str]:
+    """The lines that became comments, with their numbers and without their values."""
+    lines = [line for line in text.splitlines() if line.startswith("# line")]
+    return [line.partition(" = ")[0] for line in lines]
+
+
 def migrated(tmp_path: Path, conf: str) -> tuple[Config, str]:
     (tmp_path / "rabbitmq.conf").write_text(conf)
     to = tmp_path / "penstock.toml"
@@ -270,8 +276,7 @@ def test_backends_of_logins(tmp_path: Path) -> None:
     assert config.auth_http.vhost_path == "https://accounts/v"
     assert config.auth_http.resource_path == "https://accounts/r"
     assert config.auth_http.topic_path == "https://accounts/t"
-    comments = [line for line in text.splitlines() if line.startswith("# line")]
-    assert [line.partition(" = ")[0] for line in comments] == [
+    assert left_of(text) == [
         "# line 3: auth_backends.3", "# line 8: auth_oauth2.default_key",
         "# line 13: auth_http.connection_timeout",
     ]  # fmt: skip
@@ -362,8 +367,7 @@ def test_lists_and_tables_of_several_lines(tmp_path: Path) -> None:
     assert RSAAlgorithm.from_jwk(jwk) == key
     assert config.auth_backends == ("internal", "http")
     assert (config.auth_http.cache_s, config.auth_http.timeout_s) == (5.0, 2.5)
-    comments = [line.partition(" = ")[0] for line in text.splitlines() if line[:6] == "# line"]
-    assert comments == [
+    assert left_of(text) == [
         "# line 5: ssl_options.ciphers.2", "# line 11: auth_oauth2.algorithms.2",
         "# line 16: auth_oauth2.signing_keys.two",
     ]  # fmt: skip
@@ -381,8 +385,7 @@ def test_what_counts_of_several_listeners_and_of_memory(tmp_path: Path) -> None:
     assert (config.host, config.port, config.log_level) == ("0.0.0.0", 5672, "info")
     assert config.memory_bytes == 4 << 30
     assert (config.tls.cert, config.tls.port, config.tls.http_port) == ("/c.pem", None, 15671)
-    comments = [line.partition(" = ")[0] for line in text.splitlines() if line[:6] == "# line"]
-    assert comments == [
+    assert left_of(text) == [
         "# line 2: listeners.tcp.b", "# line 3: listeners.tcp.c", "# line 4: listeners.tcp.d",
         "# line 5: log.connection.level",
     ]  # fmt: skip

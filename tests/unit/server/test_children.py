@@ -62,6 +62,15 @@ async def main():
     start = executed if sys.argv[1] == "executed" else template.start
     found = []
     for word in sys.argv[2:]:
+        if word == "stop of the template":
+            os.kill(template.pid, signal.SIGSTOP)
+            template._sock.settimeout(0.01)
+            ours, theirs = socket.socketpair()
+            try:
+                start((*PYTHON, "a_child"), theirs.fileno(), {})
+            except TimeoutError:
+                found.append([0, "timed out", 0])
+            continue
         if word == "end of the template":
             os.kill(template.pid, signal.SIGKILL)
             continue
@@ -128,3 +137,9 @@ def test_without_the_template_it_is_executed(tmp_path: Path) -> None:
     assert links[0] == 3
     assert 3 not in links[1:]
     assert [status for _, _, status in found] == [7, 7, 7]
+
+
+def test_nothing_is_executed_beside_a_copy_that_may_have_been_made(tmp_path: Path) -> None:
+    _, _, found, _ = run(tmp_path, "copied", "stop of the template", "say")
+    assert found[0] == [0, "timed out", 0]
+    assert json.loads(str(found[1][1]))["link"] != 3, "the next one is executed"

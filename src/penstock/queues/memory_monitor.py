@@ -74,7 +74,7 @@ SPARE_BYTES: Final = 64 << 10  # what one publish needs, and a queue besides wha
 CALM_PART: Final = 0.95  # of the watermark, at which an alarm ends
 CHANGE_PART: Final = 0.1  # smaller changes are not sent
 WARN_PART: Final = 0.8  # of the budget, that the queues' own maxima may take without a warning
-SLICE_S: Final = 0.002
+SLICE_S: Final = 0.001
 ROUNDS_OVER: Final = 4  # above the watermark, one after the other: the queues do not page out
 SOON_SHIFT: Final = 1  # half as much again as the watermark is too much to wait for that
 LOOK_EVERY: Final = 16  # queues between two looks at the clock
@@ -218,7 +218,7 @@ class MemoryMonitor:
     # ---- rounds --------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> bool:
-        """Begin a round if one is due, and continue it for at most 2 ms. now_s: of the monotonic
+        """Begin a round if one is due, and continue it for at most 1 ms. now_s: of the monotonic
         clock. Return True while the round is not finished: call `step` when there is time, or tick
         again."""
         if self._phase == RESTING:

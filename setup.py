@@ -29,7 +29,6 @@ HOT_MODULES = (
     "penstock.clock",
     "penstock.counts",
     "penstock.message",
-    "penstock.storage.totals",
     "penstock.storage.log.record",
     "penstock.storage.log.record_writer",
     "penstock.storage.log.log_file",

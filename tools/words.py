@@ -177,9 +177,10 @@ def place(function: Any) -> str:
     """Return "file:function" of a function, a method or a click command's callback."""
     function = inspect.unwrap(getattr(function, "__func__", function))
     module, name = function.__module__, function.__qualname__
-    path = module.removeprefix("penstock.").replace(".", "/") + ".py"
+    parts = module.split(".")[1:]
+    path = "/".join(parts) + ".py"
     if path not in source_names():
-        path = path.removesuffix(".py") + "/__init__.py"
+        path = "/".join((*parts, "__init__.py"))
     return f"{path}:{name.replace('.<locals>', '')}"
 
 

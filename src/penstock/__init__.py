@@ -62,6 +62,22 @@ if TYPE_CHECKING:
     from penstock.errors import UnreachableError as UnreachableError
     from penstock.errors import VersionError as VersionError
 
+else:
+
+    def open(path, **options):  # noqa: A001
+        """Open the box in a directory (options: penstock.embedded.directory_box.open_box), or that
+        of a broker (options: penstock.client.box.open_remote)."""
+        from penstock.amqp_url import is_url
+
+        if is_url(path):
+            from penstock.client.box import open_remote
+
+            return open_remote(path, **options)
+        from penstock.embedded.directory_box import open_box
+
+        return open_box(path, **options)
+
+
 __version__: Final = VERSION
 
 __all__ = [
@@ -82,7 +98,6 @@ __all__ = [
 
 # Name here -> (module, name there; "" for the module itself).
 _LAZY: Final[dict[str, tuple[str, str]]] = {
-    "open": ("penstock.client.opening", "open_any"),
     "open_stream": ("penstock.embedded.alone_stream", "open_stream"),
     "persist": ("penstock.embedded.persist", "persist"),
     "aio": ("penstock.aio", ""),

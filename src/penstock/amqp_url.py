@@ -12,6 +12,7 @@ RabbitMQ's, and `verify=verify_none` leaves the broker's certificate unchecked.
 Without a URL that of the environment variable PENSTOCK_URL is used, then AMQP_URL, then localhost.
 """
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ VARIABLES: Final = ("PENSTOCK_URL", "AMQP_URL")
 EXPECTED: Final = "amqp://user:password@host:port/vhost"
 ESCAPED: Final = "with / in a password as %2F, @ as %40, : as %3A"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/*")
+LIKE_A_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 VERIFY_NONE: Final = "verify_none"
 EXTERNAL: Final = "external"
 TLS_PARAMETERS: Final[Mapping[str, Kind]] = {
@@ -165,3 +167,19 @@ def parameters(query: str) -> dict[str, Any]:
     for name, value in values.items():
         check_known(name, value, PARAMETERS)
     return {name: value_of(PARAMETERS[name], name, value) for name, value in values.items()}
+
+
+def is_url(path: object) -> bool:
+    """Return whether this is the URL of a broker. OptionError if it is another URL, or a broker's
+    with a mistake in it, so that it is not used as a directory; the password is not shown."""
+    if not isinstance(path, str):
+        return False
+    if path.startswith(SCHEMES):
+        return True
+    scheme = LIKE_A_URL.match(path)
+    if scheme is not None:
+        near = difflib.get_close_matches(scheme[1].lower(), ["amqp", "amqps"], n=1)
+        hint = f", did you mean {near[0]}:// ?" if near else ""
+        expected = f"a directory, or amqp://user:password@host:port/vhost{hint}"
+        raise OptionError("path", without_password(path), expected)
+    return False

@@ -225,7 +225,7 @@ METRICS: Final = (
 @dataclass(frozen=True, slots=True)
 class RabbitMetric:
     """One row of RABBITMQ. labels: as written. source: what it shows, by its name in the sums over
-    all vhosts (http.rabbitmq_metrics)."""
+    all vhosts (http.metrics)."""
 
     name: str
     kind: str

@@ -1,4 +1,5 @@
-"""How this copy of Penstock is built: its version, compiled or not, and what compiled classes need.
+"""What this copy of Penstock is: its version, compiled or not, its name, and what compiled classes
+need.
 
 mypyc reads the decorator `mypy_extensions.mypyc_attr` when it compiles, and removes it. The same
 source also runs uncompiled, without an installed mypy_extensions, so `mypyc_attr` here does
@@ -16,7 +17,7 @@ else:
         return lambda cls: cls
 
 
-__all__ = ["VERSION", "build_kind", "mypyc_attr"]
+__all__ = ["VERSION", "build_kind", "mypyc_attr", "node_name"]
 
 VERSION: Final = "0.1.0"
 
@@ -32,3 +33,11 @@ def build_kind() -> str:
     spec = find_spec("penstock.storage.log.record")
     origin = "" if spec is None or spec.origin is None else spec.origin
     return "compiled" if origin.endswith(tuple(EXTENSION_SUFFIXES)) else "pure"
+
+
+def node_name() -> str:
+    """Return "penstock@" and the name of this machine: RabbitMQ's is "rabbit@" and that, and
+    clients put it into addresses. Nothing is connected by it."""
+    import platform
+
+    return f"penstock@{platform.node()}"

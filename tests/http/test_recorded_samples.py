@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 from pamqp import commands
 
-from penstock.node_name import node_name
+from penstock.native import node_name
 from tests.helpers.http_caller import HttpCaller
 from tests.helpers.live_broker import LiveBroker
 from tests.helpers.wire import Wire

@@ -19,7 +19,7 @@ from penstock.aio.box import AsyncBox as Box
 from penstock.aio.box import AsyncJob as Job
 from penstock.aio.box import AsyncQueue as Queue
 from penstock.aio.box import AsyncStream as Stream
-from penstock.aio.loop import Opening
+from penstock.aio.box import Opening
 
 if TYPE_CHECKING:
     from penstock.aio.directory import open_directory as open  # noqa: A004  # as gzip.open is
@@ -28,7 +28,7 @@ else:
     def open(path: str | Path, **options: Any) -> "Opening[Box]":  # noqa: A001
         """Open a box as penstock.open does: `box = await open(...)`, or `async with open(...) as
         box:`."""
-        from penstock.client.opening import is_url
+        from penstock.amqp_url import is_url
 
         if is_url(path):
             from penstock.aio.remote import open_remote_async

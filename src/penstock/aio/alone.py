@@ -16,8 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from penstock.aio.box import AsyncStream
-from penstock.aio.loop import FutureWaiter, LoopRunner, Opening
+from penstock.aio.box import AsyncStream, FutureWaiter, LoopRunner, Opening
 from penstock.embedded.alone_stream import (
     AloneDriver,
     AloneSettings,

@@ -10,20 +10,39 @@ directory or a broker, is a BoxSource (`penstock.embedded.sources`), the same fo
 What is counted of a stream, as `s.first` and `len(s)`, needs no await. A loop that is left early
 should close its iterator, as `contextlib.aclosing` does: a reader that commits as it goes then
 commits at once.
+
+**LoopRunner.** A call runs on the loop's thread up to where it has to wait; the driver awaits what
+it yields there. A FutureWaiter may be woken by any thread: it tells the loop. An Opening is what
+`open` and `get` return, to be awaited or entered.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
-from penstock.aio.loop import Opening
 from penstock.embedded.box import BoxBase, ScopeBase
 from penstock.embedded.messages import JobBase, Message, SpanDelivery
-from penstock.embedded.new_body import Body, Headers, NewBody, bodies_of
-from penstock.embedded.option_parsing import QueueGiven, StreamGiven, Time, time_ms
+from penstock.embedded.option_parsing import (
+    Body,
+    Headers,
+    NewBody,
+    QueueGiven,
+    StreamGiven,
+    Time,
+    bodies_of,
+    time_ms,
+)
 from penstock.embedded.queue import Bodies, QueueBase
-from penstock.embedded.sources import AsyncRunner, BoxSource, QueueSource, SlowCase, StreamSource
+from penstock.embedded.sources import (
+    AsyncRunner,
+    BoxSource,
+    Call,
+    QueueSource,
+    SlowCase,
+    StreamSource,
+)
 from penstock.embedded.stream import ReaderBase, StreamBase
 from penstock.embedded.stream_reading import (
     TELL,
@@ -37,10 +56,104 @@ from penstock.embedded.stream_reading import (
     moment_us,
 )
 from penstock.embedded.stream_record import NewRecord, Records, StreamRecord, records_of
+from penstock.embedded.waiting import Waiter
 from penstock.errors import PenstockError, QueueEmptyError
 
 if TYPE_CHECKING:
     from penstock.embedded.tracing import Tracing
+
+T = TypeVar("T")
+
+
+class FutureWaiter(Waiter):
+    """A Waiter that waits with a future of the loop."""
+
+    __slots__ = ("future", "loop")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, lsn: int, mode: int, deadline: float | None
+    ) -> None:
+        super().__init__(lsn, mode, deadline)
+        self.loop = loop
+        self.future: asyncio.Future[None] = loop.create_future()
+
+    def wake(self, state: int) -> None:
+        self.state = state
+        if asyncio._get_running_loop() is self.loop:
+            self._done()
+        else:
+            try:
+                self.loop.call_soon_threadsafe(self._done)
+            except RuntimeError:
+                pass  # the loop is closed, and with it all that waited in it
+
+    def _done(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+class LoopRunner(ABC):
+    """The part of a driver that runs calls in a loop. loop: whose tasks may call. path: of the box,
+    for messages."""
+
+    loop: asyncio.AbstractEventLoop
+    path: str
+
+    def check_loop(self) -> None:
+        """Raise RuntimeError if the caller is in another loop than that of the box."""
+        if asyncio._get_running_loop() is not self.loop:
+            raise RuntimeError(f"the box {self.path} was opened in another loop")
+
+    async def run_async(self, call: Call[T]) -> T:
+        """Run a call in this task and return its result. What a wait raises, as CancelledError, is
+        raised in the call, which cleans up."""
+        self.check_loop()
+        try:
+            waiter = next(call)
+            while True:
+                try:
+                    await self.wait_async(waiter)
+                except BaseException as error:  # noqa: BLE001  # the call cleans up, and raises it
+                    waiter = call.throw(error)
+                else:
+                    waiter = next(call)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    @abstractmethod
+    async def wait_async(self, waiter: Any) -> None:
+        """Wait until the call may go on; what it waits for may have failed."""
+
+    async def wait_future(self, future: "asyncio.Future[Any]", seconds: float | None) -> None:
+        """Wait for a future of the loop, at most for so many seconds; None: no limit."""
+        if seconds is None:
+            await future
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await future
+        except TimeoutError:
+            pass
+
+
+class Opening(Generic[T]):
+    """What can be awaited, or entered by `async with` without being awaited."""
+
+    def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
+        self._make = make
+        self._made: Any = None
+
+    def __await__(self) -> Generator[object, None, T]:
+        return self._make().__await__()
+
+    async def __aenter__(self) -> T:
+        made = self._made = await self._make()
+        return made
+
+    async def __aexit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        made, self._made = self._made, None
+        await made.__aexit__(kind, error, at)
 
 
 class AsyncJob(JobBase):

@@ -11,8 +11,7 @@ import asyncio
 from pathlib import Path
 
 from penstock import errors
-from penstock.aio.box import AsyncBox
-from penstock.aio.loop import FutureWaiter, LoopRunner, Opening
+from penstock.aio.box import AsyncBox, FutureWaiter, LoopRunner, Opening
 from penstock.embedded.box import tracing_of
 from penstock.embedded.core import settings_of
 from penstock.embedded.directory_box import DirectoryBox, core_opener

@@ -9,8 +9,7 @@ answered.
 import asyncio
 from typing import TypeVar
 
-from penstock.aio.box import AsyncBox
-from penstock.aio.loop import LoopRunner, Opening
+from penstock.aio.box import AsyncBox, LoopRunner, Opening
 from penstock.amqp_url import AmqpUrl
 from penstock.client.box import RemoteBox, driver_of
 from penstock.client.driver import RemoteDriver, Wait

@@ -30,7 +30,7 @@ from penstock.broker.outbox import Outbox
 from penstock.broker.topology import QUEUE, Exchange
 from penstock.clock import Clock
 from penstock.codec.properties import BasicProperties
-from penstock.node_name import node_name
+from penstock.native import node_name
 from penstock.operation_table import EVENTS, HOME
 from penstock.routing.exchange_types import Binding
 from penstock.routing.router import Router

@@ -175,10 +175,9 @@ class Verb(NamedTuple):
 # Commands that call operations in a way of their own, by the module that defines them. Their lines
 # of help are those of the operations.
 OWN: Final[Mapping[str, tuple[str, ...]]] = {
-    "definitions": ("export_definitions", "import_definitions"),
     "node": (
         "add_user", "authenticate_user", "await_startup", "backup", "change_password",
-        "checkpoint", "init", "status", "stop",
+        "checkpoint", "export_definitions", "import_definitions", "init", "status", "stop",
     ),
     "queues": ("declare_exchange", "declare_queue", "get", "peek", "publish", "release_query"),
 }  # fmt: skip
@@ -196,7 +195,7 @@ VERBS: Final[Mapping[str, Verb]] = {
     "config_migrate": Verb("rabbitmq_conf", "Make a penstock.toml of a rabbitmq.conf."),
     "migrate": Verb("rabbitmq", "Move definitions and messages here from another broker."),
     "serve": Verb("serve", "Run the broker."),
-    "why": Verb("why", "Say why publishers wait, a queue does not drain, or a connection stands."),
+    "why": Verb("node", "Say why publishers wait, a queue does not drain, or a connection stands."),
     "perf": Verb("perf", "Publish and consume, and print rates and latencies."),
     "doctor": Verb(
         "doctor",

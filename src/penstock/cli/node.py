@@ -1,4 +1,4 @@
-"""Commands for the running broker: status, start and stop, checkpoint and backup, users.
+"""Commands for the running broker: status, stop, checkpoint, backup, users, definitions, why.
 
 `stop` returns when the broker has released the lock of its data directory, so that a script can
 use the directory; `await_startup` returns when the broker serves. Both have a --timeout.
@@ -10,14 +10,23 @@ showing it; with --stdin it is the first line of stdin.
 Permissions are regular expressions, found anywhere in a name: configure (declare, delete), write
 (publish, bind to) and read (consume, bind from). "" matches nothing, ".*" everything.
 
+**Definitions.** FILE may be `-`, for stdin or stdout. An exported file holds hashes of passwords,
+so only its owner may read it.
+
+**why.** The operation `why` of a vhost finds the causes; `why` prints each as a line. Before them
+stands what is wrong with the broker, of which a vhost knows nothing, by the operation `status`; a
+vhost that does not serve is asked nothing. Certificates that expire soon come last.
+
 Lists, and other commands that are one operation, are made from its row (rows.py). `serve` is in
 serve.py, the tools for a store that is not in use in store.py.
 """
 
 import base64
+import json
 import random
 import sys
 from contextlib import closing, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,16 +35,20 @@ import click
 from penstock.cli import output
 from penstock.cli.ask import DATA, VHOST, Client, ask, asked, elsewhere, named
 from penstock.cli.main import (
+    EX_DATAERR,
     EX_NOINPUT,
     EX_UNAVAILABLE,
     CommandRefusedError,
     FailedError,
     UnavailableError,
 )
-from penstock.cli.output import FORMAT
+from penstock.cli.output import FORMAT, span
+from penstock.cli.rows import ONE_VHOST
 from penstock.clock import SystemClock, date
 from penstock.embedded.waiting import ThreadWaiter
-from penstock.errors import LockedError, OptionError
+from penstock.errors import CERTIFICATE_ADVICE, PRECONDITION_FAILED, LockedError, OptionError
+from penstock.operation_json import to_json
+from penstock.operation_table import ALARM
 from penstock.options import format_bytes, ms_in
 from penstock.storage.files.filesystem import OsFileSystem
 
@@ -522,3 +535,150 @@ def authenticate_user(name: str, password: str | None, from_stdin: bool, data: s
     given = _password(password, from_stdin, is_new=False)
     ask(data, "authenticate_user", name=name, password=given)
     output.told(f"user {name!r} is authenticated")
+
+
+# ---- definitions ---------------------------------------------------------------------------------
+
+
+def text_of(file: str) -> str:
+    """Return the text of a file, or of stdin for "-". Raises OSError."""
+    return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+
+
+# As rabbitmqadmin has it.
+FILE: Final = click.option("--file", "path", hidden=True)
+
+
+@click.command("export_definitions")
+@click.argument("file", default="-")
+@FILE
+@ONE_VHOST
+@DATA
+def export_definitions(file: str, path: str | None, vhost: str | None, data: str) -> None:
+    """Export users, permissions, policies, queues, exchanges and bindings as RabbitMQ's JSON.
+
+    Of one vhost, if it is named: then without users and permissions.
+    """
+    found = ask(data, "export_definitions", vhost)
+    text = json.dumps(to_json(found, is_exact=True), indent=1)
+    if path is None and file == "-":
+        click.echo(text)
+        return
+    place = Path(path or file)
+    place.touch(mode=0o600)
+    place.write_text(text + "\n", encoding="utf-8")
+
+
+@click.command("import_definitions")
+@click.argument("file", default="-")
+@FILE
+@click.option("--leave-out", is_flag=True, help="Leave out what Penstock has not, and list it.")
+@click.option("--dry-run", is_flag=True, help="Check and count, and change nothing.")
+@ONE_VHOST
+@DATA
+def import_definitions(
+    file: str, path: str | None, leave_out: bool, dry_run: bool, vhost: str | None, data: str
+) -> None:
+    """Import RabbitMQ's or Penstock's definitions: all, or nothing.
+
+    What is there and equal is skipped, and nothing is deleted. A queue or exchange that is there
+    with other properties is left as it is, and listed. If anything is wrong, nothing is imported,
+    all that is wrong is listed, and the exit code is 65.
+    """
+    import_text(data, text_of(path or file), vhost, leave_out=leave_out, dry_run=dry_run)
+
+
+def import_text(
+    data: str, text: str, vhost: str | None, *, leave_out: bool, dry_run: bool = False
+) -> None:
+    """Import definitions and print what was done. dry_run: only print what would be. Ends the
+    command with 65 if they are wrong."""
+    flags = {"leave_out": leave_out, "dry_run": dry_run}
+    try:
+        found = ask(data, "import_definitions", vhost, definitions=text, **flags)
+    except CommandRefusedError as error:
+        if error.code != PRECONDITION_FAILED:
+            raise
+        lines = str(error).removeprefix("PRECONDITION_FAILED - ").split("\n")
+        for line in lines:
+            output.say(f"penstock: {line}", err=True)
+        raise click.exceptions.Exit(EX_DATAERR) from None
+    for name, what in (
+        ("differs", "left as it is"), ("left_out", "left out"), ("not_run", "warning"),
+    ):  # fmt: skip
+        for line in found.pop(name):
+            output.say(f"{what}: {line}")
+    done = "would be imported" if dry_run else "imported"
+    click.echo(f"{done}: " + ", ".join(f"{count} {name}" for name, count in found.items()))
+
+
+# ---- why -----------------------------------------------------------------------------------------
+
+
+CONNECTION: Final = " -> "  # is in each name of a connection
+DOWN, STOPPED = "down", "stopped"  # states of a vhost
+
+Finding = dict[str, Any]
+
+
+@click.command("why")
+@click.argument("name", required=False, callback=named)
+@FORMAT
+@VHOST
+@DATA
+def why(name: str | None, form: str, vhost: str, data: str) -> None:
+    """Say why publishers wait, a queue does not drain, or a connection stands.
+
+    NAME is a queue, or a connection as list_connections shows it; without NAME the whole vhost. The
+    first cause comes first, each with what ends it.
+    """
+    with asked(data) as client:
+        status = client.call("status")
+        found, serves = _of_broker(status, vhost)
+        if name is None:
+            found += client.call("why", vhost) if serves else []
+            found += _of_certificates(status)
+        elif serves:
+            kind = "connection" if CONNECTION in name else "queue"
+            found = client.call("why", vhost, **{kind: name})
+    if form == "json":
+        output.document(found)
+    elif not found:
+        output.say("nothing is wrong that the broker can see")
+    else:
+        for one in found:
+            output.sentence(line(one, SystemClock().wall_ms()))
+
+
+def _of_broker(status: dict[str, Any], vhost: str) -> tuple[list[Finding], bool]:
+    """Return what is wrong with the broker and whether the vhost serves, and whether it does. Why
+    its publishers wait, a vhost says itself, and better."""
+    row = next((one for one in status["vhosts"] if one["name"] == vhost), None)
+    is_blocked = row is not None and bool(row["blocked_reason"])
+    found: list[Finding] = []
+    parts = (status[part] for part in ("kinds", "about", "problems", "advice"))
+    for kind, about, text, do in zip(*parts, strict=True):
+        if about in (None, vhost) and not (kind == ALARM and is_blocked):
+            place = "broker" if about is None else f"vhost '{about}'"
+            found.append(_finding(place, text.removeprefix(f"{place} "), do))
+    if row is not None and row["state"] == STOPPED:
+        found.append(_finding(f"vhost '{vhost}'", row["why"], f"penstock start_vhost {vhost}"))
+    return found, row is None or row["state"] not in (DOWN, STOPPED)
+
+
+def _of_certificates(status: dict[str, Any]) -> list[Finding]:
+    warnings = (status["tls"] or {}).get("warnings", ())
+    return [_finding("broker", text, CERTIFICATE_ADVICE) for text in warnings]
+
+
+def _finding(about: str, text: str, do: str) -> Finding:
+    return {"about": about, "text": text, "do": do, "since": None}
+
+
+def line(found: dict[str, Any], now_ms: int) -> str:
+    """Return a finding as a line."""
+    text = f"{found['about']}: {found['text']}"
+    if found["since"]:
+        since_s = datetime.fromisoformat(found["since"]).timestamp()
+        text += f", for {span(max(now_ms / 1000 - since_s, 0))}"
+    return f"{text} - {found['do']}" if found["do"] else text

@@ -18,8 +18,8 @@ import click
 from penstock.amqp_url import AmqpUrl, without_password
 from penstock.cli import output
 from penstock.cli.ask import DATA, ask, elsewhere
-from penstock.cli.definitions import import_text
 from penstock.cli.main import EX_UNAVAILABLE, FailedError
+from penstock.cli.node import import_text
 from penstock.errors import OptionError
 from penstock.escaping import unescaped
 

@@ -4,7 +4,6 @@
 consumers. It works with any broker of AMQP 0-9-1. `penstock.open(url)` opens a `penstock.Box`,
 which needs Penstock at the other end. From the box down:
 
-    opening                whether to open a directory or a broker
     box, queue, stream     RemoteBox, RemoteQueue, RemoteStream: what the methods of a box do
     driver                 runs the calls, and reconnects when the connection was lost
     message, stream_tail   a message that a broker delivered; the records of a stream, as they come

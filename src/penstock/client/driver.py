@@ -58,7 +58,7 @@ from penstock.amqp_url import AmqpUrl
 from penstock.client.connection import ClientChannel, Received, connect
 from penstock.client.message import RemoteDelivery, properties_of
 from penstock.codec.spec import BasicAck, BasicQos, TxCommit, TxRollback, TxSelect
-from penstock.embedded.new_body import NewBody
+from penstock.embedded.option_parsing import NewBody
 from penstock.embedded.sources import Call
 from penstock.embedded.waiting import run_call
 from penstock.errors import (

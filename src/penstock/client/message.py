@@ -20,7 +20,7 @@ from typing import Final, cast
 from penstock.client.connection import ClientChannel, Received
 from penstock.codec.properties import BasicProperties
 from penstock.embedded.messages import DeliveredMessage
-from penstock.embedded.new_body import NewBody
+from penstock.embedded.option_parsing import NewBody
 from penstock.queues.amqp_headers import implied_attempts
 from penstock.queues.headers import Death, HeaderValue, PlainHeaders
 from penstock.storage.files.durability import NONE

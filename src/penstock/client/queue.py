@@ -23,8 +23,7 @@ from penstock.client.driver import BoxLink, Full, RemoteDriver, RemoteState, Wai
 from penstock.client.message import RemoteDelivery, messages_of
 from penstock.client.publish_window import Window, batches
 from penstock.codec.spec import BasicCancel
-from penstock.embedded.new_body import NewBody
-from penstock.embedded.option_parsing import check_timeout, mode_of
+from penstock.embedded.option_parsing import NewBody, check_timeout, mode_of
 from penstock.embedded.sources import SLOW, Call, QueueCounts, QueueSource, SlowCase
 from penstock.errors import (
     ChannelError,

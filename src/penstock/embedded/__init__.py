@@ -12,8 +12,7 @@ without a box. From what users touch down:
     driver, waiting                      the lock, the thread, group commit, interrupts, forks
     core                                 engine, queues and memory monitor of a box
     alone_stream, persist                a stream without a box
-    option_parsing, new_body,            what users give, checked
-    stream_record
+    option_parsing, stream_record        what users give, checked
     box_headers, events
 
 The core (`penstock.queues`, `penstock.storage`) decides what happens to messages.

@@ -46,10 +46,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final, Self, TypeAlias, TypeVar
 
+from penstock.amqp_url import SCHEMES
 from penstock.clock import Clock, SystemClock
 from penstock.embedded.events import OnEvent, reporter
 from penstock.embedded.local_stream import LocalStream
-from penstock.embedded.option_parsing import URLS, Size, Time, stream_options, time_ms
+from penstock.embedded.option_parsing import Size, Time, stream_options, time_ms
 from penstock.embedded.sources import Call, PartitionInfo, StreamInfo
 from penstock.embedded.stream import Stream
 from penstock.embedded.stream_record import NewRecord
@@ -845,7 +846,7 @@ def driver_of(
 ) -> D:  # fmt: skip
     """Return the driver of the stream in this directory. make: its class. Events are logged and
     given to `on_event`. Errors as of `open_stream`."""
-    if isinstance(directory, str) and directory.startswith(URLS):
+    if isinstance(directory, str) and directory.startswith(SCHEMES):
         expected = "a directory: a stream of a broker is box.stream of penstock.open(URL)"
         raise OptionError("directory", directory, expected)
     # Absolute, for the program may change its own directory.

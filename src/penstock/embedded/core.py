@@ -37,12 +37,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Final
 
+from penstock.amqp_url import SCHEMES
 from penstock.clock import Clock, SystemClock
 from penstock.embedded import option_parsing
 from penstock.embedded.box_headers import BoxHeaders
 from penstock.embedded.events import DamageReports, OnAlert, OnEvent
-from penstock.embedded.new_body import NewBody
-from penstock.embedded.option_parsing import URLS, box_durability, size_bytes
+from penstock.embedded.option_parsing import NewBody, box_durability, size_bytes
 from penstock.embedded.waiting import WOKEN, Waiter
 from penstock.errors import OptionError, SettledError, StoppedError, UnknownQueueError
 from penstock.queues import priority_queue
@@ -581,7 +581,7 @@ def settings_of(
 ) -> tuple[str, Settings]:
     """Return the directory and the settings. storage: options of the engine, and those of
     BackingChoice. OptionError; TypeError if this is not a path."""
-    if isinstance(path, str) and path.startswith(URLS):
+    if isinstance(path, str) and path.startswith(SCHEMES):
         raise OptionError(
             "path", path, "a directory: what opens the box of a broker is penstock.open"
         )

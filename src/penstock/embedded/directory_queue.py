@@ -19,8 +19,7 @@ from typing import Final
 
 from penstock.embedded.core import QueueState
 from penstock.embedded.driver import Driver
-from penstock.embedded.new_body import NewBody
-from penstock.embedded.option_parsing import mode_of
+from penstock.embedded.option_parsing import NewBody, mode_of
 from penstock.embedded.sources import SLOW, Call, QueueCounts, QueueSource, SlowCase
 from penstock.embedded.waiting import Waiter
 from penstock.errors import (

@@ -1,4 +1,5 @@
-"""Option parsing: options as users write them, checked and turned into the exact ones of the core.
+"""Option parsing: options and messages as users write them, checked and turned into the exact ones
+of the core.
 
 QUEUE_KEYWORDS and STREAM_KEYWORDS list them; tables of the documentation are made from the rows. A
 wrong value raises an OptionError under the name that was given; for an unknown name it suggests the
@@ -8,13 +9,18 @@ and `stream_options`.
 The options of a stream are given when it is made. Later calls give none, or the same: a different
 value is an OptionError, for two programs that disagree about a stream should learn of it, and
 partitions and pages cannot change.
+
+**NewBody.** A body is bytes. The caller encodes text and serialises objects: a library that guessed
+would have to guess again when it reads them, and pickles run the code that they contain. Headers
+become one small byte string (`penstock.queues.headers`), empty if there are none.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Final, TypeAlias, TypedDict
 
+from penstock.embedded.box_headers import BoxHeaders
 from penstock.errors import OptionError
 from penstock.options import (
     BYTES_MAX,
@@ -30,6 +36,7 @@ from penstock.options import (
     parse_bytes,
     whole,
 )
+from penstock.queues.headers import HeaderError, HeaderValue
 from penstock.queues.queue_options import QUEUE_ARGUMENTS, REJECT_PUBLISH, QueueOptions
 from penstock.queues.stream_options import (
     COUNT_MAX,
@@ -44,7 +51,6 @@ EXPECTED_TIME: Final = 'seconds, a text as "90s", "1h30m" or "7d", or a timedelt
 MS_MAX: Final = 1 << 53
 DURABILITY: Final = "x-durability"
 NAME_BYTES_MAX: Final = 255
-URLS: Final = ("amqp://", "amqps://")  # where a directory is wanted: those of brokers
 
 Time: TypeAlias = float | str | timedelta  # seconds, or as penstock.options has times
 Size: TypeAlias = int | float | str
@@ -372,3 +378,89 @@ def check_same(given: Mapping[str, object], current: StreamOptions) -> None:
         if new != old:
             has = "none" if old is None else f"{old} s" if name == "max_age" else str(old)
             raise OptionError(name, value, f"{has}, as the stream was made with")
+
+
+# ---- messages to be put --------------------------------------------------------------------------
+
+
+Body: TypeAlias = bytes | bytearray | memoryview
+Headers: TypeAlias = Mapping[str, HeaderValue]
+
+HEADERS = BoxHeaders()
+_OPTIONS = ("priority", "ttl", "delay", "headers")
+
+
+class NewBody:
+    """A message to be put. ttl_ms, delay_ms: None for the queue's own. OptionError, TypeError."""
+
+    __slots__ = ("body", "delay_ms", "header", "priority", "ttl_ms")
+
+    def __init__(
+        self,
+        body: object,
+        priority: int = 0,
+        ttl: object = None,
+        delay: object = None,
+        headers: Headers | None = None,
+    ) -> None:
+        if type(priority) is not int or not 0 <= priority <= 255:
+            raise OptionError("priority", priority, "a whole number from 0 to 255")
+        self.body: bytes = body_of(body)
+        self.priority: int = priority
+        self.ttl_ms: int | None = None if ttl is None else time_ms("ttl", ttl)
+        self.delay_ms: int | None = None if delay is None else time_ms("delay", delay)
+        self.header: bytes = header_of(headers) if headers else b""
+        if self.ttl_ms == 0:  # it expires when it is requeued, as in a broker
+            self.header = HEADERS.for_now(self.header)
+
+
+def body_of(body: object) -> bytes:
+    """Return the bytes of a body. TypeError says what to do with anything else."""
+    if type(body) is bytes:
+        return body
+    if isinstance(body, str):
+        raise TypeError("a body is bytes, not str: encode it first, as put(text.encode())")
+    try:
+        return bytes(memoryview(body))  # type: ignore[arg-type]  # or a TypeError
+    except TypeError:
+        pass
+    raise TypeError(
+        f"a body is bytes, not {type(body).__name__}: serialise it first, "
+        "as put(json.dumps(value).encode())"
+    )
+
+
+def header_of(headers: Headers) -> bytes:
+    """Return the encoded header with these values. OptionError for values that it cannot have."""
+    try:
+        return HEADERS.with_values(b"", headers)
+    except (HeaderError, AttributeError, ValueError, TypeError) as error:
+        raise not_headers(headers, error) from None
+
+
+def not_headers(headers: object, error: Exception) -> OptionError:
+    """Return the error for what was given as headers."""
+    return OptionError("headers", headers, f"a dict of str to plain values: {error}")
+
+
+def bodies_of(items: Iterable[object]) -> list[NewBody] | list[bytes]:
+    """Return the messages that `put_many` was given: bodies, or pairs (body, options). If all are
+    plain bodies, as usual, they are returned as bytes, to save an object for each."""
+    if isinstance(items, bytes | str | bytearray | memoryview):
+        raise TypeError("put_many takes many bodies, as a list; for one there is put")
+    given = list(items)
+    bodies = [item for item in given if type(item) is bytes]
+    if len(bodies) == len(given):
+        return bodies
+    news: list[NewBody] = []
+    for item in given:
+        if isinstance(item, tuple):
+            if len(item) != 2 or not isinstance(item[1], Mapping):
+                raise TypeError("a message of put_many is its body, or a pair: (body, options)")
+            for name in item[1]:
+                if name not in _OPTIONS:
+                    raise OptionError(str(name), item[1][name], _OPTIONS)
+            news.append(NewBody(item[0], **item[1]))
+        else:
+            news.append(NewBody(item))
+    return news

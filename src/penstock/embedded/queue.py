@@ -12,8 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from penstock.embedded.messages import Job, JobBase, Message, new_job, new_traced_job
-from penstock.embedded.new_body import Body, Headers, NewBody, bodies_of
-from penstock.embedded.option_parsing import Time
+from penstock.embedded.option_parsing import Body, Headers, NewBody, Time, bodies_of
 from penstock.embedded.sources import QueueSource, Runner, SlowCase
 from penstock.errors import QueueEmptyError
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from penstock.embedded.new_body import NewBody
+from penstock.embedded.option_parsing import NewBody
 from penstock.embedded.stream_record import NewRecord, StreamRecord
 from penstock.queues.stream_options import StreamOptions
 

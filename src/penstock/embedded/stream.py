@@ -14,8 +14,7 @@ This is the stream for threads; `penstock.aio` has the same for asyncio. The Str
 
 from collections.abc import Generator, Iterable, Iterator
 
-from penstock.embedded.new_body import Body, Headers
-from penstock.embedded.option_parsing import check_name
+from penstock.embedded.option_parsing import Body, Headers, check_name
 from penstock.embedded.sources import PartitionInfo, Runner, StreamInfo, StreamSource
 from penstock.embedded.stream_reading import (
     TELL,

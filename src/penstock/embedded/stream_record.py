@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from penstock.codec.properties import BasicProperties
 from penstock.embedded.box_headers import attached
-from penstock.embedded.new_body import Body, Headers, body_of, header_of, not_headers
+from penstock.embedded.option_parsing import Body, Headers, body_of, header_of, not_headers
 from penstock.errors import AMQPError, OptionError
 from penstock.queues.amqp_headers import FORMAT_BYTE, AmqpHeaders, short_string, split_address
 from penstock.queues.headers import HeaderValue

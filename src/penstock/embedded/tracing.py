@@ -18,7 +18,7 @@ from opentelemetry import context, propagate, trace
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from penstock.embedded.messages import Message, SpanDelivery
-from penstock.embedded.new_body import HEADERS, NewBody
+from penstock.embedded.option_parsing import HEADERS, NewBody
 from penstock.embedded.sources import SLOW, Call, QueueCounts, QueueSource, SlowCase
 from penstock.errors import OptionError
 from penstock.native import VERSION

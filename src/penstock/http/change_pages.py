@@ -1,10 +1,9 @@
 """What changes something over HTTP as RabbitMQ's API does, and what reads the same objects.
 
-Queues, exchanges, bindings, messages, users, permissions, limits, policies, parameters, vhosts and
-definitions. The functions take an ApiRequest, as endpoint.Endpoint.does wants them; the shapes make
-RabbitMQ's JSON of a result. An operation does the work, with the permissions of the user; nothing
-is decided here.
-"""
+Queues, exchanges, bindings, connections, messages, users, permissions, limits, policies,
+parameters, vhosts and definitions. The functions take an ApiRequest, as endpoint.Endpoint.does
+wants them; the shapes make RabbitMQ's JSON of a result. An operation does the work, with the
+permissions of the user; nothing is decided here."""
 
 import asyncio
 import base64
@@ -148,6 +147,36 @@ async def unbind(asked: ApiRequest) -> object:
     return Answer(204)
 
 
+# ---- connections ---------------------------------------------------------------------------------
+
+REASON: Final = "x-reason"
+REASON_DEFAULT: Final = "Closed via management plugin"  # RabbitMQ's
+
+
+async def close_connection(asked: ApiRequest) -> None:
+    """Close the connection of this name or its channel of this number, or those of this user. The
+    address does not say in which vhost: each that the user sees is asked. Raises HttpError 404 if
+    there is no connection of this name that the user sees."""
+    reason = asked.request.headers.get(REASON, REASON_DEFAULT)
+    name, user = (asked.names.get(part, "") for part in ("connection", "user"))
+    channel = asked.names.get("number")
+    given = {} if channel is None else {"channel": int(channel) if channel.isdecimal() else channel}
+    for vhost in await asked.started(asked.vhosts()):
+        try:
+            await asked.call_once(
+                "close_connections", vhost, name=name, user=user, reason=reason, **given
+            )
+        except ControlError as error:
+            if error.code != NOT_FOUND:
+                raise
+        else:
+            if name:
+                return
+    if name:
+        part = "" if channel is None else f"channel {channel} of "
+        raise HttpError(404, f"no {part}connection '{name}'")
+
+
 # ---- messages ------------------------------------------------------------------------------------
 
 
@@ -190,6 +219,23 @@ async def get(asked: ApiRequest) -> object:
             raise HttpError(404, _text_of(error), error="not_found") from error
         raise
     return found
+
+
+_WHOLE: Final = ("count", "after", "skip", "truncate", "from", "last", "since", "older")
+_TEXTS: Final = ("key", "body", "encoding")
+
+
+async def browse(asked: ApiRequest) -> object:
+    """Return messages of a queue by key, header and body; nothing is taken. Raises HttpError
+    400."""
+    args = asked.arguments(_TEXTS, _WHOLE)
+    headers: dict[str, object] = {}
+    for one in asked.request.query_params.getlist("header"):
+        name, colon, value = one.partition(":")
+        headers[name] = value if colon else None
+    return await asked.call(
+        "browse_messages", asked.vhost, **args, queue=asked.names["queue"], headers=headers
+    )
 
 
 def without_empty(rows: Any) -> object:

@@ -12,10 +12,8 @@ from typing import Final
 from penstock.http import (
     api_pages,
     change_pages,
-    connection_pages,
     dashboard_pages,
     node_pages,
-    queue_pages,
 )
 from penstock.http.change_pages import OPERATOR_POLICY, POLICY
 from penstock.http.endpoint import ANY, COLUMNS, LIST_QUERY, NEW, OPENED, STATS_QUERY, Endpoint
@@ -252,7 +250,7 @@ VHOST_ROWS: Final = (
     Endpoint(
         "penstock/queues/{vhost}/{queue}/messages", "GET",
         "Messages with such a key, header or body, which stay where they are.",
-        queue_pages.messages, vhost=OPENED, is_ours=True,
+        change_pages.browse, vhost=OPENED, is_ours=True,
         query={
             "count": "how many at most, from 1 to 1000",
             "after": "go on after the message of this tag: `after` of the last answer",
@@ -660,16 +658,16 @@ CLIENT_ROWS: Final = (
     ),
     Endpoint(
         "connections/{connection}", "DELETE", "Close it; the client gets the header X-Reason.",
-        connection_pages.close, status=204,
+        change_pages.close_connection, status=204,
     ),
     Endpoint(
         "penstock/connections/{connection}/channels/{number}", "DELETE",
         "Close a channel; the client gets the header X-Reason, and its unacknowledged messages "
-        "go back.", connection_pages.close, status=204, is_ours=True,
+        "go back.", change_pages.close_connection, status=204, is_ours=True,
     ),
     Endpoint(
         "connections/username/{user}", "DELETE", "Close those of a user.",
-        connection_pages.close, status=204,
+        change_pages.close_connection, status=204,
     ),
     Endpoint(
         "channels/{channel}", "GET", "One channel.", describes="channels",

@@ -11,37 +11,43 @@ At the port of HTTP a user with the tag monitoring or administrator may ask; at 
 option `prometheus_port` everybody, without a password, and there is nothing else there.
 `?prefix=` puts another word in the place of "penstock". A vhost that does not answer leaves its
 rows out; penstock_process_up says so.
+
+RabbitMQ's dashboards join each panel with rabbitmq_identity_info, so every answer has that.
+Deliveries of streams are counted with those of classic queues.
 """
 
 import asyncio
 import json
 import re
-from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.counts import LONG_S, Histogram
-from penstock.http import rabbitmq_metrics
 from penstock.http.management import takes_gzip
 from penstock.http.metrics_text import (
     OPENMETRICS,
     PLAIN,
     PREFIX,
     MetricsText,
+    ObjectTexts,
     is_openmetrics,
     penstock_text,
+    quoted,
 )
 from penstock.http.node_link import NodeLink
-from penstock.http.object_texts import ObjectTexts
+from penstock.http.node_pages import RABBITMQ_VERSION
 from penstock.http.requests import HttpError
-from penstock.metric_table import FAMILIES
+from penstock.metric_table import FAMILIES, GAUGE, RABBITMQ
+from penstock.native import VERSION
 from penstock.operation_json import JsonText
 from penstock.server.control import ControlError
 
 METRICS: Final = "/metrics"
+RABBITMQ_PREFIX: Final = "rabbitmq_"
 KEPT_MAX: Final = 2  # texts of what each object has, each of other families
 KEPT_S: Final = 300.0  # after the last scrape
 PER_OBJECT: Final = "per-object"
@@ -90,7 +96,7 @@ class MetricsPages:
         prefix = _prefix(request)
         text = MetricsText(is_openmetrics=is_open, prefix=prefix)
         node = await self._node.call("node_metrics")
-        rabbitmq_metrics.info(text, node["node"], registry or "aggregated")
+        _add_info(text, node["node"], registry or "aggregated")
         if registry != DETAILED:
             await self._add_totals(text, node, is_per_object=registry == PER_OBJECT)
         if registry:
@@ -105,7 +111,7 @@ class MetricsPages:
 
     async def _add_totals(self, text: MetricsText, node: Any, *, is_per_object: bool) -> None:
         vhosts = await self._of_vhosts("metrics", node["vhosts"])
-        rabbitmq_metrics.totals(text, node, vhosts.values(), is_per_object=is_per_object)
+        _add_rabbitmq(text, node, vhosts.values(), is_per_object=is_per_object)
         own = {
             "http_requests_total": [
                 [route, status, n] for (route, status), n in sorted(self._requests.items())
@@ -135,7 +141,7 @@ class MetricsPages:
             vhosts = [name for name in vhosts if name in only]
         if not names:
             return
-        starts = [prefix if FAMILIES[name].is_ours else rabbitmq_metrics.PREFIX for name in names]
+        starts = [prefix if FAMILIES[name].is_ours else RABBITMQ_PREFIX for name in names]
         starts = [start + ends for start in starts]
         key = (*names, *starts)
         kept = self._kept.pop(key, None)
@@ -191,3 +197,99 @@ def _prefix(request: Request) -> str:
             "letter first",
         )  # fmt: skip
     return given + "_"
+
+
+# ---- RabbitMQ's names ----------------------------------------------------------------------------
+
+
+def _add_info(text: MetricsText, node: Mapping[str, Any], endpoint: str) -> None:
+    """Add the two families that name the node and its versions. node: of `node_metrics`. endpoint:
+    which text it is, as RabbitMQ 4 says: its dashboards choose one."""
+    labels = {
+        "build_info": {
+            "rabbitmq_version": RABBITMQ_VERSION, "prometheus_plugin_version": VERSION,
+            "prometheus_client_version": VERSION, "erlang_version": "",
+        },
+        "identity_info": {
+            "rabbitmq_node": node["name"], "rabbitmq_cluster": node["cluster_name"],
+            "rabbitmq_cluster_permanent_id": node["cluster_name"],
+            "rabbitmq_endpoint": endpoint,
+        },
+    }  # fmt: skip
+    for name, of in labels.items():
+        text.head(RABBITMQ_PREFIX + name, GAUGE, "RabbitMQ's name for this node and its versions")
+        shown = ",".join(f"{label}={quoted(value)}" for label, value in of.items())
+        text.sample(RABBITMQ_PREFIX + name, shown, 1)
+
+
+def _add_rabbitmq(
+    text: MetricsText, node: Mapping[str, Any], vhosts: Iterable[Mapping[str, Any]],
+    *, is_per_object: bool = False,
+) -> None:  # fmt: skip
+    """Add the rows of RABBITMQ. node, vhosts: answers of `node_metrics` and `metrics`.
+    is_per_object: without those that are sums over queues and channels."""
+    found = _sums(node, vhosts)
+    for row in RABBITMQ:
+        if is_per_object and row.name.startswith(("queue_", "channel_")):
+            continue
+        name = RABBITMQ_PREFIX + row.name
+        text.head(name, row.kind, row.meaning)
+        text.sample(name, row.labels, found[row.source])
+
+
+def _sums(node: Mapping[str, Any], vhosts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the sources of RABBITMQ."""
+    found: dict[str, float] = defaultdict(int)
+    for one in vhosts:
+        _add_vhost(found, one["values"], one["totals"])
+    values, about = node["values"], node["node"]
+    found |= {
+        "process.open_fds": _summed(values["process_open_fds"]),
+        "process.rss": _summed(values["process_resident_memory_bytes"]),
+        "process.max_fds": about["files_max"],
+        "node.memory_bytes": about["memory_bytes"],
+        "node.uptime_s": about["uptime_s"],
+        "node.disk_free_bytes": values["disk_free_bytes"],
+        "node.disk_free_limit_bytes": values["disk_free_limit_bytes"],
+        "node.login_failed": values["handshakes_failed_total"].get("password", 0),
+    }
+    return found
+
+
+def _add_vhost(
+    found: dict[str, float], values: Mapping[str, Any], totals: Mapping[str, Any]
+) -> None:
+    for group in ("message_stats", "churn_rates", "object_totals", "dead_lettered"):
+        for name, n in totals[group].items():
+            found[f"{group}.{name}"] += n
+    stats, messages = totals["message_stats"], values["messages"]
+    unroutable = stats["drop_unroutable"] + stats["return_unroutable"]
+    ready = sum(messages[state] for state in ("alpha", "beta", "gamma", "delta"))
+    syncs = values["sync_seconds"]
+    for name, n in {
+        "message_stats.routed": stats["publish"] - unroutable,
+        "message_stats.publish_confirm": stats["confirm"] + values["confirms_pending"],
+        "messages.ready": ready,
+        "messages.unacked": messages["unacked"],
+        "messages.all": ready + messages["unacked"],
+        "messages.alpha": messages["alpha"],
+        "messages.out": ready - messages["alpha"],
+        "message_bytes.ready": values["message_bytes"]["ready"],
+        "message_bytes.unacked": values["message_bytes"]["unacked"],
+        "publishers": values["publishers"],
+        "unconfirmed": values["confirms_pending"],
+        "traffic.recv_oct": totals["recv_oct"],
+        "traffic.send_oct": totals["send_oct"],
+        "log.syncs": sum(syncs[1:]),
+        "log.sync_s": syncs[0],
+        "log.bytes": values["log_bytes_total"],
+        "paging.reads": values["page_in_runs_total"],
+        "paging.read_bytes": values["paged_in_bytes_total"],
+    }.items():
+        found[name] += n
+    for reason, is_on in values["publishers_blocked"].items():
+        found[f"alarms.{reason}"] = max(found[f"alarms.{reason}"], is_on)
+
+
+def _summed(rows: list[list[Any]]) -> float:
+    return sum(float(row[-1]) for row in rows)

@@ -14,8 +14,7 @@ from typing import Any, Final
 from penstock.access.users import RABBITMQ_SALT_BYTES
 from penstock.http.endpoint import VHOST, Answer, ApiRequest, not_authorised
 from penstock.http.requests import HttpError
-from penstock.native import VERSION
-from penstock.node_name import node_name
+from penstock.native import VERSION, node_name
 from penstock.routing.exchange_types import TYPES
 
 RABBITMQ_VERSION: Final = "3.13.0"  # whose HTTP API this is; clients compare it

@@ -33,8 +33,7 @@ from penstock.errors import (
     OptionError,
     blocked_advice,
 )
-from penstock.native import VERSION, build_kind
-from penstock.node_name import node_name
+from penstock.native import VERSION, build_kind, node_name
 from penstock.operation_json import dumps, loads, parts_of, read
 from penstock.operation_table import (
     ALARM,
@@ -61,9 +60,8 @@ from penstock.server.definitions import Definitions, DefinitionsError
 from penstock.server.listener import Listener
 from penstock.server.log_lines import LogTail
 from penstock.server.memory_shares import MemoryShares
-from penstock.server.watched_http import WatchedHttp
+from penstock.server.watched_http import WatchedHttp, WatchedTls
 from penstock.server.watched_process import DOWN, RUNNING, STOPPED, ProcessDown, WatchedProcess
-from penstock.server.watched_tls import WatchedTls
 from penstock.server.watched_vhost import BY_OPERATOR, UNOPENED, WatchedVhost
 from penstock.storage.files.data_directory import LOG, SPILL, DataDirectory
 from penstock.storage.files.durability import MODE_NAMES

@@ -45,7 +45,7 @@ from penstock.errors import (
     PenstockError,
     StoppedError,
 )
-from penstock.node_name import node_name
+from penstock.native import node_name
 from penstock.operation_json import dumps
 from penstock.operation_table import EVENTS, HOME
 from penstock.server import tls_records, vhost_directories
@@ -68,9 +68,8 @@ from penstock.server.process_link import ControlServer
 from penstock.server.proxy_protocol import networks_of
 from penstock.server.service_manager import ServiceManager
 from penstock.server.tls_records import TlsRecords
-from penstock.server.watched_http import ListeningSockets, WatchedHttp
+from penstock.server.watched_http import ListeningSockets, WatchedHttp, WatchedTls
 from penstock.server.watched_process import WatchedProcess
-from penstock.server.watched_tls import WatchedTls
 from penstock.server.watched_vhost import VhostDown, WatchedVhost
 from penstock.storage.files.data_directory import DataDirectory
 from penstock.storage.files.filesystem import OsFileSystem

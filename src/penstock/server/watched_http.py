@@ -1,11 +1,11 @@
-"""WatchedHttp: the HTTP process as the supervisor sees it.
+"""WatchedHttp, WatchedTls: the processes of HTTP and of TLS as the supervisor sees them.
 
 watched_process starts it, watches it and starts it again. The listening sockets are made and kept
 here, and each process gets copies over the link. So the port is bound or refused when the broker
 starts, and clients that connect while the process is being started again wait instead of being
 refused. While it is down the sockets are closed, and made again for the next attempt.
 
-News beyond those of all processes:
+News of HTTP beyond those of all processes:
 
     to it     socket (with a listening socket) · client (origin; with a socket, after TLS)
               users (KnownUsers.facts)
@@ -22,12 +22,19 @@ through this process.
 
 Users are sent at each start and after each change, before the change is answered, so a password or
 permission that was removed is refused at once.
+
+When the process of TLS ends, its connections end; vhosts and plain connections go on.
+
+    to it     socket (kind, with a listening socket) · start (options, settings, networks) · reload
+    from it   client (kind, origin: facts of a connection, records: null or those of TlsRecords, if
+              the socket is encrypted; with a socket) · pong, with facts
 """
 
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +48,7 @@ from penstock.server.descriptors import http_connections_max
 from penstock.server.listener import bind
 from penstock.server.login import Origin
 from penstock.server.process_link import Answering, AskedCall, ProcessLink, answer
+from penstock.server.tls_records import TlsRecords
 from penstock.server.watched_process import RUNNING, WatchedProcess, entry_of, whole
 
 PROGRAM: Final = (*PYTHON, "penstock.http.process")
@@ -200,3 +208,95 @@ class WatchedHttp(WatchedProcess):
         self.rss_bytes = self.returned_bytes = self.requests = 0
         for task in self._answering:
             task.cancel()
+
+
+TLS_PROGRAM: Final = (*PYTHON, "penstock.server.tls_process")
+
+
+Take = Callable[..., object]  # (socket, origin[, records])
+
+
+class WatchedTls(WatchedProcess):
+    """The process of TLS. sockets: its listening sockets by kind. takers: by kind, what takes over
+    a client after its handshake, with its socket."""
+
+    def __init__(
+        self, sockets: Mapping[str, ListeningSockets], settings: Config, clock: Clock,
+        takers: Mapping[str, Take], program: Sequence[str] = TLS_PROGRAM,
+    ) -> None:  # fmt: skip
+        super().__init__("tls", settings, clock, program)
+        self.ports: Final = {kind: one.port for kind, one in sockets.items()}
+        self._sockets = sockets
+        self._takers = takers
+        self._pong: Facts = {}
+
+    def reload(self) -> None:
+        """Have it read the certificates again."""
+        self.notify("reload")
+
+    def facts(self) -> dict[str, object]:
+        """Return the facts for the operation `status`."""
+        pong = self._pong
+        return {
+            "state": self.state,
+            "port": self.ports.get("amqp"),
+            "http_port": self.ports.get("http"),
+            "pid": self.pid or None,
+            "error": self.why or None,
+            "restarts": self.restarts,
+            "connections": pong.get("connections", 0),
+            "half_open": pong.get("half_open", 0),
+            "accepted": pong.get("accepted", 0),
+            "rss_bytes": pong.get("rss_bytes", 0),
+            "certificates": pong.get("certificates", []),
+            "warnings": pong.get("warnings", []),
+        }
+
+    # ---- as a watched process ------------------------------------------------------------------
+
+    def _begin_life(self, link: ProcessLink) -> None:
+        for kind, sockets in self._sockets.items():
+            sockets.hand_to(link, kind=kind)
+        settings = self._settings
+        link.send(
+            {
+                "do": "start", "log_level": settings.log_level, "options": asdict(settings.tls),
+                "networks": {
+                    "amqp": list(settings.proxy_protocol_from),
+                    "http": list(settings.http_proxy_protocol_from),
+                },
+                "settings": {
+                    "handshake_timeout_s": settings.handshake_timeout_s,
+                    "half_open_max": settings.half_open_max, "nofile": settings.nofile,
+                },
+            }
+        )  # fmt: skip
+
+    def _on_news(self, facts: Facts, data: bytes, descriptors: list[int]) -> None:
+        if facts["do"] != "client":
+            super()._on_news(facts, data, descriptors)
+            return
+        origin: Any = facts["origin"]
+        records: Any = facts["records"]
+        for descriptor in descriptors:
+            sock = socket.socket(fileno=descriptor)
+            take = self._takers[str(facts["kind"])]
+            if records is None:
+                take(sock, Origin(**origin))
+            else:
+                take(sock, Origin(**origin), TlsRecords.of(records))
+
+    def _on_own_message(self, do: str, facts: Facts) -> None:
+        if do == "pong":
+            self._pong = facts
+
+    def _environment(self) -> dict[str, str]:
+        return {}
+
+    def _is_down(self) -> None:
+        for sockets in self._sockets.values():
+            sockets.close()
+
+    def _life_ended(self) -> None:
+        super()._life_ended()
+        self._pong = {}

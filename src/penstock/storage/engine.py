@@ -44,6 +44,7 @@ from dataclasses import replace
 from typing import Final
 
 from penstock.clock import Clock
+from penstock.counts import DISK_S, Histogram
 from penstock.errors import (
     DescriptorsError,
     DiskFullError,
@@ -84,7 +85,6 @@ from penstock.storage.parts.stream_engine import StreamEngine
 from penstock.storage.parts.transaction import Transaction
 from penstock.storage.store.message_store import BodyStores, MessageStore
 from penstock.storage.store.store_file import StoreRecord
-from penstock.storage.totals import StorageTotals
 from penstock.storage.upkeep import Upkeep
 
 ENTRY_BYTES: Final = 64  # on disk beside header and body, about
@@ -735,3 +735,30 @@ class StorageEngine:
 
 def _ignore(_kind: str, _text: str) -> None:
     pass
+
+
+class StorageTotals:
+    """What all queues of one engine together have done since it was opened: a sum over those that
+    are there would fall when one is deleted. Each is added to once for a run of messages. betas,
+    gammas, deltas: how many messages became such when they left RAM. paged_in: messages that were
+    read back. read_ahead_hits, read_ahead_misses: runs that were read before a get needed them, and
+    those that a get waited for."""
+
+    def __init__(self) -> None:
+        self.betas: int = 0
+        self.gammas: int = 0
+        self.deltas: int = 0
+        self.paged_out_bytes: int = 0
+        self.paged_in: int = 0
+        self.paged_in_bytes: int = 0
+        self.page_in_runs: int = 0
+        self.page_in_seconds: Histogram = Histogram(DISK_S)
+        self.read_ahead_hits: int = 0
+        self.read_ahead_misses: int = 0
+
+    def page_in(self, messages: int, size: int, seconds: float) -> None:
+        """Count a read of a run, of `size` bytes of RAM."""
+        self.paged_in += messages
+        self.paged_in_bytes += size
+        self.page_in_runs += 1
+        self.page_in_seconds.record(seconds)

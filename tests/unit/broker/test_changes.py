@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.changes import GONE_MAX, LOOK_SLICE
 from penstock.broker.operations.kinds import RATE
+from penstock.broker.queue_table import GONE_MAX, LOOK_SLICE
 from penstock.broker.rates import QUEUE
 from penstock.codec.spec import (
     BasicAck,
@@ -20,8 +20,7 @@ from penstock.codec.spec import (
     QueuePurge,
     QueuePurgeOk,
 )
-from penstock.http.metrics_text import MetricsText
-from penstock.http.object_texts import ObjectTexts
+from penstock.http.metrics_text import MetricsText, ObjectTexts
 from penstock.members import dug
 from penstock.metric_table import FAMILIES
 from tests.helpers.broker_rig import RigClient

@@ -28,7 +28,7 @@ from penstock.codec.spec import (
     QueueUnbind,
     QueueUnbindOk,
 )
-from penstock.node_name import node_name
+from penstock.native import node_name
 from penstock.operation_table import EVENTS
 from tests.helpers.broker_rig import RigClient
 from tests.helpers.operation_rig import OperationRig

@@ -22,7 +22,7 @@ from penstock.codec.spec import (
     TxSelect,
     TxSelectOk,
 )
-from penstock.node_name import node_name
+from penstock.native import node_name
 from tests.helpers.columns import COLUMNS
 from tests.helpers.operation_rig import OperationRig
 from tests.helpers.staged_rig import QUERY, StagedRig, plain

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import output
-from penstock.cli.why import line
+from penstock.cli.node import line
 from tests.helpers.fake_control import FakeControl
 
 STATUS: dict[str, Any] = {

@@ -21,7 +21,7 @@ from penstock.client.publish_window import (
     batches,
 )
 from penstock.codec import spec
-from penstock.embedded.new_body import NewBody
+from penstock.embedded.option_parsing import NewBody
 from penstock.errors import PenstockError, QueueFullError, UnknownQueueError
 from penstock.protocol.connection import PublishRun
 from penstock.storage.files.durability import DISK, NONE

@@ -8,7 +8,7 @@ import pytest
 from penstock.client.message import RemoteDelivery, death_of, id_of, properties_of
 from penstock.codec.properties import BasicProperties
 from penstock.embedded.messages import Message
-from penstock.embedded.new_body import NewBody
+from penstock.embedded.option_parsing import NewBody
 from penstock.queues.headers import Death
 from penstock.storage.files.durability import DISK, NONE
 

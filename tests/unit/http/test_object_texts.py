@@ -3,8 +3,7 @@
 import gzip
 from typing import Any
 
-from penstock.http.metrics_text import MetricsText
-from penstock.http.object_texts import CHUNK, ObjectTexts
+from penstock.http.metrics_text import CHUNK, MetricsText, ObjectTexts
 from penstock.metric_table import FAMILIES
 from tests.helpers.prometheus import families
 

@@ -5,7 +5,7 @@ from types import FrameType
 
 import pytest
 
-from penstock.embedded.new_body import NewBody
+from penstock.embedded.option_parsing import NewBody
 from penstock.errors import DiskFullError
 from penstock.queues.amq_queue import DEAD_SLICE
 from penstock.queues.backing_queue import NewMessage

@@ -29,11 +29,10 @@ from penstock.broker.asked_rights import RightsUnknown
 from penstock.broker.channel import Channel
 from penstock.broker.dispatch import STEP_BYTES, Reply
 from penstock.broker.operations import (
-    batches,
     box,
     connections,
+    exactly_once,
     jobs,
-    leases,
     listings,
     messages,
     metrics,
@@ -70,8 +69,7 @@ FUNCTIONS: Final[dict[str, Callable[[Call], None]]] = {
         policies,
         messages,
         streams,
-        leases,
-        batches,
+        exactly_once,
         jobs,
         listings,
         pages,

@@ -22,7 +22,7 @@ from penstock.broker.refusals import called, not_found, precondition_failed
 from penstock.broker.vhost import CHANNEL, CONNECTION, VHost
 from penstock.clock import date
 from penstock.errors import CONNECTION_FORCED
-from penstock.node_name import node_name
+from penstock.native import node_name
 from penstock.operation_table import WATCHERS
 
 CLOSE_STEPS: Final = 64  # to end one: its channels end, what they have goes back

@@ -28,7 +28,7 @@ from penstock.broker.rates import LENGTHS, QUEUE, Info
 from penstock.broker.vhost import CHANNEL, VHost
 from penstock.codec.properties import BasicProperties
 from penstock.counts import DELIVERY_NAMES
-from penstock.node_name import node_name
+from penstock.native import node_name
 from penstock.queues.queue_options import QUORUM
 from penstock.queues.queue_ram import ALPHA_BYTES
 from penstock.queues.stream_options import STREAM

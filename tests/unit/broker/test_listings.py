@@ -8,7 +8,8 @@ from click.testing import CliRunner
 
 from penstock.broker.operations import listings
 from penstock.broker.operations.kinds import RowAsked
-from penstock.broker.operations.pages import LISTS, QUEUE_SAME
+from penstock.broker.operations.pages import LISTS
+from penstock.broker.operations.queue_rows import LISTED_MORE, LISTED_SAME, Queues
 from penstock.broker.publish import PublishFacts, fan_out
 from penstock.broker.topology import SYSTEM
 from penstock.cli.main import cli
@@ -49,15 +50,22 @@ def test_the_columns_of_list_queues_are_what_there_is(rig: VHostRig) -> None:
     assert told <= words
 
 
-def test_cheap_columns_are_the_same_alone(rig: VHostRig) -> None:
+def of_all_kinds(rig: VHostRig) -> None:
+    """A queue of each kind and state, with messages and consumers."""
     filled(rig)
+    rig.consume(rig.vhost.table.find_queue("q"), TakingChannel(), no_ack=False)
     rig.queue("stored")
+    rig.put(rig.queue("quorum", arguments={"x-queue-type": "quorum"}), b"12", b"3")
     rig.vhost.declare_queue("stream", durable=True, arguments={"x-queue-type": "stream"})
     rig.vhost.declare_queue("passing")
     rig.put(rig.queue("failed"), b"abc")
     for _ in range(5):
         rig.vhost.restarts.failed(rig.vhost.queues["failed"], RuntimeError("a bug"))
-    kind, names = LISTS["list_queues"], [*QUEUE_SAME]
+
+
+def test_cheap_columns_are_the_same_alone(rig: VHostRig) -> None:
+    of_all_kinds(rig)
+    kind, names = LISTS["list_queues"], [*LISTED_SAME]
     for vhost in (rig.vhost, rig.restart()):
         for name in kind.all(vhost, {}):
             whole = kind.row(vhost, name, RowAsked(Columns()))
@@ -65,6 +73,21 @@ def test_cheap_columns_are_the_same_alone(rig: VHostRig) -> None:
             assert whole is not None
             assert alone is not None
             assert {one: alone[one] for one in names} == {one: whole[one] for one in names}
+
+
+def test_columns_that_rabbitmqctl_has_are_those_of_http(rig: VHostRig) -> None:
+    of_all_kinds(rig)
+    names = LISTED_MORE - {"pid", "slave_pids", "synchronised_slave_pids"}
+    for vhost in (rig.vhost, rig.restart()):
+        for name in vhost.table.names():
+            listed = LISTS["list_queues"].row(vhost, name, RowAsked(Columns()))
+            asked = LISTS["list_queues"].row(vhost, name, RowAsked(Columns(LISTED_MORE)))
+            http = Queues().row(vhost, name, RowAsked(Columns()))
+            assert listed is not None
+            assert asked is not None
+            assert http is not None
+            assert {one: listed[one] for one in names} == {one: http.get(one) for one in names}
+            assert {one: asked[one] for one in names} == {one: listed[one] for one in names}
 
 
 def test_an_open_queue(rig: VHostRig) -> None:

@@ -372,6 +372,7 @@ def consumer_info(vhost: VHost, queue: QueueOrStream, consumer: Consumer) -> Inf
     consumer."""
     consumers = queue.consumers
     channel = consumer.channel
+    is_active = not consumers.is_single_active or consumers.active is consumer
     found: Info = {
         "queue_name": queue.name,
         "vhost": vhost.name,
@@ -380,14 +381,15 @@ def consumer_info(vhost: VHost, queue: QueueOrStream, consumer: Consumer) -> Inf
         "prefetch_count": consumer.prefetch,
         "exclusive": consumer.is_exclusive,
         "priority": consumer.priority,
-        "active": not consumers.is_single_active or consumers.active is consumer,
+        "active": is_active,
+        "activity_status": "single_active" if consumers.is_single_active and is_active else "up",
         "unacked": consumer.unacked,
         "delivered": consumer.delivered,
         "arguments": consumer.arguments,
     }
     if isinstance(channel, Channel):
         found["connection"] = channel.handler.name
-        found["channel"] = channel.name
+        found["channel"] = found["channel_pid"] = channel.name
         found["user"] = channel.identity.name
     return found
 

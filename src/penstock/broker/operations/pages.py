@@ -46,16 +46,15 @@ from penstock.broker.operations.listings import (
     consumer_info,
     exchange_info,
     object_totals,
-    queue_row,
 )
-from penstock.broker.operations.queue_rows import HEAD, PublisherRows, Queues, UnackedRows
+from penstock.broker.operations.queue_rows import PublisherRows, Queues, UnackedRows, list_row
 from penstock.broker.policies import EXCHANGE as EXCHANGE_KIND
-from penstock.broker.rates import LENGTHS, WATCHED_MAX, Info
 from penstock.broker.rates import VHOST as TOTALS
+from penstock.broker.rates import WATCHED_MAX, Info
 from penstock.broker.refusals import called, not_found
 from penstock.broker.topology import EXCHANGE, QUEUE, binding_called
 from penstock.broker.vhost import EXCHANGES, VHost
-from penstock.members import Columns, dug, sort_key
+from penstock.members import Columns, sort_key
 from penstock.operation_json import JsonParts
 from penstock.operation_table import PAGE_SIZE, WATCHERS
 from penstock.routing.exchange_types import Binding
@@ -422,21 +421,17 @@ def _listed(call: Call, kind: RowKind, asked: RowAsked) -> Slices:
 
 class _Listed(RowKind):
     """What a list of the commands shows: the things of a kind, by the first column of the list,
-    with rows of listings.py. more: columns that only the row of the kind has, and their names with
-    dots there; "" for what nothing here stands for. same: columns that are the same in the row of
-    the kind, which is cheaper if nothing else is asked for."""
+    with rows of listings.py."""
 
     called = "row"
 
     def __init__(
-        self, kind: RowKind, name: Callable[[Any], str], row: Callable[[VHost, Any], Info | None],
-        more: Mapping[str, str] | None = None, same: frozenset[str] = frozenset(),
+        self, kind: RowKind, name: Callable[[Any], str],
+        row: Callable[[VHost, Any, RowAsked], Info | None],
     ) -> None:  # fmt: skip
         self._kind = kind
         self._name = name
         self._row = row
-        self._more = more or {}
-        self._same = same
 
     def all(self, vhost: VHost, of: Mapping[str, str]) -> Sequence[Any]:
         return self._kind.all(vhost, of)
@@ -453,60 +448,35 @@ class _Listed(RowKind):
         return self._kind.numbers(vhost, column)
 
     def row(self, vhost: VHost, thing: Any, asked: RowAsked) -> Info | None:
-        if not asked.columns.are_all and asked.columns.names <= self._same:
-            return self._kind.row(vhost, thing, asked)
-        row = self._row(vhost, thing)
-        if row is None or not asked.columns.has_any(self._more.keys()):
-            return row
-        whole = self._kind.row(vhost, thing, RowAsked(Columns()))
-        return row | {column: dug(whole, name) for column, name in self._more.items()}
+        return self._row(vhost, thing, asked)
 
 
-def _binding_row(vhost: VHost, thing: Any) -> Info:
+def _binding_row(vhost: VHost, thing: Any, _asked: RowAsked) -> Info:
     return binding_info(vhost, named_binding(thing))
 
 
-def _channel_row(vhost: VHost, thing: Any) -> Info | None:
-    return None if thing.is_closed else channel_info(vhost, thing)
+def _channel_row(vhost: VHost, thing: Any, _asked: RowAsked) -> Info | None:
+    return None if thing.is_closed else {**channel_info(vhost, thing), "pid": thing.name}
 
 
-def _consumer_row(vhost: VHost, thing: Any) -> Info | None:
+def _consumer_row(vhost: VHost, thing: Any, _asked: RowAsked) -> Info | None:
     return None if thing.is_cancelled else consumer_info(vhost, thing.queue, thing)
 
 
-def _exchange_row(vhost: VHost, thing: Any) -> Info | None:
+def _exchange_row(vhost: VHost, thing: Any, _asked: RowAsked) -> Info | None:
     exchange = vhost.exchanges.get(thing)
     return None if exchange is None else exchange_info(vhost, exchange)
 
 
-QUEUE_COLUMNS: Final = {
-    **{
-        name: name
-        for name in (
-            "consumer_capacity", "consumer_utilisation", "exclusive_consumer_tag",
-            "head_message_timestamp", "messages_persistent", "messages_ready_ram",
-            "messages_unacknowledged_ram", "message_bytes_persistent", "message_bytes_ram",
-            "leader", "members", "online",
-        )
-    },
-    "pid": "", "slave_pids": "slave_nodes", "synchronised_slave_pids": "synchronised_slave_nodes",
-}  # fmt: skip
-QUEUE_SAME: Final = (HEAD | LENGTHS | {"consumers"}) - {"node"}
-CONSUMER_COLUMNS: Final = {
-    "activity_status": "activity_status", "channel_pid": "channel_details.name",
-}  # fmt: skip
-
 LISTS: Final[Mapping[str, _Listed]] = {
-    "list_queues": _Listed(KINDS["queues"], str, queue_row, QUEUE_COLUMNS, QUEUE_SAME),
+    "list_queues": _Listed(KINDS["queues"], str, list_row),
     "list_exchanges": _Listed(KINDS["exchanges"], str, _exchange_row),
     "list_bindings": _Listed(
         KINDS["bindings"], lambda thing: named_binding(thing).source, _binding_row
     ),
-    "list_channels": _Listed(
-        KINDS["channels"], KINDS["channels"].name, _channel_row, {"pid": "name"}
-    ),
+    "list_channels": _Listed(KINDS["channels"], KINDS["channels"].name, _channel_row),
     "list_consumers": _Listed(
-        KINDS["consumers"], lambda thing: str(thing.queue.name), _consumer_row, CONSUMER_COLUMNS
+        KINDS["consumers"], lambda thing: str(thing.queue.name), _consumer_row
     ),
 }  # fmt: skip
 

@@ -48,7 +48,8 @@ _FACTS: Final = {
     "messages_ready": "len", "messages": "depth", "message_bytes_ready": "bytes",
     "message_bytes_unacknowledged": "unacked_bytes", "memory": "ram_bytes", "alphas": "alphas",
     "betas": "betas", "gammas": "gammas", "delta": "delta", "leased": "leased",
-    "delayed": "delayed", "is_flowed": "is_flowed",
+    "delayed": "delayed", "is_flowed": "is_flowed", "messages_ram": "ram_messages",
+    "memory_alphas": "alpha_bytes", "memory_elsewhere": "elsewhere_bytes",
 }  # fmt: skip
 LOOKED_AT: Final = 1024  # unacked deliveries of a channel
 DELIVERIES_SHOWN: Final = 100  # of a consumer
@@ -56,6 +57,17 @@ KEYS_SHOWN: Final = 10  # of a publisher
 QUEUES_SHIFT: Final = 3  # queues of a route that are looked at in one step
 # Columns for which nothing has to be found out about where messages are.
 CHEAP: Final = HEAD | LENGTHS | _DETAILS | {"consumers", STATS}
+# Columns of list_queues that are the same in the row here, which is cheaper alone, and those that
+# `queue_row` has not.
+LISTED_SAME: Final = (HEAD | LENGTHS | {"consumers"}) - {"node"}
+LISTED_MORE: Final = frozenset(
+    {
+        "consumer_capacity", "consumer_utilisation", "exclusive_consumer_tag",
+        "head_message_timestamp", "leader", "members", "message_bytes_persistent",
+        "message_bytes_ram", "messages_persistent", "messages_ready_ram",
+        "messages_unacknowledged_ram", "online", "pid", "slave_pids", "synchronised_slave_pids",
+    }
+)  # fmt: skip
 MESSAGE_COUNTS: Final = ("publish", "deliver_get", *DELIVERY_NAMES)
 
 
@@ -342,6 +354,31 @@ def _full(vhost: VHost, name: str, queue: QueueOrStream | None, asked: RowAsked)
     return row
 
 
+def list_row(vhost: VHost, name: str, asked: RowAsked) -> Info | None:
+    """Return a row of list_queues with what is asked for, at least; None if the queue is gone."""
+    columns = asked.columns
+    if not columns.are_all and columns.names <= LISTED_SAME:
+        return _row(vhost, name, asked)
+    row = queue_row(vhost, name)
+    if row is None or not columns.has_any(LISTED_MORE):
+        return row
+    queue = vhost.table.served.get(name)
+    if queue is not None and queue.is_crashed:
+        queue = None
+    facts = {fact: int_of(row, column) for column, fact in _FACTS.items()}
+    _add_listed_places(queue, facts, row)
+    _add_listed_consumers(queue, facts["len"], row)
+    node = node_name() if row["type"] in (QUORUM, STREAM) else None
+    row["leader"] = node
+    row["members"] = row["online"] = None if node is None else [node]
+    row["head_message_timestamp"] = None
+    if isinstance(queue, BrokerQueue) and facts["len"] == facts["alphas"]:
+        _add_head(vhost, queue, row)
+    row["pid"] = None  # a queue has no process, and no mirrors
+    row["slave_pids"] = row["synchronised_slave_pids"] = ()
+    return row
+
+
 def _own_of_open(facts: Facts) -> Info:
     """Return what only Penstock has, of a queue that is open."""
     return {
@@ -359,31 +396,38 @@ def _own_of_open(facts: Facts) -> Info:
     }
 
 
-def _add_places(queue: QueueOrStream | None, facts: Facts, row: Info, own: Info) -> None:
-    """Add the columns about where the messages are: in RAM, on disk, and in which part."""
-    ready, total, in_ram = int(facts["len"]), int(facts["depth"]), int(facts.get("ram_messages", 0))
-    ready_size, unacked_size = int(facts["bytes"]), int(facts["unacked_bytes"])
-    alphas, delta, size = int(facts["alphas"]), facts["delta"], ready_size + unacked_size
-    stored, stored_size, next_seq = total, size, 0
+def _add_listed_places(queue: QueueOrStream | None, facts: Facts, row: Info) -> None:
+    """Add the columns about where the messages are that lists of the commands have too."""
+    total, in_ram = int(facts["depth"]), int(facts.get("ram_messages", 0))
+    size, alphas = int(facts["bytes"]) + int(facts["unacked_bytes"]), int(facts["alphas"])
+    stored, stored_size = total, size
     if isinstance(queue, BrokerQueue):
-        indexes = queue.amq.backing.indexes()
-        next_seq = sum([index.next_seq for index in indexes])
-        kept = indexes if queue.is_durable else []
+        kept = queue.amq.backing.indexes() if queue.is_durable else []
         stored = sum([index.count for index in kept])
         stored_size = sum([index.bytes for index in kept])
     in_ram_size = int(facts.get("alpha_bytes", 0)) + int(facts.get("elsewhere_bytes", 0))
-    in_ram_size = min(size, in_ram_size)
-    row["messages_ram"] = in_ram
     row["messages_ready_ram"] = alphas
     row["messages_unacknowledged_ram"] = max(in_ram - alphas, 0)
-    row["messages_paged_out"] = total - in_ram
     row["messages_persistent"] = stored
+    row["message_bytes_ram"] = min(size, in_ram_size)
+    row["message_bytes_persistent"] = stored_size
+
+
+def _add_places(queue: QueueOrStream | None, facts: Facts, row: Info, own: Info) -> None:
+    """Add the columns about where the messages are: in RAM, on disk, and in which part."""
+    _add_listed_places(queue, facts, row)
+    ready, total, in_ram = int(facts["len"]), int(facts["depth"]), int(facts.get("ram_messages", 0))
+    ready_size, unacked_size = int(facts["bytes"]), int(facts["unacked_bytes"])
+    alphas, delta, size = int(facts["alphas"]), facts["delta"], ready_size + unacked_size
+    next_seq = 0
+    if isinstance(queue, BrokerQueue):
+        next_seq = sum([index.next_seq for index in queue.amq.backing.indexes()])
+    row["messages_ram"] = in_ram
+    row["messages_paged_out"] = total - in_ram
     row["message_bytes"] = size
     row["message_bytes_ready"] = ready_size
     row["message_bytes_unacknowledged"] = unacked_size
-    row["message_bytes_ram"] = in_ram_size
-    row["message_bytes_paged_out"] = size - in_ram_size
-    row["message_bytes_persistent"] = stored_size
+    row["message_bytes_paged_out"] = size - int_of(row, "message_bytes_ram")
     row["memory"] = own["ram_bytes"] = facts["ram_bytes"]
     row["disk_reads"] = facts.get("disk_reads", 0)
     row["disk_writes"] = facts.get("disk_writes", 0)
@@ -410,7 +454,7 @@ def _add_places(queue: QueueOrStream | None, facts: Facts, row: Info, own: Info)
     own["delayed"] = facts["delayed"]
     own["leased"] = facts.get("leased", 0)
     own["is_flowed"] = bool(facts["is_flowed"])
-    own["disk_bytes"] = stored_size
+    own["disk_bytes"] = row["message_bytes_persistent"]
     own["backlog_as_alphas_bytes"] = size + total * ALPHA_BYTES
 
 
@@ -430,20 +474,26 @@ _NOTHING: Final[Info] = {
 
 
 def _add_consumers(queue: QueueOrStream | None, ready: int, row: Info) -> None:
-    """Add the columns about consumers. consumer_utilisation: 1.0 if they would take a message now,
-    else 0.0."""
-    count = 0 if queue is None else queue.consumers.count
-    row["consumers"] = row["active_consumers"] = count
+    """Add the columns about consumers."""
+    row["consumers"] = row["active_consumers"] = 0 if queue is None else queue.consumers.count
+    row["single_active_consumer_tag"] = None
+    _add_listed_consumers(queue, ready, row)
+    active = None if queue is None else queue.consumers.active
+    if active is not None:
+        row["single_active_consumer_tag"] = active.tag
+        row["active_consumers"] = 1
+
+
+def _add_listed_consumers(queue: QueueOrStream | None, ready: int, row: Info) -> None:
+    """Add the columns about consumers that lists of the commands have too. consumer_utilisation:
+    1.0 if they would take a message now, else 0.0."""
     row["consumer_utilisation"] = row["consumer_capacity"] = 0
-    row["exclusive_consumer_tag"] = row["single_active_consumer_tag"] = None
-    if queue is None or not count:
+    row["exclusive_consumer_tag"] = None
+    if queue is None or not queue.consumers.count:
         return
     consumers = queue.consumers
     takes = 1.0 if not ready or consumers.room(1) else 0.0
     row["consumer_utilisation"] = row["consumer_capacity"] = takes
-    if consumers.active is not None:
-        row["single_active_consumer_tag"] = consumers.active.tag
-        row["active_consumers"] = 1
     if consumers.has_exclusive():
         row["exclusive_consumer_tag"] = consumers.all()[0].tag
 

@@ -719,7 +719,8 @@ _ROWS: Final = (
         (
             "pid", "error", "retry_in_s", "blocked_reason", "refused", "restarts", "memory_bytes",
             "counted_bytes", "connections", "depth_bytes", "rss_bytes", "returned_bytes",
-            "takes_clients", "unserved", "description", "tags", "default_queue_type",
+            "takes_clients", "unserved", "description", "tags", "default_queue_type", "tracing",
+            "cluster_state",
         ), of=NODE, audience=MANAGEMENT, tags=WATCHERS,
     ),
     _list(

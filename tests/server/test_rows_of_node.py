@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.cli.main import main
+from penstock.node_name import node_name
 from penstock.operation_table import OPERATIONS
 from tests.helpers.columns import COLUMNS
 from tests.helpers.live_broker import LiveBroker
@@ -53,7 +54,7 @@ def test_status_has_every_field(broker: LiveBroker) -> None:
                 "name", "state", "since", "why", "pid", "error", "retry_in_s", "blocked_reason",
                 "refused", "restarts", "memory_bytes", "counted_bytes", "connections",
                 "depth_bytes", "rss_bytes", "returned_bytes", "takes_clients", "unserved",
-                "description", "tags", "default_queue_type",
+                "description", "tags", "default_queue_type", "tracing", "cluster_state",
             ],
         ),
         ("list_global_parameters", ["name", "value"]),
@@ -74,6 +75,22 @@ def test_each_list_has_its_columns(broker: LiveBroker, command: str, names: list
     assert rows
     for row in rows:
         assert sorted(row) == sorted(names) == sorted({*first, *others})
+
+
+def test_a_vhost_says_whether_its_firehose_is_on(broker: LiveBroker) -> None:
+    def said() -> tuple[object, object]:
+        (row,) = broker.control("list_vhosts")
+        return row["tracing"], row["cluster_state"]
+
+    state = {node_name(): "running"}
+    assert said() == (False, state)
+    broker.control("trace_on", "/")
+    assert said() == (True, state)
+    broker.control("restart_vhost", name="/")  # as in RabbitMQ, it is off after a restart
+    assert said() == (False, state)
+    broker.control("trace_on", "/")
+    broker.control("trace_off", "/")
+    assert said() == (False, state)
 
 
 def test_permissions_of_a_user_have_their_columns(broker: LiveBroker) -> None:

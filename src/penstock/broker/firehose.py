@@ -43,6 +43,7 @@ class Firehose(Outbox):
     ) -> None:  # fmt: skip
         super().__init__(TRACE, router, find, dispatch, wake, on_event)
         self.is_on: bool = False
+        self.on_switched: Callable[[bool], None] | None = None  # called after `is_on` was set
         self._vhost = vhost
 
     # ---- in ------------------------------------------------------------------------------------

@@ -732,6 +732,8 @@ class VHost(QueueOwner[BrokerQueue]):
         for queue in self.table.served.values():
             for consumer in queue.consumers.all():
                 consumer.trace(self.firehose.delivered if is_on else None)
+        if self.firehose.on_switched is not None:
+            self.firehose.on_switched(is_on)
 
     # ---- limits --------------------------------------------------------------------------------
 

@@ -485,6 +485,8 @@ class NodeOperations:
                 since_ms = stopped_ms
                 row["why"] = BY_OPERATOR if watched is None else row["why"]
             row["since"] = date(since_ms) if since_ms is not None else None
+            row["tracing"] = watched is not None and watched.is_tracing
+            row["cluster_state"] = {node_name(): row["state"]}
             rows.append(row)
         return rows
 

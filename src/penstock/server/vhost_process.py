@@ -13,6 +13,7 @@ Its only argument is its end of the link to the supervisor, which sends everythi
     out   ready · failed (why; is_final: another start would fail the same way) · pong · memory_is
           gone (a client's connection has ended) · new_secret · audit (entry) · stopped
           event (event, headers) · events_wanted (is_on: in this vhost, which has the exchange)
+          tracing (is_on: the firehose)
           may (question: may a user do that)
 
 When it ends (linked_process), it closes the connections and writes a checkpoint. When the storage
@@ -231,6 +232,7 @@ class VhostProcess(LinkedProcess):
             self._is_audited = facts["settings"]["is_audited"]
             vhost.events.send = self._send_event
             vhost.rights.send = self._ask_rights
+            vhost.firehose.on_switched = self._send_tracing
             self._want_events(vhost, is_on=facts["events"])
             if facts["settings"]["audit_vhost"] == vhost.name:
                 vhost.audit_stream = AUDIT_STREAM
@@ -384,6 +386,9 @@ class VhostProcess(LinkedProcess):
 
     def _send_wanted(self, is_on: bool) -> None:
         self._link.send({"do": "events_wanted", "is_on": is_on})
+
+    def _send_tracing(self, is_on: bool) -> None:
+        self._link.send({"do": "tracing", "is_on": is_on})
 
     def _note(self, op: str, user: str, place: str, args: dict[str, object]) -> None:
         """Send an entry of the audit log."""

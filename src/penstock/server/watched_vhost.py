@@ -22,6 +22,7 @@ News beyond those of all processes:
     from it   memory_is
               gone (user): a client's connection has ended
               audit (entry, of the audit log) · event (event, headers) · events_wanted (is_on)
+              tracing (is_on)
               new_secret (connection, user, host, secret): answered with renewed
               may (question, of broker.asked_rights): answered with may
               pong, with depth_bytes, connections, rss_bytes, returned_bytes, counted_bytes,
@@ -134,6 +135,7 @@ class WatchedVhost(WatchedProcess):
         self.returned_bytes = 0
         self.counted_bytes = 0
         self.blocked_reason = ""
+        self.is_tracing = False
         self.clients_max = clients_max(settings.nofile)
         self.on_memory: Callable[[], None] | None = None  # called when it has set its share
         self.on_audit: Callable[[Facts], None] | None = None  # called with entries
@@ -323,6 +325,8 @@ class WatchedVhost(WatchedProcess):
             self.on_event(str(facts["event"]), headers)
         elif do == "events_wanted" and self.on_events_wanted is not None:
             self.on_events_wanted(bool(facts["is_on"]))
+        elif do == "tracing":
+            self.is_tracing = bool(facts["is_on"])
         elif do == "may" and self.on_rights_asked is not None:
             self.on_rights_asked(self, facts)
         elif do == "new_secret" and self.on_new_secret is not None:
@@ -340,6 +344,7 @@ class WatchedVhost(WatchedProcess):
         self.connections = self.depth_bytes = self.counted_bytes = 0
         self.rss_bytes = self.returned_bytes = 0
         self.blocked_reason = ""
+        self.is_tracing = False
         self.clients_max = clients_max(self._settings.nofile)
         if self._shared is not None:
             self._last = self._shared[:]

@@ -107,6 +107,9 @@ RABBITMQ_COLUMNS = {
     "list_consumers": ("""queue_name channel consumer_tag ack_required prefetch_count active
         arguments""", "activity_status channel_pid"),
     "list_exchanges": ("name type", "arguments auto_delete durable internal policy"),
+    "list_vhosts": (
+        "name state since why", "cluster_state default_queue_type description tags tracing",
+    ),
     "list_bindings": ("""source_name source_kind destination_name destination_kind routing_key
         arguments""", ""),
 }  # fmt: skip

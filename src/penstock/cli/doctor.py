@@ -29,7 +29,6 @@ from penstock.errors import CERTIFICATE_ADVICE, OptionError, PenstockError
 from penstock.native import build_kind
 from penstock.options import format_bytes
 from penstock.queues.budget import cpus, machine_memory
-from penstock.server.certificates import Certificates
 from penstock.server.descriptors import raise_limit
 from penstock.storage.files.durability import MODE_NAMES, OS
 from penstock.storage.files.filesystem import NETWORK_KINDS, FileSystem, OsFileSystem
@@ -205,6 +204,8 @@ def certificates(on: Machine) -> Verdict:
     if not on.config.tls.is_on:
         return Verdict(OK, "TLS is off")
     try:
+        from penstock.server.certificates import Certificates  # OpenSSL
+
         facts = Certificates(on.config.tls, on.fs).facts
     except OptionError as error:
         return Verdict(WRONG, str(error), "correct the file; docs/guides/tls.md")

@@ -6,16 +6,21 @@ Options are named as those of RabbitMQ's perf-test, `-h` included, which is the 
 CPU is that of Python: on the broker's own machine it takes some of what it measures.
 """
 
+from typing import TYPE_CHECKING, Final
+
 import click
 
 from penstock.cli import output
 from penstock.cli.output import FORMAT
-from penstock.client.load import HEAD, LoadCounts, LoadOptions, LoadRun
 from penstock.clock import SystemClock
 from penstock.errors import OptionError
 
+if TYPE_CHECKING:
+    from penstock.client.load import LoadCounts
+
 SHOWN = (50.0, 95.0, 99.0)
 COUNT = click.IntRange(min=0)
+HEAD_BYTES: Final = 12  # of penstock.client.load:HEAD
 
 
 @click.command("perf", context_settings={"help_option_names": ["--help"]})
@@ -27,8 +32,8 @@ COUNT = click.IntRange(min=0)
 @click.option("-t", "--type", "kind", default="direct", help="The exchange's type [direct].")
 @click.option("-k", "--routing-key", default="", help="The routing key [the queue's name].")
 @click.option(
-    "-s", "--size", type=click.IntRange(min=0), default=HEAD.size,
-    help=f"Bytes of a message; latencies need {HEAD.size} [{HEAD.size}].",
+    "-s", "--size", type=click.IntRange(min=0), default=HEAD_BYTES,
+    help=f"Bytes of a message; latencies need {HEAD_BYTES} [{HEAD_BYTES}].",
 )  # fmt: skip
 @click.option(
     "-c", "--confirm", type=COUNT, default=0, help="Unconfirmed at most [0: no confirms]."
@@ -61,6 +66,8 @@ def perf(
     Each publisher and consumer has a connection. The latency is from publish to delivery, that of
     confirms from publish to confirm; lines show the median, 95 % and 99 %, in µs.
     """
+    from penstock.client.load import LoadOptions, LoadRun  # a client: half of the start
+
     if (predeclared or quorum_queue) and not queue:
         raise OptionError("-u", None, "the queue's name, with --predeclared and --quorum-queue")
     is_persistent = "persistent" in flags or quorum_queue
@@ -84,7 +91,7 @@ def perf(
     output.pairs({name: value for name, value in found.items() if value != {}}, form)
 
 
-def line(counts: LoadCounts, seconds: float, since_s: float) -> None:
+def line(counts: "LoadCounts", seconds: float, since_s: float) -> None:
     """Print the line of an interval."""
     text = (
         f"time {since_s:.1f} s, sent {counts.sent / seconds:,.0f}/s, "

@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple
 
 import click
 from rich.console import Console, Group
-from rich.live import Live
 from rich.text import Text
 
 from penstock import escaping
@@ -305,6 +304,8 @@ class Screen:
 
 def run(screen: Screen, console: Console, delay_s: float) -> None:
     """Show the screen until somebody presses q."""
+    from rich.live import Live  # threads and progress, which --once does without
+
     clock = SystemClock()
     with _keyboard() as keys, Live(
         Group(*screen.lines()), console=console, screen=True, auto_refresh=False

@@ -12,6 +12,8 @@ import pytest
 import penstock
 from penstock import errors
 from penstock.cli import main as cli
+from penstock.cli import perf
+from penstock.client.load import HEAD
 from penstock.errors import (
     CorruptionError,
     DescriptorsError,
@@ -230,16 +232,31 @@ def test_no_colours_if_the_environment_says_so(
     assert capsys.readouterr().out == "red\n"
 
 
-def test_a_command_starts_without_what_it_does_not_need() -> None:
-    """What keeps a start below a tenth of a second: no event loop, no drawing, no server."""
+def modules_of_help(command: str) -> set[str]:
+    """The modules that a new process has after the help of a command."""
     program = (
-        "import sys\nfrom penstock.cli.main import main\nmain(['list_vhosts', '--help'])\n"
+        f"import sys\nfrom penstock.cli.main import main\nmain(['{command}', '--help'])\n"
         "print(*sys.modules, file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    loaded = set(done.stderr.split())
+    return set(done.stderr.split())
+
+
+def test_a_command_starts_without_what_it_does_not_need() -> None:
+    """What keeps a start below a tenth of a second: no event loop, no drawing, no server."""
+    loaded = modules_of_help("list_vhosts")
     assert not loaded & {"asyncio", "rich", "ssl", "penstock.server", "penstock.storage"}
     assert len({name for name in loaded if name.startswith("penstock")}) <= 16
     assert len(loaded) <= 175
+
+
+@pytest.mark.parametrize("command", ["perf", "doctor", "top"])
+def test_a_command_that_needs_more_loads_it_when_it_does(command: str) -> None:
+    others = {"asyncio", "ssl", "rich.live", "penstock.client.load"}
+    assert not modules_of_help(command) & others
+
+
+def test_perf_says_how_large_a_message_with_a_latency_is() -> None:
+    assert HEAD.size == perf.HEAD_BYTES

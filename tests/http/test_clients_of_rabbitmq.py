@@ -185,6 +185,42 @@ def test_telegraf_asks_for_links_of_federation_each_time(api: ManagementClient) 
     assert isinstance(memory["total"]["rss"], int)
 
 
+FRACTIONS = ("rate", "_avg_time", "consumer_utilisation", "consumer_capacity")  # ends of names
+
+
+def points_in(value: Any, name: str = "") -> set[str]:
+    """The names of RabbitMQ's numbers with a point that are to be whole."""
+    if isinstance(value, dict):
+        inner = [points_in(one, key) for key, one in value.items() if key != "penstock"]
+        return set[str]().union(*inner)
+    if isinstance(value, list):
+        return set[str]().union(*[points_in(one, name) for one in value])
+    return {name} if isinstance(value, float) and not name.endswith(FRACTIONS) else set()
+
+
+@pytest.mark.parametrize(
+    "path", ["overview", "nodes", "queues", "queues/%2F?page=1&page_size=100", "exchanges"]
+)
+def test_a_whole_number_has_no_point(api: ManagementClient, path: str) -> None:
+    """Clients in Go, such as Telegraf and KEDA, refuse 1.0 where they have a whole number, and the
+    whole answer with it."""
+    assert points_in(api.get(path)) == set()
+
+
+def test_keda_counts_up_to_500_queues_of_a_vhost_with_a_space(api: ManagementClient) -> None:
+    """Go's forms write the space as a plus; more queues than pageSize are more pages."""
+    api.ask("PUT", "vhosts/my%20v%2Fh", {})
+    full = {"configure": ".*", "write": ".*", "read": ".*"}
+    api.ask("PUT", "permissions/my%20v%2Fh/guest", full)
+    for number in range(3):
+        api.ask("PUT", f"queues/my%20v%2Fh/with%20space%2B{number}", {"durable": True})
+    query = f"page=1&use_regex=true&pagination=false&name={quote_plus('^with space[+]')}"
+    found = api.get(f"queues/my%20v%2Fh?{query}&page_size=500")
+    assert (found["page_count"], len(found["items"])) == (1, 3)
+    assert api.get(f"queues/my%20v%2Fh?{query}&page_size=2")["page_count"] == 2
+    api.ask("DELETE", "vhosts/my%20v%2Fh")
+
+
 def test_rabbitmqadmin_2_needs_each_share_of_memory(api: ManagementClient) -> None:
     memory = api.get(f"nodes/{api.get('overview')['node']}/memory")["memory"]
     shares = (

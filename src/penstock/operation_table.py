@@ -1384,7 +1384,7 @@ _ROWS: Final = (
             "exclusive", "auto_delete", "arguments", "state", "type", "alphas", "betas", "gammas",
             "delta", "delayed", "message_bytes_ready", "message_bytes_unacknowledged", "mode",
             "message_stats", "idle_since", "disk_reads", "disk_writes", "in_per_s", "out_per_s",
-            "rejected", "expired", "maxlen", "delivery_limit", "dead_letters_dropped",
+            "refused", "rejected", "expired", "maxlen", "delivery_limit", "dead_letters_dropped",
             "dead_letter_cycles", "alerts_raised", "why", "generation", "is_flowed", "q1", "q2",
             "q3", "q4", "set_aside", "partitions", "readers", "vhost", *_APPLIED,
             "consumer_capacity", "consumer_utilisation", "exclusive_consumer_tag",

@@ -1,7 +1,7 @@
 """`make screenshots`: draws the pictures of the dashboard in docs/guides.
 
-A broker with a backlog on disk and some load is looked at for SAMPLES_S, so that the charts have
-something to show. WORDS keeps the headings and links that the pictures show: test_pictures.py
+A queue is looked at while a backlog comes to it and goes to disk, beside some load, and for
+SAMPLES_S, so that the charts have something to show. WORDS keeps the headings and links that the pictures show: test_pictures.py
 compares them with those of today.
 """
 
@@ -18,9 +18,10 @@ from tests.helpers.live_broker import LiveBroker
 
 DOCS = Path("docs/guides")
 WORDS = Path("tests/browser/pictures.json")
-PICTURES = {"overview": ("overview",), "queue": ("queues", "/", "orders")}
+PICTURES = {"queue": ("queues", "/", "orders"), "overview": ("overview",)}
 SAMPLES_S = 60
-MESSAGES, BATCH = 80_000, 1000
+MESSAGES = {"orders": 80_000, "invoices": 3000, "emails": 20}
+BATCH = 1000
 SIZE = {"width": 1280, "height": 860}
 
 
@@ -29,11 +30,15 @@ def words(page: Page) -> Locator:
     return page.locator("nav.side a, main h2, nav.tabs a")
 
 
-def backlog(broker: LiveBroker) -> None:
-    """Queues as a shop may have them; `orders` has most of its messages on disk."""
-    for queue in ("orders", "invoices", "emails"):
+def declare(broker: LiveBroker) -> None:
+    """Queues as a shop may have them."""
+    for queue in MESSAGES:
         broker.control("declare_queue", "/", queue=queue)
-    for queue, count in (("orders", MESSAGES), ("invoices", 3000), ("emails", 20)):
+
+
+def publish(broker: LiveBroker) -> None:
+    """Messages, most of which `orders` has on disk."""
+    for queue, count in MESSAGES.items():
         for _ in range(0, count, BATCH):
             bodies = ["x" * 1000] * min(count, BATCH)
             broker.control(
@@ -53,10 +58,12 @@ def main() -> None:
     ):
         tab = Tab(browser, broker, viewport=SIZE)
         tab.sign_in("guest")
-        backlog(broker)
-        time.sleep(SAMPLES_S)
+        declare(broker)
         for name, names in PICTURES.items():
             tab.go(*names)
+            if name == "queue":  # of which there are samples while somebody looks
+                publish(broker)
+                time.sleep(SAMPLES_S)
             tab.page.wait_for_timeout(3000)  # the charts have their samples
             found = words(tab.page).all_inner_texts()
             shown[name] = [re.sub(r"\s+\d+$", "", text) for text in found]  # without counts

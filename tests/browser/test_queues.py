@@ -4,8 +4,10 @@ import json
 import os
 import signal
 
+import pytest
 from playwright.sync_api import Locator, Route, expect
 
+from penstock.server.control import ControlError
 from tests.helpers.browser import MARKUP, Tab
 from tests.helpers.live_broker import LiveBroker
 
@@ -189,6 +191,19 @@ def test_a_queue_from_its_declaration_to_its_end(admin: Tab, broker: LiveBroker)
     assert "works" not in [row["name"] for row in broker.control("list_queues", "/")]
 
 
+def test_a_queue_that_refuses_says_how_much(admin: Tab, broker: LiveBroker) -> None:
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    broker.control("declare_queue", "/", queue="full", arguments=arguments)
+    with pytest.raises(ControlError, match="a queue is full"):
+        broker.control("publish", "/", routing_key="full", bodies=["1", "2", "3"])
+    admin.go("queues", "/", "full")
+    refused = admin.page.locator(".pairs div", has=admin.page.get_by_text("refused", exact=True))
+    expect(refused).to_contain_text("/s 1 in all")
+    admin.go("queues", "/", "full", tab="history")
+    expect(admin.page.get_by_role("img", name="refused")).to_be_visible()
+    broker.control("delete_queue", "/", queue="full")
+
+
 def test_selected_queues_are_purged_by_their_name_only(admin: Tab, broker: LiveBroker) -> None:
     for name in ("heap.1", "heap.2"):
         broker.control("declare_queue", "/", queue=name)
@@ -316,6 +331,19 @@ def test_a_narrow_dark_page_needs_no_scrolling_sideways(tab: Tab) -> None:
         tab.page.get_by_text(shown).first.wait_for()
         assert tab.page.evaluate("document.documentElement.scrollWidth") == 320, names
     tab.check_access()
+
+
+def test_a_user_without_a_tag_is_told_so(tab: Tab, broker: LiveBroker) -> None:
+    broker.control("add_user", name="bob", password="bob")
+    tab.expected += ("401",)
+    tab.page.goto("/")
+    for password, said in (("no", "wrong name or password"), ("bob", "'bob' has none of the tags")):
+        tab.page.get_by_label("User").fill("bob")
+        tab.page.get_by_label("Password").fill(password)
+        tab.page.get_by_role("button", name="Sign in").click()
+        expect(tab.page.get_by_role("alert")).to_contain_text(said)
+    tab.check_access()
+    broker.control("delete_user", name="bob")
 
 
 def test_who_may_not_do_it(tab: Tab) -> None:

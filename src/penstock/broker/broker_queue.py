@@ -478,6 +478,7 @@ class BrokerQueue(QueueOrStream):
             arguments=arguments or {}, owner=owner,
         )  # fmt: skip
         self.amq: AMQQueue = amq
+        self.refused: int = 0  # publishes that its limits refused, outside transactions
         self.window: KeyWindow | None = _window_of(amq, arguments or {}, dispatch, is_durable)
         self._dispatch: Dispatch = dispatch
         self._is_delivering: bool = False

@@ -702,6 +702,7 @@ class Publisher(Unconfirmed):
             self.confirms.published(lsn)
 
     def _refused(self, queue: BrokerQueue) -> None:
+        queue.refused += 1
         self._dispatch.mark(queue)
         if self.confirms is not None:
             self.confirms.refused()
@@ -1333,6 +1334,7 @@ def _send(
         priority = min(facts.priority, queue.priorities)
         if is_full:
             is_refused = True
+            queue.refused += 1
             queue.amq.refuse(header, whole, priority, mode)
         else:
             lsn = max(lsn, queue.amq.publish_dead(header, whole, mode, priority))

@@ -25,7 +25,10 @@ async def login(asked: ApiRequest) -> object:
     except NotAuthorizedError as error:  # without the header that makes a browser ask
         raise HttpError(401, error.reason) from error
     if account.tags.isdisjoint(MANAGERS):
-        raise not_authorised("Not management user")
+        raise not_authorised(
+            f"user '{account.user}' has none of the tags {', '.join(MANAGERS)}: an administrator "
+            "gives one by 'penstock set_user_tags'"
+        )
     token = asked.auth.sessions.begin(account)
     found = {"name": account.user, "tags": sorted(account.tags)}
     return Answer(200, found, {"Set-Cookie": cookie(token, is_tls=_is_tls(asked))})

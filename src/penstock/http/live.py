@@ -84,7 +84,7 @@ VHOST_COLUMNS: Final = (*VHOST_RATES, *VHOST_VALUES, "ready", "connections", "sy
 # The same of a queue, by the names of its row.
 QUEUE_RATES: Final = {
     "published": "message_stats.publish", "delivered": "message_stats.deliver_get",
-    "acked": "message_stats.ack",
+    "acked": "message_stats.ack", "refused": "penstock.refused",
 }  # fmt: skip
 QUEUE_VALUES: Final = {
     "ready": "messages_ready", "unacked": "messages_unacknowledged", "consumers": "consumers",

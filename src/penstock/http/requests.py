@@ -190,7 +190,7 @@ class BasicAuth:
             raise late from None
         client_line(logger, peer_host, "%s: HTTP login refused: user '%s' - %s",
                     peer_host, name, why)  # fmt: skip
-        raise NotAuthorizedError("wrong name or password")
+        raise NotAuthorizedError("wrong name or password, or guest from another machine")
 
     def identity(self, account: Account, vhost: str) -> Identity:
         """Return what the account may do in the vhost. Raises HttpError 404 if there is no such

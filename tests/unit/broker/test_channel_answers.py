@@ -74,6 +74,22 @@ def test_a_full_queue_answers_nack(rig: BrokerRig) -> None:
     assert [n.delivery_tag for n in nacks] == [3, 4]
 
 
+def test_a_queue_counts_the_publishes_that_it_refuses(rig: BrokerRig) -> None:
+    c = rig.client().open()
+    declared(c, "other")
+    declared(c, x_max_length=1, x_overflow="reject-publish")
+    c.call(1, ConfirmSelect(), ConfirmSelectOk)
+    for name in ("q", "other"):
+        rig.vhost.bind_queue(name, "amq.fanout", "")
+    for _ in range(3):
+        c.publish(1, "", "q", b"alone")
+    for _ in range(2):
+        c.publish(1, "amq.fanout", "", b"beside another queue")
+    rig.turn()
+    refused = [classic(rig.vhost.queues[name]).refused for name in ("q", "other")]
+    assert refused == [4, 0]
+
+
 # ---- transactions --------------------------------------------------------------------------------
 
 

@@ -71,9 +71,13 @@ def test_a_cookie_stands_for_name_and_password(rig: HttpRig) -> None:
 
 def test_who_may_not_log_in(rig: HttpRig) -> None:
     async def scenario(app: Api) -> Reply:
+        wrong = "wrong name or password, or guest from another machine"
+        none = (
+            "user 'untagged' has none of the tags management, policymaker, monitoring, "
+            "administrator: an administrator gives one by 'penstock set_user_tags'"
+        )
         for user, password, reason in (
-            ("boss", "wrong", "wrong name or password"), ("nobody", "", "wrong name or password"),
-            ("untagged", "untagged", "Not management user"),
+            ("boss", "wrong", wrong), ("nobody", "", wrong), ("untagged", "untagged", none),
         ):  # fmt: skip
             reply, _ = await login(app, user, password)
             assert (reply.status, reply.json()["reason"]) == (401, reason)

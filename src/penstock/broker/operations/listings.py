@@ -82,6 +82,7 @@ def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
         "idle_since": idle_since(vhost, queue),
         "mode": facts["mode"],
         "message_stats": queue.counters(),
+        "refused": queue.refused,
         **_pids(queue),
     }
     for name in (

@@ -327,7 +327,9 @@ def _full(vhost: VHost, name: str, queue: QueueOrStream | None, asked: RowAsked)
         queue = None  # nothing is known of it but what is stored
     if isinstance(queue, BrokerQueue):
         facts: Facts = queue.amq.info()
-        own = _own_of_open(facts) | {"generation": queue.generation}
+        own = _own_of_open(facts)
+        own["generation"] = queue.generation
+        own["refused"] = queue.refused
     else:
         info = queue_row(vhost, name) or {}
         facts = {fact: int_of(info, column) for column, fact in _FACTS.items()}

@@ -51,17 +51,7 @@ function SignIn({ again }) {
     { name: "username", label: "User", required: true, autocomplete: "username" },
     { name: "password", label: "Password", type: "password", autocomplete: "current-password" },
   ]}
-    onSubmit=${async ({ username, password }) => {
-      try {
-        await login(username, password);
-      } catch (error) {
-        throw error.status === 401
-          ? new Error(
-              "This name and password are not known, or the user has no tag (management, monitoring, policymaker, administrator).",
-            )
-          : error;
-      }
-    }} />`;
+    onSubmit=${({ username, password }) => login(username, password)} />`;
   return again
     ? html`<section class="panel signin-again" role="alert"><h2>Your session has ended. Sign in to go on.</h2>${form}</section>`
     : html`<main class="signin"><h1>Penstock</h1>${form}</main>`;

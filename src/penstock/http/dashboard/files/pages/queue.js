@@ -89,7 +89,7 @@ export default function Queue({ names, params }) {
       <${Panel} title="Memory"><${Ram} rows=${rows} /><//>
     </div>`
     }
-    <${Figures} queue=${queue} speed=${speed} /></div>
+    <${Figures} queue=${queue} speed=${speed} refused=${now.refused} /></div>
     <${Tabs} tabs=${tabs} current=${tab} href=${(key) => href(names, { ...params, tab: key })} />
     ${
       tab === "consumers"
@@ -159,7 +159,7 @@ function Pipe({ queue, put, get: out }) {
 const Flow = ({ moves, n }) =>
   html`<svg class="arrow" viewBox="0 0 24 16" aria-hidden="true"><path class=${moves ? "flow" : ""} d="M0 8h24" stroke-width=${width(n)} stroke-dasharray="8 4" /></svg>`;
 
-function Figures({ queue, speed }) {
+function Figures({ queue, speed, refused }) {
   const p = queue.penstock ?? {};
   return html`<${Panel}><${Pairs} pairs=${[
     ["ready", html`<${Num} value=${queue.messages_ready} />`],
@@ -167,6 +167,7 @@ function Figures({ queue, speed }) {
     ["published", rate(speed("publish", "published"))],
     ["delivered", rate(speed("deliver_get", "delivered"))],
     ["acked", rate(speed("ack", "acked"))],
+    ["refused", p.refused ? html`${rate(refused)} <small>${count(p.refused)} in all</small>` : undefined],
     ["oldest ready", duration(p.oldest_ready_s)],
     ["oldest unacked", duration(p.oldest_unacked_s)],
     ["bytes of messages", bytes(queue.message_bytes)],
@@ -272,11 +273,12 @@ function History({ rows }) {
   const lines = (all) =>
     all.map(([key, label, colour, dash]) => ({ label, colour, dash, values: rows.map((row) => row[key] ?? null) }));
   const now = rows.at(-1) ?? {};
-  return html`<div class="grid"><${Panel} title="Messages per second"><${Chart} times=${times} format=${rate} describe=${`Rates: published ${rate(now.published)}, delivered ${rate(now.delivered)}, acked ${rate(now.acked)}`}
+  return html`<div class="grid"><${Panel} title="Messages per second"><${Chart} times=${times} format=${rate} describe=${`Rates: published ${rate(now.published)}, delivered ${rate(now.delivered)}, acked ${rate(now.acked)}, refused ${rate(now.refused)}`}
       series=${lines([
         ["published", "published", "link"],
         ["delivered", "delivered", "ok", [6, 4]],
         ["acked", "acked", "warning", [2, 3]],
+        ["refused", "refused", "danger", [8, 3, 2, 3]],
       ])} /><//>
     <${Panel} title="Ready and unacknowledged"><${Chart} times=${times} describe=${`${count(now.ready)} ready, ${count(now.unacked)} unacknowledged`}
       series=${lines([

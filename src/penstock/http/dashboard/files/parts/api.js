@@ -93,7 +93,7 @@ export function whoami() {
   return asking;
 }
 
-/** Signs in; throws ApiError 401 if the name or the password is wrong. */
+/** Signs in; throws ApiError 401 if the name or the password is wrong, or the user has no tag. */
 export async function login(username, password) {
   await post("login", { username, password });
   user.set(await get("whoami"));

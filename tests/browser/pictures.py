@@ -1,8 +1,8 @@
 """`make screenshots`: draws the pictures of the dashboard in docs/guides.
 
 A queue is looked at while a backlog comes to it and goes to disk, beside some load, and for
-SAMPLES_S, so that the charts have something to show. WORDS keeps the headings and links that the pictures show: test_pictures.py
-compares them with those of today.
+SAMPLES_S, so that the charts have something to show. WORDS keeps the headings and links that the
+pictures show: test_pictures.py compares them with those of today.
 """
 
 import json

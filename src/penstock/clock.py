@@ -18,7 +18,7 @@ the system's time.
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from typing import Final, Protocol
 
@@ -28,6 +28,18 @@ LOOK_US: Final = 100_000  # between two looks at the system's time
 CATCH_UP_S: Final = 86_400.0  # in which a difference is caught up, if the rate is within these:
 RATE_MIN: Final = 0.05
 RATE_MAX: Final = 0.5
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def moment_of(time_us: int) -> datetime:
+    """Return a time in microseconds since 1970 as an aware datetime in UTC."""
+    return EPOCH + timedelta(microseconds=time_us)
+
+
+def microseconds(moment: datetime) -> int:
+    """Return microseconds since 1970 of a time, which is in UTC if it has no zone."""
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return (aware - EPOCH) // timedelta(microseconds=1)
 
 
 def date(wall_ms: int) -> str:

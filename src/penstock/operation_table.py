@@ -481,6 +481,11 @@ class Operation:
     is_audited: bool = False
 
     @property
+    def is_over_http(self) -> bool:
+        """Return whether HTTP may call it."""
+        return self.audience in (ALL, MANAGEMENT)
+
+    @property
     def permission(self) -> str:
         """Return in words who may call the operation, "anybody" if there is no condition."""
         found = [f"{verb} on the {kind} `{name}`" for verb, kind, name in self.needs]
@@ -1580,7 +1585,7 @@ def is_of_node(op: str) -> bool:
 def check_over_http(row: Operation, caller: str, tags: Collection[str] | None) -> None:
     """Raise ChannelError 403 if HTTP may not call the operation, or not for the user `caller` with
     these tags. tags: None if HTTP calls it of its own accord."""
-    if row.audience not in (ALL, MANAGEMENT):
+    if not row.is_over_http:
         raise ChannelError(ACCESS_REFUSED, f"{row.name} is not available over HTTP")
     if tags is not None:
         check_tags(row, caller, tags)

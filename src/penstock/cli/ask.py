@@ -30,7 +30,7 @@ from penstock import escaping
 from penstock.cli.main import EX_CONFIG, CommandRefusedError, FailedError, UnavailableError
 from penstock.cli.output import NO_HEADER, QUIET, F, flagged
 from penstock.errors import ACCESS_REFUSED, OptionError, PenstockError
-from penstock.operation_table import ALL, MANAGEMENT, NAMES_MAX, NODE, OPERATIONS
+from penstock.operation_table import NAMES_MAX, NODE, OPERATIONS
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection
@@ -268,7 +268,7 @@ class _Http:
         from penstock.operation_json import dumps, read
 
         row = OPERATIONS[op]
-        if row.audience not in (ALL, MANAGEMENT):
+        if not row.is_over_http:
             raise click.UsageError(
                 f"{op} is not available over HTTP: run this command on the broker's machine, "
                 "without --url"

@@ -39,7 +39,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -56,13 +56,13 @@ from penstock.cli.main import (
 )
 from penstock.cli.output import FORMAT
 from penstock.cli.rows import ASKED_MESSAGES, YES, confirm
-from penstock.clock import SystemClock
+from penstock.clock import SystemClock, microseconds
 from penstock.errors import OptionError, QueueEmptyError
 from penstock.operation_table import MOVE_MAX
 from penstock.options import ms_in
 
 if TYPE_CHECKING:
-    from penstock.client.stream_tail import Start, StreamTail, TailRecord
+    from penstock.client.stream_tail import StreamTail, TailRecord
 
 TRANSIENT = click.option("--transient", is_flag=True, help="Not kept after a restart.")
 AUTO_DELETE = click.option("--auto-delete", is_flag=True, help="Delete after its last use.")
@@ -444,23 +444,20 @@ def tail(
     The last ones, or those since a time.
     """
     from penstock.client import UnreachableError, connect
-    from penstock.client.stream_tail import First, Last, Since, StreamTail
+    from penstock.client.stream_tail import StreamTail
     from penstock.errors import ChannelError
 
-    start: Start
-    if since is None:
-        start = Last(count or DEFAULT_COUNT)
-    elif since == "first":
-        start = First()
-    else:
-        start = Since(since_us(since, SystemClock().wall_ms()))
+    last = (count or DEFAULT_COUNT) if since is None else None
+    from_us = 0 if since in (None, "first") else since_us(since, SystemClock().wall_ms())
     try:
         connection = connect(url)
     except UnreachableError as error:
         raise UnavailableError(f"{error}: is the broker running? --url sets the broker") from None
     with connection:
         try:
-            tailed = StreamTail(connection, stream, start, is_following=follow)
+            tailed = StreamTail(
+                connection, stream, last=last, since_us=from_us, is_following=follow
+            )
             _tail_print(tailed, form, None if since is None else count)
         except ChannelError as error:
             raise CommandRefusedError(error.code, _tail_hint(error, stream)) from None
@@ -473,13 +470,12 @@ def since_us(given: str, now_ms: int) -> int:
     if ago_ms >= 0:
         return max(0, now_ms * 1000 - round(ago_ms * 1000))
     try:
-        when = datetime.fromisoformat(given).astimezone(UTC)
+        return microseconds(datetime.fromisoformat(given).astimezone(UTC))
     except (ValueError, OverflowError, OSError):
         raise OptionError(
             "--since", given, "first, a span such as 30s, 5min, 1h, 2d, or a time such as "
             "2026-01-31T08:00"
         ) from None  # fmt: skip
-    return (when - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
 def _tail_hint(error: Exception, stream: str) -> str:
@@ -503,17 +499,10 @@ def _tail_print(tailed: "StreamTail", form: str, limit: int | None) -> None:
             return
 
 
-def record_time(record: "TailRecord") -> datetime | None:
-    """Return when the record was appended, or None if it does not say."""
-    if record.time_us is None:
-        return None
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=record.time_us)
-
-
 def record_line(record: "TailRecord", *, is_parted: bool, is_drawn: bool) -> str:
     """Return a record as a line. is_drawn: for a terminal, with local time."""
     offset = f"{record.partition}:{record.offset}" if is_parted else str(record.offset)
-    when = record_time(record)
+    when = record.time
     body, key = escaping.one_line(output.text(record.body)), escaping.one_line(record.key)
     if not is_drawn:
         stamp = "" if when is None else when.isoformat(timespec="microseconds")
@@ -535,7 +524,7 @@ def record_json(record: "TailRecord") -> object:
     """Return everything known of a record."""
     from penstock.codec.properties import PROPERTY_NAMES
 
-    when = record_time(record)
+    when = record.time
     properties = record.message.properties
     facts: dict[str, object] = {
         "partition": record.partition,

@@ -88,8 +88,7 @@ def verify(directory: str, verbose: bool, form: str) -> int:
     rows = [[q.vhost, q.name, q.count, q.bytes, q.segments, q.damaged] for q in report.queues]
     table(["vhost", "queue", "messages", "bytes", "segments", "damaged"], rows)
     rows = [[s.vhost, s.name, s.records, s.bytes, s.pages, s.damaged] for s in report.streams]
-    if rows:
-        table(["vhost", "stream", "records", "bytes", "pages", "damaged"], rows)
+    table(["vhost", "stream", "records", "bytes", "pages", "damaged"], rows)
     click.echo(
         f"{len(report.problems)} problems, {len(report.notes)} notes; checked "
         f"{sum(q.count for q in report.queues)} messages, {report.bodies} bodies of "
@@ -146,8 +145,7 @@ def salvage(directory: str, into: str, vhosts: tuple[str, ...], verbose: bool, f
     rows = [[q.vhost, q.name, q.taken, q.bytes, q.lost] for q in report.queues]
     table(["vhost", "queue", "taken", "bytes", "lost"], rows)
     rows = [[s.vhost, s.name, s.taken, s.bytes] for s in report.streams]
-    if rows:
-        table(["vhost", "stream", "taken", "bytes"], rows)
+    table(["vhost", "stream", "taken", "bytes"], rows)
     click.echo(
         f"{report.taken} messages are in {into}; {report.lost} could not be read, "
         f"{len(report.losses)} losses in all"
@@ -172,8 +170,7 @@ def stats(directory: str, form: str) -> None:
     rows = [[q.vhost, q.name, q.count, q.bytes, q.segments, q.rows] for q in found.queues]
     table(["vhost", "queue", "messages", "bytes", "segments", "rows"], rows)
     rows = [[s.vhost, s.name, s.first, s.next, s.bytes, s.readers] for s in found.streams]
-    if rows:
-        table(["vhost", "stream", "first offset", "next offset", "bytes", "readers"], rows)
+    table(["vhost", "stream", "first offset", "next offset", "bytes", "readers"], rows)
     table(
         ["figure", "value"],
         [

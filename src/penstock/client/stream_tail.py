@@ -4,7 +4,8 @@ A tail asks the broker where each partition begins and ends (describe_stream), d
 start, and has a consumer for each partition, from an offset of its own. So it ends when it has seen
 everything that was there when it began; with `is_following` it goes on instead.
 
-    start     First, Last(n): the last n of each partition; Since(time)
+    start     the first record that is left; last: the last so many of each partition; since_us: the
+              first of this time or later, in microseconds since 1970
     records   in the order of arrival; those of one partition in order
 
 Consumers acknowledge what they were given, which for a stream only makes room for more. The stream
@@ -14,9 +15,11 @@ is not changed, and no reader's offset is stored.
 import queue
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from penstock.client.connection import ClientConnection, Received
+from penstock.clock import moment_of
 from penstock.codec.spec import BasicQos
 
 PREFETCH: Final = 500
@@ -24,28 +27,6 @@ ANSWER_S: Final = 30.0
 OFFSET: Final = "x-stream-offset"
 PARTITION: Final = "x-stream-partition"
 TIME: Final = "x-stream-timestamp"
-
-
-@dataclass(frozen=True, slots=True)
-class First:
-    """Start at the first record that is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Last:
-    """Start at the last `count` records of each partition."""
-
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Since:
-    """Start at the first record of this time or later, in microseconds since 1970."""
-
-    time_us: int
-
-
-Start = First | Last | Since
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +40,11 @@ class TailRecord:
     key: str
     body: bytes
     message: Received
+
+    @property
+    def time(self) -> datetime | None:
+        """Return when the record was appended, None if the broker does not say."""
+        return None if self.time_us is None else moment_of(self.time_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +62,17 @@ class StreamTail:
     not a stream, or the user may not read it."""
 
     def __init__(
-        self, connection: ClientConnection, stream: str, start: Start, *, is_following: bool = False
-    ) -> None:
+        self, connection: ClientConnection, stream: str, *, last: int | None = None,
+        since_us: int = 0, is_following: bool = False,
+    ) -> None:  # fmt: skip
         self._channel = connection.channel()
         self._stream = stream
         self._is_following = is_following
         self._found: queue.SimpleQueue[Received | Exception] = queue.SimpleQueue()
         described: Any = self._call("describe_stream", queue=stream, without_readers=True)
-        self.parts: list[TailPart] = [self._part(one, start) for one in described["partitions"]]
+        self.parts: list[TailPart] = [
+            self._part(one, last, since_us) for one in described["partitions"]
+        ]
 
     def records(self) -> Iterator[TailRecord]:
         """Yield records until all that were there have come; with is_following without an end."""
@@ -118,17 +107,16 @@ class StreamTail:
         """End the consumers."""
         self._channel.close()
 
-    def _part(self, described: Any, start: Start) -> TailPart:
+    def _part(self, described: Any, last: int | None, since_us: int) -> TailPart:
         number, first, head = (int(described[name]) for name in ("partition", "first", "head"))
-        if isinstance(start, Last):
-            begin = max(first, head - start.count)
-        elif isinstance(start, Since):
+        begin = first
+        if last is not None:
+            begin = max(first, head - last)
+        elif since_us:
             found: Any = self._call(
-                "find_stream_offset", queue=self._stream, partition=number, time_us=start.time_us
+                "find_stream_offset", queue=self._stream, partition=number, time_us=since_us
             )
             begin = max(first, int(found["offset"] if isinstance(found, dict) else found))
-        else:
-            begin = first
         return TailPart(number, first, head, begin)
 
     def _consume(self, part: TailPart) -> None:

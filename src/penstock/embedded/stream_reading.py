@@ -32,12 +32,13 @@ the loop was at.
 """
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
+from penstock.clock import microseconds
 from penstock.embedded.option_parsing import check_timeout, time_ms
 from penstock.embedded.sources import Call, Feed, StreamInfo, StreamSource
-from penstock.embedded.stream_record import EPOCH, StreamRecord
+from penstock.embedded.stream_record import StreamRecord
 from penstock.errors import BoxClosedError, OptionError, StreamGapError
 
 Moment: TypeAlias = datetime | timedelta | str
@@ -49,7 +50,6 @@ EXPECTED_OFFSET: Final = '"first", "last", "next" or a whole number, not negativ
 EXPECTED_SINCE: Final = (
     'a datetime, a timedelta or a text as "1h" (so long ago), or a callable that returns one'
 )
-US: Final = timedelta(microseconds=1)
 
 
 class StartPosition:
@@ -103,7 +103,7 @@ class StartPosition:
 def moment_us(given: object, now_us: int) -> int:
     """Return a moment as users write it in microseconds since 1970. OptionError."""
     if isinstance(given, datetime):
-        return (given.astimezone(EPOCH.tzinfo) - EPOCH) // US
+        return microseconds(given.astimezone(UTC))
     if isinstance(given, timedelta | str):
         try:
             return now_us - time_ms("since", given) * 1000

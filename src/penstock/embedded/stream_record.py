@@ -8,9 +8,10 @@ readers look at the body only.
 """
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Final, TypeAlias
 
+from penstock.clock import moment_of
 from penstock.codec.properties import BasicProperties
 from penstock.embedded.box_headers import attached
 from penstock.embedded.option_parsing import Body, Headers, body_of, header_of, not_headers
@@ -20,7 +21,6 @@ from penstock.queues.headers import HeaderValue
 from penstock.queues.raw_fields import EMPTY
 
 KEY_BYTES_MAX: Final = 255
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 OWN_PREFIX: Final = "x-stream-"  # what a broker adds to the headers of a delivery
 OPTIONS: Final = ("key", "headers")
 _AMQP: Final = AmqpHeaders()
@@ -53,7 +53,7 @@ class StreamRecord:
     @property
     def time(self) -> datetime:
         """When the record was appended, as an aware datetime in UTC."""
-        return EPOCH + timedelta(microseconds=self.time_us)
+        return moment_of(self.time_us)
 
     @property
     def key(self) -> str:

@@ -9,7 +9,8 @@ import asyncio
 import base64
 import binascii
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -66,8 +67,16 @@ def some(rows: Any) -> object:
     return rows
 
 
-def _text_of(error: ControlError) -> str:
-    return error.text.partition(" - ")[2] or error.text
+@contextmanager
+def _answering(code: int, status: int, form: str = "{}", **more: object) -> Iterator[None]:
+    """Answer a refusal of this code with this status. form: of the reason, AMQP's text in it."""
+    try:
+        yield
+    except ControlError as error:
+        if error.code != code:
+            raise
+        text = error.text.partition(" - ")[2] or error.text
+        raise HttpError(status, form.format(text), **more) from error
 
 
 # ---- queues, exchanges, bindings -----------------------------------------------------------------
@@ -122,12 +131,8 @@ async def bind(asked: ApiRequest) -> object:
     """Bind, and say in Location how the binding is addressed: relative, as RabbitMQ does."""
     ends = _ends(asked)
     op = "bind_queue" if "queue" in ends else "bind_exchange"
-    try:
+    with _answering(NOT_FOUND, 404, error="not_found"):
         found = await asked.call_once(op, asked.vhost, **ends, **asked.body)
-    except ControlError as error:
-        if error.code == NOT_FOUND:
-            raise HttpError(404, _text_of(error), error="not_found") from error
-        raise
     destination = str(ends.get("queue", ends.get("destination")))
     name = quote(destination.encode("utf-8", "surrogateescape"), safe="")
     where = f"{name}/{quote(found['properties_key'], safe='')}"
@@ -210,15 +215,10 @@ async def publish(asked: ApiRequest) -> object:
 
 async def get(asked: ApiRequest) -> object:
     """Get messages, as the operation get_messages."""
-    try:
-        found = await asked.call_once(
+    with _answering(NOT_FOUND, 404, error="not_found"):
+        return await asked.call_once(
             "get_messages", asked.vhost, queue=asked.names["queue"], **asked.body
         )
-    except ControlError as error:
-        if error.code == NOT_FOUND:
-            raise HttpError(404, _text_of(error), error="not_found") from error
-        raise
-    return found
 
 
 _WHOLE: Final = ("count", "after", "skip", "truncate", "from", "last", "since", "older")
@@ -278,12 +278,8 @@ async def put_user(asked: ApiRequest) -> object:
 
 async def delete_users(asked: ApiRequest) -> object:
     """Delete users, all or none."""
-    try:
+    with _answering(NOT_FOUND, 400, "no_such_user: {}"):
         await asked.call_once("delete_users", names=asked.body["users"])
-    except ControlError as error:
-        if error.code == NOT_FOUND:
-            raise HttpError(400, f"no_such_user: {_text_of(error)}") from error
-        raise
     return Answer(204)
 
 
@@ -292,13 +288,10 @@ def set_permissions(op: str) -> Callable[[ApiRequest], Any]:
     400, as RabbitMQ says it."""
 
     async def put(asked: ApiRequest) -> object:
-        try:
-            found = await asked.call_once(op, asked.vhost, user=asked.names["user"], **asked.body)
-        except ControlError as error:
-            if error.code == NOT_FOUND:
-                raise HttpError(400, f"vhost_or_user_not_found: {_text_of(error)}") from error
-            raise
-        return made(found)
+        with _answering(NOT_FOUND, 400, "vhost_or_user_not_found: {}"):
+            return made(
+                await asked.call_once(op, asked.vhost, user=asked.names["user"], **asked.body)
+            )
 
     return put
 
@@ -366,12 +359,8 @@ async def clear_limit(asked: ApiRequest) -> object:
 
 async def _validated(asked: ApiRequest, op: str, vhost: str | None, /, **args: object) -> Any:
     """Call an operation; say of a wrong value that the validation failed, as RabbitMQ does."""
-    try:
+    with _answering(PRECONDITION_FAILED, 400, "Validation failed\n\n{}\n"):
         return await asked.call_once(op, vhost, **args)
-    except ControlError as error:
-        if error.code == PRECONDITION_FAILED:
-            raise HttpError(400, f"Validation failed\n\n{_text_of(error)}\n") from error
-        raise
 
 
 # ---- policies and parameters ---------------------------------------------------------------------

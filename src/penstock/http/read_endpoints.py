@@ -75,8 +75,8 @@ from penstock.http.requests import (
 from penstock.server.control import ControlError
 
 
-class StreamEndpoints:
-    """Answers requests about streams. ranges: reads the pages. bodies: reads bodies."""
+class RangeEndpoints:
+    """The base of both. ranges: reads the pages. bodies: reads bodies."""
 
     def __init__(
         self, node: NodeLink, auth: BasicAuth, ranges: RangeAnswers, bodies: JsonBodies
@@ -85,6 +85,10 @@ class StreamEndpoints:
         self._auth = auth
         self._ranges = ranges
         self._bodies = bodies
+
+
+class StreamEndpoints(RangeEndpoints):
+    """Answers requests about streams."""
 
     async def metrics(self, vhost: str) -> dict[str, dict[str, int]]:
         """Return what was read of the streams of a vhost."""
@@ -200,16 +204,8 @@ LEASE_BODY_BYTES_MAX: Final = 4 << 10
 LEASE_RANGE_NAMES: Final = tuple(name for name in RANGE_NAMES if name != "partition")
 
 
-class LeaseEndpoints:
-    """Answers requests about leases. ranges: reads the pages. bodies: reads bodies."""
-
-    def __init__(
-        self, node: NodeLink, auth: BasicAuth, ranges: RangeAnswers, bodies: JsonBodies
-    ) -> None:
-        self._node = node
-        self._auth = auth
-        self._ranges = ranges
-        self._bodies = bodies
+class LeaseEndpoints(RangeEndpoints):
+    """Answers requests about leases."""
 
     async def metrics(self, vhost: str) -> dict[str, int]:
         """Return nothing: the vhost counts leases."""

@@ -27,7 +27,7 @@ import binascii
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -37,6 +37,7 @@ from starlette.responses import Response
 
 from penstock.access.permissions import Identity
 from penstock.access.users import KnownUsers
+from penstock.clock import microseconds
 from penstock.errors import CONFLICT, NO_ROUTE, PenstockError
 from penstock.http.sessions import COOKIE, OWN_HEADER, Sessions
 from penstock.operation_json import JsonText, to_json
@@ -84,10 +85,6 @@ SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 USER: Final = "penstock.user"
 ACCOUNT: Final = "penstock.account"
-
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 logger = logging.getLogger(__name__)
@@ -317,12 +314,9 @@ def time_us(name: str, text: str) -> int:
     if digits.isascii() and digits.isdigit() and len(digits) <= 18:
         return int(text)
     try:
-        time = datetime.fromisoformat(text)
+        return microseconds(datetime.fromisoformat(text))
     except ValueError:
         raise HttpError(
             400, f"parameter {name!r}: given {text!r}, expected a time such as "
             "2026-11-21T20:00:00Z (a + in it as %2B), or microseconds since 1970",
         ) from None  # fmt: skip
-    if time.tzinfo is None:
-        time = time.replace(tzinfo=UTC)
-    return (time - _EPOCH) // _MICROSECOND

@@ -32,8 +32,6 @@ limit, so that nobody can take all the room; rows count for the owner of the que
 4 KiB at least, as on the disk. With less than FREE_BYTES_MIN free nothing is staged: the broker
 needs that for its log and checkpoints.
 
-
-
 StagingEndpoints answers the requests below /api/staging.
 
     GET     /{vhost}                    the last batch of each query

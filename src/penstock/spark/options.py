@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -30,6 +30,7 @@ from penstock.amqp_url import (
     url_of,
     without_password,
 )
+from penstock.clock import microseconds
 from penstock.errors import OptionError
 from penstock.options import (
     BYTES_MAX,
@@ -76,7 +77,6 @@ KAFKAS: Final = {
     "topic": "'subscribe' to read; 'topic' belongs to a sink",
 }
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _PARTITION: Final = re.compile(r"[0-9]{1,9}")
 _BYTES: Final = re.compile(r"(\d{1,18})\s*(|[kmgt])(|b|ib)", re.IGNORECASE)
 
@@ -325,13 +325,6 @@ def _time_us(text: str) -> int:
     except ValueError:
         expected = "milliseconds since 1970, or a time such as 2013-01-01T05:00:00Z"
         raise WrongValueError(expected, (text,)) from None
-
-
-def microseconds(moment: datetime) -> int:
-    """Return microseconds since 1970 of a time, which is in UTC if it has no zone."""
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def _times(text: str) -> Bound:

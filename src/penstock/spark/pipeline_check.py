@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from penstock.client import ClientConnection, UnreachableError
-from penstock.client.stream_tail import First, StreamTail
+from penstock.client.stream_tail import StreamTail
 from penstock.errors import AMQPError, ChannelError, OptionError, PenstockError, install_advice
 from penstock.spark.http_link import HttpLink, LinkError, RefusedError
 from penstock.spark.options import AT_LEAST_ONCE, Place, parse_place
@@ -335,7 +335,7 @@ def _source_fits(spec: PipelineSpec, spark: "SparkSession") -> Iterator[Finding]
             return
         if spec.transform.schema is None and not spec.transform.expect:
             return
-        tail = StreamTail(connection, name, First())
+        tail = StreamTail(connection, name)
         rows = [_row(name, record) for record in islice(tail.records(), SAMPLE)]
         tail.close()
     if not rows:

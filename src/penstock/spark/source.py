@@ -36,13 +36,14 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from penstock.clock import microseconds
 from penstock.errors import StreamGapError
 from penstock.spark import offsets, plan
 from penstock.spark.access import LeaseGoneError, RangeSource, frames_of
 from penstock.spark.catalog import Catalog, catalog_of
 from penstock.spark.error_text import reason_first, reasons_first
 from penstock.spark.offsets import Positions
-from penstock.spark.options import SourceOptions, microseconds
+from penstock.spark.options import SourceOptions
 from penstock.spark.progress import Losses, StreamProgress, sources
 from penstock.spark.task_worker import keep_imports
 

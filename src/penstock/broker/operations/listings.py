@@ -15,7 +15,7 @@ its indexes, and all that it holds is in delta.
 The server's process lists connections, because it also knows those that are being handed over.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from penstock.broker.arguments import type_of
@@ -42,6 +42,7 @@ from penstock.storage.files.durability import DISK, MODE_NAMES
 from penstock.storage.index.queue_index import QueueIndex
 
 Info = dict[str, object]
+STATES: Final = ("alphas", "betas", "gammas", "delta")
 
 
 def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
@@ -86,7 +87,7 @@ def queue_info(vhost: VHost, queue: QueueOrStream) -> Info:
         **_pids(queue),
     }
     for name in (
-        "alphas", "betas", "gammas", "delta", "q1", "q2", "q3", "q4", "set_aside", "disk_reads",
+        *STATES, "q1", "q2", "q3", "q4", "set_aside", "disk_reads",
         "disk_writes", "in_per_s", "out_per_s", "ack_in_per_s", "ack_out_per_s", "rejected",
         "expired", "maxlen", "delivery_limit", "dead_letters_dropped", "dead_letter_cycles",
         "alerts_raised",
@@ -151,9 +152,7 @@ def _stream_counts(vhost: VHost, stream: BrokerStream) -> Info:
         **_pids(stream),
         "partitions": len(stream.parts),
         "readers": len(stream.known_readers()),
-        "alphas": 0,
-        "betas": 0,
-        "gammas": 0,
+        **dict.fromkeys(STATES, 0),
         "delta": count,
     }
 
@@ -246,9 +245,7 @@ def _stored_counts(indexes: list[QueueIndex], state: str, why: str) -> Info:
         "message_bytes_unacknowledged": leased_bytes,
         "consumers": 0,
         "memory": 0,
-        "alphas": 0,
-        "betas": 0,
-        "gammas": 0,
+        **dict.fromkeys(STATES, 0),
         "delta": count,
     }
 
@@ -363,11 +360,6 @@ def channel_info(vhost: VHost, channel: Channel) -> Info:
     return found
 
 
-def list_alerts(vhost: VHost) -> Iterator[Info]:
-    """Yield the alerts that are on and past, the oldest first."""
-    yield from vhost.alerts.list.rows()
-
-
 def consumer_info(vhost: VHost, queue: QueueOrStream, consumer: Consumer) -> Info:
     """Return the row of a consumer. active: it is given messages: always, but for a single active
     consumer."""
@@ -419,27 +411,19 @@ def _topology(vhost: VHost) -> Iterator[tuple[str, Info | None]]:
         )
 
 
+DECLARED: Final = ("name", "durable", "auto_delete", "exclusive", "arguments")
+
+
 def _declared(vhost: VHost, name: str) -> Info | None:
     """Return what a queue was declared as, None if it was deleted meanwhile."""
     queue = vhost.table.served.get(name)
     if queue is not None:
-        return {
-            "name": name,
-            "durable": queue.is_durable,
-            "auto_delete": queue.is_auto_delete,
-            "exclusive": queue.is_exclusive,
-            "arguments": queue.arguments,
-        }
-    if not vhost.table.is_stored(name):
+        found = _queue_head(vhost, queue)
+    elif vhost.table.is_stored(name):
+        found = _unopened_head(vhost, name)
+    else:
         return None
-    arguments, auto_delete = vhost.table.stored_facts(name)
-    return {
-        "name": name,
-        "durable": True,
-        "auto_delete": auto_delete,
-        "exclusive": False,
-        "arguments": arguments,
-    }
+    return {column: found[column] for column in DECLARED}
 
 
 def _topology_in_slices(call: Call) -> Slices:
@@ -465,12 +449,8 @@ def _topology_in_slices(call: Call) -> Slices:
     return found
 
 
-def _listing(rows: Callable[[VHost], Iterator[Info | None]]) -> Callable[[Call], None]:
-    return lambda call: call.in_slices(listed(call, rows(call.vhost)))
-
-
 FUNCTIONS: Final[Functions] = {
     "vhost_status": lambda call: call.reply(status(call.vhost)),
     "list_topology": lambda call: call.in_slices(_topology_in_slices(call)),
-    "list_alerts": _listing(list_alerts),
+    "list_alerts": lambda call: call.in_slices(listed(call, iter(call.vhost.alerts.list.rows()))),
 }

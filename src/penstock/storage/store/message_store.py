@@ -526,11 +526,6 @@ class MessageStore:
         self.tables.notes = []
         return found
 
-    @property
-    def faults(self) -> list[str]:
-        """The damage found, as text. ``take_damage`` still returns it."""
-        return [str(error) for error in self.tables.damage + self.own_files.damage]
-
     # ---- measures --------------------------------------------------------------------------
 
     @property

@@ -316,14 +316,9 @@ class FileState:
         place, _ = self._place(id)
         return self.counts.refs(place)
 
-    def ref(self, id: int, n: int = 1) -> None:
-        """Add ``n`` references in this state, for a checkpoint that changes the state it writes.
-        The store's own count stays. Not for own files."""
-        place, record_bytes = self._place(id)
-        self.counts.ref(place, record_bytes, n)
-
     def unref(self, id: int, n: int = 1) -> bool:
-        """Remove ``n`` references in this state. Return True if none is left. See ``ref``."""
+        """Remove ``n`` references in this state, for a checkpoint that changes the state it writes.
+        The store's own count stays. Not for own files. Return True if none is left."""
         place, record_bytes = self._place(id)
         return self.counts.unref(place, record_bytes, n)
 

@@ -92,7 +92,7 @@ from penstock.broker.background_tasks import FinishingWork
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.dispatch import STEP_BYTES, Dispatch, SlicedWork, TurnBudget, Unconfirmed
-from penstock.broker.firehose import Firehose
+from penstock.broker.outbox import Firehose
 from penstock.broker.output import (
     END,
     HEADERS,

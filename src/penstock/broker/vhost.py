@@ -56,8 +56,8 @@ from penstock.broker.broker_queue import BrokerQueue, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable, DeadLetterStream
 from penstock.broker.dispatch import Dispatch, Peer, Source, TurnBudget
 from penstock.broker.events import BrokerEvents
-from penstock.broker.firehose import Firehose
 from penstock.broker.in_flight import InFlight
+from penstock.broker.outbox import Firehose
 from penstock.broker.policies import Applied, Counts, Policies, PolicyChanges, expires_ms
 from penstock.broker.queue_table import (
     GENERATED,

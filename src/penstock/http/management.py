@@ -51,12 +51,13 @@ from penstock.http.metrics_text import GZIP_LEVEL
 from penstock.http.node_link import NodeLink
 from penstock.http.requests import (
     ACCOUNT,
+    PIECE_BYTES,
     BasicAuth,
     HttpError,
     JsonAnswer,
     NotAuthorizedError,
+    PiecesAnswer,
 )
-from penstock.http.sending import PIECE_BYTES, PiecesAnswer
 from penstock.members import Columns
 from penstock.operation_json import JsonText, dumps, read
 from penstock.operation_table import (

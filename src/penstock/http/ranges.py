@@ -66,8 +66,7 @@ from penstock.codec.properties import BasicProperties
 from penstock.errors import AMQPError, CorruptionError, NotAStoreError, PenstockError
 from penstock.http.node_link import NodeLink, ask_classic, ask_stream
 from penstock.http.pages import MEDIA_TYPE, ByteCache, Span, encode_chunk, open_page
-from penstock.http.requests import USER, HttpError, JsonAnswer, given, time_us, whole
-from penstock.http.sending import SendTime
+from penstock.http.requests import USER, HttpError, JsonAnswer, SendTime, given, time_us, whole
 from penstock.operation_json import in_seconds, payload, to_json
 from penstock.queues.amqp_headers import AmqpHeaders, split_address
 from penstock.queues.headers import HeaderError

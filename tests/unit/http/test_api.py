@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.http import pages, ranges, sending
+from penstock.http import pages, ranges, requests
 from penstock.http.api import Api
 from penstock.http.ranges import StreamPages
 from penstock.server.control import ControlError
@@ -378,7 +378,7 @@ def test_a_client_that_leaves_ends_the_work(rig: HttpRig, monkeypatch: pytest.Mo
 def test_a_client_that_takes_nothing_is_cut(
     rig: HttpRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sending, "STALL_S", 0.01)
+    monkeypatch.setattr(requests, "STALL_S", 0.01)
 
     async def scenario(app: Api) -> Reply:
         async def stalled(scope: Any, receive: Any, send: Any) -> None:

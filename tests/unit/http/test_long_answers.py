@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.http import pages, ranges, sending
+from penstock.http import pages, ranges, requests
 from penstock.http.api import Api
-from penstock.http.sending import SendTime
+from penstock.http.requests import SendTime
 from penstock.server.fair_turns import FairTurns
 from tests.helpers.asgi_client import Reply, ask
 from tests.helpers.http_rig import EVERYTHING, HttpRig, users_facts
@@ -112,7 +112,7 @@ def test_who_leaves_while_waiting_takes_no_turn() -> None:
 
 def test_how_long_a_client_may_take() -> None:
     """A minute at a time, and as much in all as its pace allows."""
-    stall_s, pace = sending.STALL_S, sending.PACE
+    stall_s, pace = requests.STALL_S, requests.PACE
     slow = SendTime()
     assert slow.left_s() == stall_s
     slow.took(stall_s - 1, 10)
@@ -133,7 +133,7 @@ def test_a_client_that_takes_a_little_again_and_again_is_cut(
     real = SendTime.took
 
     def took(time: SendTime, _seconds: float, size: int) -> None:
-        real(time, sending.STALL_S * 0.4, size)
+        real(time, requests.STALL_S * 0.4, size)
 
     monkeypatch.setattr(SendTime, "took", took)
     reply = rig.ask(FRAMES)

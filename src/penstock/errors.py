@@ -102,8 +102,10 @@ class NotAStoreError(StorageError):
 class PathNotFreeError(NotAStoreError):
     """The path for a backup or a salvaged store is not free."""
 
-    def __init__(self, path: str, reason: str) -> None:
-        StorageError.__init__(self, f"{path}: {reason}; give a path that is missing or empty")
+    def __init__(
+        self, path: str, reason: str, advice: str = "give a path that is missing or empty"
+    ) -> None:
+        StorageError.__init__(self, f"{path}: {reason}; {advice}")
         self.path = path
         self.reason = reason
 

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.real
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBroker]:
     with LiveBroker(tmp_path_factory.mktemp("http") / "data", has_http=True) as broker:
         broker.control("add_user", name="mia", password="m/a", tags=["management"])
+        broker.control("add_user", name="bob", password="bob")
         yield broker
 
 
@@ -109,6 +110,24 @@ def test_messages_migrate_to_the_broker_of_the_url(broker: LiveBroker) -> None:
     assert (found.host, found.port, found.user) == ("localhost", broker.port, "ann")
 
 
+@pytest.mark.parametrize(
+    ("login", "said"),
+    [
+        ("guest:no", "user 'guest': Login failed: wrong name or password, or guest from another"),
+        ("bob:bob", "user 'bob': Not management user, a tag is missing: 'penstock set_user_tags'"),
+        ("mia:m%2Fa", "refused for user 'mia': it needs the tag administrator"),
+    ],
+)
+def test_a_user_who_may_not_is_told_why(
+    broker: LiveBroker, capsys: pytest.CaptureFixture[str], login: str, said: str
+) -> None:
+    assert main(["--url", url_of(broker, login), "list_users"]) == 77
+    assert said in capsys.readouterr().err
+
+
 def test_a_broker_that_is_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--url", "http://127.0.0.1:1", "status"]) == 69
-    assert "no broker answers at 127.0.0.1:1" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no broker answers at 127.0.0.1:1 (Connection refused): is it running" in said
+    assert main(["perf", "--url", "amqp://127.0.0.1:1"]) == 69
+    assert "Connection refused: is the broker running?" in capsys.readouterr().err

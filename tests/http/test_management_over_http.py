@@ -42,7 +42,10 @@ def test_what_the_node_answers_and_changes(tmp_path: Path) -> None:
         assert [row["name"] for row in http.json("GET", "queues")] == ["q"]
         assert http.json("GET", "queues/%2F/q?columns=name,vhost") == {"name": "q", "vhost": "/"}
         reply = http.json("GET", "queues/%2F?page=2&page_size=1", status=400)
-        assert reply["error"] == "page_out_of_range"
+        assert reply == {
+            "error": "page_out_of_range",
+            "reason": "Page out of range, page: 2 page size: 1, expected at most page 1",
+        }
         http.json("GET", "queues/%2F?page=1&name=(&use_regex=true", status=400)
         http.json("GET", "queues/%2F/none", status=404)
         broker.control("add_user", name="eve", password="eve", tags=["management"])

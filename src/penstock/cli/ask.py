@@ -18,6 +18,7 @@ import errno
 import json
 import os  # noqa: TID251 - the environment, which says where the configuration is
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,13 @@ FILE: Final = "penstock.toml"
 DEFAULT_DATA: Final = "./penstock-data"
 HTTP_S: Final = 60.0  # as of the control socket: the broker gives up before
 QUICK_S: Final = 0.2  # for names that help, and need not come
-# What a broker says of a name that there is none of.
+LOGIN_FAILED: Final = "Login failed"
+NO_TAG: Final = ": Not "  # management, policymaker ... user
+# What a broker says of a name that there is none of, and what lists those that there are.
+LISTED_BY: Final = {
+    "queue": "penstock list_queues", "exchange": "penstock list_exchanges",
+    "vhost": "penstock list_vhosts", "user": "penstock list_users",
+}  # fmt: skip
 UNKNOWN: Final = re.compile(
     "NOT_FOUND - no (queue|exchange|vhost|user) '([^']+)'(?: in vhost '([^']+)')?"
 )
@@ -162,10 +169,10 @@ def asked(data: str) -> Iterator[Client]:
     try:
         yield client
     except CommandRefusedError as error:
-        hint = _nearest(data, str(error))
+        hint = _hint(data, str(error))
         if not hint:
             raise
-        raise CommandRefusedError(error.code, f"{error}; did you mean {hint!r}?") from error
+        raise CommandRefusedError(error.code, f"{error}; {hint}") from error
     finally:
         client.close()
 
@@ -195,14 +202,18 @@ def names_of(data: str, kind: str, vhost: str, prefix: str) -> list[str]:
     return [escaping.escaped(name) for name in found[:NAMES_MAX]]
 
 
-def _nearest(data: str, error: str) -> str:
-    """Return the name that was probably meant where there is none of a name, "" if none is near."""
+def _hint(data: str, error: str) -> str:
+    """Return the name that was probably meant where there is none of a name, or what lists those
+    that there are; "" for another error."""
     unknown = UNKNOWN.search(error)
     if unknown is None:
         return ""
     kind, name, vhost = unknown.groups()
     known = names_of(data, f"{kind}s", vhost or "/", name[:1])
-    return next(iter(difflib.get_close_matches(name, known, n=1)), "")
+    for near in difflib.get_close_matches(name, known, n=1):
+        return f"did you mean {near!r}?"
+    where = "" if vhost in (None, "/") else f" -p {shlex.quote(vhost)}"
+    return f"see: {LISTED_BY[kind]}{where}"
 
 
 def ask(data: str, op: str, vhost: str | None = None, /, **args: object) -> Any:
@@ -286,7 +297,10 @@ class _Http:
                 text = f"no connection to {self._where} over TLS: {tls_reason(error)}"
                 raise UnavailableError(text) from error
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise UnavailableError(f"no broker answers at {self._where} ({reason})") from error
+            raise UnavailableError(
+                f"no broker answers at {self._where} ({reason}): is it running, with HTTP at this "
+                "port (--http-port)?"
+            ) from error
         if reply.status == 200:
             return read(data)
         try:
@@ -297,7 +311,12 @@ class _Http:
         if code is None and reply.status == 404:
             raise UnavailableError(f"{self._where} is no broker of Penstock that knows {path}")
         if code is None and reply.status in (401, 403):
-            code, reason = ACCESS_REFUSED, f"user '{self._place.user}': {reason or 'login failed'}"
+            code = ACCESS_REFUSED
+            reason = f"user '{self._place.user}': {reason or LOGIN_FAILED}"
+            if reason.endswith(LOGIN_FAILED):
+                reason += ": wrong name or password, or guest from another machine"
+            elif NO_TAG in reason:
+                reason += ", a tag is missing: 'penstock set_user_tags' gives it"
         if code is None:
             raise UnavailableError(f"{self._where} answers {reply.status}: {reason}")
         raise CommandRefusedError(code, reason)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from penstock.cli import output
+from penstock.cli.main import UnavailableError
 from penstock.cli.output import FORMAT
 from penstock.clock import SystemClock
-from penstock.errors import OptionError
+from penstock.errors import OptionError, UnreachableError
 
 if TYPE_CHECKING:
     from penstock.client.load import LoadCounts
@@ -80,7 +81,10 @@ def perf(
         arguments={"x-queue-type": "quorum"} if quorum_queue else {},
     )  # fmt: skip
     load = LoadRun(options, SystemClock())
-    taken_s = load.run(line if form == "text" else lambda *_: None, interval)
+    try:
+        taken_s = load.run(line if form == "text" else lambda *_: None, interval)
+    except UnreachableError as error:
+        raise UnavailableError(f"{error}: is the broker running? --url sets the broker") from None
     total = load.total
     found: dict[str, object] = {
         "seconds": round(taken_s, 3), "sent": total.sent, "received": total.received,

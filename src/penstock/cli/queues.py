@@ -35,6 +35,7 @@ it is an object with everything known. A stream with several partitions has offs
 Reading changes nothing. tail speaks AMQP to the broker of --url, so it works from other machines.
 """
 
+import difflib
 import json
 import random
 import sys
@@ -95,6 +96,22 @@ def declare_queue(
         data, "declare_queue", vhost, queue=queue, durable=not transient, auto_delete=auto_delete,
         arguments=table,
     )  # fmt: skip
+    for name in table:
+        if hint := _unknown(name):
+            output.say(f"penstock: {hint}", err=True)
+
+
+def _unknown(name: str) -> str:
+    """Return what is said of an argument that is stored and has no meaning, but nearly the name of
+    one that has; "" of another."""
+    from penstock.broker.arguments import ARGUMENTS  # options of queues: 40 ms
+
+    near = [] if name in ARGUMENTS else difflib.get_close_matches(name, ARGUMENTS, n=1)
+    if not near:
+        return ""
+    return (
+        f"argument {name!r} is unknown: it is stored, and does nothing; did you mean {near[0]!r}?"
+    )
 
 
 @click.command("declare_exchange")
@@ -674,6 +691,8 @@ def _move(
     found: dict[str, Any] = {"moved": 1}
     with asked(data) as client:
         left = count or len(tags) or client.call("describe_queue", vhost, queue=queue)["ready"]
+        if not left and to is not None:  # there may be no such queue, either
+            client.call("move_messages", vhost, queue=queue, to=to, count=1, dry_run=True)
         while left > 0 and found["moved"]:
             found = client.call(
                 "move_messages", vhost, queue=queue, to=to, count=min(step, left), dry_run=is_dry,

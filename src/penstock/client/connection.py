@@ -719,8 +719,13 @@ def connect(
         if where.tls is not None:
             sock = TlsSocket(plain, where.host, where.tls)
         greeting = greet(sock, where)
-    except AMQPError:
+    except AMQPError as error:
         sock.close()
+        if error.code == ACCESS_REFUSED:
+            error.add_note(
+                f"are the user {where.user!r} and the password right? guest may connect from the "
+                "broker's machine only"
+            )
         raise
     except OSError as error:  # a time-out is one
         sock.close()

@@ -363,7 +363,7 @@ class ListQuery:
         assert self.page is not None
         pages = max(-(-filtered // self.page_size), 1)
         if self.page > pages:
-            raise out_of_range(self, f"{filtered} rows")
+            raise out_of_range(self, pages)
         return {
             "filtered_count": filtered,
             "item_count": len(rows),
@@ -380,9 +380,10 @@ def columns_of(query: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name for name in query.get(COLUMNS, "").split(",") if name)
 
 
-def out_of_range(query: ListQuery, found: str) -> HttpError:
-    """Return the error for a page beyond the end. found: how many there are."""
-    text = f"Page out of range, page: {query.page} page size: {query.page_size}: {found}"
+def out_of_range(query: ListQuery, pages: int) -> HttpError:
+    """Return the error for a page beyond the last one."""
+    given = f"page: {query.page} page size: {query.page_size}"
+    text = f"Page out of range, {given}, expected at most page {pages}"
     return HttpError(400, text, error="page_out_of_range")
 
 

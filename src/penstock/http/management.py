@@ -310,7 +310,8 @@ class Management:
                 )
             except ControlError as error:
                 if query.page is not None and "argument 'page'" in error.text:
-                    raise out_of_range(query, error.text) from error
+                    pages = error.text.rpartition("at most ")[2]
+                    raise out_of_range(query, int(pages)) from error
                 if is_named or not is_down(error):
                     raise
         if query.page is None:

@@ -58,7 +58,7 @@ def test_a_page(rig: OperationRig) -> None:
 def test_pages_that_are_not_there(rig: OperationRig) -> None:
     error = rig.refusal("list_rows", kind="queues", page=4, page_size=2)
     assert error.code == 406
-    assert "'page': given 4, expected at most 3: page_out_of_range" in error.text
+    assert "'page': given 4, expected at most 3" in error.text
     nothing = queues(rig, page=1, name="nobody")
     assert (nothing["items"], nothing["page_count"], nothing["total_count"]) == ([], 0, 5)
 

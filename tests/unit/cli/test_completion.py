@@ -78,7 +78,17 @@ def test_the_shell_s_protocol_works_as_a_process() -> None:
     [
         ("no queue 'ordrs' in vhost '/x'", ["orders", "other"], "did you mean 'orders'?"),
         ("no user 'an'", [], "did you mean 'ann'?"),
-        ("no queue 'zzz' in vhost '/'", ["orders"], ""),
+        (
+            "no queue 'zzz' in vhost '/'",
+            ["orders"],
+            "see: penstock list_queues",
+        ),
+        (
+            "no queue 'zzz' in vhost 'my shop'",
+            [],
+            "see: penstock list_queues -p 'my shop'",
+        ),
+        ("queue 'zzz' in vhost '/' in use", ["orders"], ""),
     ],
 )
 def test_the_name_that_was_meant(

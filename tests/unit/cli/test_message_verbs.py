@@ -133,6 +133,6 @@ def test_peek_goes_on_behind_the_last(capsys: pytest.CaptureFixture[str]) -> Non
 def test_what_the_broker_refuses_has_an_exit_code(
     code: int, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = "NOT_FOUND - no queue 'jobs' in vhost '/'"
+    text = "what the broker says"
     assert FakeControl(get=CommandRefusedError(code, text)).run("get", "jobs") == status
     assert capsys.readouterr().err == f"penstock: {text}\n"

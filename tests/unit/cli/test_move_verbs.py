@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from penstock.cli.main import CommandRefusedError
 from penstock.embedded.waiting import ThreadWaiter
 from tests.helpers.fake_control import FakeControl, Terminal
 
@@ -48,6 +49,16 @@ def test_what_stays_is_75_with_the_reason(capsys: pytest.CaptureFixture[str]) ->
     nothing = FakeControl(describe_queue={"ready": 0})
     assert nothing.run("replay", "dead") == 0
     assert capsys.readouterr().out == "no message moved\n"
+
+
+def test_a_target_that_is_not_there_is_told_of_an_empty_queue_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    away = CommandRefusedError(404, "NOT_FOUND - no queue 'away' in vhost '/'")
+    broker = FakeControl(describe_queue={"ready": 0}, move_messages=away)
+    assert broker.run("move", "from", "away") == 66
+    assert capsys.readouterr().err.startswith("penstock: NOT_FOUND - no queue 'away'")
+    assert [args["dry_run"] for args in asked(broker)] == [True]
 
 
 def test_only_what_matches(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,14 @@ def test_the_type_of_a_declared_queue() -> None:
     assert broker.run("declare_queue", "jobs", "--type", "other") == 64
 
 
+def test_an_argument_that_is_nearly_one_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["-a", "x-max-lenght=5", "-a", "x-max-length=5", "-a", "x-something=else"]
+    assert FakeControl().run("declare_queue", "jobs", *words) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'x-max-lenght' is unknown" in line
+    assert "did you mean 'x-max-length'?" in line
+
+
 def test_declare_queue() -> None:
     broker = FakeControl()
     words = ["-a", "x-max-length=5", "-a", "x-overflow=reject-publish", "-a", "x-s=true"]

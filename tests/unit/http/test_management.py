@@ -329,7 +329,8 @@ class Vhosts:
         if page is None:
             return rows
         if page > max(-(-len(rows) // page_size), 1):
-            return ControlError(406, "PRECONDITION_FAILED - list_rows: argument 'page': given 2")
+            text = "PRECONDITION_FAILED - list_rows: argument 'page': given 2, expected at most 1"
+            return ControlError(406, text)
         return {
             "items": rows[(page - 1) * page_size : page * page_size],
             "filtered_count": len(rows), "total_count": len(rows),

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from penstock.clock import ManualClock
-from penstock.errors import DiskFullError, NotAStoreError, SyncFailedError
+from penstock.errors import DiskFullError, NotAStoreError, PathNotFreeError, SyncFailedError
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.data_directory import DataDirectory, FreshDirectory
 from penstock.storage.files.durability import DISK
@@ -230,6 +230,12 @@ def test_the_target_must_be_free() -> None:
     backup([engine], COPY)
     with pytest.raises(NotAStoreError):
         backup([engine], COPY)
+
+
+def test_the_directory_of_the_target_must_be_there() -> None:
+    with pytest.raises(PathNotFreeError, match="there is no /none; make it first") as caught:
+        backup([running()], "/none/copy")
+    assert str(caught.value).startswith("/none/copy: expected a path in a directory")
 
 
 def test_two_vhosts() -> None:

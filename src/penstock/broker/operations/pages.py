@@ -395,7 +395,7 @@ def _listed(call: Call, kind: RowKind, asked: RowAsked) -> Slices:
     page, size = args.whole_or_none("page"), args.whole_or_none("page_size") or PAGE_SIZE
     pages = -(-count // size)
     if page is not None and page > max(pages, 1):
-        text = f"given {page}, expected at most {max(pages, 1)}: page_out_of_range"
+        text = f"given {page}, expected at most {max(pages, 1)}"
         raise args.wrong("page", text)
     ordered: Iterable[Any] = things
     if column := args.text("sort"):

@@ -887,7 +887,7 @@ class FreshDirectory:
 
     def __init__(self, fs: FileSystem, path: str, why: str) -> None:
         """Make the directory. why: what is being made, written into UNFINISHED. PathNotFreeError,
-        NotAStoreError (no parent), LockedError, NetworkFileSystemError, OSError."""
+        LockedError, NetworkFileSystemError, OSError."""
         self.fs = fs
         self.path = path.rstrip("/")
         parent = self.path.rpartition("/")[0] or ("/" if self.path.startswith("/") else ".")
@@ -902,7 +902,8 @@ class FreshDirectory:
                 text = f"expected a free path, it has {names[-1]!r} in it"
                 raise PathNotFreeError(self.path, text)
         elif not fs.is_dir(parent):
-            raise NotAStoreError(parent, "there is no such directory")
+            text = f"expected a path in a directory, there is no {parent}"
+            raise PathNotFreeError(self.path, text, "make it first")
         kind = fs.kind(parent)
         if kind in NETWORK_KINDS:
             raise NetworkFileSystemError(self.path, kind)

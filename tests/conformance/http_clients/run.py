@@ -5,7 +5,9 @@
 rabbit-hole, which is Go's client, and Terraform's provider come from the Go module proxy in the
 version pinned here, and their own test suites are run as they are; they know only RabbitMQ's ports,
 so the broker is started there, and the run ends at once if a port is taken. Java's client, hop, has
-no suite in its registry: Hop.java calls its methods and looks at what they decode.
+no suite in its registry: Hop.java calls its methods and looks at what they decode. The suites of
+Telegraf's input and KEDA's scaler know recorded answers only: telegraf_test.go and keda_test.go,
+put beside their source, ask the broker.
 
 What does not pass stands in `Suite.known` with its reason. A suite whose tools are not installed is
 left out, with a line. Exit code 1 if anything else fails, or if what is known passes.
@@ -36,6 +38,10 @@ JARS = (
     f"{JACKSON}-annotations:2.19.0", f"{JACKSON}-core:2.19.0", f"{JACKSON}-databind:2.19.0",
     "org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-nop:1.7.36",
 )  # fmt: skip
+TELEGRAF = "plugins/inputs/rabbitmq"
+TELEGRAF_TEST = f"{TELEGRAF}/live_test.go"
+KEDA = "pkg/scalers"
+KEDA_TEST = f"{KEDA}/live_test.go"
 NAMES_IT = "expects the reason `Not Found`; ours says what there is not"
 NONE_RUNS = "there are no shovels and no federation"
 LEFT = "counts the upstream that the test of a bad one leaves"
@@ -80,17 +86,24 @@ def for_rabbit_hole(broker: LiveBroker) -> None:
     broker.control("set_global_parameter", name="cluster_name", value="rabbitmq@localhost")
 
 
+def with_jobs(broker: LiveBroker) -> None:
+    """A queue with three messages."""
+    broker.control("declare_queue", "/", queue="jobs")
+    broker.control("publish", "/", routing_key="jobs", bodies=["1", "2", "3"])
+
+
 @dataclass(frozen=True)
 class Suite:
-    """tools: programs that it needs. module: of Go, whose source is copied. made: commands before
-    the last. read: makes Found of what the last left and printed. known: part of a test's name ->
-    why it does not pass."""
+    """tools: programs that it needs. module: of Go, whose source is copied. added: files from here
+    that are put into it, and where. made: commands before the last. read: makes Found of what the
+    last left and printed. known: part of a test's name -> why it does not pass."""
 
     name: str
     tools: tuple[str, ...]
     command: tuple[str, ...]
     read: Callable[[Path, str], Found]
     module: str = ""
+    added: tuple[tuple[str, str], ...] = ()
     made: tuple[tuple[str, ...], ...] = ()
     before: Callable[[LiveBroker], None] = nothing
     environment: dict[str, str] = field(default_factory=dict)
@@ -141,6 +154,21 @@ SUITES = (
             "TF_ACC_TERRAFORM_PATH": shutil.which("terraform") or "",
         },
     ),
+    Suite(
+        "telegraf", ("go",), ("go", "test", "-json", f"{TELEGRAF}/rabbitmq.go", TELEGRAF_TEST),
+        go_test, module="github.com/influxdata/telegraf@v1.37.2",
+        added=(("telegraf_test.go", TELEGRAF_TEST),), before=with_jobs,
+        environment={"BROKER": f"http://127.0.0.1:{HTTP_PORT}"},
+    ),
+    Suite(
+        "keda", ("go",),
+        (
+            "go", "test", "-json", f"{KEDA}/rabbitmq_scaler.go", f"{KEDA}/scaler.go", KEDA_TEST,
+        ),
+        go_test, module="github.com/kedacore/keda/v2@v2.16.1",
+        added=(("keda_test.go", KEDA_TEST),), before=with_jobs,
+        environment={"BROKER": f"http://guest:guest@127.0.0.1:{HTTP_PORT}/"},
+    ),
 )  # fmt: skip
 
 
@@ -155,6 +183,8 @@ def copied(suite: Suite, place: Path) -> None:
     shutil.copytree(json.loads(done.stdout)["Dir"], place)
     for path in (place, *place.rglob("*")):
         path.chmod(path.stat().st_mode | 0o200)  # the module cache is read-only
+    for name, to in suite.added:
+        shutil.copy(HERE / name, place / to)
 
 
 def run(suite: Suite, directory: Path) -> Found:

@@ -221,8 +221,10 @@ def get_ack(port: int) -> Callable[[], None]:
     return once
 
 
-def rpc(port: int, *, is_direct: bool = False) -> Callable[[], None]:
-    client, server = Client(port), Client(port)
+def rpc(
+    port: int, *, is_direct: bool = False, context: ssl.SSLContext | None = None
+) -> Callable[[], None]:
+    client, server = Client(port, context), Client(port, context)
     queue = server.declare("", is_private=True)
     server.consume(queue, no_ack=True)
     reply_to = "amq.rabbitmq.reply-to" if is_direct else client.declare("", is_private=True)

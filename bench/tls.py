@@ -4,9 +4,10 @@
 
 --ca makes it a connection of TLS, to a broker whose certificate is of that authority. Messages
 have 256 B. `published` has 100 of them in a write and at most 1,000 unconfirmed, `consumed` a
-prefetch of 1,000 and an ack for each 100, `one at a time` waits for each confirm. Measured is the
-CPU of the broker's process tree per message, what its TLS takes included. `make bench ARGS='--part
-tls'` runs it against several brokers in turn (tls_bench.py).
+prefetch of 1,000 and an ack for each 100, `one at a time` waits for each confirm, `RPC` for the
+answer to each request. Measured is the CPU of the broker's process tree per message, or per request
+with its answer, what its TLS takes included. `make bench ARGS='--part tls'` runs it against several
+brokers in turn (tls_bench.py).
 """
 
 import argparse
@@ -14,13 +15,13 @@ import json
 import ssl
 from collections.abc import Callable
 
-from single import ACK, BODY, DELIVER, Client, cpu_s, method, publish, tag_of
+from single import ACK, BODY, DELIVER, Client, cpu_s, method, publish, rpc, tag_of
 
 AT_ONCE = 100
 WINDOW = 1_000
 PUBLISHED, CONSUMED, ONE = "published", "consumed", "one at a time"
+RPC = "RPC, one client"
 MANY, FEW = 60_000, 3_000
-
 
 Run = Callable[[int], None]
 
@@ -55,6 +56,17 @@ def consuming(client: Client, queue: str) -> Run:
             assert client.content() == BODY
             if i % AT_ONCE == 0:
                 client.sock.sendall(method(1, 60, 80, tag + b"\x01"))
+
+    return run
+
+
+def asking(port: int, context: ssl.SSLContext | None) -> Run:
+    """Ask for each answer, and wait for it."""
+    once = rpc(port, context=context)
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            once()
 
     return run
 
@@ -101,6 +113,8 @@ def main() -> None:
         kind = "persistent" if is_persistent else "transient"
         for what, us in found(given.port, given.pid, context, many, few, is_persistent).items():
             print(json.dumps({"cell": f"{kind}, {what}", "us": us}), flush=True)
+    us = measured(asking(given.port, context), few, given.pid)
+    print(json.dumps({"cell": RPC, "us": us}), flush=True)
 
 
 if __name__ == "__main__":

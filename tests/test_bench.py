@@ -253,14 +253,15 @@ def test_cells_of_tls(tmp_path: Path) -> None:
 import json
 from pathlib import Path
 from penstock_node import PenstockNode
-import tls_bench, tls_report
+import load, tls_bench, tls_report
+load.build()
 tls_bench.all_brokers = lambda data, say: [
     PenstockNode(data / mode, mode, is_pure=False) for mode in ("os", "disk")
 ]
 bench = tls_bench.TlsBench(Path({str(tmp_path)!r}), is_quick=True, say=lambda text: None)
 bench.tls()
 rows = bench.figures["tls"]
-assert [len(row["us"]) for row in rows] == [2] * 6, rows
+assert [len(row["us"]) for row in rows] == [2] * 7, rows
 for row in rows:
     row["us"]["Penstock os"] = {{"plain": [10.0, 20.0, 30.0], "TLS": [30.0, 50.0, 31.0]}}
 for goal in tls_report.goals(bench.figures)[::2]:
@@ -268,10 +269,14 @@ for goal in tls_report.goals(bench.figures)[::2]:
 """
     done = bench_code(f"exec({code!r})")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        f"{kind}, {what}, CPU over TLS os ≤ 1.6 times plain 1.55 times True"
+    cells = [
+        f"{kind}, {what}"
         for kind in ("transient", "persistent")
         for what in ("published", "consumed", "one at a time")
+    ]
+    assert done.stdout.splitlines() == [
+        f"{cell}, CPU over TLS os ≤ 1.6 times plain 1.55 times True"
+        for cell in (*cells, "RPC, one client")
     ]
 
 

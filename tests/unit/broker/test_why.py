@@ -72,6 +72,14 @@ def test_alerts_but_not_that_a_queue_pages(rig: OperationRig, c: RigClient) -> N
     assert texts(rig) == [said, f"{about}3 messages and no consumer"]
 
 
+def test_damage_that_was_found(rig: OperationRig, c: RigClient) -> None:
+    rig.vhost.alerts.event("corruption", "0.qs: at byte 7: the entry is damaged", "q")
+    rig.vhost.alerts.event("size_up", "a message of 9 bytes", "q")
+    rig.turn()
+    assert texts(rig) == ["queue 'q': 0.qs: at byte 7: the entry is damaged"]
+    assert "penstock store verify" in rig.result("why")[0]["do"]
+
+
 def test_consumers_at_their_prefetch(rig: OperationRig, c: RigClient) -> None:
     c.call(1, BasicQos(prefetch_count=2), BasicQosOk)
     c.call(1, BasicConsume(queue="q", consumer_tag="t"), BasicConsumeOk)

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from itertools import islice
 from typing import Final
 
-from penstock.broker.alerts import FLOWED
+from penstock.broker.alerts import DAMAGE, FLOWED
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import Channel, ChannelOwner
@@ -39,6 +39,7 @@ SLOW_SYNC_S: Final = 0.1
 HOLDERS_SHOWN: Final = 3
 READY: Final = "messages_ready"
 SERVE_ADVICE: Final = "read the broker's log"
+DAMAGE_ADVICE: Final = "penstock store verify of a backup, or of the stopped broker, lists all of it"
 SLOW_ADVICE: Final = "see what else uses it; penstock doctor measures it"
 
 Finding = dict[str, object]
@@ -114,10 +115,12 @@ def _of_vhost(vhost: VHost) -> Generator[None, None, list[Finding]]:
     for alert in vhost.alerts.list.rows():
         # A queue is there to flow to disk; why publishers wait is said above.
         is_said = vhost.blocked_reason and alert["kind"] in OF_BLOCKED
-        if alert["is_on"] and alert["kind"] != FLOWED and not is_said:
+        is_damage = alert["kind"] == DAMAGE
+        if (alert["is_on"] or is_damage) and alert["kind"] != FLOWED and not is_said:
             name = f"queue '{alert['queue']}'" if alert["queue"] else about
             text = str(alert["text"]).removeprefix(f"{name}: ")
-            found.append(_finding(name, text, "", str(alert["first_time"])))
+            do = DAMAGE_ADVICE if is_damage else ""
+            found.append(_finding(name, text, do, str(alert["first_time"])))
     return found + of_queues
 
 

@@ -11,8 +11,9 @@ The same messages over a plain connection and over TLS 1.3: µs are CPU of the s
 tree per message of 256 B with confirms, medians of runs in which the brokers and the two kinds of
 connection take turns (bench/tls.py has the client). `published`: 100 in a write, at most 1,000
 unconfirmed; `consumed`: a prefetch of 1,000, an ack for each 100; `one at a time`: each waits for
-its confirm; `RPC`: a request and its answer by a private queue, one at a time. RabbitMQ and LavinMQ confirm a persistent message before a sync, so they stand beside
-Penstock `os`. Where Penstock's factors come from: [decision 70](../decisions/70-tls-records.md).
+its confirm; `RPC`: a request and its answer by a private queue, one at a time. RabbitMQ and LavinMQ
+confirm a persistent message before a sync, so they stand beside Penstock `os`. Where Penstock's
+factors come from: [decision 70](../decisions/70-tls-records.md).
 """
 
 PENSTOCK = ("Penstock os", "Penstock disk")

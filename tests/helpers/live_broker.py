@@ -104,7 +104,8 @@ class Broker:
         return f"amqp://{where}/{quote(vhost, safe='')}"
 
     def operate(self, op: str, args: dict[str, Any]) -> bool:
-        """Do what an operator does, by the name of Penstock's operation. Whether it was done."""
+        """Do what an operator does, by the name of Penstock's operation, in the vhost of `args`,
+        or in "/". Whether it was done."""
         raise NotImplementedError
 
 
@@ -264,7 +265,7 @@ class LiveBroker(Broker):
         from penstock.errors import PenstockError
 
         try:
-            self.control(op, "/", **args)
+            self.control(op, **{"vhost": "/", **args})
         except PenstockError:
             return False
         return True

@@ -1,9 +1,11 @@
-"""Sessions in which guest's topic permissions come and go.
+"""Sessions in which guest's topic permissions come and go, and limits of a user and of a vhost.
 
 A channel of RabbitMQ keeps what it was allowed, so after each change the channel is a new one.
 """
 
+from tests.conformance.compared.amqp import frame, method_payload
 from tests.conformance.compared.script import (
+    CONNECT,
     REOPEN,
     Call,
     Script,
@@ -11,9 +13,13 @@ from tests.conformance.compared.script import (
     bind_exchange,
     call,
     declare,
+    delete,
     exchange,
     get,
+    on,
+    operation,
     publish,
+    raw,
     topic_permissions,
     unbind,
 )
@@ -103,4 +109,91 @@ def changes() -> list[Script]:
     return found
 
 
-FAMILIES = (writing, reading, changes)
+class Limited:
+    """A script of a user of its own in "/", or of guest in a vhost of its own, who logs in when
+    `connect` says so. An operation of RabbitMQ takes a second, so there are few."""
+
+    def __init__(self, label: str, *, has_user: bool = False) -> None:
+        self.script = Script(f"limits/{label}", patience_s=0.4)
+        own = f"{self.script.prefix}own"
+        self.has_user = has_user
+        self.user, self.vhost = (own, "/") if has_user else ("guest", own)
+        self.password = "secret" if has_user else "guest"
+        made = {"name": own, **({"password": self.password} if has_user else {})}
+        allowed = {"configure": ".*", "write": ".*", "read": ".*"}
+        self.each(
+            operation("add_user" if has_user else "add_vhost", **made),
+            operation("set_permissions", vhost=self.vhost, user=self.user, **allowed),
+        )
+
+    def connect(self) -> None:
+        capabilities = {"capabilities": {"authentication_failure_close": True}}
+        secret = f"\0{self.user}\0{self.password}"
+        self.script.step(CONNECT, raw(b"AMQP\x00\x00\x09\x01"))
+        for name, values in (
+            ("connection.start-ok", (capabilities, "PLAIN", secret, "en_US")),
+            ("connection.tune-ok", (2047, 131072, 0)),
+            ("connection.open", (self.vhost, "", 0)),
+        ):
+            self.each(raw(frame(1, 0, method_payload(name, *values))))
+
+    def allow(self, **limits: int) -> None:
+        """Set limits of the user, or of the vhost."""
+        named = {name.replace("_", "-"): value for name, value in limits.items()}
+        where = {"user": self.user} if self.has_user else {"vhost": self.vhost}
+        what = "user" if self.has_user else "vhost"
+        self.each(operation(f"set_{what}_limits", **where, limits=named))
+
+    def each(self, *calls: Call) -> None:
+        self.script.each(*calls)
+
+    def end(self) -> Script:
+        """The script, which closes the connection and deletes what it has made."""
+        own, what = (self.user, "user") if self.has_user else (self.vhost, "vhost")
+        self.each(on(0, call("connection.close", 200, "", 0, 0)))
+        self.each(operation(f"delete_{what}", name=own))
+        return self.script
+
+
+def limits() -> list[Script]:
+    """What one more than allowed is answered, and what a limit does that comes, falls and goes."""
+    found = []
+    for has_user in (True, False):
+        limited = Limited(
+            "user/connections" if has_user else "vhost/connections", has_user=has_user
+        )
+        limited.allow(max_connections=0)
+        limited.connect()
+        found.append(limited.end())
+    limited = Limited("vhost/queues")
+    limited.connect()
+    limited.allow(max_queues=0, max_connections=0)
+    limited.each(REOPEN, declare("q"), REOPEN)
+    limited.allow(max_queues=1)
+    limited.each(declare("q"), declare("q"), declare("q2"), REOPEN)
+    limited.each(declare("q", passive=1), declare("q2", passive=1), REOPEN)
+    limited.each(declare("", exclusive=1), REOPEN)
+    limited.allow(max_queues=2)
+    limited.each(declare("q2", durable=1), delete("q"), declare("q3"))
+    limited.allow(max_queues=1)
+    limited.each(declare("q3"), delete("q2"), declare("q2"), REOPEN, delete("q3"), declare("q2"))
+    limited.allow(max_queues=-1)
+    limited.each(declare("q4"), declare("q5"))
+    found.append(limited.end())
+    limited = Limited("user/channels", has_user=True)
+    limited.allow(max_channels=1)
+    limited.connect()
+    limited.each(REOPEN, on(2, REOPEN))
+    found.append(limited.end())
+    limited = Limited("user/channels-later", has_user=True)
+    limited.connect()
+    limited.each(REOPEN, on(2, REOPEN))
+    limited.allow(max_channels=1, max_connections=0)
+    q = limited.script.name("q")
+    limited.each(declare(q), on(2, get(q)), delete(q))
+    limited.each(on(2, CLOSE), CLOSE, on(2, REOPEN), REOPEN)
+    found.append(limited.end())
+    return found
+
+
+FAMILIES = (writing, reading, changes, limits)

@@ -11,7 +11,7 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
         "frame/body-zero", "declare/stream/x-stream-max-segment-size-bytes/more",
         "topics/write", "topics/write-none", "topics/write-user", "topics/write-vhost",
         "topics/write-half", "topics/write-unknown", "topics/read", "topics/clear",
-        "topics/replace",
+        "topics/replace", "limits/user/channels", "limits/user/channels-later",
     ),
     "What RabbitMQ breaks on": (
         "table/*/unknown-letter", "table/*/letter-U", "table/*/cut-*", "table/*/no-value",

@@ -83,9 +83,10 @@ class RabbitMQ(Broker):
         return done.stdout
 
     def operate(self, op: str, args: dict[str, Any]) -> bool:
-        words = [
-            args[name] for name in ("name", "user", "exchange", "write", "read") if name in args
-        ]
+        names = ("name", "user", "password", "exchange", "configure", "write", "read")
+        words = [args[name] for name in names if name in args]
+        words += ["-p", args["vhost"]] if "vhost" in args else []
+        words += [json.dumps(args["limits"])] if "limits" in args else []
         if "pattern" in args:
             words += [args["pattern"], json.dumps(args["definition"])]
             words += ["--priority", str(args["priority"]), "--apply-to", args["apply_to"]]

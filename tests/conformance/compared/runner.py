@@ -220,6 +220,9 @@ class Runner:
                 if one.special == "lose":
                     talk.send(out)
                     talk.lose()
+                elif one.special == "connect":
+                    talk.lose()
+                    talk = talks[at] = Talk(self.broker, is_bare=True)
                 elif one.operation is not None:
                     done = "done" if self.broker.operate(*one.operation) else "refused"
                     talk.lines.append((0, "", f"{one.operation[0]} {done}"))

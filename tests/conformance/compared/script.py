@@ -32,7 +32,8 @@ ANSWERS = {
 @dataclass(frozen=True)
 class Call:
     """build(channel): the bytes. is_asking: an answer must come. special: "open" opens the channel
-    if it is not open, "lose" ends the connection without a word. is_whole: after it another method
+    if it is not open, "lose" ends the connection without a word, "connect" does that and begins a
+    new one on which nothing is said. is_whole: after it another method
     may come on the channel. operation: what an operator does meanwhile, with its arguments."""
 
     build: Callable[[int], bytes]
@@ -81,6 +82,7 @@ REOPEN = Call(
     lambda channel: frame(1, channel, method_payload("channel.open", "")), True, special="open"
 )
 LOSE = Call(lambda _: b"", special="lose")
+CONNECT = Call(lambda _: b"", special="connect")
 
 
 def declare(
@@ -161,6 +163,11 @@ def reject(tag: int, *, requeue: object = 1) -> Call:
     return call("basic.reject", tag, requeue)
 
 
+def operation(op: str, **given: Any) -> Call:
+    """What an operator does, by the name of Penstock's operation."""
+    return Call(lambda _: b"", operation=(op, given))
+
+
 def policy(
     name: str, pattern: str, definition: dict[str, Any] | None, *, priority: int = 0,
     apply_to: str = "all", is_operators: bool = False,
@@ -168,21 +175,19 @@ def policy(
     """An operator sets a policy, or clears it (no definition)."""
     what = "operator_policy" if is_operators else "policy"
     if definition is None:
-        return Call(lambda _: b"", operation=(f"clear_{what}", {"name": name}))
-    given = {
-        "name": name, "pattern": pattern, "definition": definition, "priority": priority,
-        "apply_to": apply_to,
-    }  # fmt: skip
-    return Call(lambda _: b"", operation=(f"set_{what}", given))
+        return operation(f"clear_{what}", name=name)
+    return operation(
+        f"set_{what}", name=name, pattern=pattern, definition=definition, priority=priority,
+        apply_to=apply_to,
+    )  # fmt: skip
 
 
 def topic_permissions(source: str, write: str | None, read: str = "") -> Call:
     """An operator sets guest's topic permissions on an exchange, or clears them (no pattern)."""
     given = {"user": "guest", "exchange": source}
     if write is None:
-        return Call(lambda _: b"", operation=("clear_topic_permissions", given))
-    given |= {"write": write, "read": read}
-    return Call(lambda _: b"", operation=("set_topic_permissions", given))
+        return operation("clear_topic_permissions", **given)
+    return operation("set_topic_permissions", **given, write=write, read=read)
 
 
 def publish(

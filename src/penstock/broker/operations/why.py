@@ -39,7 +39,9 @@ SLOW_SYNC_S: Final = 0.1
 HOLDERS_SHOWN: Final = 3
 READY: Final = "messages_ready"
 SERVE_ADVICE: Final = "read the broker's log"
-DAMAGE_ADVICE: Final = "penstock store verify of a backup, or of the stopped broker, lists all of it"
+DAMAGE_ADVICE: Final = (
+    "penstock store verify of a backup, or of the stopped broker, lists all of it"
+)
 SLOW_ADVICE: Final = "see what else uses it; penstock doctor measures it"
 
 Finding = dict[str, object]

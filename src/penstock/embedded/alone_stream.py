@@ -59,18 +59,15 @@ from penstock.embedded.waiting import (
     RECHECK_S,
     WAITING,
     WOKEN,
-    Gate,
-    Guard,
+    OpenDriver,
     ThreadWaiter,
     Waiter,
     ring,
-    run_call,
 )
 from penstock.errors import (
     BoxClosedError,
     DescriptorsError,
     DiskFullError,
-    ForkedError,
     OptionError,
     StoppedError,
     UnknownQueueError,
@@ -534,23 +531,21 @@ EXPECTED_FORCE: Final = (
 )
 
 
-class AloneDriver:
+class AloneDriver(OpenDriver):
     """The thread of the stream, and how calls wait for it. open_core(on_event, lock): opens the
     core; what it raises, this raises. on_event: called in the thread, without the lock."""
 
+    noun = "stream"
+
     def __init__(self, path: str, open_core: OpenCore, on_event: OnEvent) -> None:
-        self.path: str = path
+        super().__init__(path)
         self._on_event = on_event
         self._events: deque[tuple[str, str]] = deque()
         self._bell = threading.Lock()
         self._bell.acquire()
         self._is_closing: bool = False
         self._close_error: Exception | None = None
-        self._pid = os.getpid()
-        self.lock = threading.Lock()
         self.core: AloneCore = open_core(self._keep_event, self.lock)
-        self.gate: threading.Lock | Gate = self.lock
-        self.guard = Guard(self)
         self._thread = threading.Thread(target=self._run, name="penstock-stream", daemon=True)
         try:
             self._thread.start()
@@ -564,23 +559,17 @@ class AloneDriver:
         ring(self._bell)
 
     def interrupted(self, error: BaseException) -> None:
-        """Under the lock: stop the core, which an interrupt has left half changed."""
         self.core.interrupted(error)
         self.nudge()
 
     # ---- calls ---------------------------------------------------------------------------------
 
     def new_waiter(self, lsn: int = 0, deadline: float | None = None) -> Waiter:
-        """Return what a call waits with. lsn: 0 if it may also be woken for nothing."""
         return ThreadWaiter(lsn, 0, deadline)
 
     def new_want_waiter(self) -> Waiter:
         """Return what a call waits with for the thread."""
         return self.new_waiter(1)
-
-    def run(self, call: Call[T]) -> T:
-        """Run a call in this thread and return its result."""
-        return run_call(call, self.wait)
 
     def wait(self, waiter: Waiter) -> None:
         """Wait until the waiter is woken. One that may be woken for nothing waits at most until its
@@ -609,7 +598,7 @@ class AloneDriver:
         except Exception as error:  # noqa: BLE001  # `close` raises it
             self._close_error = error
         with self.lock:
-            self.gate = Gate(self._refuse_closed)
+            self.shut()
             self.core.wake_followers()
         self._report_events()
         OPEN.forget(self)
@@ -634,16 +623,9 @@ class AloneDriver:
         if error is not None:
             raise error
 
-    def _refuse_closed(self) -> None:
-        raise BoxClosedError(self.path, "stream")
-
     def in_child(self) -> None:
-        """In a forked child: refuse all calls."""
-        self.gate = Gate(self._refuse_forked)
+        super().in_child()
         self.core.in_child()
-
-    def _refuse_forked(self) -> None:
-        raise ForkedError(self.path, self._pid, os.getpid())
 
     def not_closed(self, error: Exception) -> None:
         self._on_event("stopped", f"the stream could not be closed in order: {error}")

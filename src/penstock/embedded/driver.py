@@ -47,7 +47,7 @@ that could not be closed is as after a crash, and loses nothing that was confirm
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias, TypeVar
 
 from penstock.embedded.core import BoxTransaction, Core, QueueState
@@ -60,14 +60,12 @@ from penstock.embedded.waiting import (
     WAITING,
     WOKEN,
     Exit,
-    Gate,
-    Guard,
+    OpenDriver,
     ThreadWaiter,
     Waiter,
     ring,
-    run_call,
 )
-from penstock.errors import BoxClosedError, ForkedError, StoppedError
+from penstock.errors import BoxClosedError, StoppedError
 from penstock.storage.files.durability import DISK
 
 T = TypeVar("T")
@@ -123,17 +121,14 @@ class ReopeningGate:
         return self._box.lock.__exit__
 
 
-class Driver:
+class Driver(OpenDriver):
     """See the head of this module. open_core(driver, queues): opens the core, and opens it again
     after an interrupt, then with the queues that it had; errors of the first opening are raised
     here."""
 
     def __init__(self, path: str, open_core: OpenCore) -> None:
-        self.path: str = path
+        super().__init__(path)
         self.core: Core  # once it is open
-        self.lock = threading.Lock()
-        self.gate: threading.Lock | Gate | ReopeningGate = self.lock
-        self.guard = Guard(self)
         self.is_idle: bool = True  # the thread sleeps long: call `nudge` to give it work
         self.is_closed: bool = False
         self.unwritten_acks: int = 0
@@ -141,7 +136,6 @@ class Driver:
         self.transactions: dict[object, BoxTransaction] = {}  # by their owners
         self.events: deque[Callable[[], None]] = deque()  # calls of the user's callbacks
         self._open_core = open_core
-        self._pid = os.getpid()
         self._is_closing: bool = False
         self._is_interrupted: bool = False
         self.gate_waiters: deque[Waiter] = deque()  # who waits at the ReopeningGate
@@ -255,7 +249,6 @@ class Driver:
         waiter.state = LEADING
 
     def new_waiter(self, lsn: int = 0, mode: int = 0, deadline: float | None = None) -> Waiter:
-        """Return what a call waits with."""
         return ThreadWaiter(lsn, mode, deadline)
 
     def flush_soon(self) -> None:
@@ -319,10 +312,6 @@ class Driver:
                 waiters.popleft()
 
     # ---- without the lock: waiting ---------------------------------------------------------------
-
-    def run(self, call: Generator[Waiter, None, T]) -> T:
-        """Run a call in this thread and return its result."""
-        return run_call(call, self.wait)
 
     def wait(self, waiter: Waiter) -> None:
         """Wait until the waiter is woken. One that waits for its turn returns also when its
@@ -535,10 +524,6 @@ class Driver:
         if error is not None:
             raise error
 
-    def shut(self) -> None:
-        """Refuse all new calls."""
-        self.gate = Gate(self._refuse_closed)
-
     def _close(self) -> None:
         with self.lock:
             if self.is_closed:
@@ -561,17 +546,10 @@ class Driver:
         self.core.release()
         OPEN.forget(self)
 
-    def _refuse_closed(self) -> None:
-        raise BoxClosedError(self.path)
-
     def in_child(self) -> None:
-        """In a forked child: refuse all calls."""
-        self.gate = Gate(self._refuse_forked)
+        super().in_child()
         if self._is_open.is_set():
             self.core.in_child()
-
-    def _refuse_forked(self) -> None:
-        raise ForkedError(self.path, self._pid, os.getpid())
 
     def not_closed(self, error: Exception) -> None:
         self.core.event("stopped", f"the box could not be closed in order: {error}")

@@ -5,16 +5,14 @@ read records below the head in chunks, and both keep a list of followers: calls 
 head moves.
 """
 
-import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Final, Protocol
+from typing import Final
 
 from penstock.embedded.sources import Call, Feed, StreamSource
 from penstock.embedded.stream_record import StreamRecord
-from penstock.embedded.waiting import Guard, Waiter, is_free_soon
+from penstock.embedded.waiting import OpenDriver, Waiter, is_free_soon
 from penstock.errors import PenstockError
 from penstock.storage.pages.persistent_queue import PersistentQueue
 
@@ -22,25 +20,11 @@ CHUNK_RECORDS: Final = 256
 CHUNK_BYTES: Final = 256 << 10
 
 
-class LockedDriver(Protocol):
-    """A driver, as far as a LocalStream uses it."""
-
-    lock: threading.Lock
-    guard: Guard
-
-    @property
-    def gate(self) -> AbstractContextManager[object]:
-        """The lock; after the end something that refuses."""
-
-    def new_waiter(self, *, deadline: float | None) -> Waiter:
-        """Return what a call waits with."""
-
-
 class LocalStream(StreamSource):
     """A stream whose pages this process writes. followers: the waiters of the calls that wait for
     more records."""
 
-    def __init__(self, driver: LockedDriver, followers: deque[Waiter]) -> None:
+    def __init__(self, driver: OpenDriver, followers: deque[Waiter]) -> None:
         self._locked = driver
         self._followers = followers
 

@@ -19,9 +19,13 @@ interrupted in the middle of a change.
 import atexit
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
+
+from penstock.errors import BoxClosedError, ForkedError
 
 WAITING: Final = 0
 WOKEN: Final = 1  # what it waited for may have happened
@@ -135,17 +139,10 @@ class Gate:
         """Do nothing: the gate was never entered."""
 
 
-class Interruptible(Protocol):
-    """What an interrupt may have left half changed."""
-
-    def interrupted(self, error: BaseException) -> None:
-        """Under the lock: stop using the core, whose state may be inconsistent."""
-
-
 class Guard:
     """Reports an exception that is not an Exception, as KeyboardInterrupt, as an interrupt."""
 
-    def __init__(self, box: Interruptible) -> None:
+    def __init__(self, box: "OpenDriver") -> None:
         self._box = box
 
     def __enter__(self) -> None:
@@ -156,17 +153,55 @@ class Guard:
             self._box.interrupted(error)
 
 
-class OpenDriver(Protocol):
-    """The driver of an open box or stream."""
+class OpenDriver(ABC):
+    """The base of the drivers of an open box and of an open stream: the gate of its calls."""
 
+    noun = "box"
+
+    def __init__(self, path: str) -> None:
+        self.path: str = path
+        self.lock = threading.Lock()
+        self.gate: AbstractContextManager[object] = self.lock
+        self.guard = Guard(self)
+        self._pid = os.getpid()
+
+    @abstractmethod
+    def interrupted(self, error: BaseException) -> None:
+        """Under the lock: stop using the core, which an interrupt has left half changed."""
+
+    @abstractmethod
+    def new_waiter(self, lsn: int = 0, *, deadline: float | None = None) -> Waiter:
+        """Return what a call waits with. lsn: 0 if it may also be woken for nothing."""
+
+    @abstractmethod
+    def wait(self, waiter: Waiter) -> None:
+        """Wait until the waiter is woken, or may look again."""
+
+    def run(self, call: Generator[Waiter, None, T]) -> T:
+        """Run a call in this thread and return its result."""
+        return run_call(call, self.wait)
+
+    @abstractmethod
     def close(self) -> None:
         """Close it."""
 
+    @abstractmethod
     def not_closed(self, error: Exception) -> None:
         """Report that it could not be closed in order."""
 
+    def shut(self) -> None:
+        """Refuse all new calls."""
+        self.gate = Gate(self._refuse_closed)
+
     def in_child(self) -> None:
         """In a forked child: refuse all calls."""
+        self.gate = Gate(self._refuse_forked)
+
+    def _refuse_closed(self) -> None:
+        raise BoxClosedError(self.path, self.noun)
+
+    def _refuse_forked(self) -> None:
+        raise ForkedError(self.path, self._pid, os.getpid())
 
 
 class OpenDrivers:

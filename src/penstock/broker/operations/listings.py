@@ -28,6 +28,7 @@ from penstock.broker.operations.policies import parameter_rows
 from penstock.broker.policies import EXCHANGE, OPERATOR_POLICY, POLICY
 from penstock.broker.queue_table import indexes_of
 from penstock.broker.rates import QUEUE as QUEUE_RATES
+from penstock.broker.topology import EXCHANGE as EXCHANGE_END
 from penstock.broker.topology import QUEUE, Exchange
 from penstock.broker.vhost import VHost
 from penstock.clock import date
@@ -250,15 +251,23 @@ def _stored_counts(indexes: list[QueueIndex], state: str, why: str) -> Info:
     }
 
 
-def _declared_exchange(exchange: Exchange) -> Info:
+def declared_exchange(exchange: Exchange) -> Info:
     """Return what an exchange was declared as."""
+    names = ("name", "type", "durable", "auto_delete", "internal", "arguments")
+    return {name: getattr(exchange, name) for name in names}
+
+
+END_KINDS: Final = {QUEUE: "queue", EXCHANGE_END: "exchange"}
+
+
+def declared_binding(binding: Binding) -> Info:
+    """Return what a binding was declared as."""
     return {
-        "name": exchange.name,
-        "type": exchange.type,
-        "durable": exchange.durable,
-        "auto_delete": exchange.auto_delete,
-        "internal": exchange.internal,
-        "arguments": exchange.arguments,
+        "source": binding.source,
+        "destination": binding.destination,
+        "destination_type": END_KINDS[binding.kind],
+        "routing_key": binding.key,
+        "arguments": binding.arguments,
     }
 
 
@@ -270,7 +279,7 @@ def connection_info(columns: Info) -> Info:
 def exchange_info(vhost: VHost, exchange: Exchange) -> Info:
     """Return the row of an exchange."""
     policies = vhost.policies.of(exchange.name, EXCHANGE).names()
-    return {"vhost": vhost.name, **_declared_exchange(exchange), **policies}
+    return {"vhost": vhost.name, **declared_exchange(exchange), **policies}
 
 
 def binding_info(vhost: VHost, binding: Binding) -> Info:
@@ -280,7 +289,7 @@ def binding_info(vhost: VHost, binding: Binding) -> Info:
         "source_name": binding.source,
         "source_kind": "exchange",
         "destination_name": binding.destination,
-        "destination_kind": "queue" if binding.kind == QUEUE else "exchange",
+        "destination_kind": END_KINDS[binding.kind],
         "routing_key": binding.key,
         "arguments": binding.arguments,
     }
@@ -395,20 +404,11 @@ def _topology(vhost: VHost) -> Iterator[tuple[str, Info | None]]:
     for row in parameter_rows(vhost):
         yield "parameters", row
     for exchange in list(vhost.exchanges.values()):
-        yield "exchanges", _declared_exchange(exchange)
+        yield "exchanges", declared_exchange(exchange)
     for name in vhost.table.names():
         yield "queues", _declared(vhost, name)
     for binding in list(vhost.router.bindings()):
-        yield (
-            "bindings",
-            {
-                "source": binding.source,
-                "destination": binding.destination,
-                "destination_type": "queue" if binding.kind == QUEUE else "exchange",
-                "routing_key": binding.key,
-                "arguments": binding.arguments,
-            },
-        )
+        yield "bindings", declared_binding(binding)
 
 
 DECLARED: Final = ("name", "durable", "auto_delete", "exclusive", "arguments")

@@ -41,9 +41,12 @@ from penstock.broker.operations.connections import (
 )
 from penstock.broker.operations.kinds import STATS, RowAsked, RowKind
 from penstock.broker.operations.listings import (
+    END_KINDS,
     binding_info,
     channel_info,
     consumer_info,
+    declared_binding,
+    declared_exchange,
     exchange_info,
     object_totals,
 )
@@ -64,11 +67,10 @@ from penstock.routing.exchange_types import Binding
 
 SYSTEM_USER: Final = "rmq-internal"  # who declares what every vhost has, in RabbitMQ
 UNKNOWN_USER: Final = "unknown"
-_END_KINDS: Final = {QUEUE: "queue", EXCHANGE: "exchange"}
 BINDING_COLUMNS: Final[Mapping[str, Callable[[Binding], object]]] = {
     "source": lambda binding: binding.source,
     "destination": lambda binding: binding.destination,
-    "destination_type": lambda binding: _END_KINDS[binding.kind],
+    "destination_type": lambda binding: END_KINDS[binding.kind],
     "routing_key": lambda binding: binding.key,
 }
 
@@ -92,13 +94,8 @@ class ExchangeRows(RowKind):
             return None
         unknown = SYSTEM_USER if exchange.is_system else UNKNOWN_USER
         row: Info = {
-            "name": exchange.name,
+            **declared_exchange(exchange),
             "vhost": vhost.name,
-            "type": exchange.type,
-            "durable": exchange.durable,
-            "auto_delete": exchange.auto_delete,
-            "internal": exchange.internal,
-            "arguments": exchange.arguments,
             "user_who_performed_action": exchange.creator or unknown,
         }
         policies = vhost.policies.of(thing, EXCHANGE_KIND).names()
@@ -163,15 +160,8 @@ class BindingRows(RowKind):
 
     def row(self, vhost: VHost, thing: Binding | str, asked: RowAsked) -> Info:
         binding = named_binding(thing)
-        return {
-            "source": binding.source,
-            "vhost": vhost.name,
-            "destination": binding.destination,
-            "destination_type": _END_KINDS[binding.kind],
-            "routing_key": binding.key,
-            "arguments": binding.arguments,
-            "properties_key": binding.properties_key,
-        }
+        own = {"vhost": vhost.name, "properties_key": binding.properties_key}
+        return declared_binding(binding) | own
 
 
 def _source_of(thing: Binding | str) -> str:

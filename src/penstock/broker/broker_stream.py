@@ -726,6 +726,7 @@ class BrokerStreamTable:
         self._ready: PreparedStream | None = None  # made, while its waiters are called
         self.on_head: Callable[[], None] | None = None  # after a head has moved
         engine.streams.on_head = self.head_moved
+        engine.streams.is_sliced = True
 
     def stored(self) -> list[BrokerStream]:
         """Open and return the streams of the directory, at the start."""

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from penstock.errors import CorruptionError
-from penstock.storage.pages.page import check_index
+from penstock.storage.pages.page import PAGE_HEADER_BYTES, check_index, scan_frames
 from penstock.storage.pages.page_writer import ROWS_KEPT, STEP_BYTES, PageWriter
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
@@ -69,6 +69,50 @@ def test_sealing_is_the_same_however_it_was_written(size: int) -> None:
     page.write()
     page.seal()
     assert fs.read(INDEX) == wanted
+
+
+@pytest.mark.parametrize("most", [0, 1, 100_000, 1 << 20])
+def test_large_records_are_written_in_pieces_of_any_size(most: int) -> None:
+    """Small ones before, between and after them come with them, in order."""
+    fs = made()
+    page, other = writer(fs), writer(made())
+    for n in range(40):
+        for one in (page, other):
+            fill(one, 1, 10)
+            fill(one, n % 3, 300_000)
+        assert page.written_count <= page.count
+        before = page.written
+        page.write(most)
+        assert page.written - before <= most + (1 << 20)
+        assert page.base + page.written_count == scanned(fs, page)
+    page.write()
+    other.write()
+    for one in (page, other):
+        assert (one.written, one.written_count) == (one.position, one.count)
+        one.seal()
+    assert page.open_page().pread(page.position, 0) == other.open_page().pread(page.position, 0)
+    check_index(INDEX, fs.read(INDEX))
+
+
+def scanned(fs: FaultyFileSystem, page: PageWriter) -> int:
+    """The offset after the last whole record of the page file."""
+    data = fs.read(PAGE)[: page.written] if page.written else b""
+    found = scan_frames(data[PAGE_HEADER_BYTES:], PAGE_HEADER_BYTES, page.seed, 0, 0, page.written)
+    return page.base + len(found.rows)
+
+
+def test_a_failed_write_of_a_piece_is_repeated() -> None:
+    fs = made()
+    page = writer(fs)
+    fill(page, 1, 3 << 20)
+    page.write(1 << 20)
+    fs.fail(errno.ENOSPC, kinds=["pwrite"], nth=2)
+    with pytest.raises(OSError, match=PAGE):
+        page.write()
+    fs.clear_faults()
+    page.write()
+    assert (page.written, page.written_count) == (page.position, 1)
+    assert scanned(fs, page) == page.base + 1
 
 
 @pytest.mark.parametrize("size", [10, 5000, 300_000])

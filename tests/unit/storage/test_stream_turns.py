@@ -1,17 +1,26 @@
 """What an engine does for its streams at the end of a turn: pages, heads, retention."""
 
 import errno
+import random
+from pathlib import Path
 
 import pytest
 
+from penstock.clock import SystemClock
 from penstock.errors import CorruptionError, DiskFullError, StoppedError, SyncFailedError
+from penstock.storage.engine import StorageEngine
+from penstock.storage.files.data_directory import DataDirectory
 from penstock.storage.files.durability import DISK, INTERVAL, OS
+from penstock.storage.files.filesystem import OsFileSystem
 from penstock.storage.journal import checkpoint
+from penstock.storage.pages.page import BLOCK_BYTES
 from penstock.storage.pages.stream_meta import WRITE_META, decode_head, read_tail
 from penstock.storage.pages.stream_view import StreamView
 from penstock.storage.pages.streams import StoredStream
+from penstock.storage.parts.stream_engine import SLICE_BYTES
 from tests.helpers.engine_rig import NUMBER, EngineRig
-from tests.helpers.tiny_engine import PATH
+from tests.helpers.steps import cost_of
+from tests.helpers.tiny_engine import PATH, VHOST
 
 BODY = b"x" * 60
 
@@ -93,6 +102,71 @@ def test_a_turn_without_streams_in_it_touches_none() -> None:
     rig.fs.before_operation = lambda number, kind, path: writes.append(path)
     rig.put(queue, b"one", b"two")
     assert not [path for path in writes if "/streams/" in path]
+
+
+# ---- large records -----------------------------------------------------------------------------
+
+
+def rig_of_pages(page_bytes: int = 64 << 20) -> tuple[EngineRig, StoredStream]:
+    rig = EngineRig(wal_segment_bytes_max=1 << 26)
+    (stream,) = rig.engine.streams.declare([(b"s", b"", 0)], page_bytes=page_bytes)
+    rig.engine.sync()
+    return rig, stream
+
+
+@pytest.mark.parametrize("page_bytes", [64 << 20, 1 << 20])
+def test_large_records_are_written_over_several_turns_if_their_owner_wants_that(
+    page_bytes: int,
+) -> None:
+    """Their head moves record by record, and a checkpoint or a look by time writes the rest."""
+    rig, stream = rig_of_pages(page_bytes)
+    streams = rig.engine.streams
+    streams.is_sliced = True
+    bodies = [bytes([n]) * (7 << 20) for n in range(3)]
+    heads = [0]
+    left = list(bodies)
+    while left or streams.has_unwritten:
+        if left:
+            streams.append(stream, b"h", left.pop(0), OS)
+        before = stream.queue.written_bytes
+        rig.engine.flush()
+        assert stream.queue.written_bytes - before <= SLICE_BYTES + BLOCK_BYTES
+        heads.append(stream.head_offset)
+    assert len(heads) > 4
+    assert sorted(set(heads)) == [0, 1, 2, 3]
+    streams.append(stream, b"", bodies[0], OS)
+    rig.engine.flush()
+    assert (stream.head_offset, streams.has_unwritten) == (3, True)
+    assert stream.queue.unwritten_bytes
+    rig.engine.checkpoint()
+    assert not stream.queue.unwritten_bytes
+    rig.engine.sync()
+    assert (stream.head_offset, streams.has_unwritten) == (4, False)
+    streams.append(stream, b"", bodies[1], OS)
+    rig.crash("kept")
+    (stream,) = rig.engine.streams.by_number.values()
+    found = [one.payload for one in stream.queue.read(0, 10, 1 << 30)]
+    assert found == [*bodies, bodies[0]], "the last was in no file"
+    rig.stop()
+
+
+@pytest.mark.real
+def test_a_large_record_is_copied_once_on_its_way_to_the_disk(tmp_path: Path) -> None:
+    fs = OsFileSystem(workers=0)
+    path = DataDirectory(fs, str(tmp_path)).vhost_path(VHOST)
+    engine = StorageEngine(fs, path, VHOST, clock=SystemClock(), rng=random.Random(1))
+    (stream,) = engine.streams.declare([(b"s", b"", 0)], page_bytes=64 << 20)
+    engine.sync()
+    size = 6 << 20
+    body = bytes(size)
+
+    def append() -> None:
+        engine.streams.append(stream, b"header", body, OS)
+        engine.wait(engine.log.last_lsn, OS)
+
+    assert cost_of(append).bytes < size + (size >> 1)
+    assert stream.head_offset == 1
+    engine.close()
 
 
 # ---- faults ------------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ RECORD_HEADER_BYTES: Final = 20
 OP_HEADER_BYTES: Final = 8
 COUNT_MAX: Final = 0xFFFF
 RECORD_BYTES_MAX: Final = 0xFFFFFFFF
+LARGE_BYTES: Final = 64 << 10  # a payload from which on a copy costs more than what avoids it
 
 NOP: Final = 0
 PUBLISH: Final = 1
@@ -113,6 +114,7 @@ _LENGTH_CRC: Final = struct.Struct(">II")
 # A record from its LSN on; the length and the checksum before it are known last.
 _HEAD: Final = struct.Struct(">QBBH")
 _STREAM_HEAD: Final = struct.Struct(">QBBHIQQI")
+STREAM_FIXED_BYTES: Final = _LENGTH_CRC.size + _STREAM_HEAD.size  # before meta and payload
 
 _OP: Final = struct.Struct(">BBHI")
 _PUBLISH: Final = struct.Struct(">QIII")
@@ -193,8 +195,12 @@ def encode_stream(
     seed: int, lsn: int, stream: int, offset: int, time_us: int, meta: bytes, payload: bytes
 ) -> bytes:
     """Encode a whole STREAM record. struct.error for a number that is too large."""
-    rest = _stream_head(lsn, STREAM, 0, 1, stream, offset, time_us, len(meta)) + meta + payload
-    return _length_crc(len(rest) + 8, crc32(rest, seed)) + rest
+    front = _stream_head(lsn, STREAM, 0, 1, stream, offset, time_us, len(meta)) + meta
+    if len(payload) < LARGE_BYTES:
+        rest = front + payload
+        return _length_crc(len(rest) + 8, crc32(rest, seed)) + rest
+    crc = crc32(payload, crc32(front, seed))
+    return b"%b%b%b" % (_length_crc(len(front) + len(payload) + 8, crc), front, payload)
 
 
 def is_known(kind: int) -> bool:

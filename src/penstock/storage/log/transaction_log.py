@@ -107,9 +107,11 @@ from penstock.storage.log.record import (
     DEQUEUE,
     HAS_EXPIRY,
     IN_STORE,
+    LARGE_BYTES,
     MOVE,
     PUBLISH,
     STREAM,
+    STREAM_FIXED_BYTES,
     TYPE_NAMES,
     Run,
     StoreRef,
@@ -374,13 +376,12 @@ class TransactionLog:
         self, stream: int, offset: int, time_us: int, meta: bytes, payload: bytes, mode: int
     ) -> int:
         """Append a STREAM: as `append`, but faster. time_us: microseconds since 1970."""
+        size = STREAM_FIXED_BYTES + len(meta) + len(payload)
+        if size > self._room:
+            self._make_room(size)
         record = encode_stream(
             self._seed, self.last_lsn + 1, stream, offset, time_us, meta, payload
         )
-        if len(record) > self._room and self._make_room(len(record)):
-            record = encode_stream(
-                self._seed, self.last_lsn + 1, stream, offset, time_us, meta, payload
-            )
         self.stream_records += 1
         return self._add(record, mode, False)
 
@@ -604,7 +605,8 @@ class TransactionLog:
         return True
 
     def _write(self, run: list[_Group]) -> None:
-        """Write neighbouring groups with one call, with the chain before the first of a segment."""
+        """Write neighbouring groups, with the chain before the first of a segment: with one call
+        unless there are large records, which are not copied for it."""
         segment = run[0].segment
         offset = run[0].offset
         pieces: list[bytes] = []
@@ -627,7 +629,10 @@ class TransactionLog:
             if end < group.end:
                 pieces.append(bytes(group.end - end))
         try:
-            segment.file.pwrite(b"".join(pieces), offset)
+            if run[-1].length <= WRITE_BYTES_MAX:
+                segment.file.pwrite(b"".join(pieces), offset)
+            else:
+                _write_pieces(segment.file, pieces, offset)
         except OSError as error:
             self._fail(segment.path, error)
             return
@@ -894,6 +899,24 @@ class TransactionLog:
         self._parts = []
         self.queued_bytes -= self._room_first - self._room
         self._room = self._room_first = 0
+
+
+def _write_pieces(file: File, pieces: list[bytes], offset: int) -> None:
+    """Write pieces one after the other: small neighbours with one call, a large one as it is.
+    OSError."""
+    small: list[bytes] = []
+    small_bytes = 0
+    for piece in pieces:
+        if len(piece) < LARGE_BYTES:
+            small.append(piece)
+            small_bytes += len(piece)
+            continue
+        file.pwrite(b"".join(small), offset)
+        file.pwrite(piece, offset + small_bytes)
+        offset += small_bytes + len(piece)
+        small, small_bytes = [], 0
+    if small:
+        file.pwrite(b"".join(small), offset)
 
 
 # ---- segments -----------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 A record costs no file operation: `append` adds its frame and its row to two buffers. `write` writes
 all frames in RAM to the page file with one pwrite, and adds them to the CRC of their MiB block, so
-that sealing a full page is one small write however large the page is. Rows go to the index file in
+that sealing a full page is one small write however large the page is. The payload of a large record
+is not copied to a buffer; it is written in pieces, by several calls if each is to write only some
+of them. Rows go to the index file in
 groups of a few hundred, because durability does not need them; until then they are in RAM.
 
     append -> pending -> write -> page file        (synced by the caller)
@@ -18,6 +20,7 @@ Failure: after an OSError of a write everything is as before, and the write can 
 always goes to the same place.
 """
 
+from collections import deque
 from typing import Final
 
 from librt.strings import BytesWriter, write_i32_le, write_i64_le
@@ -25,8 +28,10 @@ from librt.strings import BytesWriter, write_i32_le, write_i64_le
 from penstock.errors import CorruptionError
 from penstock.fast_crc import crc32
 from penstock.storage.files.filesystem import File, FileSystem
+from penstock.storage.log.record import LARGE_BYTES
 from penstock.storage.pages.page import (
     BLOCK_BYTES,
+    FRAME_BYTES,
     INDEX_HEADER_BYTES,
     INDEX_ROW_BYTES,
     PAGE_HEADER_BYTES,
@@ -43,6 +48,7 @@ from penstock.storage.pages.page import (
 )
 
 ROWS_KEPT: Final = 256  # rows in RAM from which on they are written
+UNLIMITED: Final = 1 << 62
 STEP_BYTES: Final = 128 << 10  # of a resumed page that each `write` looks at
 
 
@@ -79,7 +85,10 @@ class PageWriter:
         self.is_new: bool = True  # its files may not exist yet, and their names need a sync
         self.is_adopted: bool = False
         self.is_placed: bool = True
-        self._pending: BytesWriter = BytesWriter()  # frames
+        self._pending: BytesWriter = BytesWriter()  # frames, after these pieces of others
+        self._pieces: deque[bytes] = deque()
+        self._piece_at: int = 0  # bytes of the first piece that are written
+        self._whole: deque[int] = deque()  # records that are complete with each piece
         self._rows: BytesWriter = BytesWriter()  # of the last records
         self._head: BytesWriter = BytesWriter()  # of the frame that is being made, behind its crc
         self._flushed: int = 0  # rows in the index file, or to come there by catching up
@@ -106,22 +115,37 @@ class PageWriter:
         write_i32_le(head, len(meta))
         write_i32_le(head, 0)
         write_i64_le(head, time_us)
-        checked = b"%b%b%b" % (head.getvalue(), payload, meta)
         count = self.count
         pending = self._pending
         if not count:
             self.first_time_us = time_us
             pending.write(encode_header(self.number, self.id, self.base, time_us))
-        crc = crc32(checked, self.seed ^ (count & 0xFFFFFFFF))
-        write_i32_le(pending, crc if crc < 0x80000000 else crc - 0x100000000)
-        pending.write(checked)
+        seed = self.seed ^ (count & 0xFFFFFFFF)
+        if payload_bytes < LARGE_BYTES:
+            checked = b"%b%b%b" % (head.getvalue(), payload, meta)
+            crc = crc32(checked, seed)
+            write_i32_le(pending, crc if crc < 0x80000000 else crc - 0x100000000)
+            pending.write(checked)
+        else:
+            front = head.getvalue()
+            crc = crc32(meta, crc32(payload, crc32(front, seed)))
+            write_i32_le(pending, crc if crc < 0x80000000 else crc - 0x100000000)
+            pending.write(front)
+            self._add_piece(pending.getvalue(), count)
+            self._add_piece(payload, count if meta else count + 1)
+            self._pending = BytesWriter()
+            self._pending.write(meta)
         rows, position = self._rows, self.position
         write_i32_le(rows, position)
         write_i32_le(rows, payload_bytes)
         write_i64_le(rows, time_us)
-        self.position = position + 4 + len(checked)
+        self.position = position + FRAME_BYTES + payload_bytes + len(meta)
         self.count = count + 1
         self.last_time_us = time_us
+
+    def _add_piece(self, piece: bytes, whole: int) -> None:
+        self._pieces.append(piece)
+        self._whole.append(whole)
 
     def row(self, rel: int) -> tuple[int, int, int]:
         """Return (frame start, payload bytes, time) of record `rel`: exact while its row is in RAM,
@@ -143,22 +167,45 @@ class PageWriter:
 
     # ---- writing -------------------------------------------------------------------------------
 
-    def write(self) -> None:
-        """Write frames in RAM to the page file and, if there are many, rows to the index.
-        OSError."""
-        if len(self._pending):
-            data = self._pending.getvalue()
-            self.open_page().pwrite(data, self.written)
+    def write(self, most: int = UNLIMITED) -> None:
+        """Write frames in RAM to the page file and, if there are many, rows to the index. most: of
+        what large records leave, about so many bytes. OSError."""
+        if self._pieces:
+            self._write_pieces(most)
+        elif len(self._pending):
+            self._write(self._pending.getvalue())
             self._pending = BytesWriter()
-            if self._summed == self.written:
-                self._sum(data)
-            self.is_page_due = True
-            self.written += len(data)
             self.written_count = self.count
         if self._summed < self.written:
             self._catch_up_step()
-        elif len(self._rows) >= ROWS_KEPT * INDEX_ROW_BYTES:
+        elif len(self._rows) >= ROWS_KEPT * INDEX_ROW_BYTES and not self._pieces:
             self.flush_rows()
+
+    def _write(self, data: bytes) -> None:
+        """Write the next bytes of the page. OSError."""
+        self.open_page().pwrite(data, self.written)
+        if self._summed == self.written:
+            self._sum(data)
+        self.is_page_due = True
+        self.written += len(data)
+
+    def _write_pieces(self, most: int) -> None:
+        """Write pieces of frames, `most` bytes or a few more. OSError."""
+        if len(self._pending):
+            self._add_piece(self._pending.getvalue(), self.count)
+            self._pending = BytesWriter()
+        pieces = self._pieces
+        end = self.written + most
+        while pieces and self.written < end:
+            piece, at = pieces[0], self._piece_at
+            room = BLOCK_BYTES - (self.written & (BLOCK_BYTES - 1))
+            data = piece if not at and len(piece) <= room else piece[at : at + room]
+            self._write(data)
+            self._piece_at = at + len(data)
+            if self._piece_at == len(piece):
+                self._piece_at = 0
+                pieces.popleft()
+                self.written_count = self._whole.popleft()
 
     def _sum(self, data: bytes) -> None:
         """Add the next bytes of the page to the CRCs of their blocks."""
@@ -263,7 +310,7 @@ class PageWriter:
     def extend(self, limit: int) -> str:
         """Take the frames that follow, up to byte `limit` of the file. Return what is wrong with
         the bytes after the last good one, "" if there are none. OSError."""
-        assert not len(self._pending), "only a page that was just resumed"
+        assert self.written == self.position, "only a page that was just resumed"
         fault = ""
         need = 0
         while not fault and self.written < limit:
@@ -341,7 +388,7 @@ class PageWriter:
 
     def is_caught_up(self) -> bool:
         """Return whether sealing the page is quick."""
-        return self.is_placed and (self._summed >= self.written or self.damage is not None)
+        return self.is_placed and not self._pieces and (self._summed >= self.written or self.damage is not None)
 
     def find_last_time(self) -> None:
         """Find the time of the last record of a complete page that was resumed with its count only,
@@ -377,6 +424,9 @@ class PageWriter:
     def drop(self) -> None:
         """Forget what would be written, because the page is deleted."""
         self._pending.truncate(0)
+        self._pieces.clear()
+        self._whole.clear()
+        self._piece_at = 0
         self._rows.truncate(0)
         self._flushed = self.count
         self.written = self._summed = self.position

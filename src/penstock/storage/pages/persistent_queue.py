@@ -96,7 +96,7 @@ from penstock.storage.pages.page import (
     page_name,
 )
 from penstock.storage.pages.page_reading import PagedReading, PageTable, list_bases
-from penstock.storage.pages.page_writer import PageWriter
+from penstock.storage.pages.page_writer import UNLIMITED, PageWriter
 from penstock.storage.pages.stream_meta import (
     ALL_META,
     NEW,
@@ -328,12 +328,22 @@ class PersistentQueue:
             self.pages.writer = writer
             self.pages.add(writer.base)
 
-    def write(self) -> None:
-        """Write what was appended into the page files, without a sync. OSError: nothing is lost,
-        the next `write` tries again."""
+    @property
+    def unwritten_bytes(self) -> int:
+        """Bytes that the next `write` has to write."""
+        unwritten = 0
+        for full in self._full:
+            unwritten += full.position - full.written
+        writer = self.writer
+        return unwritten if writer is None else unwritten + writer.position - writer.written
+
+    def write(self, most: int = UNLIMITED) -> None:
+        """Write what was appended into the page files, without a sync. most: of what large records
+        leave, about so many bytes; not for one that stands alone. OSError: nothing is lost, the
+        next `write` tries again."""
         self._check()
         for full in self._full:
-            self._write(full)
+            most -= self._write(full, max(most, 0))
             if self.forces:
                 self._sync(full)  # before anything of the next page is on the disk
         while self._full and self._full[0].is_caught_up():
@@ -341,7 +351,7 @@ class PersistentQueue:
             self._seal(full)
             del self._full[0]
         if self.writer is not None:
-            self._write(self.writer)
+            self._write(self.writer, max(most, 0))
 
     def _seal(self, full: PageWriter) -> None:
         """Complete the index of a page that is full and written, and close the page."""
@@ -354,23 +364,26 @@ class PersistentQueue:
         self.pages.forget(full.base)
         full.close()
 
-    def _write(self, writer: PageWriter) -> None:
+    def _write(self, writer: PageWriter, most: int) -> int:
+        """Write some of a page; return how many bytes."""
         if writer.written == writer.position and not writer.has_rows_due():
-            return
+            return 0
         if self._is_deleted(writer):
             writer.drop()
-            return
+            return 0
         if not self.forces:
             self.dirty[writer.stem + ".page"] = None
             if writer.is_new:
                 self.dirty_directories[self.path] = None
                 writer.is_new = False
         before = writer.written
-        writer.write()
-        self.written_bytes += writer.written - before
+        writer.write(most)
+        written = writer.written - before
+        self.written_bytes += written
         if writer.damage is not None and not writer.is_reported:
             writer.is_reported = True
             self._report("corruption", str(writer.damage))
+        return written
 
     def _is_deleted(self, writer: PageWriter) -> bool:
         """Return whether retention deleted this page after the checkpoint that is restored."""

@@ -48,6 +48,7 @@ from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.log import record
 from penstock.storage.pages.adoption import Adoption
 from penstock.storage.pages.batches import Batch, StagedPage
+from penstock.storage.pages.page_writer import UNLIMITED
 from penstock.storage.pages.persistent_queue import PersistentQueue
 from penstock.storage.pages.stream_meta import Position, ReaderOffset
 
@@ -373,13 +374,16 @@ class StreamTable:
                 self.write_one(stream)  # stays dirty until its turn ends
                 self._touched[stream.number] = stream
 
-    def write_one(self, stream: StoredStream) -> None:
-        """Write the frames of one stream. OSError: as `write`."""
+    def write_one(self, stream: StoredStream, most: int = UNLIMITED) -> int:
+        """Write the frames of one stream. most: as PersistentQueue.write. Returns how many bytes.
+        OSError: as `write`."""
         before = stream.queue.written_bytes
         try:
-            stream.queue.write()
+            stream.queue.write(most)
         finally:
-            self.written_bytes += stream.queue.written_bytes - before
+            written = stream.queue.written_bytes - before
+            self.written_bytes += written
+        return written
 
     def capture(self) -> list[tuple[int, StreamSection]]:
         """Return (number, section) of every stream as of now. Unchanged sections are reused."""

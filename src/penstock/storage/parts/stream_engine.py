@@ -2,7 +2,8 @@
 
     append    logs a record as StorageEngine.publish does, and gives it an offset
     turn      for each stream that was appended to: one pwrite of its frames, no sync; then a Turn
-              (LSN, mode, position) waits for the log
+              (LSN, mode, position) waits for the log. If `is_sliced`, large records are written
+              over several turns
     settle    finds the newest Turn whose LSN is settled in its mode and whose frames are written,
               moves writeMeta there, and calls `on_head`: once per stream, whatever the number of
               records
@@ -31,6 +32,7 @@ other file. A failed sync of readMeta stops the engine [10]. After that nothing 
 
 import random
 from collections.abc import Callable
+from typing import Final
 
 from penstock.errors import (
     DiskFullError,
@@ -51,14 +53,18 @@ from penstock.storage.journal.record_types import (
     TopologyChange,
 )
 from penstock.storage.log import record
+from penstock.storage.pages.page_writer import UNLIMITED
 from penstock.storage.pages.persistent_queue import Hold
 from penstock.storage.pages.stream_meta import StreamHead
 from penstock.storage.pages.streams import STREAM_FLAG, StoredStream, StreamTable, Turn, remove_tree
 
+SLICE_BYTES: Final = 4 << 20  # of large records that one turn writes: some ms
+
 
 class StreamEngine:
     """The streams of one engine. on_head: called when a head has moved, must not call
-    the engine; None for no call."""
+    the engine; None for no call. is_sliced: the owner runs another turn soon while `has_unwritten`.
+    """
 
     def __init__(self, journal: Journal, rng: random.Random, pins: Pins) -> None:
         self._journal = journal
@@ -66,6 +72,8 @@ class StreamEngine:
         self._pins = pins
         self._table: StreamTable = journal.state.streams
         self.on_head: Callable[[StoredStream], None] | None = None
+        self.is_sliced: bool = False
+        self.has_unwritten: bool = False
 
     @property
     def by_number(self) -> dict[int, StoredStream]:
@@ -219,8 +227,10 @@ class StreamEngine:
     def turn(self) -> None:
         """End a turn: write what was appended, move the heads of what is settled."""
         table = self._table
+        self.has_unwritten = False
         if table.dirty and self._journal.failed is None:
             dirty, table.dirty = table.dirty, []
+            left = self._most_of_turn(dirty)
             for stream in dirty:
                 if stream.queue.is_closed:
                     continue
@@ -230,14 +240,27 @@ class StreamEngine:
                     stream.lsn = stream.mode = 0
                 table.waiting[stream.number] = stream
                 try:
-                    table.write_one(stream)
+                    left -= table.write_one(stream, left)
                     table.used(stream)
-                    stream.is_dirty = stream.is_failing = False
+                    stream.is_failing = False
+                    if stream.queue.unwritten_bytes:
+                        table.dirty.append(stream)
+                        self.has_unwritten = True
+                    else:
+                        stream.is_dirty = False
                 except OSError as error:
                     table.dirty.append(stream)
                     self._report_write(stream, error)
         if table.waiting:
             self.settle()
+
+    def _most_of_turn(self, dirty: list[StoredStream]) -> int:
+        """Return how many bytes of large records this turn may write: SLICE_BYTES, or a quarter of
+        what is to be written, so that it never becomes more than four turns bring."""
+        if not self.is_sliced:
+            return UNLIMITED
+        unwritten = sum([stream.queue.unwritten_bytes for stream in dirty])
+        return max(SLICE_BYTES, unwritten >> 2)
 
     def _report_write(self, stream: StoredStream, error: OSError) -> None:
         if not stream.is_failing:

@@ -138,6 +138,7 @@ from penstock.storage.files.durability import NONE
 from penstock.storage.index.key_windows import KEY_BYTES, KeyWindow, KeyWindows
 from penstock.storage.parts.transaction import Published, Transaction
 from penstock.storage.store.file_queue_backing import Spool
+from penstock.storage.store.store_file import StoredBody
 
 MANDATORY: Final = 1
 IMMEDIATE: Final = 2
@@ -147,6 +148,7 @@ CHANGES_MAX: Final = 256
 SHARED_PLACES: Final = 16  # from which on a message is not its publisher's alone (in_flight.py)
 APPENDED_MAX: Final = 10_000
 COPIES_BYTES: Final = 1 << 20  # of one message in all of its streams: more go in slices
+READ_BYTES: Final = 1 << 20  # of a body that is read back
 COPIED_STEP_BYTES: Final = 4096  # of these, for one step of the turn's budget
 HISTORY_STEPS: Final = 64  # of the turn's budget: a message of a history
 SPECIAL_STEPS: Final = 8  # of the turn's budget: a message whose properties are looked at
@@ -325,10 +327,12 @@ class Resolving:
 class Routing:
     """The routing of one message. given: its properties; props: as stored. keys: set if it has more
     than one. way: None if it goes where its route says; else its own or its route's. walk: once
-    `way` is known to its end. copied: the streams that have a large message already."""
+    `way` is known to its end. copied: the streams that have a large message already.
+    is_resumed: turns of others were in between."""
 
     __slots__ = (
-        "asked", "copied", "facts", "given", "keys", "props", "route", "targets", "walk", "way",
+        "asked", "copied", "facts", "given", "is_resumed", "keys", "props", "route", "targets",
+        "walk", "way",
     )  # fmt: skip
 
     def __init__(self, route: Route, given: bytes) -> None:
@@ -342,6 +346,7 @@ class Routing:
         self.way: Way | None = None
         self.walk: Walk | None = None
         self.copied: set[str] = set()
+        self.is_resumed: bool = False
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -714,7 +719,7 @@ class Publisher(Unconfirmed):
             streams = route.targets.streams
             if len(streams) == 1 and not route.queues and not self._firehose.is_on:
                 self._append(streams[0], route.front + props, body)
-                self._budget.left -= 2
+                self._budget.left -= 2 + len(body) // COPIED_STEP_BYTES
                 return True
         routing = self._routing
         if routing is None or routing.given != props:
@@ -732,6 +737,8 @@ class Publisher(Unconfirmed):
                     self.trace(route, targets, props, body)
                 return True
             routing = self.begin_routing(route, props, info)
+        else:
+            routing.is_resumed = True
         self._routing = routing
         if not self.finish_routing(routing) or not self.append_copies(routing, body):
             return False
@@ -864,7 +871,7 @@ class Publisher(Unconfirmed):
         not suffice; call it again in a later slice."""
         way = routing.way
         if way is None:
-            if routing.copied:  # they may have been deleted in a turn of others
+            if routing.is_resumed:  # they may have been deleted in a turn of others
                 found = routing.targets
                 names = [queue.name for queue in found.queues]
                 names += [stream.name for stream in found.streams]
@@ -919,7 +926,7 @@ class Publisher(Unconfirmed):
         spooled: QueuedMessage | None = None,
     ) -> None:  # fmt: skip
         """Publish any message: to a transaction, to several queues, to none. spooled: its body is
-        in the store, and `body` is empty."""
+        in the store, and `body` is empty unless it was read for streams."""
         header = _stored_header(route, props, facts)
         if self.transaction is not None:
             share_blame(self.vhost, header, len(targets.queues) + len(targets.streams))
@@ -1075,6 +1082,10 @@ class SpooledPublish:
         self._message.persistent = self._info & 0xFF == PERSISTENT and leads_to_durable(self._route)
         self._spool: Spool = engine.bodies.spool(self._message)
         self._is_ended = False
+        # What is read back for a stream or a transaction, which have the body in RAM.
+        self._reading: StoredBody | None = None
+        self._pieces: list[bytes] = []
+        self._body: bytes = b""
 
     def write(self, data: bytes) -> None:
         """Write the next bytes. DiskFullError: only `abort` may be called then."""
@@ -1087,17 +1098,40 @@ class SpooledPublish:
     def find_targets(self) -> bool:
         """Find out where it goes, after the last byte, and append it to streams if it goes to
         several. Returns False if the turn's budget does not suffice; call it again in a later
-        slice."""
+        slice. CorruptionError, OSError: it cannot be read."""
         publisher, routing = self._publisher, self._routing
         if routing is None:
             routing = publisher.begin_routing(self._route, self._props, self._info)
             self._routing = routing
+        else:
+            routing.is_resumed = True
         if not publisher.finish_routing(routing):
             return False
-        if not publisher.wants_copies(routing, self._spool.size):
+        if not routing.targets.streams and publisher.transaction is None:
             return True
         self._end()
-        return publisher.append_copies(routing, whole_body(publisher.vhost, self._message))
+        return self._is_read() and publisher.append_copies(routing, self._body)
+
+    def _is_read(self) -> bool:
+        """Read the body, as far as the turn's budget goes. Returns whether all of it is there."""
+        if self._body:
+            return True
+        budget = self._publisher.vhost.budget
+        body = self._reading
+        if body is None:
+            body = self._reading = self._publisher.vhost.engine.bodies.open(self._message)
+        while body.left:
+            self._pieces.append(body.read(READ_BYTES))
+            budget.left -= READ_BYTES // COPIED_STEP_BYTES
+            if budget.is_over():
+                return False
+        self._body = b"".join(self._pieces)
+        self._pieces.clear()
+        return False  # the rest is enough for a slice of its own
+
+    def _close(self) -> None:
+        if self._reading is not None:
+            self._reading.close()
 
     def _end(self) -> None:
         """End the body, which is kept until `finish` or `abort`."""
@@ -1125,22 +1159,23 @@ class SpooledPublish:
         try:
             facts, targets, props = routing.facts, routing.targets, routing.props
             if publisher.transaction is not None:
-                body = whole_body(vhost, message)
-                publisher.publish_with(self._route, targets, props, body, facts)
+                publisher.publish_with(self._route, targets, props, self._body, facts)
             else:
                 publisher.publish_with(
-                    self._route, _left_targets(routing), props, b"", facts, message
+                    self._route, _left_targets(routing), props, self._body, facts, message
                 )
                 places = _places(targets)
                 publisher.count(self._route, 1, places, int(not places))
             if vhost.firehose.is_on:
                 publisher.trace(self._route, targets, props, b"")
         finally:
+            self._close()
             engine.bodies.disown(message)
             publisher.note_unconfirmed()
 
     def abort(self) -> None:
         """Delete the file: it is not published."""
+        self._close()
         if self._is_ended:
             self._publisher.vhost.engine.bodies.disown(self._message)
             return
@@ -1252,13 +1287,14 @@ def fan_out(
     body: bytes, facts: PublishFacts, spooled: QueuedMessage | None = None,
     copies: SharedBody | None = None, *, may_refuse: bool = True,
 ) -> tuple[int, bool]:  # fmt: skip
-    """Publish to all these. spooled: the body is in the store, and `body` is empty. copies: the
-    shared body of other queues to which the message was published already. may_refuse: False if
+    """Publish to all these. spooled: the body is in the store, and `body` is empty unless it was
+    read for streams. copies: the shared body of other queues to which the message was published already. may_refuse: False if
     the queues were asked for room before. Returns the LSN to wait for, and whether a queue refused.
     DiskFullError: none that shares a record has it."""
     share_blame(vhost, header, len(queues) + len(streams))
     if copies is None:
-        copies = vhost.engine.placement.share_of(body, len(queues))
+        in_ram = body if spooled is None else b""
+        copies = vhost.engine.placement.share_of(in_ram, len(queues))
     with vhost.engine.share(copies):
         return _fan_out(vhost, queues, streams, header, body, facts, spooled, may_refuse)
 
@@ -1288,7 +1324,7 @@ def _fan_out(
         queues = _those_without(queues, key, now_ms)
     shared = _those_that_take_it(queues, size, facts, dead) if may_refuse else queues
     if spooled is not None and _has_dead_letters(dead):
-        whole = whole_body(vhost, spooled)
+        whole = body or whole_body(vhost, spooled)
         engine = vhost.engine
         engine.bodies.own(spooled)
         try:
@@ -1299,7 +1335,7 @@ def _fan_out(
         finally:
             engine.bodies.disown(spooled)
     is_joined = len(streams) > 0 or facts.key is not None
-    whole = body if spooled is None or not is_joined else whole_body(vhost, spooled)
+    whole = body if spooled is None or not is_joined or body else whole_body(vhost, spooled)
     return _send(vhost, shared, streams, header, body, facts, spooled, whole, dead, before_lsn)
 
 

@@ -1,9 +1,17 @@
-"""A large message that goes to several streams: its copies are appended in slices, each once."""
+"""A large message that goes to streams: it is read back and appended in slices, to each once."""
 
 import pytest
 
 from penstock.broker.broker_queue import BrokerQueue
-from penstock.codec.spec import BasicAck, ConfirmSelect, ConfirmSelectOk
+from penstock.codec.spec import (
+    BasicAck,
+    ConfirmSelect,
+    ConfirmSelectOk,
+    TxCommit,
+    TxCommitOk,
+    TxSelect,
+    TxSelectOk,
+)
 from tests.helpers.broker_rig import RigClient
 from tests.helpers.operation_rig import OperationRig
 from tests.unit.broker.test_turns import TickingClock
@@ -78,3 +86,44 @@ def test_a_stream_that_is_deleted_in_between_is_left_out(rig: OperationRig) -> N
     rig.turn()
     assert client.methods(BasicAck)[-1].delivery_tag == 1
     assert records(rig) == [1] * (STREAMS - 1)
+
+
+def to_one_stream(client: RigClient, size: int) -> None:
+    client.publish(1, "", "s0", bytes(size), delivery_mode=2)
+
+
+@pytest.mark.parametrize("is_transaction", [False, True])
+def test_others_are_served_while_a_large_body_is_read_back(
+    rig: OperationRig, is_transaction: bool
+) -> None:
+    other = rig.client().open(1)
+    client = rig.client().open(1) if is_transaction else confirming(rig)
+    if is_transaction:
+        client.call(1, TxSelect(), TxSelectOk)
+    rig.vhost.budget.clock = TickingClock()
+    to_one_stream(client, 9 << 20)
+    other.publish(1, "", "q", b"other")
+    assert (sum(records(rig)), sizes(rig)) == (0, [5])
+    rig.turn()
+    if is_transaction:
+        client.call(1, TxCommit(), TxCommitOk)
+    else:
+        assert client.methods(BasicAck)[-1].delivery_tag == 1
+    assert sum(records(rig)) == 1
+    rig.restart()
+    assert sum(records(rig)) == 1
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_stream_that_is_deleted_while_a_body_is_read_back(
+    rig: OperationRig, is_lost: bool
+) -> None:
+    client = confirming(rig)
+    rig.vhost.budget.clock = TickingClock()
+    to_one_stream(client, 9 << 20)
+    rig.result("delete_queue", queue="s0") if not is_lost else client.lose()
+    rig.turn()
+    if not is_lost:
+        assert client.methods(BasicAck)[-1].delivery_tag == 1
+    assert sum(records(rig)) == 0
+    rig.restart()  # which verifies the store

@@ -213,6 +213,10 @@ def test_the_fast_stream_record_gives_the_same_bytes() -> None:
     assert record.encode(SEED, 42, *EXAMPLES["stream"]) == record.encode_stream(
         SEED, 42, 6, 41, 1_700_000_000_000_001, b"meta", b"payload"
     )
+    assert record.encode(SEED, 42, *EXAMPLES["stream"]) == (
+        record.encode_stream_front(SEED, 42, 6, 41, 1_700_000_000_000_001, b"meta", b"payload")
+        + b"payload"
+    )
 
 
 def test_a_stream_record_that_is_cut_off_is_an_error() -> None:

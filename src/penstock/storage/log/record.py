@@ -195,12 +195,18 @@ def encode_stream(
     seed: int, lsn: int, stream: int, offset: int, time_us: int, meta: bytes, payload: bytes
 ) -> bytes:
     """Encode a whole STREAM record. struct.error for a number that is too large."""
+    rest = _stream_head(lsn, STREAM, 0, 1, stream, offset, time_us, len(meta)) + meta + payload
+    return _length_crc(len(rest) + 8, crc32(rest, seed)) + rest
+
+
+def encode_stream_front(
+    seed: int, lsn: int, stream: int, offset: int, time_us: int, meta: bytes, payload: bytes
+) -> bytes:
+    """Encode a STREAM record up to its payload, which follows: as `encode_stream`, but a large
+    payload is not copied."""
     front = _stream_head(lsn, STREAM, 0, 1, stream, offset, time_us, len(meta)) + meta
-    if len(payload) < LARGE_BYTES:
-        rest = front + payload
-        return _length_crc(len(rest) + 8, crc32(rest, seed)) + rest
     crc = crc32(payload, crc32(front, seed))
-    return b"%b%b%b" % (_length_crc(len(front) + len(payload) + 8, crc), front, payload)
+    return _length_crc(len(front) + len(payload) + 8, crc) + front
 
 
 def is_known(kind: int) -> bool:

@@ -117,6 +117,7 @@ from penstock.storage.log.record import (
     StoreRef,
     encode,
     encode_stream,
+    encode_stream_front,
 )
 from penstock.storage.log.record_writer import encode_dequeue, encode_publish_one
 
@@ -201,19 +202,18 @@ class _Group:
     """A closed group, not yet written, from where the segment ends to `end`."""
 
     __slots__ = (
-        "end", "first_lsn", "last_lsn", "length", "mode", "names_store", "offset", "parts",
-        "segment",
+        "count", "end", "last_lsn", "length", "mode", "names_store", "offset", "parts", "segment",
     )  # fmt: skip
 
     def __init__(
-        self, segment: Segment, end: int, first_lsn: int, parts: list[bytes], length: int,
-        mode: int, names_store: bool,
+        self, segment: Segment, end: int, last_lsn: int, count: int, parts: list[bytes],
+        length: int, mode: int, names_store: bool,
     ) -> None:  # fmt: skip
         self.segment: Segment = segment
         self.offset: int = segment.end
         self.end: int = end
-        self.first_lsn: int = first_lsn
-        self.last_lsn: int = first_lsn + len(parts) - 1
+        self.count: int = count
+        self.last_lsn: int = last_lsn
         self.parts: list[bytes] = parts
         self.length: int = length
         self.mode: int = mode
@@ -256,6 +256,7 @@ class TransactionLog:
         self._store: StoreSync = NoStore() if store is None else store
         # The open group: its records and the bytes that still fit. Room 0: no group is open.
         self._parts: list[bytes] = []
+        self._fronts: int = 0  # of them, which are not whole: what follows belongs to them
         self._room: int = 0
         self._room_first: int = 0
         self._seed: int = 0
@@ -379,11 +380,17 @@ class TransactionLog:
         size = STREAM_FIXED_BYTES + len(meta) + len(payload)
         if size > self._room:
             self._make_room(size)
-        record = encode_stream(
-            self._seed, self.last_lsn + 1, stream, offset, time_us, meta, payload
-        )
         self.stream_records += 1
-        return self._add(record, mode, False)
+        lsn = self.last_lsn + 1
+        if len(payload) < LARGE_BYTES:
+            record = encode_stream(self._seed, lsn, stream, offset, time_us, meta, payload)
+            return self._add(record, mode, False)
+        front = encode_stream_front(self._seed, lsn, stream, offset, time_us, meta, payload)
+        self._parts.append(front)
+        self._fronts += 1
+        self._room -= len(front)
+        self.queued_bytes += len(front)
+        return self._add(payload, mode, False)
 
     def _add(self, record: bytes, mode: int, names_store: bool) -> int:
         if mode > self._mode:
@@ -429,15 +436,19 @@ class TransactionLog:
         if self._parts:
             segment = self._pool.in_use[-1]
             length = self._room_first - self._room
-            first_lsn = self.last_lsn - len(self._parts) + 1
+            count = len(self._parts) - self._fronts
             end = aligned(segment.end + GROUP_HEADER_BYTES + length)
             self._pending.append(
-                _Group(segment, end, first_lsn, self._parts, length, self._mode, self._names_store)
+                _Group(
+                    segment, end, self.last_lsn, count, self._parts, length, self._mode,
+                    self._names_store,
+                )  # fmt: skip
             )
             segment.end = end
             self._pending_eager += self._mode < DISK or self._names_store
             self._closed_bytes += length
             self._parts = []
+            self._fronts = 0
         self._room = self._room_first = 0
         self._mode = NONE
         self._names_store = False
@@ -621,8 +632,9 @@ class TransactionLog:
         for group in run:
             pieces.append(
                 encode_group_header(
-                    segment.seed, group.length, group.first_lsn, self.durable_lsn, len(group.parts)
-                )
+                    segment.seed, group.length, group.last_lsn - group.count + 1, self.durable_lsn,
+                    group.count,
+                )  # fmt: skip
             )
             pieces.extend(group.parts)
             end = group.offset + GROUP_HEADER_BYTES + group.length
@@ -897,6 +909,7 @@ class TransactionLog:
 
     def _drop_open_group(self) -> None:
         self._parts = []
+        self._fronts = 0
         self.queued_bytes -= self._room_first - self._room
         self._room = self._room_first = 0
 

@@ -50,7 +50,6 @@ from penstock.storage.files.options import StorageOptions
 from penstock.storage.journal.record_types import (
     AppliedRecord,
     LogOperation,
-    TxPart,
     TxPartsCommit,
     TxSlice,
 )
@@ -148,15 +147,29 @@ class Journal:
         if len(ops) > 1:
             return self._append_list(ops, mode, names_store)
         op = ops[0]
+        if op.tail:
+            return self._append_pieces(op.type, op.count, [op.data, op.tail], mode, names_store)
         try:
             return self.log.append(op.type, op.flags, op.count, op.data, mode, names_store)
         except DiskFullError as error:
             raise self.full(error) from error
 
     def _append_list(self, ops: list[record.Op], mode: int, names_store: bool) -> int:
+        if any(op.tail for op in ops) and not any(op.type == record.TX for op in ops):
+            pieces = record.tx_pieces(ops)
+            return self._append_pieces(record.TX, len(ops), pieces, mode, names_store)
         count, data = _encode_list(ops)
         try:
             return self.log.append(record.TX, 0, count, data, mode, names_store)
+        except DiskFullError as error:
+            raise self.full(error) from error
+
+    def _append_pieces(
+        self, kind: int, count: int, pieces: list[bytes], mode: int, names_store: bool
+    ) -> int:
+        """Log a record whose data is in pieces, some of them large."""
+        try:
+            return self.log.append_pieces(kind, count, pieces, mode, names_store)
         except DiskFullError as error:
             raise self.full(error) from error
 
@@ -195,7 +208,7 @@ class Journal:
         for i, operation in enumerate(operations):
             op = operation.encode()
             part.append(op)
-            size += len(op.data)
+            size += op.size
             if size >= self.options.tx_part_bytes or i == len(operations) - 1:
                 lsn = self._write_part(part, mode, number, names_store)
                 number = number or lsn
@@ -214,7 +227,8 @@ class Journal:
 
     def _write_part(self, ops: list[record.Op], mode: int, number: int, names_store: bool) -> int:
         lsn = self.log.last_lsn + 1
-        self.append_ops([TxPart(number or lsn, ops).encode()], mode, names_store)
+        pieces = record.tx_part_pieces(number or lsn, ops)
+        self._append_pieces(record.TX_PART, len(ops), pieces, mode, names_store)
         if not number:
             self.committing += 1
         if self.log.is_full:

@@ -35,6 +35,7 @@ from penstock.native import mypyc_attr
 from penstock.storage.index.routing_table import topology_text
 from penstock.storage.log import record
 from penstock.storage.log.record import (
+    LARGE_BYTES,
     LeaseData,
     LeaseRun,
     Op,
@@ -458,8 +459,10 @@ class Append(LogOperation):
 
     def encode(self) -> Op:
         s = self.found
-        data = record.stream_data(s.stream, s.offset, s.time_us, s.meta, s.payload)
-        return Op(record.STREAM, 0, 1, data)
+        tail = s.payload if len(s.payload) >= LARGE_BYTES else b""
+        rest = b"" if tail else s.payload
+        data = record.stream_data(s.stream, s.offset, s.time_us, s.meta, rest)
+        return Op(record.STREAM, 0, 1, data, tail)
 
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         found = self.found

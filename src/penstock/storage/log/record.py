@@ -151,15 +151,22 @@ class RecordError(ValueError):
 
 @mypyc_attr(acyclic=True)
 class Op:
-    """One operation: what a record holds, or one of the list in a TX."""
+    """One operation: what a record holds, or one of the list in a TX. tail: the end of its data if
+    that is large and is to be logged, so that it is not copied."""
 
-    __slots__ = ("count", "data", "flags", "type")
+    __slots__ = ("count", "data", "flags", "tail", "type")
 
-    def __init__(self, kind: int, flags: int, count: int, data: bytes) -> None:
+    def __init__(self, kind: int, flags: int, count: int, data: bytes, tail: bytes = b"") -> None:
         self.type: int = kind
         self.flags: int = flags
         self.count: int = count
         self.data: bytes = data
+        self.tail: bytes = tail
+
+    @property
+    def size(self) -> int:
+        """Bytes of its data."""
+        return len(self.data) + len(self.tail)
 
 
 @mypyc_attr(acyclic=True)
@@ -197,6 +204,20 @@ def encode_stream(
     """Encode a whole STREAM record. struct.error for a number that is too large."""
     rest = _stream_head(lsn, STREAM, 0, 1, stream, offset, time_us, len(meta)) + meta + payload
     return _length_crc(len(rest) + 8, crc32(rest, seed)) + rest
+
+
+def encode_front(
+    seed: int, lsn: int, kind: int, flags: int, count: int, pieces: list[bytes]
+) -> bytes:
+    """Encode a record up to its data, which follows in these pieces: as `encode`, but they are not
+    copied."""
+    size = sum([len(piece) for piece in pieces])
+    check_op(kind, count, size)
+    head = _HEAD.pack(lsn, kind, flags, count)
+    crc = crc32(head, seed)
+    for piece in pieces:
+        crc = crc32(piece, crc)
+    return _length_crc(len(head) + size + 8, crc) + head
 
 
 def encode_stream_front(
@@ -339,7 +360,8 @@ def release_data(queue: int, segment: int) -> bytes:
 
 
 def stream_data(stream: int, offset: int, time_us: int, meta: bytes, payload: bytes) -> bytes:
-    """Data of a STREAM: the record at `offset`, or its ordinal in a TX_PART; its count is 1."""
+    """Data of a STREAM: the record at `offset`, or its ordinal in a TX_PART; its count is 1. What
+    has no payload here has it as its tail."""
     return _STREAM.pack(stream, offset, time_us, len(meta)) + meta + payload
 
 
@@ -385,19 +407,39 @@ def unpack_lease_runs(data: bytes) -> list[LeaseRun]:
 
 def encode_ops(ops: list[Op]) -> bytes:
     """Data of a TX; its count is len(ops). ValueError if one of them cannot be in it."""
-    parts: list[bytes] = []
-    for op in ops:
-        check_op(op.type, op.count, len(op.data))
-        if op.type in (TX, TX_PART, TX_COMMIT, TX_SLICE):
-            raise ValueError(f"{type_name(op.type)} inside a list of operations")
-        parts.append(_OP.pack(op.type, op.flags, op.count, len(op.data)))
-        parts.append(op.data)
-    return b"".join(parts)
+    return b"".join(_ops(b"", ops))
 
 
 def tx_part_data(transaction: int, ops: list[Op]) -> bytes:
     """Data of a TX_PART; its count is len(ops)."""
-    return _U64.pack(transaction) + encode_ops(ops)
+    return b"".join(tx_part_pieces(transaction, ops))
+
+
+def tx_pieces(ops: list[Op]) -> list[bytes]:
+    """Return what `encode_ops` does, in pieces: the tails are not copied."""
+    return _ops(b"", ops)
+
+
+def tx_part_pieces(transaction: int, ops: list[Op]) -> list[bytes]:
+    """Return what `tx_part_data` does, in pieces: the tails are not copied."""
+    return _ops(_U64.pack(transaction), ops)
+
+
+def _ops(front: bytes, ops: list[Op]) -> list[bytes]:
+    """Return the front and the list of operations, with each tail as a piece of its own."""
+    pieces: list[bytes] = []
+    parts = [front]
+    for op in ops:
+        check_op(op.type, op.count, op.size)
+        if op.type in (TX, TX_PART, TX_COMMIT, TX_SLICE):
+            raise ValueError(f"{type_name(op.type)} inside a list of operations")
+        parts.append(_OP.pack(op.type, op.flags, op.count, op.size))
+        parts.append(op.data)
+        if op.tail:
+            pieces += [b"".join(parts), op.tail]
+            parts = []
+    pieces.append(b"".join(parts))
+    return pieces
 
 
 def tx_commit_data(transaction: int, first_seqs: list[Place]) -> bytes:

@@ -110,12 +110,14 @@ from penstock.storage.log.record import (
     LARGE_BYTES,
     MOVE,
     PUBLISH,
+    RECORD_HEADER_BYTES,
     STREAM,
     STREAM_FIXED_BYTES,
     TYPE_NAMES,
     Run,
     StoreRef,
     encode,
+    encode_front,
     encode_stream,
     encode_stream_front,
 )
@@ -386,11 +388,31 @@ class TransactionLog:
             record = encode_stream(self._seed, lsn, stream, offset, time_us, meta, payload)
             return self._add(record, mode, False)
         front = encode_stream_front(self._seed, lsn, stream, offset, time_us, meta, payload)
+        self._add_front(front)
+        return self._add(payload, mode, False)
+
+    def append_pieces(
+        self, kind: int, count: int, pieces: list[bytes], mode: int, names_store: bool
+    ) -> int:
+        """Append a record without flags whose data is in pieces, one at least: as `append`, but
+        they are not copied."""
+        size = RECORD_HEADER_BYTES
+        for piece in pieces:
+            size += len(piece)
+        if size > self._room:
+            self._make_room(size)
+        self._add_front(encode_front(self._seed, self.last_lsn + 1, kind, 0, count, pieces))
+        for i in range(len(pieces) - 1):
+            self._add_front(pieces[i])
+        self.others[kind] = self.others.get(kind, 0) + 1
+        return self._add(pieces[-1], mode, names_store)
+
+    def _add_front(self, front: bytes) -> None:
+        """Add a part of a record, which `_add` of its last part must follow."""
         self._parts.append(front)
         self._fronts += 1
         self._room -= len(front)
         self.queued_bytes += len(front)
-        return self._add(payload, mode, False)
 
     def _add(self, record: bytes, mode: int, names_store: bool) -> int:
         if mode > self._mode:

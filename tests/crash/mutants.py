@@ -211,8 +211,8 @@ MUTANTS = (
     ),
     Mutant(
         "durable-lsn-guessed", "[11]",
-        "segment.seed, group.length, group.first_lsn, self.durable_lsn, len(group.parts)",
-        "segment.seed, group.length, group.first_lsn, group.last_lsn, len(group.parts)",
+        "segment.seed, group.length, first_lsn, self.durable_lsn, group.count",
+        "segment.seed, group.length, first_lsn, group.last_lsn, group.count",
     ),
     Mutant(
         "seal-without-sync", "[11]",

@@ -726,7 +726,7 @@ class Publisher(Unconfirmed):
             if (
                 route.way is None
                 and not (info >> 16 & HAS_HEADERS and has_copies(props))
-                and not self._is_copied(route.targets, len(body))
+                and not self.is_copied(route.targets, len(body))
             ):
                 facts = PublishFacts()
                 props = self._special_facts(facts, route, props, info)
@@ -767,7 +767,7 @@ class Publisher(Unconfirmed):
         if self.confirms is not None:
             self.confirms.published(lsn)
 
-    def _is_copied(self, targets: Targets, size: int) -> bool:
+    def is_copied(self, targets: Targets, size: int) -> bool:
         """Return whether a message of so many bytes is so large for the streams that it goes to
         that they get it in slices."""
         n = len(targets.streams)
@@ -776,7 +776,7 @@ class Publisher(Unconfirmed):
     def wants_copies(self, routing: Routing, size: int) -> bool:
         """Return whether `append_copies` has something to do. A message with a key of duplicates
         is in one record with the key."""
-        return routing.facts.key is None and self._is_copied(routing.targets, size)
+        return routing.facts.key is None and self.is_copied(routing.targets, size)
 
     def append_copies(self, routing: Routing, body: bytes) -> bool:
         """Append a large message to its streams but the last, with a record for each; the last one
@@ -1288,9 +1288,9 @@ def fan_out(
     copies: SharedBody | None = None, *, may_refuse: bool = True,
 ) -> tuple[int, bool]:  # fmt: skip
     """Publish to all these. spooled: the body is in the store, and `body` is empty unless it was
-    read for streams. copies: the shared body of other queues to which the message was published already. may_refuse: False if
-    the queues were asked for room before. Returns the LSN to wait for, and whether a queue refused.
-    DiskFullError: none that shares a record has it."""
+    read for streams. copies: the shared body of other queues to which the message was published
+    already. may_refuse: False if the queues were asked for room before. Returns the LSN to wait
+    for, and whether a queue refused. DiskFullError: none that shares a record has it."""
     share_blame(vhost, header, len(queues) + len(streams))
     if copies is None:
         in_ram = body if spooled is None else b""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.broker import background_tasks
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.codec.spec import (
     BasicAck,
@@ -13,6 +14,7 @@ from penstock.codec.spec import (
     TxSelectOk,
 )
 from tests.helpers.broker_rig import RigClient
+from tests.helpers.builds import pure_only
 from tests.helpers.operation_rig import OperationRig
 from tests.unit.broker.test_turns import TickingClock
 
@@ -86,6 +88,27 @@ def test_a_stream_that_is_deleted_in_between_is_left_out(rig: OperationRig) -> N
     rig.turn()
     assert client.methods(BasicAck)[-1].delivery_tag == 1
     assert records(rig) == [1] * (STREAMS - 1)
+
+
+@pure_only  # a constant is replaced
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_others_are_served_between_the_copies_of_an_operation(
+    rig: OperationRig, is_deleted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = rig.client().open(1)
+    rig.vhost.budget.clock = TickingClock()
+    monkeypatch.setattr(background_tasks, "STEPS_MAX", 1)
+    body = bytes(SIZES[0])
+    asked = rig.ask("publish", exchange="amq.fanout", routing_key="", bodies=[body, body])
+    rig.vhost.turn()
+    assert 0 < sum(records(rig)) < STREAMS
+    other.publish(1, "", "q", b"other")
+    if is_deleted:
+        rig.result("delete_queue", queue=f"s{STREAMS - 1}")
+    rig.turn()
+    assert asked.result == {"published": 2}
+    assert records(rig) == [2] * (STREAMS - is_deleted)
+    assert sizes(rig) == [5, SIZES[0], SIZES[0]]
 
 
 def to_one_stream(client: RigClient, size: int) -> None:

@@ -115,8 +115,8 @@ def _publish(call: Call) -> None:
 def _published(call: Call) -> Slices:
     count = 0
     try:
-        for _ in _publish_all(call):
-            count += 1
+        for n in _publish_all(call):
+            count += n
             if call.vhost.budget.left <= 0:
                 yield
     except (ChannelError, DiskFullError, QueueFullError) as error:
@@ -127,9 +127,9 @@ def _published(call: Call) -> Slices:
     return {"published": count}
 
 
-def _publish_all(call: Call) -> Iterator[None]:
-    """Publish one body after the other. Where they go is found again after any change of what the
-    vhost routes by."""
+def _publish_all(call: Call) -> Iterator[int]:
+    """Publish one body after the other; yield how many bodies are published with a step. Where they
+    go is found again after any change of what the vhost routes by."""
     vhost = call.vhost
     publisher = Publisher(vhost, call.identity, 0, Output(vhost.dispatch, FRAME_MAX))
     props = encoded_properties(call.args.table("properties"))
@@ -148,14 +148,23 @@ def _publish_all(call: Call) -> Iterator[None]:
                 n = 0
                 route, header, facts, targets = _route(call, publisher, props)
                 places = len(targets.queues) + len(targets.streams)
-            lsn, is_refused = fan_out(vhost, targets.queues, targets.streams, header, body, facts)
+            queues, streams = targets.queues, targets.streams
+            if facts.key is None and publisher.is_copied(targets, len(body)):
+                for stream in streams[:-1]:  # a record for each, as of other large messages
+                    if not stream.is_deleted:
+                        call.lsn = max(call.lsn, stream.append(header, body, vhost.mode))
+                        vhost.budget.left -= 1 + (len(body) >> 10)
+                        yield 0
+                streams = [stream for stream in streams[-1:] if not stream.is_deleted]
+                queues = [queue for queue in queues if not queue.is_deleted]
+            lsn, is_refused = fan_out(vhost, queues, streams, header, body, facts)
             keep_in_histories(targets, kept_of(header, body, facts))
             call.lsn = max(call.lsn, lsn)
             if is_refused:
                 raise ChannelError(RESOURCE_ERROR, "a queue is full")
             vhost.budget.left -= 1 + places + (len(body) >> 10)
             n += 1
-            yield
+            yield 1
     finally:
         publisher.count(route, n, places * n, 0)
 

@@ -286,10 +286,9 @@ class TransactionLog:
         self._named_lsn: int = 0  # last written that names a store body
         self._store_lsn: int = 0  # up to here every body named is synced
         self._sync_token: int = NO_TOKEN
-        self._sync_lsn: int = 0
         self._sync_at: float = 0.0
         self._sync_has_store: bool = False
-        self._sync_store_lsn: int = 0
+        self._sync_lsn = self._sync_store_lsn = 0
         self._store_token: int = NO_TOKEN
         self._store_token_lsn: int = 0
         self._unsynced_at: float = -1.0  # when the oldest bytes not durable were written; -1: none
@@ -460,12 +459,11 @@ class TransactionLog:
             length = self._room_first - self._room
             count = len(self._parts) - self._fronts
             end = aligned(segment.end + GROUP_HEADER_BYTES + length)
-            self._pending.append(
-                _Group(
-                    segment, end, self.last_lsn, count, self._parts, length, self._mode,
-                    self._names_store,
-                )  # fmt: skip
-            )
+            group = _Group(
+                segment, end, self.last_lsn, count, self._parts, length, self._mode,
+                self._names_store,
+            )  # fmt: skip
+            self._pending.append(group)
             segment.end = end
             self._pending_eager += self._mode < DISK or self._names_store
             self._closed_bytes += length
@@ -652,11 +650,11 @@ class TransactionLog:
                 )
             )  # fmt: skip
         for group in run:
+            first_lsn = group.last_lsn - group.count + 1
             pieces.append(
                 encode_group_header(
-                    segment.seed, group.length, group.last_lsn - group.count + 1, self.durable_lsn,
-                    group.count,
-                )  # fmt: skip
+                    segment.seed, group.length, first_lsn, self.durable_lsn, group.count
+                )
             )
             pieces.extend(group.parts)
             end = group.offset + GROUP_HEADER_BYTES + group.length

@@ -388,7 +388,11 @@ class PageWriter:
 
     def is_caught_up(self) -> bool:
         """Return whether sealing the page is quick."""
-        return self.is_placed and not self._pieces and (self._summed >= self.written or self.damage is not None)
+        return (
+            self.is_placed
+            and not self._pieces
+            and (self._summed >= self.written or self.damage is not None)
+        )
 
     def find_last_time(self) -> None:
         """Find the time of the last record of a complete page that was resumed with its count only,

@@ -174,6 +174,8 @@ class KnownUsers:
         self._permissions: dict[tuple[str, str], tuple[str, str, str]] = {}
         self._topics: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
         self._warned: set[tuple[str, str, str]] = set()  # patterns that cannot be matched
+        # (user, vhost) -> the rows of the tables from which it was made, and the identity
+        self._identities: dict[tuple[str, str], tuple[object, Identity]] = {}
 
     # --- from one process to another ---
 
@@ -241,15 +243,25 @@ class KnownUsers:
 
     def identity(self, user: str, vhost: str) -> Identity | None:
         """Return what a known user may do in a vhost, None if it may not open it."""
-        patterns = self._permissions.get((user, vhost))
+        who = user, vhost
+        patterns = self._permissions.get(who)
         if patterns is None:
             return None
+        own = self._topics.get(who)
+        rows = patterns, self._users.get(user), tuple(own.items()) if own else ()
+        known = self._identities.get(who)
+        if known is not None and known[0] == rows:
+            return known[1]
         configure, write, read = (self._usable(user, vhost, pattern) for pattern in patterns)
         topics = {
             exchange: (expanded(one[0], user, vhost), expanded(one[1], user, vhost))
-            for exchange, one in self._topics.get((user, vhost), {}).items()
+            for exchange, one in rows[2]
         }
-        return Identity.shared(user, self.tags_of(user), configure, write, read, topics)
+        identity = Identity.shared(user, self.tags_of(user), configure, write, read, topics)
+        if len(self._identities) > len(self._permissions):  # some were removed
+            self._identities.clear()
+        self._identities[who] = rows, identity
+        return identity
 
     def tags_of(self, user: str) -> frozenset[str]:
         """Return the tags of a user, none if it is unknown."""

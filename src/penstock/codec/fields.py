@@ -228,8 +228,12 @@ ReadStep = tuple[str, Callable[[FieldReader], Any], Bits]
 WriteStep = tuple[str, Callable[[Any], bytes], Bits, bytes]
 
 
-def read_fields(reader: FieldReader, steps: tuple[ReadStep, ...]) -> dict[str, Any]:
-    """Return the fields of a method by their names."""
+def read_fields(
+    payload: bytes, steps: tuple[ReadStep, ...], table_bytes_max: int
+) -> dict[str, Any]:
+    """Return the fields of a method's payload by their names. table_bytes_max: as of FieldReader,
+    whose error is raised. Raises AMQPConnectionError if they do not fill the payload."""
+    reader = FieldReader(payload, table_bytes_max)
     values: dict[str, Any] = {}
     for name, read, bits in steps:
         value = read(reader)
@@ -238,6 +242,11 @@ def read_fields(reader: FieldReader, steps: tuple[ReadStep, ...]) -> dict[str, A
         else:
             for bit, mask in bits:
                 values[bit] = value & mask != 0
+    reader.end()
+    if reader.error is not None:
+        reader.error.class_id = (payload[0] << 8) | payload[1]
+        reader.error.method_id = (payload[2] << 8) | payload[3]
+        raise reader.error
     return values
 
 

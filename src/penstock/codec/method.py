@@ -100,10 +100,10 @@ class Method:
         return write_fields(self._HEAD, self, self._WRITE_STEPS)
 
     @classmethod
-    def decode(cls, reader: FieldReader) -> Self:
-        """Return the method whose fields come next in the reader."""
+    def decode(cls, payload: bytes, table_bytes_max: int = 0) -> Self:
+        """Return the method of a payload that begins with its ids; as spec.decode_method."""
         method = cls.__new__(cls)
-        method.__dict__ = read_fields(reader, cls._READ_STEPS)
+        method.__dict__ = read_fields(payload, cls._READ_STEPS, table_bytes_max)
         return method
 
 

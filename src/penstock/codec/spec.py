@@ -9,7 +9,6 @@ pamqp is the oracle in the tests.
 from dataclasses import field
 from typing import ClassVar, Final
 
-from penstock.codec.fields import FieldReader
 from penstock.codec.method import (
     Bit,
     FieldTable,
@@ -552,10 +551,4 @@ def decode_method(payload: bytes, table_bytes_max: int = 0) -> Method:
         class_id, method_id = index >> 16, index & 0xFFFF
         text = f"unknown method {method_id} of class {class_id}"
         raise AMQPConnectionError(COMMAND_INVALID, text, class_id, method_id)
-    reader = FieldReader(payload, table_bytes_max)
-    decoded = method.decode(reader)
-    reader.end()
-    if reader.error is not None:
-        reader.error.class_id, reader.error.method_id = method.CLASS_ID, method.METHOD_ID
-        raise reader.error
-    return decoded
+    return method.decode(payload, table_bytes_max)

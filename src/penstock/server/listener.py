@@ -114,6 +114,7 @@ class Listening(PolledSource):
 
     def __init__(self, listener: "Listener[Any]", poller: Poller, sock: socket.socket) -> None:
         self.sock: socket.socket = sock
+        self.family: int = sock.family
         self._listener: Listener[Any] = listener
         self._poller: Poller = poller
 
@@ -235,7 +236,8 @@ class Listener(Generic[T]):
     def acceptable(self, listening: "Listening") -> None:
         """Accept a client; if more wait, the socket is still readable in the next pass."""
         try:
-            sock, _ = listening.sock.accept()
+            # As `accept`, which looks up the names of three numbers: a twentieth of a login.
+            descriptor, _ = listening.sock._accept()  # type: ignore[attr-defined]
         except OSError as error:
             if error.errno not in SHORT:
                 return  # that client is gone already
@@ -246,7 +248,7 @@ class Listener(Generic[T]):
             self._loop.call_later(PAUSE_S, listening.go_on)
             return
         self.accepted += 1
-        half = self.take(sock)
+        half = self.take(socket.socket(listening.family, socket.SOCK_STREAM, 0, descriptor))
         if half is not None and half.task is None and half in self._half_open:
             self.readable(half)  # mostly its first bytes are there
 

@@ -3,7 +3,7 @@
 Its only argument is its end of the link to the supervisor, which sends everything else:
 
     in    start (path, name, settings, refused requests; the shared memory of in_flight)
-          connection (a socket, facts; records of TLS or null; identity, bytes already read)
+          connection (a socket, facts; of TLS its records; identity, bytes already read)
           ping · memory
           http (a socket: a link to the HTTP process, which calls operations, too)
           identity, close_user (permissions changed) · limits (set by operators) · stop
@@ -476,7 +476,7 @@ class VhostProcess(LinkedProcess):
         sock = socket.socket(family, socket.SOCK_STREAM, 0, descriptors[0])
         sock.setblocking(False)
         identity = Identity.from_text(data[:facts_at])
-        records = None if facts["records"] is None else TlsRecords.of(facts["records"])
+        records = TlsRecords.of(facts["records"]) if "records" in facts else None
         try:
             session = self._hub.adopt(sock, opened.user, records)
         except OSError as error:

@@ -38,6 +38,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final
 
 from penstock.access.limits import LimitTable
@@ -91,6 +92,16 @@ def allocator(memory_bytes: int) -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": str(MAPPED_BYTES),
         "MALLOC_TOP_PAD_": str(PAD_BYTES),
     }
+
+
+def _connection(identity_bytes: int, facts_bytes: int) -> Facts:
+    return {"do": "connection", "identity_bytes": identity_bytes, "facts_bytes": facts_bytes}
+
+
+@lru_cache(64)
+def _connection_head(identity_bytes: int, facts_bytes: int) -> bytes:
+    """Return the head of the news of a connection without TLS: most are the same."""
+    return control.head_of(_connection(identity_bytes, facts_bytes))
 
 
 class VhostDown(ProcessDown):
@@ -240,11 +251,13 @@ class WatchedVhost(WatchedProcess):
             text = f"vhost '{self.name}' does not take connections"
             raise AMQPConnectionError(INTERNAL_ERROR, text, 10, 40)
         who, facts = identity.text, opened.to_bytes()
-        message: Facts = {
-            "do": "connection", "identity_bytes": len(who), "facts_bytes": len(facts),
-            "records": None if records is None else records.facts(),
-        }  # fmt: skip
-        self._link.send(message, b"".join((who, facts, leftover)), sock)
+        head = _connection_head(len(who), len(facts))
+        if records is not None:
+            head = control.head_of(
+                {**_connection(len(who), len(facts)), "records": records.facts()}
+            )
+        data = b"".join((who, facts, leftover))
+        self._link.write(control.packets(control.NEWS, 0, head, (data,)), sock)
         self.clients[opened.user] += 1
 
     async def http_link(self) -> socket.socket:

@@ -50,6 +50,24 @@ def test_write_and_read_have_their_patterns_for_one_exchange() -> None:
     assert known(users).may_write_every_topic("x")
 
 
+def test_an_identity_is_made_again_when_something_of_it_has_changed() -> None:
+    users = made()
+    assert known(users) is known(users)
+    assert known(users).may_write("q")
+    users.set_permissions("ada", "/", "", "^other$", ".*")
+    assert not known(users).may_write("q")
+    users.set_topic_permissions("ada", "/", "x", "^a$", "")
+    assert not known(users).may_write_topic("x", "b")
+    users.set_topic_permissions("ada", "/", "x", "^b$", "")
+    assert known(users).may_write_topic("x", "b")
+    users.clear_topic_permissions("ada", "/")
+    assert known(users).may_write_topic("x", "c")
+    users.set_user_tags("ada", ["administrator"])
+    assert known(users).is_administrator
+    users.clear_permissions("ada", "/")
+    assert users.identity("ada", "/") is None
+
+
 def test_an_empty_routing_key_is_matched_as_it_is() -> None:
     users = made()
     users.set_topic_permissions("ada", "/", "x", "default", "^$|^a$")

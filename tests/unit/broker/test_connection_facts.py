@@ -57,3 +57,10 @@ def test_all_that_is_known_of_a_client_comes_out_as_it_went_in() -> None:
              "tls")  # fmt: skip
     for name in names:
         assert getattr(found, name) == getattr(opened, name)
+
+
+def test_names_that_are_one_character_only_together_stay_two() -> None:
+    halves = b"\xc3\xa9".decode("ascii", "surrogateescape")  # of an e with an accent
+    opened = ConnectionFacts("n", "1.1.1.1", 1, "1.1.1.2", 2, halves[0], halves[1] + "\0v")
+    found = ConnectionFacts.from_bytes(opened.to_bytes())
+    assert (found.user, found.vhost) == (opened.user, opened.vhost)

@@ -289,15 +289,15 @@ def test_recovery_decodes_a_publish_as_others_do(
 ) -> None:
     data = record.publish_data(0, message_id, time, 0, 0, places, header, body, len(body))
     slow = record.decode_publish(data, 0, len(places))
-    fast = record_types.publish_data_of(data, 0, len(places))
-    names = "id time expiry_ms in_store store_file body_size places header body"
-    for name in names.split():
-        assert getattr(fast, name) == getattr(slow, name), name
+    fast = record_types.publish_of(data, 0, len(places))
+    for name in ("id", "time", "expiry_ms", "store_file", "header", "body"):
+        assert getattr(fast.message, name) == getattr(slow, name), name
+    assert (fast.message.size, fast.places) == (slow.body_size, slow.places)
     for cut in range(len(data)):
         with pytest.raises(RecordError):
-            record_types.publish_data_of(data[:cut], 0, len(places))
+            record_types.publish_of(data[:cut], 0, len(places))
     with pytest.raises(RecordError):
-        record_types.publish_data_of(data + b"x", 0, len(places))
+        record_types.publish_of(data + b"x", 0, len(places))
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -808,6 +808,11 @@ class DictHolder(Holder):
         """Remove and return the entry, None if it is not in RAM."""
         return self.entries.pop(seq, None)
 
+    def materialise(self, below: int) -> list[Entry]:
+        found = unwritten(self.entries.values(), below)
+        found.sort(key=seq_of)
+        return found
+
     def candidates(self, below: int, n: int) -> list[Entry]:
         """Return all at once: a dict has no order."""
         found = unwritten(self.entries.values(), below)
@@ -819,6 +824,10 @@ class DictHolder(Holder):
         return []
 
     def materialised(self, entries: list[Entry]) -> None:
-        if not self._keeps:
-            for entry in entries:
-                self.entries.pop(entry.seq, None)
+        if self._keeps:
+            return
+        if len(entries) * 2 > len(self.entries):  # most of them, and mostly all
+            self.entries = {seq: one for seq, one in self.entries.items() if not one.on_slot}
+            return
+        for entry in entries:
+            self.entries.pop(entry.seq, None)

@@ -832,14 +832,14 @@ def decode(op: Op) -> LogOperation:
     return RECORD_TYPES[op.type].decode(op)
 
 
-def publish_data_of(data: bytes, flags: int, count: int) -> record.PublishData:
-    """Decode the data of a PUBLISH, as `record.decode_publish` does. RecordError.
+def publish_of(data: bytes, flags: int, count: int) -> Publish:
+    """Decode the data of a PUBLISH. RecordError.
 
     Most are for one queue. Its numbers are read one by one: to unpack a struct makes an object of
     each (record_writer.py), and took a fifth of a replay."""
     head = record.PUBLISH_FIXED_BYTES + record.PLACE_BYTES
     if flags or count != 1 or len(data) < head:
-        return record.decode_publish(data, flags, count)
+        return _publish(record.decode_publish(data, flags, count))
     message_id: int = read_i64_be(data, 0)
     time: int = read_i32_be(data, 8)
     header_len: int = read_i32_be(data, 12)
@@ -856,17 +856,16 @@ def publish_data_of(data: bytes, flags: int, count: int) -> record.PublishData:
         or queue < 0
         or seq < 0
     ):
-        return record.decode_publish(data, flags, count)
-    return record.PublishData(
-        message_id, time, 0, False, 0, body_size, [(queue, seq)], data[head:end], data[end:]
-    )
+        return _publish(record.decode_publish(data, flags, count))
+    message = QueuedMessage(message_id, data[head:end], data[end:], body_size, time)
+    return Publish(message, [(queue, seq)])
 
 
 def operation_of(found: Record) -> LogOperation:
     """Decode a record of the log. RecordError."""
     # As `decode`, but most records are one of these two: it saves 10 % of a replay.
     if found.type == record.PUBLISH:
-        return _publish(publish_data_of(found.data, found.flags, found.count))
+        return publish_of(found.data, found.flags, found.count)
     if found.type == record.DEQUEUE:
         queue, runs, stores = record.decode_dequeue(found.data, found.count)
         return Dequeue(queue, runs, stores)

@@ -137,7 +137,7 @@ def load(
             named: list[tuple[record.Record, int, int]] = []
             end = log.survey(
                 head.log_segment, head.log_position, head.cut_lsn + 1,
-                lambda found: _collect(named, found),
+                lambda found: _collect(named, found), skips_plain=True,
             )  # fmt: skip
             _find_missing_bodies(state, named, end)
         # With a missing body it may still be refused, and then no file may be changed.

@@ -511,6 +511,7 @@ class Replay:
         self.parts: dict[int, dict[int, tuple[int, int]]] = {}
         self.decided: dict[int, None] = {}  # those of them that have a TX_SLICE, in order
         self.last_lsn: int = 0
+        self._at: AppliedRecord = AppliedRecord(0, NONE, {})  # of all records that `apply` gets
         self._ram_bytes: int = ram_bytes
         state.replay = self
 
@@ -523,9 +524,13 @@ class Replay:
         self.records += 1
         self.log_bytes += record.RECORD_HEADER_BYTES + len(found.data)
         self.last_lsn = found.lsn
-        at = AppliedRecord(found.lsn, NONE, {}, found.segment, found.offset)
+        at = self._at
+        at.lsn, at.segment, at.offset = found.lsn, found.segment, found.offset
+        if at.first_seqs:
+            at.first_seqs = {}
         operation_of(found).apply(self.state, at)
-        self.state.end_record(found.lsn)
+        if self.state.batches.rolling is not None:
+            self.state.end_record(found.lsn)
         if self._ram_bytes and self.held_bytes > self._ram_bytes:
             self._spill_or_keep()
 

@@ -62,6 +62,8 @@ from penstock.errors import CorruptionError, SyncFailedError, VersionError
 from penstock.fast_crc import crc32
 from penstock.storage.files.filesystem import File, FileSystem
 from penstock.storage.log.record import (
+    IN_STORE,
+    PUBLISH,
     RECORD_HEADER_BYTES,
     Record,
     RecordError,
@@ -323,31 +325,41 @@ class LogSegment:
     def record_at(self, offset: int, end: int) -> Record | None:
         """Return the record at `offset`, which ends at `end` at the latest; None if none verifies,
         and `reason` is set. CorruptionError for a record of an unknown type that verifies."""
+        checked = self.checked_at(offset, end)
+        return self.record_of(checked, offset) if checked else None
+
+    def checked_at(self, offset: int, end: int) -> bytes:
+        """Return the same record as bytes, from its LSN on; empty if none verifies."""
         if end - offset < RECORD_HEADER_BYTES:
             self.reason = "no room for a record header"
-            return None
+            return b""
         index = self.at(offset, RECORD_HEADER_BYTES)
         # Number by number, as record_writer.py: a struct is half of the cost of a survey.
         length: int = read_i32_be(self.window, index)
         length &= _U32_MASK
         if length < RECORD_HEADER_BYTES or offset + length > end:
             self.reason = f"a record of {length} bytes where {end - offset} are left"
-            return None
+            return b""
         index = self.at(offset, length)
         crc: int = read_i32_be(self.window, index + 4)
         checked = self.window[index + 8 : index + length]
         if crc32(checked, self.seed) != crc & _U32_MASK:
             self.reason = "the record does not verify"
-            return None
-        lsn: int = read_i64_be(checked, 0)
-        if lsn < 0:
-            lsn += 1 << 64
-        kind, flags = checked[8], checked[9]
+            return b""
+        if not is_known(checked[8]):
+            raise CorruptionError(self.path, offset, refusal(checked[8]))
+        return checked
+
+    def record_of(self, checked: bytes, offset: int) -> Record:
+        """Return the record that `checked_at` has found at `offset`."""
         count = checked[10] << 8 | checked[11]
-        if not is_known(kind):
-            raise CorruptionError(self.path, offset, refusal(kind))
         data = checked[RECORD_HEADER_BYTES - 8 :]
-        return Record(lsn, kind, flags, count, data, self.number, offset)
+        return Record(_lsn_of(checked), checked[8], checked[9], count, data, self.number, offset)
+
+
+def _lsn_of(checked: bytes) -> int:
+    lsn: int = read_i64_be(checked, 0)
+    return lsn if lsn >= 0 else lsn + (1 << 64)
 
 
 class _Walk:
@@ -417,20 +429,24 @@ class LogReader:
         first_offset: int,
         first_lsn: int,
         on_record: OnRecord | None = None,
+        *,
+        skips_plain: bool = False,
     ) -> LogEnd:
         """Find the end of the log that begins, with record `first_lsn`, at that position.
 
         first_segment 0: there is no log, whatever files the directory has. on_record: called for
         each record, before it is known whether the log is whole; a RecordError that it raises
-        becomes a CorruptionError. Raises CorruptionError, VersionError, and SyncFailedError for a
-        file that cannot be synced.
+        becomes a CorruptionError. skips_plain: not for a PUBLISH that has its body. Raises
+        CorruptionError, VersionError, and SyncFailedError for a file that cannot be synced.
         """
         files = self._files()
         end = LogEnd(first_segment, first_offset, first_lsn - 1, first_lsn - 1)
         visited: set[int] = set()
         if first_segment:
             self._open_from(first_segment, files)
-            walk = self._walk(first_segment, first_offset, first_lsn, -1, on_record, visited)
+            walk = self._walk(
+                first_segment, first_offset, first_lsn, -1, on_record, visited, skips_plain
+            )
             rest = self._search_rest(walk)
             end = LogEnd(walk.segment.number, walk.offset, walk.next_lsn - 1, walk.claim)
             end.claim = max(walk.claim, rest.claim)
@@ -537,6 +553,7 @@ class LogReader:
         last_lsn: int,
         on_record: OnRecord | None,
         visited: set[int],
+        skips_plain: bool = False,
     ) -> _Walk:
         """Follow the log until it ends, or past record `last_lsn` if that is not -1."""
         segment = self.segments[number]
@@ -556,7 +573,7 @@ class LogReader:
                 walk.offset = walk.group_offset = FIRST_GROUP_OFFSET
                 walk.next = self._successor(after.number)
                 visited.add(after.number)
-            elif not _read_group(walk, last_lsn, on_record):
+            elif not _read_group(walk, last_lsn, on_record, skips_plain):
                 break
         return walk
 
@@ -612,7 +629,7 @@ def _names(chain: Chain | None, walk: _Walk) -> bool:
     return walk.offset == walk.group_offset and chain.prev_end == walk.offset + GROUP_HEADER_BYTES
 
 
-def _read_group(walk: _Walk, last_lsn: int, on_record: OnRecord | None) -> bool:
+def _read_group(walk: _Walk, last_lsn: int, on_record: OnRecord | None, skips_plain: bool) -> bool:
     """Read the group at the position. False, with a reason, where the log stops."""
     segment = walk.segment
     offset = walk.offset
@@ -634,19 +651,21 @@ def _read_group(walk: _Walk, last_lsn: int, on_record: OnRecord | None) -> bool:
     position = offset + GROUP_HEADER_BYTES
     for _ in range(group.count):
         walk.offset = position
-        record = segment.record_at(position, end)
-        if record is None:
+        checked = segment.checked_at(position, end)
+        if not checked:
             walk.reason = segment.reason
             return False
-        if record.lsn != walk.next_lsn:
-            walk.reason = f"record {record.lsn}, expected {walk.next_lsn}"
+        lsn = _lsn_of(checked)
+        if lsn != walk.next_lsn:
+            walk.reason = f"record {lsn}, expected {walk.next_lsn}"
             return False
-        if on_record is not None:
-            _hand_over(record, segment.path, on_record)
-        position += RECORD_HEADER_BYTES + len(record.data)
+        is_plain = checked[8] == PUBLISH and not checked[9] & IN_STORE
+        if on_record is not None and not (skips_plain and is_plain):
+            _hand_over(segment.record_of(checked, position), segment.path, on_record)
+        position += 8 + len(checked)
         walk.next_lsn += 1
         walk.offset = position
-        if record.lsn == last_lsn or (walk.next is not None and _names(walk.next.chain, walk)):
+        if lsn == last_lsn or (walk.next is not None and _names(walk.next.chain, walk)):
             return True
     walk.offset = walk.group_offset = aligned(end)
     return True

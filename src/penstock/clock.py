@@ -53,6 +53,12 @@ def _to_the_second(second: int) -> str:
     return datetime.fromtimestamp(second, UTC).isoformat()[:19]
 
 
+def until_next(now_s: float, period_s: float) -> float:
+    """Return the seconds until the next multiple of a period. now_s: of `monotonic`. What processes
+    do now and then is done at these times, so that an idle broker wakes up seldom."""
+    return period_s - now_s % period_s
+
+
 class Clock(Protocol):
     """A source of time."""
 

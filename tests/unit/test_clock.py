@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from penstock.clock import Clock, ManualClock, SystemClock
+from penstock.clock import Clock, ManualClock, SystemClock, until_next
 
 
 def test_manual_clock_stands_still() -> None:
@@ -94,3 +94,7 @@ def test_small_differences_are_followed() -> None:
         clock.step(0.0005)
         clock.advance(1)
         assert abs(clock.wall_us() - clock.system_us()) <= 500
+
+
+def test_what_is_done_now_and_then_is_done_at_multiples_of_its_period() -> None:
+    assert [until_next(now_s, 2.5) for now_s in (0.0, 1.0, 2.5, 4.9375)] == [2.5, 1.5, 2.5, 0.0625]

@@ -39,7 +39,7 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 from urllib.parse import quote, unquote_to_bytes
 
-from penstock.clock import Clock
+from penstock.clock import Clock, until_next
 from penstock.counts import DISK_S
 from penstock.errors import CERTIFICATE_ADVICE
 from penstock.http.node_link import NodeLink, mark_seen
@@ -221,7 +221,8 @@ class Live:
             except Exception:
                 logger.exception("the numbers of the dashboard are not known")
             took_s = loop.time() - began_s
-            due_s = began_s + max(TICK_S if self._streams else IDLE_S, 2 * took_s)
+            pause_s = TICK_S if self._streams else until_next(began_s, IDLE_S)
+            due_s = began_s + max(pause_s, 2 * took_s)
             try:
                 async with asyncio.timeout_at(due_s):
                     await self._wanted.wait()

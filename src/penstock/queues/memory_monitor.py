@@ -58,7 +58,7 @@ those before it does not fit at all, and smaller ones after it still may.
 from collections.abc import Callable
 from typing import Final
 
-from penstock.clock import Clock
+from penstock.clock import Clock, until_next
 from penstock.errors import OptionError
 from penstock.options import format_bytes
 from penstock.queues.backing_queue import UNLIMITED, BackingQueue, QueueStates
@@ -225,7 +225,7 @@ class MemoryMonitor:
             if now_s < self._due_s:
                 return False
             self._begun_s = now_s
-            self._due_s = now_s + INTERVAL_S
+            self._due_s = now_s + until_next(now_s, INTERVAL_S)
             self._begin()
         return self.step(now_s + SLICE_S)
 

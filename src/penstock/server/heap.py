@@ -42,6 +42,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from penstock.clock import until_next
+
 STEP_BYTES: Final = 16 << 20
 STEADY_S: Final = 5.0  # what is not needed for so long is given back; up to twice as long
 EVERY_S: Final = 1.0  # a look at whether the process was busy
@@ -219,4 +221,5 @@ class Heap:
         self.look()
         self.grown()
         self.rest()
-        self._timer = self._loop.call_later(self.pause_s, self._tick)
+        pause_s = until_next(self._monotonic(), self.pause_s)
+        self._timer = self._loop.call_later(pause_s, self._tick)

@@ -64,8 +64,10 @@ from typing import Final, Protocol
 from penstock.access.permissions import Identity
 from penstock.broker.in_flight import MESSAGES, InFlight, signature
 from penstock.broker.output import Outlet
+from penstock.clock import until_next
 from penstock.codec.frames import HEARTBEAT_FRAME, begins_with_publish
 from penstock.errors import INTERNAL_ERROR, StoppedError
+from penstock.queues.amq_queue import IDLE_AGAIN_S
 from penstock.server.poller import READ, WRITE, PolledSource, Poller, Turns
 from penstock.server.tls_records import CLOSE_NOTIFY, TlsRecords, WrongRecord
 
@@ -818,7 +820,11 @@ class Hub(Turns):
 
     def _tick(self) -> bool:
         self._vhost_tick_s = monotonic() + 1.0  # if the tick fails
-        self._vhost_tick_s = monotonic() + max(self.vhost.tick(), 0.0)
+        seconds = max(self.vhost.tick(), 0.0)
+        now_s = monotonic()
+        if seconds >= IDLE_AGAIN_S:
+            seconds = until_next(now_s, IDLE_AGAIN_S)
+        self._vhost_tick_s = now_s + seconds
         return False
 
     def _set_tick(self) -> None:

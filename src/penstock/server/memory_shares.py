@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
+from penstock.clock import until_next
 from penstock.server.watched_process import RUNNING, STARTING
 from penstock.server.watched_vhost import WatchedVhost
 
@@ -46,7 +47,7 @@ class MemoryShares:
         """Divide the memory again every period, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self._period_s)
+            await asyncio.sleep(until_next(loop.time(), self._period_s))
             depths = self._depths()
             now = {name: self._vhosts[name].memory_bytes for name in depths}
             shrinking, growing = changes(now, divide(self._whole_bytes, depths))

@@ -34,7 +34,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from penstock.clock import Clock
+from penstock.clock import Clock, until_next
 from penstock.config import Config
 from penstock.errors import PenstockError
 from penstock.server import control
@@ -168,7 +168,7 @@ class WatchedProcess(ABC):
     @property
     def silent_s(self) -> float:
         """Seconds for which it has not answered although it runs; 0.0 up to two pings."""
-        if self.state != RUNNING:
+        if self.state != RUNNING or not self._silent_s:
             return 0.0
         pause_s = self._pause_s
         silent_s = self._silent_s + min(self._clock.monotonic() - self._watched_s, pause_s)
@@ -417,7 +417,7 @@ class WatchedProcess(ABC):
         pause_s = self._pause_s
         number = 0
         while True:
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(until_next(self._clock.monotonic(), pause_s))
             now_s = self._clock.monotonic()
             self._silent_s += min(now_s - self._watched_s, 2 * pause_s)
             self._watched_s = now_s

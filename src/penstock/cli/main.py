@@ -477,7 +477,9 @@ def one_line(error: BaseException) -> str:
         path = f"{error.filename}: " if error.filename is not None else ""
         return escaping.one_line(f"penstock: {path}{error.strerror}")
     texts = [str(error) or type(error).__name__, *getattr(error, "__notes__", ())]
-    return "penstock: " + escaping.one_line(" ".join("; ".join(texts).split()))
+    *first, last = texts
+    text = "; ".join([*(one.rstrip(".") for one in first), last])
+    return "penstock: " + escaping.one_line(" ".join(text.split()))
 
 
 def main(arguments: Sequence[str] | None = None, obj: object = None) -> int:

@@ -101,7 +101,9 @@ def test_exchanges_and_bindings(rig: OperationRig) -> None:
     assert "x" not in names(rig, "list_exchanges")
     assert rig.refusal("delete_exchange", exchange="x").code == 404
     assert rig.refusal("bind_queue", queue="q", exchange="x").code == 404
-    assert rig.refusal("declare_exchange", exchange="z", type="zigzag").code == 503
+    error = rig.refusal("declare_exchange", exchange="z", type="zigzag")
+    assert error.code == 503
+    assert "unknown exchange type 'zigzag', expected one of direct, fanout, topic" in error.text
 
 
 @pytest.mark.parametrize(

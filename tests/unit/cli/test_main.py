@@ -260,3 +260,9 @@ def test_a_command_that_needs_more_loads_it_when_it_does(command: str) -> None:
 
 def test_perf_says_how_large_a_message_with_a_latency_is() -> None:
     assert HEAD.size == perf.HEAD_BYTES
+
+
+def test_a_note_follows_its_error_in_one_sentence() -> None:
+    error = PenstockError("See the log.")
+    error.add_note("is the password right?")
+    assert cli.one_line(error) == "penstock: See the log; is the password right?"

@@ -19,7 +19,8 @@ from penstock.broker.permissions import (
 from penstock.broker.publish import SendingHistory, history_for
 from penstock.broker.refusals import not_found
 from penstock.broker.topology import EXCHANGE, QUEUE, binding_called
-from penstock.routing.exchange_types import Binding
+from penstock.errors import COMMAND_INVALID, AMQPConnectionError
+from penstock.routing.exchange_types import TYPES, Binding
 
 # ---- queues --------------------------------------------------------------------------------------
 
@@ -108,9 +109,12 @@ def _declare_exchange(call: Call) -> None:
     args = call.args
     name, arguments = one_line(args.text("exchange")), args.table("arguments")
     check_exchange_to_declare(call.vhost, call.identity, name, arguments)
-    is_new = name not in call.vhost.exchanges
+    is_new, kind = name not in call.vhost.exchanges, args.text("type")
+    if is_new and kind not in TYPES:
+        text = f"unknown exchange type '{kind}', expected one of {', '.join(TYPES)}"
+        raise AMQPConnectionError(COMMAND_INVALID, text)
     lsn = call.vhost.topology.declare_exchange(
-        name, args.text("type"), durable=args.flag("durable"),
+        name, kind, durable=args.flag("durable"),
         auto_delete=args.flag("auto_delete"), internal=args.flag("internal"), arguments=arguments,
         by=call.identity,
     )  # fmt: skip

@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[3]
 WHAT = "queue 'q' in vhost '/'"
 
 
-# What the manuals of RabbitMQ 3.13 and 4.x document for queues and, without x-, for policies.
+# What the manuals of RabbitMQ 3.13 and 4.x document for queues, consumers, exchanges and their
+# bindings, and messages; and, without x-, for policies.
 DOCUMENTED = """
 x-expires x-message-ttl x-max-length x-max-length-bytes x-overflow x-dead-letter-exchange
 x-dead-letter-routing-key x-dead-letter-strategy x-max-priority x-queue-mode x-queue-version
@@ -38,6 +39,10 @@ x-max-in-memory-bytes x-max-age x-stream-max-segment-size-bytes x-stream-filter-
 x-consumer-timeout x-consumer-disconnected-timeout x-delayed-retry-type x-delayed-retry-min
 x-delayed-retry-max x-ha-policy x-cancel-on-ha-failover x-credit x-priority x-stream-offset
 x-stream-filter x-stream-match-unfiltered x-member-placement-tag
+alternate-exchange hash-header hash-property x-delayed-type x-recent-history-length
+x-recent-history-no-store x-match x-message-deduplication x-cache-size x-cache-ttl
+x-cache-persistence
+CC BCC x-delay x-delivery-count x-deduplication-header x-stream-filter-value
 """
 DOCUMENTED_KEYS = """
 message-ttl expires max-length max-length-bytes overflow dead-letter-exchange
@@ -53,12 +58,15 @@ delayed-retry-max
 
 def test_what_rabbitmq_documents_has_a_row_or_is_listed() -> None:
     """A row checks a value and says what it does; the pages list what is stored only, and what
-    consumers have."""
+    consumers, exchanges and messages have."""
     pages = "".join(
-        (ROOT / "docs" / page).read_text(encoding="utf-8")
-        for page in ("reference/compatibility.md", "guides/streams.md", "guides/confirms.md",
-                     "reference/ttl-and-limits.md")
-    )  # fmt: skip
+        path.read_text(encoding="utf-8")
+        for path in (
+            *(ROOT / "docs" / "guides").glob("*.md"),
+            ROOT / "docs" / "reference" / "compatibility.md",
+            ROOT / "docs" / "reference" / "ttl-and-limits.md",
+        )
+    )
     unknown = [name for name in DOCUMENTED.split() if name not in ARGUMENTS]
     assert [name for name in unknown if f"`{name}`" not in pages] == []
     assert [key for key in DOCUMENTED_KEYS.split() if key not in KEYS] == []

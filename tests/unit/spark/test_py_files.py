@@ -17,7 +17,7 @@ from penstock.spark.spark_session import NAME, PyFilesError, ship, write_py_file
 # What a task imports, the source's and the sink's; none of it may want a file beside it.
 OF_TASKS = (
     "penstock.spark.access", "penstock.arrow_batches", "penstock.page_frames",
-    "penstock.spark.staging", "penstock.client.box", "penstock.storage.pages.page",
+    "penstock.spark.staging", "penstock.amqp_url", "penstock.storage.pages.page",
 )  # fmt: skip
 
 

@@ -37,9 +37,10 @@ import pyarrow as pa
 
 from penstock.codec.properties import PROPERTY_NAMES, BasicProperties
 from penstock.errors import AMQPError, OptionError
-from penstock.page_frames import FRAME_BYTES, Frames
+from penstock.page_frames import Frames
 from penstock.queues.amqp_headers import DIED_BYTES, AmqpHeaders, split_address
 from penstock.queues.headers import HeaderError
+from penstock.storage.pages.page import FRAME_BYTES
 
 ROWS_MAX: Final = 16_384
 BYTES_MAX: Final = 4 << 20

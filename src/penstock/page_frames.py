@@ -18,29 +18,11 @@ is not an error: the rows are found again by walking the frames. A page that fai
 CorruptionError with the file and the position of the frame, or of the block if no frame can be
 named.
 
-Formats, little-endian; penstock.storage writes those of the files:
-
-    page header 64   magic PNSTPAGE | version u16 | kind u16 | stream u32 | page id u64 |
-                     base offset u64 | base time i64 | zeros | crc u32 of the 60 bytes before it
-                     kind 1: frames; 2: frames that were staged, whose time is the base time
-    frame 24 + n     crc u32 | payload bytes u32 | meta bytes u32 | flags u32 | time i64 |
-                     payload | meta
-                     crc of all after it, seeded with crc32(page id) ^ (offset - base)
-    index header 64  magic PNSTPIDX | version u16 | flags u16 (1: sealed) | count u32 |
-                     page id u64 | base u64 | page bytes u32 | rows crc u32 | first time i64 |
-                     last time i64 | zeros | crc u32
-    index row 16     frame start u32 | payload bytes u32 | time i64
-                     after the rows of a sealed page the CRCs u32 of each MiB of it, seeded with
-                     crc32(page id) ^ number of the block
-    chunk header 64  magic PNSTFRMS | version u16 | zeros u16 | count u32 | page id u64 |
-                     base u64 | first offset u64 | data start u32 | data bytes u32 |
-                     rows bytes u32 | crc u32 of rows and data | zeros; then the rows, then the data
-
-penstock.storage.pages.stream_view knows which pages a stream has and where its head is.
+storage/pages/page.py defines the formats. penstock.storage.pages.stream_view knows which pages a
+stream has and where its head is.
 """
 
 import mmap
-import struct
 from dataclasses import dataclass
 from io import SEEK_END
 from pathlib import Path
@@ -50,26 +32,21 @@ import numpy as np
 
 from penstock.errors import CorruptionError
 from penstock.fast_crc import crc32
-
-HEADER_BYTES: Final = 64
-FRAME_BYTES: Final = 24
-ROW_BYTES: Final = 16
-BLOCK_BYTES: Final = 1 << 20
-VERSION: Final = 1
-KIND: Final = 1
-KIND_STAGED: Final = 2
-SEALED: Final = 1
+from penstock.storage.pages.page import (
+    BLOCK_BYTES,
+    FRAME,
+    FRAME_BYTES,
+    INDEX_HEADER_BYTES,
+    INDEX_ROW_BYTES,
+    PAGE_HEADER_BYTES,
+    ChunkHead,
+    decode_header,
+    decode_index_header,
+    page_seed,
+)
 
 ROW: Final = np.dtype([("start", "<u4"), ("size", "<u4"), ("time", "<i8")])
 
-PAGE_MAGIC: Final = b"PNSTPAGE"
-INDEX_MAGIC: Final = b"PNSTPIDX"
-CHUNK_MAGIC: Final = b"PNSTFRMS"
-PAGE_HEADER: Final = struct.Struct("<8sHHIQQq20xI")
-INDEX_HEADER: Final = struct.Struct("<8sHHIQQIIqq4xI")
-CHUNK_HEADER: Final = struct.Struct("<8sHHIQQQIIII8x")
-FRAME: Final = struct.Struct("<IIIIq")
-_U64: Final = struct.Struct("<Q")
 _WRONG: Final = "the CRC of the record at offset {} is wrong"
 
 Rows = Any  # a NumPy array of ROW
@@ -95,11 +72,6 @@ class Frames:
         return len(self.rows)
 
 
-def page_seed(page_id: int) -> int:
-    """Return the seed of a page's CRCs."""
-    return crc32(_U64.pack(page_id))
-
-
 # ---- from a file ---------------------------------------------------------------------------------
 
 
@@ -116,8 +88,12 @@ class PageMap:
         self.base = base
         self.count = count
         with Path(path).open("rb") as file:
-            head = file.read(HEADER_BYTES)
-            self.page_id, self._time_us = _page_id(path, head, base)
+            head = decode_header(path, file.read(PAGE_HEADER_BYTES))
+            if head.base != base:
+                reason = f"the page of offset {head.base}, expected that of {base}"
+                raise CorruptionError(path, 24, reason)
+            self.page_id = head.id
+            self._time_us = head.base_time_us if head.is_staged else None  # of all its records
             self._seed = page_seed(self.page_id)
             self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._limit = len(self.data) if page_bytes is None else page_bytes
@@ -143,7 +119,7 @@ class PageMap:
             end = self.base + self.count
             raise ValueError(f"offsets {first} to {last}, expected within {self.base} to {end}")
         if a == b:
-            return Frames(np.empty(0, ROW), self.data, 0, HEADER_BYTES, first)
+            return Frames(np.empty(0, ROW), self.data, 0, PAGE_HEADER_BYTES, first)
         index = self._index
         if index is None:
             rows, end = self._found(a, b)
@@ -202,7 +178,9 @@ class PageMap:
             return rows[a - first :], end
         # Where each frame is hangs on the lengths of those before it.
         walked = self._walked
-        self._walk(walked, self._end(walked[-1][0]) if walked else HEADER_BYTES, len(walked), b)
+        self._walk(
+            walked, self._end(walked[-1][0]) if walked else PAGE_HEADER_BYTES, len(walked), b
+        )
         rows = np.array(walked[a:b], ROW)
         return rows, self._end(int(rows["start"][-1]))
 
@@ -234,7 +212,7 @@ class PageMap:
         """Return how many of these rows from the first on agree with frames whose CRC is right; the
         first is record `index` of the page. A frame's CRC says which record it is."""
         last = self._limit - FRAME_BYTES
-        if not len(rows) or last < HEADER_BYTES:
+        if not len(rows) or last < PAGE_HEADER_BYTES:
             return 0
         starts = rows["start"].astype(np.int64)
         at = np.minimum(starts, last)
@@ -269,25 +247,18 @@ def _sealed_index(page_path: str, page_id: int, base: int) -> _Index | None:
     """Return the index of a sealed page; None if it has none, or that of another page."""
     try:
         with Path(_index_path(page_path)).open("rb") as file:
-            head = file.read(HEADER_BYTES)
-            if len(head) < HEADER_BYTES:
+            head = decode_index_header(page_path, file.read(INDEX_HEADER_BYTES))
+            if (head.id, head.base) != (page_id, base) or not head.is_sealed:
                 return None
-            magic, version, flags, count, its_id, its_base, page_bytes, rows_crc, _, _, crc = (
-                INDEX_HEADER.unpack(head)
-            )
-            if (magic, version) != (INDEX_MAGIC, VERSION) or crc != crc32(head[:60]):
-                return None
-            if (its_id, its_base) != (page_id, base) or not flags & SEALED:
-                return None
-            blocks = (page_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES
-            size = count * ROW_BYTES + blocks * 4
+            size = head.file_bytes() - INDEX_HEADER_BYTES
             body = file.read(size)
-    except FileNotFoundError:
+    except (CorruptionError, FileNotFoundError):
         return None
-    if len(body) < size or crc32(body, 0) != rows_crc:
+    if len(body) < size or crc32(body, 0) != head.rows_crc:
         return None
-    rows = np.frombuffer(body, ROW, count)
-    return _Index(count, page_bytes, rows, np.frombuffer(body, "<u4", blocks, count * ROW_BYTES))
+    rows = np.frombuffer(body, ROW, head.count)
+    crcs = np.frombuffer(body, "<u4", offset=head.count * INDEX_ROW_BYTES)
+    return _Index(head.count, head.page_bytes, rows, crcs)
 
 
 def _unsealed_rows(page_path: str, a: int, b: int) -> tuple[Rows, int]:
@@ -295,35 +266,19 @@ def _unsealed_rows(page_path: str, a: int, b: int) -> tuple[Rows, int]:
     of the first. If it has none of them, that is its last row."""
     try:
         with Path(_index_path(page_path)).open("rb") as file:
-            there = (file.seek(0, SEEK_END) - HEADER_BYTES) // ROW_BYTES
+            there = (file.seek(0, SEEK_END) - INDEX_HEADER_BYTES) // INDEX_ROW_BYTES
             first, last = min(a, there - 1), min(b, there)
             if first < 0:
                 return np.empty(0, ROW), 0
-            file.seek(HEADER_BYTES + first * ROW_BYTES)
-            raw = file.read((last - first) * ROW_BYTES)
+            file.seek(INDEX_HEADER_BYTES + first * INDEX_ROW_BYTES)
+            raw = file.read((last - first) * INDEX_ROW_BYTES)
     except FileNotFoundError:
         return np.empty(0, ROW), 0
-    return np.frombuffer(raw, ROW, len(raw) // ROW_BYTES), first
+    return np.frombuffer(raw, ROW, len(raw) // INDEX_ROW_BYTES), first
 
 
 def _index_path(page_path: str) -> str:
     return page_path.removesuffix(".page") + ".idx"
-
-
-def _page_id(path: str, head: bytes, base: int) -> tuple[int, int | None]:
-    """Return (id, the time of all records if it was staged) from a page's header, checked."""
-    if len(head) < HEADER_BYTES:
-        raise CorruptionError(path, 0, f"a page of {len(head)} bytes, expected a header of 64")
-    magic, version, kind, _, page_id, its_base, time_us, crc = PAGE_HEADER.unpack(head)
-    if crc != crc32(head[:60]):
-        raise CorruptionError(path, 0, "the CRC of the page's header is wrong")
-    if (magic, version) != (PAGE_MAGIC, VERSION) or kind not in (KIND, KIND_STAGED):
-        expected = f"{PAGE_MAGIC!r}, 1, {KIND} or {KIND_STAGED}"
-        reason = f"a page of {magic!r}, version {version}, kind {kind}; expected {expected}"
-        raise CorruptionError(path, 0, reason)
-    if its_base != base:
-        raise CorruptionError(path, 24, f"the page of offset {its_base}, expected that of {base}")
-    return int(page_id), int(time_us) if kind == KIND_STAGED else None
 
 
 def _numbers_at(data: Any, at: Any, kind: str) -> Any:
@@ -341,48 +296,15 @@ def _true_from_first(values: Any) -> int:
 # ---- from the network ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkHead:
-    """The header of a chunk: the page, and the lengths of rows and data."""
-
-    count: int
-    page_id: int
-    base: int
-    first_offset: int
-    data_start: int
-    data_bytes: int
-    rows_bytes: int
-    crc: int
-
-    @property
-    def body_bytes(self) -> int:
-        """The number of bytes after the header."""
-        return self.rows_bytes + self.data_bytes
-
-
-def decode_chunk_head(raw: bytes, source: str) -> ChunkHead:
-    """Return the header of a chunk from its 64 bytes. source: names it in a CorruptionError."""
-    if len(raw) != HEADER_BYTES:
-        raise CorruptionError(source, 0, f"a chunk's header of {len(raw)} bytes, expected 64")
-    magic, version, _, *rest = CHUNK_HEADER.unpack(raw)
-    if (magic, version) != (CHUNK_MAGIC, VERSION):
-        reason = f"a chunk of {magic!r}, version {version}; expected {CHUNK_MAGIC!r}, {VERSION}"
-        raise CorruptionError(source, 0, reason)
-    head = ChunkHead(*rest)
-    if head.rows_bytes != head.count * ROW_BYTES:
-        reason = f"a chunk of {head.count} records with {head.rows_bytes} bytes of rows"
-        raise CorruptionError(source, 0, reason)
-    return head
-
-
 def decode_chunk(head: ChunkHead, body: Any, source: str) -> Frames:
     """Return the records of a chunk. body: all after its header."""
-    if len(body) != head.body_bytes:
-        reason = f"a chunk of {len(body)} bytes, expected {head.body_bytes}"
+    size = head.rows_bytes + head.data_bytes
+    if len(body) != size:
+        reason = f"a chunk of {len(body)} bytes, expected {size}"
         raise CorruptionError(source, head.data_start, reason)
     if crc32(body, 0) != head.crc:
         reason = f"the CRC of the chunk at offset {head.first_offset} is wrong"
         raise CorruptionError(source, head.data_start, reason)
-    rows = np.frombuffer(body, ROW, head.count)
+    rows = np.frombuffer(body, ROW, head.record_count)
     data = memoryview(body)[head.rows_bytes :]
     return Frames(rows, data, head.data_start, head.data_start + head.data_bytes, head.first_offset)

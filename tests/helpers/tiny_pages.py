@@ -1,6 +1,6 @@
 """Pages of a stream written by hand: what tests of their readers read.
 
-The formats are those in the head of penstock/page_frames.py, written here once more and apart from
+The formats are those of storage/pages/page.py, written here once more and apart from
 the engine, so that a test sees where the two would disagree.
 """
 

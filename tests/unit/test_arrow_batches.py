@@ -27,9 +27,10 @@ from penstock.arrow_batches import (
 from penstock.codec.fields import Table
 from penstock.codec.properties import BasicProperties
 from penstock.errors import OptionError
-from penstock.page_frames import PageMap, decode_chunk, decode_chunk_head
+from penstock.page_frames import PageMap, decode_chunk
 from penstock.queues.amqp_headers import FORMAT_BYTE, AmqpHeaders
 from penstock.queues.headers import Death, PlainHeaders
+from penstock.storage.pages.page import decode_chunk_head
 from tests.helpers.tiny_pages import Record, page_of
 
 TIME_US = 1_700_000_000_000_000
@@ -117,7 +118,7 @@ def test_a_chunk_gives_the_same_batches_as_its_page(tmp_path: Path) -> None:
     records = [Record(TIME_US + i, b"p%d" % i, meta(b"e", b"k%d" % i)) for i in range(40)]
     tiny = page_of(records, 9)
     raw = tiny.chunk(19, 29)
-    frames = decode_chunk(decode_chunk_head(raw[:64], ""), raw[64:], "")
+    frames = decode_chunk(decode_chunk_head("", raw[:64]), raw[64:], "")
     (batch,) = BatchMaker("events", 3).batches(frames)
     assert batch.to_pylist() == table_of(tmp_path, records, COLUMNS, 9).to_pylist()[10:20]
 

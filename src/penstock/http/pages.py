@@ -34,7 +34,6 @@ that ends within a chunk, or without the end that HTTP sends, was cut: the chunk
 and the next request continues after them.
 """
 
-import struct
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -51,12 +50,14 @@ from penstock.storage.pages.page import (
     INDEX_HEADER_BYTES,
     INDEX_ROW_BYTES,
     PAGE_HEADER_BYTES,
+    ChunkHead,
     IndexHeader,
     check_header,
     check_index,
     decode_blocks,
     decode_index_header,
     decode_row,
+    encode_chunk_head,
     page_id,
     page_name,
     page_seed,
@@ -67,14 +68,6 @@ SPAN_BYTES: Final = 1 << 20
 PIECES_BYTES: Final = 4 << 20  # a longer span is never held whole
 BACKWARDS: Final = (0, 256, 4096, 65536)  # records to go back from a row that is wrong
 _CRC_OF_FRAME: Final = 4
-
-
-MEDIA_TYPE: Final = "application/x-penstock-frames"
-MAGIC: Final = b"PNSTFRMS"
-VERSION: Final = 1
-CHUNK_HEADER_BYTES: Final = 64
-
-_HEADER: Final = struct.Struct("<8sHHIQQQIIII8x")
 
 
 class ByteCache:
@@ -400,10 +393,11 @@ def encode_chunk(span: Span) -> Iterator[bytes]:
     crc = crc32(span.rows)
     for piece in pieces if is_small else span.pieces():
         crc = crc32(piece, crc)
-    header = _HEADER.pack(
-        MAGIC, VERSION, 0, span.count, span.page_id, span.base, span.first_offset, span.start,
-        data_bytes, len(span.rows), crc,
+    head = ChunkHead(
+        span.count, span.page_id, span.base, span.first_offset, span.start, data_bytes,
+        len(span.rows), crc,
     )  # fmt: skip
+    header = encode_chunk_head(head)
     if is_small:
         yield b"".join((header, span.rows, *pieces))
         return

@@ -65,14 +65,14 @@ from penstock.clock import Clock
 from penstock.codec.properties import BasicProperties
 from penstock.errors import AMQPError, CorruptionError, NotAStoreError, PenstockError
 from penstock.http.node_link import NodeLink, ask_classic, ask_stream
-from penstock.http.pages import MEDIA_TYPE, ByteCache, Span, encode_chunk, open_page
+from penstock.http.pages import ByteCache, Span, encode_chunk, open_page
 from penstock.http.requests import USER, HttpError, JsonAnswer, SendTime, given, time_us, whole
 from penstock.operation_json import in_seconds, payload, to_json
 from penstock.queues.amqp_headers import AmqpHeaders, split_address
 from penstock.queues.headers import HeaderError
 from penstock.server.fair_turns import FairTurns
 from penstock.storage.files.filesystem import FileSystem
-from penstock.storage.pages.page import PageRecord
+from penstock.storage.pages.page import CHUNK_MEDIA_TYPE, PageRecord
 from penstock.storage.pages.page_reading import list_bases
 from penstock.storage.pages.stream_meta import StreamHead
 from penstock.storage.pages.stream_view import StreamView
@@ -412,7 +412,7 @@ class RangeAnswers:
             for span in self._pages.spans(wanted):
                 yield from encode_chunk(span)
 
-        return await self._long(request, directory, names, chunks, MEDIA_TYPE)
+        return await self._long(request, directory, names, chunks, CHUNK_MEDIA_TYPE)
 
     async def arrow(
         self, request: Request, directory: PageDirectory, names: tuple[str, ...]

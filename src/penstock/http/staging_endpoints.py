@@ -81,7 +81,6 @@ import errno
 import functools
 import logging
 import re
-import struct
 import threading
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from concurrent.futures import Executor
@@ -94,11 +93,10 @@ from starlette.responses import Response
 
 from penstock.access.permissions import Identity
 from penstock.clock import Clock
-from penstock.errors import SyncFailedError
+from penstock.errors import CorruptionError, SyncFailedError
 from penstock.fast_crc import crc32
 from penstock.http.bodies import BodyMemory, JsonBodies, JsonMembers, from_json
 from penstock.http.node_link import NodeLink
-from penstock.http.pages import CHUNK_HEADER_BYTES, MAGIC, VERSION
 from penstock.http.requests import (
     BasicAuth,
     HttpError,
@@ -113,9 +111,13 @@ from penstock.http.requests import (
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.pages.batches import StagedPage, is_name, pack_key, pack_page
 from penstock.storage.pages.page import (
+    CHUNK_HEADER_BYTES,
+    CHUNK_MAGIC,
+    CHUNK_VERSION,
     FRAME_BYTES,
     INDEX_ROW_BYTES,
     PAGE_HEADER_BYTES,
+    decode_chunk_head,
     page_seed,
     scan_frames,
 )
@@ -138,8 +140,6 @@ IDLE_S: Final = 600.0
 RESCAN_S: Final = 5.0
 FULL_RESCAN_S: Final = 0.5
 FREE_BYTES_MIN: Final = 128 << 20
-_HEADER: Final = struct.Struct("<8sHHIQQQIIII8s")
-_ZEROS: Final = bytes(8)
 _TIME_BYTES: Final = range(8, INDEX_ROW_BYTES)  # of a row
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -185,22 +185,21 @@ class ChunkUpload:
             return None
         if len(data) < CHUNK_HEADER_BYTES:
             raise self._cut(f"{len(data)} bytes of its header", CHUNK_HEADER_BYTES)
-        magic, version, zeros, count, page_id, base, first, start, size, rows, crc, rest = (
-            _HEADER.unpack(data)
-        )
+        try:
+            count, page_id, base, first, start, size, rows, crc = decode_chunk_head("", data)
+        except CorruptionError as error:
+            raise HttpError(400, f"chunk {self._number}: {error.reason}") from None
         head = StagedChunkHead(self._number, count, page_id, first, start, size, rows, crc)
-        if magic != MAGIC or version != VERSION or zeros or rest != _ZEROS:
-            raise head.wrong(
-                f"expected {MAGIC!r} version {VERSION} and zeros, found {magic!r} {version}"
-            )
+        if any(data[10:12] + data[56:]):
+            raise head.wrong(f"expected {CHUNK_MAGIC!r} version {CHUNK_VERSION} and zeros")
         if base:
             raise head.wrong(
                 f"base offset {base}, expected 0: a staged page has no place in a stream yet"
             )
-        if not count or rows != count * INDEX_ROW_BYTES or size < count * FRAME_BYTES:
+        if not count or size < count * FRAME_BYTES:
             raise head.wrong(
-                f"{count} records with {rows} bytes of rows and {size} of frames, expected at "
-                f"least one, {INDEX_ROW_BYTES} for each and {FRAME_BYTES} or more for each"
+                f"{count} records with {size} bytes of frames, expected at least one, and "
+                f"{FRAME_BYTES} or more for each"
             )
         if size > (CHUNK_BYTES_MAX if count > 1 else RECORD_BYTES_MAX):
             raise HttpError(

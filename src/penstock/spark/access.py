@@ -28,14 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import CorruptionError, PenstockError, StorageError, StreamGapError
-from penstock.page_frames import (
-    HEADER_BYTES,
-    ChunkHead,
-    Frames,
-    PageMap,
-    decode_chunk,
-    decode_chunk_head,
-)
+from penstock.page_frames import Frames, PageMap, decode_chunk
 from penstock.spark.http_link import (
     LEASES,
     NOT_FOUND,
@@ -51,7 +44,12 @@ from penstock.spark.http_link import (
 from penstock.spark.options import SourceOptions
 from penstock.spark.plan import Range
 from penstock.storage.files.filesystem import OsFileSystem
-from penstock.storage.pages.page import page_id
+from penstock.storage.pages.page import (
+    CHUNK_HEADER_BYTES,
+    ChunkHead,
+    decode_chunk_head,
+    page_id,
+)
 from penstock.storage.pages.stream_meta import ALL_META, decode_all
 from penstock.storage.pages.stream_view import StreamView
 
@@ -247,11 +245,12 @@ def _answer(wanted: Range, reader: str, options: SourceOptions) -> Iterator[Fram
             head = _head(link, response, name)
             if head is None:
                 break
-            if head.first_offset != first or not head.count or head.body_bytes > CHUNK_BYTES_MAX:
-                reason = f"a chunk of {head.count} records from offset {head.first_offset}"
+            size = head.rows_bytes + head.data_bytes
+            if head.first_offset != first or not head.record_count or size > CHUNK_BYTES_MAX:
+                reason = f"a chunk of {head.record_count} records from offset {head.first_offset}"
                 raise CorruptionError(name, head.data_start, f"{reason}, expected {first}")
-            yield decode_chunk(head, _exactly(link, response, head.body_bytes), name)
-            first += head.count
+            yield decode_chunk(head, _exactly(link, response, size), name)
+            first += head.record_count
         is_whole = not response.read(1)
     except (OSError, http.client.HTTPException) as error:
         raise LinkError(options.place, reason_of(error)) from error
@@ -265,7 +264,8 @@ def _head(link: HttpLink, response: http.client.HTTPResponse, name: str) -> Chun
     raw = response.read(1)
     if not raw:
         return None
-    return decode_chunk_head(raw + bytes(_exactly(link, response, HEADER_BYTES - 1)), name)
+    rest = bytes(_exactly(link, response, CHUNK_HEADER_BYTES - 1))
+    return decode_chunk_head(name, raw + rest)
 
 
 def _exactly(link: HttpLink, response: http.client.HTTPResponse, n: int) -> bytearray:

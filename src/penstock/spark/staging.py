@@ -95,15 +95,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import BatchConflictError, OptionError, PenstockError
 from penstock.fast_crc import crc32
-from penstock.page_frames import (
-    CHUNK_HEADER,
-    CHUNK_MAGIC,
-    FRAME_BYTES,
-    HEADER_BYTES,
-    ROW,
-    VERSION,
-    page_seed,
-)
+from penstock.page_frames import ROW
 from penstock.spark.error_text import explained
 from penstock.spark.http_link import (
     CONFLICT,
@@ -123,6 +115,14 @@ from penstock.spark.http_link import (
 )
 from penstock.spark.options import EXACTLY_ONCE, Place, SinkOptions
 from penstock.spark.sink_columns import SinkColumns, check_keys
+from penstock.storage.pages.page import (
+    CHUNK_MEDIA_TYPE,
+    FRAME_BYTES,
+    PAGE_HEADER_BYTES,
+    ChunkHead,
+    encode_chunk_head,
+    page_seed,
+)
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -135,7 +135,6 @@ CHUNK_BYTES: Final = 1 << 20
 HELD_BYTES: Final = 64 << 20
 ADOPTED_BYTES_MIN: Final = 4 << 20  # as in penstock.storage.parts.batch_engine
 GROUPED_BYTES_MIN: Final = 2 * ADOPTED_BYTES_MIN
-MEDIA_TYPE: Final = "application/x-penstock-frames"
 BATCH_CONFLICT: Final = "batch_conflict"
 CONFLICTS_MAX: Final = 8
 ABORT_TIMEOUT_S: Final = 5.0
@@ -491,7 +490,7 @@ class FrameMaker:
         self._seed = 0
         self._position = page_bytes  # where the next frame begins; no page is begun yet
         self._index = 0  # of the next frame in its page
-        self.row_bytes_max = page_bytes - HEADER_BYTES - FRAME_BYTES
+        self.row_bytes_max = page_bytes - PAGE_HEADER_BYTES - FRAME_BYTES
 
     def chunks(self, bodies: Any, metas: Any) -> Iterator[Chunk]:
         """Return the frames of these rows, in chunks. bodies: a binary array without nulls. metas:
@@ -533,7 +532,7 @@ class FrameMaker:
     def _begin_page(self) -> None:
         self._page_id = self._new_page_id()
         self._seed = page_seed(self._page_id)
-        self._position = HEADER_BYTES
+        self._position = PAGE_HEADER_BYTES
         self._index = 0
 
     def _chunk(self, bodies: Any, meta: Any, body_sizes: Any, meta_sizes: Any) -> Chunk:
@@ -553,10 +552,8 @@ class FrameMaker:
         data = memoryview(frames.buffers()[2])[:size]
         raw_rows: bytes = rows.tobytes()
         crc = crc32(data, crc32(raw_rows, 0))
-        header = CHUNK_HEADER.pack(
-            CHUNK_MAGIC, VERSION, 0, n, self._page_id, 0, self._index, self._position, size,
-            len(raw_rows), crc,
-        )  # fmt: skip
+        head = ChunkHead(n, self._page_id, 0, self._index, self._position, size, len(raw_rows), crc)
+        header = encode_chunk_head(head)
         is_first = self._index == 0
         self._position += size
         self._index += n
@@ -759,7 +756,7 @@ class PageUpload:
         self._connection = connection
         try:
             connection.putrequest("POST", f"{self._address}?{urlencode(self._target)}")
-            headers = {"Content-Type": MEDIA_TYPE, "Transfer-Encoding": "chunked"}
+            headers = {"Content-Type": CHUNK_MEDIA_TYPE, "Transfer-Encoding": "chunked"}
             for name, text in (authorization(self._link.place) | headers).items():
                 connection.putheader(name, text)
             connection.endheaders()

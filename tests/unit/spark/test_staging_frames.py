@@ -3,14 +3,14 @@
 import itertools
 import random
 import struct
-import zlib
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from penstock.page_frames import PAGE_HEADER, PageMap
+from penstock.page_frames import PageMap
 from penstock.spark.staging import FrameMaker
+from penstock.storage.pages.page import encode_header
 from tests.helpers.chunk_records import Record, records_of_chunk
 
 META = b"\x02\x00\x01q\x10\x00\x02"
@@ -98,8 +98,7 @@ def test_the_pages_are_those_that_readers_map(tmp_path: Path) -> None:
     """Behind a header of the kind that streams have, the frames are a page to a reader."""
     made = list(maker(1 << 20).chunks(bodies(*[b"%d" % i for i in range(200)]), META))
     page = b"".join(chunk.data[64 + 16 * chunk.rows :] for chunk in made)
-    head = PAGE_HEADER.pack(b"PNSTPAGE", 1, 1, 0, 7, 0, 0, 0)[:60]
     path = tmp_path / "p.page"
-    path.write_bytes(head + zlib.crc32(head).to_bytes(4, "little") + page)
+    path.write_bytes(encode_header(0, 7, 0, 0) + page)
     frames = PageMap(str(path), 0, 200).frames(0, 200)
     assert frames.count == 200

@@ -43,6 +43,9 @@ header has flags 0 and count 0, and rows are appended in batches without a sync,
 they may be missing or garbage. Hence the rule for readers: a row is a hint, and the frame that it
 leads to proves it, because a frame verifies only at its own place. Bulk readers that do not check
 each frame use only sealed indexes, whose rows and blocks have checksums.
+
+Over the network runs of frames travel as chunks, with the rows of the index that they have; the
+head of http/pages.py draws one. Its header has 64 B, too.
 """
 
 import hashlib
@@ -66,10 +69,10 @@ _HEADER: Final = struct.Struct("<8sHHIQQq")
 _ID: Final = struct.Struct("<16sQ")
 _U64: Final = struct.Struct("<Q")
 _U32: Final = struct.Struct("<I")
-_FRAME: Final = struct.Struct("<IIIIq")
+FRAME: Final = struct.Struct("<IIIIq")
 _ROW: Final = struct.Struct("<IIq")
 pack_row: Final = _ROW.pack  # frame start, payload bytes, time
-_unpack_frame: Final = _FRAME.unpack_from
+_unpack_frame: Final = FRAME.unpack_from
 
 
 @mypyc_attr(acyclic=True)
@@ -349,3 +352,47 @@ def check_index(path: str, data: bytes) -> IndexHeader:
     if crc32(memoryview(data)[INDEX_HEADER_BYTES:]) != header.rows_crc:
         raise CorruptionError(path, INDEX_HEADER_BYTES, "the index' rows do not verify")
     return header
+
+
+# ---- chunks --------------------------------------------------------------------------------------
+
+CHUNK_HEADER_BYTES: Final = 64
+CHUNK_VERSION: Final = 1
+CHUNK_MAGIC: Final = b"PNSTFRMS"
+CHUNK_MEDIA_TYPE: Final = "application/x-penstock-frames"
+_CHUNK: Final = struct.Struct("<8sHHIQQQIIII8x")
+
+
+class ChunkHead(NamedTuple):
+    """The header of a chunk. first_offset: of its first record. data_start: the position in the
+    page of the first byte of data. crc: of rows and data."""
+
+    record_count: int
+    page_id: int
+    base: int
+    first_offset: int
+    data_start: int
+    data_bytes: int
+    rows_bytes: int
+    crc: int
+
+
+def encode_chunk_head(head: ChunkHead) -> bytes:
+    """Return the 64 bytes of a chunk's header."""
+    data: bytes = _CHUNK.pack(CHUNK_MAGIC, CHUNK_VERSION, 0, *head)
+    return data
+
+
+def decode_chunk_head(source: str, data: bytes) -> ChunkHead:
+    """Return a chunk's header. source: names it in a CorruptionError, which says what is wrong."""
+    if len(data) != CHUNK_HEADER_BYTES:
+        raise CorruptionError(source, 0, f"a chunk's header of {len(data)} bytes, expected 64")
+    fields = _CHUNK.unpack(data)
+    if fields[0] != CHUNK_MAGIC or fields[1] != CHUNK_VERSION:
+        text = f"expected {CHUNK_MAGIC!r} version {CHUNK_VERSION}, found {fields[0]!r} {fields[1]}"
+        raise CorruptionError(source, 0, text)
+    head = ChunkHead(*fields[3:])
+    if head.rows_bytes != head.record_count * INDEX_ROW_BYTES:
+        text = f"{head.record_count} records with {head.rows_bytes} bytes of rows"
+        raise CorruptionError(source, 0, f"{text}, expected {INDEX_ROW_BYTES} for each")
+    return head

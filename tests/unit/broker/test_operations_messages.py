@@ -399,3 +399,26 @@ def test_a_get_that_settles_waits_for_what_is_held(rig: OperationRig) -> None:
         assert found
         seen += [payload for payload, _, _ in found]
     assert seen == [str(n) for n in range(600)]
+
+
+@pytest.mark.parametrize("ackmode", ["ack_requeue_false", "reject_requeue_false"])
+@pytest.mark.parametrize("bodies", [[bytes(150_000)], [b"\xff" * 60_000] * 2, [b"\1" * 30_000]])
+def test_what_does_not_fit_into_the_answer_to_a_client_stays_in_its_queue(
+    rig: OperationRig, ackmode: str, bodies: list[bytes]
+) -> None:
+    """Bytes that are no text take more in the answer, as base64, and so do control characters."""
+    channel = rig.client().open(1).handler.channels[1]
+    rig.put("q", *bodies)
+    args = {"queue": "q", "count": 2, "ackmode": ackmode}
+    assert rig.refusal("get_messages", channel, **args).code == 311
+    assert [one["body"] for one in rig.result("peek", queue="q", count=9)["messages"]] == bodies
+    assert len(rig.result("get_messages", channel, truncate=100, **args)) == len(bodies)
+    assert not rig.result("peek", queue="q")["messages"]
+
+
+def test_what_is_browsed_fits_if_its_bodies_are_cut(rig: OperationRig) -> None:
+    channel = rig.client().open(1).handler.channels[1]
+    rig.put("q", bytes(150_000))
+    assert rig.refusal("browse_messages", channel, queue="q").code == 311
+    found = rig.result("browse_messages", channel, queue="q", truncate=10)["messages"]
+    assert [one["payload_bytes"] for one in found] == [150_000]

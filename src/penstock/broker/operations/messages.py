@@ -38,8 +38,15 @@ from penstock.broker.publish import (
 from penstock.broker.refusals import called, not_found, precondition_failed
 from penstock.broker.vhost import VHost
 from penstock.codec.properties import PROPERTY_NAMES, BasicProperties, scan
-from penstock.errors import NO_ROUTE, RESOURCE_ERROR, ChannelError, DiskFullError, QueueFullError
-from penstock.operation_json import in_seconds, loads, payload
+from penstock.errors import (
+    NO_ROUTE,
+    RESOURCE_ERROR,
+    AMQPError,
+    ChannelError,
+    DiskFullError,
+    QueueFullError,
+)
+from penstock.operation_json import dumps, in_seconds, loads, payload
 from penstock.operation_table import GET_MAX
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import PART_SHIFT, Delivery
@@ -419,7 +426,13 @@ def _get_messages(call: Call) -> None:
 
     def got(result: object) -> None:
         if isinstance(result, dict):
-            result = _settled(call, queue, session, result["messages"])
+            held = session.held.get(queue.name, {})
+            how = _OF_ACKMODE[args.text("ackmode")]
+            try:
+                result = _as_got(call, queue, result["messages"])
+            except AMQPError as error:
+                result, how = error, RELEASE
+            _settle(vhost, held, list(held), how)
         call.reply(result)
 
     queue.serve()
@@ -427,18 +440,29 @@ def _get_messages(call: Call) -> None:
     _Get(vhost, queue, session, min(args.whole("count"), GET_MAX), got).begin(0)
 
 
-def _settled(
-    call: Call, queue: BrokerQueue, session: OperatorSession, messages: list[dict[str, object]]
+def _as_got(
+    call: Call, queue: BrokerQueue, messages: list[dict[str, object]]
 ) -> list[dict[str, object]]:
-    """Settle what was got, and return it as RabbitMQ shows it."""
+    """Return what was got, and is to be settled, as RabbitMQ shows it. AMQPError 311: it does not
+    fit into an answer."""
     left = queue.len() + len(messages)
     found: list[dict[str, object]] = []
+    size = 0
     for message in messages:
         left -= 1
+        size += _shown_bytes(call, message["body"])
+        call.check_room(size)
         found.append({**_shown(call, message), "message_count": left})
-    held = session.held.get(queue.name, {})
-    _settle(call.vhost, held, list(held), _OF_ACKMODE[call.args.text("ackmode")])
+    if call.room_bytes:
+        call.check_room(len(dumps(found)))
     return found
+
+
+def _shown_bytes(call: Call, body: object) -> int:
+    """Return how many bytes of a body are shown."""
+    assert isinstance(body, bytes)
+    truncate = call.args.whole_or_none("truncate")
+    return len(body) if truncate is None else min(len(body), truncate)
 
 
 def _shown(call: Call, message: dict[str, object]) -> dict[str, object]:
@@ -511,7 +535,7 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
     if after is None:
         first, after = yield from _begin(call, queue)
     found: list[dict[str, object]] = []
-    size = scanned = 0
+    size = scanned = shown = 0
     is_end = False
     step = 1
     while len(found) < count and size < REPLY_BYTES and scanned < SCANNED_MAX and not is_end:
@@ -537,9 +561,10 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
                 "tag": delivery.tag, "time": message.time, "attempts": delivery.attempts,
                 "state": queue.amq.backing.state_of(delivery.tag),
             }  # fmt: skip
+            shown += _shown_bytes(call, one["body"])
+            call.check_room(shown)
             found.append({**_shown(call, one), **facts})
             size += message.size
-            call.check_room(size)
             if len(found) >= count:
                 break
         yield

@@ -255,12 +255,12 @@ class StreamEngine:
             self.settle()
 
     def _most_of_turn(self, dirty: list[StoredStream]) -> int:
-        """Return how many bytes of large records this turn may write: SLICE_BYTES, or a quarter of
-        what is to be written, so that it never becomes more than four turns bring."""
+        """Return how many bytes of large records this turn may write: SLICE_BYTES, or an eighth of
+        what is to be written, so that it never becomes more than eight turns bring."""
         if not self.is_sliced:
             return UNLIMITED
         unwritten = sum([stream.queue.unwritten_bytes for stream in dirty])
-        return max(SLICE_BYTES, unwritten >> 2)
+        return max(SLICE_BYTES, unwritten >> 3)
 
     def _report_write(self, stream: StoredStream, error: OSError) -> None:
         if not stream.is_failing:

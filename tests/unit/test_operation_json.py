@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.errors import ChannelError
-from penstock.operation_json import dumps, from_json, loads, to_json
+from penstock.operation_json import dumps, from_json, loads, read, to_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text("abcé\udcff") | st.binary(max_size=9),
@@ -21,6 +21,13 @@ VALUES = st.recursive(
 def test_bytes_come_back_as_bytes() -> None:
     value = {"a": b"\xff\x00", "l": [b"", "x", 1, 1.5, None, True], "d": {"b64": 1}}
     assert loads(dumps(value)) == value
+
+
+@pytest.mark.parametrize(
+    "value", [{"rows": [{"body": b"\xff\x00"}]}, {"rows": [{"b64": 1, "a": "b64"}]}, [], "b64", 7]
+)
+def test_an_answer_is_read_with_its_bytes(value: object) -> None:
+    assert read(dumps(value, is_exact=True)) == value
 
 
 def test_what_amqp_has_beyond_json_is_told_as_text() -> None:

@@ -547,10 +547,12 @@ class OsFileSystem(FileSystem):
         with closing(OsFile(path, self._opened(path, os.O_RDONLY), self._files)) as file:
             # One byte more than the size: a file that grew meanwhile is read to its end.
             pieces: list[bytes] = []
-            done = 0
-            while piece := file.pread(max(file.size() - done, 4095) + 1, done):
-                pieces.append(piece)
-                done += len(piece)
+            done = asked = 0
+            while done == asked:  # a read ends before only where the file does
+                more = max(file.size() - done, 4095) + 1
+                pieces.append(file.pread(more, done))
+                asked += more
+                done += len(pieces[-1])
             return b"".join(pieces)
 
     def exists(self, path: str) -> bool:

@@ -116,9 +116,15 @@ _OTHERS: Final = (
         for end in ("", "-set", "-pattern")
     ),
 )  # fmt: skip
+# Limits of quorum queues that a classic queue may have by a policy, though not as arguments.
+_ALSO_OF_CLASSIC: Final = ("x-max-in-memory-length", "x-max-in-memory-bytes")
 # key -> its row
 KEYS: Final[Mapping[str, Option]] = {
     **{name.removeprefix("x-"): option for name, option in ARGUMENTS.items() if option.policy},
+    **{
+        name.removeprefix("x-"): replace(ARGUMENTS[name], applies=(CLASSIC, QUORUM))
+        for name in _ALSO_OF_CLASSIC
+    },
     **by_name(_OTHERS),
 }
 OPERATOR_KEYS: Final = tuple(key for key, row in KEYS.items() if row.policy == POLICY_LIMIT)

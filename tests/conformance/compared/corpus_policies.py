@@ -254,6 +254,7 @@ def which() -> list[Script]:
             "queue-master-locator": "min-masters", "dead-letter-strategy": "at-most-once",
             "stream-max-segment-size-bytes": 10_000_000, "queue-version": 1,
             "queue-leader-locator": "balanced", "initial-cluster-size": 1,
+            "max-in-memory-length": 5, "max-in-memory-bytes": 5000,
         }.items():  # fmt: skip
             s = Session(f"which/{label}/{key}", arguments)
             s.set({"max-length": 1, key: value})

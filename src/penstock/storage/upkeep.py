@@ -401,7 +401,7 @@ class Upkeep:
             self.trimmer.trim_reserve(self.needed_bytes)  # a small disk
         if not journal.blocked and free < limit:
             text = f"{format_bytes(free)} are free, the limit is {format_bytes(limit)}"
-            journal.block(f"{disk}: {text}: publishers are refused")
+            journal.block(f"{disk}: {text}: nothing new is stored until there is more")
         elif journal.blocked and free >= limit + self._reserve.missing():
             text = f"{disk}: {format_bytes(free)} are free"
             if journal.short_of == DESCRIPTORS:
@@ -409,7 +409,7 @@ class Upkeep:
                     return
                 text = "files can be opened"
             self._is_reported = False
-            journal.unblock(f"{text} again: publishers are accepted")
+            journal.unblock(f"{text} again: new messages are stored")
         if not journal.blocked and journal.clock.monotonic() >= self._grow_at:
             growth = self._reserve.take_growth(free - limit)
             if growth is not None:

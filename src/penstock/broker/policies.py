@@ -116,14 +116,14 @@ _OTHERS: Final = (
         for end in ("", "-set", "-pattern")
     ),
 )  # fmt: skip
-# Limits of quorum queues that a classic queue may have by a policy, though not as arguments.
-_ALSO_OF_CLASSIC: Final = ("x-max-in-memory-length", "x-max-in-memory-bytes")
+# Arguments of one type of queue that a policy of classic and quorum queues may have.
+_OF_BOTH: Final = ("x-max-in-memory-length", "x-max-in-memory-bytes", "x-queue-version")
 # key -> its row
 KEYS: Final[Mapping[str, Option]] = {
     **{name.removeprefix("x-"): option for name, option in ARGUMENTS.items() if option.policy},
     **{
         name.removeprefix("x-"): replace(ARGUMENTS[name], applies=(CLASSIC, QUORUM))
-        for name in _ALSO_OF_CLASSIC
+        for name in _OF_BOTH
     },
     **by_name(_OTHERS),
 }

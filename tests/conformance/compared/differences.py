@@ -42,7 +42,7 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
         "alternate/default", "content/too-much", "content/large-size",
     ),
     "Policies": (
-        "policy/length/quorum", "policy/overflow/full", "policy/which/quorum/queue-version",
+        "policy/length/quorum", "policy/overflow/full",
     ),
     "Confirms and transactions": (
         "confirm/rejected", "tx/reject-publish", "policy/overflow/classic",

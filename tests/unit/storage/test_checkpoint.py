@@ -292,7 +292,7 @@ def test_a_section_that_verifies_and_means_nothing_is_damage(kind: int, data: by
 
 def test_a_later_version_is_refused_by_name() -> None:
     fs = written()
-    header = checkpoint._FILE.pack(b"PCKP", 2, 0, VHOST, 4)
+    header = checkpoint.FILE.pack(b"PCKP", 2, 0, VHOST, 4, 0)[:-4]
     whole = fs.read("/v/checkpoint-4")
     crc = checkpoint._U32.pack(crc32(header))
     fs.damage("/v/checkpoint-4", lambda _: header + crc + whole[len(header) + 4 :])

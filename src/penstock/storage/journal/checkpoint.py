@@ -114,8 +114,8 @@ ROW_BYTES: Final = 64  # counted for an entry of a section, beside its header
 
 # ---- the file -----------------------------------------------------------------------------------
 
-_FILE: Final = struct.Struct(">4sHHQQ")
-_SECTION: Final = struct.Struct(">III")
+FILE: Final = struct.Struct(">4sHHQQI")
+SECTION: Final = struct.Struct(">III")
 _HEAD: Final = struct.Struct(">QQQIIIII")
 _QUEUE: Final = struct.Struct(">IQQQQIII")
 _SEGMENT: Final = struct.Struct(">IHHHHQQH")
@@ -252,18 +252,18 @@ def encode_file(
     vhost: int, number: int, sections: list[tuple[int, bytes]], *, is_clean: bool
 ) -> bytes:
     """Encode the whole file from its sections (kind, data), and add END."""
-    header = _FILE.pack(MAGIC, VERSION, CLEAN if is_clean else 0, vhost, number)
+    header = FILE.pack(MAGIC, VERSION, CLEAN if is_clean else 0, vhost, number, 0)[:-4]
     parts = [header, _U32.pack(crc32(header))]
     for i, (kind, data) in enumerate([*sections, (END, _U32.pack(len(sections)))]):
         crc = crc32(data, section_seed(vhost, number, kind, i))
-        parts += (_SECTION.pack(kind, len(data), crc), data)
+        parts += (SECTION.pack(kind, len(data), crc), data)
     return b"".join(parts)
 
 
 def file_bytes(sections: list[tuple[int, bytes]]) -> int:
     """Return the size of the file that `encode_file` makes of these sections."""
-    ends = _FILE.size + 4 + _SECTION.size + 4
-    return ends + sum([_SECTION.size + len(data) for _, data in sections])
+    ends = FILE.size + SECTION.size + 4
+    return ends + sum([SECTION.size + len(data) for _, data in sections])
 
 
 def section_seed(vhost: int, number: int, kind: int, place: int) -> int:
@@ -304,10 +304,10 @@ def read(fs: FileSystem, path: str, number: int, vhost: int) -> Manifest:
     if not fs.exists(at):
         raise CorruptionError(at, 0, "CURRENT names this checkpoint, and it is missing")
     data = fs.read(at)
-    if len(data) < _FILE.size + 4:
+    if len(data) < FILE.size:
         raise CorruptionError(at, len(data), "the checkpoint's header is cut off")
-    magic, version, flags, found_vhost, found_number = _FILE.unpack_from(data)
-    if crc32(data[: _FILE.size]) != _U32.unpack_from(data, _FILE.size)[0] or magic != MAGIC:
+    magic, version, flags, found_vhost, found_number, crc = FILE.unpack_from(data)
+    if crc32(data[: FILE.size - 4]) != crc or magic != MAGIC:
         raise CorruptionError(at, 0, "the checkpoint's header does not verify")
     if version != VERSION:
         raise VersionError(at, str(VERSION), str(version))
@@ -317,7 +317,7 @@ def read(fs: FileSystem, path: str, number: int, vhost: int) -> Manifest:
             f"expected {number} of {vhost:016x}"
         )  # fmt: skip
     manifest = Manifest(number, bool(flags & CLEAN))
-    position = _FILE.size + 4
+    position = FILE.size
     place = 0
     while True:
         kind, section = _read_section(at, data, position, vhost, number, place)
@@ -329,17 +329,17 @@ def read(fs: FileSystem, path: str, number: int, vhost: int) -> Manifest:
             apply_section(manifest, kind, section)
         except (ValueError, struct.error, IndexError) as error:
             raise CorruptionError(at, position, f"section of kind {kind}: {error}") from error
-        position += _SECTION.size + len(section)
+        position += SECTION.size + len(section)
         place += 1
 
 
 def _read_section(
     path: str, data: bytes, position: int, vhost: int, number: int, place: int
 ) -> tuple[int, bytes]:
-    if len(data) < position + _SECTION.size:
+    if len(data) < position + SECTION.size:
         raise CorruptionError(path, len(data), "the checkpoint is cut off")
-    kind, length, crc = _SECTION.unpack_from(data, position)
-    section = data[position + _SECTION.size : position + _SECTION.size + length]
+    kind, length, crc = SECTION.unpack_from(data, position)
+    section = data[position + SECTION.size : position + SECTION.size + length]
     if len(section) != length or crc32(section, section_seed(vhost, number, kind, place)) != crc:
         raise CorruptionError(path, position, f"section {place} of the checkpoint does not verify")
     return kind, section

@@ -88,6 +88,7 @@ from penstock.storage.store.store_file import (
     BLOCK_BYTES,
     BLOCK_ENTRIES,
     BODY_BYTES_MAX,
+    ENTRY,
     ENTRY_BYTES,
     HEADER_BYTES,
     HINT_HEADER_BYTES,
@@ -125,7 +126,6 @@ OWN_FILE_FROM: Final = 4 << 20
 CACHE_BYTES: Final = 4 << 20
 HANDLES_MAX: Final = 64
 
-_ENTRY: Final = struct.Struct(">QII")
 
 Place = tuple[int, int, int]
 """(place in the table, position of the record, bytes of the body); the place is -1 for none."""
@@ -731,7 +731,7 @@ class StoreTables:
         i = file.find(id)
         if i < 0:
             return (-1, 0, 0)
-        _, offset, size = _ENTRY.unpack_from(file.entries, i * ENTRY_BYTES)
+        _, offset, size = ENTRY.unpack_from(file.entries, i * ENTRY_BYTES)
         return (i, offset, size)
 
     def read(self, file: StoreFile, id: int, offset: int, size: int) -> bytes:
@@ -772,7 +772,7 @@ class StoreTables:
         if file.is_sealed:
             path = self.hint_path(file.number)
             table = read_table(self.fs, path, self.vhost, file.number)
-        return [offset + RECORD_BYTES + size for _, offset, size in _ENTRY.iter_unpack(table)]
+        return [offset + RECORD_BYTES + size for _, offset, size in ENTRY.iter_unpack(table)]
 
     def check_hint(self, file: StoreFile) -> None:
         """Check that the hint's header is that of ``file``; if it is not, scan the file."""
@@ -853,7 +853,7 @@ class StoreTables:
         at = find_entry(block, id)
         if at < 0:
             return (-1, 0, 0)
-        _, offset, size = _ENTRY.unpack_from(block, at)
+        _, offset, size = ENTRY.unpack_from(block, at)
         return (number * BLOCK_ENTRIES + at // ENTRY_BYTES, offset, size)
 
     def _block(self, file: StoreFile, number: int) -> bytes:

@@ -36,7 +36,6 @@ stay as they are, for ``store salvage``, and are not chosen again. A failed sync
 SyncFailedError and stops the store [10]. A full disk is the OSError, and the new file is deleted.
 """
 
-import struct
 from array import array
 from contextlib import closing
 from typing import Final
@@ -45,6 +44,7 @@ from penstock.errors import CorruptionError, SyncFailedError
 from penstock.storage.files.filesystem import File
 from penstock.storage.store.message_store import MessageStore, read_table
 from penstock.storage.store.store_file import (
+    ENTRY,
     ENTRY_BYTES,
     HEADER_BYTES,
     RECORD_BYTES,
@@ -59,8 +59,6 @@ LIVE_SHARE_MIN: Final = 0.2  # a file with less than this share alive is combine
 SMALL_FILES_MIN: Final = 16
 RUN_FILES_MAX: Final = 64  # bounds the tables that are in RAM at once
 READ_BYTES: Final = 256 << 10
-
-_ENTRY: Final = struct.Struct(">QII")
 
 
 def choose(store: MessageStore) -> list[int]:
@@ -164,7 +162,7 @@ class Combine:
             table = read_table(store.fs, hint, store.vhost, member.number)
             for place in range(len(table) // ENTRY_BYTES):
                 if live[place >> 3] & (1 << (place & 7)):
-                    id, offset, size = _ENTRY.unpack_from(table, place * ENTRY_BYTES)
+                    id, offset, size = ENTRY.unpack_from(table, place * ENTRY_BYTES)
                     entries.append((offset, size, id, place))
             entries.sort()
             with closing(store.fs.open(path)) as handle:

@@ -609,7 +609,7 @@ MAGIC_HINT: Final = b"PHNT"
 RDQ_HEADER: Final = struct.Struct(">4sHHQIII")
 HINT_HEADER: Final = struct.Struct(">4sHHQIIIIQ")
 _RECORD_HEAD: Final = struct.Struct(">IQ")
-_ENTRY: Final = struct.Struct(">QII")
+ENTRY: Final = struct.Struct(">QII")
 _BLOCK_SEED: Final = struct.Struct(">QII")
 INDEX_BLOCK: Final = 0xFFFFFFFF  # block number of the list of first ids, for its seed
 
@@ -668,7 +668,7 @@ class StoreFile:
         if by_id is not None:
             by_id[id] = i
         ids.append(id)
-        self.entries += _ENTRY.pack(id, HEADER_BYTES + self.total_bytes, size)
+        self.entries += ENTRY.pack(id, HEADER_BYTES + self.total_bytes, size)
         self.total_bytes += RECORD_BYTES + size
         return i
 
@@ -697,7 +697,7 @@ class StoreFile:
         self.is_sealed = False
         self.first_ids = None
         self.entries = bytearray(table)
-        self.ids = array("Q", [key for key, _, _ in _ENTRY.iter_unpack(table)])
+        self.ids = array("Q", [key for key, _, _ in ENTRY.iter_unpack(table)])
 
     def is_dead(self) -> bool:
         """Return whether nothing needs its bodies; it may still be appended to."""
@@ -945,7 +945,7 @@ class SealedWriter:
 
     def add_record(self, id: int, size: int, record: bytes) -> None:
         """Write the next body, given as its record in another file. Raises OSError."""
-        self.entries += _ENTRY.pack(id, HEADER_BYTES + self.total_bytes, size)
+        self.entries += ENTRY.pack(id, HEADER_BYTES + self.total_bytes, size)
         self.total_bytes += RECORD_BYTES + size
         self._pieces.append(record)
         self._waiting += len(record)

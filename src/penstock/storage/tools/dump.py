@@ -53,7 +53,7 @@ from penstock.storage.index.queue_segment import (
 from penstock.storage.index.queue_segment import HEADER as SEGMENT_HEADER
 from penstock.storage.index.routing_table import topology_text
 from penstock.storage.journal import checkpoint, record_types
-from penstock.storage.journal.checkpoint import Manifest
+from penstock.storage.journal.checkpoint import FILE, SECTION, Manifest
 from penstock.storage.journal.record_types import body_text, lease_runs_text, section_lines
 from penstock.storage.log import record
 from penstock.storage.log.log_file import (
@@ -93,10 +93,7 @@ TEXTS = (
 )  # fmt: skip
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
-_ENTRY = struct.Struct(">QII")
 _LOG_HEADER = struct.Struct(">4sHHQQQQI")
-_CHECKPOINT_FILE = struct.Struct(">4sHHQQI")
-_CHECKPOINT_SECTION = struct.Struct(">III")
 
 SLOTS_MAX = 4096  # in a segment; a damaged header may have any number
 SEQ_TRIES_BYTES_MAX = 4096  # an entry of .qs without a slot is tried with every seq up to this size
@@ -285,8 +282,8 @@ def _records(fs: FileSystem, path: str) -> Iterator[str]:
         table = store_file.StoreFile(number, lo, hi)
         scan.run(table)
         faults = {fault.position: fault.reason for fault in scan.damage}
-        for start in range(0, len(table.entries), _ENTRY.size):
-            id, offset, size = _ENTRY.unpack_from(table.entries, start)
+        for start in range(0, len(table.entries), store_file.ENTRY_BYTES):
+            id, offset, size = store_file.ENTRY.unpack_from(table.entries, start)
             body = file.pread(size, offset + RECORD_BYTES)
             if offset in faults:
                 yield at(offset, f"DAMAGED record: {faults[offset]}")
@@ -315,11 +312,11 @@ def _hint(fs: FileSystem, path: str) -> Iterator[str]:
     for block in range(blocks):
         start = store_file.block_offset(block)
         length = min(count - block * store_file.BLOCK_ENTRIES, store_file.BLOCK_ENTRIES)
-        length *= _ENTRY.size
+        length *= store_file.ENTRY_BYTES
         piece = data[start : start + length]
         yield at(start, _block_text(data, start, length, vhost, number, block))
-        for i in range(0, len(piece) // _ENTRY.size * _ENTRY.size, _ENTRY.size):
-            id, offset, size = _ENTRY.unpack_from(piece, i)
+        for i in range(0, len(piece) - store_file.ENTRY_BYTES + 1, store_file.ENTRY_BYTES):
+            id, offset, size = store_file.ENTRY.unpack_from(piece, i)
             yield at(start + i, f"entry id {id:#x} at {offset} size {size}")
     start = store_file.hint_bytes(count) - 4 - 8 * blocks
     index = data[start : start + 8 * blocks]
@@ -468,26 +465,24 @@ def op_text(op: record.Op) -> str:
 
 
 def _dump_checkpoint(data: bytes) -> Iterator[str]:
-    if len(data) < _CHECKPOINT_FILE.size:
+    if len(data) < FILE.size:
         yield at(0, f"DAMAGED header, cut off at {len(data)}")
         return
-    magic, version, flags, vhost, number, crc = _CHECKPOINT_FILE.unpack_from(data)
+    magic, version, flags, vhost, number, crc = FILE.unpack_from(data)
     text = (
         f"header {magic!r} version {version} flags {flags}"
         f"{' (clean)' if flags & checkpoint.CLEAN else ''} vhost {vhost:016x} number {number}"
     )
-    is_good = magic == checkpoint.MAGIC and crc32(data[: _CHECKPOINT_FILE.size - 4]) == crc
+    is_good = magic == checkpoint.MAGIC and crc32(data[: FILE.size - 4]) == crc
     yield at(0, text if is_good else "DAMAGED " + text)
     head = Manifest().head
-    position, place = _CHECKPOINT_FILE.size, 0
+    position, place = FILE.size, 0
     while position < len(data):
-        if position + _CHECKPOINT_SECTION.size > len(data):
+        if position + SECTION.size > len(data):
             yield at(position, f"DAMAGED, cut off at {len(data)}")
             return
-        kind, length, crc = _CHECKPOINT_SECTION.unpack_from(data, position)
-        section = data[
-            position + _CHECKPOINT_SECTION.size : position + _CHECKPOINT_SECTION.size + length
-        ]
+        kind, length, crc = SECTION.unpack_from(data, position)
+        section = data[position + SECTION.size : position + SECTION.size + length]
         text = f"section {place} {_section_name(kind)}, {length} bytes"
         seed = checkpoint.section_seed(vhost, number, kind, place)
         if len(section) != length or crc32(section, seed) != crc:
@@ -501,7 +496,7 @@ def _dump_checkpoint(data: bytes) -> Iterator[str]:
             except (ValueError, struct.error, IndexError) as error:
                 yield at(position, f"  DAMAGED: {error}")
             head = found.head
-        position += _CHECKPOINT_SECTION.size + length
+        position += SECTION.size + length
         place += 1
 
 

@@ -36,7 +36,7 @@ from penstock.errors import CorruptionError, StorageError
 from penstock.fast_crc import crc32
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.journal import checkpoint
-from penstock.storage.journal.checkpoint import Manifest
+from penstock.storage.journal.checkpoint import FILE, SECTION, Manifest
 from penstock.storage.journal.record_types import stored_bodies
 from penstock.storage.log import record
 from penstock.storage.log.log_file import (
@@ -57,6 +57,7 @@ from penstock.storage.store.file_queue_backing import FileQueueBacking
 from penstock.storage.store.message_store import read_table
 from penstock.storage.store.store_file import (
     BODY_BYTES_MAX,
+    ENTRY,
     HEADER_BYTES,
     HINT_HEADER_BYTES,
     OWN_FILE,
@@ -287,10 +288,6 @@ TABLES_MAX: Final = 8
 LENGTH_BYTES: Final = 4  # before the id of a record
 PREFIX_BYTES: Final = 5  # of an id: number of the start, and what changes every 16 M messages
 
-_ENTRY: Final = struct.Struct(">QII")
-_FILE: Final = struct.Struct(">4sHHQQI")
-_SECTION: Final = struct.Struct(">III")
-
 
 @dataclass(slots=True, eq=False)
 class FoundCheckpoint:
@@ -331,7 +328,7 @@ class BodyFinder:
                 table = self._table(number, is_scanned)
                 at = find_entry(table, id)
                 if at >= 0:
-                    _, offset, size = _ENTRY.unpack_from(table, at)
+                    _, offset, size = ENTRY.unpack_from(table, at)
                     body, why = self._body(number, id, offset, size)
                     if not why:
                         return body
@@ -471,9 +468,9 @@ def _read_sections(
     path: str, data: bytes, number: int, vhost: int, slots: int, losses: list[Problem]
 ) -> FoundCheckpoint | None:
     flags = 0
-    if len(data) >= _FILE.size:
-        magic, _, flags, owner, its_number, crc = _FILE.unpack_from(data)
-        if magic != checkpoint.MAGIC or crc32(data[: _FILE.size - 4]) != crc:
+    if len(data) >= FILE.size:
+        magic, _, flags, owner, its_number, crc = FILE.unpack_from(data)
+        if magic != checkpoint.MAGIC or crc32(data[: FILE.size - 4]) != crc:
             losses.append(Problem(path, 0, "the checkpoint's header does not verify"))
             flags = 0
         elif (owner, its_number) != (vhost, number):
@@ -483,7 +480,7 @@ def _read_sections(
     manifest = Manifest(number, bool(flags & checkpoint.CLEAN))
     manifest.head.segment_slots = slots
     checkpoint_found = FoundCheckpoint(manifest)
-    position, place, found = _FILE.size, 0, 0
+    position, place, found = FILE.size, 0, 0
     while position < len(data):
         kind, section = _section_at(data, position, vhost, number, place)
         if kind < 0:
@@ -498,7 +495,7 @@ def _read_sections(
             checkpoint_found.has_topology |= kind == checkpoint.TOPOLOGY
         except (ValueError, struct.error, IndexError) as error:
             losses.append(Problem(path, position, f"section {place}: {error}"))
-        position += _SECTION.size + len(section)
+        position += SECTION.size + len(section)
         place += 1
     else:
         losses.append(Problem(path, len(data), "the checkpoint's end is missing"))
@@ -509,10 +506,10 @@ def _section_at(
     data: bytes, position: int, vhost: int, number: int, place: int
 ) -> tuple[int, bytes]:
     """Return (kind, data) of the section there; kind -1 if none verifies."""
-    if position + _SECTION.size > len(data):
+    if position + SECTION.size > len(data):
         return (-1, b"")
-    kind, length, crc = _SECTION.unpack_from(data, position)
-    start = position + _SECTION.size
+    kind, length, crc = SECTION.unpack_from(data, position)
+    start = position + SECTION.size
     if kind > checkpoint.KINDS_MAX or start + length > len(data):
         return (-1, b"")
     section = data[start : start + length]
@@ -525,8 +522,8 @@ def _next_section(
     data: bytes, position: int, vhost: int, number: int, place: int
 ) -> tuple[int, int]:
     """Return (position, place) of the next section that verifies, or the end."""
-    if position + _SECTION.size <= len(data):
-        following = position + _SECTION.size + _SECTION.unpack_from(data, position)[1]
+    if position + SECTION.size <= len(data):
+        following = position + SECTION.size + SECTION.unpack_from(data, position)[1]
         if _section_at(data, following, vhost, number, place + 1)[0] >= 0:
             return following, place + 1
     for at in range(position + 1, len(data)):

@@ -430,10 +430,11 @@ def _ops(front: bytes, ops: list[Op]) -> list[bytes]:
     pieces: list[bytes] = []
     parts = [front]
     for op in ops:
-        check_op(op.type, op.count, op.size)
+        size = len(op.data) + len(op.tail)
+        check_op(op.type, op.count, size)
         if op.type in (TX, TX_PART, TX_COMMIT, TX_SLICE):
             raise ValueError(f"{type_name(op.type)} inside a list of operations")
-        parts.append(_OP.pack(op.type, op.flags, op.count, op.size))
+        parts.append(_OP.pack(op.type, op.flags, op.count, size))
         parts.append(op.data)
         if op.tail:
             pieces += [b"".join(parts), op.tail]

@@ -265,7 +265,10 @@ class LiveBroker(Broker):
         from penstock.errors import PenstockError
 
         try:
-            self.control(op, **{"vhost": "/", **args})
+            vhost = args.get("vhost", "/")
+            self.control(op, **{"vhost": vhost, **args})
+            if op.endswith("_limits"):  # the vhost's process hears of them after the answer
+                self.control("list_policies", vhost)  # which it answers after that
         except PenstockError:
             return False
         return True

@@ -8,9 +8,9 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from penstock.node_name import node_name
 
 from penstock.cli.main import main
+from penstock.native import node_name
 from penstock.operation_table import OPERATIONS
 from tests.helpers.columns import COLUMNS
 from tests.helpers.live_broker import LiveBroker

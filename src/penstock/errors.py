@@ -108,6 +108,7 @@ class PathNotFreeError(NotAStoreError):
         StorageError.__init__(self, f"{path}: {reason}; {advice}")
         self.path = path
         self.reason = reason
+        self.advice = advice
 
 
 class NetworkFileSystemError(StorageError):

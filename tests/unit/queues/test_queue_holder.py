@@ -91,7 +91,7 @@ def test_what_earlier_checkpoints_wrote_is_hardly_listed() -> None:
 
 
 class Noting(DictHolder):
-    """Stands before another holder, and notes which candidates were asked for."""
+    """Stands before another holder, and notes what was asked for."""
 
     def __init__(self, inner: QueueHolder) -> None:
         super().__init__()
@@ -104,6 +104,10 @@ class Noting(DictHolder):
     def candidates(self, below: int, n: int) -> list[Entry]:
         self.asked.append(below)
         return self.inner.candidates(below, n)
+
+    def materialise(self, below: int) -> list[Entry]:
+        self.asked.append(below)
+        return self.inner.materialise(below)
 
 
 @pytest.mark.parametrize("stored", [False, True])

@@ -15,7 +15,7 @@ noticed once per tick of its QueueSet (Dispatch.changed), however many messages 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -184,14 +184,16 @@ class RateTable(BackgroundTask):
         known = self._known.get(key)
         return 0.0 if known is None else known.changed_s
 
-    def moving(self, kind: str, value: str) -> dict[str, float]:
-        """Return the rates of a value of all things of a kind by their names; those that are 0 are
-        left out."""
+    def moving(self, kind: str, value: str) -> Generator[None, None, dict[str, float]]:
+        """Return the rates of a value of all things of a kind by their names, in slices; those that
+        are 0 are left out."""
         found: dict[str, float] = {}
-        for key in (*self._moving_before, *self._moving):
+        for n, key in enumerate((*self._moving_before, *self._moving), 1):
             rate = self.of(key).get(value, 0.0)
             if rate and key[0] == kind:
                 found[key[1]] = rate
+            if n % SLICE == 0:
+                yield
         return found
 
     def with_rates(self, key: Key, values: Values, samples: Mapping[str, Info]) -> Info:

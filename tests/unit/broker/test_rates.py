@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.rates import INTERVAL_S, LENGTHS, SWEEP_TICKS, WATCHED_MAX
+from penstock.broker.operations.kinds import in_one
+from penstock.broker.rates import INTERVAL_S, LENGTHS, SLICE, SWEEP_TICKS, WATCHED_MAX
 from tests.helpers.operation_rig import OperationRig
 
 
@@ -54,6 +55,18 @@ def test_a_list_is_sorted_by_a_rate(rig: OperationRig) -> None:
     for column in ("message_stats.publish_details.rate", "messages"):
         found = rig.result("list_rows", kind="queues", sort=column, reverse=True)
         assert [one["name"] for one in found] == ["busy", "q"]
+
+
+def test_the_rates_of_many_are_looked_at_in_slices(rig: OperationRig) -> None:
+    names = [f"q{n:03}" for n in range(3 * SLICE)]
+    for name in names:
+        rig.result("declare_queue", queue=name)
+        rig.put(name, *[b"x"] * 10)
+    passes(rig)
+    rates = rig.vhost.rates
+    assert len(list(rates.moving("queue", "publish"))) >= 3
+    found = in_one(rates.moving("queue", "publish"))
+    assert {name: round(rate) for name, rate in found.items()} == dict.fromkeys(names, 2)
 
 
 def test_nothing_is_done_for_queues_that_do_not_change(rig: OperationRig) -> None:

@@ -105,7 +105,8 @@ class Queues(RowKind):
         self, vhost: VHost, column: str
     ) -> Generator[None, None, Mapping[str, float] | None]:
         if column.endswith(RATE):
-            return vhost.rates.moving(QUEUE, column.removeprefix(f"{STATS}.").removesuffix(RATE))
+            value = column.removeprefix(f"{STATS}.").removesuffix(RATE)
+            return (yield from vhost.rates.moving(QUEUE, value))
         number = COUNTED.get(column)
         if number is None:
             return None

@@ -161,7 +161,9 @@ def _of_queues(vhost: VHost) -> Generator[None, None, tuple[list[Finding], list[
         if still is not None:
             found += [one for one in _of_consumers(vhost, still) if _is_old(vhost, one)][:1]
         yield
-    for name, rate in vhost.rates.moving(QUEUE, "redeliver").items():
+    redelivered = vhost.rates.moving(QUEUE, "redeliver")
+    repeats = yield from in_budget(vhost.budget, redelivered, LOOK_STEPS)
+    for name, rate in repeats.items():
         found += _of_repeats(vhost, name, rate)
     found += yield from _of_readers(vhost)
     found += [_paused(f"queue '{name}'", ready) for ready, name in _longest(paused)]

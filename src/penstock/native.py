@@ -6,6 +6,7 @@ source also runs uncompiled, without an installed mypy_extensions, so `mypyc_att
 nothing. This module is not compiled and imports nothing of Penstock.
 """
 
+import functools
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def build_kind() -> str:
     return "compiled" if origin.endswith(tuple(EXTENSION_SUFFIXES)) else "pure"
 
 
+@functools.cache  # each row of a list has it
 def node_name() -> str:
     """Return "penstock@" and the name of this machine: RabbitMQ's is "rabbit@" and that, and
     clients put it into addresses. Nothing is connected by it."""

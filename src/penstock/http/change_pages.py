@@ -3,7 +3,8 @@
 Queues, exchanges, bindings, connections, messages, users, permissions, limits, policies,
 parameters, vhosts and definitions. The functions take an ApiRequest, as endpoint.Endpoint.does
 wants them; the shapes make RabbitMQ's JSON of a result. An operation does the work, with the
-permissions of the user; nothing is decided here."""
+permissions of the user; nothing is decided here.
+"""
 
 import asyncio
 import base64

@@ -4,8 +4,8 @@ A record costs no file operation: `append` adds its frame and its row to two buf
 all frames in RAM to the page file with one pwrite, and adds them to the CRC of their MiB block, so
 that sealing a full page is one small write however large the page is. The payload of a large record
 is not copied to a buffer; it is written in pieces, by several calls if each is to write only some
-of them. Rows go to the index file in
-groups of a few hundred, because durability does not need them; until then they are in RAM.
+of them. Rows go to the index file in groups of a few hundred, because durability does not need
+them; until then they are in RAM.
 
     append -> pending -> write -> page file        (synced by the caller)
            -> rows    -> flush_rows -> index file

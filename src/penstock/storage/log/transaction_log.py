@@ -286,10 +286,9 @@ class TransactionLog:
         self._named_lsn: int = 0  # last written that names a store body
         self._store_lsn: int = 0  # up to here every body named is synced
         self._sync_token: int = NO_TOKEN
-        self._sync_lsn: int = 0
         self._sync_at: float = 0.0
         self._sync_has_store: bool = False
-        self._sync_store_lsn: int = 0
+        self._sync_lsn = self._sync_store_lsn = 0
         self._store_token: int = NO_TOKEN
         self._store_token_lsn: int = 0
         self._unsynced_at: float = -1.0  # when the oldest bytes not durable were written; -1: none

@@ -86,9 +86,8 @@ class PageWriter:
         self.is_adopted: bool = False
         self.is_placed: bool = True
         self._pending: BytesWriter = BytesWriter()  # frames, after these pieces of others
-        self._pieces: deque[bytes] = deque()
+        self._pieces: deque[tuple[bytes, int]] = deque()  # and the records complete with each
         self._piece_at: int = 0  # bytes of the first piece that are written
-        self._whole: deque[int] = deque()  # records that are complete with each piece
         self._rows: BytesWriter = BytesWriter()  # of the last records
         self._head: BytesWriter = BytesWriter()  # of the frame that is being made, behind its crc
         self._flushed: int = 0  # rows in the index file, or to come there by catching up
@@ -131,8 +130,8 @@ class PageWriter:
             crc = crc32(meta, crc32(payload, crc32(front, seed)))
             write_i32_le(pending, crc if crc < 0x80000000 else crc - 0x100000000)
             pending.write(front)
-            self._add_piece(pending.getvalue(), count)
-            self._add_piece(payload, count if meta else count + 1)
+            self._pieces.append((pending.getvalue(), count))
+            self._pieces.append((payload, count if meta else count + 1))
             self._pending = BytesWriter()
             self._pending.write(meta)
         rows, position = self._rows, self.position
@@ -142,10 +141,6 @@ class PageWriter:
         self.position = position + FRAME_BYTES + payload_bytes + len(meta)
         self.count = count + 1
         self.last_time_us = time_us
-
-    def _add_piece(self, piece: bytes, whole: int) -> None:
-        self._pieces.append(piece)
-        self._whole.append(whole)
 
     def row(self, rel: int) -> tuple[int, int, int]:
         """Return (frame start, payload bytes, time) of record `rel`: exact while its row is in RAM,
@@ -192,12 +187,13 @@ class PageWriter:
     def _write_pieces(self, most: int) -> None:
         """Write pieces of frames, `most` bytes or a few more. OSError."""
         if len(self._pending):
-            self._add_piece(self._pending.getvalue(), self.count)
+            self._pieces.append((self._pending.getvalue(), self.count))
             self._pending = BytesWriter()
         pieces = self._pieces
         end = self.written + most
         while pieces and self.written < end:
-            piece, at = pieces[0], self._piece_at
+            piece, whole = pieces[0]
+            at = self._piece_at
             room = BLOCK_BYTES - (self.written & (BLOCK_BYTES - 1))
             data = piece if not at and len(piece) <= room else piece[at : at + room]
             self._write(data)
@@ -205,7 +201,7 @@ class PageWriter:
             if self._piece_at == len(piece):
                 self._piece_at = 0
                 pieces.popleft()
-                self.written_count = self._whole.popleft()
+                self.written_count = whole
 
     def _sum(self, data: bytes) -> None:
         """Add the next bytes of the page to the CRCs of their blocks."""
@@ -429,7 +425,6 @@ class PageWriter:
         """Forget what would be written, because the page is deleted."""
         self._pending.truncate(0)
         self._pieces.clear()
-        self._whole.clear()
         self._piece_at = 0
         self._rows.truncate(0)
         self._flushed = self.count

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable
 
-from report import Goal, Result, goal_table, markdown, three, where
+from report import Goal, Result, Rival, best_rival, goal_table, markdown, three, where
 
 INTRODUCTION = """
 ## The broker
@@ -41,6 +41,10 @@ OS_GOALS = {
     "256 B, published into a backlog": 2.5, "256 B, backlog drained": 2.8,
 }  # fmt: skip
 
+MILLION_RIVALS = {
+    "ram_per_message": "B", "disk_per_message": "B", "first_s_after_stop": "s",
+    "first_s_after_kill": "s",
+}  # fmt: skip
 DISK, OS, RABBITMQ = "Penstock disk", "Penstock os", "RabbitMQ"
 GROUPS = {
     "transient": ("### Transient messages", "Published and consumed at once, without confirms."),
@@ -66,9 +70,10 @@ def goals(figures: Result) -> list[Goal]:
         for row in figures.get(group, []):
             if row["what"] in named:
                 table += cpu_goals(group, row, *named[row["what"]])
-    for group in GROUPS:
-        for row in figures.get(group, []):
-            table += beside(f"{group}: {row['what']}", row["peers"])
+    table += [
+        Goal(one.what, "disk", f"≤ RabbitMQ, {one.theirs:.2f} µs", f"{one.ours:.2f} µs", False)
+        for one in cpu_rivals(figures)
+    ]  # told only if it is not so: Penstock takes less CPU than RabbitMQ, in every row
     for row in figures.get("million", []):
         if row["peer"].startswith(DISK):
             table += million_goals(row)
@@ -102,16 +107,6 @@ def cpu_goals(group: str, row: Result, most: float, aim: float) -> list[Goal]:
     return table
 
 
-def beside(name: str, peers: Result) -> list[Goal]:
-    """Told only if it is not so: Penstock takes less CPU than RabbitMQ, in every row."""
-    ours, theirs = (peers.get(peer, {}).get("server_us_per_msg") for peer in (DISK, RABBITMQ))
-    if not ours or not theirs:
-        return []
-    if (mine := statistics.median(ours)) <= (other := statistics.median(theirs)):
-        return []
-    return [Goal(name, "disk", f"≤ RabbitMQ, {other:.2f} µs", f"{mine:.2f} µs", False)]
-
-
 def million_goals(row: Result) -> list[Goal]:
     count = f"{row['count']:,}{row['peer'].removeprefix(DISK)}"
     ram, seconds = row["ram_per_message"], row["first_s_after_kill"]
@@ -122,6 +117,44 @@ def million_goals(row: Result) -> list[Goal]:
              f"{seconds:.2f} s" if seconds is not None else "none",
              seconds is not None and seconds <= 1.5),
     ]  # fmt: skip
+
+
+def cpu_rivals(figures: Result) -> list[Rival]:
+    """Where RabbitMQ takes less CPU per message."""
+    found = []
+    for group in GROUPS:
+        for row in figures.get(group, []):
+            us = {
+                peer: statistics.median(run["server_us_per_msg"])
+                for peer, run in row["peers"].items()
+                if "server_us_per_msg" in run
+            }
+            others = {RABBITMQ: us[RABBITMQ]} if RABBITMQ in us else {}
+            found += best_rival(f"{group}: {row['what']}", "µs", us.get(DISK), others)
+    return found
+
+
+def rivals(figures: Result) -> list[Rival]:
+    """Where RabbitMQ takes less CPU, time, RAM or disk than Penstock `disk`."""
+    found = cpu_rivals(figures)
+    for row in figures.get("latency", []):
+        for key in ("p50", "p99", "p99_9"):
+            ms = {
+                peer: statistics.median(run["latency_us"][key] for run in runs) / 1000
+                for peer, runs in row["peers"].items()
+                if runs and all("latency_us" in run for run in runs)
+            }
+            others = {RABBITMQ: ms[RABBITMQ]} if RABBITMQ in ms else {}
+            what = f"latency, {row['what']}, {key.replace('_', '.')}"
+            found += best_rival(what, "ms", ms.get(DISK), others)
+    for group, keys in (("million", MILLION_RIVALS), ("fanout", {"disk_per_message": "B"})):
+        rows = {row["peer"]: row for row in figures.get(group, [])}
+        for key, unit in keys.items():
+            values = {peer: row[key] for peer, row in rows.items() if row.get(key) is not None}
+            others = {RABBITMQ: values[RABBITMQ]} if RABBITMQ in values else {}
+            what = f"{group}: {key.replace('_', ' ')}"
+            found += best_rival(what, unit, values.get(DISK), others)
+    return found
 
 
 def sections(found: Result, table: list[Goal]) -> list[str]:

@@ -3,7 +3,7 @@
 import statistics
 
 from cpu_group import BY_GROUP, BY_PROC
-from report import Goal, Result, markdown
+from report import Goal, Result, Rival, best_rival, markdown
 
 NOTE = (
     "The same queries over the same rows of 256 B in one session, in turn; Kafka {kafka} with\n"
@@ -121,14 +121,30 @@ def goals(found: Result) -> list[Goal]:
 
 def better(found: Result) -> str:
     """Where Kafka costs less CPU, in a sentence."""
-    names = []
-    for cell in found["cells"]:
-        its, ours = (figures(found, cell, system) for system in ("kafka", "penstock"))
-        if its is not None and ours is not None and its[1] < ours[1]:
-            names.append(f"{cell} ({ours[1] / its[1]:.2f} times Kafka's CPU)")
     if not found["kafka"]:
         return f"Kafka was not measured: {found['why']}."
+    names = [
+        f"{one.what.removeprefix('Spark: ')} ({one.ours / one.theirs:.2f} times Kafka's CPU)"
+        for one in rivals(found)
+    ]
     return f"Kafka is cheaper in: {'; '.join(names)}." if names else "Kafka is cheaper in no cell."
+
+
+def rivals(found: Result) -> list[Rival]:
+    """Where Kafka costs less CPU."""
+    table = []
+    for cell in found["cells"]:
+        its, ours = (figures(found, cell, system) for system in ("kafka", "penstock"))
+        if its is not None and ours is not None:
+            unit = (
+                "ms"
+                if cell.startswith(MICRO)
+                else "s"
+                if cell.startswith(MANY)
+                else "s per million"
+            )
+            table += best_rival(f"Spark: {cell}", unit, ours[1], {"Kafka": its[1]})
+    return table
 
 
 def sections(found: Result) -> list[str]:

@@ -2,7 +2,7 @@
 
 import statistics
 
-from report import Goal, Result, goal_table, markdown, where
+from report import Goal, Result, Rival, best_rival, goal_table, markdown, where
 
 INTRODUCTION = """
 ## The management API
@@ -67,6 +67,23 @@ def dashboard_goals(found: Result) -> list[Goal]:
             what, goal = f"dashboard, {pages} open beside {beside}", f"≤ {most:.0%} of a core"
             table.append(Goal(what, "disk", goal, f"{more:.1%} of a core", more <= most))
     return table
+
+
+def rivals(figures: Result) -> list[Rival]:
+    """Where RabbitMQ takes less CPU for an answer, or its publishers wait for less."""
+    brokers = figures.get("management", {}).get("brokers", {})
+    if len(brokers) < 2:
+        return []
+    ours, theirs = brokers["Penstock"], brokers["RabbitMQ"]
+    found = []
+    for what, row in ours["asked"].items():
+        if what in theirs["asked"]:
+            cpu_ms = {"RabbitMQ": theirs["asked"][what]["cpu_s"] * 1000}
+            found += best_rival(f"management: {what}", "CPU ms", row["cpu_s"] * 1000, cpu_ms)
+    for what, times in ours["confirm_ms"].items():
+        p99 = {"RabbitMQ": theirs["confirm_ms"][what][1]}
+        found += best_rival(f"management: confirm, {what}, p99", "ms", times[1], p99)
+    return found
 
 
 def asked(found: Result) -> str:

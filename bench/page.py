@@ -18,9 +18,25 @@ import single_report
 import spark_report
 import tls_report
 import writes
-from report import Result
+from report import Result, Rival
 from runner import ROOT
 
+INTRODUCTION = """
+# Performance
+
+This page is written by `make bench`, from the last full runs in `bench/results`. Each figure names
+its durability mode: `disk` confirms after an fdatasync that covers the message, `os` after the
+write to the kernel (survives the death of the process, not of the machine); `any` marks what is the
+same in all. Three numbers are least / median / most of several runs.
+
+## Where a rival is better
+
+Every figure on this page for which another broker or library needs less than Penstock: CPU of all
+of the server's processes per message unless the unit says otherwise, medians of one run in which
+they took turns. LavinMQ, RabbitMQ and Kafka do not sync before they confirm and stand beside
+Penstock `os`; in the rows of the broker it is Penstock `disk` beside RabbitMQ. In all others that
+have a rival Penstock needs as little or less.
+"""
 PAGE = ROOT / "docs" / "reference" / "performance.md"
 REPORTS = {
     "storage": report,
@@ -69,13 +85,15 @@ def sections(part: str, found: Result) -> list[str]:
 def text() -> str:
     """The page, of what was kept."""
     parts: list[str] = []
+    rivals: list[Rival] = []
     for part, its in REPORTS.items():
         found = last(part)
         if found is None or (part == "kafka" and "kafka" in (last("spark") or found)["figures"]):
             continue
         introduction = its.INTRODUCTION.strip()
         parts += [introduction] * (introduction not in parts) + sections(part, found)
-    return "\n\n".join(parts) + "\n"
+        rivals += its.rivals(found["figures"])
+    return "\n\n".join([INTRODUCTION.strip(), report.rival_table(rivals), *parts]) + "\n"
 
 
 def render() -> None:

@@ -2,7 +2,7 @@
 
 import statistics
 
-from report import Goal, Result, goal_table, markdown, three, where
+from report import Goal, Result, Rival, best_rival, goal_table, markdown, three, where
 
 MIB = 1 << 20
 MB = 1_000_000
@@ -129,6 +129,23 @@ def return_goals(rows: list[Result]) -> list[Goal]:
                  "≤ 1.2 times", f"{times:.2f} times", times <= 1.2)
         )  # fmt: skip
     return table
+
+
+def rivals(figures: Result) -> list[Rival]:
+    """Where another library takes less CPU than penstock.open, in the same mode."""
+    cells: dict[tuple[str, str], dict[str, float]] = {}
+    for row in figures.get("peers", []):
+        its = f"{row['size']:,} B, {row['mode']}"
+        found = {"put": row["put"], "put in batches of 100": row["batch"]}
+        found |= {f"get and ack, backlog of {get['depth']:,}": get for get in row["get"]}
+        for what, one in found.items():
+            if one:
+                cells.setdefault((what, its), {})[row["peer"]] = statistics.median(one["cpu_us"])
+    return [
+        rival
+        for (what, its), us in cells.items()
+        for rival in best_rival(f"library: {what}, {its}", "µs", us.pop("penstock", None), us)
+    ]
 
 
 def sections(found: Result, table: list[Goal]) -> list[str]:

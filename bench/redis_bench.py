@@ -18,7 +18,7 @@ from pathlib import Path
 import load
 from brokers import Broker, free_port
 from penstock_node import PenstockNode
-from report import Goal, Result, markdown, where
+from report import Goal, Result, Rival, best_rival, markdown, where
 from runner import HERE, Runner
 
 SERVER = "redis-server"
@@ -112,6 +112,18 @@ class RedisBench(Runner):
 def goals(_figures: Result) -> list[Goal]:
     """None: it is another kind of server."""
     return []
+
+
+def rivals(figures: Result) -> list[Rival]:
+    """Where Redis takes less, each beside the mode that promises the same."""
+    found = []
+    names = list(figures["redis"]["versions"]) if figures.get("redis") else []
+    for ours, theirs in zip(names[::2], names[1::2], strict=True):
+        for row in figures["redis"]["rows"]:
+            values = {name: statistics.median(row["values"][name]) for name in (ours, theirs)}
+            what = f"beside Redis streams, {ours.split()[-1]}: {row['what'].removesuffix(', µs')}"
+            found += best_rival(what, "µs", values[ours], {theirs: values[theirs]})
+    return found
 
 
 def sections(found: Result, _table: list[Goal]) -> list[str]:

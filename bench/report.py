@@ -24,6 +24,34 @@ class Goal(NamedTuple):
     is_met: bool
 
 
+class Rival(NamedTuple):
+    """A figure of which less is better, where another takes less than Penstock in the same run."""
+
+    what: str
+    unit: str
+    ours: float
+    name: str
+    theirs: float
+
+
+def best_rival(what: str, unit: str, ours: float | None, others: dict[str, float]) -> list[Rival]:
+    """The one that takes least, if that is less than ours: one, or none."""
+    name = min(others, key=others.__getitem__, default="")
+    if ours is None or not name or others[name] >= ours:
+        return []
+    return [Rival(what, unit, ours, name, others[name])]
+
+
+def rival_table(found: list[Rival]) -> str:
+    """A row for each."""
+    rows = [
+        [one.what, one.unit, f"{one.ours:,.4g}", one.name, f"{one.theirs:,.4g}",
+         f"{one.ours / one.theirs:,.2f}" if one.ours < 100 * one.theirs else "> 100"]
+        for one in found
+    ]  # fmt: skip
+    return markdown(["what", "unit", "Penstock", "who is better", "its figure", "times"], rows)
+
+
 def facts(root: Path, data: Path) -> Result:
     """Where, when and with what it is measured."""
     fs = OsFileSystem()
@@ -106,6 +134,11 @@ def goals(figures: Result) -> list[Goal]:
     return table
 
 
+def rivals(_figures: Result) -> list[Rival]:
+    """None: nothing else is measured beside it."""
+    return []
+
+
 def three(values: list[float], digits: int = 2) -> str:
     """min / median / max."""
     low, mid, high = min(values), statistics.median(values), max(values)
@@ -122,15 +155,10 @@ def rounded(value: Any) -> Any:
 
 
 INTRODUCTION = """
-# Performance
+## The storage engine
 
-This page is written by `make bench`, from the last full runs in `bench/results`: the storage engine
-first, then the queues with the embedded library, then the broker. Each figure names its durability
-mode: `disk` confirms after an fdatasync that covers the message, `os` after the write to the kernel
-(survives the death of the process, not of the machine); `any` marks what is the same in all.
-Three numbers are least / median / most of several runs. For the storage engine, CPU is that of the
-thread that owns it unless the worker thread, which syncs and prepares segments of the log, is
-named; a body has 256 B and a group 100 messages unless stated otherwise.
+CPU is that of the thread that owns it unless the worker thread, which syncs and prepares segments
+of the log, is named; a body has 256 B and a group 100 messages unless stated otherwise.
 """
 
 
@@ -139,15 +167,15 @@ def sections(found: Result, table: list[Goal]) -> list[str]:
     figures = found["figures"]
     parts = [where(found)]
     if "os_compiled" in figures:
-        parts += ["## CPU per message", cpu_table(figures), SYNC_NOTE]
+        parts += ["### CPU per message", cpu_table(figures), SYNC_NOTE]
     if "bytes" in figures:
-        parts += ["## Bytes and syncs (`disk`)", BYTES_NOTE, bytes_table(figures["bytes"])]
+        parts += ["### Bytes and syncs (`disk`)", BYTES_NOTE, bytes_table(figures["bytes"])]
     if "opening" in figures:
-        parts += ["## Opening", OPENING_NOTE, opening_table(figures["opening"])]
+        parts += ["### Opening", OPENING_NOTE, opening_table(figures["opening"])]
         parts += [WORST_NOTE, worst_table(figures["worst"])]
     if "ram" in figures:
-        parts += ["## RAM per message that is wholly on disk", RAM_NOTE, ram_table(figures["ram"])]
-    return [*parts, "## Goals", goal_table(table)]
+        parts += ["### RAM per message that is wholly on disk", RAM_NOTE, ram_table(figures["ram"])]
+    return [*parts, "### Goals of the storage engine", goal_table(table)]
 
 
 def where(found: Result) -> str:

@@ -4,7 +4,7 @@ import statistics
 
 import kafka_report
 import sink_report
-from report import Goal, Result, goal_table, markdown, three, where
+from report import Goal, Result, Rival, goal_table, markdown, three, where
 
 MILLION = 1_000_000
 MB = 1_000_000
@@ -74,6 +74,11 @@ def goals(figures: Result) -> list[Goal]:
         table.append(Goal(name, "disk", "≤ 16 MB", f"{grown:.1f} MB", grown <= 16))
     table += sink_report.goals(figures)
     return table + kafka_report.goals(figures["kafka"]) if "kafka" in figures else table
+
+
+def rivals(figures: Result) -> list[Rival]:
+    """Where Kafka costs less CPU."""
+    return kafka_report.rivals(figures["kafka"]) if "kafka" in figures else []
 
 
 def sections(found: Result, table: list[Goal]) -> list[str]:

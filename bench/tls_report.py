@@ -2,7 +2,7 @@
 
 import statistics
 
-from report import Goal, Result, goal_table, markdown, where
+from report import Goal, Result, Rival, best_rival, goal_table, markdown, where
 
 INTRODUCTION = """
 ## TLS
@@ -40,6 +40,16 @@ def goals(figures: Result) -> list[Goal]:
                      times <= FACTOR_MAX)
             )  # fmt: skip
     return table
+
+
+def rivals(figures: Result) -> list[Rival]:
+    """Where another broker takes less CPU over TLS than Penstock `os`."""
+    found = []
+    for row in figures.get("tls", []):
+        us = {peer: medians(row, peer)[1] for peer in row["us"]}
+        others = {peer: us[peer] for peer in PEERS if peer in us and peer not in PENSTOCK}
+        found += best_rival(f"over TLS: {row['what']}", "µs", us.get(PENSTOCK[0]), others)
+    return found
 
 
 def sections(found: Result, table: list[Goal]) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from broker_cells import ACKS, DURABLE, warm_up
 from brokers import Broker
-from report import Goal, markdown, where
+from report import Goal, Rival, best_rival, markdown, where
 from runner import Result, Runner
 from single_bench import all_brokers
 
@@ -88,6 +88,17 @@ def amplification(node: Broker, size: int, count: int) -> dict[str, float]:
 def goals(figures: Result) -> list[Goal]:
     """None: the table says how it stands."""
     return []
+
+
+def rivals(figures: Result) -> list[Rival]:
+    """Where another broker writes less than Penstock `os`."""
+    found = []
+    for row in figures.get("writes", []):
+        times = row["times"]
+        others = {peer: times[peer] for peer in times if not peer.startswith("Penstock")}
+        what = f"written to the disk: {row['size']:,} B, {row['shape']}"
+        found += best_rival(what, "B per B", times.get("Penstock os"), others)
+    return found
 
 
 def sections(found: Result, table: list[Goal]) -> list[str]:

@@ -315,19 +315,89 @@ def test_what_the_tables_of_single_messages_say() -> None:
 import single_report
 for goal in single_report.goals({{'single': {rows!r}}}):
     print(goal.name, '|', goal.mode, '|', goal.text, '|', goal.is_met)
-print(single_report.rivals({rows!r}))
-print(single_report.rivals({rows[:1]!r}))
+for rival in single_report.rivals({{'single': {rows!r}}}):
+    print(*rival, sep=' | ')
+print(single_report.rivals({{'single': {rows[:1]!r}}}))
 """
     done = bench_code(f"exec({code!r})")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "prefetch 1, transient, CPU | os | 15.0 µs | True",
         "prefetch 1, persistent, CPU | os | 30.0 µs | False",
-        "prefetch 1, persistent, CPU | disk | 44.0 µs | True",
-        "| what                   | rival   | its µs | Penstock os | times |",
-        "|------------------------|---------|--------|-------------|-------|",
-        "| prefetch 1, persistent | LavinMQ | 20.0   | 30.0        | 1.50  |",
-        "In none of these cells does a rival take less CPU than Penstock `os`.",
+        "prefetch 1, persistent, CPU | disk | 44.0 µs | False",
+        "single messages: prefetch 1, persistent | µs | 30.0 | LavinMQ | 20.0",
+        "[]",
+    ]
+
+
+def test_the_table_of_rivals() -> None:
+    """Only a rival that takes less is in it, with one that takes nothing too."""
+    code = """
+from report import best_rival, rival_table
+found = best_rival('a', 'µs', 3.0, {'X': 2.0, 'Y': 4.0}) + best_rival('b', 'B', 1.0, {'X': 1.0})
+found += best_rival('c', 'B', 5.0, {'X': 0.0}) + best_rival('d', 'B', 5.0, {})
+print(rival_table(found + best_rival('e', 'B', None, {'X': 1.0})))
+"""
+    done = bench_code(f"exec({code!r})")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "| what | unit | Penstock | who is better | its figure | times |",
+        "|------|------|----------|---------------|------------|-------|",
+        "| a    | µs   | 3        | X             | 2          | 1.50  |",
+        "| c    | B    | 5        | X             | 0          | > 100 |",
+    ]
+
+
+def test_where_each_part_names_a_rival() -> None:
+    """Each part of the page that has rivals names the one that takes less, by its kept shape."""
+    code = """
+import broker_report, kafka_report, management_report, queue_report, redis_bench, tls_report
+import writes
+
+def run(us): return {'server_us_per_msg': [us]}
+def late(us): return [{'latency_us': {'p50': us, 'p99': 9, 'p99_9': 9}}]
+def tls(us): return {'plain': [1], 'TLS': [us]}
+def broker(cpu, p99):
+    return {'asked': {'page': {'cpu_s': cpu}}, 'confirm_ms': {'alone': [1, p99, 9]}}
+def library(name, us):
+    return {'peer': name, 'size': 100, 'mode': 'os', 'put': {'cpu_us': [us]}, 'batch': None,
+            'get': [{'depth': 1000, 'cpu_us': [1]}]}
+
+shape = {'what': 'w', 'peers': {'Penstock disk': run(3), 'RabbitMQ': run(2)}}
+latency = {'what': 'idle', 'peers': {'Penstock disk': late(300), 'RabbitMQ': late(200)}}
+million = [{'peer': 'Penstock disk', 'first_s_after_kill': 2},
+           {'peer': 'RabbitMQ', 'first_s_after_kill': 1}]
+over_tls = {'what': 'w', 'us': {'Penstock os': tls(2), 'LavinMQ': tls(1)}}
+redis = {'versions': {'Penstock os': '', 'Redis everysec': ''},
+         'rows': [{'what': 'w', 'values': {'Penstock os': [2], 'Redis everysec': [1]}}]}
+written = {'size': 16, 'shape': 'steady', 'times': {'Penstock os': 2, 'RabbitMQ': 1}}
+brokers = {'Penstock': broker(2, 5), 'RabbitMQ': broker(1, 4)}
+cells = {'micro-batch of 1 row': {'kafka': [[1, 0.1]], 'penstock': [[1, 0.2]]}}
+for found in (
+    broker_report.rivals({'shapes': [shape], 'latency': [latency], 'million': million}),
+    tls_report.rivals({'tls': [over_tls]}),
+    queue_report.rivals({'peers': [library('penstock', 2), library('SQLite', 1)]}),
+    redis_bench.rivals({'redis': redis}),
+    writes.rivals({'writes': [written]}),
+    management_report.rivals({'management': {'brokers': brokers}}),
+    kafka_report.rivals({'cells': cells, 'rows': 1, 'few': 1}),
+):
+    for rival in found:
+        print(*rival, sep=' | ')
+"""
+    done = bench_code(f"exec({code!r})")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "shapes: w | µs | 3 | RabbitMQ | 2",
+        "latency, idle, p50 | ms | 0.3 | RabbitMQ | 0.2",
+        "million: first s after kill | s | 2 | RabbitMQ | 1",
+        "over TLS: w | µs | 2 | LavinMQ | 1",
+        "library: put, 100 B, os | µs | 2 | SQLite | 1",
+        "beside Redis streams, os: w | µs | 2 | Redis everysec | 1",
+        "written to the disk: 16 B, steady | B per B | 2 | RabbitMQ | 1",
+        "management: page | CPU ms | 2000 | RabbitMQ | 1000",
+        "management: confirm, alone, p99 | ms | 5 | RabbitMQ | 4",
+        "Spark: micro-batch of 1 row | ms | 200.0 | Kafka | 100.0",
     ]
 
 

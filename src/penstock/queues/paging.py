@@ -67,7 +67,8 @@ with one read, those in the store with one for each row of neighbours. Where the
 before (slots, entries with the headers of stored bodies, tables of the store, all small). What a
 run will take in RAM is counted from then on.
 
-    delta -> q4              `deltas_to_alphas`: a run that has emptied q3 goes on from the slots
+    delta -> q4              `deltas_to_alphas`: a run that takes all of q3 goes on from the slots,
+                             and q3 gets the rows of a few more of the same read
     delta -> q3              `deltas_to_betas`: the slots of one segment become rows; when delta is
                              empty, q2 joins q3
     q3 -> q4                 `betas_to_alphas`: a run of bodies
@@ -883,42 +884,105 @@ def _read_run(state: QueueRam, part: Rows, run_bytes: int, messages_max: int) ->
     return entries
 
 
-def deltas_to_alphas(state: QueueRam, run_bytes: int, messages_max: int) -> None:
-    """Continue a run in delta, while q3 is empty: read the next messages, of one segment, from
-    their slots to the rear of q4. Leaves anything special (damaged, in a section of the checkpoint)
-    to the way through q3."""
-    delta, index = state.delta, state.index
-    if not delta.count or index.section:
+def read_run(state: QueueRam, run_bytes: int, messages_max: int) -> None:
+    """Read a run of bodies from the front of q3 to the rear of q4, as `betas_to_alphas`, and go on
+    in delta if it takes all of q3."""
+    goes_on = state.reads_runs and not state.is_lazy and not state.index.section
+    if (
+        goes_on
+        and _takes_q3(state, run_bytes, messages_max)
+        and deltas_to_alphas(state, run_bytes, messages_max)
+    ):
         return
+    before = state.alpha_bytes
+    betas_to_alphas(state, run_bytes, messages_max)
+    left = run_bytes - (state.alpha_bytes - before)
+    if goes_on and left > 0 and not state.q3.count:
+        deltas_to_alphas(state, left, messages_max)
+
+
+def _takes_q3(state: QueueRam, run_bytes: int, messages_max: int) -> bool:
+    """Return whether a run takes all rows of q3, and goes on in their segment of delta."""
+    q3, delta = state.q3, state.delta
+    if not q3.count or q3.count >= messages_max or not delta.count:
+        return False
+    if delta.start >= state.segment_end(q3.first_seq()):
+        return False
+    for row in q3.rows():
+        run_bytes -= row.size + ALPHA_BYTES
+        if run_bytes <= 0 or not row.flags & ON_SLOT:
+            return False
+    return True
+
+
+def deltas_to_alphas(state: QueueRam, run_bytes: int, messages_max: int) -> bool:
+    """Read a run to the rear of q4: all rows of q3, if there are any, and what comes next in delta,
+    in the segment in which delta begins. One read of slots is for the messages of delta and for the
+    rows that q3 gets. Return False if nothing has moved: anything special (damaged, in a section of
+    the checkpoint) is left to the way through q3. Raises OSError: nothing has moved."""
+    delta, index, q3 = state.delta, state.index, state.q3
+    if not delta.count:
+        return False
     start = delta.start
-    stop = min(state.segment_end(start), delta.end, start + messages_max)
+    stop = min(state.segment_end(start), delta.end, start + messages_max + FEW_ROWS)
     seqs = state.ready_on_disk(start, stop)
     if not seqs:
-        return
+        return False
     clock = state.engine.clock
     began_s = clock.monotonic()
+    slots: list[Slot] = []
+    transients: set[int] = set()
+    for row in q3.rows():
+        slots.append(slot_of(row))
+        if not row.flags & PERSISTENT:
+            transients.add(row.seq)
+    rows = len(slots)
     try:
-        messages = _plain_messages(state, seqs, run_bytes)
+        slots += index.files(start // index.slots).slots(seqs)
+        messages = _plain_messages(state, slots, run_bytes, messages_max)
     except CorruptionError:
-        return  # the way through q3 finds the damaged one
+        return False  # the way through q3 finds the damaged one
     n = len(messages)
-    if not n:
-        return
+    if not n or n < rows:
+        return False
     size = sum([message.size for message in messages])
     state.engine.totals.page_in(n, size, clock.monotonic() - began_s)
     state.disk_reads += 1
-    q4 = state.q4
-    cost = 0
-    if n < len(seqs):
-        stop = seqs[n]
     if state.delta_transients:
-        _mark_transients(state, seqs, messages, stop)
-    for i in range(n):
+        transients.update(state.transients_between(start, stop))
+    _add_to_q4(state, slots, messages, transients)
+    q3.clear()
+    kept = slots[n : n + FEW_ROWS]
+    for slot in kept:
+        q3.append(_row_of_slot(slot, is_persistent=slot.seq not in transients))
+    taken = n - rows + len(kept)
+    _shorten_delta(state, taken, seqs[taken] if taken < len(seqs) else stop)
+    return True
+
+
+def _add_to_q4(
+    state: QueueRam, slots: list[Slot], messages: list[QueuedMessage], transients: set[int]
+) -> None:
+    """Append the messages, which are of the first of these slots, to q4. transients: the seqs of
+    those that are not persistent."""
+    cost = 0
+    for i in range(len(messages)):
         message = messages[i]
+        seq = slots[i].seq
+        if transients and seq in transients:
+            message.persistent = False
         cost += alpha_bytes(message)
-        q4.append(Entry(seqs[i], message, True))
+        state.q4.append(Entry(seq, message, True))
     state.alpha_bytes += cost
-    delta.count -= n
+
+
+def _shorten_delta(state: QueueRam, count: int, stop: int) -> None:
+    """Remove the first messages of delta, so many, which are in q4 and q3 now; it begins at `stop`,
+    in the same segment or the next one. If it is empty, q2 joins q3."""
+    delta = state.delta
+    if state.delta_transients:
+        state.clear_transients(delta.start, stop)
+    delta.count -= count
     delta.start = stop
     if not delta.count:
         delta.clear()
@@ -928,33 +992,24 @@ def deltas_to_alphas(state: QueueRam, run_bytes: int, messages_max: int) -> None
             state.q3.extend(state.q2)
 
 
-def _mark_transients(
-    state: QueueRam, seqs: list[int], messages: list[QueuedMessage], stop: int
-) -> None:
-    """Mark the transient ones of the messages, which the seqs begin with, and remove all seqs below
-    `stop` from delta."""
-    transients = set(state.transients_between(seqs[0], stop))
-    for seq, message in zip(seqs, messages, strict=False):
-        if seq in transients:
-            message.persistent = False
-    state.clear_transients(state.delta.start, stop)
-
-
-def _plain_messages(state: QueueRam, seqs: list[int], run_bytes: int) -> list[QueuedMessage]:
-    """Return the first of these messages, with bodies, up to so many bytes."""
+def _plain_messages(
+    state: QueueRam, slots: list[Slot], run_bytes: int, messages_max: int
+) -> list[QueuedMessage]:
+    """Return the first of the messages of these slots, which are of one segment, with bodies: so
+    many, up to so many bytes."""
     index = state.index
-    files = index.files(seqs[0] // index.slots)
-    slots = files.slots(seqs)
     n = taken = 0
     for slot in slots:
         taken += slot.size + ALPHA_BYTES
-        if taken > run_bytes:
+        if taken > run_bytes or n == messages_max:
             break
         n += 1
-    messages = files.entries_of(slots[:n])
+    if not n:
+        return []
+    messages = index.files(slots[0].seq // index.slots).entries_of(slots[:n])
     for i in range(n):
         if messages[i].body is None and not is_large(messages[i]):
-            state.engine.load_body(index, seqs[i], messages[i])
+            state.engine.load_body(index, slots[i].seq, messages[i])
     return messages
 
 

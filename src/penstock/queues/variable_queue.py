@@ -707,12 +707,7 @@ class VariableQueue(BackingQueue):
                 return state.head_in_ram()
             run = 0 if state.is_lazy else min(self._read_bytes, state.target_bytes // 4)
             room = self.paging.room_for(run)
-            run = min(run, room)
-            before = state.alpha_bytes
-            paging.betas_to_alphas(state, run, READ_MESSAGES)
-            left = run - (state.alpha_bytes - before)
-            if left > 0 and not state.q3.count and state.reads_runs and not state.is_lazy:
-                paging.deltas_to_alphas(state, left, READ_MESSAGES)
+            paging.read_run(state, min(run, room), READ_MESSAGES)
             paging.settle(state, paging.load_rows(state))
             self.paging.report_set_aside()
             if state.q4:

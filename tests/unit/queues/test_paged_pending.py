@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from penstock.queues.backing_queue import UNLIMITED
-from penstock.queues.queue_ram import CHECKS
+from penstock.queues.queue_ram import ALPHA_BYTES, CHECKS
 from penstock.queues.rows import ON_SLOT, PERSISTENT, ROW_BYTES, PagedPending, Row
 from penstock.storage.files.durability import NONE, OS
 from tests.helpers.engine_rig import STORED, EngineRig
@@ -101,6 +101,17 @@ def test_a_turn_that_takes_more_than_it_may_page_out_reads_runs() -> None:
     world.hold(N, a_turn=N)
     assert world.reads() - before <= 1.25 * usual
     assert world.most <= MAX_BYTES + SLACK_BYTES
+
+
+@pytest.mark.parametrize("mode", [OS, NONE])
+def test_a_run_of_messages_that_nobody_acknowledges_takes_two_reads(mode: int) -> None:
+    """One of the slots, which is for the rows before delta, too, and one of the bodies."""
+    world = Held(mode=mode, max_bytes=128 << 10)
+    on_disk = info_int(world.q, "delta") + info_int(world.q, "q3")
+    run = (128 << 10) // 4 // (ALPHA_BYTES + len(world.body(N)))
+    before = world.rig.fs.reads
+    world.hold(N)
+    assert world.rig.fs.reads - before <= 2 * (on_disk // run + 2 * on_disk // SLOTS)
 
 
 @pytest.mark.parametrize("order", ["ascending", "descending", "in disorder"])

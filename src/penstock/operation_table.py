@@ -1181,7 +1181,7 @@ _ROWS: Final = (
     Operation(
         "release_lease", "Return a reader's leased messages to their queue.",
         (_QUEUE, _READER, _OWNER), _READ_QUEUE, answer=("messages",), is_command=True,
-        said="{messages} messages of queue {queue!r} released, reader {reader!r} forgotten",
+        said="{messages} messages of queue {queue!r} released, reader {reader!r} has none",
         more="They return to their old places, and READER is forgotten.",
     ),
     Operation(

@@ -33,6 +33,7 @@ class Fake:
         self.sock = sock
         self.behaviour = "good"
         self.refused: object = None
+        self.limits: object = None
         self.in_flight = InFlight(time.monotonic)
 
     def send(self, facts: Facts) -> None:
@@ -83,6 +84,8 @@ class Fake:
             os.kill(os.getpid(), args["signal"])
         elif op == "refused":
             self.answer(message, self.refused)
+        elif op == "limits":
+            self.answer(message, self.limits)
         elif op == "refuse":
             self.write(control.refusal(message.number, ControlError(404, "NOT_FOUND - no")))
         else:
@@ -122,6 +125,9 @@ class Fake:
                 assert isinstance(who, int)
                 assert isinstance(opened, int)
                 handed.sendall(b"got " + data[who + opened :])
+        elif do == "limits":
+            self.limits = facts["users"]
+            self.send({"do": "tracing", "is_on": True})  # something that is seen outside
         elif do == "memory":
             self.send({"do": "memory_is", "bytes": facts["bytes"]})
         elif do == "stop" and self.behaviour != "stubborn":

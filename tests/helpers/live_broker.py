@@ -265,10 +265,7 @@ class LiveBroker(Broker):
         from penstock.errors import PenstockError
 
         try:
-            vhost = args.get("vhost", "/")
-            self.control(op, **{"vhost": vhost, **args})
-            if op.endswith("_limits"):  # the vhost's process hears of them after the answer
-                self.control("list_policies", vhost)  # which it answers after that
+            self.control(op, **{"vhost": "/", **args})
         except PenstockError:
             return False
         return True

@@ -191,6 +191,25 @@ def test_permissions_hold_at_once_for_open_connections(shared: LiveBroker) -> No
         assert wire.closed() == (320, "CONNECTION_FORCED - user 'bob' was deleted")
 
 
+def test_limits_hold_for_open_connections_once_they_are_set(shared: LiveBroker) -> None:
+    add_vhost(shared, "limited")
+    with Wire(shared) as wire:
+        wire.open("limited")
+        assert vhosts(shared)["limited"]["rss_bytes"] > 0, "it is known as soon as it runs"
+        for _ in range(10):
+            control(shared, "set_vhost_limits", "limited", limits={"max-queues": 0})
+            wire.channel()
+            wire.send(commands.Queue.Declare(queue="q", exclusive=True), 1)
+            assert wire.channel_closed()[0] == 406
+            control(shared, "clear_vhost_limits", "limited", limit="max-queues")
+            wire.channel()
+            wire.declare("q")
+            wire.ask(commands.Queue.Delete(queue="q"), commands.Queue.DeleteOk)
+            wire.ask(commands.Channel.Close(reply_code=200, class_id=0, method_id=0),
+                     commands.Channel.CloseOk)  # fmt: skip
+    control(shared, "delete_vhost", name="limited")
+
+
 # --- failures ---
 
 

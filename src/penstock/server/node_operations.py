@@ -15,6 +15,7 @@ import platform
 import shlex
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -74,7 +75,7 @@ COUNTS: Final = (
 )  # fmt: skip
 DECLARED_AT_ONCE: Final = 32
 LOCAL: Final = "127.0.0.1"  # where an operator is
-ASK_S: Final = 5.0  # for the answer of each vhost to a list
+ASK_S: Final = 5.0  # for the answer of each vhost
 # Kinds of problems: publishers wait; a vhost; the node itself.
 OF_VHOST: Final = "vhost"
 OF_NODE: Final = "node"
@@ -843,11 +844,11 @@ class NodeOperations:
 
     async def _set_user_limits(self, args: Arguments, _vhost: str) -> None:
         self._node.users.set_limits("user", args.text("user"), args.table("limits"))
-        self._node.limits_changed()
+        await self._limits_changed()
 
     async def _clear_user_limits(self, args: Arguments, _vhost: str) -> None:
         self._node.users.clear_limits("user", args.text("user"), args.text("limit"))
-        self._node.limits_changed()
+        await self._limits_changed()
 
     async def _list_vhost_limits(self, args: Arguments, vhost: str) -> object:
         """Return the limits of each vhost, or of the one that is named."""
@@ -865,11 +866,19 @@ class NodeOperations:
 
     async def _set_vhost_limits(self, args: Arguments, vhost: str) -> None:
         self._node.users.set_limits("vhost", vhost, args.table("limits"))
-        self._node.limits_changed()
+        await self._limits_changed()
 
     async def _clear_vhost_limits(self, args: Arguments, vhost: str) -> None:
         self._node.users.clear_limits("vhost", vhost, args.text("limit"))
+        await self._limits_changed()
+
+    async def _limits_changed(self) -> None:
+        """Send changed limits to every vhost. Returns when those that run have them; one that
+        hangs is not waited for longer than ASK_S."""
         self._node.limits_changed()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ASK_S):
+                await asyncio.gather(*[vhost.heard() for vhost in self._running()])
 
     def _push(self, user: str, vhost: str) -> None:
         """Send the user's new permissions to the vhost."""

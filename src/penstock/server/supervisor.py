@@ -598,7 +598,7 @@ class Supervisor:
         """Send changed limits, and default queue types, to every vhost."""
         self._read_limits()
         for vhost in self.vhosts.values():
-            vhost.notify("limits", **self.limits.facts())
+            vhost.send_limits()
 
     def _check_connections(self, vhost: WatchedVhost, user: str) -> None:
         """Raise AMQPConnectionError 530 if the vhost or the user has its maximum of connections,

@@ -278,6 +278,7 @@ class VhostProcess(LinkedProcess):
         sys.setswitchinterval(SWITCH_S)
         self._heap.freeze_start()
         gc.set_threshold(*GC_THRESHOLDS)
+        self._link.send(self._pong({"n": 0}))  # so that its size is known as soon as it runs
         self._link.send({"do": "ready"})
         if vhost.name == HOME:
             vhost.events.on_wanted = self._send_wanted

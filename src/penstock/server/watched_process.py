@@ -109,6 +109,7 @@ class WatchedProcess(ABC):
         # Seconds since its last message, without those in which this process did not run.
         self._silent_s = 0.0
         self._watched_s = 0.0  # when that was last counted
+        self._hearing: dict[int, asyncio.Future[None]] = {}  # by the numbers of their pings
 
     # ---- what a kind of process defines --------------------------------------------------------
 
@@ -239,6 +240,19 @@ class WatchedProcess(ABC):
         starts."""
         if self._link is not None and self.state == RUNNING:
             self._link.send({"do": do, **facts})
+
+    async def heard(self) -> None:
+        """Wait until the process has taken the news that it was sent, or has ended. Does nothing
+        if it does not run."""
+        if self._link is None or self.state != RUNNING:
+            return
+        number = min(self._hearing, default=0) - 1  # those of `_watch` are positive
+        self._hearing[number] = self._loop.create_future()
+        self._link.send({"do": "ping", "n": number})
+        try:
+            await self._hearing[number]
+        finally:
+            self._hearing.pop(number, None)
 
     async def call(self, op: str, args: bytes, seconds: float = CALL_S) -> bytes:
         """Return the result of an operation. args, result: JSON. Raises ControlError, ProcessDown,
@@ -408,6 +422,9 @@ class WatchedProcess(ABC):
         if self._link is not None:
             self._link.close()
         self._link = self._process = None
+        for hearing in self._hearing.values():
+            if not hearing.done():
+                hearing.set_result(None)
         self._life_ended()
 
     async def _watch(self) -> None:
@@ -451,6 +468,9 @@ class WatchedProcess(ABC):
         do = facts["do"]
         if do == "pong":
             self.pongs += 1
+            hearing = self._hearing.get(whole(facts["n"]))
+            if hearing is not None and not hearing.done():
+                hearing.set_result(None)
             self._on_own_message("pong", facts)
         elif do == "ready" and self.state == STARTING:
             self.state = RUNNING

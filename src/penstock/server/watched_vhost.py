@@ -299,6 +299,12 @@ class WatchedVhost(WatchedProcess):
         self.memory_bytes = number
         self.notify("memory", bytes=number)
 
+    def send_limits(self) -> None:
+        """Send the limits of users and vhosts, which have changed; also to a process that starts,
+        which was sent those of before."""
+        if self._link is not None and self.state in (STARTING, RUNNING):
+            self._link.send({"do": "limits", **self._limits.facts()})
+
     # ---- as a watched process ------------------------------------------------------------------
 
     def _begin_life(self, link: ProcessLink) -> None:

@@ -12,7 +12,7 @@ def test_release_lease(capsys: pytest.CaptureFixture[str]) -> None:
     assert broker.run("release_lease", "jobs", "spark-1", "-p", "/x") == 0
     args = {"queue": "jobs", "reader": "spark-1"}
     assert broker.asked == [("release_lease", "/", args), ("release_lease", "/x", args)]
-    line = "7 messages of queue 'jobs' released, reader 'spark-1' forgotten\n"
+    line = "7 messages of queue 'jobs' released, reader 'spark-1' has none\n"
     assert capsys.readouterr().out == line * 2
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from penstock.access.limits import LimitTable
 from penstock.access.permissions import everything
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.in_flight import MESSAGES, signature
@@ -20,7 +21,7 @@ from penstock.errors import AMQPConnectionError
 from penstock.operation_json import dumps, read
 from penstock.server import polling_loop
 from penstock.server.control import ControlError
-from penstock.server.watched_process import DOWN, RUNNING, STOPPED
+from penstock.server.watched_process import DOWN, RUNNING, STARTING, STOPPED
 from penstock.server.watched_vhost import VhostDown, WatchedVhost
 from penstock.storage.files.data_directory import DataDirectory
 from penstock.storage.files.filesystem import OsFileSystem
@@ -57,9 +58,11 @@ class Rig:
     def __init__(self, behaviour: str, settings: Config) -> None:
         self.down = asyncio.Event()
         self.clock = JumpingClock()
+        self.limits = LimitTable(settings.limits)
         self.vhost = WatchedVhost(
-            "/", behaviour, settings, self.clock, lambda _: self.down.set(), PROGRAM
-        )
+            "/", behaviour, settings, self.clock, lambda _: self.down.set(), PROGRAM,
+            limits=self.limits,
+        )  # fmt: skip
         self.vhost.memory_bytes = 1000
 
     async def pid(self) -> int:
@@ -127,6 +130,44 @@ def test_counters_come_with_pongs_and_memory_is_acknowledged() -> None:
         assert (vhost.counted_bytes, vhost.blocked_reason) == (8, "disk")
 
     with_vhost("good", scenario)
+
+
+def test_limits_that_change_are_waited_for() -> None:
+    async def scenario(rig: Rig) -> None:
+        vhost = rig.vhost
+        await vhost.heard()
+        await vhost.ready()
+        vhost.send_limits()
+        assert not vhost.is_tracing
+        await vhost.heard()
+        assert vhost.is_tracing, "the process had the limits before it answered"
+        await asyncio.gather(vhost.heard(), vhost.heard())
+        os.kill(vhost.pid, signal.SIGSTOP)
+        hearing = asyncio.ensure_future(vhost.heard())
+        await asyncio.sleep(0)
+        assert not hearing.done()
+        vhost.kill("of the test")
+        await hearing
+
+    with_vhost("good", scenario, ping_s=5.0)
+
+
+def test_limits_that_change_during_a_start_are_sent() -> None:
+    async def scenario(rig: Rig) -> None:
+        vhost = rig.vhost
+        vhost.start()
+        while not vhost.rss_bytes:  # it answers pings, and waits
+            await asyncio.sleep(0)
+        assert vhost.state == STARTING
+        limits = {"ann": {"max-channels": 3}}
+        rig.limits.set({}, limits, {})
+        vhost.send_limits()
+        os.kill(vhost.pid, signal.SIGUSR1)
+        while vhost.state == STARTING:
+            await asyncio.sleep(0)
+        assert await ask(vhost, "limits", {}) == limits
+
+    with_vhost("waits", scenario)
 
 
 def test_one_that_dies_is_started_again() -> None:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.access.permissions import Identity
+from penstock.operation_json import JsonParts
 from penstock.storage.files.durability import DISK
 from tests.helpers.operation_rig import OperationRig
 from tests.helpers.vhost_rig import classic
@@ -414,6 +415,14 @@ def test_what_does_not_fit_into_the_answer_to_a_client_stays_in_its_queue(
     assert [one["body"] for one in rig.result("peek", queue="q", count=9)["messages"]] == bodies
     assert len(rig.result("get_messages", channel, truncate=100, **args)) == len(bodies)
     assert not rig.result("peek", queue="q")["messages"]
+
+
+def test_the_text_that_is_measured_is_the_answer(rig: OperationRig) -> None:
+    rig.put("q", b"1")
+    asked = rig.ask("get_messages", rig.client().open(1).handler.channels[1], queue="q", count=1)
+    rig.turn()
+    assert isinstance(asked.replies[0], JsonParts), "it is not encoded again"
+    assert [one["payload"] for one in asked.result] == ["1"]
 
 
 def test_what_is_browsed_fits_if_its_bodies_are_cut(rig: OperationRig) -> None:

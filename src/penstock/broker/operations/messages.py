@@ -46,7 +46,7 @@ from penstock.errors import (
     DiskFullError,
     QueueFullError,
 )
-from penstock.operation_json import dumps, in_seconds, loads, payload
+from penstock.operation_json import JsonParts, in_seconds, loads, payload
 from penstock.operation_table import GET_MAX
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import PART_SHIFT, Delivery
@@ -440,21 +440,18 @@ def _get_messages(call: Call) -> None:
     _Get(vhost, queue, session, min(args.whole("count"), GET_MAX), got).begin(0)
 
 
-def _as_got(
-    call: Call, queue: BrokerQueue, messages: list[dict[str, object]]
-) -> list[dict[str, object]]:
+def _as_got(call: Call, queue: BrokerQueue, messages: list[dict[str, object]]) -> JsonParts:
     """Return what was got, and is to be settled, as RabbitMQ shows it. AMQPError 311: it does not
     fit into an answer."""
     left = queue.len() + len(messages)
-    found: list[dict[str, object]] = []
-    size = 0
+    found = JsonParts(is_exact=call.is_operator)
+    found.begin(b"[")
     for message in messages:
         left -= 1
-        size += _shown_bytes(call, message["body"])
-        call.check_room(size)
-        found.append({**_shown(call, message), "message_count": left})
-    if call.room_bytes:
-        call.check_room(len(dumps(found)))
+        call.check_room(found.bytes + _shown_bytes(call, message["body"]))
+        found.add({**_shown(call, message), "message_count": left})
+        call.check_room(found.bytes + 1)
+    found.end(b"]")
     return found
 
 

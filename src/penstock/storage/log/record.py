@@ -407,7 +407,7 @@ def unpack_lease_runs(data: bytes) -> list[LeaseRun]:
 
 def encode_ops(ops: list[Op]) -> bytes:
     """Data of a TX; its count is len(ops). ValueError if one of them cannot be in it."""
-    return b"".join(_ops(b"", ops))
+    return b"".join(tx_pieces(ops))
 
 
 def tx_part_data(transaction: int, ops: list[Op]) -> bytes:
@@ -415,18 +415,14 @@ def tx_part_data(transaction: int, ops: list[Op]) -> bytes:
     return b"".join(tx_part_pieces(transaction, ops))
 
 
-def tx_pieces(ops: list[Op]) -> list[bytes]:
-    """Return what `encode_ops` does, in pieces: the tails are not copied."""
-    return _ops(b"", ops)
-
-
 def tx_part_pieces(transaction: int, ops: list[Op]) -> list[bytes]:
     """Return what `tx_part_data` does, in pieces: the tails are not copied."""
-    return _ops(_U64.pack(transaction), ops)
+    return tx_pieces(ops, _U64.pack(transaction))
 
 
-def _ops(front: bytes, ops: list[Op]) -> list[bytes]:
-    """Return the front and the list of operations, with each tail as a piece of its own."""
+def tx_pieces(ops: list[Op], front: bytes = b"") -> list[bytes]:
+    """Return the front and the list of operations, with each tail as a piece of its own, not
+    copied."""
     pieces: list[bytes] = []
     parts = [front]
     for op in ops:

@@ -28,7 +28,8 @@ environments are links to those of the tree; an installed package is then found 
 `uncompiled` has the source of the copy.
 
     lint         format, style, types, imports
-    unit         the unit tests, compiled
+    unit         the unit tests, compiled, but for those of the queues
+    queues       those of the queues, which are half of them
     uncompiled   the unit tests of packages with compiled modules again, uncompiled: of a test with
                  parameters only CASES (tests/helpers/few_cases.py), none that starts processes or
                  is `large`, fewer examples of hypothesis, and no checks of invariants after each
@@ -80,6 +81,7 @@ IN_MEMORY: Final = Path("/dev/shm")
 ROOM_BYTES: Final = 4 << 30  # what the files of all lanes may take, and as much again is left
 AVAILABLE: Final = re.compile(r"^MemAvailable: +(\d+) kB$", re.MULTILINE)
 UNIT: Final = "tests/unit"
+QUEUES: Final = "tests/unit/queues"
 PATHS: Final = ("tests/test_paths.py", "tests/test_words.py")
 COMPILED: Final = (
     "access", "broker", "codec", "embedded", "protocol", "queues", "routing", "server", "storage",
@@ -238,13 +240,14 @@ def lanes(
     """Return those of `make test`. The first needs no compiled environment. make: the command.
     quick, disk: where temporary files are, in memory if there is room, and on the disk. tree: where
     the tests are."""
-    rest = [f"--ignore={path}" for path in (UNIT, SPARK, CRASH, BROWSER, *BROKERS, *LONG)]
+    rest = [f"--ignore={path}" for path in (UNIT, QUEUES, SPARK, CRASH, BROWSER, *BROKERS, *LONG)]
     pure = [f"{UNIT}/{package}" for package in COMPILED]
     return [
         Lane("uncompiled", (*PURE, "-m", "not real and not large", *pure, *PATHS), "", quick, tree),
         Lane("spark", (*PYTEST, SPARK), "", quick, tree),
         Lane("brokers", (*PYTEST, *BROKERS), "", quick, tree),
-        Lane("unit", (*NICE, *PYTEST, UNIT), "", quick, tree),
+        Lane("unit", (*NICE, *PYTEST, UNIT, f"--ignore={QUEUES}"), "", quick, tree),
+        Lane("queues", (*NICE, *PYTEST, QUEUES), "", quick, tree),
         Lane("crash", (*NICE, *PYTEST, CRASH), "", disk, tree),
         Lane("browser", (*NICE, *PYTEST, BROWSER), "", quick, tree),
         Lane("main", (*NICE, *PYTEST, "tests", *rest), "", quick, tree),

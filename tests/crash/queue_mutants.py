@@ -87,8 +87,8 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "transient-comes-back-persistent", "transient",
-        "is_persistent=slot.seq not in transients",
-        "is_persistent=True",
+        "flags = ON_SLOT | (0 if slot.seq in transients else PERSISTENT)",
+        "flags = ON_SLOT | PERSISTENT",
         QUEUES + "flowing",
     ),
     Mutant(

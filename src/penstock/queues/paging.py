@@ -802,7 +802,7 @@ def rows_on_disk(
         except CorruptionError:
             slots = _good_slots(state, on_slot, is_fetching=is_fetching)
         state.disk_reads += 1
-    rows = [_row_of_slot(slot, is_persistent=slot.seq not in transients) for slot in slots]
+    rows = [_row_of_slot(slot, transients) for slot in slots]
     if section:
         rows += [_row_of_message(seq, section[seq].message) for seq in seqs if seq in section]
         rows.sort(key=lambda row: row.seq)
@@ -822,8 +822,9 @@ def _good_slots(state: QueueRam, seqs: list[int], *, is_fetching: bool) -> list[
     return found
 
 
-def _row_of_slot(slot: Slot, *, is_persistent: bool) -> Row:
-    flags = ON_SLOT | (PERSISTENT if is_persistent else 0)
+def _row_of_slot(slot: Slot, transients: set[int]) -> Row:
+    """transients: the seqs of those that are not persistent."""
+    flags = ON_SLOT | (0 if slot.seq in transients else PERSISTENT)
     place = slot.where
     if slot.flags & queue_segment.HAS_ENTRY:
         flags |= HAS_ENTRY | AT_ENTRY
@@ -954,7 +955,7 @@ def deltas_to_alphas(state: QueueRam, run_bytes: int, messages_max: int) -> bool
     q3.clear()
     kept = slots[n : n + FEW_ROWS]
     for slot in kept:
-        q3.append(_row_of_slot(slot, is_persistent=slot.seq not in transients))
+        q3.append(_row_of_slot(slot, transients))
     taken = n - rows + len(kept)
     _shorten_delta(state, taken, seqs[taken] if taken < len(seqs) else stop)
     return True

@@ -136,7 +136,7 @@ def number(rig: OperationRig, row: dict[str, Any], column: str) -> float:
     return value
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_sums_and_orders_are_those_of_the_rows(seed: int) -> None:
     random_rig = Random(seed)
     for _ in range(60):

@@ -20,6 +20,8 @@ from penstock.operation_json import PART_BYTES, JsonParts, dumps, from_json
 from tests.helpers.operation_rig import Asked, OperationRig
 from tests.helpers.staged_rig import StagedRig, plain
 
+pytestmark = pytest.mark.large
+
 BINDINGS = 400
 LARGE = {"x": [{"a": [1, {"b": "c"}]}] * 70}
 

@@ -3,10 +3,14 @@
 from collections.abc import Callable
 from itertools import pairwise
 
+import pytest
+
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.queues.paging import SLICE_MESSAGES
 from penstock.storage.engine import PAGE_OUT_MAX
 from tests.helpers.vhost_rig import VHostRig
+
+pytestmark = pytest.mark.large
 
 BODY = bytes(1000)
 

@@ -201,7 +201,7 @@ def test_deliveries_of_an_earlier_life_are_nobody_s() -> None:
     assert classic(rig.vhost.queues["q"]).amq.depth() == 0
 
 
-@pytest.mark.parametrize("count", [2, LONG_PLACES + 10])
+@pytest.mark.parametrize("count", [2, pytest.param(LONG_PLACES + 10, marks=pytest.mark.large)])
 def test_a_transaction_settles_nothing_of_an_earlier_life(count: int) -> None:
     rig = BrokerRig()
     one = rig.client().open(1)

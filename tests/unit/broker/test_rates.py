@@ -57,6 +57,7 @@ def test_a_list_is_sorted_by_a_rate(rig: OperationRig) -> None:
         assert [one["name"] for one in found] == ["busy", "q"]
 
 
+@pytest.mark.large
 def test_the_rates_of_many_are_looked_at_in_slices(rig: OperationRig) -> None:
     names = [f"q{n:03}" for n in range(3 * SLICE)]
     for name in names:

@@ -60,6 +60,7 @@ def test_routes_of_a_vhost_are_bounded_over_all_users() -> None:
     assert most - MEMORY_BYTES // CHANNEL_PART <= held <= most
 
 
+@pytest.mark.large
 def test_a_user_who_fills_caches_empties_own_ones() -> None:
     _, (quiet, greedy) = rig_with_channels(20, ("quiet", "greedy"))
     publish_to_keys(quiet, 1, 50)
@@ -70,6 +71,7 @@ def test_a_user_who_fills_caches_empties_own_ones() -> None:
     assert len(routes) == 50
 
 
+@pytest.mark.large
 def test_routes_are_counted_in_the_memory_as_what_they_take() -> None:
     rig, (client,) = rig_with_channels(1)
     rig.vhost.set_memory(1024 * MIB)

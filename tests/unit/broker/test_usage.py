@@ -577,6 +577,7 @@ def test_a_delivery_is_counted_when_it_is_delivered() -> None:
     assert rig.vhost.monitor.other_bytes >= 100 * UNACKED_BYTES
 
 
+@pytest.mark.large
 def test_a_user_who_does_not_acknowledge_waits_and_nobody_else() -> None:
     """Of 4 MiB a quarter is for what is not acknowledged, and one user may have half of that."""
     rig = rig_of(memory_bytes=4 * MIB)
@@ -644,6 +645,7 @@ def test_messages_that_are_got_and_not_acknowledged_have_a_bound() -> None:
     client.call(2, BasicGet(queue="r", no_ack=True), BasicGetEmpty)
 
 
+@pytest.mark.large
 def test_others_who_acknowledge_make_room() -> None:
     rig = rig_of(memory_bytes=4 * MIB)
     eve = consuming(rig, "eve", "q", 8000)

@@ -73,6 +73,7 @@ def paged(world: World) -> PagedPending:
     return real(world.q).state.disk_pending
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("mode", [OS, NONE])
 def test_many_unacked_messages_take_no_more_than_the_limit(mode: int) -> None:
     world = Held(mode=mode)
@@ -90,6 +91,7 @@ def test_many_unacked_messages_take_no_more_than_the_limit(mode: int) -> None:
     assert held <= 1.1 * (world.reads() - before), "as many as of a consumer that acks at once"
 
 
+@pytest.mark.large
 def test_a_turn_that_takes_more_than_it_may_page_out_reads_runs() -> None:
     world = Held()
     before = world.reads()
@@ -160,6 +162,7 @@ def test_acks_of_stored_bodies_with_headers_read_by_segments() -> None:
     assert world.q.depth() == 0
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("policy", ["eager", "ratio", "even"])
 @pytest.mark.parametrize(("some", "step"), [(N, 1), (256, 1), (256, -1), (1, 1), (1, -1)])
 def test_a_mass_requeue_stays_within_the_limit_and_in_order(

@@ -14,9 +14,9 @@ Every implementation promises (tests/contracts/backing_queue.py tests each):
 * **Leased** messages belong to a reader, by a record of the log: neither ready nor pending, not
   purged, and counted in `depth` only.
 * **Bounded RAM.** `ram_bytes` counts all that a queue holds in RAM, pending included, and stays
-  below the smallest of its limits as far as paging in steps allows: a publish pages out at most
-  four messages besides its own bytes and stops after the one that passes 64 KiB; `resume` does the
-  rest.
+  below the smallest of its limits as far as paging in steps allows: a publish pages out 4 to 32
+  messages at most besides its own bytes and stops after the one that passes 64 KiB; `resume` does
+  the rest.
 * **Nothing is confirmed here.** Every change is a record of the engine's log; the caller confirms
   it once `engine.log.settled(mode)` has reached `engine.log.last_lsn` as it was then.
 * **Held messages.** What a transaction or a move brought is delivered only once its record is

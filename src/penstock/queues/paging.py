@@ -20,8 +20,8 @@ page-out failed. One event reports that.
 **Purger.** It moves messages out of RAM, from the tail of a queue towards its head, in small steps.
 Qpid's Flow to Disk Design has a Purger thread that walks a queue that is over its limit. RabbitMQ
 pages in bursts of thousands, which its users know as a cliff. Here each publish does a small step:
-at most four messages, and none after the one that passes 64 KiB. `resume` does the rest in slices
-of 256.
+at most one message for each MiB of the target, between 4 and 32, and none after the one that passes
+64 KiB. `resume` does the rest in slices of 256.
 
 The order is RabbitMQ's: alphas of q1 from the front, then those of q4 from the rear, become betas;
 between these two come the requeued alphas, in any order, because their seqs are among q4's. Betas
@@ -38,7 +38,7 @@ the limit is passed; and no step takes more than it needs. Pending messages are 
 the largest seq first, and before the alphas while more of them arrive than leave.
 
 A flowed queue writes what arrives straight to delta, as Qpid's design says, so that its RAM is for
-the head. It writes four at a time: q1 holds what has arrived, and one write takes all of it. As
+the head. It writes a step at a time: q1 holds what has arrived, and one write takes all of it. As
 soon as the whole queue would fit in RAM again, arrivals stay there, and the Inhaler reads the rest.
 
 Rows that are too many go before alphas do, or an index would fill the RAM of the queue's head. A
@@ -90,11 +90,12 @@ from penstock.message import LARGE_FROM, Entry, QueuedMessage, is_large, seq_of
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.queue_ram import (
     ALPHA_BYTES,
-    STEP_MESSAGES,
+    STEP_MESSAGES_MIN,
     QueueRam,
     alpha_bytes,
     high_mark,
     low_mark,
+    step_messages,
     take_alphas,
 )
 from penstock.queues.rows import (
@@ -118,8 +119,8 @@ from penstock.storage.index.queue_segment import IN_STORE as SLOT_IN_STORE
 from penstock.storage.index.queue_segment import LONG_HEADER, PREFIX_BYTES, SegmentFiles, Slot
 from penstock.storage.store.store_file import StoreRecord, read_records
 
-PUBLISH_MESSAGES: Final = STEP_MESSAGES  # paged out by one publish besides its own, at most
-PUBLISH_BYTES: Final = 64 << 10  # and no more after the one that passes this
+PUBLISH_MESSAGES: Final = STEP_MESSAGES_MIN  # paged out by one fetch, at most
+PUBLISH_BYTES: Final = 64 << 10  # by one fetch or publish: no more after the one that passes this
 SLICE_MESSAGES: Final = 256  # of `resume`
 SLICE_BYTES: Final = 1 << 20
 PENDING_BLOCK: Final = 512  # seqs of pending messages whose slots are read for a walk over all
@@ -139,7 +140,7 @@ def is_over(state: QueueRam) -> bool:
 
 
 def _is_batch(state: QueueRam) -> bool:
-    return len(state.q1) >= PUBLISH_MESSAGES or state.q1_bytes >= PUBLISH_BYTES
+    return len(state.q1) >= state.step_messages or state.q1_bytes >= PUBLISH_BYTES
 
 
 def step(state: QueueRam, messages: int, bytes_max: int) -> bool:
@@ -149,14 +150,15 @@ def step(state: QueueRam, messages: int, bytes_max: int) -> bool:
     if state.becomes_lazy:
         return _step_to_lazy(state, written)
     has_rolled = written.roll(messages // 2)
-    is_due = written.excess() > 0 or (_is_batch(state) and not state.fits())
+    is_beyond = written.excess() > 0 and not state.is_even
+    is_due = is_beyond or (_is_batch(state) and not state.fits())
     if is_due and state.is_flowed and state.q1 and not state.is_even:
         written.note(
             push_q1(state, written.messages, bytes_max=written.bytes_left(), goes_on=state.eager)
         )
     acks_first = _acks_grow(state)
     for turn in range(2):
-        if written.excess() > 0 and written.messages > 0:
+        if written.messages > 0 and (written.excess() > 0 or (is_beyond and written.is_tight())):
             wanted = written.wanted()
             unused = written.messages - wanted
             if acks_first == (turn == 0):
@@ -184,13 +186,22 @@ class _Step:
         return self._state.ram_bytes() - self._state.target_bytes
 
     def wanted(self) -> int:
-        """Return how many messages to page out: the excess by their average size, and four more, so
-        that the next few publishes have room and paging goes in fours."""
+        """Return how many messages to page out: the excess by their average size, and as many as a
+        publish may, so that the next few have room and one write takes as many."""
         state = self._state
         average = state.ram_average() or ALPHA_BYTES
         if state.is_even:
             return min(self.messages, -(-self.excess() // (average - ROW_BYTES)))
-        return min(self.messages, self.excess() // average + PUBLISH_MESSAGES)
+        return min(self.messages, self.excess() // average + state.step_messages)
+
+    def is_tight(self) -> bool:
+        """Return whether there is no room for half of what one write takes. What arrives fills as
+        much as the last step has freed, so the writes would stay small. False for a small target,
+        whose head would shrink by as much."""
+        state = self._state
+        half = state.step_messages >> 1
+        average = state.ram_average() or ALPHA_BYTES
+        return state.step_messages > STEP_MESSAGES_MIN and self.excess() + half * average > 0
 
     def bytes_left(self) -> int:
         """Return the bytes left in this step's quota."""
@@ -481,28 +492,43 @@ def page_out(state: QueueRam, entries: list[Entry], *, with_slots: bool = False)
             fresh.append(entry)
         elif entry.seq not in state.places and (message.header or message.size):
             bodies.append(entry)
-    written: dict[int, int] = {}
+    places: list[int] = []
     if fresh:
-        places: list[int] = []
         index.write(fresh, places)
         state.disk_writes += len(fresh)
-        for entry, place in zip(fresh, places, strict=True):
+        for entry in fresh:
             entry.on_slot = True
-            if place:
-                written[entry.seq] = place
             if not entry.message.persistent:
                 index.keep_transients(entry.seq // index.slots, 1)
     if bodies:
         _write_bodies(state, bodies)
-    rows = [_row(state, entry, written.get(entry.seq, 0)) for entry in entries]
-    size = sum([row.size for row in rows])
-    gammas = sum([row.flags & ON_SLOT != 0 for row in rows])
+    rows = _rows_of(state, entries, fresh, places)
+    state.leave(entries)
+    return rows
+
+
+def _rows_of(
+    state: QueueRam, entries: list[Entry], fresh: list[Entry], places: list[int]
+) -> list[Row]:
+    """Return the rows of entries that are paged out, and count these. places: where the entries of
+    those that were just written, `fresh`, are in .qs."""
+    rows: list[Row] = []
+    size = gammas = at = 0
+    for entry in entries:
+        place = 0
+        if at < len(fresh) and fresh[at] is entry:
+            place = places[at]
+            at += 1
+        row = _row(state, entry, place)
+        size += row.size
+        if row.flags & ON_SLOT:
+            gammas += 1
+        rows.append(row)
     totals = state.engine.totals
     totals.gammas += gammas
     totals.betas += len(rows) - gammas
     totals.paged_out_bytes += size
     state.engine.page_out_left -= len(entries) + (size >> 12)
-    state.leave(entries)
     return rows
 
 
@@ -690,7 +716,8 @@ def _add_to_delta(state: QueueRam, row: Row) -> None:
     if not row.flags & PERSISTENT:
         state.mark_transient(row.seq)
     state.delta.add(row.seq)
-    state.in_hand.discard(row.seq)
+    if state.in_hand:
+        state.in_hand.discard(row.seq)
 
 
 def _put_back(state: QueueRam, rows: list[Row]) -> None:
@@ -1629,6 +1656,7 @@ class Paging:
             state.is_flowed = True  # the queue was opened with a backlog
         shrinks = target < state.target_bytes
         state.target_bytes = target
+        state.step_messages = step_messages(target)
         if not shrinks:
             self.note_recovered()
         elif state.engine.page_out_left > 0:  # else a tick does all of it

@@ -154,7 +154,10 @@ def _weight(dt_s: float) -> float:
 
 # An Entry, a QueuedMessage, their place in a deque or dict, and the head of bytes: measured.
 ALPHA_BYTES: Final = 256
-STEP_MESSAGES: Final = 4  # paged out by one publish
+# Paged out by one publish besides its own: one for each MiB of the target, from 4 to 32.
+STEP_MESSAGES_MIN: Final = 4
+STEP_MESSAGES_MAX: Final = 32
+STEP_SHIFT: Final = 20
 CHECKED_EACH: Final = 128
 
 
@@ -228,6 +231,12 @@ def take_alphas(
     return taken, moved, quota if moved < bytes_max else 0
 
 
+def step_messages(target_bytes: int) -> int:
+    """Return how many messages a publish pages out besides its own, at most. Writes of many cost
+    less for each, but must stay a small part of the target."""
+    return min(max(target_bytes >> STEP_SHIFT, STEP_MESSAGES_MIN), STEP_MESSAGES_MAX)
+
+
 def low_mark(target_bytes: int) -> int:
     """Return the bytes below which a queue without a minimum of its own reads messages back."""
     return target_bytes - (target_bytes >> 3)
@@ -282,6 +291,7 @@ class QueueRam:
         self.reading_bytes: int = 0  # counted: what is being read ahead will be, at most
         self.shared: SharedBodies = SharedBodies()  # in RAM here and in other queues
         self.target_bytes: int = UNLIMITED  # the smallest limit
+        self.step_messages: int = STEP_MESSAGES_MIN  # of a publish, for this target
         self.is_lazy: bool = False
         self.becomes_lazy: bool = False
         self.is_flowed: bool = False
@@ -330,7 +340,7 @@ class QueueRam:
         least one step of paging, so that the next few publishes do not page out what was just
         read."""
         target = self.target_bytes
-        return max(target >> 7, min(STEP_MESSAGES * self.average_bytes(), target >> 3))
+        return max(target >> 7, min(self.step_messages * self.average_bytes(), target >> 3))
 
     def add_alpha(self, entry: Entry) -> bool:
         """Append an entry: to q4 if everything is in RAM, else to q1. Return whether there may be

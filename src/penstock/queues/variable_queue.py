@@ -506,7 +506,7 @@ class VariableQueue(BackingQueue):
             self._arrive_lazy(entry)
             return
         if state.add_alpha(entry) and not self._is_batch:
-            self.paging.step(paging.PUBLISH_MESSAGES, paging.PUBLISH_BYTES)
+            self.paging.step(state.step_messages, paging.PUBLISH_BYTES)
         if CHECKS.is_on:
             state.check_call()
 
@@ -564,7 +564,7 @@ class VariableQueue(BackingQueue):
     def _page_batch(self, n: int) -> None:
         """Page out as much as n single publishes would."""
         if paging.is_over(self.state):
-            slice_messages = min(n * (paging.PUBLISH_MESSAGES + 1), paging.SLICE_MESSAGES * 2)
+            slice_messages = min(n * (self.state.step_messages + 1), paging.SLICE_MESSAGES * 2)
             self.paging.step(slice_messages, 2 * paging.SLICE_BYTES)
 
     def hold(self, tag: int, lsn: int, mode: int) -> None:

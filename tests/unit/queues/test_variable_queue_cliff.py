@@ -1,8 +1,8 @@
 """No cliff: what a publish pages out besides its own bytes, counted at the FileSystem.
 
-At most four messages, and none after the one that passes 64 KiB: over random sizes, limits, depths
-and modes, with fetches, requeues and acks in between. What resume does in the background is bounded
-too."""
+At most four messages with a small target, and none after the one that passes 64 KiB: over random
+sizes, limits, depths and modes, with fetches, requeues and acks in between. With a large target at
+most one message for each MiB of it. What resume does in the background is bounded too."""
 
 import random
 
@@ -159,6 +159,24 @@ def test_a_publish_far_over_the_limit(size: int, most: int, has_pending: bool) -
         tag = vq.publish(b"", b"", OS)
         paged = [seq for _, seq, _ in run.fs.take(run.slots) if seq != tag]
         assert 0 < len(paged) <= most
+
+
+def test_with_a_large_target_one_write_takes_more_and_a_publish_is_bounded_all_the_same() -> None:
+    run = Run(0, "eager")
+    target = 8 << 20
+    run.q.set_limits(target, 0)
+    body = bytes(8000)
+    n = target // len(body)
+    run.q.batch_publish([NewMessage(b"", body)] * n, OS)
+    run.fs.take(run.slots)
+    counts: list[int] = []
+    for _ in range(400):
+        run.q.publish(b"", body, OS)
+        counts.append(len(run.fs.take(run.slots)))
+        assert run.q.ram_bytes() <= target + 8 * 9000
+    assert max(counts) == 8
+    assert sum(counts) >= 390
+    assert min(filter(None, counts)) >= 4, "no write is much smaller than it may be"
 
 
 def test_what_a_lowered_limit_leaves_over_is_done_in_slices() -> None:

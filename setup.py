@@ -28,6 +28,7 @@ from setuptools.command.build_ext import build_ext
 HOT_MODULES = (
     "penstock.clock",
     "penstock.counts",
+    "penstock.fast_crc",
     "penstock.message",
     "penstock.storage.log.record",
     "penstock.storage.log.record_writer",

@@ -436,6 +436,7 @@ class Publisher(Unconfirmed):
         route: Route | None = None
         props = b""
         info = 0
+        stored = b""  # the header of messages with this route and these props: one for all of them
         n = len(routes)
         self.is_sliced = False
         budget = self._budget
@@ -453,12 +454,14 @@ class Publisher(Unconfirmed):
                     since = at
                     raw = routes[at]
                     route = self.route_in_slices(raw)
+                    stored = b""
                     if route is None:
                         self.is_sliced = True
                         break
                 if headers[at] != props or not info:
                     props = headers[at]
                     info = scan(props)
+                    stored = b""
                 if info >> 16 & SPECIAL or route.is_special:
                     if not self._publish_special(route, props, info, bodies[at]):
                         self.is_sliced = True
@@ -469,7 +472,9 @@ class Publisher(Unconfirmed):
                         since = at
                         routing = route = None
                 else:
-                    self._publish(route, route.queues, props, info, bodies[at])
+                    if not stored:
+                        stored = route.front + props
+                    self._publish(route, props, stored, info, bodies[at])
                     budget.left -= 1 + len(route.queues)
                     at += 1
         except DiskFullError:
@@ -672,19 +677,17 @@ class Publisher(Unconfirmed):
 
     # ---- one message ---------------------------------------------------------------------------
 
-    def _publish(
-        self, route: Route, queues: list[BrokerQueue], props: bytes, info: int, body: bytes
-    ) -> None:
-        """Publish a message of whose properties only delivery mode and priority matter."""
+    def _publish(self, route: Route, props: bytes, stored: bytes, info: int, body: bytes) -> None:
+        """Publish a message of whose properties only delivery mode and priority matter. stored: its
+        header as it is stored."""
+        queues = route.queues
         if self.transaction is not None or len(queues) != 1:
             facts = self._facts
             facts.set_plain(info)
             self.publish_with(route, route.targets, props, body, facts)
             return
         is_persistent = info & 0xFF == PERSISTENT
-        self._publish_to(
-            queues[0], route.front + props, body, is_persistent, info >> 8 & 0xFF, None, None
-        )
+        self._publish_to(queues[0], stored, body, is_persistent, info >> 8 & 0xFF, None, None)
 
     def _publish_to(
         self, queue: BrokerQueue, header: bytes, body: bytes, is_persistent: bool, priority: int,

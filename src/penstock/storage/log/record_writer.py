@@ -70,7 +70,7 @@ def encode_publish_one(
     # Concatenations cost less than one more CRC call, or a join (measured).
     rest = head.getvalue() + header
     if flags == 0:
-        rest += body
+        rest = rest + body  # += is compiled to a slower call
     return _begun(rest, seed, head)
 
 

@@ -83,8 +83,10 @@ class RateTable(BackgroundTask):
         self._clock = clock
         self._wake = wake
         self._known: dict[Key, _Known] = {}
-        self._moving: list[Key] = []  # what has rates that are not 0, in this tick
-        self._moving_before: list[Key] = []  # and in the tick before
+        # What has rates that are not 0, by kind and name: of this tick; and of the tick before,
+        # while this one has not come to it.
+        self._moving: dict[str, dict[str, Mapping[str, float]]] = {}
+        self._moving_before: dict[str, dict[str, Mapping[str, float]]] = {}
         self._watched: dict[Key, _Watched] = {VHOST: _Watched()}
         self._ticks: int = 0
         self._tick_s: float = clock.monotonic()
@@ -103,7 +105,7 @@ class RateTable(BackgroundTask):
             return
         self._before_s, self._tick_s = self._tick_s, now_s
         self._ticks += 1
-        self._moving_before, self._moving = self._moving, []
+        self._moving_before, self._moving = self._moving, {}
         self._left = self._tick()
         self._wake(self)
 
@@ -113,6 +115,7 @@ class RateTable(BackgroundTask):
         for _ in self._left:
             return AGAIN
         self._left = None
+        self._moving_before = {}
         return ASLEEP
 
     def failed(self, error: Exception) -> None:
@@ -145,8 +148,11 @@ class RateTable(BackgroundTask):
                 rates[name] = delta / (self._tick_s - since_s)
         changed_s = self._tick_s if rates else 0.0 if known is None else known.changed_s
         self._known[key] = _Known(values, rates, self._tick_s, changed_s)
+        kind, called = key
+        if kind in self._moving_before:
+            self._moving_before[kind].pop(called, None)
         if rates:
-            self._moving.append(key)
+            self._moving.setdefault(kind, {})[called] = rates
 
     def _sample(self) -> None:
         now_ms = self._clock.wall_ms()
@@ -188,11 +194,13 @@ class RateTable(BackgroundTask):
         """Return the rates of a value of all things of a kind by their names, in slices; those that
         are 0 are left out."""
         found: dict[str, float] = {}
-        for n, key in enumerate((*self._moving_before, *self._moving), 1):
-            rate = self.of(key).get(value, 0.0)
-            if rate and key[0] == kind:
-                found[key[1]] = rate
-            if n % SLICE == 0:
+        for moving in (self._moving_before.get(kind, {}), self._moving.get(kind, {})):
+            names = list(moving)  # a tick may go on at each yield
+            for at in range(0, len(names), SLICE):
+                for name in names[at : at + SLICE]:
+                    rate = moving[name].get(value) if name in moving else None
+                    if rate is not None:
+                        found[name] = rate
                 yield
         return found
 

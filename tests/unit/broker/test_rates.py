@@ -57,6 +57,36 @@ def test_a_list_is_sorted_by_a_rate(rig: OperationRig) -> None:
         assert [one["name"] for one in found] == ["busy", "q"]
 
 
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_the_pages_of_a_sorted_list_follow_one_another(
+    rig: OperationRig, *, is_reversed: bool
+) -> None:
+    """Some have lengths that fall, some such that grow, and some neither."""
+    fall, rest, grow = ("d", "b"), ("c", "f", "q"), ("e", "a")
+    for n, name in enumerate((*fall, *grow, "c", "f"), 1):
+        rig.result("declare_queue", queue=name)
+        if name in fall:
+            rig.put(name, *[b"x"] * 10 * n)
+    passes(rig)
+    for n, name in enumerate(grow, 1):
+        rig.put(name, *[b"x"] * n)
+    for name in fall:
+        rig.result("purge_queue", queue=name)
+    passes(rig)
+    asked = {"kind": "queues", "sort": "messages_details.rate", "columns": ["name"]}
+    whole = [one["name"] for one in rig.result("list_rows", reverse=is_reversed, **asked)]
+    ordered = ["b", "d", *rest, "e", "a"]
+    assert whole == (["a", "e", *rest, "d", "b"] if is_reversed else ordered)
+    for size in (1, 2, 3, 5):
+        found: list[str] = []
+        for page in range(1, -(-len(whole) // size) + 1):
+            answer = rig.result(
+                "list_rows", reverse=is_reversed, page=page, page_size=size, **asked
+            )
+            found += [one["name"] for one in answer["items"]]
+        assert found == whole
+
+
 @pytest.mark.large
 def test_the_rates_of_many_are_looked_at_in_slices(rig: OperationRig) -> None:
     names = [f"q{n:03}" for n in range(3 * SLICE)]

@@ -15,10 +15,11 @@ Without a page the answer is the list; with one it is RabbitMQ's object with cou
 """
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain, filterfalse, islice
 from typing import Any, Final
 
 from penstock.access.permissions import name_filter
@@ -305,16 +306,17 @@ def _owned(call: Call, kind: RowKind, things: Sequence[Any], users: Sequence[str
 
 
 def _sorted(
-    call: Call, kind: RowKind, things: Sequence[Any], column: str
+    call: Call, kind: RowKind, things: Sequence[Any], column: str, wanted: int
 ) -> Generator[None, None, Iterable[Any]]:
-    """Return the things in the order of a column, or reversed; what has no value is lowest."""
+    """Return the things in the order of a column, or reversed; what has no value is lowest. wanted:
+    so many of them are enough."""
     vhost = call.vhost
     is_reversed = call.args.flag("reverse")
     if column == kind.order:
         return reversed(things) if is_reversed else things
     numbers = yield from in_budget(call.vhost.budget, kind.numbers(vhost, column), LOOK_STEPS)
     if numbers is not None:
-        return (yield from _by_numbers(call, things, numbers, is_reversed=is_reversed))
+        return (yield from _by_numbers(call, things, numbers, wanted, is_reversed=is_reversed))
     key = kind.key(vhost, column)
     runs: list[list[Key]] = []
     run: list[Key] = []
@@ -333,30 +335,33 @@ def _sorted(
 
 
 def _by_numbers(
-    call: Call, things: Sequence[Any], numbers: Mapping[Any, float], *, is_reversed: bool
-) -> Generator[None, None, Iterable[Any]]:
-    """Return the things in the order of these numbers, 0 of what has none."""
-    number = numbers.__getitem__
-    below: list[list[Any]] = []
+    call: Call, things: Sequence[Any], numbers: Mapping[Any, float], wanted: int, *,
+    is_reversed: bool,
+) -> Generator[None, None, Iterable[Any]]:  # fmt: skip
+    """Return the things in the order of these numbers, 0 of what has none: `wanted` of them at
+    least. Those that have none are looked for only as far as they are wanted."""
+    budget = call.vhost.budget
+    number = (lambda thing: -numbers[thing]) if is_reversed else numbers.__getitem__
+    first: list[list[Any]] = []
     zeros: list[Any] = []
-    above: list[list[Any]] = []
+    last: list[list[Any]] = []
     for at in range(0, len(things), SORT_SLICE):
-        some = things[at : at + SORT_SLICE]
-        zeros += [one for one in some if one not in numbers]
-        rest = [one for one in some if one in numbers]
-        for runs, run in (
-            (below, [one for one in rest if number(one) < 0]),
-            (above, [one for one in rest if number(one) > 0]),
-        ):
-            run.sort(key=number, reverse=is_reversed)
-            runs.append(run)
-        call.vhost.budget.left -= LOOK_STEPS + len(rest)
+        run = [*filter(numbers.__contains__, things[at : at + SORT_SLICE])]
+        run.sort(key=number)
+        middle = bisect_left(run, 0.0, key=number)
+        first.append(run[:middle])
+        last.append(run[middle:])
+        wanted -= middle
+        budget.left -= LOOK_STEPS + len(run)
         yield
-    parts = (
-        heapq.merge(*below, key=number, reverse=is_reversed), zeros,
-        heapq.merge(*above, key=number, reverse=is_reversed),
-    )  # fmt: skip
-    return chain.from_iterable(reversed(parts) if is_reversed else parts)
+    for at in range(0, len(things), SORT_SLICE):
+        if len(zeros) >= wanted:
+            last = []
+            break
+        zeros += filterfalse(numbers.__contains__, things[at : at + SORT_SLICE])
+        budget.left -= LOOK_STEPS
+        yield
+    return chain(heapq.merge(*first, key=number), zeros, heapq.merge(*last, key=number))
 
 
 # ---- the operations ------------------------------------------------------------------------------
@@ -389,7 +394,8 @@ def _listed(call: Call, kind: RowKind, asked: RowAsked) -> Slices:
         raise args.wrong("page", text)
     ordered: Iterable[Any] = things
     if column := args.text("sort"):
-        ordered = yield from _sorted(call, kind, things, column)
+        last = count if page is None else page * size
+        ordered = yield from _sorted(call, kind, things, column, last)
     elif args.flag("reverse"):
         ordered = reversed(things)
     if (count if page is None else min(size, count)) > WATCHED_MAX:
@@ -485,9 +491,10 @@ def _chosen(call: Call, kind: _Listed) -> Slices:
     if names := args.text("name"):
         things = yield from _filtered(call, kind, things, names, is_regex=True)
     ordered: Iterable[Any] = things
+    limit = args.whole_or_none("limit")
     if column := args.text("sort"):
-        ordered = yield from _sorted(call, kind, things, column)
-    chosen = islice(ordered, args.whole_or_none("limit"))
+        ordered = yield from _sorted(call, kind, things, column, limit or len(things))
+    chosen = islice(ordered, limit)
     asked = RowAsked(Columns(args.texts("columns")))
     return (yield from listed(call, _rows(call, kind, chosen, asked)))
 

@@ -296,7 +296,7 @@ def _row(vhost: VHost, name: str, asked: RowAsked) -> Info | None:
         is_open = queue is not None and not queue.is_crashed
         lengths = _lengths({} if is_open else queue_row(vhost, name) or {}, queue)
         row |= lengths
-        if asked.has_stats:
+        if asked.has_stats and columns.has_any(_DETAILS):
             row |= asked.with_rates(vhost, (QUEUE, name), lengths, "lengths")
     if asked.has_stats:
         row["consumers"] = 0 if queue is None else queue.consumers.count

@@ -203,7 +203,9 @@ class Management:
             ended()
             return reply
         what = f"{asked.request.method} {asked.request.url.path}"
-        return PiecesAnswer(bytes(reply.body), reply.status_code, reply.headers, what, ended)
+        data = bytes(reply.body)
+        pieces = (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+        return PiecesAnswer(pieces, len(data), reply.status_code, reply.headers, what, ended)
 
     async def _read_body(self, asked: ApiRequest, members: tuple[Any, ...]) -> None:
         """Read the body, and check the members of the row. Raises HttpError."""

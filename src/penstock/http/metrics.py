@@ -40,7 +40,7 @@ from penstock.http.metrics_text import (
 )
 from penstock.http.node_link import NodeLink
 from penstock.http.node_pages import RABBITMQ_VERSION
-from penstock.http.requests import HttpError
+from penstock.http.requests import PIECE_BYTES, HttpError, PiecesAnswer
 from penstock.metric_table import FAMILIES, GAUGE, RABBITMQ
 from penstock.native import VERSION
 from penstock.operation_json import JsonText
@@ -105,6 +105,9 @@ class MetricsPages:
         if takes_gzip(request):
             headers["Content-Encoding"] = "gzip"
             data = await asyncio.to_thread(text.gzipped)
+        elif (size := text.size()) > PIECE_BYTES:
+            what = f"{request.method} {path}"
+            return PiecesAnswer(text.runs(PIECE_BYTES), size, 200, headers, what, _nothing)
         else:
             data = text.text()
         return Response(b"" if request.method == "HEAD" else data, headers=headers)
@@ -165,6 +168,10 @@ class MetricsPages:
     async def _of_vhosts(self, op: str, names: list[str]) -> Mapping[str, Any]:
         """Return the answers of those that answer."""
         return await _answers({name: self._node.call(op, name) for name in names})
+
+
+def _nothing() -> None:
+    """Do nothing: the end of this answer is of no interest."""
 
 
 async def _answers(calls: Mapping[str, Coroutine[Any, Any, Any]]) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ deflated by itself, up to a byte, so a body of gzip is a header, the pieces and 
 """
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -152,6 +152,23 @@ class MetricsText:
     def text(self) -> bytes:
         """Return all that was added; nothing is added afterwards."""
         return b"".join([one.text for one in self._all()])
+
+    def size(self) -> int:
+        """Return the bytes of all that was added; nothing is added afterwards."""
+        return sum([len(one.text) for one in self._all()])
+
+    def runs(self, size: int) -> Iterator[bytes]:
+        """Yield the text in runs of some `size` bytes or, at the end, less: as a whole it would be
+        copied to new memory."""
+        run: list[bytes] = []
+        length = 0
+        for one in self._all():
+            run.append(one.text)
+            length += len(one.text)
+            if length >= size:
+                yield b"".join(run)
+                run, length = [], 0
+        yield b"".join(run)
 
     def gzipped(self) -> bytes:
         """Return the text compressed."""

@@ -31,8 +31,9 @@ import base64
 import binascii
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
+from itertools import chain
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -162,7 +163,8 @@ class BasicAuth:
     async def of_request(self, request: Request) -> Account:
         """Return the account of who sends a request: that of its cookie if the session lasts, or
         of its Authorization header. Raises HttpError 401, 403, 429."""
-        account = self.sessions.account(request.cookies.get(COOKIE, ""))
+        token = request.cookies.get(COOKIE)
+        account = self.sessions.account(token) if token else None
         if account is None:
             name, password = parse(request.headers.get("authorization"))
             return await self.account(name, password, host_of(request))
@@ -174,6 +176,11 @@ class BasicAuth:
     async def account(self, name: str, password: bytes, peer_host: str) -> Account:
         """Return the account of a user from this host. Raises NotAuthorizedError, and HttpError
         429 if checking the password would take too long."""
+        known = self._backends.remembered(name, password, peer_host)
+        if known is not None:
+            await known.ask(self._users.vhosts())
+            self.succeeded += 1
+            return known
         try:
             async with asyncio.timeout(LOGIN_S):
                 account = await self._backends.login(name, password, peer_host)
@@ -363,16 +370,16 @@ class SendTime:
 
 
 class PiecesAnswer(Response):
-    """An answer of many bytes, which are sent in pieces as the client takes them. what: names the
-    request in the log. ended: called at the end, in any case."""
+    """An answer of many bytes, which are sent in pieces as the client takes them. size: bytes of
+    all pieces. what: names the request in the log. ended: called at the end, in any case."""
 
     def __init__(
-        self, data: bytes, status: int, headers: Mapping[str, str], what: str,
-        ended: Callable[[], None],
+        self, pieces: Iterable[bytes], size: int, status: int, headers: Mapping[str, str],
+        what: str, ended: Callable[[], None],
     ) -> None:  # fmt: skip
         super().__init__(None, status, headers)
-        self.headers["content-length"] = str(len(data))
-        self._data = data
+        self.headers["content-length"] = str(size)
+        self._pieces = pieces
         self._what = what
         self._ended = ended
 
@@ -380,21 +387,16 @@ class PiecesAnswer(Response):
         head = {
             "type": "http.response.start", "status": self.status_code, "headers": self.raw_headers
         }  # fmt: skip
+        pieces = self._pieces if scope["method"] != "HEAD" else ()
         loop, time = asyncio.get_running_loop(), SendTime()
-        data = b"" if scope["method"] == "HEAD" else self._data
         try:
             await send(head)
-            for at in range(0, max(len(data), 1), PIECE_BYTES):
-                piece = data[at : at + PIECE_BYTES]
+            for piece in chain(pieces, (None,)):
+                body = {"body": b"" if piece is None else piece, "more_body": piece is not None}
                 began_s = loop.time()
                 async with asyncio.timeout(time.left_s()):
-                    await send(
-                        {
-                            "type": "http.response.body", "body": piece,
-                            "more_body": at + PIECE_BYTES < len(data),
-                        }
-                    )  # fmt: skip
-                time.took(loop.time() - began_s, len(piece))
+                    await send({"type": "http.response.body", **body})
+                time.took(loop.time() - began_s, len(piece or b""))
         except TimeoutError:
             logger.warning("%s: cut, %s", self._what, time.why())
         finally:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import INTERNAL_ERROR
+from penstock.http import metrics
 from penstock.http.api import Api
 from penstock.metric_table import HISTOGRAM, METRICS, RABBITMQ, Metric
 from penstock.server.control import ControlError
@@ -258,3 +259,20 @@ def test_per_object_has_queues_instead_of_their_sums(rig: HttpRig) -> None:
     assert "\nrabbitmq_queue_messages_ready " not in text
     assert "\nrabbitmq_connections " in text
     assert 'penstock_reader_lag_records{vhost="/",stream="s",reader="r"} 5' in text
+
+
+def test_a_long_text_is_sent_in_pieces(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects(rig)
+    whole = rig.ask("/metrics/per-object", user="watcher").body
+    monkeypatch.setattr(metrics, "PIECE_BYTES", 1000)
+    reply = rig.ask("/metrics/per-object", user="watcher")
+    assert len(reply.pieces) > 2
+    assert int(reply.headers["content-length"]) == len(reply.body)
+    families(reply.body.decode())
+    assert names_of(reply.body) == names_of(whole)
+    head = rig.ask("/metrics/per-object", method="HEAD", user="watcher")
+    assert head.body == b""
+
+
+def names_of(text: bytes) -> list[str]:
+    return [line.partition(" ")[0] for line in text.decode().splitlines() if line[0] != "#"]

@@ -25,6 +25,11 @@ def lines(of: ObjectTexts, *vhosts: str) -> list[str]:
     of.write(text, vhosts or ("/",))
     found = text.text()
     assert gzip.decompress(text.gzipped()) == found
+    assert text.size() == len(found)
+    for size in (1, 100, 1 << 20):
+        runs = list(text.runs(size))
+        assert b"".join(runs) == found
+        assert all(len(run) >= size for run in runs[:-1])
     families(found.decode())
     return [line for line in found.decode().splitlines() if not line.startswith("#")]
 

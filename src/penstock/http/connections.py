@@ -198,11 +198,12 @@ class GuardedProtocol(H11Protocol):
             data = self._proxy_header(self._header + data)
             if not data:
                 return
-        if self.is_idle and not self._has_begun:
-            self._has_begun = True
-            self._wait(HEAD_S)
+        is_first = self.is_idle and not self._has_begun
+        self._has_begun = self._has_begun or is_first
         self._connections.date(self.server_state)
         super().data_received(data)
+        if is_first and self.is_idle and not self.transport.is_closing():
+            self._wait(HEAD_S)  # for the rest of the head
         self._look()
 
     def on_response_complete(self) -> None:
@@ -325,6 +326,9 @@ class GuardedProtocol(H11Protocol):
                 self._asking -= 1
 
         async def taken(message: Message) -> None:
+            if not self.flow.write_paused:
+                await send(message)  # which waits for nothing
+                return
             try:
                 async with asyncio.timeout(STALL_S):
                     await send(message)

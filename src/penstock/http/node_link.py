@@ -77,13 +77,12 @@ class NodeLink:
             raise HttpError(503, "the broker stops")
         data = dumps(args, is_exact=True)
         try:
-            seconds = IMPORT_S if op == IMPORT else CALL_S
-            async with asyncio.timeout(seconds):
-                if vhost is None or is_of_node(op):
-                    found = await self._supervisor.call(op, vhost, data, seconds)
-                else:
-                    found = await (await self._link_to(vhost)).call(op, None, data)
-                return JsonText(found.data) if found.is_long else read(found.data)
+            if vhost is None or is_of_node(op):
+                seconds = IMPORT_S if op == IMPORT else CALL_S
+                found = await self._supervisor.call(op, vhost, data, seconds)
+            else:
+                found = await (await self._link_to(vhost)).call(op, None, data)
+            return JsonText(found.data) if found.is_long else read(found.data)
         except TimeoutError:
             raise HttpError(503, "the broker has not answered") from None
         except LinkEndedError as error:
@@ -93,12 +92,16 @@ class NodeLink:
             raise ControlError(INTERNAL_ERROR, text) from error
 
     async def _link_to(self, vhost: str) -> ProcessLink:
-        """Return the link to a vhost's process, a new one if there is none or it has ended."""
+        """Return the link to a vhost's process, a new one if there is none or it has ended. Raises
+        TimeoutError after CALL_S."""
         opening = self._vhosts.get(vhost)
         if opening is None or (opening.done() and _is_of_no_use(opening)):
             opening = self._vhosts[vhost] = self._loop.create_task(self._open(vhost))
             opening.add_done_callback(_is_of_no_use)  # an error is seen, also if nobody waits now
-        return await asyncio.shield(opening)
+        if opening.done():
+            return opening.result()
+        async with asyncio.timeout(CALL_S):
+            return await asyncio.shield(opening)
 
     async def _open(self, vhost: str) -> ProcessLink:
         """Return a link on which the vhost's process has said that it is there: the supervisor may

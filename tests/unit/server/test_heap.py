@@ -2,7 +2,10 @@
 
 import asyncio
 import gc
+import json
+import zlib
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +20,7 @@ from penstock.server.heap import (
     STEP_BYTES,
     Heap,
     find_trim,
+    unmap_code,
 )
 
 
@@ -269,6 +273,28 @@ def test_a_collection_at_rest_walks_over_nothing_of_the_start() -> None:
         lived(life)
     finally:
         gc.unfreeze()
+
+
+def code_kib() -> int:
+    """KiB of RAM that this process occupies for code of libraries."""
+    found, is_code = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            is_code = words[1] == "r-xp" and ".so" in line
+        elif words[0] == "Rss:" and is_code:
+            found += int(words[1])
+    return found
+
+
+@pytest.mark.skipif(find_trim() is None, reason="no malloc_trim: nothing is given back")
+def test_code_that_was_given_back_comes_back_when_it_runs() -> None:
+    text = json.dumps({"a": [1.5, "b"]})
+    before = code_kib()
+    unmap_code()
+    assert code_kib() < before
+    assert json.loads(text) == {"a": [1.5, "b"]}
+    assert zlib.decompress(zlib.compress(b"x" * 1000)) == b"x" * 1000
 
 
 @pytest.mark.large

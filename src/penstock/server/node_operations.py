@@ -16,6 +16,7 @@ import shlex
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -888,6 +889,7 @@ class NodeOperations:
             watched.notify("identity", identity=identity.facts())
 
 
+@lru_cache(8)  # the dashboard's numbers ask for the status of an idle broker, too
 def _from_root(path: str) -> str:
     """Return where a path is that may be one from the directory in which the broker was started."""
     return str(Path(path).absolute())

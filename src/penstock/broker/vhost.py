@@ -92,6 +92,7 @@ EARLY_BYTES: Final = 4 << 20
 CALM_BYTES: Final = 16 << 20
 STEP_BYTES: Final = 32 << 20
 PATIENCE_S: Final = 30.0
+RELIEF_S: Final = 0.5  # between two times that free memory is given back
 COUNTED_PART: Final = 2  # half of the budget
 
 ALARM: Final = "memory_alarm"
@@ -111,7 +112,7 @@ class RssAlarm:
                  apart: that is room for what comes in until publishers wait. In between caches are
                  emptied (`forget`)
         ends     RSS is CALM_BYTES below that. While it is not, free memory is given back to the
-                 system (`trim`), and queues get so much less RAM (`excess_bytes`)
+                 system (`trim`), each RELIEF_S, and queues get so much less RAM (`excess_bytes`)
         gives up after PATIENCE_S, if less than half of the budget is counted: the messages do not
                  take the memory then, and waiting does not help. That RSS counts as usual; the
                  alarm begins again when RSS has grown by STEP_BYTES
@@ -138,6 +139,8 @@ class RssAlarm:
         self._usual_bytes: int = 0  # what RSS has been taken for; 0: nothing was given up
         self._since_s: float = 0.0
         self._was_above: bool = False  # in the last look
+        self._end_bytes: int = 1 << 62  # RSS from which on free memory is given back
+        self._relief_due_s: float = 0.0
 
     def limit_bytes(self, budget_bytes: int) -> int:
         """Return the limit of RSS."""
@@ -151,7 +154,7 @@ class RssAlarm:
             self._usual_bytes = min(self._usual_bytes, self.rss_bytes)
         limit = self.limit_bytes(budget_bytes)
         begin = limit - EARLY_BYTES
-        end = begin - CALM_BYTES
+        self._end_bytes = end = begin - CALM_BYTES
         self.excess_bytes = max(self.rss_bytes - end, 0)
         if not self.is_alarmed:
             was_above, self._was_above = self._was_above, self.rss_bytes > begin
@@ -174,6 +177,15 @@ class RssAlarm:
             )
         else:
             self._free()
+
+    def relieve(self, now_s: float) -> None:
+        """Give free memory back each RELIEF_S while RSS is close to the limit. What requests free
+        stays resident until then, scattered over the heap: some 10 MiB a second, and the next look
+        may be 2.5 s away. now_s: of the monotonic clock."""
+        if now_s >= self._relief_due_s:
+            self._relief_due_s = now_s + RELIEF_S
+            if self._rss() > self._end_bytes:
+                self._trim()
 
     def _free(self) -> None:
         self._forget()
@@ -995,14 +1007,18 @@ class VHost(QueueOwner[BrokerQueue]):
         """Do what is due by the clock. Returns in how many seconds to call it again. What became
         ready is delivered in a turn, for which `wake` is called."""
         seconds = self.queue_set.tick()
-        if self.rss is not None and self.monitor.rounds != self._rss_rounds:
+        if self.rss is not None:
+            self._watch_rss(self.rss, self.clock.monotonic())
+        return seconds
+
+    def _watch_rss(self, rss: RssAlarm, now_s: float) -> None:
+        rss.relieve(now_s)
+        if self.monitor.rounds != self._rss_rounds:
             self._rss_rounds = self.monitor.rounds
-            now_s = self.clock.monotonic()
             if now_s >= self._rss_due_s:
                 self._rss_due_s = now_s + INTERVAL_S / 2
-                self.rss.look(self.monitor.budget_bytes, self.monitor.counted_bytes, now_s)
-                self.monitor.set_excess(self.rss.excess_bytes)
-        return seconds
+                rss.look(self.monitor.budget_bytes, self.monitor.counted_bytes, now_s)
+                self.monitor.set_excess(rss.excess_bytes)
 
     def tick_others(self, now_s: float) -> bool:
         self.dispatch.retry(now_s)

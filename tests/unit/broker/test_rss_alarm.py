@@ -1,6 +1,13 @@
 """RssAlarm: it begins, ends, gives up, and is what publishers wait for."""
 
-from penstock.broker.vhost import CALM_BYTES, EARLY_BYTES, PATIENCE_S, STEP_BYTES, RssAlarm
+from penstock.broker.vhost import (
+    CALM_BYTES,
+    EARLY_BYTES,
+    PATIENCE_S,
+    RELIEF_S,
+    STEP_BYTES,
+    RssAlarm,
+)
 from tests.helpers.vhost_rig import VHostRig
 
 MIB = 1 << 20
@@ -67,6 +74,21 @@ def test_free_memory_is_given_back_before_it_begins() -> None:
     assert (process.trims, process.forgotten, process.rss) == (1, 0, END - 19 * MIB)
     assert not process.look(BEGIN + 1)
     assert (process.trims, process.forgotten) == (2, 1)
+
+
+def test_free_memory_is_given_back_between_two_looks() -> None:
+    """What requests have freed is resident again within seconds."""
+    rig = VHostRig(memory_bytes=BUDGET)
+    process = Process()
+    rig.vhost.watch_rss(lambda: process.rss, process.trim)
+    rounds = rig.vhost.monitor.rounds
+    while rig.vhost.monitor.rounds < rounds + 2:  # they are 2.5 s apart
+        rig.tick(RELIEF_S)
+    for rss, trims in ((END, 0), (END + 1, 1), (END + 1, 2), (END, 2)):
+        process.rss = rss
+        rig.tick(RELIEF_S)
+        assert rig.vhost.monitor.rounds == rounds + 2
+        assert process.trims == trims
 
 
 def test_queues_give_ram_back_before_publishers_wait() -> None:

@@ -44,8 +44,10 @@ that is smaller still.
   are to be blocked; consumers and acks never wait for it. (With a watermark below 0.95 it ends only
   when messages leave the queues.) Queues may hold all that the other bytes leave, so when those
   grow between two rounds, the queues are to page out first, and nobody has to wait: rounds follow
-  one another in a tenth of the interval, and the fourth one above the watermark is the alarm. It
-  comes at once if the other bytes alone reach the watermark, or all bytes one and a half times it.
+  one another in a tenth of the interval, and the fourth one above the watermark is the alarm. One
+  that found an eighth less of what is too much than the one before does not count: the queues page
+  out faster than others fill them, and a process that gets little CPU needs time for it. It comes
+  at once if the other bytes alone reach the watermark, or all bytes one and a half times it.
 * A round goes in slices: `step(until)` returns when the time is over, and the next call continues.
   With 10,000 queues no call takes more than a few ms.
 
@@ -76,6 +78,7 @@ CHANGE_PART: Final = 0.1  # smaller changes are not sent
 WARN_PART: Final = 0.8  # of the budget, that the queues' own maxima may take without a warning
 SLICE_S: Final = 0.001
 ROUNDS_OVER: Final = 4  # above the watermark, one after the other: the queues do not page out
+FALLS_SHIFT: Final = 3  # what is too much falls by an eighth: the queues do page out
 SOON_SHIFT: Final = 1  # half as much again as the watermark is too much to wait for that
 LOOK_EVERY: Final = 16  # queues between two looks at the clock
 
@@ -140,7 +143,8 @@ class MemoryMonitor:
         self._sent_sum: int = 0  # bytes of all shares that are not unlimited
         self._due_s: float = clock.monotonic()
         self._begun_s: float = self._due_s - INTERVAL_S  # when the last round began
-        self._rounds_over: int = 0  # that found more than the watermark, without one in between
+        # That found more than the watermark and did not fall, without one below it in between.
+        self._rounds_over: int = 0
         # The round under way.
         self._phase: int = RESTING
         self._order: list[ManagedQueue] = []
@@ -349,12 +353,16 @@ class MemoryMonitor:
     def _judge(self) -> None:
         """Set the duration and the alarm from what all queues reported."""
         self.states, self.delayed = self._states, self._delayed
+        before = self.counted_bytes
         self.counted_bytes = self._ram_sum + self.other_bytes
         if self._duration_sum < SUM_S_MIN:
             self._duration_sum = 0.0
         self.desired_s = self._desired()
         is_over = self.counted_bytes >= self.watermark_bytes
-        self._rounds_over = self._rounds_over + 1 if is_over else 0
+        if not is_over:
+            self._rounds_over = 0
+        elif not self._rounds_over or not self._falls(before):
+            self._rounds_over += 1
         if not self.is_alarmed and is_over:
             if self._must_wait():
                 self.is_alarmed = True
@@ -364,6 +372,11 @@ class MemoryMonitor:
         elif self.is_alarmed and self.counted_bytes <= self.watermark_bytes * CALM_PART:
             self.is_alarmed = False
             self._report("memory_free", "is below the watermark of")
+
+    def _falls(self, before: int) -> bool:
+        """Return whether enough less is counted than in the round before, which found `before`."""
+        over = before - self.watermark_bytes
+        return before - self.counted_bytes >= max(over >> FALLS_SHIFT, 1)
 
     def _must_wait(self) -> bool:
         """Return whether more than the watermark is counted because the queues cannot page out, or

@@ -270,6 +270,23 @@ def test_queues_are_asked_to_page_out_before_publishers_have_to_wait() -> None:
     assert bench.kinds() == ["memory_alarm"]
 
 
+def test_nobody_waits_while_queues_page_out_fast_enough() -> None:
+    """A process that gets little CPU takes seconds for it."""
+    a = queue(ram=120 * MIB)
+    bench = Monitored(a)
+    bench.round()
+    for ram in (117, 114, 112, 110, 108, 107):
+        a.ram = ram * MIB
+        bench.round()
+        assert bench.events == [], ram
+    for _ in range(ROUNDS_OVER - 2):  # it does not fall, or hardly: the first round counts, too
+        a.ram -= MIB // 2
+        bench.round()
+        assert bench.events == []
+    bench.round()
+    assert bench.kinds() == ["memory_alarm"]
+
+
 def test_publishers_wait_at_once_for_what_no_queue_can_page_out() -> None:
     bench = Monitored(queue(ram=10 * MIB))
     bench.monitor.other_bytes = BUDGET

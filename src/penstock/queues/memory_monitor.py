@@ -47,7 +47,8 @@ that is smaller still.
   one another in a tenth of the interval, and the fourth one above the watermark is the alarm. One
   that found an eighth less of what is too much than the one before does not count: the queues page
   out faster than others fill them, and a process that gets little CPU needs time for it. It comes
-  at once if the other bytes alone reach the watermark, or all bytes one and a half times it.
+  at once if the other bytes alone reach the watermark, or all bytes one and a half times it. While
+  what is counted falls, rounds follow as soon, so that publishers go on as soon as they may.
 * A round goes in slices: `step(until)` returns when the time is over, and the next call continues.
   With 10,000 queues no call takes more than a few ms.
 
@@ -367,11 +368,12 @@ class MemoryMonitor:
             if self._must_wait():
                 self.is_alarmed = True
                 self._report("memory_alarm", "has reached the watermark of")
-            else:
-                self._due_s = min(self._due_s, self._begun_s + INTERVAL_S / 10)
+            self._due_s = min(self._due_s, self._begun_s + INTERVAL_S / 10)
         elif self.is_alarmed and self.counted_bytes <= self.watermark_bytes * CALM_PART:
             self.is_alarmed = False
             self._report("memory_free", "is below the watermark of")
+        elif self.is_alarmed and self._falls(before):
+            self._due_s = min(self._due_s, self._begun_s + INTERVAL_S / 10)
 
     def _falls(self, before: int) -> bool:
         """Return whether enough less is counted than in the round before, which found `before`."""

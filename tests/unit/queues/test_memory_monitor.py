@@ -287,6 +287,19 @@ def test_nobody_waits_while_queues_page_out_fast_enough() -> None:
     assert bench.kinds() == ["memory_alarm"]
 
 
+def test_publishers_go_on_as_soon_as_enough_was_paged_out() -> None:
+    """Not with the next round, 2.5 s later."""
+    a = queue(ram=150 * MIB)
+    bench = Monitored(a)
+    bench.round()
+    assert bench.monitor.is_alarmed
+    for ram, is_alarmed in ((120, True), (97, True), (94, False)):
+        a.ram = ram * MIB
+        bench.clock.advance(0.3)
+        bench.monitor.tick(bench.clock.monotonic())
+        assert bench.monitor.is_alarmed == is_alarmed
+
+
 def test_publishers_wait_at_once_for_what_no_queue_can_page_out() -> None:
     bench = Monitored(queue(ram=10 * MIB))
     bench.monitor.other_bytes = BUDGET

@@ -209,6 +209,7 @@ class ConnectionHandler(ChannelOwner):
         self._is_lost: bool = False
         self._told_blocked: bool = False
         self._counted_bytes: int = 0
+        self._large_bytes: int = 0  # of large bodies that are being sent
         self._unfinished_bytes: int = 0
         self._is_throttled: bool = False
         self._sending: SendingBodies = SendingBodies(self)
@@ -453,12 +454,14 @@ class ConnectionHandler(ChannelOwner):
             self._unfinished_bytes = now
         if not self._is_lost:
             now += self._held_bytes + self._backlog_bytes
-            if self.output.lanes:
-                now += self.output.large_bytes()
         change = now - self._counted_bytes
         self._counted_bytes = now
         if change:
             self.vhost.add_other(change)
+        large = self.output.large_bytes() if self.output.lanes and not self._is_lost else 0
+        if large != self._large_bytes:
+            change, self._large_bytes = large - self._large_bytes, large
+            self.vhost.add_output(self.identity.name, change)
         self._count_unacked()
 
     def _count_unacked(self) -> None:

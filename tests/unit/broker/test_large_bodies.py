@@ -398,6 +398,29 @@ def test_confirms_of_its_channel_wait_behind_it(rig: BrokerRig) -> None:
     assert client.bodies() == [LARGE]
 
 
+def test_the_bodies_that_a_user_is_sent_count_as_what_waits_for_that_user(rig: BrokerRig) -> None:
+    """Each is a piece in RAM: with many channels they would fill the memory that all share."""
+    filled(rig, LARGE)
+    client = begun(rig)
+    waiting = rig.vhost.usage.output
+    assert waiting.of("guest") == client.handler.output.large_bytes() >= PIECE_BYTES
+    take_all(client)
+    assert client.bodies() == [LARGE]
+    assert waiting.of("guest") == 0
+    rest = begun_again(rig, client)
+    assert waiting.of("guest") >= PIECE_BYTES
+    rest.lose()
+    rig.turn()
+    assert waiting.of("guest") == 0
+
+
+def begun_again(rig: BrokerRig, first: RigClient) -> RigClient:
+    """The same delivery, to another client."""
+    first.lose()
+    rig.turn()
+    return begun(rig)
+
+
 def test_nothing_more_is_delivered_on_its_channel_until_it_was_sent(rig: BrokerRig) -> None:
     filled(rig, LARGE, b"next")
     client = begun(rig)

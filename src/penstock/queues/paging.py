@@ -81,6 +81,7 @@ are there for `penstock store salvage`. After a restart it is tried again.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from heapq import heapify, heappop
 from typing import Final
 
@@ -696,16 +697,13 @@ def _roll_gammas(state: QueueRam, quota: int) -> None:
 
 def roll_rows(state: QueueRam, rows: list[Row]) -> None:
     """Move rows, ascending, into delta, after writing slots of transient betas. If that raises
-    OSError, they go to the side of delta that they are on."""
+    OSError, they stay rows, on the side of delta that they are on."""
     if not rows:
         return
     try:
         _write_missing_slots(state, [row for row in rows if not row.flags & ON_SLOT])
     except OSError:
-        for row in rows:
-            if row.flags & ON_SLOT:
-                _add_to_delta(state, row)
-        _put_back(state, [row for row in rows if not row.flags & ON_SLOT])
+        _put_back(state, rows)
         raise
     for row in rows:
         _add_to_delta(state, row)
@@ -721,7 +719,7 @@ def _add_to_delta(state: QueueRam, row: Row) -> None:
 
 
 def _put_back(state: QueueRam, rows: list[Row]) -> None:
-    """Keep rows without slots as rows, on their side of delta."""
+    """Keep these as rows, on their side of delta."""
     if not state.delta.count or rows[-1].seq < state.delta.start:
         for row in rows:
             state.q3.append(row)
@@ -729,10 +727,16 @@ def _put_back(state: QueueRam, rows: list[Row]) -> None:
         for row in reversed(rows):
             state.q2.append_left(row)
     else:  # requeued, within delta: delta becomes q3 up to there
-        while state.delta.count and state.delta.start <= rows[-1].seq:
-            load_segment(state, state.index.slots)
         for row in rows:
+            if row.flags & ON_SLOT:
+                _add_to_delta(state, row)
+        rest = [row for row in rows if not row.flags & ON_SLOT]
+        while state.delta.count and state.delta.start <= rest[-1].seq:
+            load_segment(state, state.index.slots)
+        for row in rest:
             state.q3.insert(row)
+        if not state.delta.count and state.q2.count:
+            state.q3.extend(state.q2)
 
 
 def _write_missing_slots(state: QueueRam, rows: list[Row]) -> None:
@@ -926,7 +930,8 @@ def read_run(state: QueueRam, run_bytes: int, messages_max: int) -> None:
     betas_to_alphas(state, run_bytes, messages_max)
     left = run_bytes - (state.alpha_bytes - before)
     if goes_on and left > 0 and not state.q3.count:
-        deltas_to_alphas(state, left, messages_max)
+        with suppress(OSError):  # `settle` tries again
+            deltas_to_alphas(state, left, messages_max)
 
 
 def _takes_q3(state: QueueRam, run_bytes: int, messages_max: int) -> bool:
@@ -940,6 +945,8 @@ def _takes_q3(state: QueueRam, run_bytes: int, messages_max: int) -> bool:
         run_bytes -= row.size + ALPHA_BYTES
         if run_bytes <= 0 or not row.flags & ON_SLOT:
             return False
+        if row.flags & HAS_ENTRY and not row.flags & AT_ENTRY:
+            return False  # only the slot has its position
     return True
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 
+from penstock.queues import paging
 from penstock.queues.backing_queue import UNLIMITED
 from penstock.queues.queue_ram import ALPHA_BYTES, CHECKS
 from penstock.queues.rows import ON_SLOT, PERSISTENT, ROW_BYTES, PagedPending, Row
@@ -114,6 +115,24 @@ def test_a_run_of_messages_that_nobody_acknowledges_takes_two_reads(mode: int) -
     before = world.rig.fs.reads
     world.hold(N)
     assert world.rig.fs.reads - before <= 2 * (on_disk // run + 2 * on_disk // SLOTS)
+
+
+def test_a_run_of_messages_that_were_in_ram_reads_nothing_in_vain() -> None:
+    """Of those that were read back and paged out again only the slots know where the entries are:
+    slots and bodies of them, and slots and bodies of what follows."""
+    world = World(EngineRig(segment_slots=SLOTS), opens(read_bytes=1 << 18))
+    world.put(*range(200), mode=OS)
+    world.restart()
+    state = real(world.q).state
+    world.q.set_limits(0, 0)
+    world.page()
+    world.q.set_limits(64 << 10, 0)
+    world.take(1)
+    paging.push_q4(state, 20)
+    world.take(len(state.q4))
+    before = world.rig.fs.reads
+    assert world.numbers(world.take(1)) == [200 - state.len - 1]
+    assert world.rig.fs.reads - before == 4
 
 
 @pytest.mark.parametrize("order", ["ascending", "descending", "in disorder"])

@@ -121,6 +121,29 @@ def test_a_step_that_fails_leaves_everything_in_order(
     assert world.drain() == list(range(8, 68))
 
 
+@pytest.mark.parametrize("where", ["before delta", "after delta"])
+def test_rows_of_both_modes_that_cannot_be_rolled_stay_in_order(where: str) -> None:
+    """Persistent ones would need no write, transient ones between them do."""
+    world = new_world(body_bytes=20)
+    state = real(world.q).state
+    modes = [MODES[i % 2] if (i < 60) == (where == "before delta") else DISK for i in range(70)]
+    for i in range(60):
+        world.put(i, mode=modes[i])
+    paging.push_q4(state, 44)
+    paging.push_betas_to_deltas(state, 10)
+    for i in range(60, 70):
+        world.put(i, mode=modes[i])
+    paging.push_q1(state, 8)
+    assert all((state.q4, state.q3.count, state.delta.count, state.q2.count, state.q1))
+    break_writes(world)
+    with pytest.raises(OSError, match="Input"):
+        paging.push_betas_to_deltas(state, 18 + 5)  # of q3 behind its segment, and of q2
+    state.check()
+    world.rig.fs.clear_faults()
+    world.put(70)
+    assert world.drain() == list(range(71))
+
+
 def test_a_failed_page_out_is_tried_again_after_a_second() -> None:
     world = new_world()
     world.put(*range(30))
@@ -166,6 +189,28 @@ def test_a_read_that_fails_once(mode: int, body_bytes: int, effect: int | str) -
         assert failures
     lost = 50 - len(got)
     assert len(world.rig.told("corruption")) == lost, "what is not delivered is told"
+
+
+@pytest.mark.parametrize("nth", range(1, 7))
+def test_a_run_that_cannot_go_on_in_delta_is_delivered(nth: int) -> None:
+    """What was read of it before."""
+    world = new_world(body_bytes=20)
+    world.put(*range(60))
+    world.restart()
+    world.q.set_limits(0, 0)
+    world.page()
+    world.take(1)
+    world.q.set_limits(30_000, 0)
+    state = real(world.q).state
+    world.rig.fs.fail(errno.EIO, kinds=["read"], nth=nth, times=1)
+    with suppress(OSError):
+        world.take(30)
+    assert state.read_error is not None or state.q3.count or not state.delta.count
+    world.put(60)
+    state.check()
+    world.rig.fs.clear_faults()
+    rest = world.drain()
+    assert rest == list(range(61 - len(rest), 61))
 
 
 @pytest.mark.parametrize("way", ["ack", "requeue", "move", "entries", "pending", "purge_acks"])

@@ -43,6 +43,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -75,13 +76,14 @@ def find_trim() -> Callable[[], object] | None:
     return lambda: trim(0)
 
 
-def unmap_code() -> None:
+def unmap_code(maps: str = "/proc/self/maps") -> None:
     """Take the code of libraries out of this process: most of it has made modules and runs no more.
-    What runs again is mapped again, from the file's pages in RAM. Linux only."""
+    What runs again is mapped again, from the file's pages in RAM. Linux only; nothing is done
+    without this file of mappings."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    with Path("/proc/self/maps").open() as maps:  # as a whole it would take new memory
-        for line in maps:
+    with suppress(OSError), Path(maps).open() as lines:  # as a whole it would take new memory
+        for line in lines:
             span, access, _, _, _, *file = line.split(maxsplit=5)
             if access == "r-xp" and file and ".so" in file[0]:
                 begin, end = (int(at, 16) for at in span.split("-"))

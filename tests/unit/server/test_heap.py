@@ -297,6 +297,11 @@ def test_code_that_was_given_back_comes_back_when_it_runs() -> None:
     assert zlib.decompress(zlib.compress(b"x" * 1000)) == b"x" * 1000
 
 
+def test_a_process_starts_without_a_file_of_its_mappings() -> None:
+    """Where /proc is not mounted, or no descriptor is left."""
+    unmap_code("/nowhere/maps")
+
+
 @pytest.mark.large
 def test_a_collection_at_rest_walks_over_nothing_of_many() -> None:
     """And over what is left when most of them have gone, but not over the start again."""

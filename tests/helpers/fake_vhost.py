@@ -7,6 +7,7 @@ How it behaves stands in the path that it is given for its directory:
     dies            ends at each start
     waits           waits for more disk, and is ready after a SIGUSR1
     hangs           is ready, and answers nothing from then on
+    pauses          is stopped by a signal after it has said that it has heard the news
     stubborn        does not stop when told
 
 Run as `python fake_vhost.py <descriptor>`. Operations, whatever it is: `die` ends it; `crash` ends
@@ -118,7 +119,10 @@ class Fake:
                 "returned_bytes": 9,
                 "clients_max": 2,
             }
-            self.send({"do": "pong", "n": facts["n"], "blocked_reason": "disk", **counts})
+            number = facts["n"]
+            self.send({"do": "pong", "n": number, "blocked_reason": "disk", **counts})
+            if self.behaviour == "pauses" and isinstance(number, int) and number < 0:
+                os.kill(os.getpid(), signal.SIGSTOP)
         elif do == "connection":
             with socket.socket(fileno=descriptors[0]) as handed:
                 who, opened = facts["identity_bytes"], facts["facts_bytes"]

@@ -110,6 +110,7 @@ class WatchedProcess(ABC):
         self._silent_s = 0.0
         self._watched_s = 0.0  # when that was last counted
         self._hearing: dict[int, asyncio.Future[None]] = {}  # by the numbers of their pings
+        self._heard_n = 0  # the last of these numbers: those of `_watch` are positive
 
     # ---- what a kind of process defines --------------------------------------------------------
 
@@ -246,7 +247,8 @@ class WatchedProcess(ABC):
         if it does not run."""
         if self._link is None or self.state != RUNNING:
             return
-        number = min(self._hearing, default=0) - 1  # those of `_watch` are positive
+        self._heard_n -= 1  # never twice: who has given up may be answered yet
+        number = self._heard_n
         self._hearing[number] = self._loop.create_future()
         self._link.send({"do": "ping", "n": number})
         try:

@@ -152,6 +152,31 @@ def test_limits_that_change_are_waited_for() -> None:
     with_vhost("good", scenario, ping_s=5.0)
 
 
+def test_who_waits_is_not_answered_with_what_was_asked_before() -> None:
+    async def scenario(rig: Rig) -> None:
+        vhost = rig.vhost
+        await vhost.ready()
+        os.kill(vhost.pid, signal.SIGSTOP)
+        first = asyncio.ensure_future(vhost.heard())
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        vhost.send_limits()
+        second = asyncio.ensure_future(vhost.heard())
+        before = vhost.pongs
+        os.kill(vhost.pid, signal.SIGCONT)
+        while vhost.pongs == before:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not second.done(), "the limits come after what was asked first"
+        while not second.done():
+            os.kill(vhost.pid, signal.SIGCONT)
+            await asyncio.sleep(0)
+        assert vhost.is_tracing
+
+    with_vhost("pauses", scenario, ping_s=5.0)
+
+
 def test_limits_that_change_during_a_start_are_sent() -> None:
     async def scenario(rig: Rig) -> None:
         vhost = rig.vhost

@@ -349,10 +349,14 @@ class StreamGapError(PenstockError):
 
 
 class SettledError(PenstockError):
-    """A message was acknowledged, requeued or moved before, or its queue was purged or closed."""
+    """A message was acknowledged, requeued or moved before, or its queue was purged or closed, or
+    it is of another queue (owner)."""
 
-    def __init__(self, queue: str, tag: int) -> None:
-        super().__init__(f"queue {queue!r}: the message of tag {tag} is not pending any more")
+    def __init__(self, queue: str, tag: int, owner: str | None = None) -> None:
+        why = "is not pending any more"
+        if owner is not None:
+            why = f"is of queue {owner!r}: settle it there"
+        super().__init__(f"queue {queue!r}: the message of tag {tag} {why}")
         self.queue = queue
         self.tag = tag
 

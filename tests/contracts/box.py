@@ -296,11 +296,23 @@ class QueueContract:
         assert q.unacked == 0
         assert bodies(q) == [b"b"]
 
+    def test_what_is_no_job_is_refused(self, box: Any) -> None:
+        q = box.queue("q")
+        q.put(b"a")
+        job = q.get()
+        for settle in (q.ack, q.nack, q.reject):
+            for given in (None, "job", job.id, b"a"):
+                with pytest.raises(TypeError, match="expected a job that get returned, not "):
+                    settle(given)
+        with pytest.raises(TypeError, match="expected a job that get returned, not str"):
+            q.ack([job, "job"])
+        assert q.unacked == 1
+
     def test_a_job_of_another_queue_is_refused(self, box: Any) -> None:
         q, other = box.queue("q"), box.queue("other")
         q.put(b"a")
         job = q.get()
-        with pytest.raises(SettledError):
+        with pytest.raises(SettledError, match=r"'other': the message of tag .* is of queue 'q'"):
             other.ack(job)
         job.ack()
 

@@ -324,12 +324,12 @@ class AsyncQueue(QueueBase):
 
     async def nack(self, job: AsyncJob, delay: Time | None = None) -> None:
         """Return a job of this queue; see penstock.Job.nack."""
-        job._check(self._source)
+        self._check(job)
         await job.nack(delay)
 
     async def reject(self, job: AsyncJob) -> None:
         """Reject a job of this queue; see penstock.Job.reject."""
-        job._check(self._source)
+        self._check(job)
         await job.reject()
 
     async def peek(self) -> Message | None:

@@ -228,8 +228,11 @@ class JobBase(Message):
 
     def _check(self, source: QueueSource) -> None:
         """Raise SettledError if the job is settled or of another queue than `source`."""
-        if self.is_settled or (source is not self._source and source.key is not self._source.key):
+        if self.is_settled:
             raise SettledError(source.name, self.tag)
+        if source is not self._source and source.key is not self._source.key:
+            owner = self._source.name
+            raise SettledError(source.name, self.tag, None if owner == source.name else owner)
 
     def _ack_at_once(self) -> bool:
         """Acknowledge the job if that needs no full call. Returns whether it is done. SettledError

@@ -69,12 +69,18 @@ class QueueBase:
         """Return the queue's counters; docs/how-it-works/memory.md lists them."""
         return self._driver.run(self._source.info())
 
-    def _checked(self, jobs: Iterable[JobBase]) -> list[JobBase]:
-        """Return the jobs as a list. SettledError if one is settled or of another queue."""
-        found = list(jobs)
-        for job in found:
-            job._check(self._source)
-        return found
+    def _check(self, job: object) -> JobBase:
+        """Return a job. TypeError if it is something else, SettledError if it is settled or of
+        another queue."""
+        if not isinstance(job, JobBase):
+            raise TypeError(f"expected a job that get returned, not {type(job).__name__}")
+        job._check(self._source)
+        return job
+
+    def _checked(self, jobs: object) -> list[JobBase]:
+        """Return the jobs as a list. TypeError and SettledError as `_check` for each."""
+        found = list(jobs) if isinstance(jobs, Iterable) else [jobs]
+        return [self._check(job) for job in found]
 
     def _give_back(self, job: JobBase) -> None:
         """Return the job of a `consume` loop that was left."""
@@ -213,12 +219,12 @@ class Queue(QueueBase):
 
     def nack(self, job: Job, delay: Time | None = None) -> None:
         """Return a job of this queue, as Job.nack does."""
-        job._check(self._source)
+        self._check(job)
         job.nack(delay)
 
     def reject(self, job: Job) -> None:
         """Reject a job of this queue, as Job.reject does."""
-        job._check(self._source)
+        self._check(job)
         job.reject()
 
     # ---- look ------------------------------------------------------------------------------------

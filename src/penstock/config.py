@@ -210,7 +210,7 @@ def _share() -> Kind:
 
     def check(value: object) -> object:
         if not isinstance(value, str | int | float):
-            raise WrongValueError('a size as "64MiB", or a fraction as "0.4"')
+            raise WrongValueError('a size such as "64MiB", or a fraction such as "0.4"')
         return value
 
     return Kind("size, or a fraction of the machine's", check, shown=format_bytes)

@@ -28,7 +28,8 @@ from penstock.errors import OptionError
 
 BYTES_MAX: Final = 1 << 62
 SIZE_EXPECTED: Final = (
-    'a size as "16 MiB", "64MB" or 1048576 (bytes), a fraction as "0.4", or "max" for all there is'
+    'a size such as "16 MiB", "64MB" or 1048576 (bytes), a fraction such as "0.4", '
+    'or "max" for all there is'
 )
 UNITS: Final[dict[str, int]] = {
     "b": 1,
@@ -147,6 +148,12 @@ def _checked(kind: Kind, place: str, given: object, value: object) -> Any:
     except WrongValueError as error:
         part = error.given[0] if error.given else given
         raise OptionError(place, part, error.expected) from None
+
+
+def check_callable(name: str, given: object) -> None:
+    """Raise OptionError unless this is None or can be called."""
+    if given is not None and not callable(given):
+        raise OptionError(name, given, "a callable, or None")
 
 
 def check_known(name: str, value: object, known: Iterable[str]) -> None:

@@ -31,10 +31,10 @@ from penstock.embedded.persist import (
     Decode,
     Encode,
     PersistedConsumer,
-    check_callable,
     persist_settings,
 )
 from penstock.embedded.waiting import Waiter
+from penstock.options import check_callable
 
 T = TypeVar("T")
 

@@ -527,7 +527,7 @@ D = TypeVar("D", bound="AloneDriver")
 SAFE: Final = "disk"
 RECORDS_MAX: Final = 1_000_000
 EXPECTED_FORCE: Final = (
-    f'a number of records from 1 to {RECORDS_MAX}, or a time as "100ms" or a timedelta, above 0'
+    f'a number of records from 1 to {RECORDS_MAX}, a time such as "100ms", or a timedelta, above 0'
 )
 
 

@@ -607,7 +607,7 @@ def settings_of(
 def _backing_choice(given: Mapping[str, object]) -> BackingChoice:
     name, allowed = "allowed_backing_queues", given.get("allowed_backing_queues", ())
     if not isinstance(allowed, list | tuple):
-        raise OptionError(name, allowed, 'a list of classes as "package.module:Class"')
+        raise OptionError(name, allowed, 'a list of classes such as "package.module:Class"')
     return BackingChoice(**{**given, name: tuple(allowed)})  # type: ignore[arg-type]  # it checks
 
 

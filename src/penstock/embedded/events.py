@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import damaged_at
+from penstock.options import check_callable
 from penstock.queues.thresholds import Alert
 
 OnEvent = Callable[[str, str], None]
@@ -36,7 +37,9 @@ LEVELS: Final[dict[str, int]] = {
 
 
 def reporter(path: str, on_event: OnEvent | None) -> OnEvent:
-    """Return what logs an event of this box or stream and calls `on_event(kind, text)`."""
+    """Return what logs an event of this box or stream and calls `on_event(kind, text)`. OptionError
+    if that cannot be called."""
+    check_callable("on_event", on_event)
 
     def report(kind: str, text: str) -> None:
         LOG.log(LEVELS.get(kind, logging.INFO), "%s: %s: %s", path, kind, text)
@@ -50,7 +53,9 @@ def reporter(path: str, on_event: OnEvent | None) -> OnEvent:
 
 
 def alert_reporter(path: str, on_alert: OnAlert | None) -> OnAlert:
-    """Return what logs an alert of this box and calls `on_alert(alert)`."""
+    """Return what logs an alert of this box and calls `on_alert(alert)`. OptionError if that cannot
+    be called."""
+    check_callable("on_alert", on_alert)
 
     def report(alert: Alert) -> None:
         LOG.warning("%s: %s", path, alert.text())

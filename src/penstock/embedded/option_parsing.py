@@ -47,7 +47,9 @@ from penstock.queues.stream_options import (
 )
 from penstock.storage.files.durability import DISK, INTERVAL, Durability
 
-EXPECTED_TIME: Final = 'seconds, a text as "90s", "1h30m" or "7d", or a timedelta, not negative'
+EXPECTED_TIME: Final = (
+    'seconds, a string such as "90s", "1h30m" or "7d", or a timedelta, not negative'
+)
 MS_MAX: Final = 1 << 53
 DURABILITY: Final = "x-durability"
 NAME_BYTES_MAX: Final = 255
@@ -132,7 +134,7 @@ def _size(low: int, high: int) -> Kind:
         number = bytes_in(value, -1) if isinstance(value, str) else value
         is_share = isinstance(value, str) and "." in value and value.strip()[-1].isdigit()
         if type(number) is not int or number < 0 or is_share:
-            raise WrongValueError('a size as "16 MiB" or 1048576 (bytes)')
+            raise WrongValueError('a size such as "16 MiB" or 1048576 (bytes)')
         if not low <= number <= high:
             raise WrongValueError(expected)
         return number
@@ -146,13 +148,19 @@ def _exact(target: str) -> Kind:
     return replace(kind, check=lambda value: value)
 
 
+def _length() -> Kind:
+    """A number of messages, or None."""
+    (kind,) = (option.kind for option in QUEUE_ARGUMENTS if option.target == "max_length")
+    return _or_none(kind)
+
+
 _TIME: Final = Kind('seconds, `"90s"`, `"1h30m"`, `"7d"`, a timedelta', _time)
 # Of sizes that may be a share of the box's memory, and of what stands for several exact options.
 _SHARE: Final = Kind('bytes, `"16 MiB"`, or a share of the box\'s memory, `"0.25"`', str)
 _COMPOSED: Final = Kind("", str)
 QUEUE_KEYWORDS: Final[tuple[Option, ...]] = (
     Option(
-        "maxsize", _exact("max_length"),
+        "maxsize", _length(),
         "maximum number of messages; `put` waits for room, or raises `QueueFullError`",
         default="",
     ),
@@ -241,7 +249,7 @@ def time_ms(name: str, given: object) -> int:
 def size_bytes(name: str, given: object, whole_bytes: int) -> int:
     """Return the bytes of a size as users write it. whole_bytes: of which "max" and shares are."""
     if not isinstance(given, str | int | float):
-        raise OptionError(name, given, 'a size as "16 MiB" or 1048576 (bytes)')
+        raise OptionError(name, given, 'a size such as "16 MiB" or 1048576 (bytes)')
     return parse_bytes(name, given, whole_bytes)
 
 
@@ -258,8 +266,9 @@ def check_name(name: object, option: str = "name") -> str:
     """Return the name of a queue, a stream or a reader. OptionError if it cannot be one."""
     if (
         not isinstance(name, str)
-        or not 0 < len(name.encode("utf-8", "replace")) <= NAME_BYTES_MAX
+        or not 0 < len(name.encode("utf-8", "surrogatepass")) <= NAME_BYTES_MAX
         or "\0" in name
+        or any("\ud800" <= character <= "\udfff" for character in name)
     ):
         raise OptionError(option, name, f"text of 1 to {NAME_BYTES_MAX} bytes without NUL")
     return name
@@ -291,9 +300,8 @@ def queue_options(
                 extra[DURABILITY] = value
         elif name != "maxsize":
             values[option.target] = checked(option.kind, name, value)
-    if given.get("maxsize") is not None:
-        values["max_length"] = given["maxsize"]
-        values.setdefault("overflow", REJECT_PUBLISH)
+    if "maxsize" in given:
+        _set_length(values, given["maxsize"])
     values["extra"] = tuple(sorted(extra.items()))
     if current is None:
         return QueueOptions.of(values)
@@ -319,6 +327,18 @@ def box_durability(given: object) -> Durability:
     return Durability.parse(given) if given != "disk" else Durability(DISK)
 
 
+def _set_length(values: dict[str, object], maxsize: object) -> None:
+    """Set the options that `maxsize` stands for. OptionError."""
+    length = checked(_QUEUE["maxsize"].kind, "maxsize", maxsize)
+    if length is None:
+        values.setdefault("max_length", None)
+        return
+    if values.get("max_length") is not None:
+        raise OptionError("maxsize", length, "nothing, when max_length is given")
+    values["max_length"] = length
+    values.setdefault("overflow", REJECT_PUBLISH)
+
+
 def _retry_delay(given: object) -> dict[str, object]:
     first, last = given if isinstance(given, tuple | list) and len(given) == 2 else (given, given)
     least, most = time_ms("retry_delay", first), time_ms("retry_delay", last)
@@ -332,7 +352,7 @@ def _alerts(given: object, whole_bytes: int) -> dict[str, object]:
     if given is None:
         given = {}
     if not isinstance(given, Mapping):
-        raise OptionError("alerts", given, 'a dict as {"count": 10_000, "age": "1h"}')
+        raise OptionError("alerts", given, 'a dict such as {"count": 10_000, "age": "1h"}')
     values: dict[str, object] = {"alert_repeat_gap_s": 60}
     for kind in _ALERTS[:-1]:
         values[f"alert_{kind}_up"] = values[f"alert_{kind}_down"] = None
@@ -433,14 +453,16 @@ def body_of(body: object) -> bytes:
 def header_of(headers: Headers) -> bytes:
     """Return the encoded header with these values. OptionError for values that it cannot have."""
     try:
-        return HEADERS.with_values(b"", headers)
+        header = HEADERS.with_values(b"", headers)
+        for name in headers:
+            size = len(name.encode())
+            if size > NAME_BYTES_MAX:  # AMQP has one byte for the length of a name
+                text = f"a name of {size} bytes: at most {NAME_BYTES_MAX} are allowed"
+                raise HeaderError(text)
+        return header
     except (HeaderError, AttributeError, ValueError, TypeError) as error:
-        raise not_headers(headers, error) from None
-
-
-def not_headers(headers: object, error: Exception) -> OptionError:
-    """Return the error for what was given as headers."""
-    return OptionError("headers", headers, f"a dict of str to plain values: {error}")
+        expected = f"a dict of str to plain values: {error}"
+        raise OptionError("headers", headers, expected) from None
 
 
 def bodies_of(items: Iterable[object]) -> list[NewBody] | list[bytes]:

@@ -51,7 +51,7 @@ from penstock.embedded.events import OnEvent
 from penstock.embedded.option_parsing import Size
 from penstock.embedded.sources import Call, Feed
 from penstock.embedded.stream_record import StreamRecord
-from penstock.errors import OptionError
+from penstock.options import check_callable
 
 T = TypeVar("T")
 
@@ -68,12 +68,6 @@ def persist_settings(force_every: object, page_bytes: object) -> AloneSettings:
     settings = settings_of(force_every, page_bytes, None, None, None)
     options = replace(settings.options, max_records=0, max_age_s=KEPT_S)
     return replace(settings, options=options, keeps=CONSUMER)
-
-
-def check_callable(name: str, given: object) -> None:
-    """Raise OptionError unless this is None or callable."""
-    if given is not None and not callable(given):
-        raise OptionError(name, given, "a callable, or nothing if items are bytes")
 
 
 class PersistedConsumer:

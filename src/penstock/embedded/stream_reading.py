@@ -48,7 +48,7 @@ Offset: TypeAlias = int | str | None
 NAMED: Final = ("first", "last", "next")
 EXPECTED_OFFSET: Final = '"first", "last", "next" or a whole number, not negative'
 EXPECTED_SINCE: Final = (
-    'a datetime, a timedelta or a text as "1h" (so long ago), or a callable that returns one'
+    'a datetime, a timedelta, a string such as "1h" (so long ago), or a callable that returns one'
 )
 
 

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from penstock.clock import moment_of
 from penstock.codec.properties import BasicProperties
 from penstock.embedded.box_headers import attached
-from penstock.embedded.option_parsing import Body, Headers, body_of, header_of, not_headers
+from penstock.embedded.option_parsing import Body, Headers, body_of, header_of
 from penstock.errors import AMQPError, OptionError
 from penstock.queues.amqp_headers import FORMAT_BYTE, AmqpHeaders, short_string, split_address
 from penstock.queues.headers import HeaderValue
@@ -103,10 +103,7 @@ class NewRecord:
         self.props: bytes = EMPTY
         if headers:
             header_of(headers)  # for its OptionError
-            try:
-                self.props = BasicProperties(headers=dict(headers)).encode()
-            except ValueError as error:  # a name that is too long for AMQP
-                raise not_headers(headers, error) from None
+            self.props = BasicProperties(headers=dict(headers)).encode()
 
     @property
     def meta(self) -> bytes:

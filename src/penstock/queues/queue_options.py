@@ -100,7 +100,7 @@ def class_name() -> Kind:
 
     def check(value: object) -> str:
         if not is_class_name(value):
-            raise WrongValueError('a class as "package.module:Class"')
+            raise WrongValueError('a class such as "package.module:Class"')
         return str(value)
 
     return Kind("class as `package.module:Class`", check)

@@ -84,7 +84,7 @@ def test_what_is_no_stream_is_left_alone(tmp_path: Path) -> None:
     ("options", "text"),
     [
         ({"force_every": 0}, "force_every: given 0, expected a number of records from 1 to"),
-        ({"force_every": 0.5}, 'force_every: given 0.5, .* or a time as "100ms"'),
+        ({"force_every": 0.5}, 'force_every: given 0.5, .* a time such as "100ms"'),
         ({"force_every": True}, "force_every: given True"),
         ({"force_every": "5"}, "force_every: given '5'"),
         ({"force_every": "often"}, "force_every: given 'often'"),

@@ -5,8 +5,10 @@ from datetime import timedelta
 import pytest
 
 from penstock.embedded.option_parsing import (
+    NewBody,
     QueueGiven,
     box_durability,
+    check_name,
     mode_of,
     own_mode,
     queue_options,
@@ -81,6 +83,39 @@ def test_maxsize_is_a_length_that_refuses() -> None:
     options = queue_options({"maxsize": 5}, None, MIB)
     assert (options.max_length, options.overflow) == (5, "reject-publish")
     assert queue_options({"maxsize": 5, "overflow": "drop-head"}, None, MIB).overflow == "drop-head"
+
+
+def test_no_maxsize_is_no_limit() -> None:
+    first = queue_options({"maxsize": 5}, None, MIB)
+    second = queue_options({"maxsize": None}, first, MIB)
+    assert (second.max_length, second.overflow) == (None, "reject-publish")
+    assert queue_options({"maxsize": None, "max_length": 3}, first, MIB).max_length == 3
+
+
+@pytest.mark.parametrize("name", ["maxsize", "max_length", "max_attempts", "overflow", "lazy"])
+def test_an_error_has_the_name_that_was_given(name: str) -> None:
+    with pytest.raises(OptionError, match=f"option {name}: given -1, expected"):
+        queue_options({name: -1}, None, MIB)
+
+
+def test_a_length_is_given_once() -> None:
+    with pytest.raises(OptionError, match="maxsize: given 5, expected nothing, when max_length"):
+        queue_options({"maxsize": 5, "max_length": 6}, None, MIB)
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "a\ud800", "n" * 256, "é" * 128, 5, None, b"n"])
+def test_what_is_no_name(name: object) -> None:
+    with pytest.raises(
+        OptionError, match=r"option name: given .*, expected text of 1 to 255 bytes"
+    ):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["n" * 256, "é" * 128])
+def test_a_headers_name_is_as_long_as_amqp_has_them(name: str) -> None:
+    with pytest.raises(OptionError, match=r"option headers: .* at most 255 are allowed"):
+        NewBody(b"x", headers={name: 1})
+    assert NewBody(b"x", headers={"n" * 255: 1}).header
 
 
 def test_one_retry_delay_is_always_that() -> None:

@@ -20,6 +20,11 @@ def test_settings_are_in_the_cores_terms() -> None:
     assert (settings.storage.interval_ms, settings.storage.disk_free_limit) == (50, 1 << 20)
 
 
+def test_a_size_of_the_engine_may_be_text() -> None:
+    storage = {"disk_free_limit": "1 GiB"}
+    assert settings_of("a", "disk", "max", False, storage)[1].storage.disk_free_limit == 1 << 30
+
+
 def test_a_fraction_is_of_the_machine() -> None:
     whole = settings_of("a", "disk", "max", False, {})[1].memory_bytes
     assert settings_of("a", "disk", 0.5, False, {})[1].memory_bytes == whole // 2
@@ -39,6 +44,10 @@ def test_obvious_mistakes_are_told(tmp_path: Path) -> None:
         penstock.open(tmp_path / "box.d", memory="lots")
     with pytest.raises(OptionError, match="strict: given 1, expected True or False"):
         penstock.open(tmp_path / "box.d", strict=1)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="on_event: given 5, expected a callable"):
+        penstock.open(tmp_path / "box.d", on_event=5)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="on_alert: given 'x', expected a callable"):
+        penstock.open(tmp_path / "box.d", on_alert="x")  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         penstock.open(5)  # type: ignore[arg-type]
     assert not (tmp_path / "box.d").exists()

@@ -34,9 +34,9 @@ def test_a_class_that_is_not_allowed() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("VariableQueue", 'a class as "package.module:Class"'),
-        ("a:b:c", 'a class as "package.module:Class"'),
-        (":C", 'a class as "package.module:Class"'),
+        ("VariableQueue", 'a class such as "package.module:Class"'),
+        ("a:b:c", 'a class such as "package.module:Class"'),
+        (":C", 'a class such as "package.module:Class"'),
         ("no.such.module:C", "a class that can be imported"),
         ("os.path:join", "a subclass of BackingQueue in the module os.path"),
         ("penstock.queues.sqlite_queue:Missing", "a subclass of BackingQueue in the module"),

@@ -15,6 +15,7 @@ from penstock.options import (
     Kind,
     Option,
     WrongValueError,
+    by_name,
     check_known,
     checked,
     number_from,
@@ -79,10 +80,12 @@ class StorageOptions:
     def of(cls, values: Mapping[str, object]) -> "StorageOptions":
         """Make options from names and values. An unknown name is an OptionError that suggests the
         right one."""
+        found = {}
         for name, value in values.items():
-            check_known(name, value, STORAGE_NAMES)
-        texts = {k: str(v) if isinstance(v, PurePath) else v for k, v in values.items()}
-        return cls(**texts)  # type: ignore[arg-type]  # checked by __post_init__
+            check_known(name, value, _BY_NAME)
+            given = str(value) if isinstance(value, PurePath) else value
+            found[name] = checked(_BY_NAME[name].kind, name, given)
+        return cls(**found)
 
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -207,7 +210,7 @@ STORAGE_OPTIONS: Final[tuple[Option, ...]] = (
         "where messages that leave RAM are; by default in the data directory",
     ),
 )  # fmt: skip
-STORAGE_NAMES: Final = tuple(option.name for option in STORAGE_OPTIONS)
+_BY_NAME: Final = by_name(STORAGE_OPTIONS)
 
 
 def check_directory(name: str, value: object) -> None:

@@ -197,6 +197,7 @@ OnMessage = Callable[[Received], None]
 OnEnd = Callable[[Exception], None]
 
 CALL_OVERHEAD_BYTES: Final = 512  # of a frame with a call, more than enough
+HEADER_OVERHEAD_BYTES: Final = 20  # of a frame with properties
 NO_PROPERTIES: Final = BasicProperties().encode()
 
 
@@ -311,14 +312,25 @@ class ClientChannel:
             self.has_confirms = True
             return self.ask(ConfirmSelect())
 
+    def _check_fits(self, properties_bytes: int) -> None:
+        """Raise ValueError unless such properties fit into a frame: they may not be divided, and
+        the broker would close the connection."""
+        most = self.connection.frame_max - HEADER_OVERHEAD_BYTES
+        if properties_bytes > most:
+            raise ValueError(
+                f"headers and other properties of {properties_bytes} bytes do not fit into a frame"
+                f": at most {most} are allowed; put what is long into the body"
+            )
+
     def publish(
         self, exchange: str, routing_key: str, body: bytes,
         properties: BasicProperties | bytes = NO_PROPERTIES, *, mandatory: bool = False,
     ) -> "Future[bool] | None":  # fmt: skip
         """Publish a message. In confirm mode return a future: True if the broker took it, False if
         it refused it. Never waits: a publisher without confirms calls `connection.wait_for_room`
-        now and then."""
+        now and then. ValueError: the properties do not fit into a frame."""
         header = properties if isinstance(properties, bytes) else properties.encode()
+        self._check_fits(len(header))
         method = BasicPublish(exchange=exchange, routing_key=routing_key, mandatory=mandatory)
         with self._lock:
             if not self.has_confirms:
@@ -338,7 +350,9 @@ class ClientChannel:
     ) -> ManyPublished:  # fmt: skip
         """Publish at least one message with one write, on a channel in confirm mode, and return
         what their confirms are noted in. messages: of each its routing key, its encoded properties
-        and its body. Never waits: the caller limits what is under way."""
+        and its body. Never waits: the caller limits what is under way. ValueError: properties do
+        not fit into a frame."""
+        self._check_fits(max([len(header) for _, header, _ in messages]))
         contents = [
             (encoded_publish(exchange, key, mandatory), header, body)
             for key, header, body in messages

@@ -67,6 +67,25 @@ def test_confirms(scripted: ScriptedBroker, connection: ClientConnection) -> Non
     assert found == [True, True, True, False, False, True]
 
 
+def test_headers_that_fit_into_no_frame_end_nothing(
+    scripted: ScriptedBroker, connection: ClientConnection
+) -> None:
+    channel = connection.channel()
+    large = BasicProperties(headers={"h": "x" * connection.frame_max}).encode()
+    with pytest.raises(ValueError, match=r"headers .* do not fit into a frame"):
+        channel.publish("", "q", b"x", large)
+    channel.select_confirms()
+    with pytest.raises(ValueError, match=r"headers .* do not fit into a frame"):
+        channel.publish("", "q", b"x", large)
+    with pytest.raises(ValueError, match=r"headers .* do not fit into a frame"):
+        channel.publish_many("", [("q", b"\0\0", b"x"), ("q", large, b"x")])
+    put = channel.publish("", "q", b"x")
+    scripted.wait(PublishRun)
+    scripted.say(channel.number, spec.BasicAck(delivery_tag=1))
+    assert put is not None
+    assert put.result(WAIT_S)
+
+
 def test_a_message_in_several_frames(
     scripted: ScriptedBroker, connection: ClientConnection
 ) -> None:

@@ -72,10 +72,11 @@ def damaged_at(text: str) -> str:
 
 
 class LockedError(StorageError):
-    """Another process, or another part of this one, owns the directory."""
+    """Another process, or another part of this one (is_own), owns the directory."""
 
-    def __init__(self, path: str, holder: str) -> None:
-        super().__init__(f"{path}: locked by {holder}; {LOCKED_ADVICE}")
+    def __init__(self, path: str, holder: str, *, is_own: bool = False) -> None:
+        owner = f"{holder}, this process" if is_own else holder
+        super().__init__(f"{path}: locked by {owner}; {LOCKED_ADVICE}")
         self.path = path
         self.holder = holder
 

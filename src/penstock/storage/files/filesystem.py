@@ -479,12 +479,16 @@ class OsLock(Lock):
             os.close(descriptor)
 
 
+def _own_name() -> str:
+    """Return what names this process in a lock file."""
+    return f"pid {os.getpid()} host {os.uname().nodename}"
+
+
 def _write_holder(descriptor: int) -> None:
     """Write who has the lock, for people. On a full disk nothing is written."""
-    holder = f"pid {os.getpid()} host {os.uname().nodename}\n"
     try:
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, holder.encode(), 0)
+        os.pwrite(descriptor, f"{_own_name()}\n".encode(), 0)
     except OSError as error:
         if not is_shortage(error):
             raise
@@ -637,7 +641,8 @@ class OsFileSystem(FileSystem):
             except BlockingIOError:
                 holder = os.pread(descriptor, 512, 0).decode("utf-8", "replace").strip()
                 os.close(descriptor)
-                raise LockedError(path, holder or "an unnamed process") from None
+                is_own = holder == _own_name()
+                raise LockedError(path, holder or "an unnamed process", is_own=is_own) from None
             except OSError as error:
                 os.close(descriptor)
                 raise _with_path(error, path) from error

@@ -18,9 +18,9 @@ it yields there. A FutureWaiter may be woken by any thread: it tells the loop. A
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from penstock.embedded.box import BoxBase, ScopeBase
 from penstock.embedded.messages import JobBase, Message, SpanDelivery
@@ -137,12 +137,29 @@ class LoopRunner(ABC):
             pass
 
 
-class Opening(Generic[T]):
-    """What can be awaited, or entered by `async with` without being awaited."""
+class Opening(Coroutine[Any, Any, T]):
+    """What can be awaited, or entered by `async with` without being awaited. It is a coroutine, so
+    that `asyncio.create_task` takes it."""
 
-    def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._make = make
         self._made: Any = None
+        self._begun: Coroutine[Any, Any, T] | None = None  # as a task
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._coroutine().throw(*error)
+
+    def close(self) -> None:
+        if self._begun is not None:
+            self._begun.close()
+
+    def _coroutine(self) -> Coroutine[Any, Any, T]:
+        if self._begun is None:
+            self._begun = self._make()
+        return self._begun
 
     def __await__(self) -> Generator[object, None, T]:
         return self._make().__await__()

@@ -76,6 +76,28 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_get_may_be_a_task(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            box = await group.create_task(aio.open(tmp_path / "box.d"))
+        q = await box.queue("q")
+        waiting = [asyncio.create_task(q.get()) for _ in range(3)]
+        await turns()
+        waiting[0].cancel()
+        unbegun = asyncio.create_task(q.get())
+        unbegun.cancel()
+        await q.put_many([b"a", b"b"])
+        jobs = await asyncio.gather(*waiting[1:])
+        assert [job.body for job in jobs] == [b"a", b"b"]
+        assert waiting[0].cancelled()
+        assert unbegun.cancelled()
+        assert (len(q), q.unacked) == (0, 2)
+        q.get().close()  # as a loop closes coroutines that never ran
+        await box.close()
+
+    asyncio.run(main())
+
+
 def test_the_loop_goes_on_while_puts_wait_for_the_disk(tmp_path: Path, disk: Disk) -> None:
     async def main() -> None:
         box = await aio.open(tmp_path / "box.d")

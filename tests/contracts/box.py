@@ -207,6 +207,8 @@ class QueueContract:
         assert [job.body for job in q.get_many(5)] == [b"5", b"6"]
         with pytest.raises(ValueError, match="at least 1"):
             q.get_many(0)
+        with pytest.raises(TypeError, match="n is a number of messages, not '5'"):
+            q.get_many("5")
 
     # ---- settling ---------------------------------------------------------------------------
 

@@ -69,6 +69,8 @@ class StreamLifeContract:
         s.append_many(numbers(10))
         reader = s.reader("r")
         records = list(reader)
+        with pytest.raises(TypeError, match="expected a record that was read, not int"):
+            reader.commit(6)
         reader.commit(records[6])
         reader.commit(records[2])
         assert reader.offset == 7

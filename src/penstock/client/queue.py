@@ -23,7 +23,7 @@ from penstock.client.driver import BoxLink, Full, RemoteDriver, RemoteState, Wai
 from penstock.client.message import RemoteDelivery, messages_of
 from penstock.client.publish_window import Window, batches
 from penstock.codec.spec import BasicCancel
-from penstock.embedded.option_parsing import NewBody, check_timeout, mode_of
+from penstock.embedded.option_parsing import NewBody, check_count, check_timeout, mode_of
 from penstock.embedded.sources import SLOW, Call, QueueCounts, QueueSource, SlowCase
 from penstock.errors import (
     ChannelError,
@@ -205,8 +205,7 @@ class RemoteQueue(QueueSource):
         return RemoteDelivery.of(channel, message)
 
     def get_many(self, n: int, *, timeout_s: float | None) -> Call[list[RemoteDelivery]]:
-        if n < 1:
-            raise ValueError(f"n must be at least 1, not {n}")
+        check_count(n)
         try:
             found = [(yield from self.get(block=True, timeout_s=timeout_s))]
         except QueueEmptyError:

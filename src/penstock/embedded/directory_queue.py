@@ -19,7 +19,7 @@ from typing import Final
 
 from penstock.embedded.core import QueueState
 from penstock.embedded.driver import Driver
-from penstock.embedded.option_parsing import NewBody, mode_of
+from penstock.embedded.option_parsing import NewBody, check_count, mode_of
 from penstock.embedded.sources import SLOW, Call, QueueCounts, QueueSource, SlowCase
 from penstock.embedded.waiting import Waiter
 from penstock.errors import (
@@ -291,8 +291,7 @@ class DirectoryQueue(QueueSource):
 
     def get_many(self, n: int, *, timeout_s: float | None) -> Call[list[Delivery]]:
         driver, state = self._driver, self._state
-        if n < 1:
-            raise ValueError(f"n must be at least 1, not {n}")
+        check_count(n)
         try:
             deliveries = [(yield from self.get(block=True, timeout_s=timeout_s))]
         except QueueEmptyError:

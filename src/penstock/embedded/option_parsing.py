@@ -103,6 +103,14 @@ def check_timeout(timeout: object) -> None:
         raise ValueError(f"timeout must not be negative, not {timeout}")
 
 
+def check_count(n: object) -> None:
+    """Raise TypeError or ValueError unless it is a number of messages, 1 or more."""
+    if not isinstance(n, int) or isinstance(n, bool):
+        raise TypeError(f"n is a number of messages, not {n!r}")
+    if n < 1:
+        raise ValueError(f"n must be at least 1, not {n}")
+
+
 # ---- kinds and tables ----------------------------------------------------------------------------
 
 

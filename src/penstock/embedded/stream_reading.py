@@ -363,8 +363,10 @@ class NamedReader:
 
     def commit(self, record: StreamRecord | None, *, is_safe: bool) -> Call[None]:
         """Commit all up to this record, or to the last that was given. is_safe: wait for the
-        disk."""
+        disk. TypeError if it is no record."""
         if record is not None:
+            if not isinstance(record, StreamRecord):
+                raise TypeError(f"expected a record that was read, not {type(record).__name__}")
             offsets = {record.partition: record.offset + 1}
         else:
             offsets = {} if self._latest is None else self._latest.positions()

@@ -35,6 +35,7 @@ class Fake:
         self.behaviour = "good"
         self.refused: object = None
         self.limits: object = None
+        self.memory: object = None
         self.in_flight = InFlight(time.monotonic)
 
     def send(self, facts: Facts) -> None:
@@ -87,6 +88,8 @@ class Fake:
             self.answer(message, self.refused)
         elif op == "limits":
             self.answer(message, self.limits)
+        elif op == "memory":
+            self.answer(message, self.memory)
         elif op == "refuse":
             self.write(control.refusal(message.number, ControlError(404, "NOT_FOUND - no")))
         else:
@@ -133,6 +136,7 @@ class Fake:
             self.limits = facts["users"]
             self.send({"do": "tracing", "is_on": True})  # something that is seen outside
         elif do == "memory":
+            self.memory = facts["bytes"]
             self.send({"do": "memory_is", "bytes": facts["bytes"]})
         elif do == "stop" and self.behaviour != "stubborn":
             self.send({"do": "stopped"})

@@ -130,6 +130,9 @@ class WatchedProcess(ABC):
     def _is_down(self) -> None:
         """Note that the process is down."""
 
+    def _has_started(self) -> None:  # noqa: B027 - nothing, for most
+        """Send what has changed since `_begin_life`: `notify` did nothing meanwhile."""
+
     def _waits_for(self) -> str:
         """Return what its start waits for, "" if it goes on."""
         return ""
@@ -238,7 +241,7 @@ class WatchedProcess(ABC):
 
     def notify(self, do: str, **facts: object) -> None:
         """Send news. Does nothing if the process does not run: it gets everything when it
-        starts."""
+        starts (`_begin_life`), and when it has started (`_has_started`)."""
         if self._link is not None and self.state == RUNNING:
             self._link.send({"do": do, **facts})
 
@@ -479,6 +482,7 @@ class WatchedProcess(ABC):
             self._ready_s = self._clock.monotonic()
             if self._is_behind:
                 self.use(self._settings)
+            self._has_started()
             logger.info("%s serves, process %d", self.who, self.pid)
             self._settle()
         elif do == "failed":

@@ -318,6 +318,10 @@ class WatchedVhost(WatchedProcess):
             self._shared = mmap.mmap(handed.fileno(), in_flight.SIZE)
         link.send({**start, "refused": self.refused()}, b"", handed)
 
+    def _has_started(self) -> None:
+        self.set_memory(self.memory_bytes)
+        self.want_events(is_on=self._are_events_wanted)
+
     def _on_own_message(self, do: str, facts: Facts) -> None:
         if do == "pong":
             self.depth_bytes = whole(facts["depth_bytes"])

@@ -195,6 +195,27 @@ def test_limits_that_change_during_a_start_are_sent() -> None:
     with_vhost("waits", scenario)
 
 
+def test_memory_that_changes_during_a_start_is_sent() -> None:
+    """Else vhosts that start at the same time have more than there is."""
+
+    async def scenario(rig: Rig) -> None:
+        vhost = rig.vhost
+        taken = asyncio.Event()
+        vhost.on_memory = taken.set
+        vhost.start()
+        while not vhost.rss_bytes:
+            await asyncio.sleep(0)
+        assert vhost.state == STARTING
+        vhost.set_memory(500)
+        os.kill(vhost.pid, signal.SIGUSR1)
+        while vhost.state == STARTING:
+            await asyncio.sleep(0)
+        assert await ask(vhost, "memory", {}) == 500
+        assert taken.is_set()
+
+    with_vhost("waits", scenario)
+
+
 def test_one_that_dies_is_started_again() -> None:
     async def scenario(rig: Rig) -> None:
         first = await rig.pid()

@@ -972,9 +972,11 @@ def deltas_to_alphas(state: QueueRam, run_bytes: int, messages_max: int) -> bool
         if not row.flags & PERSISTENT:
             transients.add(row.seq)
     rows = len(slots)
+    if state.delta_transients:
+        transients.update(state.transients_between(start, stop))
     try:
         slots += index.files(start // index.slots).slots(seqs)
-        messages = _plain_messages(state, slots, run_bytes, messages_max)
+        messages = _plain_messages(state, slots, transients, run_bytes, messages_max)
     except CorruptionError:
         return False  # the way through q3 finds the damaged one
     n = len(messages)
@@ -983,9 +985,7 @@ def deltas_to_alphas(state: QueueRam, run_bytes: int, messages_max: int) -> bool
     size = sum([message.size for message in messages])
     state.engine.totals.page_in(n, size, clock.monotonic() - began_s)
     state.disk_reads += 1
-    if state.delta_transients:
-        transients.update(state.transients_between(start, stop))
-    _add_to_q4(state, slots, messages, transients)
+    _add_to_q4(state, slots, messages)
     q3.clear()
     kept = slots[n : n + FEW_ROWS]
     for slot in kept:
@@ -995,19 +995,13 @@ def deltas_to_alphas(state: QueueRam, run_bytes: int, messages_max: int) -> bool
     return True
 
 
-def _add_to_q4(
-    state: QueueRam, slots: list[Slot], messages: list[QueuedMessage], transients: set[int]
-) -> None:
-    """Append the messages, which are of the first of these slots, to q4. transients: the seqs of
-    those that are not persistent."""
+def _add_to_q4(state: QueueRam, slots: list[Slot], messages: list[QueuedMessage]) -> None:
+    """Append the messages, which are of the first of these slots, to q4."""
     cost = 0
     for i in range(len(messages)):
         message = messages[i]
-        seq = slots[i].seq
-        if transients and seq in transients:
-            message.persistent = False
         cost += alpha_bytes(message)
-        state.q4.append(Entry(seq, message, True))
+        state.q4.append(Entry(slots[i].seq, message, True))
     state.alpha_bytes += cost
 
 
@@ -1028,10 +1022,10 @@ def _shorten_delta(state: QueueRam, count: int, stop: int) -> None:
 
 
 def _plain_messages(
-    state: QueueRam, slots: list[Slot], run_bytes: int, messages_max: int
+    state: QueueRam, slots: list[Slot], transients: set[int], run_bytes: int, messages_max: int
 ) -> list[QueuedMessage]:
     """Return the first of the messages of these slots, which are of one segment, with bodies: so
-    many, up to so many bytes."""
+    many, up to so many bytes. transients: the seqs of those that are not persistent."""
     index = state.index
     n = taken = 0
     for slot in slots:
@@ -1043,8 +1037,11 @@ def _plain_messages(
         return []
     messages = index.files(slots[0].seq // index.slots).entries_of(slots[:n])
     for i in range(n):
-        if messages[i].body is None and not is_large(messages[i]):
-            state.engine.load_body(index, slots[i].seq, messages[i])
+        message, seq = messages[i], slots[i].seq
+        if transients and seq in transients:
+            message.persistent = False  # its body is in another store
+        if message.body is None and not is_large(message):
+            state.engine.load_body(index, seq, message)
     return messages
 
 

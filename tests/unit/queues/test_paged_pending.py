@@ -135,6 +135,20 @@ def test_a_run_of_messages_that_were_in_ram_reads_nothing_in_vain() -> None:
     assert world.rig.fs.reads - before == 4
 
 
+def test_runs_of_transient_messages_in_the_store_take_no_more_reads() -> None:
+    reads: list[int] = []
+    for mode in (OS, NONE):
+        world = World(EngineRig(segment_slots=SLOTS), opens(read_bytes=1 << 18), body_bytes=STORED)
+        world.put(*range(200), mode=mode)
+        world.q.set_limits(0, 0)
+        world.page()
+        world.q.set_limits(64 << 10, 0)
+        before = world.rig.fs.reads
+        assert world.drain() == list(range(200))
+        reads.append(world.rig.fs.reads - before)
+    assert reads[1] <= reads[0], "persistent ones are read from one store, transient from another"
+
+
 @pytest.mark.parametrize("order", ["ascending", "descending", "in disorder"])
 def test_acks_one_by_one_read_by_segments(order: str) -> None:
     world = Held()

@@ -7,7 +7,8 @@ free port and a directory of its own. --record writes what RabbitMQ answered to
 `tests/golden/rabbitmq_answers.txt`, and what Penstock answers where `differences.py` says that it
 is to differ to `penstock_answers.txt`; `make test` compares with those, without RabbitMQ. Exit code
 1 when a session differs that is not listed, or one that is listed does not, or RabbitMQ does not
-answer as it was recorded.
+answer as it was recorded. Such sessions run once more, one after the other, and count as they went
+then: on a busy machine an answer may come too late for what waits only so long.
 """
 
 import argparse
@@ -91,6 +92,35 @@ def rabbitmq(url: str | None) -> Iterator[Broker]:
         yield broker
 
 
+def answers(
+    found: list[Script], url: str | None, threads: int = THREADS
+) -> tuple[dict[str, Transcript], dict[str, Transcript]]:
+    """What RabbitMQ and Penstock answer. url: see `rabbitmq`; "" for what was recorded."""
+    if url == "":
+        recorded = read_transcripts(THEIRS)
+        theirs = {script.id: recorded[script.id] for script in found}
+    else:
+        with rabbitmq(url) as broker:
+            theirs = run_all(broker, found, threads)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        LiveBroker(Path(directory) / "data") as broker,
+    ):
+        return theirs, run_all(broker, found, threads)
+
+
+def wrong(name: str, theirs: Transcript, ours: Transcript, was: Transcript | None) -> list[str]:
+    """What is wrong with a session. was: what RabbitMQ answered before."""
+    texts = []
+    if was is not None and theirs != was:
+        texts.append(f"--- {name}: RabbitMQ is not as recorded\n{difference(was, theirs)}")
+    why = reason(name)
+    if (ours != theirs) is not bool(why):
+        text = difference(theirs, ours) if not why else f"listed, and does not differ: {why}"
+        texts.append(f"--- {name}\n{text}")
+    return texts
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--url", help="amqp:// URL of a RabbitMQ that runs")
@@ -100,31 +130,24 @@ def main() -> int:
     arguments = parser.parse_args()
     found = [script for script in scripts() if arguments.only in script.id]
     recorded = read_transcripts(THEIRS)
-    if arguments.golden:
-        theirs = {script.id: recorded[script.id] for script in found}
-    else:
-        with rabbitmq(arguments.url) as broker:
-            theirs = run_all(broker, found)
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        LiveBroker(Path(directory) / "data") as broker,
-    ):
-        ours = run_all(broker, found)
-    bad = 0
-    for script in found:
-        if theirs[script.id] != recorded.get(script.id) and not arguments.record:
-            bad += 1
-            was = recorded.get(script.id, [])
-            text = difference(was, theirs[script.id])
-            print(f"--- {script.id}: RabbitMQ is not as recorded\n{text}")
-        why = reason(script.id)
-        if (ours[script.id] != theirs[script.id]) is bool(why):
-            continue
-        bad += 1
-        text = difference(theirs[script.id], ours[script.id])
-        print(f"--- {script.id}\n{text if not why else 'listed, and does not differ: ' + why}")
+    url = "" if arguments.golden else arguments.url
+    theirs, ours = answers(found, url)
+
+    def texts(script: Script) -> list[str]:
+        was = None if arguments.record else recorded.get(script.id, [])
+        return wrong(script.id, theirs[script.id], ours[script.id], was)
+
+    again = [script for script in found if texts(script)]
+    if again and not arguments.record:
+        names = ", ".join(script.id for script in again)
+        print(f"once more, one after the other: {names}")
+        for told, once_more in zip((theirs, ours), answers(again, url, threads=1), strict=True):
+            told.update(once_more)
+    bad = [text for script in found for text in texts(script)]
+    for text in bad:
+        print(text)
     listed = sum(bool(reason(script.id)) for script in found)
-    print(f"{len(found)} sessions, {listed} listed as different, {bad} wrong")
+    print(f"{len(found)} sessions, {listed} listed as different, {len(bad)} wrong")
     if arguments.record:
         write_transcripts(THEIRS, {**recorded, **theirs} if arguments.only else theirs)
         kept = read_transcripts(OURS) if arguments.only else {}

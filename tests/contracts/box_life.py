@@ -83,7 +83,7 @@ class BoxContract:
             ({"max_memory": "lots"}, "max_memory: given 'lots', expected a size"),
             ({"max_memory": []}, "max_memory: given .*, expected a size"),
             ({"priorities": 256}, "priorities: given 256, expected a whole number from 0 to 255"),
-            ({"maxsize": "many"}, "max_length: given 'many', expected a whole number"),
+            ({"maxsize": "many"}, "maxsize: given 'many', expected a whole number"),
             ({"overflow": "burst"}, "overflow: given 'burst', expected drop-head, reject-publish"),
             ({"ttl": "never"}, "ttl: given 'never', expected seconds"),
             ({"retry_delay": (5, 1)}, "retry_delay: given .5, 1., expected the first delay"),

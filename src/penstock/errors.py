@@ -79,6 +79,7 @@ class LockedError(StorageError):
         super().__init__(f"{path}: locked by {owner}; {LOCKED_ADVICE}")
         self.path = path
         self.holder = holder
+        self.is_own = is_own
 
 
 class VersionError(StorageError):
@@ -360,6 +361,7 @@ class SettledError(PenstockError):
         super().__init__(f"queue {queue!r}: the message of tag {tag} {why}")
         self.queue = queue
         self.tag = tag
+        self.owner = owner
 
 
 class ForkedError(PenstockError):

@@ -1,9 +1,9 @@
 """The figures: measured, held against their goals, kept, rendered.
 
-    make bench                      all of it, about twenty minutes
+    make bench                      all of it, one and a half to two hours
     make bench ARGS=--quick         the same with smaller numbers, about four minutes
     make bench ARGS='--part queues --only flat'          one scenario
-    make bench ARGS='--part broker'                      the broker, about twelve minutes
+    make bench ARGS='--part broker'                      the broker, about nine minutes
     python bench/run.py --render    docs/reference/performance.md again, from the last full runs
 
 Eight parts: the storage engine (here), the queues with the embedded library (queue_bench.py), the

@@ -86,12 +86,17 @@ def goals(figures: Result) -> list[Goal]:
 
 
 def rivals(figures: Result) -> list[Rival]:
-    """Where another broker takes less CPU than Penstock `os`: neither of them syncs."""
+    """Where another broker takes less CPU than Penstock `os`: neither of them syncs; and where pika
+    takes less than penstock.open, with the same broker."""
     found = []
     for row in figures.get("single", []):
         us = {peer: statistics.median(values) for peer, values in row["us"].items()}
         others = {peer: us[peer] for peer in (LAVINMQ, RABBITMQ) if peer in us}
         found += best_rival(f"single messages: {row['what']}", "µs", us.get(OS), others)
+    for row in figures.get("publishers", []):
+        us = {client: statistics.median(values) for client, values in row["us"].items()}
+        name = f"publishing from Python: {row['what']}, client and broker"
+        found += best_rival(name, "µs", us.pop("penstock", None), us)
     return found
 
 

@@ -119,6 +119,12 @@ def million_goals(row: Result) -> list[Goal]:
     ]  # fmt: skip
 
 
+def beside(what: str, unit: str, values: dict[str, float]) -> list[Rival]:
+    """RabbitMQ, if it takes less than Penstock `disk`. values: by the names of brokers."""
+    others = {peer: value for peer, value in values.items() if peer == RABBITMQ}
+    return best_rival(what, unit, values.get(DISK), others)
+
+
 def cpu_rivals(figures: Result) -> list[Rival]:
     """Where RabbitMQ takes less CPU per message."""
     found = []
@@ -129,8 +135,7 @@ def cpu_rivals(figures: Result) -> list[Rival]:
                 for peer, run in row["peers"].items()
                 if "server_us_per_msg" in run
             }
-            others = {RABBITMQ: us[RABBITMQ]} if RABBITMQ in us else {}
-            found += best_rival(f"{group}: {row['what']}", "µs", us.get(DISK), others)
+            found += beside(f"{group}: {row['what']}", "µs", us)
     return found
 
 
@@ -144,16 +149,12 @@ def rivals(figures: Result) -> list[Rival]:
                 for peer, runs in row["peers"].items()
                 if runs and all("latency_us" in run for run in runs)
             }
-            others = {RABBITMQ: ms[RABBITMQ]} if RABBITMQ in ms else {}
-            what = f"latency, {row['what']}, {key.replace('_', '.')}"
-            found += best_rival(what, "ms", ms.get(DISK), others)
+            found += beside(f"latency, {row['what']}, {key.replace('_', '.')}", "ms", ms)
     for group, keys in (("million", MILLION_RIVALS), ("fanout", {"disk_per_message": "B"})):
         rows = {row["peer"]: row for row in figures.get(group, [])}
         for key, unit in keys.items():
             values = {peer: row[key] for peer, row in rows.items() if row.get(key) is not None}
-            others = {RABBITMQ: values[RABBITMQ]} if RABBITMQ in values else {}
-            what = f"{group}: {key.replace('_', ' ')}"
-            found += best_rival(what, unit, values.get(DISK), others)
+            found += beside(f"{group}: {key.replace('_', ' ')}", unit, values)
     return found
 
 

@@ -58,6 +58,13 @@ def figures(found: Result, cell: str, system: str) -> tuple[float, float] | None
     return rows / wall, cpu / rows * 1e6
 
 
+def unit_of(cell: str) -> str:
+    """The unit of a cell's CPU."""
+    if cell.startswith(MICRO):
+        return "ms"
+    return "s" if cell.startswith(MANY) else "s per million rows"
+
+
 def is_missed(cell: str, ours: tuple[float, float]) -> bool:
     """Whether a cell takes more than it should, with however few rows."""
     most_time, most_cpu = MUSTS.get(cell, (None, float("inf")))
@@ -136,14 +143,7 @@ def rivals(found: Result) -> list[Rival]:
     for cell in found["cells"]:
         its, ours = (figures(found, cell, system) for system in ("kafka", "penstock"))
         if its is not None and ours is not None:
-            unit = (
-                "ms"
-                if cell.startswith(MICRO)
-                else "s"
-                if cell.startswith(MANY)
-                else "s per million"
-            )
-            table += best_rival(f"Spark: {cell}", unit, ours[1], {"Kafka": its[1]})
+            table += best_rival(f"Spark: {cell}", unit_of(cell), ours[1], {"Kafka": its[1]})
     return table
 
 

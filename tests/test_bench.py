@@ -159,6 +159,13 @@ def bench_code(code: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def lines_of(code: str) -> list[str]:
+    """What this code of several lines prints."""
+    done = bench_code(f"exec({code!r})")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="the load generator is in C")
 def test_a_cell_of_the_broker(tmp_path: Path) -> None:
     """The load generator compiles, the server starts, stops and is killed, nothing is lost."""
@@ -291,9 +298,7 @@ for goal in single_report.goals({{'publishers': {rows!r}}}):
     print(goal.name, '|', goal.mode, '|', goal.text, '|', goal.is_met)
 print(single_report.publishers({rows!r}))
 """
-    done = bench_code(f"exec({code!r})")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert lines_of(code) == [
         "penstock.open, one at a time, CPU | disk | 300.0 µs | True",
         "penstock.open, one at a time, CPU | disk | 0.60 times | False",
         "| what                         | penstock.open | pika  |",
@@ -319,9 +324,7 @@ for rival in single_report.rivals({{'single': {rows!r}}}):
     print(*rival, sep=' | ')
 print(single_report.rivals({{'single': {rows[:1]!r}}}))
 """
-    done = bench_code(f"exec({code!r})")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert lines_of(code) == [
         "prefetch 1, transient, CPU | os | 15.0 µs | True",
         "prefetch 1, persistent, CPU | os | 30.0 µs | False",
         "prefetch 1, persistent, CPU | disk | 44.0 µs | False",
@@ -338,9 +341,7 @@ found = best_rival('a', 'µs', 3.0, {'X': 2.0, 'Y': 4.0}) + best_rival('b', 'B',
 found += best_rival('c', 'B', 5.0, {'X': 0.0}) + best_rival('d', 'B', 5.0, {})
 print(rival_table(found + best_rival('e', 'B', None, {'X': 1.0})))
 """
-    done = bench_code(f"exec({code!r})")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert lines_of(code) == [
         "| what | unit | Penstock | who is better | its figure | times |",
         "|------|------|----------|---------------|------------|-------|",
         "| a    | µs   | 3        | X             | 2          | 1.50  |",
@@ -385,9 +386,7 @@ for found in (
     for rival in found:
         print(*rival, sep=' | ')
 """
-    done = bench_code(f"exec({code!r})")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert lines_of(code) == [
         "shapes: w | µs | 3 | RabbitMQ | 2",
         "latency, idle, p50 | ms | 0.3 | RabbitMQ | 0.2",
         "million: first s after kill | s | 2 | RabbitMQ | 1",

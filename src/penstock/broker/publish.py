@@ -472,7 +472,7 @@ class Publisher(Unconfirmed):
                         since = at
                         routing = route = None
                 else:
-                    if not stored:
+                    if not stored and len(route.queues) == 1:  # others make their own
                         stored = route.front + props
                     self._publish(route, props, stored, info, bodies[at])
                     budget.left -= 1 + len(route.queues)
@@ -679,7 +679,7 @@ class Publisher(Unconfirmed):
 
     def _publish(self, route: Route, props: bytes, stored: bytes, info: int, body: bytes) -> None:
         """Publish a message of whose properties only delivery mode and priority matter. stored: its
-        header as it is stored."""
+        header as it is stored, where the route has one queue."""
         queues = route.queues
         if self.transaction is not None or len(queues) != 1:
             facts = self._facts

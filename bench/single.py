@@ -1,7 +1,10 @@
-"""Single messages: what a wake-up of the server costs when it brings one message only; and what
-else a message may meet: expiry, requeue, transactions, fan-out.
+"""Single messages: the CPU of a server whose wake-ups bring one message each.
 
-    python bench/single.py PORT PID [--scale S] [CELL ...]   prints one line of JSON for each cell
+And what else a message may meet: expiry, requeue, transactions, fan-out.
+
+    python bench/single.py PORT PID [--scale S] [--profile] [CELL ...]
+
+It prints one line of JSON for each cell.
 
 A client of plain sockets, without a client library, sends one request and waits for its answer.
 Measured is the CPU of the server's process tree, so what the client itself takes does not count.
@@ -20,6 +23,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from brokers import tree
+from cpu_profile import CpuProfile
 
 FRAME_END = b"\xce"
 BODY = b"b" * 256
@@ -535,8 +541,6 @@ def cells(scale: float) -> dict[str, Cell]:
 
 def cpu_s(root: int) -> float:
     """CPU seconds of all threads of a process and of those below it."""
-    from brokers import tree
-
     total = 0
     for pid in tree(root):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -544,9 +548,15 @@ def cpu_s(root: int) -> float:
     return total / 1e9
 
 
-def measured(cell: Cell, port: int, pid: int) -> dict[str, float]:
-    """CPU of the server's process tree in µs per message, and messages per second."""
+def measured(cell: Cell, port: int, pid: int, *, is_profiled: bool = False) -> dict[str, float]:
+    """CPU of the server's process tree in µs per message, and messages per second. is_profiled:
+    the shares of what it is spent in instead."""
     once = cell.prepare(port)
+    if is_profiled:
+        with CpuProfile(tree(pid)) as profile:
+            for _ in range(cell.count):
+                once()
+        return profile.parts()
     if not cell.is_once:
         for _ in range(max(cell.count // 10, 20)):
             once()
@@ -564,6 +574,9 @@ def main() -> None:
     parser.add_argument("pid", type=int, help="of the server; processes below it count too")
     parser.add_argument("cell", nargs="*", help="the cells to measure [all]")
     parser.add_argument("--scale", type=float, default=1.0, help="of how often each is done")
+    parser.add_argument(
+        "--profile", action="store_true", help="what the CPU is spent in, by samples of perf"
+    )
     given = parser.parse_args()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -572,7 +585,7 @@ def main() -> None:
     if unknown:
         parser.error(f"no cell {unknown[0]!r}; there are: {', '.join(there)}")
     for name in given.cell or there:
-        found = measured(there[name], given.port, given.pid)
+        found = measured(there[name], given.port, given.pid, is_profiled=given.profile)
         print(json.dumps({"cell": name, **found}), flush=True)
 
 

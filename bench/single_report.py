@@ -2,6 +2,7 @@
 
 import statistics
 
+import cpu_profile
 from report import Goal, Result, Rival, best_rival, goal_table, markdown, where
 
 INTRODUCTION = """
@@ -37,6 +38,26 @@ GOALS = {
 
 # cell of publishers.py -> the most µs of client and broker
 PUBLISHER_GOALS = {"one at a time": 400.0, "window of 1,000": 12.0}
+
+
+def profile_table(rows: list[Result], figures: Result) -> str:
+    """What a message costs in each part of a broker, in µs: its share of the median."""
+    us = {row["what"]: row["us"] for row in figures.get("single", [])}
+    peers = [peer for peer in PEERS if peer in rows[0]["parts"]]
+    cells = []
+    for row in rows:
+        cell = [row["what"]]
+        for peer in peers:
+            found = row["parts"].get(peer)
+            medians = us.get(row["what"], {}).get(peer)
+            for part in cpu_profile.PARTS:
+                if found and medians:
+                    cell.append(f"{found[part] * statistics.median(medians):.1f}")
+                else:
+                    cell.append("-")
+        cells.append(cell)
+    head = [f"{peer}: {part}" for peer in peers for part in cpu_profile.PARTS]
+    return markdown(["what", *head], cells)
 
 
 def publisher_goals(rows: list[Result]) -> list[Goal]:
@@ -111,6 +132,10 @@ def sections(found: Result, table: list[Goal]) -> list[str]:
             for row in rows
         ]
         parts += ["### CPU per message, µs", markdown(["what", *peers], cells)]
+    profiled = found["figures"].get("profile", [])
+    if profiled:
+        title = "### What it is spent in: samples of `perf`, in µs per message"
+        parts += [title, profile_table(profiled, found["figures"])]
     published = found["figures"].get("publishers", [])
     if published:
         title = "### Publishing from Python with confirms: CPU of client and broker, µs"

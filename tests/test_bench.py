@@ -333,6 +333,58 @@ print(single_report.rivals({{'single': {rows[:1]!r}}}))
     ]
 
 
+def test_the_table_of_a_profile() -> None:
+    """Shares of the median; a cell or broker that was not measured has none."""
+    parts = {"kernel": 0.5, "interpreter": 0.25, "own code": 0.2, "libraries": 0.05}
+    rows = [
+        {"what": "a", "parts": {"Penstock os": parts, "LavinMQ": parts}},
+        {"what": "b", "parts": {"Penstock os": parts}},
+    ]
+    single = [{"what": "a", "us": {"Penstock os": [10.0, 20.0, 30.0], "LavinMQ": [4.0]}}]
+    code = f"""
+import cpu_profile, single_report
+for place in ('[kernel.kallsyms]', '/usr/lib/libpython3.11.so.1.0', '/x/_socket.cpython-311.so',
+              '/x/penstock__mypyc.cpython-311.so', '/usr/bin/lavinmq', '[vdso]', '/x/libc.so.6'):
+    print(cpu_profile.part_of(place))
+print(single_report.profile_table({rows!r}, {{'single': {single!r}}}))
+"""
+    *places, head, _, a, b = lines_of(code)
+    assert places == [
+        "kernel", "interpreter", "interpreter", "own code", "own code", "libraries", "libraries",
+    ]  # fmt: skip
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (head, a, b)]
+    assert cells == [
+        ["what", "Penstock os: kernel", "Penstock os: interpreter", "Penstock os: own code",
+         "Penstock os: libraries", "LavinMQ: kernel", "LavinMQ: interpreter", "LavinMQ: own code",
+         "LavinMQ: libraries"],
+        ["a", "10.0", "5.0", "4.0", "1.0", "2.0", "1.0", "0.8", "0.2"],
+        ["b"] + ["-"] * 8,
+    ]  # fmt: skip
+
+
+def test_a_profile_of_a_busy_process() -> None:
+    """Where `perf` can be run its samples make up the whole; else a profile says why not."""
+    code = """
+import subprocess, sys
+import cpu_profile
+problem = cpu_profile.missing()
+if problem:
+    print('without:', problem)
+else:
+    busy = subprocess.Popen([sys.executable, '-c', 'while True: pass'])
+    try:
+        with cpu_profile.CpuProfile([busy.pid]) as profile:
+            for _ in range(3_000_000):
+                pass
+    finally:
+        busy.kill()
+    parts = profile.parts()
+    print(tuple(parts) == cpu_profile.PARTS, sum(parts.values()) > 0.99)
+"""
+    (line,) = lines_of(code)
+    assert line == "True True" or line.startswith("without: ")
+
+
 def test_the_table_of_rivals() -> None:
     """Only a rival that takes less is in it, with one that takes nothing too."""
     code = """

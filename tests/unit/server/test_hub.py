@@ -3,6 +3,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from penstock.queues.amq_queue import IDLE_AGAIN_S
 from penstock.server.hub import SOON_S, Hub
 from tests.unit.server.test_session import FakeVhost, poller_here, run_polling
 
@@ -62,7 +63,7 @@ def test_after_a_turn_a_tick_is_soon() -> None:
             nonlocal ticks
             ticks += 1
             ticked.set()
-            return 60.0
+            return IDLE_AGAIN_S / 2  # from there on a tick is at a multiple, which may be soon
 
         vhost.tick = tick  # type: ignore[method-assign]
         hub.start()

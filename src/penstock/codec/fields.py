@@ -30,7 +30,6 @@ payload, or do not fill it, are FRAME_ERROR "cannot decode", as in RabbitMQ.
 """
 
 import struct
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
@@ -102,6 +101,29 @@ def encode_value(value: object) -> bytes:
     return _encode_value(value, 0)
 
 
+# The types of the fields of a method.
+OCTET: Final = 0
+SHORT: Final = 1
+LONG: Final = 2
+LONGLONG: Final = 3
+SHORTSTR: Final = 4
+LONGSTR: Final = 5
+TABLE: Final = 6
+RAW_TABLE: Final = 7  # a table that is checked when it is read, and stays bytes
+BIT: Final = 8  # one of up to eight bits in an octet
+ZEROS: Final = (
+    bytes(1),
+    bytes(2),
+    bytes(4),
+    bytes(8),
+    bytes(1),
+    bytes(4),
+    bytes(4),
+    bytes(4),
+    bytes(1),
+)
+
+
 def encode_shortstr(text: str) -> bytes:
     """Return a short string: the length in one byte, then at most 255 bytes of UTF-8."""
     data = text.encode("utf-8", "surrogateescape")
@@ -110,29 +132,19 @@ def encode_shortstr(text: str) -> bytes:
     return bytes((len(data),)) + data
 
 
-def encode_longstr(data: bytes) -> bytes:
-    """Return a long string: the length in four bytes, then the bytes."""
-    return len(data).to_bytes(4, "big") + data
-
-
-def encode_octet(number: int) -> bytes:
-    """Return an unsigned integer of 1 byte. Raises OverflowError if it is too large, as all do."""
-    return number.to_bytes(1, "big")
-
-
-def encode_short(number: int) -> bytes:
-    """Return an unsigned integer of 2 bytes."""
-    return number.to_bytes(2, "big")
-
-
-def encode_long(number: int) -> bytes:
-    """Return an unsigned integer of 4 bytes."""
-    return number.to_bytes(4, "big")
-
-
-def encode_longlong(number: int) -> bytes:
-    """Return an unsigned integer of 8 bytes."""
-    return number.to_bytes(8, "big")
+def encode_field(kind: int, value: Any) -> bytes:
+    """Return a value as a field of this type. Raises OverflowError for an integer that is too
+    large, ValueError for a text."""
+    if kind == SHORTSTR:
+        return encode_shortstr(value)
+    if kind == LONGSTR:
+        return len(value).to_bytes(4, "big") + bytes(value)
+    if kind == TABLE:
+        return encode_table(value)
+    if kind == RAW_TABLE:
+        return bytes(value)
+    number: int = value
+    return number.to_bytes(len(ZEROS[kind]), "big")
 
 
 class FieldReader:
@@ -215,33 +227,48 @@ class FieldReader:
         self.at = check_table(self.payload, at, len(self.payload))
         return self.payload[at : self.at]
 
+    def field(self, kind: int) -> object:
+        """Read a field of this type."""
+        if kind == SHORTSTR:
+            return self.shortstr()
+        if kind == OCTET:
+            return self.octet()
+        if kind == SHORT:
+            return self.short()
+        if kind == LONG:
+            return self.long()
+        if kind == LONGLONG:
+            return self.longlong()
+        if kind == LONGSTR:
+            return self.longstr()
+        return self.table() if kind == TABLE else self.raw_table()
+
     def end(self) -> None:
         """Check that the fields filled the payload."""
         if self.at != len(self.payload):
             raise self.cannot_decode()
 
 
-# What is done for one field, or for up to eight bits in one octet. The name is "" for bits, and for
-# a reserved field. A bit that is not reserved is (name, its value in the octet).
+# One field, with its type; or up to eight bits in one octet. The name is "" for bits, and for a
+# reserved field. A bit that is not reserved is (name, its value in the octet).
 Bits = tuple[tuple[str, int], ...]
-ReadStep = tuple[str, Callable[[FieldReader], Any], Bits]
-WriteStep = tuple[str, Callable[[Any], bytes], Bits, bytes]
+Step = tuple[str, int, Bits]
 
 
-def read_fields(
-    payload: bytes, steps: tuple[ReadStep, ...], table_bytes_max: int
-) -> dict[str, Any]:
+def read_fields(payload: bytes, steps: tuple[Step, ...], table_bytes_max: int) -> dict[str, Any]:
     """Return the fields of a method's payload by their names. table_bytes_max: as of FieldReader,
     whose error is raised. Raises AMQPConnectionError if they do not fill the payload."""
     reader = FieldReader(payload, table_bytes_max)
     values: dict[str, Any] = {}
-    for name, read, bits in steps:
-        value = read(reader)
-        if name:
-            values[name] = value
-        else:
+    for name, kind, bits in steps:
+        if kind == BIT:
+            octet = reader.octet()
             for bit, mask in bits:
-                values[bit] = value & mask != 0
+                values[bit] = octet & mask != 0
+        else:
+            value = reader.field(kind)
+            if name:
+                values[name] = value
     reader.end()
     if reader.error is not None:
         reader.error.class_id = (payload[0] << 8) | payload[1]
@@ -250,12 +277,12 @@ def read_fields(
     return values
 
 
-def write_fields(head: bytes, method: object, steps: tuple[WriteStep, ...]) -> bytes:
+def write_fields(head: bytes, method: object, steps: tuple[Step, ...]) -> bytes:
     """Return the fields of a method behind its two ids."""
     parts = [head]
-    for name, write, bits, zero in steps:
+    for name, kind, bits in steps:
         if name:
-            parts.append(write(getattr(method, name)))
+            parts.append(encode_field(kind, getattr(method, name)))
         elif bits:
             octet = 0
             for bit, value in bits:
@@ -263,7 +290,7 @@ def write_fields(head: bytes, method: object, steps: tuple[WriteStep, ...]) -> b
                     octet |= value
             parts.append(octet.to_bytes(1, "big"))
         else:
-            parts.append(zero)
+            parts.append(ZEROS[kind])
     return b"".join(parts)
 
 

@@ -13,13 +13,11 @@ follow the list of fields that is built from the declaration when the class is d
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import (
     Annotated,
     Any,
     ClassVar,
-    NamedTuple,
     Self,
     dataclass_transform,
     get_args,
@@ -27,43 +25,32 @@ from typing import (
 )
 
 from penstock.codec.fields import (
-    Bits,
-    FieldReader,
-    ReadStep,
+    BIT,
+    LONG,
+    LONGLONG,
+    LONGSTR,
+    OCTET,
+    RAW_TABLE,
+    SHORT,
+    SHORTSTR,
+    TABLE,
+    Step,
     Table,
-    WriteStep,
-    encode_long,
-    encode_longlong,
-    encode_longstr,
-    encode_octet,
-    encode_short,
-    encode_shortstr,
-    encode_table,
     read_fields,
     write_fields,
 )
 
-
-class FieldType(NamedTuple):
-    """A type of field: how it is written and read. zero: the bytes of a reserved field."""
-
-    encode: Callable[[Any], bytes]
-    decode: Callable[[FieldReader], Any]
-    zero: bytes
-
-
-BIT = FieldType(encode_octet, FieldReader.octet, bytes(1))  # of up to eight bits in an octet
-
 Bit = Annotated[bool, BIT]
-Octet = Annotated[int, FieldType(encode_octet, FieldReader.octet, bytes(1))]
-Short = Annotated[int, FieldType(encode_short, FieldReader.short, bytes(2))]
-Long = Annotated[int, FieldType(encode_long, FieldReader.long, bytes(4))]
-LongLong = Annotated[int, FieldType(encode_longlong, FieldReader.longlong, bytes(8))]
-ShortStr = Annotated[str, FieldType(encode_shortstr, FieldReader.shortstr, bytes(1))]
-LongStr = Annotated[bytes, FieldType(encode_longstr, FieldReader.longstr, bytes(4))]
-FieldTable = Annotated[Table, FieldType(encode_table, FieldReader.table, bytes(4))]
-# A table that is checked when it is read, and stays bytes.
-RawTable = Annotated[bytes, FieldType(bytes, FieldReader.raw_table, bytes(4))]
+Octet = Annotated[int, OCTET]
+Short = Annotated[int, SHORT]
+Long = Annotated[int, LONG]
+LongLong = Annotated[int, LONGLONG]
+ShortStr = Annotated[str, SHORTSTR]
+LongStr = Annotated[bytes, LONGSTR]
+FieldTable = Annotated[Table, TABLE]
+RawTable = Annotated[bytes, RAW_TABLE]
+
+NEVER_THE_SAME = {TABLE, RAW_TABLE, LONGLONG}
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(field,))
@@ -75,9 +62,9 @@ class Method:
     INDEX: ClassVar[int]  # CLASS_ID << 16 | METHOD_ID: the first four bytes of the payload
     NAME: ClassVar[str]  # such as basic.get-ok
     HAS_CONTENT: ClassVar[bool]
+    REPEATS: ClassVar[bool]  # clients send the same bytes again: it has no table and no tag
     _HEAD: ClassVar[bytes]
-    _WRITE_STEPS: ClassVar[tuple[WriteStep, ...]]
-    _READ_STEPS: ClassVar[tuple[ReadStep, ...]]
+    _STEPS: ClassVar[tuple[Step, ...]]
 
     def __init_subclass__(cls, ids: tuple[int, int], has_content: bool = False) -> None:
         """Make a dataclass of the class. ids: of its AMQP class, and of the method in it."""
@@ -87,9 +74,8 @@ class Method:
         cls.NAME = f"{class_name}.{'-'.join(method_name)}".lower()
         cls.HAS_CONTENT = has_content
         cls._HEAD = cls.INDEX.to_bytes(4, "big")
-        steps = _steps(cls.__annotations__)
-        cls._WRITE_STEPS = tuple((name, kind.encode, bits, kind.zero) for name, kind, bits in steps)
-        cls._READ_STEPS = tuple((name, kind.decode, bits) for name, kind, bits in steps)
+        cls._STEPS = _steps(cls.__annotations__)
+        cls.REPEATS = not any(kind in NEVER_THE_SAME for _, kind, _ in cls._STEPS)
         dataclass(kw_only=True)(cls)
 
     def encode(self) -> bytes:
@@ -97,24 +83,24 @@ class Method:
 
         Raises ValueError or OverflowError if a field is too large for its type.
         """
-        return write_fields(self._HEAD, self, self._WRITE_STEPS)
+        return write_fields(self._HEAD, self, self._STEPS)
 
     @classmethod
     def decode(cls, payload: bytes, table_bytes_max: int = 0) -> Self:
         """Return the method of a payload that begins with its ids; as spec.decode_method."""
         method = cls.__new__(cls)
-        method.__dict__ = read_fields(payload, cls._READ_STEPS, table_bytes_max)
+        method.__dict__ = read_fields(payload, cls._STEPS, table_bytes_max)
         return method
 
 
-def _steps(hints: dict[str, Any]) -> list[tuple[str, FieldType, Bits]]:
+def _steps(hints: dict[str, Any]) -> tuple[Step, ...]:
     """Return the steps for the fields that a class annotates so, in the order of the wire."""
-    found: list[tuple[str, FieldType, Bits]] = []
+    found: list[Step] = []
     free_bits = 0
     for name, hint in hints.items():
         is_reserved = get_origin(hint) is ClassVar
         kind = (get_args(hint)[0] if is_reserved else hint).__metadata__[0]
-        if kind is not BIT:
+        if kind != BIT:
             found.append(("" if is_reserved else name, kind, ()))
             free_bits = 0
             continue
@@ -124,4 +110,4 @@ def _steps(hints: dict[str, Any]) -> list[tuple[str, FieldType, Bits]]:
         if not is_reserved:
             found[-1] = ("", BIT, (*found[-1][2], (name, 1 << (8 - free_bits))))
         free_bits -= 1
-    return found
+    return tuple(found)

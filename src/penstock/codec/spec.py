@@ -534,6 +534,10 @@ METHODS: Final[dict[int, type[Method]]] = {
     method.INDEX: method for method in Method.__subclasses__()
 }
 
+DECODED_MAX: Final = 256
+DECODED_BYTES_MAX: Final = 64
+_decoded: Final[dict[bytes, Method]] = {}  # of whatever connection, by their payloads
+
 
 def decode_method(payload: bytes, table_bytes_max: int = 0) -> Method:
     """Return the method in the payload of a method frame.
@@ -542,7 +546,13 @@ def decode_method(payload: bytes, table_bytes_max: int = 0) -> Method:
     one is checked and not built, and raises ChannelError 406 if the rest of the payload is right.
     Raises AMQPConnectionError: COMMAND_INVALID for unknown ids, FRAME_ERROR for fields that do not
     fill the payload, SYNTAX_ERROR for a malformed field table.
+
+    A short payload that comes again, such as a basic.get of one queue, gives the same object: a
+    method that was decoded is not changed.
     """
+    known = _decoded.get(payload)
+    if known is not None:
+        return known
     if len(payload) < 4:
         raise AMQPConnectionError(FRAME_ERROR, "a method frame without a class and method id")
     index = int.from_bytes(payload[:4], "big")
@@ -551,4 +561,9 @@ def decode_method(payload: bytes, table_bytes_max: int = 0) -> Method:
         class_id, method_id = index >> 16, index & 0xFFFF
         text = f"unknown method {method_id} of class {class_id}"
         raise AMQPConnectionError(COMMAND_INVALID, text, class_id, method_id)
-    return method.decode(payload, table_bytes_max)
+    found = method.decode(payload, table_bytes_max)
+    if method.REPEATS and len(payload) <= DECODED_BYTES_MAX:
+        if len(_decoded) == DECODED_MAX:
+            _decoded.clear()
+        _decoded[payload] = found
+    return found

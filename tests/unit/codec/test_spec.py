@@ -108,6 +108,22 @@ def test_an_unknown_method_is_a_command_that_is_invalid() -> None:
     assert error.text == "COMMAND_INVALID - unknown method 41 of class 60"
 
 
+def test_a_payload_that_comes_again_is_decoded_once() -> None:
+    """Not one with a tag, which never comes again, nor one with a table, which may be changed; and
+    a client that sends many different ones fills no memory."""
+    payload = spec.BasicGet(queue="q").encode()
+    assert spec.decode_method(payload) is spec.decode_method(bytes(payload))
+    for other in (
+        spec.BasicReject(delivery_tag=1), spec.QueueBind(queue="q"), spec.BasicGet(queue="q" * 99),
+    ):  # fmt: skip
+        first, second = (spec.decode_method(other.encode()) for _ in range(2))
+        assert first == second == other
+        assert first is not second
+    for n in range(2 * spec.DECODED_MAX):
+        spec.decode_method(spec.BasicGet(queue=f"q{n}").encode())
+        assert len(spec._decoded) <= spec.DECODED_MAX
+
+
 def test_methods_are_equal_by_their_fields_and_class() -> None:
     assert spec.BasicAck(delivery_tag=1) == spec.BasicAck(delivery_tag=1)
     assert spec.BasicAck(delivery_tag=1) != spec.BasicAck(delivery_tag=2)

@@ -467,6 +467,28 @@ def pending_rows(state: QueueRam) -> Iterator[Row]:
             yield from rows
 
 
+def kept_by_purge(state: QueueRam) -> list[Entry]:
+    """Return the persistent ones of the pending messages that were paged out, for the record of a
+    purge, which adds up bytes and bodies in the store by segments. So the first of those whose
+    slots cannot be read now has the bytes of all of them (of transient ones, too: not too few), and
+    each counts as one in the store, which only makes a later purge look at more slots."""
+    paged, slots = state.disk_pending, state.index.slots
+    rows = list(pending_rows(state))
+    kept = [as_entry(row) for row in rows if row.flags & PERSISTENT]
+    if len(rows) < paged.count:
+        sizes = {row.seq: row.size for row in rows}
+        for number in paged.segments():
+            start = number * slots
+            far = paged.far_between(start, start + slots)
+            left = paged.far_bytes(number) - sum([sizes.get(seq, 0) for seq in far])
+            transients = set(paged.transients_between(start, start + slots))
+            for seq in far:
+                if seq not in sizes and seq not in transients:
+                    kept.append(as_entry(Row(seq, PERSISTENT | IN_STORE, 0, left, 0, 0, 0, 0)))
+                    left = 0
+    return kept
+
+
 # ---- writing -------------------------------------------------------------------------------------
 
 
@@ -1208,9 +1230,12 @@ def entry_of(state: QueueRam, row: Row) -> Entry:
 
 
 def as_entry(row: Row) -> Entry:
-    """Return a paged message from its row alone."""
+    """Return a paged message from its row alone. Its store file is 0 if its body is not in the
+    store, else not known."""
     is_persistent = row.flags & PERSISTENT != 0
-    message = QueuedMessage(row.id, b"", None, row.size, row.time, row.expiry_ms, 0, is_persistent)
+    message = QueuedMessage(
+        row.id, b"", None, row.size, row.time, row.expiry_ms, row.flags & IN_STORE, is_persistent
+    )
     return Entry(row.seq, message, row.flags & ON_SLOT != 0)
 
 

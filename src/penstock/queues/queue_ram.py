@@ -682,7 +682,8 @@ class QueueRam:
         assert len(seqs) == len(set(seqs)) == paged.count, "[V7] paged pending messages"
         assert paged.count == len(rows) + paged.far_count, "[V7] far pending messages"
         assert all(row.flags & ON_SLOT for row in paged.window.rows()), "[V7] not on a slot"
-        return sum(row.size for row in rows) + paged.far_bytes()
+        far_bytes = sum(paged.far_bytes(number) for number in paged.segments())
+        return sum(row.size for row in rows) + far_bytes
 
     def _check_shared(self) -> None:
         messages = [entry.message for entry in self.in_ram()]

@@ -550,9 +550,10 @@ class PagedPending:
             return []
         return _seqs_of(segment.transients, number * self._slots, start, stop)
 
-    def far_bytes(self) -> int:
-        """Return the bytes of the bodies of all far messages."""
-        return sum([segment.bytes for segment in self._far.values()])
+    def far_bytes(self, number: int) -> int:
+        """Return the bytes of the bodies of the far messages of a segment."""
+        segment = self._far.get(number)
+        return 0 if segment is None else segment.bytes
 
     # ---- away and back -------------------------------------------------------------------------
 

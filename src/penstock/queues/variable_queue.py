@@ -1275,8 +1275,7 @@ class VariableQueue(BackingQueue):
         """Return the persistent pending messages, ascending: the record of a purge keeps them."""
         state = self.state
         kept = [entry for entry in state.ram_pending.values() if entry.message.persistent]
-        rows = [row for row in paging.pending_rows(state) if row.flags & PERSISTENT]
-        kept += [paging.entry_of(state, row) for row in rows]
+        kept += paging.kept_by_purge(state)
         kept.sort(key=seq_of)
         return kept
 

@@ -307,6 +307,37 @@ def test_a_damaged_slot_is_set_aside_when_its_message_is_settled() -> None:
     assert world.drain() == [i for i in range(SMALL) if not 1990 <= i <= 2000]
 
 
+@pytest.mark.parametrize("effect", ["flip", "misdirect", "short"])
+@pytest.mark.parametrize("body_bytes", [0, STORED])
+def test_a_purge_keeps_what_is_read_wrongly_meanwhile(effect: str, body_bytes: int) -> None:
+    world = Held(400, OS, body_bytes=body_bytes)
+    tags = world.hold(380)
+    assert paged(world).far_count > 2 * SLOTS // 3
+    world.rig.fs.fail(effect, kinds=["read"], path=".qi", times=None)
+    assert world.q.purge(OS) == 20
+    world.rig.fs.clear_faults()
+    world.put(400)
+    assert len(world.q.ack(tags[::2], OS)) == 190
+    world.q.requeue(tags, OS)
+    assert world.drain() == [*range(1, 380, 2), 400]
+    assert (world.q.index().count, world.q.index().bytes) == (0, 0)
+    world.restart()
+
+
+def test_a_purge_keeps_what_is_in_the_store_and_cannot_be_found_there_meanwhile() -> None:
+    world = World(EngineRig(segment_slots=16), opens(read_bytes=1 << 18), STORED)
+    world.put(*range(20))
+    world.restart()
+    heads = [head for head in (world.q.drop() for _ in range(10)) if head is not None]
+    world.rig.fs.fail("flip", kinds=["read"], path=".qs", times=None)
+    assert world.q.purge(OS) == 10
+    world.rig.fs.clear_faults()
+    assert len(world.q.ack([head.tag for head in heads[:5]], OS)) == 5
+    assert [segment.stores for segment in world.q.index().segments.values()] == [5]
+    world.restart()
+    assert world.drain() == list(range(5, 10))
+
+
 def test_a_read_that_fails_changes_nothing() -> None:
     world = Held(SMALL)
     tags = world.hold(SMALL)

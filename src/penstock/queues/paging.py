@@ -748,17 +748,22 @@ def _put_back(state: QueueRam, rows: list[Row]) -> None:
     elif rows[0].seq >= state.delta.end:
         for row in reversed(rows):
             state.q2.append_left(row)
-    else:  # requeued, within delta: delta becomes q3 up to there
+    else:  # requeued, within delta
+        lift(state, rows[-1].seq)
         for row in rows:
-            if row.flags & ON_SLOT:
-                _add_to_delta(state, row)
-        rest = [row for row in rows if not row.flags & ON_SLOT]
-        while state.delta.count and state.delta.start <= rest[-1].seq:
-            load_segment(state, state.index.slots)
-        for row in rest:
-            state.q3.insert(row)
-        if not state.delta.count and state.q2.count:
-            state.q3.extend(state.q2)
+            state.place_row(row)
+
+
+def lift(state: QueueRam, below: int) -> None:
+    """Move what q3 and delta have below a seq to back_rows, before messages of that range that
+    cannot be written. The queue is not lazy any more. If delta cannot be read, it is moved when it
+    is (`deltas_to_betas`), and what is in RAM is delivered first."""
+    state.is_lazy = state.becomes_lazy = False
+    state.lift_below = max(state.lift_below, below)
+    try:
+        deltas_to_betas(state, segment_rows(state))
+    except OSError as error:
+        state.read_error = error
 
 
 def _write_missing_slots(state: QueueRam, rows: list[Row]) -> None:
@@ -808,12 +813,19 @@ FEW_ROWS: Final = 16  # in q3 before delta, if a fetch continues from the slots
 
 
 def deltas_to_betas(state: QueueRam, rows_max: int) -> None:
-    """Fill q3, which is empty, with delta's next segment, at most so many rows, skipping holes and
-    damaged slots until there is a row or delta is empty. Then q2 joins q3."""
-    while state.delta.count and not state.q3.count:
+    """Fill q3, if it is empty, with delta's next segment, at most so many rows, skipping holes,
+    damaged slots and rows that `lift` wants in back_rows, until there is a row or delta is empty.
+    Then q2 joins q3. Raises OSError."""
+    delta, q3 = state.delta, state.q3
+    while True:
+        if not delta.count and state.q2.count:
+            q3.extend(state.q2)
+        while q3.count and q3.first_seq() < state.lift_below:
+            state.place_row(q3.pop_first())
+        if q3.count or not delta.count:
+            break
         load_segment(state, rows_max)
-    if not state.delta.count and state.q2.count:
-        state.q3.extend(state.q2)
+    state.lift_below = 0
 
 
 def load_segment(state: QueueRam, rows_max: int) -> None:
@@ -863,15 +875,18 @@ def rows_on_disk(
 
 
 def _good_slots(state: QueueRam, seqs: list[int], *, is_fetching: bool) -> list[Slot]:
-    """Read slots one by one; a damaged one is set aside if is_fetching."""
+    """Read slots one by one; a damaged one is set aside if is_fetching. Raises OSError: none is."""
     found: list[Slot] = []
+    damaged: list[tuple[int, CorruptionError]] = []
     files = state.index.files(seqs[0] // state.index.slots)
     for seq in seqs:
         try:
             found += files.slots([seq])
         except CorruptionError as error:
-            if is_fetching:
-                set_aside(state, seq, 0, error)
+            damaged.append((seq, error))
+    if is_fetching:
+        for seq, error in damaged:
+            set_aside(state, seq, 0, error)
     return found
 
 
@@ -1274,9 +1289,9 @@ def settle(state: QueueRam, rows_max: int) -> None:
         except OSError as error:
             state.read_error = error  # the next fetch tries again, and raises it
             return
+        state.in_hand = set()
     state.read_error = None
-    q3 = state.q3
-    if state.q1 and not q3.count:
+    if state.q1 and not state.q3.count:
         state.q4.extend(state.q1)
         state.q1.clear()
         state.q1_bytes = 0
@@ -1785,10 +1800,13 @@ class Paging:
         return max(room, 0)
 
     def _is_resting(self) -> bool:
-        """Return whether paging out must wait: the disk is full, or a write failed a moment ago."""
+        """Return whether paging out must wait: the disk is full, a write failed a moment ago, or
+        delta, which belongs before what is in RAM, cannot be read."""
         engine = self._state.engine
-        return engine.blocked or (
-            self._retry_at >= 0.0 and engine.clock.monotonic() < self._retry_at
+        return (
+            engine.blocked
+            or self._state.lift_below > 0
+            or (self._retry_at >= 0.0 and engine.clock.monotonic() < self._retry_at)
         )
 
     # ---- in ------------------------------------------------------------------------------------

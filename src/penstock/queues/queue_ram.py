@@ -281,6 +281,9 @@ class QueueRam:
         self.set_aside_events: list[str] = []  # not reported yet
         # Seqs that a call has removed and not placed yet: alive in the index, and not in delta.
         self.in_hand: set[int] = set()
+        # Not 0: what delta has below this seq could not be read when messages of its range had to
+        # stay in RAM or rows: these, in q4, back and back_rows, stay in_hand. See `paging.lift`.
+        self.lift_below: int = 0
         self.read_error: OSError | None = None  # delta could not be read: q3 is empty meanwhile
         self.len: int = 0  # ready
         self.bytes: int = 0  # bodies of the ready
@@ -433,8 +436,8 @@ class QueueRam:
         return bool(q4)
 
     def join_rows(self) -> None:
-        """Move back_rows to the front of q3 if nothing in RAM is between them."""
-        if self.back_rows.count and not self.q4 and not self.back:
+        """Move back_rows to the front of q3 if nothing is between them."""
+        if self.back_rows.count and not self.q4 and not self.back and not self.lift_below:
             self.q3.extend_left(self.back_rows)
 
     def is_pending(self, seq: int) -> bool:
@@ -462,6 +465,8 @@ class QueueRam:
         self.delta.clear()
         self.delta_transients.clear()
         self.set_aside.clear()
+        self.in_hand = set()
+        self.lift_below = 0
         self.len = self.bytes = self.alpha_bytes = self.q1_bytes = 0
 
     def count_bytes(self) -> None:
@@ -637,7 +642,8 @@ class QueueRam:
             assert not self.delta.count or q3, "[V3] delta holds messages, q3 does not"
             assert (self.len == 0) == (not q3 and not q4), "[V4] empty <=> q3 and q4 are"
         order = [*q4, *q3, *delta, *q2, *q1]
-        assert order == sorted(set(order)), f"[V5] not in order: {self.ids()}"
+        assert len(order) == len(set(order)), f"[V5] ready twice: {self.ids()}"
+        assert self.lift_below or order == sorted(order), f"[V5] not in order: {self.ids()}"
         alone = [e.seq for e in self.q4]
         assert alone == sorted(alone), f"[V5] q4 is not in order: {alone}"
         assert sorted(self.back_order) == sorted(self.back), "[V8] back and its heap differ"

@@ -46,7 +46,8 @@ into RAM, and one that rejects what it gets would walk over all ready messages e
 so the cost of a requeue depends on what comes back and not on what is ready
 (tests/unit/queues/test_requeue_cost.py counts). What should be written and cannot, for want of
 space, goes the other way: what is before it joins `back_rows`, and it goes to `back`. The queue is
-over its limit then, and in order.
+over its limit then, and in order. If delta cannot be read for that either, what is before it comes
+after it.
 
 **Looking.** fold and browse read bodies in runs and keep none, so a browser costs a run of RAM.
 
@@ -181,12 +182,13 @@ SEQ_MAX = 1 << 62
 def put_back(state: QueueRam, alphas: list[Entry], rows: list[Row]) -> None:
     """Make entries in RAM and rows, each ascending, ready at their places; the caller counts them
     as ready. Never raises OSError; see the head of this module."""
-    state.in_hand = {entry.seq for entry in alphas}
+    state.in_hand.update([entry.seq for entry in alphas])
     state.in_hand.update([row.seq for row in rows])
     try:
         _put_back(state, alphas, rows)
     finally:
-        state.in_hand = set()
+        if not state.lift_below:
+            state.in_hand = set()
 
 
 def _put_back(state: QueueRam, alphas: list[Entry], rows: list[Row]) -> None:
@@ -209,34 +211,28 @@ def _put_back(state: QueueRam, alphas: list[Entry], rows: list[Row]) -> None:
             rows = list(merge(rows, paging.page_out(state, alphas), key=seq_of_row))
         except OSError:
             _put_rows(state, rows)
-            _lift(state, alphas[-1].seq)
+            paging.lift(state, alphas[-1].seq)
             state.place(alphas)
             return
     _put_rows(state, rows)
 
 
 def _put_rows(state: QueueRam, rows: Iterable[Row]) -> None:
-    """Insert rows, ascending, into q3 if they come before delta, else into delta."""
+    """Insert rows, ascending, into q3 if they come before delta, into q2 if they come after rows
+    there that could not be written, else into delta."""
+    delta, q2 = state.delta, state.q2
     later: list[Row] = []
     for row in rows:
-        if state.delta.count and row.seq >= state.delta.start:
-            later.append(row)
-        else:
+        if not delta.count or row.seq < delta.start:
             state.q3.insert(row)
+        elif q2.count and row.seq > q2.first_seq():
+            q2.insert(row)
+        else:
+            later.append(row)
     try:
         paging.roll_rows(state, later)
     except OSError:
-        return  # they are in q3 or q2 again
-
-
-def _lift(state: QueueRam, below: int) -> None:
-    """Move the rows of q3 and delta below a seq to back_rows."""
-    while True:
-        if not state.q3.count and state.delta.count and state.delta.start < below:
-            paging.deltas_to_betas(state, paging.segment_rows(state))
-        if not state.q3.count or state.q3.first_seq() >= below:
-            return
-        state.place_row(state.q3.pop_first())
+        return  # they are rows
 
 
 RUN_ROWS: Final = 64  # whose bodies are read at once
@@ -584,11 +580,11 @@ class VariableQueue(BackingQueue):
         """Return the head, which is not in RAM: the first of back_rows, or of q3, which delta
         refills if it is empty."""
         state = self.state
-        if state.back_rows.count:
-            return state.back_rows.first()
-        if not state.q3.count:
+        if not state.back_rows.count and not state.q3.count:
             paging.deltas_to_betas(state, paging.load_rows(state))
             self.paging.report_set_aside()
+        if state.back_rows.count:
+            return state.back_rows.first()
         return state.q3.first() if state.q3.count else None
 
     def _waits_for(self, seq: int, is_persistent: bool) -> tuple[int, int] | None:
@@ -692,6 +688,9 @@ class VariableQueue(BackingQueue):
                 return True
         self.engine.totals.read_ahead_misses += 1
         while True:
+            if not state.back_rows.count and not state.q3.count:
+                paging.deltas_to_betas(state, paging.load_rows(state))
+                self.paging.report_set_aside()
             if state.back_rows.count:
                 run = min(self._read_bytes, state.target_bytes // 4)
                 paging.back_to_alphas(state, min(run, self.paging.room_for(run)), READ_MESSAGES)
@@ -700,9 +699,6 @@ class VariableQueue(BackingQueue):
                     return True
                 state.join_rows()
                 continue
-            if not state.q3.count:
-                paging.deltas_to_betas(state, paging.load_rows(state))
-                self.paging.report_set_aside()
             if not state.q3.count:
                 return state.head_in_ram()
             run = 0 if state.is_lazy else min(self._read_bytes, state.target_bytes // 4)

@@ -248,7 +248,99 @@ def test_pending_messages_that_cannot_be_read_stay_pending(way: str, nth: int) -
     assert sorted(numbers) == list(range(40))
 
 
+def around_pending(mode: int) -> World:
+    """The odd ones of the first 30 of 60 are pending in RAM, the others in q3, up to 14, and in
+    delta."""
+    world = new_world(body_bytes=20)
+    world.put(*range(60), mode=mode)
+    world.q.requeue(tags_of(world.take(30))[::2], OS)
+    state = real(world.q).state
+    paging.push_q4(state, 60)
+    state.join_rows()
+    paging.push_betas_to_deltas(state, 60)
+    assert (state.q3.last_seq(), state.delta.start, state.delta.end) == (14, 16, 60)
+    return world
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("times", [1, 2, None])
+@pytest.mark.parametrize("broken", [".qi", ".qs", "/queues/"])
+def test_requeue_where_nothing_can_be_written_nor_read(
+    mode: int, times: int | None, broken: str
+) -> None:
+    """What belongs among messages that cannot be read now is ready, and later in order."""
+    world = around_pending(mode)
+    state = real(world.q).state
+    world.rig.fs.fail(errno.EIO, kinds=["pwrite"], path=broken, times=None)
+    world.rig.fs.fail(errno.EIO, kinds=["read"], path="/queues/", times=times)
+    assert len(world.q.requeue([17, 19, 25], OS)) == 3
+    assert len(world.q.requeue([15, 27], OS)) == 2
+    state.check()
+    assert (world.q.len(), world.q.depth()) == (50, 60)
+    assert not world.q.resume(), "what is in RAM does not go before what cannot be read"
+    world.rig.fs.clear_faults()
+    world.rig.clock.advance(2.0)
+    world.q.requeue(list(range(30)), OS)
+    assert world.drain() == list(range(60))
+
+
+def test_messages_that_cannot_be_read_are_waited_for_no_longer_than_they_live() -> None:
+    world = around_pending(NONE)
+    world.rig.fs.fail(errno.EIO, times=None)
+    world.rig.fs.fail(errno.EIO, kinds=["read"], path="/queues/", times=None)
+    world.q.requeue([17, 19, 25], OS)
+    assert world.q.purge(OS) == 48
+    world.put(60)
+    assert world.drain() == [60]
+    world.rig.fs.clear_faults()
+    world.q.requeue(list(range(30)), OS)
+    assert world.drain() == [n for n in range(1, 30, 2) if n not in (17, 19, 25)]
+
+
+@pytest.mark.parametrize("again", [".qi", ".qs", "neither"])
+def test_two_requeues_of_which_the_first_cannot_be_rolled(again: str) -> None:
+    """The second one belongs after it, before messages that have not been fetched yet."""
+    world = new_world(body_bytes=20)
+    world.put(*range(40), mode=NONE)
+    got = tags_of(world.take(40))
+    world.q.requeue([*got[:20], got[30]], OS)
+    state = real(world.q).state
+    paging.push_q4(state, 60)
+    paging.push_betas_to_deltas(state, 60)
+    world.put(*range(40, 50), mode=NONE)
+    paging.push_q1(state, 60)
+    assert (state.delta.end, state.q2.first_seq()) == (31, 40)
+    world.rig.fs.fail(errno.EIO, kinds=["pwrite"], path=".qi", times=None)
+    world.q.requeue(got[33:35], OS)
+    world.rig.fs.clear_faults()
+    assert state.q2.first_seq() == 33
+    world.rig.fs.fail(errno.EIO, kinds=["pwrite"], path=again, times=None)
+    world.q.requeue(got[35:37], OS)
+    world.rig.fs.clear_faults()
+    state.check()
+    world.q.requeue(got, OS)
+    assert world.drain() == list(range(50))
+
+
 # ---- Damage ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nth", range(1, 16, 3))
+def test_a_read_that_fails_after_a_damaged_slot_changes_nothing(nth: int) -> None:
+    world = new_world(body_bytes=20)
+    world.put(*range(60))
+    world.restart()
+    world.q.set_limits(0, 0)
+    state = real(world.q).state
+    index = world.q.index()
+    world.rig.fs.damage_flip(f"{index.path}/1.qi", 64 + 4 * 32 + 8, 1)
+    world.rig.fs.fail(errno.EIO, kinds=["read"], path="/1.qi", nth=nth)
+    with suppress(OSError):
+        world.take(59)
+    state.check()
+    world.rig.fs.clear_faults()
+    world.q.requeue(list(range(60)), OS)
+    assert world.drain() == [n for n in range(60) if n != SLOTS + 4]
 
 
 def damaged(world: World) -> int:

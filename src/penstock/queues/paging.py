@@ -906,13 +906,18 @@ def _row_of_slot(slot: Slot, transients: set[int]) -> Row:
 
 
 def _row_of_message(seq: int, message: QueuedMessage) -> Row:
-    """Return the row of a message in a section of the checkpoint; its body is in the store."""
+    """Return the row of a message in a section of the checkpoint. Where its entry will be in .qs
+    only the slot knows, once a later checkpoint has written it."""
     flags = PERSISTENT | ON_SLOT
     if message.store_file:
         flags |= IN_STORE | AT_STORE
+    if message.header or (message.size and not message.store_file):
+        flags |= HAS_ENTRY
+    length = min(len(message.header), LONG_HEADER)
     return Row(
-        seq, flags, message.id, message.size, message.store_file, message.expiry_ms, 0, message.time
-    )
+        seq, flags, message.id, message.size, message.store_file, message.expiry_ms, length,
+        message.time,
+    )  # fmt: skip
 
 
 # ---- q3 to q4 ------------------------------------------------------------------------------------

@@ -422,6 +422,36 @@ def test_a_lazy_queue_keeps_no_body(world: World) -> None:
     assert world.drain() == list(range(41))
 
 
+# ---- Small queues ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body_bytes", [20, STORED])
+@pytest.mark.parametrize("slots", [SLOTS, 4 * SLOTS])
+@pytest.mark.parametrize("reads", ["ahead", "a run"])
+def test_rows_of_a_small_queue_that_has_grown_find_their_entries(
+    body_bytes: int, slots: int, reads: str
+) -> None:
+    """They were made from the checkpoint's section; a later checkpoint has written their slots."""
+    rig = EngineRig(sections=True, segment_slots=slots)
+    world = World(rig, opens(read_bytes=1 << 18), body_bytes)
+    world.put(*range(30))
+    world.restart()
+    world.q.set_limits(0, 0)
+    world.page()
+    assert lengths(world) == (0, SLOTS, 30 - SLOTS, 0, 0)
+    world.put(*range(30, 100))
+    rig.engine.upkeep.begin_checkpoint()
+    rig.finish_checkpoint()
+    assert not world.q.index().section
+    world.q.set_limits(UNLIMITED, UNLIMITED)
+    if reads == "ahead":
+        world.inhale()
+        assert lengths(world)[0] == 100
+    got = world.take(100)
+    assert [d.message.header for d in got] == [b"h%d" % i for i in range(100)]
+    assert world.numbers(got) == list(range(100))
+
+
 # ---- The store ------------------------------------------------------------------------
 
 

@@ -185,6 +185,16 @@ def test_a_damaged_entry_names_file_and_position_and_spares_its_neighbours(offse
     assert [m.body for m in files(fs).messages([24, 26])] == [b"aa", b"cc"]
 
 
+@pytest.mark.parametrize(("header_len", "size"), [(1, 0), (0, 1)])
+def test_a_slot_without_the_entry_that_its_message_needs_is_damage(
+    header_len: int, size: int
+) -> None:
+    """It is not a message without header and body."""
+    _, segments = written(Entry(24, message(b"")))
+    with pytest.raises(CorruptionError, match="seq 24 has no known position"):
+        segments.entries_of([Slot(24, USED, header_len, size, 1, 0, 0, 0)])
+
+
 def test_a_file_that_is_cut_off_is_damage() -> None:
     fs, _ = written(Entry(24, message(b"aa")), Entry(25, message(b"bb")))
     fs.damage_cut("/3.qs", HEADER_BYTES + 20)

@@ -421,6 +421,8 @@ class SegmentFiles:
         for i, slot in enumerate(slots):
             if not slot.flags & HAS_ENTRY:
                 store = slot.where if slot.flags & IN_STORE else 0
+                if slot.header_len or (slot.size and not store):
+                    raise self._bad_entry(slot, "has no known position")
                 body = None if store else b""
                 result.append(
                     QueuedMessage(slot.id, b"", body, slot.size, slot.time, slot.expiry_ms, store)

@@ -432,6 +432,17 @@ def load_pending(state: QueueRam, tags: list[int]) -> int:
     return n_read
 
 
+def forget_far(state: QueueRam, seq: int) -> None:
+    """Remove a message that is not pending any more, if it is far, without reading its slot. If it
+    is transient, what the transient store has of it stays until the process ends."""
+    paged = state.disk_pending
+    if paged.is_far(seq):
+        if paged.transients_between(seq, seq + 1):
+            state.index.keep_transients(seq // state.index.slots, -1)
+            state.transient_attempts.pop(seq, None)
+        state.unacked_bytes -= paged.remove_far(seq)
+
+
 def _far_rows(state: QueueRam, start: int, stop: int) -> list[Row]:
     """Return rows of the far pending messages from start to stop - 1, which are of one segment,
     without those whose slots are damaged. They know the store files of their bodies."""
@@ -1368,7 +1379,7 @@ class ReadRun:
 
     def message(self, n: int, files: SegmentFiles) -> QueuedMessage | None:
         """Return a message that was read; None if its body is to be read by a fetch. Raises
-        CorruptionError."""
+        CorruptionError, and OSError for the rest of an entry with a long header."""
         message = self.messages[n]
         if message is None:
             slot = self.slots[n]
@@ -1603,7 +1614,7 @@ class Inhaler:
             message: QueuedMessage | None = None
             try:
                 message = run.message(n, files)
-            except CorruptionError:
+            except (CorruptionError, OSError):
                 message = None
             if message is None:
                 self._bad_seq = row.seq

@@ -64,6 +64,7 @@ places. A message without a good body is set aside as in a fetch.
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from heapq import heappush, merge
 from itertools import islice
 from typing import Final, TypeVar
@@ -114,11 +115,13 @@ class DeliveredMark:
             self.reserve(max(self.delivered, head), 0.0)
 
     def reserve(self, seq: int, out_per_s: float) -> None:
-        """Log a mark a block beyond `seq` and the mark reserved so far."""
+        """Log a mark a block beyond `seq` and the mark reserved so far. Raises DiskFullError:
+        nothing has changed."""
         block = max(BLOCK, int(out_per_s))
-        self._next = max(seq + 1, self._next) + block
-        self.half = self._next - block // 2
-        self._lsn = self._engine.mark(self._index, self._next, self._mode)
+        mark = max(seq + 1, self._next) + block
+        self._lsn = self._engine.mark(self._index, mark, self._mode)
+        self._next = mark
+        self.half = mark - block // 2
 
     def deliver(self, seq: int, *, is_persistent: bool, out_per_s: float) -> bool:
         """Raise the mark for a delivery. Return whether the message was delivered before."""
@@ -770,12 +773,12 @@ class VariableQueue(BackingQueue):
     def dropwhile(self, predicate: Callable[[ReadyHead], bool], mode: int) -> ReadyHead | None:
         while True:
             dead: list[int] = []
-            head = self.head()
-            while head is not None and len(dead) < ACKS_MAX and predicate(head):
-                self.drop()
-                dead.append(head.tag)
-                head = self.head()
             try:
+                head = self.head()
+                while head is not None and len(dead) < ACKS_MAX and predicate(head):
+                    self.drop()
+                    dead.append(head.tag)
+                    head = self.head()
                 self.ack(dead, mode)
             except (OSError, DiskFullError):
                 self.requeue(dead, mode, attempted=False)
@@ -811,10 +814,11 @@ class VariableQueue(BackingQueue):
         into.unacked_bytes += state.unacked_bytes + leased.bytes
         into.as_alphas_bytes += state.bytes + state.len * ALPHA_BYTES
         into.over_target += state.ram_bytes() > state.target_bytes
-        if state.len:
+        head: ReadyHead | None = None
+        with suppress(OSError):  # what delivers the head reports it
             head = self.head()
-            if head is not None and head.time:
-                into.oldest_s = min(into.oldest_s or head.time, head.time)
+        if head is not None and head.time:
+            into.oldest_s = min(into.oldest_s or head.time, head.time)
 
     def info(self) -> dict[str, int | float | str]:
         return {**self.state.info(), **self.paging.info()}
@@ -1201,6 +1205,11 @@ class VariableQueue(BackingQueue):
         return [(self._index, found)] if found else []
 
     def forget(self, tags: list[int]) -> None:
+        try:
+            self._load_pending(tags)
+        except OSError:  # they are dead all the same
+            for tag in tags:
+                paging.forget_far(self.state, tag)
         entries = self._pending_entries(tags)
         for entry in entries:
             self._drop_pending(entry)

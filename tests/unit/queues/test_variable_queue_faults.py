@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import DiskFullError
 from penstock.queues import paging
-from penstock.queues.backing_queue import UNLIMITED, Delivery
+from penstock.queues.backing_queue import UNLIMITED, Delivery, QueueStates
 from penstock.queues.queue_ram import QueueRam
 from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.files.durability import DISK, NONE, OS
@@ -322,6 +322,77 @@ def test_two_requeues_of_which_the_first_cannot_be_rolled(again: str) -> None:
     assert world.drain() == list(range(50))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_transaction_has_acknowledged_is_gone_though_it_cannot_be_read(mode: int) -> None:
+    world = new_world(body_bytes=20)
+    world.put(*range(60), mode=mode)
+    tags = tags_of(world.take(60))
+    state = real(world.q).state
+    paging.push_pending(state, 60)
+    paging.roll_pending(state, 0)
+    tx = world.rig.engine.begin()
+    for index, entries in world.q.entries(tags[:30]):
+        tx.dequeue(index, entries)
+    tx.commit(OS)
+    assert world.q.pending(tags[59]) is not None, "its row has taken the place of theirs"
+    world.rig.fs.fail(errno.EIO, kinds=["read"], times=None)
+    world.q.forget(tags[:30])
+    world.rig.fs.clear_faults()
+    state.check()
+    assert (world.q.len(), world.q.depth()) == (0, 30)
+    world.q.requeue(tags, OS)
+    assert world.drain() == list(range(30, 60))
+    assert state.unacked_bytes == 0
+    assert not any(world.q.index().transients.values())
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_heads_that_were_dropped_before_one_that_cannot_be_read_come_back(nth: int) -> None:
+    world = new_world(body_bytes=20)
+    world.put(*range(60))
+    world.restart()
+    world.rig.fs.fail(errno.EIO, kinds=["read"], path=".qi", nth=nth, times=None)
+    with pytest.raises(OSError, match="Input"):
+        world.q.dropwhile(up_to(60), OS)
+    assert (world.q.len(), world.q.depth()) == (60, 60)
+    world.rig.fs.clear_faults()
+    assert world.drain() == list(range(60))
+
+
+def test_states_are_counted_though_the_head_cannot_be_read() -> None:
+    world = new_world(body_bytes=20, read_bytes=0)
+    world.put(*range(60))
+    world.restart()
+    world.rig.fs.fail(errno.EIO, kinds=["read"], path="/1.qi", times=None)
+    world.take(SLOTS)
+    with pytest.raises(OSError, match="Input"):
+        world.q.head()
+    states = QueueStates()
+    world.q.add_states(states)
+    assert (states.deltas, states.unacked, states.oldest_s) == (60 - SLOTS, SLOTS, 0)
+
+
+def test_a_long_header_that_cannot_be_read_with_the_rest_is_read_by_a_fetch() -> None:
+    world = new_world(body_bytes=20)
+    for i in range(20):
+        world.q.publish(b"h" * 300, world.body(i), OS)
+    world.settle()
+    world.restart()
+    world.q.set_limits(0, 0)
+    world.q.set_limits(UNLIMITED, UNLIMITED)
+    assert world.q.inhale()
+    world.rig.fs.fail(errno.EIO, kinds=["read"], path=".qs", nth=2, times=None)
+    world.rig.engine.poll(wait=True)
+    with pytest.raises(OSError, match="Input"):
+        world.q.inhale()
+        world.drain()
+    real(world.q).state.check()
+    world.rig.fs.clear_faults()
+    got = [world.fetch() for _ in range(world.q.len())]
+    assert all(one.message.header == b"h" * 300 for one in got)
+    assert world.numbers(got) == list(range(20 - len(got), 20))
+
+
 # ---- Damage ---------------------------------------------------------------------------
 
 
@@ -560,3 +631,30 @@ def test_a_mark_that_cannot_be_reserved(way: str, limit: int) -> None:
     pending = [tag for tag in range(900) if world.q.pending(tag) is not None]
     world.q.requeue(pending, OS)
     assert len(world.drain()) == live
+
+
+def test_after_a_mark_that_could_not_be_logged_what_is_delivered_is_redelivered() -> None:
+    """Also after a crash."""
+    world = new_world()
+    world.put(*range(900))
+    world.take(505)
+    world.settle()
+    world.rig.fs.capacity = world.rig.fs.used_bytes()
+    index = world.q.index()
+    with suppress(DiskFullError):
+        for _ in range(1000):
+            world.rig.engine.mark(index, 0, OS)
+            world.rig.engine.flush()
+    with pytest.raises(DiskFullError):
+        world.take(100)
+    world.rig.fs.capacity = None
+    world.rig.clock.advance(2.0)
+    world.rig.engine.tick()
+    world.take(world.q.len())
+    world.settle()
+    world.put(*range(900, 1200))
+    delivered = tags_of(world.take(200))
+    world.settle()
+    world.crash()
+    again = {d.tag: d.is_redelivered for d in world.take(world.q.len())}
+    assert all(again[tag] for tag in delivered)

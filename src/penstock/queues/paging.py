@@ -767,9 +767,10 @@ def _put_back(state: QueueRam, rows: list[Row]) -> None:
 
 def lift(state: QueueRam, below: int) -> None:
     """Move what q3 and delta have below a seq to back_rows, before messages of that range that
-    cannot be written. The queue is not lazy any more. If delta cannot be read, it is moved when it
-    is (`deltas_to_betas`), and what is in RAM is delivered first."""
-    state.is_lazy = state.becomes_lazy = False
+    cannot be written. A lazy queue becomes lazy again when they can. If delta cannot be read, it is
+    moved when it is (`deltas_to_betas`), and what is in RAM is delivered first."""
+    if state.is_lazy:
+        state.is_lazy, state.becomes_lazy = False, True
     state.lift_below = max(state.lift_below, below)
     try:
         deltas_to_betas(state, segment_rows(state))

@@ -18,7 +18,7 @@ from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.files.durability import DISK, NONE, OS
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.queue_world import World, tags_of, up_to
-from tests.helpers.variable_queues import lengths, opens, opens_parts, real
+from tests.helpers.variable_queues import info_int, lengths, opens, opens_parts, real
 
 SLOTS = 16
 MODES = (DISK, NONE)
@@ -281,6 +281,28 @@ def test_requeue_where_nothing_can_be_written_nor_read(
     world.rig.fs.clear_faults()
     world.rig.clock.advance(2.0)
     world.q.requeue(list(range(30)), OS)
+    assert world.drain() == list(range(60))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("broken", [".qi", ".qs"])
+def test_a_lazy_queue_that_cannot_write_what_returns_is_lazy_again_later(
+    mode: int, broken: str
+) -> None:
+    world = new_world(body_bytes=20)
+    world.put(*range(60), mode=mode)
+    got = tags_of(world.take(30))
+    world.q.set_queue_mode("lazy")
+    world.page()
+    world.rig.fs.fail(errno.EIO, kinds=["pwrite"], path=broken, times=None)
+    world.q.requeue(got[10:20], OS)
+    world.q.requeue(got[:5], OS)
+    world.rig.fs.clear_faults()
+    world.rig.clock.advance(2.0)
+    world.page()
+    assert world.q.info()["mode"] == "lazy"
+    assert info_int(world.q, "alphas") == 0
+    world.q.requeue(got, OS)
     assert world.drain() == list(range(60))
 
 

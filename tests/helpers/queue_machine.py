@@ -30,6 +30,7 @@ class QueueMachine(RuleBasedStateMachine):
     """Two queues of an engine, their models, and what the log has of them."""
 
     parts = 1
+    slots = 4  # of a segment
 
     def opener(self, choice: int) -> Opener:
         raise AssertionError("a subclass says which")
@@ -44,7 +45,7 @@ class QueueMachine(RuleBasedStateMachine):
         sections=st.booleans(), choice=st.integers(0, 11), n=st.sampled_from([60, 90, 25, 0])
     )
     def start(self, sections: bool, choice: int, n: int) -> None:
-        rig = EngineRig(sections=sections)
+        rig = EngineRig(sections=sections, segment_slots=self.slots)
         self.world = SizedWorld(rig, self.opener(choice))
         self.world.open(b"other")
         self.models = {b"q": QueueModel(), b"other": QueueModel()}

@@ -9,27 +9,33 @@ Each implementation is a subclass that says how a queue is opened.
 """
 
 import errno
+import functools
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
+from penstock.errors import CorruptionError
 from penstock.queues import paging
 from penstock.queues.backing_queue import (
     UNLIMITED,
+    BackingQueue,
     Delivery,
     NewMessage,
 )
 from penstock.queues.priority_queue import PriorityQueue
 from penstock.queues.queue_ram import QueueRam
+from penstock.queues.variable_queue import VariableQueue
 from penstock.storage.files.durability import DISK, NONE, OS
 from penstock.storage.journal.checkpoint import IDLE, SLICES
 from penstock.storage.parts.transaction import Transaction
+from tests.helpers.engine_rig import EngineRig
+from tests.helpers.faults import Fault
 from tests.helpers.queue_machine import QueueMachine
 from tests.helpers.queue_model import Sent
 from tests.helpers.queue_world import Opener, up_to
@@ -422,14 +428,100 @@ class VariableMachine(PagingMachine):
             read_bytes=(0, 256, 256 << 10)[choice // 4],
         )
 
+    def queue(self, name: bytes) -> VariableQueue:
+        return real(self.world.queues[name])
+
     @rule(name=NAMES, push=st.sampled_from(PUSHES), n=st.integers(1, 12))
     def page(self, name: bytes, push: Callable[[QueueRam, int], int], n: int) -> None:
         """Into places, q2 first of all, where the present rules of paging hardly ever go."""
-        state = real(self.world.queues[name]).state
-        if not (state.is_lazy or state.becomes_lazy):
+        state = self.queue(name).state
+        if not (state.is_lazy or state.becomes_lazy or state.lift_below):
             with suppress(OSError):  # broken writes: nothing has changed place
                 push(state, n)
             state.check()
+
+
+# A call of these that fails has done a part, or has called back.
+ONE_TRY = ("purge_acks", "fold")
+
+
+class RetryingQueue:
+    """A VariableQueue. Calls that raise OSError or CorruptionError must have changed nothing; they
+    are made again after `mend`."""
+
+    def __init__(self, queue: VariableQueue, mend: Callable[[], None]) -> None:
+        self.queue = queue
+        self._mend = mend
+
+    def __getattr__(self, name: str) -> Any:
+        return functools.partial(self._call, getattr(self.queue, name), name)
+
+    def _call(self, method: Callable[..., Any], name: str, *args: Any, **options: Any) -> Any:
+        queue = self.queue
+        if name in ONE_TRY:
+            self._mend()
+        if queue.state.lift_below and name not in ("len", "depth", "body_bytes"):
+            self._mend()
+            queue.resume()
+        before = (queue.len(), queue.depth(), queue.body_bytes())
+        try:
+            return method(*args, **options)
+        except (OSError, CorruptionError):
+            queue.state.check()
+            assert (queue.len(), queue.depth(), queue.body_bytes()) == before
+        self._mend()
+        return method(*args, **options)
+
+
+class RunMachine(VariableMachine):
+    """VariableQueues with segments and targets for runs of many messages, on a disk whose reads
+    fail, or are wrong once."""
+
+    slots = 64
+
+    def opener(self, choice: int) -> Opener:
+        self.broken_reads: list[Fault] = []
+        inner = opens(
+            policy=("ratio", "eager", "even")[choice % 3],
+            mode=("default", "default", "default", "lazy")[choice % 4],
+            limit=(UNLIMITED, 40_000, 12_000, LIMIT)[choice // 3],
+            read_bytes=256 << 10,
+        )
+
+        def open_one(rig: EngineRig, name: bytes, is_durable: bool) -> BackingQueue:
+            queue = RetryingQueue(real(inner(rig, name, is_durable)), self.mend_reads)
+            return cast("BackingQueue", queue)
+
+        return open_one
+
+    def queue(self, name: bytes) -> VariableQueue:
+        return cast("RetryingQueue", self.world.queues[name]).queue
+
+    def preload(self, n: int) -> None:
+        super().preload(3 * n)
+
+    @rule(
+        effect=st.sampled_from([errno.EIO, errno.EIO, "flip", "misdirect", "short"]),
+        times=st.sampled_from([1, 2, None]), nth=st.integers(1, 6),
+        path=st.sampled_from([".qi", ".qs", "/"]),
+    )  # fmt: skip
+    def break_reads(self, effect: int | str, times: int | None, nth: int, path: str) -> None:
+        """Reads fail so many times, or one is wrong."""
+        self.mend_reads()
+        times = times if effect == errno.EIO else 1
+        fault = self.world.rig.fs.fail(effect, kinds=["read"], path=path, nth=nth, times=times)
+        self.broken_reads.append(fault)
+
+    def mend_reads(self) -> None:
+        """Files can be read again."""
+        for fault in self.broken_reads:
+            fault.times = 0
+
+    @rule(name=NAMES, share=st.sampled_from([20_000, 60_000, 150_000]), n=st.integers(4, 32))
+    def set_large_share(self, name: bytes, share: int, n: int) -> None:
+        """Steps of as many messages as a target of MiBs has."""
+        self.set_share(name, share)
+        self.queue(name).state.step_messages = n
 
 
 class PriorityMachine(PagingMachine):
@@ -459,4 +551,5 @@ def case_of(machine: type[BackingQueueMachine], examples: float = 1.0) -> Any:
 
 TestReferenceQueue = case_of(ReferenceMachine, 0.3)
 TestVariableQueue = case_of(VariableMachine)
+TestRuns = case_of(RunMachine, 0.5)
 TestPriorityQueue = case_of(PriorityMachine, 0.5)

@@ -897,8 +897,8 @@ def _good_slots(state: QueueRam, seqs: list[int], *, is_fetching: bool) -> list[
         except CorruptionError as error:
             damaged.append((seq, error))
     if is_fetching:
-        for seq, error in damaged:
-            set_aside(state, seq, 0, error)
+        for seq, problem in damaged:
+            set_aside(state, seq, 0, problem)
     return found
 
 
@@ -1238,13 +1238,16 @@ def slot_of(row: Row) -> Slot:
 
 
 def store_file_of(state: QueueRam, row: Row) -> int:
-    """Return the store file of a row's body, 0 if it is not in the store. Raises
-    CorruptionError."""
+    """Return the store file of a row's body, 0 if it is not in the store. Raises CorruptionError
+    if it was read wrongly twice: the body of one that dies stays in the store for good."""
     if not row.flags & IN_STORE:
         return 0
     if row.flags & AT_STORE:
         return row.place
-    return _load_run(state, [row])[0].store_file
+    try:
+        return _load_run(state, [row])[0].store_file
+    except CorruptionError:
+        return _load_run(state, [row])[0].store_file
 
 
 def entry_of(state: QueueRam, row: Row) -> Entry:

@@ -41,6 +41,9 @@ class QueueMachine(RuleBasedStateMachine):
     def mend(self) -> None:
         """No planned fault strikes any more."""
 
+    def mend_disk(self) -> None:
+        """The disk can be read again, and has room."""
+
     @initialize(
         sections=st.booleans(), choice=st.integers(0, 11), n=st.sampled_from([60, 90, 25, 0])
     )

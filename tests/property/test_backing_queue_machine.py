@@ -20,7 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from penstock.errors import CorruptionError
+from penstock.errors import CorruptionError, DiskFullError
 from penstock.queues import paging
 from penstock.queues.backing_queue import (
     UNLIMITED,
@@ -111,6 +111,7 @@ class BackingQueueMachine(QueueMachine):
 
     @rule(mode=MODES, priority=PRIORITIES)
     def publish_to_both(self, mode: int, priority: int) -> None:
+        self.mend_disk()
         message = self._new(mode)
         tags = {name: self._next_tag(name, priority) for name in self.models}
         indexes = [q.index(priority) for q in self.world.queues.values()]
@@ -200,6 +201,7 @@ class BackingQueueMachine(QueueMachine):
         tags = data.draw(st.lists(st.sampled_from(pending), unique=True)) if pending else []
         if self.parts > 1:
             tags.sort()
+        self.mend_disk()
         q = self.world.queues[name]
         tx: Transaction = self.engine.begin()
         for index, entries in q.entries(tags):
@@ -324,6 +326,7 @@ class BackingQueueMachine(QueueMachine):
 
     @rule()
     def settle(self) -> None:
+        self.mend_disk()
         self.world.settle()
         self.history.settle(self.engine.log.settled(DISK))
 
@@ -441,18 +444,18 @@ class VariableMachine(PagingMachine):
             state.check()
 
 
-# A call of these that fails has done a part, or has called back.
-ONE_TRY = ("purge_acks", "fold")
+# A call of these that fails has done a part, or has called back, or is followed by a wait.
+ONE_TRY = ("batch_publish", "dropwhile", "purge_acks", "delete_and_terminate", "fold", "held")
 # Calls that do not look at the order of messages.
 ORDERLESS = (
-    "len", "depth", "body_bytes", "ram_bytes", "index", "info", "publish", "batch_publish",
-    "requeue", "purge", "resume", "set_limits", "set_share", "hold",
+    "len", "depth", "body_bytes", "ram_bytes", "index", "info", "publish", "requeue", "purge",
+    "resume", "set_limits", "set_share", "hold",
 )  # fmt: skip
 
 
 class RetryingQueue:
-    """A VariableQueue. Calls that raise OSError or CorruptionError must have changed nothing; they
-    are made again after `mend`."""
+    """A VariableQueue. Calls that raise OSError, CorruptionError or DiskFullError must have changed
+    nothing; they are made again after `mend`."""
 
     def __init__(self, queue: VariableQueue, mend: Callable[[], None]) -> None:
         self.queue = queue
@@ -471,7 +474,7 @@ class RetryingQueue:
         before = (queue.len(), queue.depth(), queue.body_bytes())
         try:
             return method(*args, **options)
-        except (OSError, CorruptionError):
+        except (OSError, CorruptionError, DiskFullError):
             queue.state.check()
             assert (queue.len(), queue.depth(), queue.body_bytes()) == before
         self._mend()
@@ -479,8 +482,8 @@ class RetryingQueue:
 
 
 class RunMachine(VariableMachine):
-    """VariableQueues with segments and targets for runs of many messages, on a disk whose reads
-    fail, or are wrong once."""
+    """VariableQueues with segments and targets for runs of many messages, on a disk that becomes
+    full, and whose reads fail, or are wrong once."""
 
     slots = 64
 
@@ -494,7 +497,7 @@ class RunMachine(VariableMachine):
         )
 
         def open_one(rig: EngineRig, name: bytes, is_durable: bool) -> BackingQueue:
-            queue = RetryingQueue(real(inner(rig, name, is_durable)), self.mend_reads)
+            queue = RetryingQueue(real(inner(rig, name, is_durable)), self.mend_disk)
             return cast("BackingQueue", queue)
 
         return open_one
@@ -519,15 +522,27 @@ class RunMachine(VariableMachine):
     )  # fmt: skip
     def break_reads(self, effect: int | str, times: int | None, nth: int, path: str) -> None:
         """Reads fail so many times, or one is wrong."""
-        self.mend_reads()
+        self.mend_disk()
         times = times if effect == errno.EIO else 1
         fault = self.world.rig.fs.fail(effect, kinds=["read"], path=path, nth=nth, times=times)
         self.broken_reads.append(fault)
 
-    def mend_reads(self) -> None:
-        """Files can be read again."""
+    @rule(room=st.sampled_from([0, 0, 300]))
+    def fill_disk(self, room: int) -> None:
+        """There is room for so many bytes, and for records in what the log has allocated."""
+        self.world.rig.fs.capacity = self.world.rig.fs.used_bytes() + room
+
+    def mend_disk(self) -> None:
         for fault in self.broken_reads:
             fault.times = 0
+        if self.world.rig.fs.capacity is not None:
+            self.world.rig.fs.capacity = None
+            self.world.rig.clock.advance(2.0)
+            self.engine.tick()
+
+    def mend(self) -> None:
+        super().mend()
+        self.mend_disk()
 
     @rule(name=NAMES, share=st.sampled_from([20_000, 60_000, 150_000]), n=st.integers(4, 32))
     def set_large_share(self, name: bytes, share: int, n: int) -> None:

@@ -760,22 +760,26 @@ def _put_back(state: QueueRam, rows: list[Row]) -> None:
         for row in reversed(rows):
             state.q2.append_left(row)
     else:  # requeued, within delta
-        lift(state, rows[-1].seq)
-        for row in rows:
-            state.place_row(row)
+        place_among(state, [], rows)
 
 
-def lift(state: QueueRam, below: int) -> None:
-    """Move what q3 and delta have below a seq to back_rows, before messages of that range that
-    cannot be written. A lazy queue becomes lazy again when they can. If delta cannot be read, it is
-    moved when it is (`deltas_to_betas`), and what is in RAM is delivered first."""
+def place_among(state: QueueRam, entries: list[Entry], rows: list[Row]) -> None:
+    """Make entries or rows ready that belong among those of q3 and delta and cannot be written:
+    what is before them moves to back_rows. A lazy queue becomes lazy again when they can. If delta
+    cannot be read, that is moved when it is (`deltas_to_betas`), and they are delivered first."""
+    last = entries[-1].seq if entries else rows[-1].seq
+    state.lift_below = max(state.lift_below, last)
     if state.is_lazy:
         state.is_lazy, state.becomes_lazy = False, True
-    state.lift_below = max(state.lift_below, below)
     try:
         deltas_to_betas(state, segment_rows(state))
     except OSError as error:
         state.read_error = error
+    state.place(entries)
+    for row in rows:
+        state.place_row(row)
+    if state.set_aside and not state.delta.count:
+        state.count_bytes()
 
 
 def _write_missing_slots(state: QueueRam, rows: list[Row]) -> None:
@@ -826,7 +830,7 @@ FEW_ROWS: Final = 16  # in q3 before delta, if a fetch continues from the slots
 
 def deltas_to_betas(state: QueueRam, rows_max: int) -> None:
     """Fill q3, if it is empty, with delta's next segment, at most so many rows, skipping holes,
-    damaged slots and rows that `lift` wants in back_rows, until there is a row or delta is empty.
+    damaged slots and what `place_among` wants in back_rows, until there is a row or delta is empty.
     Then q2 joins q3. Raises OSError."""
     delta, q3 = state.delta, state.q3
     while True:

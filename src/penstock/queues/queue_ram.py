@@ -282,7 +282,7 @@ class QueueRam:
         # Seqs that a call has removed and not placed yet: alive in the index, and not in delta.
         self.in_hand: set[int] = set()
         # Not 0: what delta has below this seq could not be read when messages of its range had to
-        # stay in RAM or rows: these, in q4, back and back_rows, stay in_hand. See `paging.lift`.
+        # stay in RAM or rows (`paging.place_among`): these, in q4, back, back_rows, stay in_hand.
         self.lift_below: int = 0
         self.read_error: OSError | None = None  # delta could not be read: q3 is empty meanwhile
         self.len: int = 0  # ready

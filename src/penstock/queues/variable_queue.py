@@ -214,8 +214,7 @@ def _put_back(state: QueueRam, alphas: list[Entry], rows: list[Row]) -> None:
             rows = list(merge(rows, paging.page_out(state, alphas), key=seq_of_row))
         except OSError:
             _put_rows(state, rows)
-            paging.lift(state, alphas[-1].seq)
-            state.place(alphas)
+            paging.place_among(state, alphas, [])
             return
     _put_rows(state, rows)
 

@@ -248,17 +248,17 @@ def test_pending_messages_that_cannot_be_read_stay_pending(way: str, nth: int) -
     assert sorted(numbers) == list(range(40))
 
 
-def around_pending(mode: int) -> World:
-    """The odd ones of the first 30 of 60 are pending in RAM, the others in q3, up to 14, and in
+def around_pending(mode: int, n: int = 60) -> World:
+    """The odd ones of the first 30 of n are pending in RAM, the others in q3, up to 14, and in
     delta."""
     world = new_world(body_bytes=20)
-    world.put(*range(60), mode=mode)
+    world.put(*range(n), mode=mode)
     world.q.requeue(tags_of(world.take(30))[::2], OS)
     state = real(world.q).state
     paging.push_q4(state, 60)
     state.join_rows()
     paging.push_betas_to_deltas(state, 60)
-    assert (state.q3.last_seq(), state.delta.start, state.delta.end) == (14, 16, 60)
+    assert (state.q3.last_seq(), state.delta.start, state.delta.end) == (14, 16, n)
     return world
 
 
@@ -304,6 +304,21 @@ def test_a_lazy_queue_that_cannot_write_what_returns_is_lazy_again_later(
     assert info_int(world.q, "alphas") == 0
     world.q.requeue(got, OS)
     assert world.drain() == list(range(60))
+
+
+@pytest.mark.parametrize("broken", [".qi", ".qs"])
+def test_bytes_are_right_after_a_requeue_that_finds_damage_in_the_last_of_delta(
+    broken: str,
+) -> None:
+    world = around_pending(NONE, 32)
+    state = real(world.q).state
+    before = world.q.body_bytes()
+    world.rig.fs.damage_flip(f"{world.q.index().path}/1.qi", 64 + 4 * 32 + 8, 1)
+    world.rig.fs.fail(errno.EIO, kinds=["pwrite"], path=broken, times=None)
+    world.q.requeue([17, 19, 25], OS)
+    assert (state.delta.count, list(state.set_aside)) == (0, [20])
+    assert world.q.body_bytes() == before + 2 * 20
+    state.check()
 
 
 def test_messages_that_cannot_be_read_are_waited_for_no_longer_than_they_live() -> None:

@@ -81,7 +81,7 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "q1-before-the-rest-is-back", "order",
-        "    if state.q1 and not q3.count:\n",
+        "    if state.q1 and not state.q3.count:\n",
         "    if state.q1 and state.fits():\n",
         QUEUES + "random",
     ),
@@ -145,7 +145,7 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "purge-kills-paged-pending", "lost",
-        "        kept += [paging.entry_of(state, row) for row in rows]\n",
+        "        kept += paging.kept_by_purge(state)\n",
         "",
         QUEUES + "purging",
     ),

@@ -442,7 +442,7 @@ def test_nobody_reaches_past_the_engine() -> None:
     its room and a sync; the journal's checks, groups and work in threads; new messages; slices of a
     checkpoint, and what a purge has taken."""
     faces = {
-        "log": "settled|last_lsn|syncs|request_sync|recent_sync_s|has_room",
+        "log": "settled|last_lsn|syncs|request_sync|recent_sync_s|has_room|has_unwritten",
         "journal": "check|check_publish|disk_full|stop|one_record|gathering|submit|has_pending"
         "|pin_files|unpin_files|cut_waits|is_committing",
         "placement": "new_message|share_of",

@@ -205,8 +205,8 @@ MUTANTS = (
     Mutant(
         "failed-write-ignored", "[10]",
         "            self._fail(segment.path, error)\n            return\n"
-        "        for group in run:",
-        "            pass\n        for group in run:",
+        "        self._written(run)",
+        "            pass\n        self._written(run)",
         "writes",
     ),
     Mutant(

@@ -58,8 +58,8 @@ STREAM_MUTANTS = (
     ),
     Mutant(
         "times-of-now", "[12]",
-        "        self.append(stream, lsn, mode, time_us, found.meta, found.payload)\n",
-        "        self.append(stream, lsn, mode, time_us + 1, found.meta, found.payload)\n",
+        "        self.append(stream, lsn, mode, time_us, found.meta,",
+        "        self.append(stream, lsn, mode, time_us + 1, found.meta,",
         STREAMS,
     ),
     Mutant(

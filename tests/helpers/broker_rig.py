@@ -44,7 +44,7 @@ from penstock.storage.files.data_directory import DataDirectory
 from penstock.storage.files.durability import DISK
 from penstock.storage.files.options import StorageOptions
 from tests.helpers.faulty_filesystem import FaultyFileSystem
-from tests.helpers.inside import awaited_lsn
+from tests.helpers.inside import awaited_lsn, is_log_awaited
 from tests.helpers.tiny_engine import OPTIONS
 
 M = TypeVar("M", bound=Method)
@@ -233,6 +233,7 @@ class BrokerRig:
             has_more = self.vhost.turn()
             self.vhost.completed()
             is_pending = self.vhost.engine.journal.has_pending
+            is_pending = is_pending or is_log_awaited(self.vhost.dispatch)
             is_unsettled = self.vhost.engine.log.settled(DISK) < self._wanted()
             if not (has_more or self.is_due or is_pending or is_unsettled):
                 return

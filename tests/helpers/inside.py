@@ -34,6 +34,11 @@ def is_channel_open(connection: Connection, channel: int) -> bool:
     return known is not None and known.state in (ChannelState.OPENING, ChannelState.OPEN)
 
 
+def is_log_awaited(dispatch: Dispatch) -> bool:
+    """Whether something waits until the log is ready for a large record."""
+    return bool(dispatch.engine.journal._waiting)
+
+
 def awaited_lsn(dispatch: Dispatch) -> int:
     """The highest LSN that something waits for, 0 if nothing does."""
     waiting = max([lsn for lsn, _, _ in dispatch._waiting], default=0)

@@ -76,6 +76,7 @@ from penstock.errors import (
     DiskFullError,
     OptionError,
 )
+from penstock.fast_crc import BodyPieces
 from penstock.message import QueuedMessage
 from penstock.queues import raw_fields, stream_options
 from penstock.queues.amqp_headers import FORMAT, AmqpHeaders, split_address
@@ -436,10 +437,23 @@ class BrokerStream(QueueOrStream):
         self.published += 1
         return engine.log.last_lsn
 
-    def begin_append(self, transaction: Transaction, header: bytes, body: bytes) -> None:
-        """Append a record when the transaction commits; the caller counts it as published then."""
+    def append_large(self, header: bytes, body: BodyPieces, mode: int) -> int:
+        """Append a record with a body in pieces; as `append`."""
+        engine = self._engine
         number = self.partition_for(header)
-        transaction.append_stream(self.parts[number], header, body)
+        part = self.parts[number]
+        self.last_offset = engine.streams.append_large(part, header, body, mode)
+        self.last_partition = number
+        self.published += 1
+        return engine.log.last_lsn
+
+    def begin_append(
+        self, transaction: Transaction, header: bytes, body: bytes, large: BodyPieces | None = None
+    ) -> None:
+        """Append a record when the transaction commits; the caller counts it as published then.
+        large: its body, if that is in pieces."""
+        number = self.partition_for(header)
+        transaction.append_stream(self.parts[number], header, body, large)
 
     # ---- reading -------------------------------------------------------------------------------
 
@@ -668,8 +682,10 @@ class DeadLetterStream(StreamTarget):
     def __init__(self, stream: BrokerStream) -> None:
         self._stream: BrokerStream = stream
 
-    def append(self, transaction: Transaction, header: bytes, body: bytes) -> None:
-        self._stream.begin_append(transaction, header, body)
+    def append(
+        self, transaction: Transaction, header: bytes, body: bytes, large: BodyPieces | None = None
+    ) -> None:
+        self._stream.begin_append(transaction, header, body, large)
         self._stream.published += 1
 
     def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
@@ -726,7 +742,7 @@ class BrokerStreamTable:
         self._ready: PreparedStream | None = None  # made, while its waiters are called
         self.on_head: Callable[[], None] | None = None  # after a head has moved
         engine.streams.on_head = self.head_moved
-        engine.streams.is_sliced = True
+        engine.be_sliced()
 
     def stored(self) -> list[BrokerStream]:
         """Open and return the streams of the directory, at the start."""

@@ -670,9 +670,15 @@ class ConnectionHandler(ChannelOwner):
             self._went_wrong(getattr(event, "channel", 0), error, event)
 
     def _wait_if_unknown(self, channel: Channel) -> None:
-        unknown, channel.publisher.unknown = channel.publisher.unknown, None
+        """Hold everything if what the publisher needs is not known, or not ready, yet."""
+        publisher = channel.publisher
+        unknown, publisher.unknown = publisher.unknown, None
         if unknown is not None:
             self._wait_for_rights(unknown)
+        if publisher.is_awaiting_log:
+            publisher.is_awaiting_log = False
+            self.vhost.engine.when_ready(self._go_on_held)
+            self._is_short = True
 
     def _wait_for_rights(self, unknown: RightsUnknown) -> None:
         """Hold everything until a server has said what the user may do."""
@@ -830,6 +836,7 @@ class ConnectionHandler(ChannelOwner):
             return
         if not spooled.find_targets():
             self._keep_rest(event)
+            self._wait_if_unknown(channel)
             return
         channel.spooled = None
         spooled.finish()

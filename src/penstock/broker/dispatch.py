@@ -415,7 +415,8 @@ class Dispatch:
                 except Exception as error:  # noqa: BLE001 - it is reported
                     self.internal_error("sending to a client", error)
         has_more = self.has_background and (is_between or self.background())
-        has_more = has_more or self.engine.streams.has_unwritten
+        engine = self.engine
+        has_more = has_more or engine.streams.has_unwritten or engine.log.has_unwritten
         if self.budget is not None and not is_between:
             self.budget.turned()
         if (marked or has_more) and not self._is_due:

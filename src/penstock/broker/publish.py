@@ -42,8 +42,8 @@ persistent.
 
     streams, and with them every durable queue              one transaction, one record: all of
                                                             them have it after a crash, or none;
-                                                            of a large one, the last stream: the
-                                                            others get records of their own before
+                                                            of a large one, each stream has a
+                                                            record of its own before
     the other queues                                        one record and one body for all to
                                                             which the message is the same
 
@@ -118,6 +118,7 @@ from penstock.errors import (
     QueueFullError,
     TransactionTooLargeError,
 )
+from penstock.fast_crc import BodyPieces, pieces_of
 from penstock.message import Entry, QueuedMessage, SharedBody
 from penstock.native import mypyc_attr
 from penstock.queues import raw_fields
@@ -388,6 +389,7 @@ class Publisher(Unconfirmed):
         self.knows_duplicates: bool = True  # False: it publishes them all
         self.is_sliced: bool = False  # the last run ended before its time
         self.unknown: RightsUnknown | None = None  # for which it ended; its taker clears it
+        self.is_awaiting_log: bool = False  # it ended for `Journal.when_ready`; as `unknown`
         self.reply_queue: str = ""  # what stands for REPLY_TO in messages of this channel
         self.routes: dict[bytes, Route] = {}  # cached; bounded by the vhost's RouteCaches
         self._version: int = 0  # of the router when the cache was begun
@@ -743,12 +745,16 @@ class Publisher(Unconfirmed):
         else:
             routing.is_resumed = True
         self._routing = routing
-        if not self.finish_routing(routing) or not self.append_copies(routing, body):
+        if not self.finish_routing(routing):
+            return False
+        if self.wants_copies(routing, len(body)) and not self.append_copies(
+            routing, pieces_of(body)
+        ):
             return False
         self._routing = None
         targets = routing.targets
         self._budget.left -= SPECIAL_STEPS + len(targets.queues) + len(targets.streams)
-        self.publish_with(route, _left_targets(routing), routing.props, body, routing.facts)
+        self.publish_left(routing, body)
         if routing.way is not None:
             self._count_apart(route, targets)
         if self._firehose.is_on:
@@ -773,33 +779,38 @@ class Publisher(Unconfirmed):
     def is_copied(self, targets: Targets, size: int) -> bool:
         """Return whether a message of so many bytes is so large for the streams that it goes to
         that they get it in slices."""
-        n = len(targets.streams)
-        return n > 1 and n * size > COPIES_BYTES and self.transaction is None
+        return len(targets.streams) * size > COPIES_BYTES and self.transaction is None
 
     def wants_copies(self, routing: Routing, size: int) -> bool:
         """Return whether `append_copies` has something to do. A message with a key of duplicates
         is in one record with the key."""
         return routing.facts.key is None and self.is_copied(routing.targets, size)
 
-    def append_copies(self, routing: Routing, body: bytes) -> bool:
-        """Append a large message to its streams but the last, with a record for each; the last one
-        is left, with the queues, for `publish_with`. Returns False if the turn's budget does not
-        suffice; then route it again, and call this again, in a later slice. DiskFullError: the
-        same, once there is room."""
-        if not self.wants_copies(routing, len(body)):
+    def append_copies(self, routing: Routing, body: BodyPieces) -> bool:
+        """Append a large message to its streams, with a record for each; the queues are left for
+        `publish_with`. Returns False if the turn's budget does not suffice; then route it again,
+        and call this again, in a later slice. DiskFullError: the same, once there is room."""
+        if not self.wants_copies(routing, body.size):
             return True
         header = _stored_header(routing.route, routing.props, routing.facts)
         budget = self._budget
-        for stream in _left_targets(routing).streams[:-1]:
-            if budget.left <= 0 and budget.is_over():
+        for stream in _left_targets(routing).streams:
+            if (budget.left <= 0 and budget.is_over()) or not self.may_log(body.size):
                 return False
             routing.facts.seen_lsn = max(
-                routing.facts.seen_lsn, stream.append(header, body, self._mode)
+                routing.facts.seen_lsn, stream.append_large(header, body, self._mode)
             )
+            self._note_place()
             self._dispatch.schedule()
             routing.copied.add(stream.name)
-            budget.left -= 1 + len(body) // COPIED_STEP_BYTES
+            budget.left -= 1 + body.size // COPIED_STEP_BYTES
         return budget.left > 0 or not budget.is_over()
+
+    def may_log(self, size: int) -> bool:
+        """Return whether a record with a body of so many bytes can be logged without waiting for
+        the disk. If not, `is_awaiting_log` is set."""
+        self.is_awaiting_log = not self.vhost.engine.is_ready(size)
+        return not self.is_awaiting_log
 
     def _note_place(self) -> None:
         """Note where the record is that was just appended, if all go to one stream."""
@@ -948,7 +959,8 @@ class Publisher(Unconfirmed):
             if self.confirms is not None:  # that of a duplicate waits for the first one's
                 self.confirms.published(facts.seen_lsn)
             return
-        if len(queues) == 1 and not streams and spooled is None and facts.key is None:
+        is_plain = spooled is None and facts.key is None and not facts.seen_lsn
+        if len(queues) == 1 and not streams and is_plain:
             self._publish_to(
                 queues[0], header, body, facts.is_persistent, facts.priority, facts.ttl_ms,
                 facts.delay_ms,
@@ -961,6 +973,20 @@ class Publisher(Unconfirmed):
                 self.confirms.refused()
             else:
                 self.confirms.published(lsn)
+
+    def publish_left(
+        self, routing: Routing, body: bytes, spooled: QueuedMessage | None = None
+    ) -> None:
+        """Publish a message, as `publish_with`, to where `append_copies` has not."""
+        targets = _left_targets(routing)
+        if routing.copied and not targets.queues and not targets.streams:
+            if targets.histories and spooled is None:
+                header = _stored_header(routing.route, routing.props, routing.facts)
+                keep_in_histories(targets, kept_of(header, body, routing.facts))
+            if self.confirms is not None:
+                self.confirms.published(routing.facts.seen_lsn)
+            return
+        self.publish_with(routing.route, targets, routing.props, body, routing.facts, spooled)
 
     def return_message(self, route: Route, props: bytes, body: bytes) -> None:
         """Return a mandatory message that no queue gets."""
@@ -1087,8 +1113,8 @@ class SpooledPublish:
         self._is_ended = False
         # What is read back for a stream or a transaction, which have the body in RAM.
         self._reading: StoredBody | None = None
-        self._pieces: list[bytes] = []
-        self._body: bytes = b""
+        self._pieces: BodyPieces = BodyPieces()
+        self._body: bytes = b""  # whole, for what does not take it in pieces
 
     def write(self, data: bytes) -> None:
         """Write the next bytes. DiskFullError: only `abort` may be called then."""
@@ -1113,24 +1139,25 @@ class SpooledPublish:
         if not routing.targets.streams and publisher.transaction is None:
             return True
         self._end()
-        return self._is_read() and publisher.append_copies(routing, self._body)
+        if not self._is_read() or not publisher.append_copies(routing, self._pieces):
+            return False
+        if publisher.transaction is None and publisher.wants_copies(routing, self._pieces.size):
+            return True
+        self._body = b"".join(self._pieces.pieces)
+        return publisher.transaction is not None or publisher.may_log(len(self._body))
 
     def _is_read(self) -> bool:
         """Read the body, as far as the turn's budget goes. Returns whether all of it is there."""
-        if self._body:
-            return True
         budget = self._publisher.vhost.budget
         body = self._reading
         if body is None:
             body = self._reading = self._publisher.vhost.engine.bodies.open(self._message)
         while body.left:
-            self._pieces.append(body.read(READ_BYTES))
+            self._pieces.add(body.read(READ_BYTES))
             budget.left -= READ_BYTES // COPIED_STEP_BYTES
             if budget.is_over():
                 return False
-        self._body = b"".join(self._pieces)
-        self._pieces.clear()
-        return False  # the rest is enough for a slice of its own
+        return True
 
     def _close(self) -> None:
         if self._reading is not None:
@@ -1164,9 +1191,7 @@ class SpooledPublish:
             if publisher.transaction is not None:
                 publisher.publish_with(self._route, targets, props, self._body, facts)
             else:
-                publisher.publish_with(
-                    self._route, _left_targets(routing), props, self._body, facts, message
-                )
+                publisher.publish_left(routing, self._body, message)
                 places = _places(targets)
                 publisher.count(self._route, 1, places, int(not places))
             if vhost.firehose.is_on:

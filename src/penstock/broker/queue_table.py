@@ -747,6 +747,8 @@ class QueueTable:
         if leased and not is_forced:
             raise refusals.leased(what, leased)
         doomed = self._topology.doomed([], [queue.name])
+        if isinstance(queue, BrokerQueue):
+            queue.amq.dead_letters.finish()
         with self.engine.journal.one_record(DISK) as one:
             self._log_deleted(queue)
             self._topology.log_deleted(doomed)
@@ -1132,6 +1134,7 @@ class QueueRestarts:
     def _end_life(self, queue: BrokerQueue) -> None:
         """End the old life of the queue: cancel its consumers and wake its waiters."""
         queue.is_deleted = True
+        queue.amq.dead_letters.abandon()
         for part in (queue.amq.backing, *queue.amq.delays.parts()):
             self._queue_set.monitor.unregister(part)
             part.unshare()

@@ -26,6 +26,13 @@ from urllib.parse import unquote, unquote_plus
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.broker.arguments import check_same_argument, wrong_type
+from penstock.broker.background_tasks import (
+    AGAIN,
+    ASLEEP,
+    DONE,
+    BackgroundTask,
+    BackgroundTasks,
+)
 from penstock.broker.dispatch import TurnBudget
 from penstock.broker.policies import ALTERNATE, Applied, Policies
 from penstock.broker.policies import EXCHANGE as EXCHANGE_KIND
@@ -35,7 +42,13 @@ from penstock.counts import ExchangeCounts
 from penstock.errors import AMQPError, DiskFullError
 from penstock.operation_table import EVENTS, HOME
 from penstock.queues.amqp_headers import AmqpHeaders
-from penstock.queues.dead_letter import DEATH_BYTES_MIN, HOPS_MAX, DeadLetterRoute, Target
+from penstock.queues.dead_letter import (
+    DEATH_BYTES_MIN,
+    HOPS_MAX,
+    DeadLetterRoute,
+    LargeLetter,
+    Target,
+)
 from penstock.queues.queue_options import QueueOptions
 from penstock.routing.exchange_types import (
     DEDUPLICATION,
@@ -562,6 +575,7 @@ class DeadLetterRoutes:
         self.target: Callable[[str], Target | None] = target
         self.budget: TurnBudget = budget
         self.share: Callable[[bytes], None] = share
+        self.large: LargeLetters | None = None
 
     def of(self, queue: bytes, options: QueueOptions) -> DeadLetterRoute | None:
         """Return the route of the queue of this name, None if its options name no exchange."""
@@ -569,6 +583,43 @@ class DeadLetterRoutes:
         if to is None:
             return None
         return ExchangeRoute(queue.decode("utf-8", "surrogateescape"), to[0], to[1], self)
+
+
+class LargeLetters(BackgroundTask):
+    """Sends the large dead letters of a vhost, one after the other."""
+
+    def __init__(self, engine: StorageEngine, background: BackgroundTasks) -> None:
+        self._engine = engine
+        self._background = background
+        self._letters: deque[LargeLetter] = deque()
+
+    def send(self, letter: LargeLetter) -> None:
+        """Send the letter after all others."""
+        self._letters.append(letter)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._background.wake(self)
+
+    def step(self) -> int:
+        letters = self._letters
+        while letters and letters[0].is_over:  # its queue has ended
+            letters.popleft()
+        if not letters:
+            return DONE
+        if not self._engine.is_ready(letters[0].next_bytes):
+            self._engine.when_ready(self._wake)
+            return ASLEEP
+        if letters[0].step():
+            letters.popleft()
+        return AGAIN if letters else DONE
+
+    def failed(self, error: Exception) -> None:
+        """Leave the message of the letter pending: it is in the queue again after a restart."""
+        self._letters.popleft().abandon()
+        if self._letters:
+            self._wake()
+        raise error
 
 
 class ExchangeRoute(DeadLetterRoute):
@@ -610,6 +661,13 @@ class ExchangeRoute(DeadLetterRoute):
             text = f"exchange {exchange!r} needs more than {ROUTE_STEPS_MAX} steps for one: dropped"
             return header, [], text
         return header, names, ""
+
+    def later(self, letter: LargeLetter) -> bool:
+        large = self._routes.large
+        if large is None:  # the vhost is being opened
+            return False
+        large.send(letter)
+        return True
 
     def only_target(self, header: bytes) -> str | None:
         routes = self._routes

@@ -67,7 +67,13 @@ from penstock.broker.queue_table import (
     QueueValues,
 )
 from penstock.broker.rates import TOTALS, RateSource, RateTable, Values
-from penstock.broker.topology import QUEUE, DeadLetterRoutes, Exchange, Topology
+from penstock.broker.topology import (
+    QUEUE,
+    DeadLetterRoutes,
+    Exchange,
+    LargeLetters,
+    Topology,
+)
 from penstock.broker.usage import Usage, UserBytes
 from penstock.clock import Clock
 from penstock.counts import Histogram, VHostCounts
@@ -489,6 +495,7 @@ class VHost(QueueOwner[BrokerQueue]):
         for name, ms in self.table.expiring():
             self.timers.expire_unused(name, ms)
         self.background: BackgroundTasks = BackgroundTasks(self.dispatch, self.clock)
+        self._dead_letters.large = LargeLetters(engine, self.background)
         self._policy_changes: PolicyChanges = PolicyChanges(
             self._everything, self.topology.apply_policies, self._apply_to_queue,
             self.dispatch.internal_error, self.background.wake,

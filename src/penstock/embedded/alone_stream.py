@@ -225,7 +225,7 @@ class AloneCore:
         queue = self.queue
         records = [(new.body, new.meta) for new in news]
         for body, meta in records:
-            queue.check(body, meta)
+            queue.check(len(body), meta)
         offsets: list[int] = []
         for body, meta in records:
             offsets.append(queue.append(body, meta))

@@ -104,6 +104,7 @@ from penstock.queues.dead_letter import (
     QueueRoute,
     QueueTarget,
     move_to,
+    nothing,
 )
 from penstock.queues.delays import Bucket, Delays, find_parts
 from penstock.queues.headers import DELIVERY_LIMIT, EXPIRED, MAXLEN, REJECTED, HeaderCodec
@@ -728,6 +729,7 @@ class AMQQueue(QueueTarget):
         self._find: Callable[[bytes], QueueTarget | None] = find or _find_none
         self._route_of: Callable[[QueueOptions], DeadLetterRoute | None] = route_of or self._route
         self.dead_letters: DeadLetters = DeadLetters(self.text_name, headers, engine, self._event)
+        self.dead_letters.on_sent = self._go_on_dying
         self.delays: Delays = Delays(
             name, headers, is_durable=is_durable, open_part=open_part, close_part=close_part,
             arrive=self._arrive, on_event=self._event,
@@ -1191,11 +1193,13 @@ class AMQQueue(QueueTarget):
         a cycle it would stay in memory until a full collection."""
         self.serve = _serve_nobody
         self._route_of = _find_no_route
+        self.dead_letters.on_sent = nothing
         self.delays.arrive = _arrive_nowhere
         self.backing.unlink()
 
     def terminate(self) -> None:
         """Stop in order, right before the engine's `close`."""
+        self.dead_letters.finish()
         if self._leasing is not None:
             self._leasing.close()
         self.delays.terminate()
@@ -1585,6 +1589,9 @@ class AMQQueue(QueueTarget):
         is served."""
         if self._is_trimming:
             return False
+        if self.dead_letters.waiting:
+            self._must_trim = True
+            return False
         dead_letter = None if self.dead_letters.route is None else self._dead_letter_overlong
         self._is_trimming = True
         self._must_trim = True
@@ -1605,6 +1612,12 @@ class AMQQueue(QueueTarget):
         self._must_trim = self._max_length.is_over(self.backing)
         return self._must_trim and self._max_length.is_over(self.backing, room)
 
+    def _go_on_dying(self) -> None:
+        """Dead-letter what has waited for large dead letters."""
+        self.forget_expired()
+        if self._must_trim:
+            self._trim()
+
     def _dead_slice(self) -> int:
         """Return how many messages one slice may dead-letter: DEAD_SLICE, but only a few times as
         many copies of them."""
@@ -1619,7 +1632,7 @@ class AMQQueue(QueueTarget):
 
     def expire(self) -> bool:
         """Remove a slice of expired heads. Return True if the head is still expired."""
-        if not self._may_expire:
+        if not self._may_expire or self.dead_letters.waiting:
             return False
         dead_letter = None if self.dead_letters.route is None else self._dead_letter_expired
         most = SLICE if dead_letter is None else self._dead_slice()

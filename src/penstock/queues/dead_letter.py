@@ -24,6 +24,12 @@ has the body in the record, so streams for which it has no room (`tx_bytes_max`)
 call makes NESTED_HOPS_MAX of the other steps, so that the stack stays small; the queue where it
 stops continues at its next tick.
 
+A large message that goes to streams is sent in steps (LargeLetter), if the route says when, because
+each stream writes all of it: one of 20 MiB to six streams was a turn of 250 ms. It is pending in
+its queue until then, and what the queue dead-letters after it waits for it. The record is one
+transaction in parts (transaction.py), so a crash still leaves it in its queue or with all its
+targets.
+
 Without a target, or if the target does not exist, the message is dropped. Dropped messages are
 counted, cycles also by themselves (other queues may get such a message). The first of a row is an
 event, which is logged as a warning: dead_letter_missing, dead_letter_cycle, dead_letter_hops,
@@ -36,18 +42,22 @@ log.
 """
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from penstock.message import is_large
+from penstock.errors import CorruptionError, DiskFullError
+from penstock.fast_crc import BodyPieces, pieces_of
+from penstock.message import QueuedMessage, is_large
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery
 from penstock.queues.headers import MAXLEN, REASONS, REJECTED, Death, HeaderCodec
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK, NONE, OS
 from penstock.storage.index.queue_index import QueueIndex
-from penstock.storage.parts.transaction import Transaction
+from penstock.storage.parts.transaction import Published, Transaction
+from penstock.storage.store.store_file import StoredBody
 
 SEQ_MASK: Final = (1 << PART_SHIFT) - 1
 MISSING: Final = "dead_letter_missing"
@@ -61,6 +71,9 @@ RUN_BYTES: Final = 1 << 20
 DEATH_BYTES_MIN: Final = 16  # in a header, of any codec
 STREAMS_PERCENT: Final = 75  # of `tx_bytes_max` may be a dead letter in streams; the rest: queues
 RECORD_BYTES: Final = 64  # of a message in the log, besides header and body
+AT_ONCE_BYTES: Final = 1 << 20  # in all streams; a message that takes more is sent in steps
+READ_BYTES: Final = 1 << 20
+READ_PIECES: Final = 4  # in a step: some ms
 
 
 class Destination:
@@ -122,8 +135,10 @@ class StreamTarget(Target):
     """A stream: it gets a record of the message."""
 
     @abstractmethod
-    def append(self, transaction: Transaction, header: bytes, body: bytes) -> None:
-        """Add the record to the transaction."""
+    def append(
+        self, transaction: Transaction, header: bytes, body: bytes, large: BodyPieces | None = None
+    ) -> None:
+        """Add the record to the transaction. large: its body, if that is in pieces."""
 
 
 class Routed:
@@ -156,6 +171,11 @@ class DeadLetterRoute(ABC):
     @abstractmethod
     def target(self, name: str) -> Target | None:
         """Return the target of this name; None if it is not there, or takes nothing now."""
+
+    def later(self, letter: "LargeLetter") -> bool:
+        """Have the letter sent in steps, after those of before; False: it is to be sent at
+        once."""
+        return False
 
     def only_target(self, header: bytes) -> str | None:
         """Return the name of the one queue that messages of this header's address go to; None if
@@ -272,9 +292,11 @@ class DeadLetters:
         self.sent_bytes: int = 0
         self.places: int = 1
         self.hops: int = 0  # moves before this one in the call; set by the queue
+        self.waiting: deque[LargeLetter] = deque()  # being sent in steps
+        self.on_sent: Callable[[], None] = nothing  # after the last of them
         self._queue = queue
         self._headers = headers
-        self._engine = engine
+        self.engine: StorageEngine = engine
         self._on_event = on_event
         self._last_event: str = ""
 
@@ -284,9 +306,23 @@ class DeadLetters:
     ) -> int:  # fmt: skip
         """Move a pending message of `source` to its targets, or drop it. attempts: how often it was
         delivered. Return the LSN of the record."""
+        routed = self._routed(delivery.message.header, reason, attempts)
+        route = self.route
+        if route is not None and (self.waiting or is_long(routed, delivery.message.size)):
+            letter = LargeLetter(self, route, source, delivery, routed.header, priority, reason)
+            letter.mode = max(mode, OS)
+            if route.later(letter):
+                self.waiting.append(letter)
+                return 0
+        return self.send_routed(source, delivery, priority, reason, mode, routed)
+
+    def send_routed(
+        self, source: BackingQueue, delivery: Delivery, priority: int, reason: str, mode: int,
+        routed: Routed,
+    ) -> int:  # fmt: skip
+        """Send a message to these targets, as `send`."""
         message = delivery.message
-        routed = self._routed(message.header, reason, attempts)
-        passing = self._refusing(routed, message.size)
+        passing = self.refusing(routed, message.size)
         for target in passing:
             body = _body_of(source, delivery)
             target.pass_on(routed.header, body, priority, mode if message.persistent else NONE)
@@ -303,8 +339,8 @@ class DeadLetters:
             else:
                 assert isinstance(target, QueueTarget)
                 destinations.append(target.destination(header, priority))
-        lsn = move_to(destinations, source, delivery, max(mode, OS), self._engine, streams, header)
-        self._count_taken(reason, routed)
+        lsn = move_to(destinations, source, delivery, max(mode, OS), self.engine, streams, header)
+        self.count_taken(reason, routed)
         return lsn
 
     def send_run(self, source: BackingQueue, tags: list[int], reason: str, mode: int) -> int:
@@ -313,7 +349,7 @@ class DeadLetters:
         `send`."""
         route = self.route
         first = source.pending(tags[0])
-        if route is None or first is None:
+        if route is None or first is None or self.waiting:
             return 0
         address = route.address(first.message.header)
         name = route.only_target(first.message.header)
@@ -325,7 +361,7 @@ class DeadLetters:
         is_persistent = first.message.persistent
         if is_persistent and not index.is_durable:
             return 0
-        death = Death(self._queue, reason, self._engine.clock.wall_ms())
+        death = Death(self._queue, reason, self.engine.clock.wall_ms())
         run: list[Delivery] = []
         headers: list[bytes] = []
         size = 0
@@ -356,7 +392,7 @@ class DeadLetters:
             if is_persistent:
                 to.backing.hold(landed, lsn, mode)
             self.sent_bytes += sum([len(header) + TARGET_BYTES for header in headers])
-            self._count_taken(reason, Routed(b"", [target]), len(run))
+            self.count_taken(reason, Routed(b"", [target]), len(run))
         return len(run)
 
     def died(self, delivery: Delivery, death: Death) -> bytes:
@@ -373,17 +409,17 @@ class DeadLetters:
         """Publish a message that the queue refused to its targets, or drop it. Return the LSN."""
         routed = self._routed(header, reason, 0)
         lsn = 0
-        passing = self._refusing(routed, len(body))
+        passing = self.refusing(routed, len(body))
         for target in passing:
             lsn = max(lsn, target.pass_on(routed.header, body, priority, mode))
         if not routed.targets:
             self.count(reason, 1, 0 if passing else 1)
             return lsn
-        engine = self._engine
+        engine = self.engine
         with engine.share(engine.placement.share_of(body, len(routed.targets))):
             for target in routed.targets:
                 lsn = max(lsn, target.accept(routed.header, body, priority, mode))
-        self._count_taken(reason, routed)
+        self.count_taken(reason, routed)
         return lsn
 
     def count(self, reason: str, n: int, dropped: int = 0) -> None:
@@ -396,7 +432,8 @@ class DeadLetters:
             if reason == MAXLEN:
                 self.total.over_limit += n if self.route is None else dropped
 
-    def _count_taken(self, reason: str, routed: Routed, n: int = 1) -> None:
+    def count_taken(self, reason: str, routed: Routed, n: int = 1) -> None:
+        """Count n messages that died and went to these targets, which apply their limits now."""
         self.count(reason, n)
         self.places = len(routed.targets)
         if not routed.kind:
@@ -404,13 +441,38 @@ class DeadLetters:
         for target in routed.targets:
             target.after_dead_letters(self.hops + 1)
 
-    def _refusing(self, routed: Routed, body_bytes: int) -> list[Target]:
+    def finish(self) -> None:
+        """Send at once what is being sent in steps: the queue ends, or is deleted."""
+        self.on_sent = nothing
+        while self.waiting:
+            letter = self.waiting[0]
+            while not letter.step():
+                pass
+
+    def abandon(self) -> None:
+        """Leave what is being sent in steps in the queue, which is opened again, unless its record
+        is in the log."""
+        self.on_sent = nothing
+        while self.waiting:
+            self.waiting[0].abandon()
+
+    def ended(self) -> None:
+        """Note that the first of those that wait was sent, or will not be."""
+        self.waiting.popleft()
+        if not self.waiting:
+            self.on_sent()
+
+    def report_damage(self, error: Exception) -> None:
+        """Report that a message cannot be read, or copied."""
+        self._on_event("corruption", f"queue {self._queue!r}: {error}")
+
+    def refusing(self, routed: Routed, body_bytes: int) -> list[Target]:
         """Take the targets that are full and refuse the message out of `routed`, and the streams
         for which a record of the log has no room. Return those that pass it on."""
         taking: list[Target] = []
         passing: list[Target] = []
         text = ""
-        room = self._engine.options.tx_bytes_max * STREAMS_PERCENT // 100
+        room = self.engine.options.tx_bytes_max * STREAMS_PERCENT // 100
         for target in routed.targets:
             if isinstance(target, StreamTarget):
                 room -= len(routed.header) + body_bytes + RECORD_BYTES
@@ -439,7 +501,7 @@ class DeadLetters:
     def _routed(self, header: bytes, reason: str, attempts: int) -> Routed:
         if self.route is None:
             return Routed(header, [])
-        death = Death(self._queue, reason, self._engine.clock.wall_ms(), attempts)
+        death = Death(self._queue, reason, self.engine.clock.wall_ms(), attempts)
         header = self._with_death(header, death)
         routed = self.route.route(header, reason)
         self.cycles += routed.kind == CYCLE
@@ -447,6 +509,196 @@ class DeadLetters:
         if routed.kind:
             self._report(routed.kind, routed.text)
         return routed
+
+
+def is_long(routed: Routed, size: int) -> bool:
+    """Return whether a message of so many bytes is so large for the streams that it goes to that it
+    is sent in steps."""
+    streams = [target for target in routed.targets if isinstance(target, StreamTarget)]
+    return len(streams) * size > AT_ONCE_BYTES
+
+
+class LargeLetter:
+    """The sending of one dead letter in steps: its body is read, then logged for each stream in a
+    part of one transaction, which then take effect one by one. One that only waits for such a one
+    is sent in one step. next_bytes: what the next step logs. is_over: there is none."""
+
+    def __init__(
+        self, letters: DeadLetters, route: DeadLetterRoute, source: BackingQueue,
+        delivery: Delivery, header: bytes, priority: int, reason: str,
+    ) -> None:  # fmt: skip
+        self.mode: int = OS
+        self.next_bytes: int = 0
+        self.is_over: bool = False
+        self._letters: DeadLetters = letters
+        self._route: DeadLetterRoute = route
+        self._source: BackingQueue = source
+        self._tag: int = delivery.tag
+        self._header: bytes = header
+        self._priority: int = priority
+        self._reason: str = reason
+        self._body: BodyPieces = BodyPieces()
+        self._reading: StoredBody | None = None
+        self._routed: Routed = Routed(header, [])
+        self._transaction: Transaction | None = None
+        self._is_decided: bool = False  # it is committed: its message leaves the queue
+        self._landing: list[tuple[Published, list[Destination]]] = []
+        self._copied: list[Destination] = []
+        self._message: QueuedMessage | None = None  # whose body is kept until the end
+
+    def step(self) -> bool:
+        """Do a step. Returns whether it was the last one: the letter is sent, or its message is
+        back in the queue because the disk is full, or cannot be read and stays pending."""
+        if self.is_over:
+            return True
+        try:
+            transaction = self._transaction
+            if transaction is None:
+                return self._begin()
+            if not transaction.is_open:
+                transaction.apply_part(self.mode)
+                return self._applied(transaction)
+            if transaction.write_part(self.mode):
+                return False
+            self.next_bytes = 0
+            transaction.commit(self.mode)
+            self._is_decided = True
+            return self._applied(transaction)
+        except DiskFullError:
+            if self._is_decided:
+                return False  # the next step tries again
+            self._source.requeue([self._tag], OS, attempted=False)
+        except (CorruptionError, OSError) as error:
+            self._letters.report_damage(error)
+        return self._end()
+
+    def abandon(self) -> None:
+        """End it: its message stays in the queue, unless it is decided that it leaves."""
+        transaction = self._transaction
+        if transaction is not None and self._is_decided:
+            while transaction.has_parts:
+                transaction.apply_part(self.mode)
+        elif transaction is not None:
+            transaction.rollback()
+        self._end()
+
+    def _end(self) -> bool:
+        self.is_over = True
+        if self._reading is not None:
+            self._reading.close()
+        message, self._message = self._message, None
+        if message is not None and message.store_file:
+            self._letters.engine.bodies.disown(message)
+        self._letters.ended()
+        return True
+
+    def _begin(self) -> bool:
+        delivery = self._source.pending(self._tag)
+        if delivery is None:
+            return self._end()
+        routed = self._routed = self._route.route(self._header, self._reason)
+        size = delivery.message.size
+        if not is_long(routed, size):
+            self._letters.send_routed(
+                self._source, delivery, self._priority, self._reason, self.mode, routed
+            )
+            return self._end()
+        if not self._read(delivery.message):
+            return False
+        for target in self._letters.refusing(routed, size):
+            body = b"".join(self._body.pieces)
+            mode = self.mode if delivery.message.persistent else NONE
+            target.pass_on(routed.header, body, self._priority, mode)
+        self._begin_transaction(delivery.message)
+        self.next_bytes = size
+        return False
+
+    def _read(self, message: QueuedMessage) -> bool:
+        """Read some of the body; return whether that is all."""
+        if message.body is not None:
+            self._body = pieces_of(message.body)
+            return True
+        reading = self._reading
+        if reading is None:
+            reading = self._reading = self._letters.engine.bodies.open(message)
+        for _ in range(READ_PIECES):
+            if reading.left:
+                self._body.add(reading.read(READ_BYTES))
+        return not reading.left
+
+    def _begin_transaction(self, message: QueuedMessage) -> None:
+        """Collect what the record says. Targets that were deleted meanwhile leave it."""
+        header = self._routed.header
+        engine = self._letters.engine
+        transaction = self._transaction = engine.begin()
+        transaction.dequeues_last = True
+        self._message = message
+        if message.store_file:
+            engine.bodies.own(message)
+        groups: dict[tuple[bytes, int], list[Destination]] = {}
+        for target in self._routed.targets:
+            if isinstance(target, StreamTarget):
+                target.append(transaction, header, b"", self._body)
+                continue
+            assert isinstance(target, QueueTarget)
+            each = target.destination(header, self._priority)
+            if message.persistent and message.store_file and _index(each).is_durable:
+                groups.setdefault((each.header, each.expiry_ms), []).append(each)
+            else:
+                self._copied.append(each)
+        for (own, expiry_ms), landing in groups.items():
+            targets = [_index(each) for each in landing]
+            published = transaction.publish_stored(targets, own, message, expiry_ms)
+            self._landing.append((published, landing))
+        for index, entries in self._source.entries([self._tag]):
+            transaction.dequeue(index, entries)
+
+    def _applied(self, transaction: Transaction) -> bool:
+        """Go on after a part has taken effect; return whether it was the last one."""
+        engine = self._letters.engine
+        while self._landing and self._landing[0][0].is_applied:
+            published, landing = self._landing.pop(0)
+            self._hold(published, landing, engine.log.last_lsn)
+        if transaction.has_parts:
+            return False
+        self._source.forget([self._tag])
+        try:
+            self._copy()
+        except (DiskFullError, CorruptionError, OSError) as error:
+            self._letters.report_damage(error)
+        self._letters.count_taken(self._reason, self._routed)
+        return self._end()
+
+    def _copy(self) -> None:
+        """Publish it to queues that are not durable. DiskFullError, CorruptionError, OSError."""
+        engine = self._letters.engine
+        stored = message = self._message
+        assert message is not None
+        assert stored is not None
+        for each in self._copied:
+            if message.body is not None:
+                each.backing.publish(
+                    each.header, message.body, DISK if message.persistent else NONE,
+                    expiry_ms=each.expiry_ms, priority=each.part,
+                )  # fmt: skip
+                continue
+            stored = engine.bodies.placed(stored, is_persistent=False)
+            engine.publish_stored([_index(each)], each.header, stored, each.expiry_ms)
+
+    def _hold(self, published: Published, landing: list[Destination], lsn: int) -> None:
+        """Hold a message in its queues until the record that brought it is settled."""
+        seqs = {
+            index.number: entry.seq
+            for index, entry in zip(published.queues, published.born, strict=True)
+        }
+        for each in landing:
+            seq = seqs.get(_index(each).number)
+            if seq is not None:
+                each.backing.hold(each.part << PART_SHIFT | seq, lsn, self.mode)
+
+
+def nothing() -> None:
+    """Do nothing."""
 
 
 class DyingTogether:

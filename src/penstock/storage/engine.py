@@ -685,6 +685,20 @@ class StorageEngine:
         SyncFailedError: it will never be."""
         self.journal.wait(lsn, mode)
 
+    def be_sliced(self) -> None:
+        """Write large records over several turns: the owner runs another one soon while
+        `streams.has_unwritten` or `log.has_unwritten`."""
+        self.streams.is_sliced = self.log.is_sliced = True
+
+    def is_ready(self, size: int) -> bool:
+        """Return whether a record with so many bytes of bodies can be logged without waiting for
+        the disk. If not, what it needs is prepared; `when_ready` says when to ask again."""
+        return self.journal.is_ready(size)
+
+    def when_ready(self, wake: Callable[[], None]) -> None:
+        """Call `wake` once more of the log is written, or prepared. It must not call the engine."""
+        self.journal.when_ready(wake)
+
     def sync(self) -> None:
         """Wait until everything appended so far is durable."""
         self.journal.wait(self.log.last_lsn, DISK)

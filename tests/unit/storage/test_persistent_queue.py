@@ -72,10 +72,10 @@ def test_a_record_too_large_for_any_page_is_refused() -> None:
     queue = alone(FaultyFileSystem())
 
     room = PAGE_BYTES_MAX - PAGE_HEADER_BYTES - FRAME_BYTES
-    queue.check(bytes(room), b"")  # zeros that nobody touches take no RAM
-    huge = bytes(room + 1)
+    queue.check(room, b"")
+    huge = bytes(room + 1)  # zeros that nobody touches take no RAM
     with pytest.raises(ValueError, match="has 2147483648 bytes, at most 2147483647"):
-        queue.check(huge, b"")
+        queue.check(room + 1, b"")
     with pytest.raises(ValueError, match="at most 2147483647"):
         queue.append(huge, b"")
     assert queue.next_offset == 0

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.fast_crc import pieces_of
 from penstock.storage.journal import record_types
 from penstock.storage.log import record, record_writer
 from penstock.storage.log.record import Op, RecordError
@@ -126,7 +127,7 @@ def test_round_trip_of_the_data() -> None:
     assert record.decode_tx_slice(EXAMPLES["tx_slice"][3], 2) == (77, 79, [(3, 100), (5, 200)])
     assert record.decode_release(EXAMPLES["release"][3]) == (3, 2)
     assert record.decode_stream(EXAMPLES["stream"][3]) == (
-        6, 41, 1_700_000_000_000_001, b"meta", b"payload",
+        6, 41, 1_700_000_000_000_001, b"meta", b"payload", None,
     )  # fmt: skip
     assert record.decode_reader(EXAMPLES["reader_offset"][3]) == (
         6, 42, record.NOT_KEPT, 1_700_000_000_000, b"reader",
@@ -214,7 +215,9 @@ def test_the_fast_stream_record_gives_the_same_bytes() -> None:
         SEED, 42, 6, 41, 1_700_000_000_000_001, b"meta", b"payload"
     )
     assert record.encode(SEED, 42, *EXAMPLES["stream"]) == (
-        record.encode_stream_front(SEED, 42, 6, 41, 1_700_000_000_000_001, b"meta", b"payload")
+        record.encode_stream_front(
+            SEED, 42, 6, 41, 1_700_000_000_000_001, b"meta", pieces_of(b"payload")
+        )
         + b"payload"
     )
 

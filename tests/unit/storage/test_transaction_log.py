@@ -10,9 +10,10 @@ import pytest
 
 from penstock.errors import DescriptorsError, DiskFullError, StoppedError, SyncFailedError
 from penstock.storage.files.durability import DISK, INTERVAL, OS
-from penstock.storage.log import record
+from penstock.storage.log import record, transaction_log
 from penstock.storage.log.log_file import FIRST_GROUP_OFFSET, LogEnd
 from penstock.storage.log.transaction_log import HOLD_BYTES_MAX, RETRY_S, TransactionLog
+from tests.helpers.builds import pure_only
 from tests.helpers.faulty_filesystem import WAITS
 from tests.helpers.logs import KIB, VHOST, WAL, FakeStore, Rig, assert_prefix, survey
 
@@ -732,3 +733,130 @@ def test_a_smaller_segment_is_made_when_there_is_no_room_for_a_doubled_one() -> 
     rig.group(600)
     assert rig.log.durable_lsn == 2
     assert rig.fs.size(f"{WAL}/0000000002.wal") < 2 * KIB
+
+
+# ---- Large records, over several turns ----------------------------------------------------------
+
+
+@pytest.fixture
+def sliced(monkeypatch: pytest.MonkeyPatch) -> Rig:
+    """A log whose owner runs further turns, which write 4 KiB each of what has more than 2 KiB."""
+    monkeypatch.setattr(transaction_log, "WRITE_BYTES_MAX", 2 * KIB)
+    monkeypatch.setattr(transaction_log, "SLICE_BYTES", 4 * KIB)
+    rig = Rig(bytes_min=64 * KIB, bytes_max=64 * KIB, group_bytes_max=8 * KIB)
+    rig.log.is_sliced = True
+    return rig
+
+
+@pure_only  # constants are replaced
+def test_a_large_record_is_written_in_slices_and_there_when_the_last_is(sliced: Rig) -> None:
+    rig = sliced
+    rig.group(100)
+    rig.put(10 * KIB)
+    rig.put(100)
+    for _ in range(2):
+        rig.log.flush()
+        assert (rig.log.has_unwritten, rig.log.written_lsn) == (True, 1)
+        for mode in ("killed", "lost", "kept", "subset", "torn", "zeros"):
+            assert survey(rig.fs.crash(mode))[0].last_lsn == 1
+    rig.log.flush()
+    assert (rig.log.has_unwritten, rig.log.written_lsn) == (False, 3)
+    rig.settle()
+    end, found = survey(rig.fs)
+    assert end.last_lsn == rig.log.durable_lsn == 3
+    assert_prefix(rig, end, found)
+
+
+@pure_only  # constants are replaced
+@pytest.mark.parametrize("has_next", [False, True])
+def test_what_is_confirmed_meanwhile_is_on_the_disk_and_says_so(
+    sliced: Rig, has_next: bool
+) -> None:
+    """An idle header, where the first block of the large group will be; or an end marker."""
+    rig = sliced
+    if has_next:
+        rig.log.prepare_ahead()
+        rig.settle()
+    rig.put()
+    rig.log.flush()
+    rig.put(20 * KIB, OS)
+    rig.log.flush()
+    rig.settle()
+    assert (rig.log.has_unwritten, rig.log.durable_lsn, rig.log.written_lsn) == (True, 1, 1)
+    end, _ = survey(rig.fs.fork())
+    assert (end.last_lsn, end.claim) == (1, 1)
+    while rig.log.has_unwritten:
+        rig.log.flush()
+    end, found = survey(rig.fs)
+    assert (end.last_lsn, end.claim) == (2, 1)
+    assert_prefix(rig, end, found)
+
+
+@pure_only  # constants are replaced
+def test_whoever_waits_for_it_waits_for_all_of_it(sliced: Rig) -> None:
+    rig = sliced
+    rig.put(20 * KIB)
+    lsn = rig.put(10 * KIB)
+    rig.log.wait(lsn, DISK)
+    assert (rig.log.durable_lsn, rig.log.has_unwritten) == (2, False)
+    end, found = survey(rig.fs)
+    assert_prefix(rig, end, found)
+    assert end.last_lsn == 2
+
+
+@pure_only  # constants are replaced
+def test_a_slice_that_cannot_be_written_stops_the_log(sliced: Rig) -> None:
+    rig = sliced
+    rig.put(20 * KIB)
+    rig.log.flush()
+    rig.fs.fail(errno.EIO, kinds=["pwrite"])
+    with pytest.raises(SyncFailedError):
+        rig.log.flush()
+    rig.log.close()
+    assert survey(rig.fs.fork())[0].last_lsn == 0
+
+
+def test_a_segment_for_a_large_record_is_prepared_before_it_comes() -> None:
+    """No append waits for it, the end marker moves to it, and one large record is queued at a
+    time."""
+    rig = Rig(bytes_min=4 * KIB, bytes_max=8 * KIB, group_bytes_max=4 * KIB)
+    rig.log.prepare_ahead()
+    rig.settle()
+    rig.group(100)
+    assert rig.log.make_ready(KIB)
+    progress = rig.log.progress
+    assert not rig.log.make_ready(40 * KIB)
+    assert not rig.log.make_ready(40 * KIB), "and it is prepared once"
+    rig.settle()
+    assert rig.log.progress > progress
+    assert rig.fs.list(WAL) == ["0000000001.wal", "0000000003.wal"]
+    assert survey(rig.fs.fork())[0].claim == 1
+    assert rig.log.make_ready(40 * KIB)
+    assert operations(rig, lambda: rig.put(40 * KIB)) == []
+    rig.put(100)
+    assert not rig.log.is_full
+    assert not rig.log.make_ready(KIB)
+    rig.log.flush()
+    rig.settle()
+    assert rig.log.make_ready(KIB)
+    end, found = survey(rig.fs)
+    assert end.last_lsn == 3
+    assert_prefix(rig, end, found)
+
+
+def test_what_the_disk_has_no_room_for_is_refused_when_it_is_appended() -> None:
+    rig = Rig(bytes_min=4 * KIB, bytes_max=8 * KIB)
+    rig.log.prepare_ahead()
+    rig.settle()
+    rig.group(100)
+    rig.fs.fail(errno.ENOSPC, kinds=["allocate"], times=2)
+    assert not rig.log.make_ready(40 * KIB)
+    rig.settle()
+    assert rig.log.make_ready(40 * KIB)
+    with pytest.raises(DiskFullError):
+        rig.put(40 * KIB)
+    assert not rig.log.make_ready(40 * KIB), "it is tried again"
+    rig.settle()
+    assert rig.log.make_ready(40 * KIB)
+    rig.group(40 * KIB)
+    assert survey(rig.fs)[0].last_lsn == 2

@@ -46,6 +46,7 @@ from penstock.errors import (
     DiskFullError,
     QueueFullError,
 )
+from penstock.fast_crc import pieces_of
 from penstock.operation_json import JsonParts, in_seconds, loads, payload
 from penstock.operation_table import GET_MAX
 from penstock.queues.amq_queue import AMQQueue
@@ -157,12 +158,16 @@ def _publish_all(call: Call) -> Iterator[int]:
                 places = len(targets.queues) + len(targets.streams)
             queues, streams = targets.queues, targets.streams
             if facts.key is None and publisher.is_copied(targets, len(body)):
-                for stream in streams[:-1]:  # a record for each, as of other large messages
+                large = pieces_of(body)
+                for stream in streams:  # a record for each, as of other large messages
+                    while not publisher.may_log(len(body)):
+                        vhost.budget.left = 0
+                        yield 0
                     if not stream.is_deleted:
-                        call.lsn = max(call.lsn, stream.append(header, body, vhost.mode))
+                        call.lsn = max(call.lsn, stream.append_large(header, large, vhost.mode))
                         vhost.budget.left -= 1 + (len(body) >> 10)
                         yield 0
-                streams = [stream for stream in streams[-1:] if not stream.is_deleted]
+                streams = []
                 queues = [queue for queue in queues if not queue.is_deleted]
             lsn, is_refused = fan_out(vhost, queues, streams, header, body, facts)
             keep_in_histories(targets, kept_of(header, body, facts))

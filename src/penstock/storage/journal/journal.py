@@ -57,6 +57,9 @@ from penstock.storage.journal.state import StorageState
 from penstock.storage.log import record
 from penstock.storage.log.transaction_log import TransactionLog
 
+READY_BYTES: Final = 1 << 20  # a smaller record waits no longer than others
+BESIDE_BYTES: Final = 1 << 20  # of a record beside its bodies, at most
+
 
 class Journal:
     """One per engine.
@@ -94,6 +97,8 @@ class Journal:
         self._on_turn: Callable[[], None] = _nothing
         self._on_settled: Callable[[], None] = _nothing
         self._on_progress: Callable[[], None] = _nothing
+        self._waiting: list[Callable[[], None]] = []  # see `when_ready`
+        self._progress: int = 0  # of the log when the last of them began to wait
 
     def call_back(
         self, *, on_turn: Callable[[], None], on_settled: Callable[[], None],
@@ -148,7 +153,7 @@ class Journal:
             return self._append_list(ops, mode, names_store)
         op = ops[0]
         if op.tail:
-            return self._append_pieces(op.type, op.count, [op.data, op.tail], mode, names_store)
+            return self._append_pieces(op.type, op.count, [op.data, *op.tail], mode, names_store)
         try:
             return self.log.append(op.type, op.flags, op.count, op.data, mode, names_store)
         except DiskFullError as error:
@@ -474,10 +479,25 @@ class Journal:
             self.log.flush()
         self._on_turn()  # what it had to wait for is no longer in RAM
 
+    def is_ready(self, size: int) -> bool:
+        """Return whether a record with so many bytes of bodies can be logged without waiting for
+        the disk. If not, what it needs is prepared; `when_ready` says when it is worth asking
+        again."""
+        return size < READY_BYTES or self.log.make_ready(size + BESIDE_BYTES)
+
+    def when_ready(self, wake: Callable[[], None]) -> None:
+        """Call `wake` once more of the log is written, or prepared. It must not call the engine."""
+        self._waiting.append(wake)
+        self._progress = self.log.progress
+
     def after_log(self) -> None:
         """Stop if the log has failed. Called after any call that may write the log."""
         if self.log.failed is not None and self.failed is None:
             self.stop(self.log.failed)
+        if self._waiting and self.log.progress != self._progress:
+            waiting, self._waiting = self._waiting, []
+            for wake in waiting:
+                wake()
 
 
 class OneRecord:

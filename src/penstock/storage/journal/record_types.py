@@ -459,8 +459,12 @@ class Append(LogOperation):
 
     def encode(self) -> Op:
         s = self.found
-        tail = s.payload if len(s.payload) >= LARGE_BYTES else b""
-        rest = b"" if tail else s.payload
+        rest = s.payload
+        tail: list[bytes] | None = None
+        if s.pieces is not None:
+            tail = s.pieces.pieces
+        elif len(rest) >= LARGE_BYTES:
+            tail, rest = [rest], b""
         data = record.stream_data(s.stream, s.offset, s.time_us, s.meta, rest)
         return Op(record.STREAM, 0, 1, data, tail)
 

@@ -60,7 +60,7 @@ CorruptionError with path and position.
 import struct
 from typing import Final, NamedTuple
 
-from penstock.fast_crc import crc32
+from penstock.fast_crc import BodyPieces, crc32, joined
 from penstock.native import mypyc_attr
 
 RECORD_HEADER_BYTES: Final = 20
@@ -151,22 +151,24 @@ class RecordError(ValueError):
 
 @mypyc_attr(acyclic=True)
 class Op:
-    """One operation: what a record holds, or one of the list in a TX. tail: the end of its data if
-    that is large and is to be logged, so that it is not copied."""
+    """One operation: what a record holds, or one of the list in a TX. tail: the end of its data, in
+    pieces, if that is large and is to be logged, so that it is not copied."""
 
     __slots__ = ("count", "data", "flags", "tail", "type")
 
-    def __init__(self, kind: int, flags: int, count: int, data: bytes, tail: bytes = b"") -> None:
+    def __init__(
+        self, kind: int, flags: int, count: int, data: bytes, tail: list[bytes] | None = None
+    ) -> None:
         self.type: int = kind
         self.flags: int = flags
         self.count: int = count
         self.data: bytes = data
-        self.tail: bytes = tail
+        self.tail: list[bytes] = [] if tail is None else tail
 
     @property
     def size(self) -> int:
         """Bytes of its data."""
-        return len(self.data) + len(self.tail)
+        return len(self.data) + sum([len(piece) for piece in self.tail])
 
 
 @mypyc_attr(acyclic=True)
@@ -221,13 +223,13 @@ def encode_front(
 
 
 def encode_stream_front(
-    seed: int, lsn: int, stream: int, offset: int, time_us: int, meta: bytes, payload: bytes
+    seed: int, lsn: int, stream: int, offset: int, time_us: int, meta: bytes, payload: BodyPieces
 ) -> bytes:
     """Encode a STREAM record up to its payload, which follows: as `encode_stream`, but a large
     payload is not copied."""
     front = _stream_head(lsn, STREAM, 0, 1, stream, offset, time_us, len(meta)) + meta
-    crc = crc32(payload, crc32(front, seed))
-    return _length_crc(len(front) + len(payload) + 8, crc) + front
+    crc = joined(crc32(front, seed), payload.crc, payload.size)
+    return _length_crc(len(front) + payload.size + 8, crc) + front
 
 
 def is_known(kind: int) -> bool:
@@ -426,14 +428,14 @@ def tx_pieces(ops: list[Op], front: bytes = b"") -> list[bytes]:
     pieces: list[bytes] = []
     parts = [front]
     for op in ops:
-        size = len(op.data) + len(op.tail)
+        size = op.size
         check_op(op.type, op.count, size)
         if op.type in (TX, TX_PART, TX_COMMIT, TX_SLICE):
             raise ValueError(f"{type_name(op.type)} inside a list of operations")
         parts.append(_OP.pack(op.type, op.flags, op.count, size))
         parts.append(op.data)
         if op.tail:
-            pieces += [b"".join(parts), op.tail]
+            pieces += [b"".join(parts), *op.tail]
             parts = []
     pieces.append(b"".join(parts))
     return pieces
@@ -536,13 +538,14 @@ class ReleaseData(NamedTuple):
 
 
 class StreamData(NamedTuple):
-    """A STREAM: one record of a stream."""
+    """A STREAM: one record of a stream. pieces: its payload, if it is large and to be logged."""
 
     stream: int
     offset: int
     time_us: int
     meta: bytes
     payload: bytes
+    pieces: BodyPieces | None = None
 
 
 class ReaderData(NamedTuple):

@@ -33,6 +33,10 @@ store body named at or below it was synced. `settled(mode)` is what may be confi
   While no next segment is prepared, an idle header after the last group says the same, and `tick`
   writes the end marker once there is one. Neither is synced: they survive the death of the process,
   and after a power cut the headers of later groups say it.
+* If the owner runs further turns while `has_unwritten` (`is_sliced`), groups of more than
+  WRITE_BYTES_MAX are written over several: SLICE_BYTES with each call, and the first block last. It
+  has the header, so until then nothing there verifies; what is confirmed meanwhile may write an
+  idle header in its place.
 * Acks force no sync: `tick` syncs what was written a second ago at the latest, in mode INTERVAL
   after the interval.
 * [10] A failed write or sync of the log, or of the store for it, is final: `failed` is set, the
@@ -62,7 +66,9 @@ Segments of the log (log_file.py has their format) are kept by a SegmentPool:
   a spare is what makes the next segment without any room.
 
 Calls that may block: an append that needs a segment which is not ready, `start`, `wait`. All others
-only submit. One thread owns the log; tokens that `complete` does not know are other operations'.
+only submit. Before a large record `make_ready` says whether its append would block, and prepares
+what is missing. One thread owns the log; tokens that `complete` does not know are those of other
+operations.
 """
 
 import errno
@@ -81,6 +87,7 @@ from penstock.errors import (
     has_no_descriptor,
     is_shortage,
 )
+from penstock.fast_crc import BodyPieces, pieces_of
 from penstock.storage.files.durability import (
     DISK,
     INTERVAL,
@@ -124,6 +131,7 @@ from penstock.storage.log.record import (
 from penstock.storage.log.record_writer import encode_dequeue, encode_publish_one
 
 WRITE_BYTES_MAX: Final = 1 << 20  # larger runs of groups are written in several calls
+SLICE_BYTES: Final = 4 << 20  # of such a run, at once, if the owner runs further turns: 2 ms
 HOLD_BYTES_MAX: Final = 1 << 20  # of groups that wait for the sync in flight to return
 # What is stated is one second; `tick` comes at least ten times in one.
 SOFT_SYNC_S: Final = 0.9
@@ -222,6 +230,27 @@ class _Group:
         self.names_store: bool = names_store
 
 
+class _LargeWrite:
+    """Neighbouring groups that are written over several turns. pieces: what is not written yet, but
+    for the first block; offset: where that belongs. head: the first records, as far as they are in
+    the first block."""
+
+    __slots__ = ("head", "offset", "pieces", "run")
+
+    def __init__(self, run: list[_Group], pieces: list[bytes], offset: int) -> None:
+        self.run: list[_Group] = run
+        self.pieces: deque[bytes] = deque(pieces)
+        self.offset: int = offset
+        self.head: bytes = b""
+        rest = ALIGN_BYTES - GROUP_HEADER_BYTES
+        while len(self.head) < rest:
+            piece = self.pieces.popleft()
+            left = rest - len(self.head)
+            self.head += piece[:left]
+            if len(piece) > left:
+                self.pieces.appendleft(piece[left:])
+
+
 class TransactionLog:
     """See the head of this module. `start` is called before all other calls.
 
@@ -239,9 +268,7 @@ class TransactionLog:
     ) -> None:  # fmt: skip
         self.fs: FileSystem = fs
         self.directory: str = directory
-        self.last_lsn: int = 0
-        self.written_lsn: int = 0
-        self.durable_lsn: int = 0
+        self.last_lsn = self.written_lsn = self.durable_lsn = self._start_lsn = 0
         self.syncs: int = 0  # of the log that returned
         self.groups: int = 0  # written
         # The seconds of each sync, and how many records it made durable.
@@ -259,8 +286,7 @@ class TransactionLog:
         # The open group: its records and the bytes that still fit. Room 0: no group is open.
         self._parts: list[bytes] = []
         self._fronts: int = 0  # of them, which are not whole: what follows belongs to them
-        self._room: int = 0
-        self._room_first: int = 0
+        self._room = self._room_first = 0
         self._seed: int = 0
         self._mode: int = NONE
         self._names_store: bool = False
@@ -268,18 +294,22 @@ class TransactionLog:
         self._pending: deque[_Group] = deque()
         self.queued_bytes: int = 0  # of records that are not yet written
         self.is_full: bool = False  # so much waits to be written that the caller should wait
+        self._full_from: int = group_bytes_max  # more after `make_ready` of a large record
+        self.is_sliced: bool = False
+        self._large: _LargeWrite | None = None  # what is being written over several turns
+        self.has_unwritten: bool = False  # there is such a one: the next `flush` goes on with it
+        # Grows with each segment that was prepared, and each write.
+        self.progress: int = 0
         self._pending_eager: int = 0  # how many of them are not held
         self._closed_bytes: int = 0  # of all groups ever closed
-        self._start_lsn: int = 0
         self._pool: SegmentPool = SegmentPool(
             fs, directory, vhost, clock, rng, segment_bytes_min, segment_bytes_max, free_limit
         )
         self._writing: Segment | None = None  # groups are written to this one
         self._last_written: Segment | None = None  # has the last group that was written
-        self._last_end: int = 0  # where that ends
         self._claimed_lsn: int = 0  # the highest durable LSN that is in a header
         self._marked: Segment | None = None  # the next segment, once it has an end marker
-        self._marked_lsn: int = 0  # and what that says
+        self._marked_lsn = self._last_end = 0  # and what that says; where the last group ends
         # What must become durable, and the operations in flight for it.
         self._wanted_lsn: int = 0
         self._interval_lsn: int = 0  # last written in mode INTERVAL
@@ -378,17 +408,33 @@ class TransactionLog:
         self, stream: int, offset: int, time_us: int, meta: bytes, payload: bytes, mode: int
     ) -> int:
         """Append a STREAM: as `append`, but faster. time_us: microseconds since 1970."""
+        if len(payload) >= LARGE_BYTES:
+            return self.append_large(stream, offset, time_us, meta, pieces_of(payload), mode)
         size = STREAM_FIXED_BYTES + len(meta) + len(payload)
         if size > self._room:
             self._make_room(size)
         self.stream_records += 1
-        lsn = self.last_lsn + 1
-        if len(payload) < LARGE_BYTES:
-            record = encode_stream(self._seed, lsn, stream, offset, time_us, meta, payload)
-            return self._add(record, mode, False)
-        front = encode_stream_front(self._seed, lsn, stream, offset, time_us, meta, payload)
-        self._add_front(front)
-        return self._add(payload, mode, False)
+        record = encode_stream(
+            self._seed, self.last_lsn + 1, stream, offset, time_us, meta, payload
+        )
+        return self._add(record, mode, False)
+
+    def append_large(
+        self, stream: int, offset: int, time_us: int, meta: bytes, payload: BodyPieces, mode: int
+    ) -> int:
+        """Append a STREAM whose payload is in pieces, one at least, which are not copied."""
+        size = STREAM_FIXED_BYTES + len(meta) + payload.size
+        if size > self._room:
+            self._make_room(size)
+        self.stream_records += 1
+        self._add_front(
+            encode_stream_front(
+                self._seed, self.last_lsn + 1, stream, offset, time_us, meta, payload
+            )
+        )
+        for i in range(len(payload.pieces) - 1):
+            self._add_front(payload.pieces[i])
+        return self._add(payload.pieces[-1], mode, False)
 
     def append_pieces(
         self, kind: int, count: int, pieces: list[bytes], mode: int, names_store: bool
@@ -420,13 +466,29 @@ class TransactionLog:
         size = len(record)
         self._room -= size
         self.queued_bytes += size
-        self.is_full = self.queued_bytes > self._group_bytes_max
+        self.is_full = self.queued_bytes > self._full_from
         self.last_lsn += 1
         if names_store:
             # [2] So the records after it need not wait for this body's sync.
             self._names_store = True
             self._close_group()
         return self.last_lsn
+
+    def make_ready(self, record_bytes: int) -> bool:
+        """Return whether a record of so many bytes can be appended without waiting. If not, what
+        it needs is prepared in a worker: ask again when `progress` has changed. One that the disk
+        has no room for can be appended, which raises the error."""
+        self._check()
+        if self.queued_bytes > self._group_bytes_max:
+            return False
+        segment = self._pool.in_use[-1]
+        end = segment.end
+        if self._parts:
+            end = aligned(end + GROUP_HEADER_BYTES + self._room_first - self._room)
+        if not self._pool.make_ready(GROUP_HEADER_BYTES + record_bytes, end):
+            return False
+        self._full_from = self._group_bytes_max + record_bytes
+        return True
 
     def _make_room(self, record_bytes: int) -> bool:
         """Open a group with room for a record. True if it is in another segment than before."""
@@ -501,6 +563,7 @@ class TransactionLog:
         if mode == DISK:
             self._wanted_lsn = max(self._wanted_lsn, lsn)
         self.flush()
+        self._write_rest()
         while self.settled(mode) < lsn:
             done = self.fs.completed(True)
             assert done, f"record {lsn} waits, and nothing is in flight"
@@ -508,6 +571,7 @@ class TransactionLog:
                 if not self.complete(token, result):
                     assert on_other is not None, "an operation that is not the log's completed"
                     on_other(token, result)
+            self._write_rest()
             if self.failed is not None:
                 raise self.failed
 
@@ -532,6 +596,9 @@ class TransactionLog:
             try:
                 if not self._pool.complete(token, result):
                     return False
+                self.progress += 1
+                if self._pool.outgrown is not None:
+                    self._replace_outgrown()
                 if self._pool.small is not None and self.failed is None and not self._is_closed:
                     self._go_on_in_small()
             except Exception as error:  # noqa: BLE001  # the log cannot continue
@@ -595,6 +662,8 @@ class TransactionLog:
             self._start_sync()
 
     def _write_ready(self) -> None:
+        if self._large is not None and not self._go_on_writing(SLICE_BYTES):
+            return
         if (
             self._sync_token != NO_TOKEN
             and self._pending_eager == 0
@@ -608,7 +677,7 @@ class TransactionLog:
             if run and (group.segment is not run[0].segment or run_bytes > WRITE_BYTES_MAX):
                 self._write(run)
                 run, run_bytes = [], 0
-                if self.failed is not None:
+                if self.failed is not None or self._large is not None:
                     return
             if not self._may_write(group, run):
                 break
@@ -639,35 +708,87 @@ class TransactionLog:
         """Write neighbouring groups, with the chain before the first of a segment: with one call
         unless there are large records, which are not copied for it."""
         segment = run[0].segment
-        offset = run[0].offset
         pieces: list[bytes] = []
-        if offset == FIRST_GROUP_OFFSET:
-            offset = CHAIN_OFFSET
-            pieces.append(
-                encode_chain(
-                    segment.seed, segment.prev_segment, segment.prev_end, segment.prev_lsn,
-                    self.durable_lsn, False,
-                )
-            )  # fmt: skip
         for group in run:
-            first_lsn = group.last_lsn - group.count + 1
-            pieces.append(
-                encode_group_header(
-                    segment.seed, group.length, first_lsn, self.durable_lsn, group.count
-                )
-            )
+            if pieces:
+                pieces.append(self._header_of(group))
             pieces.extend(group.parts)
             end = group.offset + GROUP_HEADER_BYTES + group.length
             if end < group.end:
                 pieces.append(bytes(group.end - end))
+        is_large = run[-1].length > WRITE_BYTES_MAX
+        if is_large and self.is_sliced:
+            self._large = _LargeWrite(run, pieces, run[0].offset + ALIGN_BYTES)
+            self.has_unwritten = True
+            self._go_on_writing(SLICE_BYTES)
+            return
+        front, offset = self._front_of(run[0])
+        pieces.insert(0, front)
         try:
-            if run[-1].length <= WRITE_BYTES_MAX:
-                segment.file.pwrite(b"".join(pieces), offset)
-            else:
+            if is_large:
                 _write_pieces(segment.file, pieces, offset)
+            else:
+                segment.file.pwrite(b"".join(pieces), offset)
         except OSError as error:
             self._fail(segment.path, error)
             return
+        self._written(run)
+
+    def _header_of(self, group: _Group) -> bytes:
+        first_lsn = group.last_lsn - group.count + 1
+        return encode_group_header(
+            group.segment.seed, group.length, first_lsn, self.durable_lsn, group.count
+        )
+
+    def _front_of(self, group: _Group) -> tuple[bytes, int]:
+        """Return a group's header, after the chain if it is the first of its segment, and where
+        that begins."""
+        header = self._header_of(group)
+        if group.offset != FIRST_GROUP_OFFSET:
+            return header, group.offset
+        segment = group.segment
+        chain = encode_chain(
+            segment.seed, segment.prev_segment, segment.prev_end, segment.prev_lsn,
+            self.durable_lsn, False,
+        )  # fmt: skip
+        return chain + header, CHAIN_OFFSET
+
+    def _go_on_writing(self, most: int) -> bool:
+        """Write some `most` bytes more of large groups; return whether they are written."""
+        large = self._large
+        assert large is not None
+        segment = large.run[0].segment
+        pieces = large.pieces
+        try:
+            while pieces and most > 0:
+                piece = pieces.popleft()
+                if len(piece) > most:
+                    pieces.appendleft(piece[most:])
+                    piece = piece[:most]
+                segment.file.pwrite(piece, large.offset)
+                large.offset += len(piece)
+                most -= len(piece)
+            if pieces:
+                return False
+            front, offset = self._front_of(large.run[0])
+            segment.file.pwrite(front + large.head, offset)
+        except OSError as error:
+            self._fail(segment.path, error)
+            return False
+        self._large = None
+        self.has_unwritten = False
+        self._written(large.run)
+        return True
+
+    def _write_rest(self) -> None:
+        """Write all of a large group, and what waited for it."""
+        while self._large is not None and self.failed is None:
+            if self._go_on_writing(self._large.run[-1].length):
+                self._drive()
+
+    def _written(self, run: list[_Group]) -> None:
+        """Count groups as written."""
+        segment = run[0].segment
         for group in run:
             self.queued_bytes -= group.length
             if group.names_store:
@@ -676,8 +797,11 @@ class TransactionLog:
                 self._wanted_lsn = max(self._wanted_lsn, group.last_lsn)
             elif group.mode == INTERVAL:
                 self._interval_lsn = group.last_lsn
-        self.is_full = self.queued_bytes > self._group_bytes_max
+        if self.queued_bytes <= self._group_bytes_max:
+            self._full_from = self._group_bytes_max
+        self.is_full = self.queued_bytes > self._full_from
         self.groups += len(run)
+        self.progress += 1
         self.written_lsn = run[-1].last_lsn
         self._claimed_lsn = self.durable_lsn
         self._last_written = segment
@@ -883,12 +1007,22 @@ class TransactionLog:
         self._pool.replace_ahead()
         self._leave_old()
 
+    def _replace_outgrown(self) -> None:
+        """Delete the segment that was prepared before the one that is ahead now. The end marker
+        that it may have is written to that one first [11]."""
+        last = self._last_written
+        if last is not None and last is self._pool.in_use[-1]:
+            self._write_end_marker(last)
+        if self.failed is None:
+            self._pool.drop_outgrown()
+
     def _leave_old(self) -> None:
         """Note that nothing more is written to the segment before the one in use, if that is so: a
         checkpoint may release it then."""
         is_at_rest = (
             self._sync_token == NO_TOKEN
             and not self._pending
+            and self._large is None
             and self.durable_lsn == self.written_lsn
             and len(self._parts) == 0
         )
@@ -984,6 +1118,7 @@ class SegmentPool:
         self.free_limit: int = free_limit
         self.is_lean: bool = False  # see lean
         self.small: Segment | None = None  # prepared by shrink, not yet in use
+        self.outgrown: Segment | None = None  # was ahead until a larger one was prepared
         self.in_use: list[Segment] = []
         self.ahead: Segment | None = None
         self.ahead_error: DiskFullError | None = None
@@ -993,6 +1128,8 @@ class SegmentPool:
         self._rng: random.Random = rng
         self._next_number: int = 1
         self._is_ahead_wanted: bool = False
+        self._least_bytes: int = 0  # of the segment that is prepared for a large record
+        self._has_no_room: bool = False  # for which there was no room
         self._ahead_token: int = NO_TOKEN
         self._small_token: int = NO_TOKEN
         self._retry_at: float = 0.0
@@ -1026,10 +1163,30 @@ class SegmentPool:
     def prepare_ahead(self) -> None:
         """Prepare the next segment in a worker, and from now on always the one after it."""
         self._is_ahead_wanted = True
-        if self.ahead is not None or self._ahead_token != NO_TOKEN or self._is_closed:
+        if self.ahead is None:
+            self._prepare_ahead(0)
+
+    def make_ready(self, need: int, end: int) -> bool:
+        """Return whether a group of `need` bytes has room in the segment in use, from `end` on, or
+        in the one ahead. If not, prepare one for it in a worker, unless the last attempt failed for
+        lack of room: then it is for `next` to say so."""
+        ahead = self.ahead
+        least = FIRST_GROUP_OFFSET + need
+        if end + need <= self.in_use[-1].size or (ahead is not None and least <= ahead.size):
+            return True
+        if self._has_no_room or self.ahead_error is not None:
+            self._has_no_room = False
+            return True
+        self._prepare_ahead(least)
+        return False
+
+    def _prepare_ahead(self, least: int) -> None:
+        """Prepare a segment of `least` bytes or more in a worker, unless one is being prepared."""
+        if self._ahead_token != NO_TOKEN or self._is_closed:
             return
         self.ahead_error = None
-        size = self._next_size()
+        self._least_bytes = least
+        size = max(self._next_size(), least)
         op = _PrepareOp(
             self, self._next_number, size, self._rng.getrandbits(64), self._take_spare(size)
         )
@@ -1090,6 +1247,12 @@ class SegmentPool:
         small, self.small = self.small, None
         if small is not None:
             self._discard(small)
+
+    def drop_outgrown(self) -> None:
+        """Delete the one that was ahead before."""
+        outgrown, self.outgrown = self.outgrown, None
+        if outgrown is not None:
+            self._discard(outgrown)
 
     def replace_ahead(self) -> None:
         """Delete the one ahead, which is of before `take_small`, and prepare the next one."""
@@ -1184,10 +1347,10 @@ class SegmentPool:
         self._is_closed = True
         for segment in self.in_use:
             segment.file.close()
-        for other in (self.ahead, self.small):
+        for other in (self.ahead, self.small, self.outgrown):
             if other is not None:
                 other.file.close()
-        self.ahead = self.small = None
+        self.ahead = self.small = self.outgrown = None
 
     def _prepare(self, size: int, least: int) -> Segment:
         """Prepare a segment in this thread; of `least` bytes if there is no room for more."""
@@ -1207,8 +1370,10 @@ class SegmentPool:
 
     def _complete_ahead(self, result: object) -> None:
         if isinstance(result, DiskFullError):
-            self.ahead_error = result
-            self._retry_at = self._clock.monotonic() + RETRY_S
+            self._has_no_room = self._least_bytes > 0
+            if self.ahead is None:
+                self.ahead_error = result
+                self._retry_at = self._clock.monotonic() + RETRY_S
         elif isinstance(result, BaseException):
             raise result
         else:
@@ -1220,7 +1385,7 @@ class SegmentPool:
                 self._discard(result)
                 self.prepare_ahead()
             else:
-                self.ahead = result
+                self.outgrown, self.ahead = self.ahead, result
                 if self.is_lean:
                     self.lean(True)
 

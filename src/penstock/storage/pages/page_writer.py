@@ -26,7 +26,7 @@ from typing import Final
 from librt.strings import BytesWriter, write_i32_le, write_i64_le
 
 from penstock.errors import CorruptionError
-from penstock.fast_crc import crc32
+from penstock.fast_crc import BodyPieces, crc32, joined, pieces_of
 from penstock.storage.files.filesystem import File, FileSystem
 from penstock.storage.log.record import LARGE_BYTES
 from penstock.storage.pages.page import (
@@ -105,9 +105,14 @@ class PageWriter:
 
     # ---- records -------------------------------------------------------------------------------
 
-    def append(self, time_us: int, payload: bytes, meta: bytes) -> None:
-        """Append the next record. The caller has checked that it fits."""
-        payload_bytes = len(payload)
+    def append(
+        self, time_us: int, payload: bytes, meta: bytes, large: BodyPieces | None = None
+    ) -> None:
+        """Append the next record. The caller has checked that it fits. large: its payload, if that
+        is in pieces; else they are none."""
+        if large is None and len(payload) >= LARGE_BYTES:
+            large = pieces_of(payload)
+        payload_bytes = len(payload) if large is None else large.size
         head = self._head
         head.truncate(0)
         write_i32_le(head, payload_bytes)
@@ -120,18 +125,21 @@ class PageWriter:
             self.first_time_us = time_us
             pending.write(encode_header(self.number, self.id, self.base, time_us))
         seed = self.seed ^ (count & 0xFFFFFFFF)
-        if payload_bytes < LARGE_BYTES:
+        if large is None:
             checked = b"%b%b%b" % (head.getvalue(), payload, meta)
             crc = crc32(checked, seed)
             write_i32_le(pending, crc if crc < 0x80000000 else crc - 0x100000000)
             pending.write(checked)
         else:
             front = head.getvalue()
-            crc = crc32(meta, crc32(payload, crc32(front, seed)))
+            crc = crc32(meta, joined(crc32(front, seed), large.crc, large.size))
             write_i32_le(pending, crc if crc < 0x80000000 else crc - 0x100000000)
             pending.write(front)
             self._pieces.append((pending.getvalue(), count))
-            self._pieces.append((payload, count if meta else count + 1))
+            for piece in large.pieces:
+                self._pieces.append((piece, count))
+            if not meta:
+                self._pieces[-1] = (large.pieces[-1], count + 1)
             self._pending = BytesWriter()
             self._pending.write(meta)
         rows, position = self._rows, self.position

@@ -85,6 +85,7 @@ from penstock.errors import (
     StoppedError,
     SyncFailedError,
 )
+from penstock.fast_crc import BodyPieces
 from penstock.storage.files.data_directory import QUEUE_NAME, delete_tree, not_of_volume, sync_dir
 from penstock.storage.files.filesystem import NETWORK_KINDS, File, FileSystem, Lock
 from penstock.storage.pages import stream_meta
@@ -261,15 +262,18 @@ class PersistentQueue:
 
     # ---- appending -----------------------------------------------------------------------------
 
-    def check(self, payload: Bytes, meta: Bytes) -> None:
-        """Raise ValueError if no page can hold such a record."""
-        need = PAGE_HEADER_BYTES + FRAME_BYTES + len(payload) + len(meta)
+    def check(self, size: int, meta: Bytes) -> None:
+        """Raise ValueError if no page can hold a record with a payload of so many bytes."""
+        need = PAGE_HEADER_BYTES + FRAME_BYTES + size + len(meta)
         if need > PAGE_BYTES_MAX:
             raise ValueError(f"a page with the record has {need} bytes, at most {PAGE_BYTES_MAX}")
 
-    def append(self, payload: Bytes, meta: Bytes, time_us: int = -1) -> int:
+    def append(
+        self, payload: Bytes, meta: Bytes, time_us: int = -1, large: BodyPieces | None = None
+    ) -> int:
         """Append a record and return its offset. The record is in RAM until `write`. time_us:
-        microseconds since 1970, by default now. Raises ValueError (see `check`), StoppedError."""
+        microseconds since 1970, by default now. large: its payload, if that is in pieces. Raises
+        ValueError (see `check`), StoppedError."""
         if self.failed is not None:
             self._check()
         if time_us < 0:
@@ -277,15 +281,16 @@ class PersistentQueue:
         if time_us < self.last_time_us:
             time_us = self.last_time_us
         writer = self.writer
+        size = len(payload) if large is None else large.size
         if (
             writer is None
-            or writer.position + FRAME_BYTES + len(payload) + len(meta) > self._page_end
+            or writer.position + FRAME_BYTES + size + len(meta) > self._page_end
             or (self.is_restoring and self.next_offset == self.pages.first_base)
         ):
-            self.check(payload, meta)
+            self.check(size, meta)
             writer = self._roll()
         offset = self.next_offset
-        writer.append(time_us, payload, meta)
+        writer.append(time_us, payload, meta, large)
         self.last_time_us = time_us
         self.next_offset = offset + 1
         return offset

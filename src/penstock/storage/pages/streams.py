@@ -42,6 +42,7 @@ from typing import Final, NamedTuple
 
 from penstock.clock import Clock, ManualClock
 from penstock.errors import CorruptionError, StoppedError
+from penstock.fast_crc import BodyPieces
 from penstock.storage.files.data_directory import QUEUE_NAME, hash_name, text_of, write_small
 from penstock.storage.files.durability import DISK
 from penstock.storage.files.filesystem import FileSystem
@@ -259,9 +260,11 @@ class StreamTable:
     # ---- records -------------------------------------------------------------------------------
 
     def append(
-        self, stream: StoredStream, lsn: int, mode: int, time_us: int, meta: bytes, payload: bytes
-    ) -> int:
-        """Append the frame of a logged STREAM record in RAM; return its offset."""
+        self, stream: StoredStream, lsn: int, mode: int, time_us: int, meta: bytes, payload: bytes,
+        large: BodyPieces | None = None,
+    ) -> int:  # fmt: skip
+        """Append the frame of a logged STREAM record in RAM; return its offset. large: its payload,
+        if that is in pieces."""
         stream.lsn = stream.last_lsn = lsn
         stream.section = None
         if mode > stream.mode:
@@ -269,7 +272,7 @@ class StreamTable:
         if not stream.is_dirty:
             stream.is_dirty = True
             self.dirty.append(stream)
-        return stream.queue.append(payload, meta, time_us)
+        return stream.queue.append(payload, meta, time_us, large)
 
     def apply(self, lsn: int, mode: int, found: record.StreamData) -> int:
         """Append what a STREAM record has, unless the stream is deleted or has it already. Return
@@ -284,7 +287,7 @@ class StreamTable:
             raise ValueError(f"a record of offset {offset} in stream {found.stream} at {wanted}")
         # Others may have appended since a part of a transaction got its time [12].
         time_us = max(found.time_us, stream.queue.last_time_us)
-        self.append(stream, lsn, mode, time_us, found.meta, found.payload)
+        self.append(stream, lsn, mode, time_us, found.meta, found.payload, found.pieces)
         return len(found.meta) + len(found.payload)
 
     def set_reader(self, found: record.ReaderData, flags: int) -> None:

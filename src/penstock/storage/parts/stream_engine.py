@@ -41,6 +41,7 @@ from penstock.errors import (
     deleted_error,
     is_shortage,
 )
+from penstock.fast_crc import BodyPieces
 from penstock.storage.files.data_directory import sync_dir
 from penstock.storage.files.durability import DISK, NONE, OS
 from penstock.storage.index.routing_table import DurableQueue
@@ -152,20 +153,11 @@ class StreamEngine:
         microseconds since 1970, 0 for now; never less than that of the record before [12].
         DiskFullError, UnknownQueueError (it was deleted), ValueError (too long): nothing
         happened."""
+        time_us = self._begin_append(stream, header, len(body), time_us)
         journal = self._journal
-        if journal.failed is not None or journal.blocked or journal.is_closed:
-            journal.check_publish()
-        if stream.is_deleted:
-            raise deleted_error(stream.name)
         if mode == NONE:
             mode = OS
-        queue = stream.queue
-        queue.check(body, header)
-        if not time_us:
-            time_us = journal.clock.wall_us()
-        if time_us < queue.last_time_us:
-            time_us = queue.last_time_us
-        offset = queue.next_offset
+        offset = stream.queue.next_offset
         if journal.gathering is not None:
             found = record.StreamData(stream.number, offset, time_us, header, body)
             journal.commit([Append(found)], mode)
@@ -182,6 +174,40 @@ class StreamEngine:
         if journal.log.is_full:
             journal.wait_for_room()
         return offset
+
+    def append_large(self, stream: StoredStream, header: bytes, body: BodyPieces, mode: int) -> int:
+        """Append a record with a body in pieces, one at least, which are not copied: as
+        `append`."""
+        time_us = self._begin_append(stream, header, body.size, 0)
+        journal = self._journal
+        if mode == NONE:
+            mode = OS
+        offset = stream.queue.next_offset
+        try:
+            lsn = journal.log.append_large(stream.number, offset, time_us, header, body, mode)
+        except DiskFullError as error:
+            raise journal.full(error) from None
+        try:
+            self._table.append(stream, lsn, mode, time_us, header, b"", body)
+        except BaseException as error:
+            journal.stop(error)  # the log is ahead of RAM: only recovery can continue
+            raise
+        if journal.log.is_full:
+            journal.wait_for_room()
+        return offset
+
+    def _begin_append(self, stream: StoredStream, header: bytes, size: int, time_us: int) -> int:
+        """Check that a record with a body of so many bytes can be appended; return its time."""
+        journal = self._journal
+        if journal.failed is not None or journal.blocked or journal.is_closed:
+            journal.check_publish()
+        if stream.is_deleted:
+            raise deleted_error(stream.name)
+        queue = stream.queue
+        queue.check(size, header)
+        if not time_us:
+            time_us = journal.clock.wall_us()
+        return max(time_us, queue.last_time_us)
 
     def set_reader(
         self, stream: StoredStream, reader: str, offset: int, mode: int,

@@ -36,6 +36,7 @@ from typing import Final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 
 from penstock.errors import DiskFullError, StorageError, TransactionTooLargeError, deleted_error
+from penstock.fast_crc import BodyPieces
 from penstock.message import Entry, Placement, QueuedMessage
 from penstock.storage.index.key_windows import KeyWindow
 from penstock.storage.index.queue_index import QueueIndex, check_targets, store_refs
@@ -147,16 +148,25 @@ class _Run(LogOperation):
 
 
 class Appended:
-    """One record for a stream in a transaction. offset: -1 before the commit."""
+    """One record for a stream in a transaction. large: its body, if that is in pieces; else they
+    are none. offset: -1 before the commit."""
 
-    __slots__ = ("body", "header", "offset", "stream", "time_us")
+    __slots__ = ("body", "header", "large", "offset", "stream", "time_us")
 
-    def __init__(self, stream: StoredStream, header: bytes, body: bytes) -> None:
+    def __init__(
+        self, stream: StoredStream, header: bytes, body: bytes, large: BodyPieces | None
+    ) -> None:
+        self.large: BodyPieces | None = large
         self.stream: StoredStream = stream
         self.header: bytes = header
         self.body: bytes = body
         self.offset: int = -1
         self.time_us: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of its body."""
+        return len(self.body) if self.large is None else self.large.size
 
 
 class _Part:
@@ -208,6 +218,7 @@ class Transaction:
         self.place_count: int = 0
         self.first_seqs: dict[int, int] = {}
         self.is_open: bool = True
+        self.dequeues_last: bool = False  # in slices: as a message needs what it moves from
         self.dequeued: int = 0
         self._dequeue_count: int = 0  # calls
         # What `write_part` has written: how many of each, in which parts.
@@ -240,6 +251,22 @@ class Transaction:
         self.publishes.append(published)
         return published
 
+    def publish_stored(
+        self, queues: list[QueueIndex], header: bytes, message: QueuedMessage, expiry_ms: int = 0
+    ) -> Published:
+        """Publish a message whose body another one has in the store, and share it, when the
+        transaction commits."""
+        self._check()
+        check_targets(queues)
+        copy = message.copy()
+        copy.header, copy.expiry_ms = header, expiry_ms
+        self._journal.state.store.own(copy.store_file, copy.id)
+        self.log_bytes += 64 + len(header) + 12 * len(queues)
+        self.place_count += len(queues)
+        published = Published(copy, queues)
+        self.publishes.append(published)
+        return published
+
     def publish_run(
         self, queue: QueueIndex, header: bytes, bodies: list[bytes], expiry_ms: int = 0
     ) -> PublishedRun | None:
@@ -262,17 +289,19 @@ class Transaction:
         self.publishes.append(published)
         return published
 
-    def append_stream(self, stream: StoredStream, header: bytes, body: bytes) -> Appended:
-        """Append a record to a stream when the transaction commits. UnknownQueueError, ValueError
-        (too long): nothing has changed."""
+    def append_stream(
+        self, stream: StoredStream, header: bytes, body: bytes, large: BodyPieces | None = None
+    ) -> Appended:
+        """Append a record to a stream when the transaction commits. large: its body, if that is in
+        pieces, one at least. UnknownQueueError, ValueError (too long): nothing has changed."""
         self._check()
         if stream.is_deleted:
             raise deleted_error(stream.name)
-        stream.queue.check(body, header)
-        appended = Appended(stream, header, body)
+        appended = Appended(stream, header, body, large)
+        stream.queue.check(appended.size, header)
         self.appends.append(appended)
-        self.body_bytes += len(body)
-        self.log_bytes += 64 + len(header) + len(body)
+        self.body_bytes += appended.size
+        self.log_bytes += 64 + len(header) + appended.size
         return appended
 
     def _spool(self, message: QueuedMessage, body: bytes) -> None:
@@ -343,13 +372,17 @@ class Transaction:
         try:
             if not self._number:
                 self._check_size()
-            if self._written_dequeues < len(self.dequeues):
+            has_dequeues = self._written_dequeues < len(self.dequeues)
+            if has_dequeues and not self.dequeues_last:
                 return self._write_dequeues(mode)
-            if not self._written:
+            if not self._written and not self._written_appends:
                 self._forget_deleted_publishes()
             if journal.blocked and (self.publishes or self.appends):
                 journal.check_publish()
-            return self._write_part(mode)
+            places = self._write_part(mode)
+            if not places and has_dequeues:
+                return self._write_dequeues(mode)
+            return places
         except (TransactionTooLargeError, DiskFullError, ValueError):
             if self.is_open:
                 self.rollback()
@@ -409,7 +442,7 @@ class Transaction:
             part.appends.append(a)
             part.streams[a.stream.number] = a.stream
             places += 1
-            size += len(a.header) + len(a.body)
+            size += len(a.header) + a.size
             self._written_appends += 1
         self._add_appends(part.appends, part.operations, first_seqs, part.counts, is_large=True)
         if places and self._written == len(self.publishes):
@@ -579,7 +612,7 @@ class Transaction:
             a.offset = first + ordinal
             a.time_us = max(now_us, stream.queue.last_time_us)
             at = ordinal if is_large else a.offset
-            found = record.StreamData(stream.number, at, a.time_us, a.header, a.body)
+            found = record.StreamData(stream.number, at, a.time_us, a.header, a.body, a.large)
             operations.append(Append(found))
 
     def _publish(

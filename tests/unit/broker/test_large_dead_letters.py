@@ -1,0 +1,189 @@
+"""Large dead letters for streams are sent in steps: whole or not at all, and in order."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.broker import background_tasks
+from penstock.broker.broker_stream import BrokerStream
+from penstock.codec.spec import (
+    BasicGet,
+    BasicReject,
+    ExchangeDeclare,
+    ExchangeDeclareOk,
+    QueueBind,
+    QueueBindOk,
+    QueueDelete,
+    QueueDeleteOk,
+    QueuePurge,
+    QueuePurgeOk,
+)
+from tests.helpers.broker_rig import BrokerRig, RigClient
+from tests.helpers.broker_steps import declared
+from tests.helpers.builds import pure_only
+from tests.helpers.tiny_engine import OPTIONS
+from tests.helpers.vhost_rig import classic
+from tests.unit.broker.test_large_bodies import LARGE, Longest, longest, open_bodies, own_files
+
+__all__ = ["longest"]
+
+STREAMS = ["s0", "s1", "s2"]
+
+
+@pytest.fixture
+def rig() -> BrokerRig:
+    rig = BrokerRig(storage=replace(OPTIONS, tx_part_bytes=1 << 20, tx_bytes_max=64 << 20))
+    client = rig.client().open()
+    method = ExchangeDeclare(exchange="all", type="fanout", durable=True)
+    client.call(1, method, ExchangeDeclareOk)
+    for name in [*STREAMS, "t"]:
+        declared(client, name, x_queue_type="classic" if name == "t" else "stream")
+        client.call(1, QueueBind(queue=name, exchange="all"), QueueBindOk)
+    declared(client, "q", x_dead_letter_exchange="all")
+    return rig
+
+
+def got(rig: BrokerRig, *bodies: bytes, queue: str = "q") -> RigClient:
+    """A client that has got messages with these bodies from the queue."""
+    client = rig.client().open()
+    for body in bodies:
+        client.publish(1, "", queue, body, delivery_mode=2)
+        client.send(1, BasicGet(queue=queue))
+        rig.turn()
+    assert client.bodies() == list(bodies)
+    return client
+
+
+def records(rig: BrokerRig) -> list[list[int]]:
+    """The sizes of the records that can be read in each stream."""
+    found: list[list[int]] = []
+    for name in STREAMS:
+        stream = rig.vhost.table.usable(name)
+        assert isinstance(stream, BrokerStream)
+        queue = stream.parts[0].queue
+        found.append([len(one.payload) for one in queue.read(queue.first_offset, 99, 1 << 30)])
+    return found
+
+
+def depth(rig: BrokerRig, name: str = "q") -> int:
+    return classic(rig.vhost.table.usable(name)).amq.depth()
+
+
+def crashed(rig: BrokerRig, mode: str) -> BrokerRig:
+    """What a start after a crash finds."""
+    return BrokerRig(fs=rig.fs.crash(mode), storage=rig.settings.storage)
+
+
+@pytest.fixture
+def one_step_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_tasks, "STEPS_MAX", 1)
+
+
+def test_all_targets_have_it_and_its_queue_does_not(rig: BrokerRig) -> None:
+    client = got(rig, LARGE, b"small")
+    client.send(1, BasicReject(delivery_tag=1, requeue=False))
+    client.send(1, BasicReject(delivery_tag=2, requeue=False))
+    rig.turn()
+    for _ in range(2):
+        assert records(rig) == [[len(LARGE), 5]] * 3, "in the order of the rejections"
+        assert (depth(rig), depth(rig, "t")) == (0, 2)
+        rig.restart()
+    client = rig.client().open()
+    client.send(1, BasicGet(queue="t", no_ack=True))
+    rig.turn()
+    assert client.bodies() == [LARGE]
+    assert open_bodies(rig) == []
+
+
+@pure_only  # a constant is replaced
+@pytest.mark.usefixtures("one_step_a_turn")
+@pytest.mark.parametrize("mode", ["killed", "lost", "kept"])
+def test_after_a_crash_in_between_all_have_it_or_its_queue(rig: BrokerRig, mode: str) -> None:
+    client = got(rig, LARGE)
+    client.send(1, BasicReject(delivery_tag=1, requeue=False))
+    found: set[bool] = set()
+    log = rig.vhost.engine.log
+    while depth(rig) or log.durable_lsn < log.last_lsn:
+        rig.vhost.turn()
+        if not depth(rig):
+            log.request_sync()
+        after = crashed(rig, mode)
+        is_there = depth(after) == 1
+        assert records(after) == ([[]] if is_there else [[len(LARGE)]]) * 3
+        assert depth(after, "t") == (not is_there)
+        found.add(is_there)
+        rig.vhost.completed()
+    found.add(depth(crashed(rig, mode)) == 1)
+    assert found == {False, True}
+
+
+@pure_only  # a constant is replaced
+@pytest.mark.usefixtures("one_step_a_turn")
+def test_no_step_reads_logs_or_writes_all_of_it(
+    rig: BrokerRig, longest: Longest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = got(rig, LARGE * 3)
+    longest.read_bytes = 0
+    client.send(1, BasicReject(delivery_tag=1, requeue=False))
+    log, most = rig.vhost.engine.log, 0
+    while rig.vhost.turn() or depth(rig):
+        rig.vhost.completed()
+        before = log.appended_bytes
+        if rig.vhost.turn():
+            most = max(most, log.appended_bytes - before)
+    assert len(LARGE) * 3 <= most < len(LARGE) * 4, "one stream in each"
+    assert longest.read_bytes <= 1 << 20
+    rig.turn()
+    assert records(rig) == [[len(LARGE) * 3]] * 3
+
+
+@pytest.mark.parametrize("what", ["deleted", "purged", "stopped", "stream deleted"])
+def test_what_becomes_of_the_queue_meanwhile(rig: BrokerRig, what: str) -> None:
+    client = got(rig, LARGE, b"small")
+    client.send(1, BasicReject(delivery_tag=1, requeue=False))
+    client.send(1, BasicReject(delivery_tag=2, requeue=False))
+    assert depth(rig) == 2
+    if what == "deleted":
+        client.send(1, QueueDelete(queue="q"))
+        rig.turn()
+        assert len(client.methods(QueueDeleteOk)) == 1
+    elif what == "purged":
+        client.call(1, QueuePurge(queue="q"), QueuePurgeOk)
+    elif what == "stream deleted":
+        client.call(1, QueueDelete(queue="s1"), QueueDeleteOk)
+        assert depth(rig) == 0
+        assert depth(rig, "t") == 2
+        return
+    else:
+        rig.restart()
+    assert records(rig) == [[len(LARGE), 5]] * 3
+    assert depth(rig, "t") == 2
+
+
+@pytest.mark.parametrize("why", ["expired", "maxlen"])
+def test_expired_and_surplus_messages_go_in_order_too(rig: BrokerRig, why: str) -> None:
+    client = rig.client().open()
+    limits = {"x_message_ttl": 1000} if why == "expired" else {"x_max_length": 1}
+    declared(client, "src", x_dead_letter_exchange="all", **limits)
+    for body in (LARGE, b"one", LARGE + b"x", b"three"):
+        client.publish(1, "", "src", body, delivery_mode=2)
+    if why == "expired":
+        rig.tick(2.0)
+    else:
+        client.publish(1, "", "src", b"last", delivery_mode=2)
+    for _ in range(8):
+        rig.tick()
+    assert records(rig) == [[len(LARGE), 3, len(LARGE) + 1, 5]] * 3
+    assert depth(rig, "src") == (why == "maxlen")
+
+
+def test_a_message_that_cannot_be_read_stays_pending(rig: BrokerRig) -> None:
+    client = got(rig, LARGE, b"small")
+    (path,) = own_files(rig)
+    rig.fs.damage_flip(path, len(LARGE) // 2)
+    client.send(1, BasicReject(delivery_tag=1, requeue=False))
+    client.send(1, BasicReject(delivery_tag=2, requeue=False))
+    rig.turn()
+    assert [text for kind, text in rig.events if kind == "corruption" and path in text]
+    assert records(rig) == [[5]] * 3
+    assert depth(rig) == 1

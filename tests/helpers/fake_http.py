@@ -1,7 +1,8 @@
 """A process that speaks the HTTP process' part of the link to the supervisor.
 
 It tells what it is told by calls of its own: `seen` for each table of users, with the names in it
-and how many listening sockets came, `told` for each result. An operation `die` ends it.
+and how many listening sockets came, `told` for each result. An operation `die` ends it. As a
+process of TLS it says how often it was to read the certificates again, as `accepted` connections.
 
 Run as `python fake_http.py <descriptor>`.
 """
@@ -24,6 +25,7 @@ class FakeHttp(Fake):
         super().__init__(sock)
         self.socks: list[socket.socket] = []
         self.calls = 0
+        self.reloads = 0
 
     def call(self, op: str, **args: object) -> None:
         self.calls += 1
@@ -57,8 +59,14 @@ class FakeHttp(Fake):
             return None
         if do == "ping":
             self.send(
-                {"do": "pong", "n": facts["n"], "rss_bytes": 7, "returned_bytes": 9, "requests": 8}
-            )
+                {
+                    "do": "pong", "n": facts["n"], "rss_bytes": 7, "returned_bytes": 9,
+                    "requests": 8, "accepted": self.reloads,
+                }
+            )  # fmt: skip
+            return None
+        if do == "reload":
+            self.reloads += 1
             return None
         return super().take(facts, data, descriptors)
 

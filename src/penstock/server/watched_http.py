@@ -49,7 +49,13 @@ from penstock.server.listener import bind
 from penstock.server.login import Origin
 from penstock.server.process_link import Answering, AskedCall, ProcessLink, answer
 from penstock.server.tls_records import TlsRecords
-from penstock.server.watched_process import RUNNING, WatchedProcess, entry_of, whole
+from penstock.server.watched_process import (
+    RUNNING,
+    STARTING,
+    WatchedProcess,
+    entry_of,
+    whole,
+)
 
 PROGRAM: Final = (*PYTHON, "penstock.http.process")
 
@@ -229,9 +235,11 @@ class WatchedTls(WatchedProcess):
         self._sockets = sockets
         self._takers = takers
         self._pong: Facts = {}
+        self._is_outdated = False  # certificates may have changed since it was started
 
     def reload(self) -> None:
-        """Have it read the certificates again."""
+        """Have it read the certificates again; if it is starting, once it runs."""
+        self._is_outdated = self.state == STARTING
         self.notify("reload")
 
     def facts(self) -> dict[str, object]:
@@ -271,6 +279,10 @@ class WatchedTls(WatchedProcess):
                 },
             }
         )  # fmt: skip
+
+    def _has_started(self) -> None:
+        if self._is_outdated:
+            self.reload()
 
     def _on_news(self, facts: Facts, data: bytes, descriptors: list[int]) -> None:
         if facts["do"] != "client":

@@ -13,8 +13,8 @@ from penstock.errors import AMQPError
 from penstock.operation_json import dumps, read
 from penstock.server import polling_loop
 from penstock.server.control import ControlError
-from penstock.server.watched_http import WatchedHttp
-from penstock.server.watched_process import DOWN, RUNNING, STOPPED, ProcessDown
+from penstock.server.watched_http import WatchedHttp, WatchedTls
+from penstock.server.watched_process import DOWN, RUNNING, STARTING, STOPPED, ProcessDown
 
 PROGRAM = (sys.executable, str(Path(__file__).parents[2] / "helpers" / "fake_http.py"))
 
@@ -142,3 +142,23 @@ def test_one_that_was_down_listens_at_its_port_again() -> None:
         socket.create_connection(("127.0.0.1", port)).close()
 
     with_http(scenario, vhost_restarts_max=0, ping_s=30.0)
+
+
+def test_certificates_that_change_while_the_process_of_tls_starts_are_read_again() -> None:
+    async def scenario() -> None:
+        tls = WatchedTls({}, Config(ping_s=0.02), SystemClock(), {}, PROGRAM)
+        tls.reload()  # it will read them when it starts
+        tls.start()
+        while not tls.pid:
+            await asyncio.sleep(0)
+        assert tls.state == STARTING
+        tls.reload()
+        try:
+            async with asyncio.timeout(240):
+                await tls.ready()
+                await tls.heard()
+            assert tls.facts()["accepted"] == 1
+        finally:
+            await tls.stop()
+
+    polling_loop.run(scenario())

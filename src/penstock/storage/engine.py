@@ -679,6 +679,8 @@ class StorageEngine:
         self.time_s = self.clock.wall_ms() // 1000
         self.page_out_left = PAGE_OUT_MAX
         self.journal.flush()
+        if self.upkeep.is_near_limit:
+            self.upkeep.look_at_room()
 
     def wait(self, lsn: int, mode: int) -> None:
         """Wait until `settled(mode) >= lsn`; `disk` syncs weaker records too. StoppedError,

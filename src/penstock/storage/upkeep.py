@@ -70,6 +70,7 @@ from penstock.storage.store.message_store import MessageStore
 CHECK_DISK_S: Final = 1.0
 LOG_SHARE: Final = 8  # log and reserve may each have this part of the room above the limit
 LOOK_SHARE: Final = 4  # the room is read again when this part of it has been written
+NEAR_BYTES: Final = 1 << 30  # of room; a quarter of more is not written between two ticks
 LOG_SEGMENTS: Final = 8  # of the smallest size: least log between two checkpoints
 RELEASE_MESSAGES: Final = 256  # transient ones, in one slice
 IDLE_S: Final = 45.0  # without a record: what follows is done before a minute is over
@@ -114,6 +115,8 @@ class Upkeep:
         self.trimmer = Trimmer(journal, checkpoints, transient, self.begin_checkpoint)
         # Free bytes above the limit, when they were last read.
         self._room: int = max(0, self._free_bytes() - journal.options.disk_free_limit)
+        # With so little room `look_at_room` is to be called in each turn, not at ticks alone.
+        self.is_near_limit: bool = self._room < NEAR_BYTES
         self._room_at_bytes: int = 0  # `_bytes` then
         self._combining = False
         checkpoints.on_given_up = self.checkpoint_failed
@@ -141,8 +144,15 @@ class Upkeep:
             self.check_disk()
             self.trimmer.look(now, self.needed_bytes)
             journal.state.streams.release_some()
-        elif not journal.blocked and self._bytes() - self._room_at_bytes > self._room // LOOK_SHARE:
-            self.check_disk()  # a fast publisher fills a small disk within a second
+        else:
+            self.look_at_room()  # a fast publisher fills a small disk within a second
+
+    def look_at_room(self) -> None:
+        """Check the disk if much of the room that there was has been written."""
+        if self._journal.blocked:
+            return
+        if self._bytes() - self._room_at_bytes > self._room // LOOK_SHARE:
+            self.check_disk()
 
     def _bytes(self) -> int:
         """Return the bytes of all that was written since the start."""
@@ -394,6 +404,7 @@ class Upkeep:
         disk, free = journal.fullest_disk()
         limit = journal.options.disk_free_limit
         self._room = max(0, free - limit)
+        self.is_near_limit = self._room < NEAR_BYTES
         self._room_at_bytes = self._bytes()
         want = self.trimmer.reserve_bytes(self.needed_bytes)
         self._reserve.want(want)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import CorruptionError
+from penstock.errors import CorruptionError, DiskFullError
 from penstock.storage.files.data_directory import FreshDirectory
 from penstock.storage.files.durability import DISK
 from penstock.storage.index.queue_index import QueueIndex
@@ -439,6 +439,20 @@ def test_on_a_small_disk_the_log_and_the_reserve_are_small() -> None:
     assert sum(sizes(r)) <= 5 * 150 * KIB // 8
     assert r.engine.journal.reserve.bytes <= 60 * KIB
     assert not r.engine.blocked
+
+
+@pytest.mark.parametrize("size", [500, 5 * KIB])
+def test_publishers_are_refused_at_the_limit_although_no_time_passes(size: int) -> None:
+    """A library writes many messages between two ticks."""
+    r = rig(disk_free_limit=50 * KIB)
+    queue = r.queue()
+    r.fs.capacity = r.fs.used_bytes() + 400 * KIB
+    tick(r, 1)
+    with pytest.raises(DiskFullError):
+        for _ in range(2000):
+            r.put(queue, b"m" * size)
+            r.engine.flush()
+    assert 40 * KIB < r.fs.capacity - r.fs.used_bytes() < 100 * KIB
 
 
 def test_blocked_it_gives_back_what_it_kept_for_reuse() -> None:

@@ -205,7 +205,8 @@ def test_a_missing_name(whole: FaultyFileSystem, where: str) -> None:
         start(fs)
     assert image(fs) == before
     (problem,) = verify(fs.crash("killed"), DATA).problems
-    assert (problem.path, problem.text) == (path, "it is missing")
+    assert problem.path == path
+    assert "it is missing" in problem.text
 
 
 def test_a_full_disk_refuses_publishers_and_nothing_else() -> None:

@@ -86,11 +86,12 @@ def finish(data: DataDirectory, users: Users) -> None:
         elif state == DELETING:
             remove(data, name)
             users.vhost_gone(name)
-    try:
-        names = data.vhost_names()
-    except CorruptionError as error:
-        logger.error("not all vhosts could be listed: %s", error)
-        return
+        elif (mended := data.mend_name(name_bytes(name))) is not None:
+            logger.warning("vhost %r: %s: it is written again", name, mended)
+    faults: list[CorruptionError] = []
+    names = data.vhost_names(faults)
+    for fault in faults:
+        logger.error("a vhost has no name, and is not served: %s", fault)
     for raw in names:
         name = raw.decode("utf-8", "surrogateescape")
         if name not in users.vhosts():

@@ -9,6 +9,7 @@ from penstock.server import vhost_directories
 from penstock.storage.files.data_directory import DataDirectory, hash_name
 from penstock.storage.files.filesystem import OsFileSystem
 from penstock.storage.files.user_store import CREATING, DELETING, READY, UserStore
+from penstock.storage.tools.verify import verify
 
 
 class Crash(Exception):
@@ -135,17 +136,6 @@ def test_what_the_library_made_is_adopted(tmp_path: Path) -> None:
         assert node.users.vhosts() == {"/": READY, "box": READY}
 
 
-def test_one_that_cannot_be_told_is_left_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with Opened(tmp_path) as node:
-        vhost_directories.finish(node.data, node.users)
-        (directory(tmp_path, "/") / ".vhost").write_bytes(b"another")
-        vhost_directories.finish(node.data, node.users)
-        assert node.users.vhosts() == {"/": READY}
-    assert "not all vhosts could be listed" in caplog.text
-
-
 @pytest.mark.parametrize("inside", ["", "/vhosts", "/node.db", "/vhosts/one"])
 def test_a_directory_in_which_others_may_write(
     tmp_path: Path, inside: str, caplog: pytest.LogCaptureFixture
@@ -216,3 +206,35 @@ def test_a_directory_whose_mode_may_not_be_changed_is_refused(
     with pytest.raises(PermissionError, match="cannot be changed: Operation not permitted"):
         vhost_directories.secure(fs, str(tmp_path), FIX)
     fs.close()
+
+
+@pytest.mark.parametrize("text", [None, b"", b"v", b"vw\n", b"\xff\n"])
+def test_a_damaged_name_is_mended_if_the_vhost_is_known_and_reported_like_the_tools_do(
+    tmp_path: Path, text: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Opened(tmp_path) as node:
+        vhost_directories.finish(node.data, node.users)
+        node.users.add_vhost("v")
+        vhost_directories.make(node.data, node.users, "v")
+        node.data.vhost_path(b"box")
+    for name in ("v", "box"):
+        (directory(tmp_path, name) / "CURRENT").write_bytes(b"x")
+        stub = directory(tmp_path, name) / ".vhost"
+        stub.unlink() if text is None else stub.write_bytes(text)
+    if text == b"v":  # the newline is for people
+        (directory(tmp_path, "v") / ".vhost").write_bytes(b"w")
+    found = [
+        problem.text for problem in verify(OsFileSystem(0), str(tmp_path)).problems
+        if problem.path.endswith(".vhost")
+    ]  # fmt: skip
+    with Opened(tmp_path) as node:
+        vhost_directories.finish(node.data, node.users)
+        assert set(node.users.vhosts()) == {"/", "v"}
+    logged = [record for record in caplog.records if ".vhost: " in record.getMessage()]
+    assert [record.levelname for record in logged] == ["WARNING", "ERROR"]
+    assert (directory(tmp_path, "v") / ".vhost").read_bytes() == b"v\n"
+    for hashed in (hash_name(b"v"), hash_name(b"box")):
+        (said,) = [one for one in found if hashed in one]
+        assert len([one for one in logged if said in one.getMessage()]) == 1
+    what = "it is missing" if text is None else "found b'"
+    assert all(what in said and "write the name into it" in said for said in found)

@@ -441,6 +441,12 @@ def test_on_a_small_disk_the_log_and_the_reserve_are_small() -> None:
     assert not r.engine.blocked
 
 
+def _fill(r: EngineRig, queue: QueueIndex, size: int) -> None:
+    for _ in range(2000):
+        r.put(queue, b"m" * size)
+        r.engine.flush()
+
+
 @pytest.mark.parametrize("size", [500, 5 * KIB])
 def test_publishers_are_refused_at_the_limit_although_no_time_passes(size: int) -> None:
     """A library writes many messages between two ticks."""
@@ -449,9 +455,7 @@ def test_publishers_are_refused_at_the_limit_although_no_time_passes(size: int) 
     r.fs.capacity = r.fs.used_bytes() + 400 * KIB
     tick(r, 1)
     with pytest.raises(DiskFullError):
-        for _ in range(2000):
-            r.put(queue, b"m" * size)
-            r.engine.flush()
+        _fill(r, queue, size)
     assert 40 * KIB < r.fs.capacity - r.fs.used_bytes() < 100 * KIB
 
 

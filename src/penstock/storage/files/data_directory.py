@@ -134,6 +134,16 @@ def write_small(fs: FileSystem, path: str, data: bytes) -> None:
             raise SyncFailedError(path, error) from error
 
 
+def name_fault(stub: str, hashed: str, found: bytes | None) -> CorruptionError:
+    """Return the error for a file with a vhost's name that has another one; None: is missing.
+    hashed: the hash of the right one."""
+    given = "it is missing" if found is None else f"found {found[:60]!r}"
+    advice = (
+        "write the name into it if you know it; a broker that knows the vhost does at its start"
+    )
+    return CorruptionError(stub, 0, f"expected the name with hash {hashed}, {given}; {advice}")
+
+
 def sync_dir(fs: FileSystem, path: str) -> None:
     """Make the names in a directory durable. SyncFailedError [10]; OSError if no descriptor is left
     to open it with, so that no sync was tried."""
@@ -851,22 +861,43 @@ class DataDirectory:
             sync_dir(fs, self.path + "/vhosts")
         return path
 
-    def vhost_names(self) -> list[bytes]:
-        """Return the names of the vhosts. CorruptionError if one cannot be read: a start without
-        that vhost would lose it silently."""
+    def mend_name(self, name: bytes) -> CorruptionError | None:
+        """Write the file with this vhost's name again if it has another name, or none, and the
+        vhost's directory is there. Return what was wrong with it."""
+        fs = self.fs
+        path = f"{self.path}/vhosts/{hash_name(name)}"
+        if not fs.is_dir(path):
+            return None
+        fault = self._name_fault(path)
+        if fault is not None:
+            replace_small(fs, path, ".vhost", name + b"\n")
+        return fault
+
+    def vhost_names(self, faults: list[CorruptionError] | None = None) -> list[bytes]:
+        """Return the names of the vhosts. One that cannot be read is added to `faults`, if they are
+        given, else raised (CorruptionError): a copy without that vhost would lose it silently."""
+        fs = self.fs
         names = []
-        for directory in self.fs.list(self.path + "/vhosts"):
+        for directory in fs.list(self.path + "/vhosts"):
             at = f"{self.path}/vhosts/{directory}"
-            stub = at + "/.vhost"
-            if self.fs.exists(stub):
-                name = self.fs.read(stub).removesuffix(b"\n")
-                if hash_name(name) != directory:
-                    what = f"expected the name with hash {directory}, found {name[:60]!r}"
-                    raise CorruptionError(stub, 0, what)
-                names.append(name)
-            elif self.fs.exists(at + "/CURRENT"):
-                raise CorruptionError(stub, 0, "it is missing, and the vhost has a checkpoint")
+            fault = self._name_fault(at)
+            if fault is None and fs.exists(at + "/.vhost"):
+                names.append(fs.read(at + "/.vhost").removesuffix(b"\n"))
+            elif fault is not None and faults is None:
+                raise fault
+            elif fault is not None and faults is not None:
+                faults.append(fault)
         return names
+
+    def _name_fault(self, path: str) -> CorruptionError | None:
+        """Return what is wrong with the name of the vhost with this directory."""
+        fs = self.fs
+        stub = path + "/.vhost"
+        directory = path.rpartition("/")[2]
+        if not fs.exists(stub):
+            return name_fault(stub, directory, None) if fs.exists(path + "/CURRENT") else None
+        name = fs.read(stub).removesuffix(b"\n")
+        return name_fault(stub, directory, name) if hash_name(name) != directory else None
 
     def close(self) -> None:
         """Release the locks."""

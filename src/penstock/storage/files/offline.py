@@ -32,7 +32,13 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from penstock.errors import CorruptionError, NotAStoreError, StorageError
-from penstock.storage.files.data_directory import check_version, place_locks, placed, vhost_number
+from penstock.storage.files.data_directory import (
+    check_version,
+    name_fault,
+    place_locks,
+    placed,
+    vhost_number,
+)
 from penstock.storage.files.filesystem import Completions, File, FileSystem, Lock, Names
 
 
@@ -324,10 +330,9 @@ class Offline:
         if number < 0:
             number = vhost_number(name)
         if not has_stub and is_named:
-            self.faults.append(CorruptionError(stub, 0, "it is missing"))
+            self.faults.append(name_fault(stub, f"{number:016x}", None))
         elif has_stub and vhost_number(name) != number:
-            what = f"expected the name with hash {number:016x}, found {name[:60]!r}"
-            self.faults.append(CorruptionError(stub, 0, what))
+            self.faults.append(name_fault(stub, f"{number:016x}", name))
             name = b""
         if vhost_number(name) != number:
             name = next((one for one in self._names if vhost_number(one) == number), b"")

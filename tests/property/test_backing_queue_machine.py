@@ -444,8 +444,8 @@ class VariableMachine(PagingMachine):
             state.check()
 
 
-# A call of these that fails has done a part, or has called back, or is followed by a wait.
-ONE_TRY = ("batch_publish", "dropwhile", "purge_acks", "delete_and_terminate", "fold", "held")
+# A call of these that fails has done a part, or has called back.
+ONE_TRY = ("batch_publish", "dropwhile", "purge_acks", "delete_and_terminate", "fold")
 # Calls that do not look at the order of messages.
 ORDERLESS = (
     "len", "depth", "body_bytes", "ram_bytes", "index", "info", "publish", "requeue", "purge",
@@ -473,7 +473,9 @@ class RetryingQueue:
             queue.resume()
         before = (queue.len(), queue.depth(), queue.body_bytes())
         try:
-            return method(*args, **options)
+            result = method(*args, **options)
+            if result is not None or name != "fetch":  # None: held, and a full log never settles
+                return result
         except (OSError, CorruptionError, DiskFullError):
             queue.state.check()
             assert (queue.len(), queue.depth(), queue.body_bytes()) == before

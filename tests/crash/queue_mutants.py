@@ -145,8 +145,8 @@ QUEUE_MUTANTS = (
     ),
     Mutant(
         "purge-kills-paged-pending", "lost",
-        "        kept += paging.kept_by_purge(state)\n",
-        "",
+        "        return merge(in_ram, paging.kept_by_purge(state), key=seq_of)\n",
+        "        return iter(in_ram)\n",
         QUEUES + "purging",
     ),
     Mutant(

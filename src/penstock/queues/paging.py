@@ -478,26 +478,32 @@ def pending_rows(state: QueueRam) -> Iterator[Row]:
             yield from rows
 
 
-def kept_by_purge(state: QueueRam) -> list[Entry]:
-    """Return the persistent ones of the pending messages that were paged out, for the record of a
-    purge, which adds up bytes and bodies in the store by segments. So the first of those whose
-    slots cannot be read now has the bytes of all of them (of transient ones, too: not too few), and
-    each counts as one in the store, which only makes a later purge look at more slots."""
+def kept_by_purge(state: QueueRam) -> Iterator[Entry]:
+    """Yield the persistent ones of the pending messages that were paged out, ascending, for the
+    record of a purge, which adds up bytes and bodies in the store by segments. So the first of
+    those whose slots cannot be read now has the bytes of all of them (of transient ones, too: not
+    too few), and each counts as one in the store, which only makes a later purge look at more
+    slots."""
     paged, slots = state.disk_pending, state.index.slots
-    rows = list(pending_rows(state))
-    kept = [as_entry(row) for row in rows if row.flags & PERSISTENT]
-    if len(rows) < paged.count:
-        sizes = {row.seq: row.size for row in rows}
-        for number in paged.segments():
-            start = number * slots
-            far = paged.far_between(start, start + slots)
-            left = paged.far_bytes(number) - sum([sizes.get(seq, 0) for seq in far])
-            transients = set(paged.transients_between(start, start + slots))
-            for seq in far:
-                if seq not in sizes and seq not in transients:
-                    kept.append(as_entry(Row(seq, PERSISTENT | IN_STORE, 0, left, 0, 0, 0, 0)))
-                    left = 0
-    return kept
+    for number in paged.segments():
+        start, stop = number * slots, (number + 1) * slots
+        rows = paged.rows_between(start, stop)
+        far = paged.far_between(start, stop)
+        if far:
+            transients = set(paged.transients_between(start, stop))
+            found = rows_on_disk(state, far, transients)
+            rows += found
+            if len(found) < len(far):
+                left = paged.far_bytes(number) - sum([row.size for row in found])
+                known = {row.seq for row in found}
+                for seq in far:
+                    if seq not in known and seq not in transients:
+                        rows.append(Row(seq, PERSISTENT | IN_STORE, 0, left, 0, 0, 0, 0))
+                        left = 0
+            rows.sort(key=seq_of_row)
+        for row in rows:
+            if row.flags & PERSISTENT:
+                yield as_entry(row)
 
 
 # ---- writing -------------------------------------------------------------------------------------

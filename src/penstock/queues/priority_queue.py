@@ -62,7 +62,7 @@ sorted again. `open_backing` declares or opens the VariableQueue or PriorityQueu
 """
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
 from penstock.errors import OptionError, UnknownQueueError
@@ -725,7 +725,7 @@ class PriorityQueue(BackingQueue):
 
     def purge(self, mode: int) -> int:
         died = 0
-        purged: list[tuple[QueueIndex, list[Entry]]] = []
+        purged: list[tuple[QueueIndex, Iterable[Entry]]] = []
         for part in self.opened:
             queue = part.queue
             died += queue.len()

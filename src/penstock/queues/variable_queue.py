@@ -1275,13 +1275,12 @@ class VariableQueue(BackingQueue):
         self.purged()
         return died
 
-    def purge_kept(self) -> list[Entry]:
+    def purge_kept(self) -> Iterator[Entry]:
         """Return the persistent pending messages, ascending: the record of a purge keeps them."""
         state = self.state
-        kept = [entry for entry in state.ram_pending.values() if entry.message.persistent]
-        kept += paging.kept_by_purge(state)
-        kept.sort(key=seq_of)
-        return kept
+        in_ram = [entry for entry in state.ram_pending.values() if entry.message.persistent]
+        in_ram.sort(key=seq_of)
+        return merge(in_ram, paging.kept_by_purge(state), key=seq_of)
 
     def purged(self) -> None:
         """Remove everything that is ready after a record purged the persistent messages."""

@@ -39,7 +39,7 @@ Not thread-safe: its owner has the lock.
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -564,21 +564,21 @@ class StorageEngine:
             self.placement.complete(new)
         return lsn, moved
 
-    def purge(self, queue: QueueIndex, kept: list[Entry], mode: int) -> tuple[int, int]:
+    def purge(self, queue: QueueIndex, kept: Iterable[Entry], mode: int) -> tuple[int, int]:
         """Remove all persistent entries but `kept` (the unacknowledged, ascending). Returns the LSN
-        and how many were removed. References of those on disk are released later, in slices."""
+        and how many were removed. References of those on disk are released later, in slices. What
+        `kept` raises is raised: nothing has happened."""
         return self.purge_queues([(queue, kept)], mode)
 
     def purge_queues(
-        self, purged: list[tuple[QueueIndex, list[Entry]]], mode: int
+        self, purged: Sequence[tuple[QueueIndex, Iterable[Entry]]], mode: int
     ) -> tuple[int, int]:
         """Purge durable queues, each but for its `kept`; a crash leaves all purged or none."""
         self.journal.check()
         operations: list[LogOperation] = []
         died = 0
         for queue, entries in purged:
-            kept = queue.runs(entries)
-            operations.append(Purge(queue.number, queue.next_seq, kept))
+            operations.append(Purge(queue.number, queue.next_seq, queue.kept_runs(entries)))
             died += queue.count
         lsn = self.journal.commit(operations, mode)
         for queue, _ in purged:

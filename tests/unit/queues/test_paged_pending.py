@@ -6,6 +6,7 @@ alone would exceed `MAX_BYTES` eight times.
 """
 
 import errno
+import tracemalloc
 from collections.abc import Iterator
 from typing import Final
 
@@ -322,6 +323,19 @@ def test_a_purge_keeps_what_is_read_wrongly_meanwhile(effect: str, body_bytes: i
     assert world.drain() == [*range(1, 380, 2), 400]
     assert (world.q.index().count, world.q.index().bytes) == (0, 0)
     world.restart()
+
+
+def test_a_purge_beside_many_unacked_messages_takes_little_memory() -> None:
+    """Entries of one segment at a time: 370 bytes for each message would be 1.1 MB."""
+    world = Held(SMALL)
+    world.hold(SMALL - 10)
+    tracemalloc.start()
+    try:
+        assert world.q.purge(OS) == 10
+        assert tracemalloc.get_traced_memory()[1] < 400 << 10
+    finally:
+        tracemalloc.stop()
+    assert world.q.depth() == SMALL - 10
 
 
 def test_a_purge_keeps_what_is_in_the_store_and_cannot_be_found_there_meanwhile() -> None:

@@ -378,6 +378,18 @@ class QueueIndex:
             runs.append((first, n, size, stores))
         return runs
 
+    def kept_runs(self, entries: Iterable[Entry]) -> list[Run]:
+        """Return the same as `runs`. A list is made of the entries of one segment alone, because
+        there may be a million."""
+        runs: list[Run] = []
+        some: list[Entry] = []
+        for entry in entries:
+            if some and entry.seq // self.slots != some[0].seq // self.slots:
+                runs += self.runs(some)
+                some = []
+            some.append(entry)
+        return runs + self.runs(some)
+
     def set_attempts(self, seq: int, attempts: int) -> None:
         """Set how often a live message was delivered and came back. Ignores a dead one."""
         if self.changed != self.ticks.epoch:

@@ -101,6 +101,7 @@ from penstock.storage.pages.stream_meta import ReaderOffset
 from penstock.storage.pages.streams import STREAM_FLAG, StoredStream
 from penstock.storage.parts.stream_engine import StreamCreation
 from penstock.storage.parts.transaction import Transaction
+from penstock.storage.store.store_file import StoredBody
 
 OFFSET: Final = "x-stream-offset"
 READER: Final = "x-stream-reader"
@@ -302,11 +303,15 @@ class StreamReading(Source):
             partition = cursor.partition
             if self._filter is not None and not self._filter.takes(record.meta):
                 cursor.ack([cursor.tag(offset, partition)])
+                cursor.drop_large()
                 continue
             n += 1
             header = placer.header(record.meta, offset, partition, record.time_us, cursor.gap)
-            body = record.payload
-            message = QueuedMessage(offset, header, body, len(body), record.time_us // US_PER_S)
+            body: bytes | None = record.payload
+            size = len(record.payload)
+            if not size and cursor.large is not None:
+                body, size = None, cursor.large.size  # in pieces, see `open_large`
+            message = QueuedMessage(offset, header, body, size, record.time_us // US_PER_S)
             tag = cursor.tag(offset, partition)
             channel.deliver(consumer, Delivery(tag, message, False, 0))
         if n:
@@ -318,6 +323,9 @@ class StreamReading(Source):
         if consumer.is_cancelled:
             cursor.drop_chunk()
         return looked_at
+
+    def open_large(self) -> StoredBody | None:
+        return self.cursor.take_large()
 
     def _account(self) -> None:
         change = self.cursor.chunk_bytes - self._counted_bytes

@@ -1012,6 +1012,9 @@ class Channel(ConsumerChannel):
     def open_body(self, source: Source, delivery: Delivery) -> StoredBody:
         """Open the large body of a message that was fetched. CorruptionError, OSError: it cannot be
         opened now, and the message is back in its source."""
+        opened = source.open_large()
+        if opened is not None:
+            return opened
         try:
             return self.vhost.engine.bodies.open(delivery.message)
         except (CorruptionError, OSError):

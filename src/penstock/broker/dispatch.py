@@ -60,6 +60,7 @@ from penstock.errors import is_shortage
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import Delivery
 from penstock.storage.engine import StorageEngine
+from penstock.storage.store.store_file import StoredBody
 
 LOOK_STEPS: Final = 256
 SHORT_STEPS: Final = 32
@@ -229,6 +230,11 @@ class Source(ABC):
     is_touched: bool = False
     is_deleted: bool = False
     is_crashed: bool = False
+
+    def open_large(self) -> StoredBody | None:
+        """Return the body of the record that is delivered just now, if it is sent in pieces and not
+        from a store. The caller closes it."""
+        return None
 
     @abstractmethod
     def deliver(self, dispatch: "Dispatch") -> int:

@@ -38,11 +38,13 @@ import struct
 from collections import deque
 from typing import Final
 
+from penstock.message import LARGE_FROM
 from penstock.queues import raw_fields
 from penstock.queues.amqp_headers import FORMAT_BYTE, AmqpHeaders
 from penstock.queues.raw_fields import HEADERS, PropertiesError, RawProperties
-from penstock.storage.pages.page import PageRecord
+from penstock.storage.pages.page import UNLIMITED, PageRecord
 from penstock.storage.pages.streams import StoredStream
+from penstock.storage.store.store_file import StoredBody
 
 CHUNK_BYTES: Final = 256 << 10
 CHUNK_RECORDS_MAX: Final = 1024
@@ -111,6 +113,7 @@ class StreamCursor:
         self.read_records: int = 0
         self.read_bytes: int = 0
         self.partition: int = 0  # of the record that `fetch` gave last
+        self.large: StoredBody | None = None  # its payload, if that is large; the owner takes it
         self._by_partition: dict[int, CursorPlace] = {place.partition: place for place in places}
         self._chunk_records: int = min(max(chunk_records, 1), CHUNK_RECORDS_MAX)
         self._chunk: list[PageRecord] = []
@@ -146,7 +149,11 @@ class StreamCursor:
             stream = place.stream
             if place.offset >= stream.head_offset:
                 continue
-            found = stream.queue.read(place.offset, self._chunk_records, CHUNK_BYTES)
+            is_bad = place.offset in stream.faults
+            most = UNLIMITED if is_bad else LARGE_FROM  # it is verified before it is delivered
+            found = stream.queue.read(place.offset, self._chunk_records, CHUNK_BYTES, most)
+            if not found and not is_bad:
+                found = self._open_large(place)
             if not found:
                 continue
             self._chunk = found
@@ -158,8 +165,29 @@ class StreamCursor:
             return True
         return False
 
+    def _open_large(self, place: CursorPlace) -> list[PageRecord]:
+        """Open the next record, which is large: it is the chunk."""
+        opened = place.stream.queue.open_large(place.offset)
+        if opened is None:
+            return []
+        record, self.large = opened
+        self.large.faults = place.stream.faults
+        return [record]
+
+    def take_large(self) -> StoredBody | None:
+        """Return `large`, which the caller closes."""
+        large, self.large = self.large, None
+        return large
+
+    def drop_large(self) -> None:
+        """Close `large`: its record is not delivered."""
+        if self.large is not None:
+            self.large.close()
+            self.large = None
+
     def drop_chunk(self) -> None:
         """Drop the chunk in RAM; the next `fetch` reads again."""
+        self.drop_large()
         self._chunk = []
         self._at = 0
         self.chunk_bytes = 0

@@ -9,8 +9,10 @@ import pytest
 from penstock.broker.background_tasks import STEPS_MAX
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.output import PIECE_BYTES
+from penstock.codec.properties import BasicProperties
 from penstock.codec.spec import (
     BasicAck,
+    BasicCancel,
     BasicConsume,
     BasicConsumeOk,
     BasicDeliver,
@@ -713,3 +715,115 @@ def test_what_cannot_be_logged_at_its_end_is_acknowledged_later(
     rig.tick(2.0)
     assert queue.counts.deliver_no_ack == 1
     assert queue.amq.depth() == 0
+
+
+# ---- from a stream -------------------------------------------------------------------------------
+
+
+def stream_with(rig: BrokerRig, *bodies: bytes) -> RigClient:
+    """A client that has published these to the stream s."""
+    client = rig.client().open()
+    arguments: dict[str, object] = {"x-queue-type": "stream"}
+    method = QueueDeclare(queue="s", durable=True, arguments=arguments)
+    client.call(1, method, QueueDeclareOk)
+    for body in bodies:
+        client.publish(1, "", "s", body, headers={"size": len(body)})
+    rig.turn()
+    return client
+
+
+def reader(rig: BrokerRig, *, begin: bool = True, prefetch: int = 10) -> RigClient:
+    """A client that reads the stream from its first record on."""
+    client = rig.client(consumer_cancel_notify=True).open()
+    client.call(1, BasicQos(prefetch_count=prefetch), BasicQosOk)
+    if begin:
+        client.send(1, BasicConsume(queue="s", arguments={"x-stream-offset": "first"}))
+        rig.turn()
+    return client
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_large_records_leave_a_stream_in_pieces_and_in_order(
+    rig: BrokerRig, longest: Longest, restarts: bool
+) -> None:
+    bodies = [b"small", LARGE, body_of(2, 1), b"x" * 1000, body_of(1, 2)]
+    stream_with(rig, *bodies)
+    if restarts:
+        rig.restart()
+        reader(rig)  # the first one beside the making of the page's index
+    longest.read_bytes = 0
+    client = reader(rig)
+    messages = client.messages()
+    assert [message.body for message in messages] == bodies
+    properties = [BasicProperties.decode(message.header) for message in messages]
+    headers = [one.headers or {} for one in properties]
+    assert [one["size"] for one in headers] == [len(body) for body in bodies]
+    assert [one["x-stream-offset"] for one in headers] == [0, 1, 2, 3, 4]
+    assert longest.read_bytes <= 1 << 20
+
+
+def test_what_a_filter_leaves_out_is_not_read(rig: BrokerRig, longest: Longest) -> None:
+    stream_with(rig, LARGE, b"small")
+    longest.read_bytes = 0
+    client = reader(rig, begin=False)
+    arguments: dict[str, object] = {
+        "x-stream-offset": "first", "x-stream-filter": "none", "x-stream-match-unfiltered": False
+    }  # fmt: skip
+    client.call(1, BasicConsume(queue="s", arguments=arguments), BasicConsumeOk)
+    rig.turn()
+    assert client.bodies() == []
+    assert page_files_open(rig) == 2, "the writer's and the reader's"
+
+
+def page_files_open(rig: BrokerRig) -> int:
+    """How many handles the pages of the stream have."""
+    return sum(
+        count for number, count in rig.fs.handles.items()
+        if getattr(rig.fs.disk.nodes[number], "volatile", b"")[4:8] == b"PAGE"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["closed", "retention"])
+def test_a_record_that_is_being_read_is_read_to_its_end_or_closed(rig: BrokerRig, how: str) -> None:
+    stream_with(rig, LARGE)
+    client = reader(rig, begin=False)
+    send_one_piece(client)
+    client.send(1, BasicConsume(queue="s", arguments={"x-stream-offset": "first"}))
+    rig.turn()
+    assert 0 < sent_bytes(client) <= 2 * PIECE_BYTES
+    if how == "closed":
+        client.lose()
+        again = reader(rig)
+        assert again.bodies() == [LARGE]
+        return
+    other = rig.client().open()
+    other.call(1, QueueDelete(queue="s"), QueueDeleteOk)
+    for _ in range(3):
+        rig.tick(60.0)
+        assert rig.vhost.engine.checkpoint()
+    take_all(client)
+    assert client.bodies() == [LARGE]
+
+
+def test_a_damaged_record_ends_the_connection_and_then_the_consumer(rig: BrokerRig) -> None:
+    """It is known then: the next reader is told where it is, and keeps its connection."""
+    stream_with(rig, b"small", LARGE)
+    rig.restart()
+    (path,) = [
+        f"{directory}/{name}"
+        for directory in stream_directories(rig) for name in rig.fs.list(directory)
+        if name.endswith(".page")
+    ]  # fmt: skip
+    rig.fs.damage_flip(path, len(LARGE) // 2)
+    first = reader(rig)
+    assert first.outlet.must_close
+    assert [text for kind, text in rig.events if kind == "corruption" and path in text]
+    again = reader(rig)
+    assert not again.outlet.must_close
+    assert again.bodies() == [b"small"]
+    assert len(again.methods(BasicCancel)) == 1
+
+
+def stream_directories(rig: BrokerRig) -> list[str]:
+    place = f"{rig.vhost.engine.path}/streams"
+    return [f"{place}/{name}" for name in rig.fs.list(place)]

@@ -61,6 +61,7 @@ KIND: Final = 1
 KIND_STAGED: Final = 2
 MAGIC: Final = b"PNSTPAGE"
 FRAME_BYTES: Final = 24
+UNLIMITED: Final = 1 << 62  # bytes
 PAGE_HEADER_BYTES: Final = 64
 PAGE_BYTES_MAX: Final = (1 << 31) - 1
 BLOCK_BYTES: Final = 1 << 20
@@ -248,6 +249,15 @@ def decode_frames(
         if budget <= 0:
             break
     return at, 0, ""
+
+
+def frame_facts(front: bytes) -> tuple[int, int, int]:
+    """Return the bytes of payload and meta, and the time, that the front of a frame says; -1 bytes
+    if it is cut off."""
+    if len(front) < FRAME_BYTES:
+        return -1, 0, 0
+    _, payload_bytes, meta_bytes, _, time_us = _unpack_frame(front, 0)
+    return payload_bytes, meta_bytes, time_us
 
 
 def block_crc(seed: int, block: int, data: bytes) -> int:

@@ -27,6 +27,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import CorruptionError
+from penstock.fast_crc import crc32
 from penstock.storage.files.filesystem import File, FileSystem
 from penstock.storage.pages.adoption import make_index
 from penstock.storage.pages.page import (
@@ -35,12 +36,14 @@ from penstock.storage.pages.page import (
     INDEX_HEADER_BYTES,
     INDEX_ROW_BYTES,
     PAGE_HEADER_BYTES,
+    UNLIMITED,
     IndexHeader,
     PageRecord,
     check_header,
     decode_frames,
     decode_index_header,
     decode_row,
+    frame_facts,
     page_id,
     page_name,
     page_seed,
@@ -50,6 +53,8 @@ from penstock.storage.pages.stream_meta import StreamHead
 
 if TYPE_CHECKING:
     from penstock.storage.pages.page_writer import PageWriter
+    from penstock.storage.store.store_file import StoredBody
+
 
 SMALL_READ_BYTES: Final = 4096
 READ_BYTES: Final = BLOCK_BYTES
@@ -139,25 +144,28 @@ class PageReader:
     # ---- records -------------------------------------------------------------------------------
 
     def read(
-        self, rel: int, count: int, limit: int, hint: int, max_bytes: int, out: list[PageRecord]
-    ) -> int:
+        self, rel: int, count: int, limit: int, hint: int, max_bytes: int, out: list[PageRecord],
+        whole_max: int = UNLIMITED,
+    ) -> int:  # fmt: skip
         """Append up to `count` records from record `rel` on to `out`; return the position after the
         last.
 
         limit: where the page's content ends. hint: where record `rel` begins, 0 if unknown. Stops
-        before a bad frame; if the first frame is bad, raises.
+        before a bad frame; if the first frame is bad, raises. Stops before a record of more than
+        whole_max bytes, READ_BYTES at least.
         """
         had = len(out)
         try:
-            return self._read(rel, count, limit, hint, max_bytes, out)
+            return self._read(rel, count, limit, hint, max_bytes, out, whole_max)
         finally:
             if self.is_adopted:
                 for record in out[had:]:
                     record.time_us = self.base_time_us
 
     def _read(
-        self, rel: int, count: int, limit: int, hint: int, max_bytes: int, out: list[PageRecord]
-    ) -> int:
+        self, rel: int, count: int, limit: int, hint: int, max_bytes: int, out: list[PageRecord],
+        whole_max: int,
+    ) -> int:  # fmt: skip
         file = self.open()
         at = hint
         is_sure = False
@@ -193,11 +201,39 @@ class PageReader:
             at += done
             if fault or max_bytes <= 0 or not wants:
                 break
-            if wants > max_bytes + FRAME_BYTES and out:
+            if wants > whole_max or (wants > max_bytes + FRAME_BYTES and out):
                 break
             need = max(wants, min(READ_BYTES, max(SMALL_READ_BYTES, max_bytes)))
         self.rest_bytes = max_bytes
         return at
+
+    def open_large(self, rel: int, start: int, limit: int) -> "tuple[PageRecord, StoredBody]":
+        """Return record `rel` without its payload, and the payload, to be read in pieces, which
+        proves it. start: where it begins; 0: where the index says, or a scan finds it.
+        CorruptionError, OSError."""
+        # Imported here: a reader may be an executor of Spark without librt.
+        from penstock.storage.store.store_file import StoredBody
+
+        file = self.open()
+        if not start:
+            start, wanted_bytes, wanted_us = self.row(rel)
+            payload_bytes, _, time_us = frame_facts(file.pread(FRAME_BYTES, start))
+            if (payload_bytes, time_us) != (wanted_bytes, wanted_us) or start < PAGE_HEADER_BYTES:
+                start = self.search(rel, limit)
+        front = file.pread(FRAME_BYTES, start)
+        payload_bytes, meta_bytes, time_us = frame_facts(front)
+        at = start + FRAME_BYTES
+        if payload_bytes < 0 or at + payload_bytes + meta_bytes > limit:
+            raise self.bad(start, rel, f"the frame reaches beyond byte {limit}")
+        meta = file.pread(meta_bytes, at + payload_bytes)
+        if self.is_adopted:
+            time_us = self.base_time_us
+        body = StoredBody(
+            self._fs.open(self.path), self.base + rel, at, payload_bytes,
+            crc=crc32(front[4:], self.seed ^ (rel & 0xFFFFFFFF)), suffix=meta,
+            expected=int.from_bytes(front[:4], "little"),
+        )  # fmt: skip
+        return PageRecord(self.base + rel, time_us, b"", meta), body
 
     def bad(self, position: int, rel: int, fault: str) -> CorruptionError:
         """Return the error for a frame that does not verify."""
@@ -570,7 +606,7 @@ class PagedReading:
         self.last_bytes: int = 0
 
     def read(
-        self, offset: int, end: int, max_records: int, max_bytes: int
+        self, offset: int, end: int, max_records: int, max_bytes: int, whole_max: int = UNLIMITED
     ) -> list[PageRecord]:  # fmt: skip
         """Return records of [offset, end), which the pages must have; see
         `PersistentQueue.read`."""
@@ -581,7 +617,7 @@ class PagedReading:
             base = pages.base_of(offset)
             count = min(pages.end_of(base, end) - offset, max_records)
             try:
-                place = self._read_page(base, offset, count, max_bytes, out)
+                place = self._read_page(base, offset, count, max_bytes, out, whole_max)
             except CorruptionError:
                 if out:
                     break  # return the good ones; the next call raises
@@ -599,11 +635,23 @@ class PagedReading:
         return out
 
     def _read_page(
-        self, base: int, offset: int, count: int, max_bytes: int, out: list[PageRecord]
-    ) -> int:
+        self, base: int, offset: int, count: int, max_bytes: int, out: list[PageRecord],
+        whole_max: int,
+    ) -> int:  # fmt: skip
         reader = self._pages.reader(base)
         hint = PAGE_HEADER_BYTES if offset == base else self._places.get(offset, 0)
-        return reader.read(offset - base, count, self.limit(reader), hint, max_bytes, out)
+        return reader.read(
+            offset - base, count, self.limit(reader), hint, max_bytes, out, whole_max
+        )
+
+    def open_large(self, offset: int) -> "tuple[PageRecord, StoredBody]":
+        """Return what `PageReader.open_large` does; the pages must have the record."""
+        base = self._pages.base_of(offset)
+        reader = self._pages.reader(base)
+        start = PAGE_HEADER_BYTES if offset == base else self._places.get(offset, 0)
+        record, body = reader.open_large(offset - base, start, self.limit(reader))
+        self._places[offset + 1] = body.start + body.size + len(record.meta)
+        return record, body
 
     def limit(self, reader: PageReader) -> int:
         """Return where the content of a page ends. CorruptionError if the page is missing,

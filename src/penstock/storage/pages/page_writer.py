@@ -35,6 +35,7 @@ from penstock.storage.pages.page import (
     INDEX_HEADER_BYTES,
     INDEX_ROW_BYTES,
     PAGE_HEADER_BYTES,
+    UNLIMITED,
     IndexHeader,
     Scan,
     active_header,
@@ -48,7 +49,6 @@ from penstock.storage.pages.page import (
 )
 
 ROWS_KEPT: Final = 256  # rows in RAM from which on they are written
-UNLIMITED: Final = 1 << 62
 STEP_BYTES: Final = 128 << 10  # of a resumed page that each `write` looks at
 
 

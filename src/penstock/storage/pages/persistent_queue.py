@@ -93,11 +93,12 @@ from penstock.storage.pages.page import (
     FRAME_BYTES,
     PAGE_BYTES_MAX,
     PAGE_HEADER_BYTES,
+    UNLIMITED,
     PageRecord,
     page_name,
 )
 from penstock.storage.pages.page_reading import PagedReading, PageTable, list_bases
-from penstock.storage.pages.page_writer import UNLIMITED, PageWriter
+from penstock.storage.pages.page_writer import PageWriter
 from penstock.storage.pages.stream_meta import (
     ALL_META,
     NEW,
@@ -109,6 +110,7 @@ from penstock.storage.pages.stream_meta import (
     ReaderOffset,
     StreamHead,
 )
+from penstock.storage.store.store_file import StoredBody
 
 PAGE_BYTES: Final = 64 << 20
 PAGE_BYTES_MIN: Final = 128
@@ -492,15 +494,26 @@ class PersistentQueue:
 
     # ---- reading -------------------------------------------------------------------------------
 
-    def read(self, offset: int, max_records: int, max_bytes: int) -> list[PageRecord]:
+    def read(
+        self, offset: int, max_records: int, max_bytes: int, whole_max: int = UNLIMITED
+    ) -> list[PageRecord]:
         """Return up to max_records records from `offset` on and below the head, at least one if
         there is one. max_bytes: limit of payloads and meta. Starts with the first record if
-        `offset` is below it. Raises CorruptionError, OSError, StoppedError."""
+        `offset` is below it. Stops before a record of more than whole_max bytes, a MiB at least,
+        for which there is `open_large`. Raises CorruptionError, OSError, StoppedError."""
         self._check()
         first = self.first_offset
         return self._reading.read(
-            offset if offset > first else first, self.head_offset, max_records, max_bytes
+            offset if offset > first else first, self.head_offset, max_records, max_bytes, whole_max
         )
+
+    def open_large(self, offset: int) -> tuple[PageRecord, StoredBody] | None:
+        """Return the first record from `offset` on and below the head without its payload, and the
+        payload, to be read in pieces, which verifies it. None: there is none. The caller closes it.
+        Raises CorruptionError, OSError, StoppedError."""
+        self._check()
+        offset = max(offset, self.first_offset)
+        return self._reading.open_large(offset) if offset < self.head_offset else None
 
     def find(self, time_us: int) -> int:
         """Return the first offset whose time is at least `time_us` (microseconds since 1970);

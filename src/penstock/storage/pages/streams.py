@@ -49,7 +49,7 @@ from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.log import record
 from penstock.storage.pages.adoption import Adoption
 from penstock.storage.pages.batches import Batch, StagedPage
-from penstock.storage.pages.page_writer import UNLIMITED
+from penstock.storage.pages.page import UNLIMITED
 from penstock.storage.pages.persistent_queue import PersistentQueue
 from penstock.storage.pages.stream_meta import Position, ReaderOffset
 
@@ -110,6 +110,7 @@ class StoredStream:
         self.held_at: int = -1  # the head waits there until batches are done (batches.py)
         self.is_retaining: bool = False  # a deletion of pages is running
         self.is_failing: bool = False  # the last write of pages failed and was reported
+        self.faults: dict[int, str] = {}  # offsets of large records that could not be read
 
     @property
     def first_offset(self) -> int:

@@ -54,7 +54,7 @@ from penstock.storage.journal.record_types import (
     TopologyChange,
 )
 from penstock.storage.log import record
-from penstock.storage.pages.page_writer import UNLIMITED
+from penstock.storage.pages.page import UNLIMITED
 from penstock.storage.pages.persistent_queue import Hold
 from penstock.storage.pages.stream_meta import StreamHead
 from penstock.storage.pages.streams import STREAM_FLAG, StoredStream, StreamTable, Turn, remove_tree

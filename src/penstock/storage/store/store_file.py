@@ -488,7 +488,7 @@ class StoredBody:
         self.faults: dict[int, str] = {}  # id -> what and where; replaced by the store's own dict
         self._file: File | None = file
         self._id: int = id
-        self._start: int = start
+        self.start: int = start
         self._crc: int = crc
         self._suffix: bytes = suffix
         self._expected: int = expected
@@ -510,7 +510,7 @@ class StoredBody:
     def _read(self, length: int) -> bytes:
         file = self._file
         assert file is not None, "it is open"
-        at = self._start + self.size - self.left
+        at = self.start + self.size - self.left
         data = file.pread(length, at)
         if len(data) != length:
             what = f"body {self._id} of {self.size} bytes is cut off"
@@ -518,7 +518,7 @@ class StoredBody:
         self._crc = crc32(data, self._crc)
         if length == self.left and crc32(self._suffix, self._crc) != self._expected:
             what = f"the checksum of body {self._id} does not match"
-            raise CorruptionError(file.path, self._start, what)
+            raise CorruptionError(file.path, self.start, what)
         return data
 
     def close(self) -> None:

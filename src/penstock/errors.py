@@ -263,16 +263,16 @@ class OptionError(PenstockError):
     """An option's name is unknown or its value is not allowed.
 
     expected: a text that says which values are right (the value was wrong), or the
-    names of all options (the name was: the nearest right one is suggested).
+    names of all options (the name was: the nearest right one is suggested, or all are named).
     """
 
     def __init__(self, name: str, given: object, expected: object) -> None:
         text = f"option {name}: given {shortened(given, 300)}, expected {expected}"
         if isinstance(expected, Iterable) and not isinstance(expected, str):
-            near = difflib.get_close_matches(name, [str(known) for known in expected], n=1)
-            text = f"unknown option {shortened(name)}" + (
-                f", did you mean {near[0]!r}?" if near else ""
-            )
+            known = [str(one) for one in expected]
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            text = f"unknown option {shortened(name)}, {hint}"
         super().__init__(text)
         self.name = name
         self.given = given

@@ -121,7 +121,9 @@ def test_an_unknown_option_suggests_the_nearest() -> None:
 
 
 def test_an_unknown_option_like_no_other_suggests_none() -> None:
-    assert str(OptionError("colour", 4, ["segment_bytes"])) == "unknown option 'colour'"
+    assert str(OptionError("colour", 4, ["segment_bytes"])) == (
+        "unknown option 'colour', known are segment_bytes"
+    )
 
 
 def test_every_reply_code_has_its_name() -> None:

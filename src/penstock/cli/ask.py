@@ -16,6 +16,7 @@ import base64
 import difflib
 import errno
 import json
+import math
 import os  # noqa: TID251 - the environment, which says where the configuration is
 import re
 import shlex
@@ -28,7 +29,13 @@ from urllib.parse import quote, urlsplit
 import click
 
 from penstock import escaping
-from penstock.cli.main import EX_CONFIG, CommandRefusedError, FailedError, UnavailableError
+from penstock.cli.main import (
+    EX_CONFIG,
+    CommandRefusedError,
+    FailedError,
+    UnavailableError,
+    text_of,
+)
 from penstock.cli.output import NO_HEADER, QUIET, F, flagged
 from penstock.errors import ACCESS_REFUSED, OptionError, PenstockError
 from penstock.operation_table import NAMES_MAX, NODE, OPERATIONS
@@ -62,7 +69,7 @@ def data_of(_ctx: click.Context, _param: click.Parameter | None, given: str | No
     import tomllib
 
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = text_of(path, EX_CONFIG)
         try:
             data = tomllib.loads(text).get("data", DEFAULT_DATA)
         except tomllib.TOMLDecodeError:
@@ -132,6 +139,18 @@ VHOST = click.option(
 ARGUMENTS = click.option(
     "-a", "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="May be repeated."
 )
+
+
+class NumberRange(click.FloatRange):
+    """A number within a range, as click has it, but neither nan, which is within every range, nor
+    infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or fail with what is wrong with it."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number of that range.", param, ctx)
+        return number
 
 
 def arguments_of(given: tuple[str, ...]) -> dict[str, object]:
@@ -261,12 +280,18 @@ class _Http:
     parameters such as ?cacertfile=ca.pem, as of amqps. It connects at the first call."""
 
     def __init__(self, url: str, timeout_s: float | None = None) -> None:
-        from penstock.amqp_url import AmqpUrl, without_password
+        from penstock.amqp_url import ESCAPED, AmqpUrl, without_password
 
+        expected = "http://user:password@host:15672, or https://"
         if not url.startswith(("http://", "https://")):
-            expected = "http://user:password@host:15672, or https://"
             raise OptionError("--url", without_password(url), expected)
-        self._place = AmqpUrl.parse("amqp" + url.removeprefix("http"))
+        try:
+            self._place = AmqpUrl.parse("amqp" + url.removeprefix("http"))
+        except OptionError as error:
+            if error.name != "url":
+                raise
+            text = f"{expected}, {ESCAPED}"
+            raise OptionError("--url", without_password(url), text) from None
         self._port = urlsplit(url).port or (15672 if self._place.tls is None else 15671)
         self._timeout_s = timeout_s or HTTP_S
         self._connection: HTTPConnection | None = None

@@ -24,6 +24,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import click
@@ -159,6 +160,17 @@ REPLY_EXIT_CODES: Final[Mapping[int, int]] = {
     540: EX_USAGE,
     541: EX_UNAVAILABLE,
 }
+
+
+def text_of(path: str, code: int = EX_DATAERR) -> str:
+    """Return the text of a file, "-" for stdin. Raises OSError, and FailedError with this exit code
+    for what is no text."""
+    try:
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        name = "stdin" if path == "-" else path
+        text = f"{name}: not a text file, UTF-8: {error.reason} at byte {error.start}"
+        raise FailedError(code, text) from None
 
 
 NO_USER: Final = "NOT_FOUND - no user '"

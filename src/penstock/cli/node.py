@@ -33,7 +33,7 @@ from typing import Any, Final
 import click
 
 from penstock.cli import output
-from penstock.cli.ask import DATA, VHOST, Client, ask, asked, elsewhere, named
+from penstock.cli.ask import DATA, VHOST, Client, NumberRange, ask, asked, elsewhere, named
 from penstock.cli.main import (
     EX_DATAERR,
     EX_NOINPUT,
@@ -41,6 +41,7 @@ from penstock.cli.main import (
     CommandRefusedError,
     FailedError,
     UnavailableError,
+    text_of,
 )
 from penstock.cli.output import FORMAT, span
 from penstock.cli.rows import ONE_VHOST
@@ -349,7 +350,7 @@ def _finish(client: Client, vhost: str, begun: dict[str, Any]) -> dict[str, Any]
 
 @click.command("await_startup")
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0), default=60.0, show_default=True,
+    "--timeout", "timeout_s", type=NumberRange(min=0), default=60.0, show_default=True,
     metavar="SECONDS", help="Give up after that, with exit code 69.",
 )  # fmt: skip
 @DATA
@@ -377,7 +378,7 @@ def await_startup(timeout_s: float, data: str) -> None:
 
 @click.command("stop")
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0), default=60.0, show_default=True,
+    "--timeout", "timeout_s", type=NumberRange(min=0), default=60.0, show_default=True,
     metavar="SECONDS", help="Stop waiting after that, with exit code 75.",
 )  # fmt: skip
 @DATA
@@ -413,7 +414,10 @@ def _password(given: str | None, from_stdin: bool, *, is_new: bool = True) -> st
     if from_stdin and given is not None:
         raise click.UsageError("a password as argument and --stdin do not go together")
     if given is None and (from_stdin or not sys.stdin.isatty()):
-        line = sys.stdin.readline()
+        try:
+            line = sys.stdin.readline()
+        except UnicodeDecodeError:
+            raise click.UsageError("stdin is not a text, UTF-8, expected the password") from None
         if not line:
             raise click.UsageError("stdin is empty, expected the password")
         given = line.rstrip("\r\n")
@@ -483,10 +487,7 @@ def init(name: str, password_file: str | None, from_stdin: bool, data: str) -> N
 
 
 def _first_line(path: str) -> str:
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise click.UsageError(f"{path}: {error}") from None
+    lines = text_of(path).splitlines()
     if not lines or not lines[0]:
         raise click.UsageError(f"{path}: the first line is empty, expected the password")
     return lines[0]
@@ -538,11 +539,6 @@ def authenticate_user(name: str, password: str | None, from_stdin: bool, data: s
 
 
 # ---- definitions ---------------------------------------------------------------------------------
-
-
-def text_of(file: str) -> str:
-    """Return the text of a file, or of stdin for "-". Raises OSError."""
-    return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
 
 
 # As rabbitmqadmin has it.

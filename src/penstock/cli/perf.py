@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from penstock.cli import output
+from penstock.cli.ask import NumberRange
 from penstock.cli.main import UnavailableError
 from penstock.cli.output import FORMAT
 from penstock.clock import SystemClock
@@ -52,9 +53,7 @@ HEAD_BYTES: Final = 12  # of penstock.client.load:HEAD
 )
 @click.option("-p", "--predeclared", is_flag=True, help="Declare nothing; -u is there.")
 @click.option("-qq", "--quorum-queue", is_flag=True, help="A quorum queue, which -u names.")
-@click.option(
-    "-i", "--interval", type=click.FloatRange(0.1), default=1.0, help="Seconds of a line [1]."
-)
+@click.option("-i", "--interval", type=NumberRange(0.1), default=1.0, help="Seconds of a line [1].")
 @FORMAT
 def perf(
     url: str | None, producers: int, consumers: int, queue: str, exchange: str, kind: str,

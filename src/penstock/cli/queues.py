@@ -48,7 +48,17 @@ import click
 
 from penstock import escaping
 from penstock.cli import output
-from penstock.cli.ask import ARGUMENTS, DATA, VHOST, Client, arguments_of, ask, asked, named
+from penstock.cli.ask import (
+    ARGUMENTS,
+    DATA,
+    VHOST,
+    Client,
+    NumberRange,
+    arguments_of,
+    ask,
+    asked,
+    named,
+)
 from penstock.cli.main import (
     EX_TEMPFAIL,
     CommandRefusedError,
@@ -340,7 +350,7 @@ def peek(queue: str, count: int, form: str, vhost: str, data: str) -> None:
 @click.argument("queue", callback=named)
 @click.option("-n", "--count", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option(
-    "--wait", "wait_s", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS",
+    "--wait", "wait_s", type=NumberRange(min=0), default=0.0, metavar="SECONDS",
     help="Wait up to that long for the first message.",
 )  # fmt: skip
 @REQUEUE
@@ -567,9 +577,7 @@ MOVE_STEP: Final = 10_000  # messages of one operation
 MOVE_COUNT = click.option(
     "-n", "--count", type=click.IntRange(min=1), help="At most that many [all that are ready now]."
 )
-RATE = click.option(
-    "--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="At most N a second."
-)
+RATE = click.option("--rate", type=NumberRange(min=0.001), metavar="N", help="At most N a second.")
 MATCH = click.option(
     "--match", multiple=True, metavar="WHAT=TEXT",
     help="Only those with this in key, body or header=NAME:VALUE, tag=NUMBER, or older=1h; may be "

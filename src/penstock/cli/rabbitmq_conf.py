@@ -23,6 +23,7 @@ import click
 from penstock.access.http_options import HTTP
 from penstock.access.permissions import INTERNAL
 from penstock.access.tokens import ALGORITHMS, OAUTH2, has_tokens, jwk_of
+from penstock.cli.main import text_of
 from penstock.config import TABLES, config_of, parse_file, settings
 from penstock.errors import OptionError, install_advice
 from penstock.escaping import one_line
@@ -526,7 +527,7 @@ def config_migrate(file: str, to: str) -> None:
     TO is the new file, which must not exist; without it the text goes to stdout. Lines that have no
     meaning here stand in it as comments, with the reason.
     """
-    text = converted(Path(file).read_text(encoding="utf-8"))
+    text = converted(text_of(file))
     if to == "-":
         click.echo(text, nl=False)
         return

@@ -15,6 +15,7 @@ The broker's modules are imported when it starts, not for `--help`. Values and w
 penstock.config; the broker: penstock.server.
 """
 
+import difflib
 import errno
 import importlib.util
 import os  # noqa: TID251 - the environment, which penstock.config is handed
@@ -26,7 +27,14 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from penstock.cli.ask import DATA, ask, elsewhere
-from penstock.cli.main import EX_CONFIG, FailedError, UnavailableError, version_text
+from penstock.cli.main import (
+    EX_CONFIG,
+    EX_USAGE,
+    FailedError,
+    UnavailableError,
+    text_of,
+    version_text,
+)
 from penstock.cli.output import FORMAT, ROWS_FORMAT, document, pairs, records, say, table, told
 from penstock.config import Config, Setting, config_of, parse_file, settings
 from penstock.config import effective as effective_rows
@@ -95,7 +103,9 @@ def config_explain(key: str | None, form: str) -> None:
     by_variable = {one.variable: one for one in rows.values()}
     found = rows.get(key.replace("-", "_")) or by_variable.get(key)
     if found is None:
-        raise OptionError(key, None, list(rows))
+        near = difflib.get_close_matches(key, rows, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "`penstock config explain` lists all"
+        raise FailedError(EX_USAGE, f"unknown option {key!r}: {hint}")
     pairs(explanation(found), form)
 
 
@@ -191,11 +201,7 @@ def _configured(
     if path is None and (Path(directory) / FILE).exists():
         path = str(Path(directory) / FILE)
     if path is not None:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise OptionError(path, error.reason, "a text file, UTF-8") from None
-        file = parse_file(path, text)
+        file = parse_file(path, text_of(path, EX_CONFIG))
     with closing(OsFileSystem(0)) as fs:
         whole_bytes = machine_memory(fs)[0]
     from penstock.server.descriptors import default_limits, raise_limit

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from penstock import escaping
 from penstock.cli import output
-from penstock.cli.ask import DATA, VHOST, Client, asked
+from penstock.cli.ask import DATA, VHOST, Client, NumberRange, asked
 from penstock.cli.main import CommandRefusedError, UnavailableError
 from penstock.cli.node import status_lines
 from penstock.clock import SystemClock
@@ -377,7 +377,7 @@ def _terminated(_number: int, _frame: object) -> None:
 @VHOST
 @click.option("--all", "is_all", is_flag=True, help="All vhosts that run.")
 @click.option(
-    "-d", "--delay", "delay_s", type=click.FloatRange(0.1), default=1.0, show_default=True,
+    "-d", "--delay", "delay_s", type=NumberRange(0.1), default=1.0, show_default=True,
     metavar="SECONDS", help="Between two looks.",
 )  # fmt: skip
 @click.option(

@@ -1,6 +1,7 @@
 """The command line's own part: the table of groups, the version, errors as exit codes."""
 
 import errno
+import io
 import os
 import subprocess
 import sys
@@ -266,3 +267,75 @@ def test_a_note_follows_its_error_in_one_sentence() -> None:
     error = PenstockError("See the log.")
     error.add_note("is the password right?")
     assert cli.one_line(error) == "penstock: See the log; is the password right?"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("import_definitions latin", 65), ("config_migrate latin", 65),
+        ("config_check latin", 78), ("serve --config latin", 78),
+        ("init --data d --password-file latin", 65),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_text_is_named(
+    words: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latin").write_bytes(b"a = \xe4")
+    assert cli.main(words.split()) == code
+    said = capsys.readouterr().err
+    assert said == ("penstock: latin: not a text file, UTF-8: unexpected end of data at byte 4\n")
+
+
+def test_a_configuration_that_is_no_text_is_named_by_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_DATA", raising=False)
+    (tmp_path / "penstock.toml").write_bytes(b"a = \xe4")
+    assert cli.main(["status"]) == 78
+    assert "penstock.toml: not a text file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["change_password ann", "import_definitions"])
+def test_stdin_that_is_no_text_is_named(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = io.TextIOWrapper(io.BytesIO(b"\xe4\n"), encoding="utf-8", errors="strict")
+    monkeypatch.setattr("sys.stdin", given)
+    assert cli.main(words.split()) in (64, 65)
+    assert "stdin" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    "words",
+    ["get q --wait", "await_startup --timeout", "stop --timeout", "move a b --rate", "top -d",
+     "perf -i"],
+)  # fmt: skip
+def test_a_number_that_is_none_is_refused(
+    words: str, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*words.split(), number]) == 64
+    assert number in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("--url http://a:99999 status", 64, "option --url: given 'http://a:99999', expected http:"),
+        ("--url http://ann:s/t@a status", 64, "given 'http://***@a', expected http://user:passw"),
+        ("init --data d --password-file none", 66, "penstock: none: No such file"),
+        ("config explain nope", 64, "unknown option 'nope': `penstock config explain` lists all"),
+        ("config explain prt", 64, "unknown option 'prt': did you mean 'port'?"),
+        ("publish q x -P nope=1", 64, "unknown option 'nope', known are content_type, con"),
+    ],
+)
+def test_a_wrong_word_is_answered_with_what_is_right(
+    words: str, code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words.split()) == code
+    assert said in capsys.readouterr().err

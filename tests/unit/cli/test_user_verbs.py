@@ -162,7 +162,7 @@ def test_init_refuses_guest_and_an_empty_password(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.write_text("\nx")
     assert broker.run("init", "--password-file", str(empty), "--data", data) == 64
-    assert broker.run("init", "--password-file", str(tmp_path / "none"), "--data", data) == 64
+    assert broker.run("init", "--password-file", str(tmp_path / "none"), "--data", data) == 66
     assert broker.run("init", "--password-file", str(empty), "--stdin", "--data", data) == 64
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine").write_text("x")

@@ -227,7 +227,7 @@ def test_values_that_are_wrong(name: str, wrong: str, expected: str) -> None:
 def test_an_unknown_option_is_refused_with_the_right_one() -> None:
     assert "did you mean 'maxOffsetsPerTrigger'?" in refused(maxOffsetsPerTriger="5")
     assert "did you mean 'maxOffsetsPerTrigger'?" in refused(maxoffsetspertriger="5")
-    assert refused(quux="5") == "unknown option 'quux'"
+    assert refused(quux="5").startswith("unknown option 'quux', known are ")
 
 
 @pytest.mark.parametrize(
@@ -292,4 +292,4 @@ def test_a_long_value_is_cut_in_the_error() -> None:
     assert len(text) < 400
     with pytest.raises(OptionError) as caught:
         parse_source_options({"path": "/x", "y" * 100_000: "1"}, is_streaming=False)
-    assert len(str(caught.value)) < 200
+    assert len(str(caught.value)) < 1000

@@ -271,7 +271,9 @@ class OptionError(PenstockError):
         if isinstance(expected, Iterable) and not isinstance(expected, str):
             known = [str(one) for one in expected]
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            names = ", ".join(known)
+            names = names if len(names) <= 300 else names[:300] + "..."
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {names}"
             text = f"unknown option {shortened(name)}, {hint}"
         super().__init__(text)
         self.name = name

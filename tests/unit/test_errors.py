@@ -124,6 +124,9 @@ def test_an_unknown_option_like_no_other_suggests_none() -> None:
     assert str(OptionError("colour", 4, ["segment_bytes"])) == (
         "unknown option 'colour', known are segment_bytes"
     )
+    many = str(OptionError("colour", 4, [f"segment_{n}" for n in range(100)]))
+    assert many.endswith("...")
+    assert len(many) < 400
 
 
 def test_every_reply_code_has_its_name() -> None:

@@ -21,20 +21,21 @@ if TYPE_CHECKING:
     from penstock.client.load import LoadCounts
 
 SHOWN = (50.0, 95.0, 99.0)
-COUNT = click.IntRange(min=0)
+COUNT = click.IntRange(0, (1 << 31) - 1)
+CLIENTS = click.IntRange(0, 10_000)
 HEAD_BYTES: Final = 12  # of penstock.client.load:HEAD
 
 
 @click.command("perf", context_settings={"help_option_names": ["--help"]})
 @click.option("-h", "--uri", "--url", "url", metavar="URL", help="The broker [this host's].")
-@click.option("-x", "--producers", type=COUNT, default=1, help="Publishers [1].")
-@click.option("-y", "--consumers", type=COUNT, default=1, help="Consumers [1].")
+@click.option("-x", "--producers", type=CLIENTS, default=1, help="Publishers [1].")
+@click.option("-y", "--consumers", type=CLIENTS, default=1, help="Consumers [1].")
 @click.option("-u", "--queue", default="", help="The queue [one that is deleted afterwards].")
 @click.option("-e", "--exchange", default="", help="The exchange [the default one].")
 @click.option("-t", "--type", "kind", default="direct", help="The exchange's type [direct].")
 @click.option("-k", "--routing-key", default="", help="The routing key [the queue's name].")
 @click.option(
-    "-s", "--size", type=click.IntRange(min=0), default=HEAD_BYTES,
+    "-s", "--size", type=click.IntRange(0, 128 << 20), default=HEAD_BYTES,
     help=f"Bytes of a message; latencies need {HEAD_BYTES} [{HEAD_BYTES}].",
 )  # fmt: skip
 @click.option(
@@ -49,7 +50,7 @@ HEAD_BYTES: Final = 12  # of penstock.client.load:HEAD
               help="persistent: messages are, and the queue of -u is durable.")  # fmt: skip
 @click.option("-a", "--autoack", is_flag=True, help="Consume without acknowledgements.")
 @click.option(
-    "-A", "--multi-ack-every", type=click.IntRange(min=1), default=1, help="Acknowledge each N [1]."
+    "-A", "--multi-ack-every", type=click.IntRange(1, 65535), default=1, help="Acknowledge each N [1]."
 )
 @click.option("-p", "--predeclared", is_flag=True, help="Declare nothing; -u is there.")
 @click.option("-qq", "--quorum-queue", is_flag=True, help="A quorum queue, which -u names.")

@@ -329,6 +329,8 @@ def test_a_number_that_is_none_is_refused(
         ("init --data d --password-file none", 66, "penstock: none: No such file"),
         ("config explain nope", 64, "unknown option 'nope': `penstock config explain` lists all"),
         ("config explain prt", 64, "unknown option 'prt': did you mean 'port'?"),
+        ("perf -y 99999999999999999999", 64, "is not in the range 0<=x<=10000"),
+        ("perf -s 99999999999999999999", 64, "is not in the range 0<=x<=134217728"),
         ("publish q x -P nope=1", 64, "unknown option 'nope', known are content_type, con"),
     ],
 )

@@ -1108,7 +1108,7 @@ class VariableQueue(BackingQueue):
                 self.ack([tag], mode)
                 lsn = engine.log.last_lsn if message.persistent else 0
             if others and body is not None:
-                engine.publish_transient(others, header, body, expiry_ms)
+                engine.publish_transient(others, header, body, expiry_ms, has_left=True)
         self._after()
         return lsn
 

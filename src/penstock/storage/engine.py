@@ -446,26 +446,40 @@ class StorageEngine:
             self.journal.wait_for_room()
 
     def publish_transient(
-        self, queues: list[QueueIndex], header: bytes, body: bytes, expiry_ms: int = 0
-    ) -> QueuedMessage:
+        self, queues: list[QueueIndex], header: bytes, body: bytes, expiry_ms: int = 0, *,
+        has_left: bool = False,
+    ) -> QueuedMessage:  # fmt: skip
         """Publish a transient message (`none`), which has an id and seqs and is not logged. The
         queues' holders keep it. A body for many queues is in the transient store until every queue
-        has called `release`; any other is written by its queue, if it must leave RAM."""
+        has called `release`; any other is written by its queue, if it must leave RAM. has_left: it
+        has left another queue, so it stays in RAM if the disk is full. Raises DiskFullError:
+        nothing happened."""
         self.journal.check()
         placement = self.placement
         size, copies = len(body), len(queues)
         # Queues that share a body would each write it.
         is_shared = copies > 1 or (placement.sharing is not None and size >= self._transient_below)
         if is_shared and placement.is_in_store(size, copies):
-            message = placement.message_on_disk(header, size, expiry_ms)
-            message.persistent = False
-            self._place_in_store(message, body, copies)
+            message = self._new_in_store(header, body, expiry_ms, copies, has_left=has_left)
         else:
             message = placement.new_message(header, body, expiry_ms, copies)
-            message.persistent = False
+        message.persistent = False
         for queue in queues:
             queue.holder.add(Entry(queue.take_seq(), message))
         placement.complete(message)
+        return message
+
+    def _new_in_store(
+        self, header: bytes, body: bytes, expiry_ms: int, copies: int, *, has_left: bool
+    ) -> QueuedMessage:
+        message = self.placement.message_on_disk(header, len(body), expiry_ms)
+        message.persistent = False
+        try:
+            self._place_in_store(message, body, copies)
+        except DiskFullError:
+            if not has_left:
+                raise
+            return self.placement.new_message(header, body, expiry_ms, copies)
         return message
 
     def place_transient(self, message: QueuedMessage) -> None:

@@ -643,6 +643,27 @@ def test_a_move_to_its_own_end_while_delta_is_read(way: str, mode: int) -> None:
     assert world.drain() == [*range(0, 30, 2), *range(30, 80), *range(1, 30, 2)]
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_a_move_to_two_queues_while_the_disk_is_full(mode: int, is_durable: bool) -> None:
+    """The log has room for its record, the transient store has none for the body."""
+    world = new_world(body_bytes=STORED)
+    world.put(0, mode=mode)
+    world.take(1)
+    targets = [
+        world.open(name, is_durable=is_durable and name == b"a").index()
+        for name in (b"a", b"b", b"c")
+    ]
+    world.rig.fs.fail(errno.ENOSPC, kinds=["pwrite"], path="transient", times=None)
+    world.q.move(0, targets, b"", OS)
+    world.rig.fs.clear_faults()
+    assert world.q.depth() == 0
+    for name in (b"a", b"b", b"c"):
+        assert world.drain(world.queues[name]) == [0]
+    for queue in world.queues.values():
+        real(queue).state.check()
+
+
 @pytest.mark.parametrize("limit", [0, UNLIMITED])
 @pytest.mark.parametrize("way", ["fetch", "fetch without ack", "drop"])
 def test_a_mark_that_cannot_be_reserved(way: str, limit: int) -> None:

@@ -23,7 +23,7 @@ from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.connection_handler import ConnectionHandler
 from penstock.broker.exactly_once.batches import batch_manager
 from penstock.broker.exactly_once.leases import lease_manager
-from penstock.broker.output import Outlet
+from penstock.broker.output import Outlet, Piece
 from penstock.broker.vhost import VHost, VHostSettings
 from penstock.clock import ManualClock
 from penstock.codec.fields import encode_table
@@ -62,9 +62,9 @@ class ListOutlet(Outlet):
         self.client_first = False
         self.sent: list[bytes] = []
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: Piece) -> None:
         if not self.is_closed:
-            self.sent.append(data)
+            self.sent.append(bytes(data))
 
     def pause(self) -> None:
         self.is_paused = True

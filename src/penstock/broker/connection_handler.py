@@ -71,7 +71,7 @@ from penstock.broker.dispatch import (
 )
 from penstock.broker.in_flight import MESSAGES, signature
 from penstock.broker.operations import on_penstock_call
-from penstock.broker.output import Outlet, Output
+from penstock.broker.output import Outlet, Output, Piece
 from penstock.broker.publish import SpooledPublish
 from penstock.broker.vhost import VHost
 from penstock.codec.method import Method
@@ -340,7 +340,7 @@ class ConnectionHandler(ChannelOwner):
                 self.vhost.background.wake(self._sending)
                 self.account()
 
-    def _send(self, piece: bytes) -> None:
+    def _send(self, piece: Piece) -> None:
         self.sent_bytes += len(piece)
         self.sent_pieces += 1
         self.vhost.counts.sent_bytes += len(piece)

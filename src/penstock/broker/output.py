@@ -2,7 +2,9 @@
 
 **Output.** Frames of all channels of a connection go into one buffer in the order they are made; at
 the end of the turn it is handed to the transport. A body of 8 KiB or more is not copied into it: it
-stands between two pieces of the buffer, and the transport sends the pieces together. A buffer of
+stands between two pieces of the buffer, and the transport sends the pieces together; one of several
+frames as views of it, until the turn ends (what the socket does not take is copied: a view would
+keep all of the body). A buffer of
 more than 128 KiB counts as full: nothing more is delivered to that client in this turn. (Much
 larger buffers cost more per delivery, in page faults, than the writes that they save.) Answers,
 confirms and returns are still added; a client that does not read them is not read either.
@@ -54,6 +56,8 @@ from penstock.queues.amqp_headers import FORMAT, AmqpHeaders
 from penstock.queues.backing_queue import Delivery
 from penstock.storage.store.store_file import StoredBody
 
+Piece = bytes | memoryview  # of what is sent; a view is of a body
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Outlet(ABC):
@@ -63,9 +67,9 @@ class Outlet(ABC):
     is_writable: bool = True
 
     @abstractmethod
-    def send(self, data: bytes) -> None:
-        """Send frames, or pieces of them, in order; they go together at the end of the turn. Never
-        blocks; does nothing after `close`."""
+    def send(self, data: Piece) -> None:
+        """Send frames, or pieces of them, in order; they go together at the end of the turn. Keep
+        no view beyond it. Never blocks; does nothing after `close`."""
 
     @abstractmethod
     def pause(self) -> None:
@@ -156,10 +160,10 @@ class ChannelLane:
         self.writer = BytesWriter()
         self._behind.append(content)
 
-    def put(self, data: bytes) -> BytesWriter:
+    def put(self, data: Piece) -> BytesWriter:
         """Add bytes that are not copied, see Output.put."""
         self._write(self.writer.getvalue())
-        self._write(data)
+        self._write(bytes(data))
         self.writer = BytesWriter()
         return self.writer
 
@@ -200,7 +204,7 @@ class Output:
         self.sender: Peer | None = None
         self._dispatch: Dispatch = dispatch
         self._writer: BytesWriter = BytesWriter()
-        self._pieces: list[bytes] = []  # what was written before the last body that stands apart
+        self._pieces: list[Piece] = []  # what was written before the last body that stands apart
         self._piece_bytes: int = 0
         self._is_due: bool = False
         # By channel, while large bodies are being sent on it; whose turn is next is first.
@@ -221,7 +225,7 @@ class Output:
         """Write a method without content."""
         self.writer(channel).write(method_frame(channel, method.encode()))
 
-    def put(self, channel: int, data: bytes) -> BytesWriter:
+    def put(self, channel: int, data: Piece) -> BytesWriter:
         """Add bytes that are large enough not to be copied. Returns the writer for what follows."""
         if self.lanes:
             lane = self.lanes.get(channel)
@@ -242,7 +246,7 @@ class Output:
         """Return whether there is anything to `take`."""
         return self._piece_bytes + len(self._writer) > 0
 
-    def take(self) -> list[bytes]:
+    def take(self) -> list[Piece]:
         """Remove and return everything in the buffer, in order."""
         pieces = self._pieces
         if len(self._writer):
@@ -393,8 +397,9 @@ def write_content(
         return
     piece_bytes = output.frame_max - FRAME_EXTRA_BYTES
     if size > piece_bytes:
+        view = memoryview(body)
         for start in range(0, size, piece_bytes):
-            _write_body(output, channel, body[start : start + piece_bytes])
+            _write_body(output, channel, view[start : start + piece_bytes])
     elif size >= APART_BYTES:
         _write_body(output, channel, body)
     elif size:
@@ -403,7 +408,7 @@ def write_content(
         out.append(END)
 
 
-def _write_body(output: Output, channel: int, body: bytes) -> None:
+def _write_body(output: Output, channel: int, body: Piece) -> None:
     """Write a body frame whose content is not copied."""
     out = output.writer(channel)
     begin_frame(out, BODY, channel, len(body))

@@ -63,7 +63,7 @@ from typing import Final, Protocol
 
 from penstock.access.permissions import Identity
 from penstock.broker.in_flight import MESSAGES, InFlight, signature
-from penstock.broker.output import Outlet
+from penstock.broker.output import Outlet, Piece
 from penstock.clock import until_next
 from penstock.codec.frames import HEARTBEAT_FRAME, begins_with_publish
 from penstock.errors import INTERNAL_ERROR, StoppedError
@@ -194,10 +194,10 @@ class SocketOutlet(Outlet):
     def __init__(self, session: "Session") -> None:
         self.is_writable = True
         self._session: Session | None = session
-        self._parts: list[bytes] = []
+        self._parts: list[Piece] = []
         self._bytes: int = 0
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: Piece) -> None:
         """See Outlet."""
         session = self._session
         if session is None:
@@ -361,13 +361,13 @@ class Session(PolledSource):
         """Send what waits, as much as the socket takes."""
         waiting = self._waiting
         while waiting:
-            parts = [waiting.popleft() for _ in range(min(len(waiting), PARTS_MAX))]
+            parts: list[Piece] = [waiting.popleft() for _ in range(min(len(waiting), PARTS_MAX))]
             try:
                 left = self._sent(parts)
             except OSError:
                 self.abort()
                 return
-            waiting.extendleft(reversed(left))
+            waiting.extendleft([bytes(part) for part in reversed(left)])
             if left:
                 break
         self.waiting_bytes = sum([len(part) for part in waiting])
@@ -382,7 +382,7 @@ class Session(PolledSource):
                 self._shut()
         self._watch()
 
-    def _sent(self, parts: list[bytes]) -> list[bytes]:
+    def _sent(self, parts: list[Piece]) -> list[Piece]:
         """Send parts, none of them copied. Returns what is left of them. OSError."""
         try:
             if len(parts) == 1:
@@ -431,7 +431,7 @@ class Session(PolledSource):
 
     # ---- output --------------------------------------------------------------------------------
 
-    def write(self, parts: list[bytes]) -> None:
+    def write(self, parts: list[Piece]) -> None:
         """Send these, or keep what the socket does not take. After the end nothing is sent. An
         error of the socket ends this session only."""
         if self._is_ending:
@@ -446,10 +446,10 @@ class Session(PolledSource):
                 return
             if not parts:
                 return
-            self._waiting.extend(parts)
+        is_first = not self._waiting
+        self._waiting.extend([bytes(part) for part in parts])
+        if is_first:
             self._watch()
-        else:
-            self._waiting.extend(parts)
         self.waiting_bytes += sum([len(part) for part in parts])
         self._count_output()
         if self.outlet.is_writable and (
@@ -648,10 +648,10 @@ class TlsSession(Session):
         if records.is_ended and not self._is_closed:
             self._no_more()
 
-    def write(self, parts: list[bytes]) -> None:
+    def write(self, parts: list[Piece]) -> None:
         """See Session."""
         if not self._is_ending:
-            super().write(self._records.sealed(parts))
+            super().write(list(self._records.sealed(parts)))
 
     def _shut(self) -> None:
         self._say_goodbye(CLOSE_NOTIFY)

@@ -215,9 +215,9 @@ class TlsRecords:
         """Return what the client's records ask for, to be sent at once: b"", or a key update."""
         return self.key_update() if self._must_update else b""
 
-    def sealed(self, parts: Sequence[bytes]) -> list[bytes]:
+    def sealed(self, parts: Sequence[bytes | memoryview]) -> list[bytes]:
         """Return records of these plain bytes, to be sent in this order before any others."""
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        data = b"".join(parts)
         if len(data) <= PLAIN_BYTES_MAX:
             return [self._sealed(data, DATA)]
         starts = range(0, len(data), PLAIN_BYTES_MAX)

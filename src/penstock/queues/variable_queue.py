@@ -1092,6 +1092,9 @@ class VariableQueue(BackingQueue):
             message = self._with_body(Entry(tag, message))
         body = message.body
         shared = None if body is None else engine.placement.share_of(body, len(targets), message)
+        # This may fail; until then nothing has changed.
+        stored = others and is_stored
+        placed = engine.bodies.placed(message, is_persistent=False) if stored else message
         with engine.share(shared):
             if durable:
                 # It stays pending until the record is made: the target may be this queue.
@@ -1100,10 +1103,8 @@ class VariableQueue(BackingQueue):
                 )
                 self._drop_pending(Entry(tag, message))
                 self.state.rates.n_ack_out += 1
-            if others and is_stored:  # before it is acked: both may refer to the same body
-                engine.publish_stored(
-                    others, header, engine.bodies.placed(message, is_persistent=False), expiry_ms
-                )
+            if stored:  # before it is acked: both may refer to the same body
+                engine.publish_stored(others, header, placed, expiry_ms)
             if not durable:
                 self.ack([tag], mode)
                 lsn = engine.log.last_lsn if message.persistent else 0

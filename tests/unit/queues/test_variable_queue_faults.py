@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 
 from penstock.errors import DiskFullError
+from penstock.message import LARGE_FROM
 from penstock.queues import paging
 from penstock.queues.backing_queue import UNLIMITED, Delivery, QueueStates
 from penstock.queues.queue_ram import QueueRam
@@ -662,6 +663,27 @@ def test_a_move_to_two_queues_while_the_disk_is_full(mode: int, is_durable: bool
         assert world.drain(world.queues[name]) == [0]
     for queue in world.queues.values():
         real(queue).state.check()
+
+
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_a_large_body_that_cannot_be_copied_for_a_transient_queue_is_not_moved(
+    is_durable: bool,
+) -> None:
+    world = new_world(body_bytes=LARGE_FROM)
+    world.put(0)
+    world.restart()
+    world.take(1)
+    targets = [world.open(b"a", is_durable=is_durable).index()]
+    targets.append(world.open(b"b", is_durable=False).index())
+    world.rig.fs.fail(errno.ENOSPC, kinds=["pwrite"], path="transient", times=None)
+    with pytest.raises(DiskFullError):
+        world.q.move(0, targets, b"", OS)
+    assert [queue.depth() for queue in world.queues.values()] == [1, 0, 0]
+    world.rig.fs.clear_faults()
+    world.rig.clock.advance(2.0)
+    world.rig.engine.tick()
+    world.q.move(0, targets, b"", OS)
+    assert world.drain(world.queues[b"a"]) == world.drain(world.queues[b"b"]) == [0]
 
 
 @pytest.mark.parametrize("limit", [0, UNLIMITED])

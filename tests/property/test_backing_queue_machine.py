@@ -540,6 +540,7 @@ class RunMachine(VariableMachine):
             fault.times = 0
         if self.world.rig.fs.capacity is not None:
             self.world.rig.fs.capacity = None
+            self.world.rig.fs.clear_faults()  # the tick may begin a checkpoint
             self.world.rig.clock.advance(2.0)
             self.engine.tick()
 

@@ -223,11 +223,12 @@ def _put_rows(state: QueueRam, rows: Iterable[Row]) -> None:
     """Insert rows, ascending, into q3 if they come before delta, into q2 if they come after rows
     there that could not be written, else into delta."""
     delta, q2 = state.delta, state.q2
+    border = q2.first_seq() if q2.count else SEQ_MAX
     later: list[Row] = []
     for row in rows:
         if not delta.count or row.seq < delta.start:
             state.q3.insert(row)
-        elif q2.count and row.seq > q2.first_seq():
+        elif row.seq > border:
             q2.insert(row)
         else:
             later.append(row)
@@ -1206,11 +1207,11 @@ class VariableQueue(BackingQueue):
 
     def forget(self, tags: list[int]) -> None:
         try:
-            self._load_pending(tags)
+            entries = self._pending_entries(tags)
         except OSError:  # they are dead all the same
             for tag in tags:
                 paging.forget_far(self.state, tag)
-        entries = self._pending_entries(tags)
+            entries = self._pending_entries(tags)
         for entry in entries:
             self._drop_pending(entry)
         self._release(entries)

@@ -1142,15 +1142,19 @@ def load(
     state: QueueRam, rows: list[Row], *, stays: bool = True, has_large: bool = False
 ) -> list[Entry]:
     """Return the entries, with bodies, of rows of one segment, ascending. stays: they will be in
-    RAM instead of the rows; else the rows stay. has_large: with large bodies, too. Raises
-    CorruptionError."""
+    RAM instead of the rows; else the rows stay. has_large: with large bodies, too. Raises OSError,
+    and CorruptionError if one was read wrongly twice."""
+    try:
+        return _load(state, rows, stays=stays, has_large=has_large)
+    except CorruptionError:
+        return _load(state, rows, stays=stays, has_large=has_large)
+
+
+def _load(state: QueueRam, rows: list[Row], *, stays: bool, has_large: bool) -> list[Entry]:
     engine, index = state.engine, state.index
     section = index.section
     state.disk_reads += 1
-    if section and any(row.seq in section for row in rows):
-        messages = _load_one_by_one(state, rows)
-    else:
-        messages = _load_run(state, rows)
+    messages = _messages_of(state, rows)
     entries: list[Entry] = []
     for i in range(len(rows)):
         row, message = rows[i], messages[i]
@@ -1176,7 +1180,10 @@ def headers_of(state: QueueRam, rows: list[Row]) -> list[QueuedMessage]:
         stop = _run_end(state, rows, start)
         run = rows[start:stop]
         state.disk_reads += 1
-        found += _load_one_by_one(state, run) if state.index.section else _load_run(state, run)
+        try:
+            found += _messages_of(state, run)
+        except CorruptionError:  # it may have been read wrongly once
+            found += _messages_of(state, run)
         for at in range(start, stop):
             message = found[at]
             message.persistent = rows[at].flags & PERSISTENT != 0
@@ -1217,13 +1224,16 @@ def _load_run(state: QueueRam, rows: list[Row]) -> list[QueuedMessage]:
     return files.entries_of(slots)
 
 
-def _load_one_by_one(state: QueueRam, rows: list[Row]) -> list[QueuedMessage]:
-    """Load rows of which some are in a section of the checkpoint."""
+def _messages_of(state: QueueRam, rows: list[Row]) -> list[QueuedMessage]:
+    """Return the messages of rows of one segment, of which some may be in a section of the
+    checkpoint."""
+    section = state.index.section
+    if not section or not any(row.seq in section for row in rows):
+        return _load_run(state, rows)
     return [
-        _in_section(state, row.seq) if row.seq in state.index.section
-        else _load_run(state, [row])[0]
+        _in_section(state, row.seq) if row.seq in section else _load_run(state, [row])[0]
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def _in_section(state: QueueRam, seq: int) -> QueuedMessage:

@@ -317,11 +317,21 @@ def _whole(state: QueueRam, seq: int, message: QueuedMessage) -> QueuedMessage |
     """Return the message with a body that does not stay in RAM; None if it is damaged."""
     if message.body is not None:
         return message
+    try:
+        return _loaded(state, seq, message)
+    except CorruptionError:
+        return None
+
+
+def _loaded(state: QueueRam, seq: int, message: QueuedMessage) -> QueuedMessage:
+    """Return a copy of the message with its body, which does not stay in RAM. Raises OSError, and
+    CorruptionError if it was read wrongly twice."""
     copy = message.copy()
     try:
         state.engine.load_body(state.index, seq, copy)
     except CorruptionError:
-        return None
+        copy = message.copy()
+        state.engine.load_body(state.index, seq, copy)
     return copy
 
 
@@ -1330,10 +1340,9 @@ class VariableQueue(BackingQueue):
 
     def _with_body(self, entry: Entry) -> QueuedMessage:
         """Return the message with a body that does not stay in RAM."""
-        copy = entry.message.copy()
-        self.engine.load_body(self._index, entry.seq, copy)
+        message = _loaded(self.state, entry.seq, entry.message)
         self.state.disk_reads += 1
-        return copy
+        return message
 
     def _attempts(self, seq: int, is_persistent: bool) -> int:
         if is_persistent:

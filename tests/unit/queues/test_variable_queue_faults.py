@@ -510,6 +510,39 @@ def test_a_place_in_the_store_that_is_read_wrongly_once_is_found() -> None:
     assert world.q.depth() == 0
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("way", ["pending", "pending_headers", "move", "fetch", "browse", "take"])
+def test_what_is_read_wrongly_once_is_read_again(way: str, nth: int, mode: int) -> None:
+    world = new_world(body_bytes=STORED)
+    other = world.open(b"other").index()
+    for i in range(8):
+        world.rig.engine.publish([world.q.index(), other], b"h", world.body(i), mode)
+    world.settle()
+    state = real(world.q).state
+    tags: list[int] = []
+    if way in ("pending", "pending_headers", "move"):
+        tags = tags_of(world.take(8))
+        paging.push_pending(state, 8)
+    elif mode == DISK:
+        paging.push_q4(state, 8)
+    world.rig.fs.fail("flip", kinds=["read"], nth=nth, times=1)
+    calls: dict[str, Callable[[], object]] = {
+        "pending": lambda: [world.q.pending(tag, with_body=True) for tag in tags],
+        "pending_headers": lambda: world.q.pending_headers(tags),
+        "move": lambda: [world.q.move(tag, [world.q.index()], b"h", OS) for tag in tags],
+        "fetch": lambda: world.take(8),
+        "browse": lambda: world.q.browse(None, 8),
+        "take": lambda: world.q.untake(world.q.take(8, 1 << 20, 0)),
+    }
+    calls[way]()
+    world.rig.fs.clear_faults()
+    assert world.rig.told("corruption") == []
+    assert world.q.depth() == 8
+    world.q.requeue(list(range(8)), OS)
+    assert world.drain() == list(range(8))
+
+
 def test_dropping_what_is_damaged_goes_on() -> None:
     world = new_world(body_bytes=STORED)
     world.put(*range(60))

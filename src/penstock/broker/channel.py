@@ -111,7 +111,7 @@ from penstock.errors import (
     CorruptionError,
     DiskFullError,
 )
-from penstock.message import SharedBody
+from penstock.message import QueuedMessage, SharedBody
 from penstock.native import mypyc_attr
 from penstock.queues.amq_queue import Plan
 from penstock.queues.backing_queue import Delivery
@@ -439,10 +439,14 @@ class ChannelTransaction(PublishCollector):
 
     def put(
         self, route: Route, targets: Targets, header: bytes, props: bytes, body: bytes,
-        facts: PublishFacts,
+        facts: PublishFacts, spooled: QueuedMessage | None = None,
     ) -> None:  # fmt: skip
         queues = targets.queues
-        self.vhost.usage.hold(self._hold, self._held_bytes(route, targets, header, body, facts))
+        size = len(body) if spooled is None else spooled.size
+        held = PUBLISH_BYTES + len(header) + PLACE_BYTES * max(len(queues) - 1, 0)
+        if spooled is None and self._is_in_ram(route, targets, size, facts):
+            held += size
+        self.vhost.usage.hold(self._hold, held)
         places = len(queues) + len(targets.streams)
         counts = self._published.setdefault(route.counts, ExchangeCounts())
         counts.add(1, places, int(not places))
@@ -455,24 +459,25 @@ class ChannelTransaction(PublishCollector):
         durable, others = by_durability(queues, facts)
         for queue in queues:
             n, total = self._counts.get(queue, (0, 0))
-            self._counts[queue] = n + 1, total + len(body)
+            self._counts[queue] = n + 1, total + size
         engine = self.vhost.engine
         shared = engine.placement.share_of(body, len(queues))
         if others:
             self._kept.append(DeferredPublish(others, header, body, facts, shared))
         if durable:
             with engine.share(shared, completes=False):
-                self._plan(durable, header, body, facts)
+                self._plan(durable, header, body, facts, spooled)
         for stream in targets.streams:
             stream.begin_append(self._transaction, header, body)
             self._appends.append(stream)
 
     def _plan(
-        self, queues: list[BrokerQueue], header: bytes, body: bytes, facts: PublishFacts
-    ) -> None:
+        self, queues: list[BrokerQueue], header: bytes, body: bytes, facts: PublishFacts,
+        spooled: QueuedMessage | None,
+    ) -> None:  # fmt: skip
         """Publish to durable queues at the commit."""
         before = len(self._puts)
-        plan_all(self._transaction, queues, header, body, facts, self._puts)
+        plan_all(self._transaction, queues, header, body, facts, self._puts, spooled)
         first_plans = self._first_plans
         for put in self._puts[before:]:
             for queue, plan in put.plans:
@@ -480,20 +485,19 @@ class ChannelTransaction(PublishCollector):
                 if number not in first_plans:
                     first_plans[number] = queue, plan
 
-    def _held_bytes(
-        self, route: Route, targets: Targets, header: bytes, body: bytes, facts: PublishFacts
-    ) -> int:
-        """Return how many bytes of RAM one more publish takes. The engine's transaction keeps
-        bodies on disk, after some bytes of them; what is kept for after the commit is in RAM."""
+    def needs_body(self, route: Route, targets: Targets, facts: PublishFacts) -> bool:
         is_kept = bool(targets.streams or targets.histories or route.is_mandatory)
         is_kept = is_kept or not facts.is_persistent
         for queue in targets.queues:
             is_kept = is_kept or not queue.is_durable
+        return is_kept
+
+    def _is_in_ram(self, route: Route, targets: Targets, size: int, facts: PublishFacts) -> bool:
+        """Return whether a body is in RAM until the commit. The engine's transaction keeps bodies
+        on disk, after some bytes of them; what is kept for after the commit is in RAM."""
         spool_bytes = self.vhost.engine.options.tx_spool_bytes
-        held = PUBLISH_BYTES + len(header) + PLACE_BYTES * max(len(targets.queues) - 1, 0)
-        if is_kept or self._transaction.body_bytes + len(body) <= spool_bytes:
-            held += len(body)
-        return held
+        is_small = self._transaction.body_bytes + size <= spool_bytes
+        return is_small or self.needs_body(route, targets, facts)
 
     def ack(self, delivery_tag: int, delivered: Delivered) -> None:
         """Acknowledge an unacked delivery at the commit."""

@@ -357,9 +357,13 @@ class PublishCollector(ABC):
     @abstractmethod
     def put(
         self, route: Route, targets: Targets, header: bytes, props: bytes, body: bytes,
-        facts: PublishFacts,
+        facts: PublishFacts, spooled: QueuedMessage | None = None,
     ) -> None:  # fmt: skip
-        """Add one publish."""
+        """Add one publish. spooled: its body is in the store, and `body` is empty."""
+
+    @abstractmethod
+    def needs_body(self, route: Route, targets: Targets, facts: PublishFacts) -> bool:
+        """Return whether such a publish is kept in RAM until the commit."""
 
 
 class Publisher(Unconfirmed):
@@ -946,7 +950,8 @@ class Publisher(Unconfirmed):
             share_blame(self.vhost, header, len(targets.queues) + len(targets.streams))
             if facts.key is not None:
                 _check_no_window(targets, facts)
-            self.transaction.put(route, targets, header, props, body, facts)
+            stored = None if body else spooled
+            self.transaction.put(route, targets, header, props, body, facts, stored)
             return
         if targets.histories and spooled is None:
             keep_in_histories(targets, kept_of(header, body, facts))
@@ -1136,8 +1141,12 @@ class SpooledPublish:
             routing.is_resumed = True
         if not publisher.finish_routing(routing):
             return False
-        if not routing.targets.streams and publisher.transaction is None:
+        transaction = publisher.transaction
+        if not routing.targets.streams and transaction is None:
             return True
+        if transaction is not None and self._message.persistent:
+            if not transaction.needs_body(self._route, routing.targets, routing.facts):
+                return True
         self._end()
         if not self._is_read() or not publisher.append_copies(routing, self._pieces):
             return False
@@ -1189,7 +1198,7 @@ class SpooledPublish:
         try:
             facts, targets, props = routing.facts, routing.targets, routing.props
             if publisher.transaction is not None:
-                publisher.publish_with(self._route, targets, props, self._body, facts)
+                publisher.publish_with(self._route, targets, props, self._body, facts, message)
             else:
                 publisher.publish_left(routing, self._body, message)
                 places = _places(targets)
@@ -1557,10 +1566,11 @@ def _check_no_window(targets: Targets, facts: PublishFacts) -> None:
 
 def plan_all(
     transaction: Transaction, queues: list[BrokerQueue], header: bytes, body: bytes,
-    facts: PublishFacts, planned: list[Planned],
+    facts: PublishFacts, planned: list[Planned], stored: QueuedMessage | None = None,
 ) -> None:  # fmt: skip
     """Publish to durable queues in a transaction, the body once for all to which it is the same.
-    What is planned is added to `planned`, also if this fails: the caller must undo it."""
+    What is planned is added to `planned`, also if this fails: the caller must undo it. stored: its
+    body is in the store, and all share it."""
     groups: dict[tuple[bytes, int], list[tuple[BrokerQueue, Plan]]] = {}
     done = 0
     try:
@@ -1569,7 +1579,10 @@ def plan_all(
             groups.setdefault((plan.header, plan.expiry_ms), []).append((queue, plan))
         for (shared, expiry_ms), group in groups.items():
             targets = [plan.index for _, plan in group]
-            published = transaction.publish(targets, shared, body, expiry_ms)
+            if stored is None:
+                published = transaction.publish(targets, shared, body, expiry_ms)
+            else:
+                published = transaction.publish_stored(targets, shared, stored, expiry_ms)
             planned.append(Planned(published, group))
             done += 1
     except BaseException:

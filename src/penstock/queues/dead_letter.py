@@ -748,6 +748,8 @@ def move_to(
     message, tag = delivery.message, delivery.tag
     durable = [each for each in destinations if _index(each).is_durable]
     is_lost = message.persistent and not durable
+    if message.body is None and is_large(message) and not streams and not _is_even(destinations):
+        return _move_stored(destinations, source, delivery, mode, engine)
     if not streams and not is_lost and _is_even(destinations):
         first = destinations[0]
         targets = [_index(each) for each in destinations]
@@ -773,10 +775,41 @@ def move_to(
         if not (streams or logged):
             source.ack([tag], mode)
     if message.persistent:
-        for each in durable:
-            landed = each.part << PART_SHIFT | (_index(each).next_seq - 1)
-            each.backing.hold(landed, lsn, mode)
+        _hold_landed(durable, lsn, mode)
     return lsn
+
+
+def _move_stored(
+    destinations: list[Destination], source: BackingQueue, delivery: Delivery, mode: int,
+    engine: StorageEngine,
+) -> int:  # fmt: skip
+    """Move a large message to queues that give it different headers or expiries: all share its body
+    in the store, which is not read."""
+    message, tag = delivery.message, delivery.tag
+    logged = [each for each in destinations if message.persistent and _index(each).is_durable]
+    lsn = 0
+    engine.bodies.own(message)
+    try:
+        if logged:
+            lsn = _move_apart(logged, (), b"", b"", source, tag, mode, engine, message)
+        stored = message
+        for each in destinations:
+            if each not in logged:
+                stored = engine.bodies.placed(stored, is_persistent=False)
+                engine.publish_stored([_index(each)], each.header, stored, each.expiry_ms)
+        if not logged:
+            source.ack([tag], mode)
+    finally:
+        engine.bodies.disown(message)
+    _hold_landed(logged, lsn, mode)
+    return lsn
+
+
+def _hold_landed(durable: list[Destination], lsn: int, mode: int) -> None:
+    """Hold the last message of each destination until the record that brought it is settled."""
+    for each in durable:
+        landed = each.part << PART_SHIFT | (_index(each).next_seq - 1)
+        each.backing.hold(landed, lsn, mode)
 
 
 def _body_of(source: BackingQueue, delivery: Delivery) -> bytes:
@@ -791,16 +824,20 @@ def _body_of(source: BackingQueue, delivery: Delivery) -> bytes:
 def _move_apart(
     destinations: list[Destination], streams: Sequence[StreamTarget], header: bytes, body: bytes,
     source: BackingQueue, tag: int, mode: int, engine: StorageEngine,
+    stored: QueuedMessage | None = None,
 ) -> int:  # fmt: skip
     """Move to queues that give the message different headers or expiries, and to streams, in one
-    record. Destinations that agree share a message."""
+    record. Destinations that agree share a message. stored: all share its body in the store."""
     groups: dict[tuple[bytes, int], list[QueueIndex]] = {}
     for each in destinations:
         groups.setdefault((each.header, each.expiry_ms), []).append(_index(each))
     transaction = engine.begin()
     try:
         for (own, expiry_ms), targets in groups.items():
-            transaction.publish(targets, own, body, expiry_ms)
+            if stored is None:
+                transaction.publish(targets, own, body, expiry_ms)
+            else:
+                transaction.publish_stored(targets, own, stored, expiry_ms)
         for stream in streams:
             stream.append(transaction, header, body)
         for index, entries in source.entries([tag]):

@@ -38,11 +38,14 @@ from penstock.codec.spec import (
     QueuePurgeOk,
     TxCommit,
     TxCommitOk,
+    TxRollback,
+    TxRollbackOk,
     TxSelect,
     TxSelectOk,
 )
 from penstock.errors import DiskFullError
 from penstock.message import LARGE_FROM
+from penstock.storage.files.durability import DISK
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.builds import pure_only
 from tests.helpers.faulty_filesystem import FaultyFileSystem
@@ -534,12 +537,13 @@ def test_it_is_delivered_to_its_end_whatever_becomes_of_the_message(
 
 
 def test_a_body_in_a_shared_file_is_delivered_to_its_end_too(rig: BrokerRig) -> None:
-    """What came in a transaction, or by the library."""
+    """What the library has put there."""
     rig.vhost.engine.state.store.own_file_from = 8 << 20
     publisher = filled(rig)
-    publisher.call(1, TxSelect(), TxSelectOk)
-    publisher.publish(1, "", "q", LARGE, delivery_mode=2)
-    publisher.call(1, TxCommit(), TxCommitOk)
+    queue = rig.vhost.table.usable("q")
+    assert isinstance(queue, BrokerQueue)
+    queue.amq.publish(b"", LARGE, DISK)
+    rig.turn()
     checkpointed(rig, publisher)
     assert own_files(rig) == []
     client = begun(rig)
@@ -827,3 +831,84 @@ def test_a_damaged_record_ends_the_connection_and_then_the_consumer(rig: BrokerR
 def stream_directories(rig: BrokerRig) -> list[str]:
     place = f"{rig.vhost.engine.path}/streams"
     return [f"{place}/{name}" for name in rig.fs.list(place)]
+
+
+# ---- in a transaction, and to queues that differ -------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["commit", "rollback", "lose", "crash"])
+def test_a_transaction_does_not_read_the_bodies_that_it_publishes(
+    rig: BrokerRig, longest: Longest, how: str
+) -> None:
+    client = rig.client().open()
+    declared(client, "q")
+    arguments: dict[str, object] = {"x-message-ttl": 60_000}
+    method = QueueDeclare(queue="other", durable=True, arguments=arguments)
+    client.call(1, method, QueueDeclareOk)
+    for name in ("q", "other"):
+        client.call(1, QueueBind(queue=name, exchange="amq.fanout"), QueueBindOk)
+    client.call(1, TxSelect(), TxSelectOk)
+    client.publish(1, "amq.fanout", "", LARGE, delivery_mode=2)
+    client.publish(1, "amq.fanout", "", b"small", delivery_mode=2)
+    rig.turn()
+    assert (ready(rig), ready(rig, "other")) == (0, 0)
+    assert len(own_files(rig)) == 1
+    if how in ("lose", "rollback"):
+        if how == "lose":
+            client.lose()
+        else:
+            client.call(1, TxRollback(), TxRollbackOk)
+        checkpointed(rig, client)
+        assert own_files(rig) == []
+        return
+    client.call(1, TxCommit(), TxCommitOk)
+    assert longest.read_bytes <= PIECE_BYTES
+    if how == "crash":
+        rig = BrokerRig(fs=rig.fs.crash("lost"))
+    assert (ready(rig), ready(rig, "other")) == (2, 2)
+    client = rig.client().open()
+    for name in ("q", "other"):
+        client.send(1, BasicGet(queue=name, no_ack=True))
+        client.send(1, BasicGet(queue=name, no_ack=True))
+    rig.turn()
+    assert client.bodies() == [LARGE, b"small"] * 2
+    checkpointed(rig, client)
+    assert own_files(rig) == []
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("is_mixed", [True, False])
+@pytest.mark.parametrize("crashes", [True, False])
+def test_nor_when_it_is_dead_lettered_to_queues_with_their_own_expiries(
+    rig: BrokerRig, longest: Longest, persistent: bool, is_mixed: bool, crashes: bool
+) -> None:
+    client = rig.client().open()
+    for n in range(3):
+        arguments: dict[str, object] = {"x-message-ttl": 60_000 + n}
+        is_durable = not (is_mixed and n == 2)
+        method = QueueDeclare(queue=f"d{n}", durable=is_durable, arguments=arguments)
+        client.call(1, method, QueueDeclareOk)
+        client.call(1, QueueBind(queue=f"d{n}", exchange="amq.fanout"), QueueBindOk)
+    arguments = {"x-dead-letter-exchange": "amq.fanout"}
+    client.call(1, QueueDeclare(queue="q", durable=True, arguments=arguments), QueueDeclareOk)
+    client.publish(1, "", "q", LARGE, delivery_mode=2 if persistent else 1)
+    client.send(1, BasicGet(queue="q"))
+    rig.turn()
+    assert client.bodies() == [LARGE]
+    client.send(1, BasicReject(delivery_tag=1, requeue=False))
+    rig.turn()
+    assert [ready(rig, name) for name in ("q", "d0", "d1", "d2")] == [0, 1, 1, 1]
+    assert longest.read_bytes <= PIECE_BYTES
+    names = ["d0", "d1", "d2"]
+    if crashes:
+        rig.vhost.engine.sync()
+        rig = BrokerRig(fs=rig.fs.crash("lost"))
+        names = names[: 2 if is_mixed else 3] if persistent else []
+        assert ready(rig, "q") == 0
+    client = rig.client().open()
+    for name in names:
+        client.send(1, BasicGet(queue=name, no_ack=True))
+        rig.turn()
+        assert client.bodies() == [LARGE]
+    checkpointed(rig, client)
+    assert own_files(rig) == []

@@ -261,6 +261,7 @@ class Transaction:
         copy = message.copy()
         copy.header, copy.expiry_ms = header, expiry_ms
         self._journal.state.store.own(copy.store_file, copy.id)
+        self.body_bytes += copy.size
         self.log_bytes += 64 + len(header) + 12 * len(queues)
         self.place_count += len(queues)
         published = Published(copy, queues)

@@ -444,7 +444,9 @@ class ChannelTransaction(PublishCollector):
         queues = targets.queues
         size = len(body) if spooled is None else spooled.size
         held = PUBLISH_BYTES + len(header) + PLACE_BYTES * max(len(queues) - 1, 0)
-        if spooled is None and self._is_in_ram(route, targets, size, facts):
+        if facts.large is not None or (
+            spooled is None and self._is_in_ram(route, targets, size, facts)
+        ):
             held += size
         self.vhost.usage.hold(self._hold, held)
         places = len(queues) + len(targets.streams)
@@ -468,7 +470,7 @@ class ChannelTransaction(PublishCollector):
             with engine.share(shared, completes=False):
                 self._plan(durable, header, body, facts, spooled)
         for stream in targets.streams:
-            stream.begin_append(self._transaction, header, body)
+            stream.begin_append(self._transaction, header, body, facts.large)
             self._appends.append(stream)
 
     def _plan(

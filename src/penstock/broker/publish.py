@@ -234,10 +234,11 @@ class PublishFacts:
     """What a queue must know of a message. ttl_ms: None for no expiration; delay_ms: None for the
     queue's own. hidden: keys of BCC, which the stored header keeps. key: by which duplicates are
     known, None for none; key_ttl_ms: for how long, None: as the queue or exchange says. windows: of
-    exchanges that are to see the key; seen_lsn: of those that have."""
+    exchanges that are to see the key; seen_lsn: of those that have. large: its body, if that is in
+    the store and also in RAM, for streams."""
 
-    __slots__ = ("delay_ms", "hidden", "is_persistent", "key", "key_ttl_ms", "priority", "seen_lsn",
-                 "ttl_ms", "windows")  # fmt: skip
+    __slots__ = ("delay_ms", "hidden", "is_persistent", "key", "key_ttl_ms", "large", "priority",
+                 "seen_lsn", "ttl_ms", "windows")  # fmt: skip
 
     def __init__(self) -> None:
         self.is_persistent: bool = False
@@ -249,6 +250,7 @@ class PublishFacts:
         self.key_ttl_ms: int | None = None
         self.windows: list[KeyWindow] = []
         self.seen_lsn: int = 0
+        self.large: BodyPieces | None = None
 
     def set_plain(self, info: int) -> None:
         """Set the facts of a message from the result of the scan."""
@@ -1144,16 +1146,29 @@ class SpooledPublish:
         transaction = publisher.transaction
         if not routing.targets.streams and transaction is None:
             return True
-        if transaction is not None and self._message.persistent:
-            if not transaction.needs_body(self._route, routing.targets, routing.facts):
-                return True
+        is_kept = transaction is None or transaction.needs_body(
+            self._route, routing.targets, routing.facts
+        )
+        if not is_kept and self._message.persistent:
+            return True
         self._end()
         if not self._is_read() or not publisher.append_copies(routing, self._pieces):
             return False
-        if publisher.transaction is None and publisher.wants_copies(routing, self._pieces.size):
+        size = self._pieces.size
+        if transaction is None and publisher.wants_copies(routing, size):
             return True
-        self._body = b"".join(self._pieces.pieces)
-        return publisher.transaction is not None or publisher.may_log(len(self._body))
+        if self._message.persistent and (transaction is None or self._is_for_streams(routing)):
+            routing.facts.large = self._pieces
+        else:
+            self._body = b"".join(self._pieces.pieces)
+        return transaction is not None or publisher.may_log(size * len(routing.targets.streams))
+
+    def _is_for_streams(self, routing: Routing) -> bool:
+        """Return whether nothing but streams needs the body in RAM."""
+        targets = routing.targets
+        if not routing.facts.is_persistent or targets.histories or self._route.is_mandatory:
+            return False
+        return len(targets.streams) > 0 and all(queue.is_durable for queue in targets.queues)
 
     def _is_read(self) -> bool:
         """Read the body, as far as the turn's budget goes. Returns whether all of it is there."""
@@ -1371,8 +1386,14 @@ def _fan_out(
                 )
         finally:
             engine.bodies.disown(spooled)
-    is_joined = len(streams) > 0 or facts.key is not None
-    whole = body if spooled is None or not is_joined or body else whole_body(vhost, spooled)
+    whole = body
+    is_read = bool(body) or facts.large is not None
+    if (
+        spooled is not None
+        and not is_read
+        and (streams or (facts.key is not None and not spooled.persistent))
+    ):
+        whole = whole_body(vhost, spooled)
     return _send(vhost, shared, streams, header, body, facts, spooled, whole, dead, before_lsn)
 
 
@@ -1395,7 +1416,9 @@ def _send(
         joined, shared = by_durability(shared, facts)
         if joined or streams:
             logged = [window for window in windows if window.is_logged]
-            lsn = max(lsn, _append_all(vhost, joined, streams, header, whole, facts, logged))
+            lsn = max(
+                lsn, _append_all(vhost, joined, streams, header, whole, facts, logged, spooled)
+            )
     if shared:
         lsn = max(lsn, _publish_shared(vhost, shared, header, body, size, facts, spooled))
     for window, until_ms in _sightings(vhost, windows, facts):
@@ -1500,21 +1523,27 @@ def _publish_shared(
 
 def _append_all(
     vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
-    body: bytes, facts: PublishFacts, windows: list[KeyWindow],
+    body: bytes, facts: PublishFacts, windows: list[KeyWindow], spooled: QueuedMessage | None,
 ) -> int:  # fmt: skip
     """Publish with one record to streams and durable queues, and have windows see its key; return
-    the LSN."""
+    the LSN. spooled: the body is in the store; `body` is empty if `facts` has it in pieces, or if
+    all that need it share that."""
     vhost.dispatch.schedule()
+    large = facts.large
+    size = len(body) if spooled is None else spooled.size
     if not queues and len(streams) == 1 and not windows:
+        if large is not None:
+            return streams[0].append_large(header, large, vhost.mode)
         return streams[0].append(header, body, vhost.mode)
     transaction = vhost.engine.begin()
     planned: list[Planned] = []
     try:
         for window, until_ms in _sightings(vhost, windows, facts):
             transaction.see(window, facts.key or b"", until_ms)
-        plan_all(transaction, queues, header, body, facts, planned)
+        stored = spooled if spooled is not None and spooled.persistent else None
+        plan_all(transaction, queues, header, body, facts, planned, stored)
         for stream in streams:
-            stream.begin_append(transaction, header, body)
+            stream.begin_append(transaction, header, body, large)
         lsn = transaction.commit(vhost.mode)
     except BaseException as error:
         if transaction.is_open:
@@ -1522,12 +1551,12 @@ def _append_all(
         for one in planned:
             one.undo()
         if isinstance(error, TransactionTooLargeError):
-            text = f"a message of {len(body)} bytes for {len(streams)} streams: {error}"
+            text = f"a message of {size} bytes for {len(streams)} streams: {error}"
             raise ChannelError(RESOURCE_ERROR, text, *PUBLISH) from None
         raise
     for one in planned:
         for queue, plan, entry in one.entered():
-            queue.amq.planned(plan, entry.seq, len(body))
+            queue.amq.planned(plan, entry.seq, size)
             queue.published += 1
             vhost.dispatch.mark(queue)
     for stream in streams:

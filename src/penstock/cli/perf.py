@@ -50,7 +50,11 @@ HEAD_BYTES: Final = 12  # of penstock.client.load:HEAD
               help="persistent: messages are, and the queue of -u is durable.")  # fmt: skip
 @click.option("-a", "--autoack", is_flag=True, help="Consume without acknowledgements.")
 @click.option(
-    "-A", "--multi-ack-every", type=click.IntRange(1, 65535), default=1, help="Acknowledge each N [1]."
+    "-A",
+    "--multi-ack-every",
+    type=click.IntRange(1, 65535),
+    default=1,
+    help="Acknowledge each N [1].",
 )
 @click.option("-p", "--predeclared", is_flag=True, help="Declare nothing; -u is there.")
 @click.option("-qq", "--quorum-queue", is_flag=True, help="A quorum queue, which -u names.")

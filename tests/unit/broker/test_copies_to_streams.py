@@ -150,3 +150,43 @@ def test_a_stream_that_is_deleted_while_a_body_is_read_back(
         assert client.methods(BasicAck)[-1].delivery_tag == 1
     assert sum(records(rig)) == 0
     rig.restart()  # which verifies the store
+
+
+@pytest.mark.parametrize("to_queue", [False, True])
+def test_a_large_message_with_a_key_of_duplicates_is_in_one_record_with_it(
+    rig: OperationRig, to_queue: bool
+) -> None:
+    client = confirming(rig)
+    arguments = {"x-message-deduplication": True, "x-cache-size": 10}
+    rig.result("declare_exchange", exchange="once", type="fanout", arguments=arguments)
+    for name in ["q"] if to_queue else ["s0", "s1", "q"]:
+        rig.result("bind_queue", queue=name, exchange="once", routing_key="")
+    for _ in range(2):
+        headers = {"x-deduplication-header": "k"}
+        client.publish(1, "once", "", bytes(SPOOLED), headers=headers, delivery_mode=2)
+        rig.turn()
+    assert client.methods(BasicAck)[-1].delivery_tag == 2
+    for _ in range(2):
+        assert sizes(rig) == [SPOOLED]
+        assert sum(records(rig)) == (0 if to_queue else 2)
+        rig.restart()
+
+
+@pytest.mark.parametrize("is_rolled_back", [False, True])
+@pytest.mark.parametrize("exchange", ["", "amq.fanout"])
+def test_a_transaction_publishes_large_messages_to_streams(
+    rig: OperationRig, exchange: str, is_rolled_back: bool
+) -> None:
+    client = rig.client().open(1)
+    client.call(1, TxSelect(), TxSelectOk)
+    client.publish(1, exchange, "s0", bytes(SPOOLED), delivery_mode=2)
+    rig.turn()
+    if is_rolled_back:
+        client.lose()
+    else:
+        client.call(1, TxCommit(), TxCommitOk)
+    n = 0 if is_rolled_back else STREAMS if exchange else 1
+    for _ in range(2):
+        assert sum(records(rig)) == n
+        assert sizes(rig) == ([SPOOLED] if n > 1 else [])
+        rig.restart()

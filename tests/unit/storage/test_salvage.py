@@ -275,6 +275,26 @@ def test_each_body_is_looked_for_on_its_own(is_clean: bool) -> None:
     assert report.lost == 60 - len(wanted)
 
 
+def test_a_file_that_is_missing_is_one_loss_however_many_messages_refer_to_it() -> None:
+    fs = FaultyFileSystem()
+    path = DataDirectory(fs, DATA).vhost_path(b"/")
+    engine = StorageEngine(fs, path, b"/", clock=ManualClock(), rng=random.Random(1))
+    queue = engine.declare_queue(b"q")
+    for _ in range(5):
+        engine.publish([queue], b"", bytes(33_000), DISK)
+    engine.close()
+    fs = fs.crash("kept")
+    store = path + "/msg_store_persistent"
+    (name,) = (one for one in fs.list(store) if one.endswith(".rdq"))
+    fs.damage_delete(f"{store}/{name}")
+    report = run(fs)
+    assert report.lost == 5
+    assert [str(one) for one in report.losses] == [
+        f"{store}/{name}: at byte 0: the file is missing, with the bodies of 5 messages of queue "
+        "'q' (a file whose messages are all acknowledged is deleted)"
+    ]
+
+
 def without(data: bytes, sectors: set[int]) -> bytes:
     """The same with zeros in the sectors that begin there."""
     changed = bytearray(data)

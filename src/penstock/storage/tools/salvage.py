@@ -613,7 +613,8 @@ class SalvagedVhost(LogState):
                 if decode_slot(seed, base + rel, data, place) is not None:
                     queue.set(base + rel, self.slots)
         if names:
-            text = f"acknowledgements of queue {queue.name!r} are lost: all its messages are taken"
+            name = queue_title(queue.name)
+            text = f"acknowledgements of queue {name!r} are lost: all its messages are taken"
             self.losses.append(Problem(queue.path, 0, text))
 
     def _apply(self, found: FoundRecord) -> None:
@@ -1056,6 +1057,7 @@ class _VhostSalvage:
         delivered = 0
         attempts: list[tuple[int, int]] = []
         files: SegmentFiles | None = None
+        missing: dict[str, int] = {}  # a file that is not there -> messages with bodies in it
         for seq in list(queue.seqs(old.slots)):
             number = seq // old.slots
             if queue.path and (files is None or files.segment != number):
@@ -1070,6 +1072,9 @@ class _VhostSalvage:
                 message = old.message(queue, files, seq, self._bodies.read)
             except CorruptionError as error:
                 count.lost += 1
+                if not old.fs.exists(error.path):
+                    missing[error.path] = missing.get(error.path, 0) + 1
+                    continue
                 text = f"{error.reason} (seq {seq} of queue {count.name!r})"
                 self._report.losses.append(Problem(error.path, error.position, text))
                 continue
@@ -1083,6 +1088,12 @@ class _VhostSalvage:
                 attempts.append((new_seq, queue.attempts[seq]))
         if files is not None:
             files.close()
+        for path, messages in missing.items():
+            text = (
+                f"the file is missing, with the bodies of {messages} messages of queue "
+                f"{count.name!r} (a file whose messages are all acknowledged is deleted)"
+            )
+            self._report.losses.append(Problem(path, 0, text))
         if delivered:
             self._new.mark(target, delivered, OS)
         for start in range(0, len(attempts), FLUSH_ENTRIES):

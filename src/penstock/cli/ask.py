@@ -48,6 +48,7 @@ DEFAULT_DATA: Final = "./penstock-data"
 HTTP_S: Final = 60.0  # as of the control socket: the broker gives up before
 QUICK_S: Final = 0.2  # for names that help, and need not come
 LOGIN_FAILED: Final = "Login failed"
+TLS_ALERT: Final = "\x15\x03"  # what a port of TLS answers to plain text
 NO_TAG: Final = ": Not "  # management, policymaker ... user
 # What a broker says of a name that there is none of, and what lists those that there are.
 LISTED_BY: Final = {
@@ -298,7 +299,7 @@ class _Http:
 
     def call(self, op: str, vhost: str | None = None, /, **args: object) -> Any:
         import ssl
-        from http.client import HTTPException
+        from http.client import BadStatusLine, HTTPException
 
         from penstock.client.tls import tls_reason
         from penstock.operation_json import dumps, read
@@ -320,6 +321,9 @@ class _Http:
             self.close()
             if isinstance(error, ssl.SSLError):
                 text = f"no connection to {self._where} over TLS: {tls_reason(error)}"
+                raise UnavailableError(text) from error
+            if isinstance(error, BadStatusLine) and error.line.startswith(TLS_ALERT):
+                text = f"{self._where} speaks TLS: give --url https://"
                 raise UnavailableError(text) from error
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise UnavailableError(

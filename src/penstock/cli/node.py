@@ -370,7 +370,9 @@ def await_startup(timeout_s: float, data: str) -> None:
                 raise
         except CommandRefusedError as error:
             if clock.monotonic() >= deadline:
-                raise UnavailableError(f"not ready after {timeout_s:g} s: {error}") from None
+                text = str(error).removeprefix("INTERNAL_ERROR - ")
+                why = "; see: penstock status" if text.startswith("not ready") else f": {text}"
+                raise UnavailableError(f"not ready after {timeout_s:g} s{why}") from None
         else:
             return
         ThreadWaiter().sleep(PAUSE_S)

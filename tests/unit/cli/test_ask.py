@@ -1,6 +1,7 @@
 """Which broker a command asks: by option, environment, configuration, default."""
 
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,19 @@ def test_a_broker_of_an_older_release_is_named(
     said = capsys.readouterr().err
     assert "the broker in . is of an older release" in said
     assert "stop it with SIGTERM" in said
+
+
+def test_a_port_of_tls_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as client:
+                client.recv(65536)
+                client.sendall(b"\x15\x03\x01\x00\x02\x02F")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        port = server.getsockname()[1]
+        assert main(["--url", f"http://127.0.0.1:{port}", "status"]) == 69
+        thread.join()
+    assert f"127.0.0.1:{port} speaks TLS: give --url https://" in capsys.readouterr().err

@@ -322,7 +322,7 @@ class _Http:
             if isinstance(error, ssl.SSLError):
                 text = f"no connection to {self._where} over TLS: {tls_reason(error)}"
                 raise UnavailableError(text) from error
-            if isinstance(error, BadStatusLine) and error.line.startswith(TLS_ALERT):
+            if isinstance(error, BadStatusLine) and str(error).startswith(TLS_ALERT):
                 text = f"{self._where} speaks TLS: give --url https://"
                 raise UnavailableError(text) from error
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__

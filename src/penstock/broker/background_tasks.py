@@ -28,7 +28,7 @@ from penstock.clock import Clock
 from penstock.message import Entry
 from penstock.native import mypyc_attr
 
-SLICE_S: Final = 0.002  # a slice that was begun is finished: a turn's share is some 4 ms
+SLICE_S: Final = 0.0015  # a slice that was begun is finished: a turn's share is some 3 ms
 STEPS_MAX: Final = 32  # in one turn, whatever the clock says
 UNSETTLED_BYTES_MAX: Final = 4 << 20  # of records of one task
 UNSETTLED_MAX: Final = 64  # of these records

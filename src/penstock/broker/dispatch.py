@@ -66,7 +66,7 @@ LOOK_STEPS: Final = 256
 SHORT_STEPS: Final = 32
 STEPS_MAX: Final = 1 << 15
 SLICE_S: Final = 0.010
-LATER_S: Final = 0.002
+LATER_S: Final = 0.0015
 TURN_S: Final = 0.020
 # What is taken for what has no better measure.
 METHOD_STEPS: Final = 16

@@ -544,6 +544,7 @@ def test_a_body_in_a_shared_file_is_delivered_to_its_end_too(rig: BrokerRig) -> 
     assert isinstance(queue, BrokerQueue)
     queue.amq.publish(b"", LARGE, DISK)
     rig.turn()
+    rig.restart()
     checkpointed(rig, publisher)
     assert own_files(rig) == []
     client = begun(rig)

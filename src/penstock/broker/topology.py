@@ -610,8 +610,13 @@ class LargeLetters(BackgroundTask):
         if not self._engine.is_ready(letters[0].next_bytes):
             self._engine.when_ready(self._wake)
             return ASLEEP
-        if letters[0].step():
+        letter = letters[0]
+        if letter.step():
             letters.popleft()
+        elif letter.has_no_room:
+            letter.has_no_room = False
+            self._engine.when_ready(self._wake)
+            return ASLEEP
         return AGAIN if letters else DONE
 
     def failed(self, error: Exception) -> None:

@@ -442,12 +442,14 @@ class DeadLetters:
             target.after_dead_letters(self.hops + 1)
 
     def finish(self) -> None:
-        """Send at once what is being sent in steps: the queue ends, or is deleted."""
+        """Send at once what is being sent in steps: the queue ends, or is deleted. What is decided
+        and has no room on the disk happens later, or at the next start."""
         self.on_sent = nothing
         while self.waiting:
             letter = self.waiting[0]
             while not letter.step():
-                pass
+                if letter.has_no_room:
+                    return
 
     def abandon(self) -> None:
         """Leave what is being sent in steps in the queue, which is opened again, unless its record
@@ -521,7 +523,8 @@ def is_long(routed: Routed, size: int) -> bool:
 class LargeLetter:
     """The sending of one dead letter in steps: its body is read, then logged for each stream in a
     part of one transaction, which then take effect one by one. One that only waits for such a one
-    is sent in one step. next_bytes: what the next step logs. is_over: there is none."""
+    is sent in one step. next_bytes: what the next step logs. is_over: there is none. has_no_room:
+    a step that must happen found the disk full."""
 
     def __init__(
         self, letters: DeadLetters, route: DeadLetterRoute, source: BackingQueue,
@@ -530,6 +533,7 @@ class LargeLetter:
         self.mode: int = OS
         self.next_bytes: int = 0
         self.is_over: bool = False
+        self.has_no_room: bool = False
         self._letters: DeadLetters = letters
         self._route: DeadLetterRoute = route
         self._source: BackingQueue = source
@@ -566,6 +570,7 @@ class LargeLetter:
             return self._applied(transaction)
         except DiskFullError:
             if self._is_decided:
+                self.has_no_room = True
                 return False  # the next step tries again
             self._source.requeue([self._tag], OS, attempted=False)
         except (CorruptionError, OSError) as error:
@@ -578,7 +583,7 @@ class LargeLetter:
         if transaction is not None and self._is_decided:
             while transaction.has_parts:
                 transaction.apply_part(self.mode)
-        elif transaction is not None:
+        elif transaction is not None and transaction.is_open:
             transaction.rollback()
         self._end()
 

@@ -187,3 +187,33 @@ def test_a_message_that_cannot_be_read_stays_pending(rig: BrokerRig) -> None:
     assert [text for kind, text in rig.events if kind == "corruption" and path in text]
     assert records(rig) == [[5]] * 3
     assert depth(rig) == 1
+
+
+@pure_only  # a constant is replaced
+@pytest.mark.usefixtures("one_step_a_turn")
+@pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.parametrize("steps", [0, 4, 8, 12])
+def test_on_a_full_disk_it_stays_or_goes_on_when_there_is_room(
+    rig: BrokerRig, steps: int, is_stopped: bool
+) -> None:
+    client = got(rig, LARGE)
+    client.send(1, BasicReject(delivery_tag=1, requeue=False))
+    for _ in range(steps):
+        rig.vhost.turn()
+        rig.vhost.completed()
+    rig.fs.capacity = rig.fs.used_bytes()
+    for _ in range(20):
+        rig.vhost.turn()
+        rig.vhost.completed()
+    is_there = depth(rig) == 1
+    rig.fs.capacity = None
+    if is_stopped:
+        rig.restart()
+    for _ in range(8):
+        rig.tick(1.0)
+    if depth(rig):
+        assert is_there
+        assert records(rig) == [[]] * 3
+    else:
+        assert records(rig) == [[len(LARGE)]] * 3
+        assert depth(rig, "t") == 1

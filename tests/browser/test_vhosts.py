@@ -90,3 +90,19 @@ def test_what_a_user_may_not_see_is_asked_for_once(tab: Tab) -> None:
         }"""
     )
     assert told == [401, 0]
+
+
+def test_a_vhost_whose_publishers_wait_is_as_red_as_its_alarm(
+    admin: Tab, broker: LiveBroker
+) -> None:
+    broker.control("set_config", key="storage.disk_free_limit", value="900TiB")
+    try:
+        admin.go("vhosts", "/")
+        line = admin.page.locator("main p.sentence.danger", has_text="vhost '/': publishers wait")
+        line.wait_for()
+        chip = admin.page.locator("main .chip.danger", has_text="running, publishers wait: disk")
+        expect(chip).to_have_count(1)
+    finally:
+        broker.control("set_config", key="storage.disk_free_limit", value="50MiB")
+    admin.go("vhosts")
+    expect(admin.page.locator("main .chip.danger", has_text="publishers wait")).to_have_count(0)

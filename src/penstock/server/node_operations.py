@@ -404,7 +404,9 @@ class NodeOperations:
                     f"the disk of {_from_root(disk)} has {format_bytes(free_bytes)} free, "
                     f"publishers wait below {format_bytes(limit_bytes)} (storage.disk_free_limit)"
                 )
-                do = "make room there, or lower the limit: penstock config set"
+                do = (
+                    "make room there, or lower it: penstock config set storage.disk_free_limit SIZE"
+                )
                 found.append(NodeProblem(ALARM, text, do))
         return found + [
             NodeProblem(OF_NODE, str(process.down()), LOG_ADVICE)

@@ -10,7 +10,7 @@ import { Bytes, Chip, Empty, Num, Pairs, Panel, Problem, Sentence, Time } from "
 import { editLimits, LIMITS, limitOf } from "./limits.js";
 
 const State = ({ vhost: { penstock: p } }) =>
-  html`<${Chip} level=${p.state === "running" ? (p.blocked_reason ? "warning" : "ok") : p.state === "stopped" ? "" : "danger"} title=${p.why}>${p.state}${p.blocked_reason ? `, publishers wait: ${p.blocked_reason}` : ""}<//>`;
+  html`<${Chip} level=${p.state === "running" ? (p.blocked_reason ? "danger" : "ok") : p.state === "stopped" ? "" : "danger"} title=${p.why}>${p.state}${p.blocked_reason ? `, publishers wait: ${p.blocked_reason}` : ""}<//>`;
 
 const columns = [
   { key: "name", title: "name" },
@@ -213,7 +213,7 @@ function Vhost({ name }) {
     if (await asked) after();
   };
   return html`<h1>${name}</h1><${Problem} error=${error} retry=${refresh} />
-    ${why?.map((one) => html`<${Sentence} key=${one.text} level="warning" text=${`${one.about}: ${one.text}`} do=${one.do} since=${one.since} />`)}
+    ${why?.map((one) => html`<${Sentence} key=${one.text} level=${p.blocked_reason && one.about.startsWith("vhost ") ? "danger" : "warning"} text=${`${one.about}: ${one.text}`} do=${one.do} since=${one.since} />`)}
     <${Panel} title="Process" actions=${
       isAdmin &&
       html`<button onClick=${() => then(edit(v))}>Change …</button><button onClick=${() => then(checkpoint(name))} disabled=${p.state !== "running"}>Checkpoint …</button><button onClick=${() => then(restart(v))}>${p.state === "running" ? "Restart" : "Start"} …</button>

@@ -58,6 +58,8 @@ LISTED_BY: Final = {
 UNKNOWN: Final = re.compile(
     "NOT_FOUND - no (queue|exchange|vhost|user) '([^']+)'(?: in vhost '([^']+)')?"
 )
+# What `penstock why` explains.
+UNSERVED: Final = re.compile(r"INTERNAL_ERROR - vhost '(.+?)' is down|publishing is blocked")
 
 
 def data_of(_ctx: click.Context, _param: click.Parameter | None, given: str | None) -> str:
@@ -224,7 +226,10 @@ def names_of(data: str, kind: str, vhost: str, prefix: str) -> list[str]:
 
 def _hint(data: str, error: str) -> str:
     """Return the name that was probably meant where there is none of a name, or what lists those
-    that there are; "" for another error."""
+    that there are, or what says why a vhost does not serve; "" for another error."""
+    unserved = UNSERVED.search(error)
+    if unserved is not None:
+        return f"see: penstock why{_of_vhost(unserved[1])}"
     unknown = UNKNOWN.search(error)
     if unknown is None:
         return ""
@@ -232,8 +237,11 @@ def _hint(data: str, error: str) -> str:
     known = names_of(data, f"{kind}s", vhost or "/", name[:1])
     for near in difflib.get_close_matches(name, known, n=1):
         return f"did you mean {near!r}?"
-    where = "" if vhost in (None, "/") else f" -p {shlex.quote(vhost)}"
-    return f"see: {LISTED_BY[kind]}{where}"
+    return f"see: {LISTED_BY[kind]}{_of_vhost(vhost)}"
+
+
+def _of_vhost(vhost: str | None) -> str:
+    return "" if vhost in (None, "/") else f" -p {shlex.quote(vhost)}"
 
 
 def ask(data: str, op: str, vhost: str | None = None, /, **args: object) -> Any:

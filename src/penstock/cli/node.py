@@ -37,6 +37,7 @@ from penstock.cli.ask import DATA, VHOST, Client, NumberRange, ask, asked, elsew
 from penstock.cli.main import (
     EX_DATAERR,
     EX_NOINPUT,
+    EX_NOUSER,
     EX_UNAVAILABLE,
     CommandRefusedError,
     FailedError,
@@ -269,6 +270,11 @@ def close_all_connections(
         closed = _close(data, reason, vhost=vhost, user=user)
     else:
         closed = _close_old(data, reason, older_than, vhost=vhost, user=user)
+    for kind, name, code in (("vhost", vhost, EX_NOINPUT), ("user", user, EX_NOUSER)):
+        if name is None or closed:
+            continue
+        if all(row["name"] != name for row in ask(data, f"list_{kind}s")):
+            raise FailedError(code, f"no {kind} '{name}': see penstock list_{kind}s")
     output.told(f"{_many(closed, 'connection')} closed")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.main import main
+from penstock.cli.main import CommandRefusedError, main
 from penstock.server.control import NAME, ControlClient, NoServerError
 from tests.helpers.builds import pure_only
 from tests.helpers.fake_control import FakeControl
@@ -89,3 +89,23 @@ def test_a_port_of_tls_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["--url", f"http://127.0.0.1:{port}", "status"]) == 69
         thread.join()
     assert f"127.0.0.1:{port} speaks TLS: give --url https://" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text", "hint"),
+    [
+        ("list_queues", 541, "INTERNAL_ERROR - vhost '/' is down: corrupt", "penstock why"),
+        (
+            "list_queues", 541, "INTERNAL_ERROR - vhost 'my shop' is down: an operator did it",
+            "penstock why -p 'my shop'",
+        ),
+        ("publish q x", 506, "RESOURCE_ERROR - publishing is blocked, short of disk",
+         "penstock why"),
+    ],
+)  # fmt: skip
+def test_what_says_why_a_vhost_does_not_serve_is_named(
+    words: str, code: int, text: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = CommandRefusedError(code, text)
+    assert FakeControl(list_queues=refused, publish=refused).run(*words.split()) in (69, 75)
+    assert capsys.readouterr().err == f"penstock: {text}; see: {hint}\n"

@@ -132,6 +132,19 @@ def test_connections_are_closed_by_what_they_are(capsys: pytest.CaptureFixture[s
     assert broker.run("close_connection", "none") == 66
 
 
+def test_connections_of_nobody_and_nowhere_are_an_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = {"list_vhosts": [{"name": "/"}], "list_users": [{"name": "ann"}]}
+    broker = FakeControl(list_connections=[], **names)
+    assert broker.run("close_all_connections", "-p", "/", "--user", "ann") == 0
+    assert broker.run("close_all_connections", "-p", "shop") == 66
+    assert broker.run("close_all_connections", "--user", "bob") == 67
+    said = capsys.readouterr().err
+    assert "no vhost 'shop': see penstock list_vhosts" in said
+    assert "no user 'bob': see penstock list_users" in said
+
+
 def test_connections_that_are_old_are_closed(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         {"name": "1 -> 2", "vhost": "/", "user": "ann", "connected_at": 10_000},

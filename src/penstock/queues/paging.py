@@ -771,12 +771,11 @@ def _put_back(state: QueueRam, rows: list[Row]) -> None:
 
 def place_among(state: QueueRam, entries: list[Entry], rows: list[Row]) -> None:
     """Make entries or rows ready that belong among those of q3 and delta and cannot be written:
-    what is before them moves to back_rows. A lazy queue becomes lazy again when they can. If delta
-    cannot be read, that is moved when it is (`deltas_to_betas`), and they are delivered first."""
+    what is before them moves to back_rows. If delta cannot be read, that is moved when it is
+    (`deltas_to_betas`), and they are delivered first."""
     last = entries[-1].seq if entries else rows[-1].seq
     state.lift_below = max(state.lift_below, last)
-    if state.is_lazy:
-        state.is_lazy, state.becomes_lazy = False, True
+    state.leave_lazy()
     try:
         deltas_to_betas(state, segment_rows(state))
     except OSError as error:

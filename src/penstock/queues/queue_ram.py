@@ -357,6 +357,12 @@ class QueueRam:
             self.q4.append(entry)
         return self.is_flowed or self.ram_bytes() > self.target_bytes
 
+    def leave_lazy(self) -> None:
+        """Keep in RAM what a lazy queue cannot write: it becomes lazy again when it can."""
+        if self.is_lazy:
+            self.is_lazy = False
+            self.becomes_lazy = True
+
     def ram_messages(self) -> int:
         """Return the number of alphas (ready)."""
         return len(self.q1) + len(self.q4) + len(self.back)

@@ -520,7 +520,7 @@ class VariableQueue(BackingQueue):
             state.check_call()
 
     def _arrive_lazy(self, entry: Entry) -> None:
-        """Write an entry to disk. If that fails, the queue is not lazy any more."""
+        """Write an entry to disk. If that fails, the queue is not lazy for now."""
         state = self.state
         try:
             rows = paging.page_out(state, [entry])
@@ -535,7 +535,7 @@ class VariableQueue(BackingQueue):
         self._checked()
 
     def _leave_lazy(self, error: OSError | SyncFailedError) -> None:
-        self.state.is_lazy = self.state.becomes_lazy = False
+        self.state.leave_lazy()
         self.paging.failed(error)
         paging.settle(self.state, paging.load_rows(self.state))
 

@@ -361,8 +361,12 @@ def test_a_lazy_queue_whose_write_fails(world: FlowWorld, mode: int, before: int
     world.put(*range(before, before + 5), mode=mode)
     assert world.q.len() == before + 5
     assert world.rig.told("page_out_failed")
+    assert world.q.info()["mode"] == "default"
     world.rig.fs.clear_faults()
     world.put(before + 5, mode=mode)
+    world.rig.clock.advance(2.0)
+    world.page()
+    assert (world.q.info()["mode"], world.in_ram()) == ("lazy", 0)
     assert world.drain() == list(range(before + 6))
 
 

@@ -548,6 +548,15 @@ class RunMachine(VariableMachine):
         super().mend()
         self.mend_disk()
 
+    @rule(name=NAMES, n=st.sampled_from([0, 100]), restarts=st.booleans())
+    def checkpoint(self, name: bytes, n: int, restarts: bool) -> None:
+        """A whole one, which may write the slots of a queue that was small when it was opened."""
+        if restarts:
+            self.restart()
+        self.publish_many(name, n, [0])
+        self.begin_checkpoint()
+        self.finish_checkpoint()
+
     @rule(name=NAMES, share=st.sampled_from([20_000, 60_000, 150_000]), n=st.integers(4, 32))
     def set_large_share(self, name: bytes, share: int, n: int) -> None:
         """Steps of as many messages as a target of MiBs has."""

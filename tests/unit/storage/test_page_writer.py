@@ -198,6 +198,54 @@ def test_a_step_of_catching_up_is_small() -> None:
     assert fs.read(INDEX) == sealed_bytes(1000, 2000)
 
 
+@pytest.mark.parametrize("what", ["whole", "payload", "meta", "front", "cut off"])
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_large_frame_is_looked_at_in_steps(
+    what: str, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = made()
+    page = writer(fs)
+    fill(page, before)
+    start = page.position
+    page.append(200, bytes(range(256)) * 4000, b"meta")
+    end = page.position
+    page.append(201, b"small", b"")
+    page.write()
+    count, position = page.count, page.position
+    page.seal()
+    sealed = fs.read(INDEX)
+    fs.unlink(INDEX)
+    places = {"payload": start + 300_000, "meta": end - 2, "front": start + 3}
+    if what in places:
+        fs.damage_flip(PAGE, places[what])
+    longest = 0
+    plain = FaultyFileSystem.on_read
+
+    def on_read(
+        fs: FaultyFileSystem, path: str, data: bytearray, start: int, stop: int
+    ) -> bytes:  # fmt: skip
+        nonlocal longest
+        longest = max(longest, min(stop, len(data)) - start)
+        return plain(fs, path, data, start, stop)
+
+    monkeypatch.setattr(FaultyFileSystem, "on_read", on_read)
+    page = writer(fs)
+    page.resume(position, count, 201)
+    page.write()
+    if what == "cut off":
+        fs.damage_cut(PAGE, end - 1000)
+    while not page.is_caught_up():
+        page.write()
+    page.seal()
+    if what == "whole":
+        assert fs.read(INDEX) == sealed
+        assert longest <= STEP_BYTES
+    else:
+        assert page.damage is not None
+        assert page.damage.position == start
+        assert f"the record of offset {5 + before}" in page.damage.reason
+
+
 def test_a_wrong_count_is_damage() -> None:
     fs = made()
     page = writer(fs)

@@ -42,6 +42,8 @@ from penstock.storage.pages.page import (
     check_header,
     decode_row,
     encode_header,
+    frame_facts,
+    pack_row,
     page_id,
     page_name,
     page_seed,
@@ -50,6 +52,22 @@ from penstock.storage.pages.page import (
 
 ROWS_KEPT: Final = 256  # rows in RAM from which on they are written
 STEP_BYTES: Final = 128 << 10  # of a resumed page that each `write` looks at
+
+
+class _LargeFrame:
+    """A frame of before this start that is looked at in steps. crc: of what was read, from `start`
+    on."""
+
+    __slots__ = ("crc", "end", "expected", "flags", "row", "start", "time_us")
+
+    def __init__(self, start: int, size: int, front: bytes, seed: int) -> None:
+        self.start: int = start
+        self.end: int = start + size
+        payload_bytes, _, self.time_us = frame_facts(front)
+        self.expected: int = int.from_bytes(front[:4], "little")
+        self.flags: int = int.from_bytes(front[12:16], "little")
+        self.crc: int = crc32(front[4:], seed)
+        self.row: bytes = pack_row(start, payload_bytes, self.time_us)
 
 
 class PageWriter:
@@ -99,6 +117,7 @@ class PageWriter:
         self._resumed_count: int = 0
         self._scanned: int = 0  # rows of them that are made
         self._scan_time: int = 0
+        self._frame: _LargeFrame | None = None  # that is being looked at
         self._has_index_header: bool = False
         self._page: File | None = None
         self._index: File | None = None
@@ -340,10 +359,13 @@ class PageWriter:
             self._catch_up_step()
 
     def _catch_up_step(self) -> None:
-        """Make a part of them, or those of one larger frame."""
+        """Make a part of them, or look at a part of a larger frame."""
         if self.damage is not None:
             if len(self._rows) >= ROWS_KEPT * INDEX_ROW_BYTES:
                 self.flush_rows()
+            return
+        if self._frame is not None:
+            self._sum_frame(self._frame)
             return
         at = self._summed
         page = self.open_page()
@@ -354,25 +376,60 @@ class PageWriter:
         want = min(STEP_BYTES, self._resumed_at - at)
         scan = self._scan(page.pread(want, at), at, skip)
         if not scan.fault and not scan.rows:
+            if scan.need > STEP_BYTES:
+                self._begin_frame(page.pread(skip + FRAME_BYTES, at), at, skip, scan.need)
+                return
             scan = self._scan(page.pread(skip + scan.need, at), at, skip)
         rel = self._scanned
         if scan.fault or not scan.rows:
             self._damaged(scan.end, rel + len(scan.rows), scan.fault or "the page ends here")
             return
-        rows = b"".join(scan.rows)
         content = page.pread(scan.end - at, at)
+        self._add_scanned(scan.rows, scan.last_time_us)
+        self._sum(content)
+        self._check_count()
+
+    def _add_scanned(self, found: list[bytes], last_time_us: int) -> None:
+        """Write rows of records that verify to the index."""
+        rel = self._scanned
+        rows = b"".join(found)
         index = self._open_index()
-        if not at:
+        if not rel:
             index.pwrite(active_header(self.id, self.base), 0)
             self._has_index_header = True
         index.pwrite(rows, INDEX_HEADER_BYTES + rel * INDEX_ROW_BYTES)
         self._rows_crc = crc32(rows, self._rows_crc)
-        self._scanned = rel + len(scan.rows)
-        self._scan_time = scan.last_time_us
-        self._sum(content)
-        if scan.end == self._resumed_at and self._scanned != self._resumed_count:
+        self._scanned = rel + len(found)
+        self._scan_time = last_time_us
+
+    def _check_count(self) -> None:
+        if self._summed == self._resumed_at and self._scanned != self._resumed_count:
             text = f"{self._scanned} records before it, expected {self._resumed_count}"
-            self._damaged(scan.end, self._scanned, text)
+            self._damaged(self._summed, self._scanned, text)
+
+    def _begin_frame(self, front: bytes, at: int, skip: int, need: int) -> None:
+        """Begin to look at a frame of `need` bytes. front: its front, after the page's header if it
+        is the first."""
+        seed = self.seed ^ (self._scanned & 0xFFFFFFFF)
+        self._frame = _LargeFrame(at + skip, need, front[skip:], seed)
+        self._sum(front)
+
+    def _sum_frame(self, frame: "_LargeFrame") -> None:
+        """Look at some more of a large frame."""
+        at = self._summed
+        want = min(STEP_BYTES, frame.end - at)
+        data = self.open_page().pread(want, at)
+        crc = crc32(data, frame.crc)
+        is_whole = at + want == frame.end
+        if len(data) < want or (is_whole and (crc != frame.expected or frame.flags)):
+            self._damaged(frame.start, self._scanned, "the frame does not verify")
+            return
+        if is_whole:
+            self._add_scanned([frame.row], frame.time_us)
+            self._frame = None
+        frame.crc = crc
+        self._sum(data)
+        self._check_count()
 
     def _scan(self, data: bytes, at: int, skip: int) -> Scan:
         return scan_frames(
@@ -435,6 +492,7 @@ class PageWriter:
         self._pieces.clear()
         self._piece_at = 0
         self._rows.truncate(0)
+        self._frame = None
         self._flushed = self.count
         self.written = self._summed = self.position
         self.placed()

@@ -837,8 +837,8 @@ _ROWS: Final = (
     ),
     _list(
         "list_user_permissions", "List a user's permissions, in all vhosts.",
-        ("vhost", "configure", "write", "read"), ("user",), of=NODE, audience=OPERATORS,
-        arguments=(_USER,),
+        ("vhost", "configure", "write", "read"), ("user",), of=NODE, audience=MANAGEMENT,
+        tags=ADMINISTRATORS, arguments=(_USER,),
     ),
     _of_node(
         "set_permissions", "Set what a user may configure, write and read in a vhost.", _USER,

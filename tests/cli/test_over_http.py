@@ -86,9 +86,11 @@ def test_what_is_not_available_over_http_says_so(
         if row.audience not in (ALL, MANAGEMENT) and row.is_command:
             assert main(["--url", url, name, *["x"] * len(row.arguments)]) == 64
             assert f"{name} is not available over HTTP: run this" in capsys.readouterr().err
-    for words in (["stop"], ["get", "q"], ["backup", "b"]):
+    for words in (["stop"], ["get", "q"], ["backup", "b"], ["config_set", "log_level", "info"]):
         assert main(["--url", url, *words]) == 64, words
-        assert "is not available over HTTP" in capsys.readouterr().err
+        assert f"{words[0]} is not available over HTTP" in capsys.readouterr().err
+    assert main(["--url", url, "list_user_permissions", "guest"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("/\t.*")
     for name in ("doctor", "serve"):
         assert name in VERBS
         assert main(["--url", url, name]) == 64

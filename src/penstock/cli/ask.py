@@ -314,8 +314,9 @@ class _Http:
 
         row = OPERATIONS[op]
         if not row.is_over_http:
+            name = click.get_current_context().info_name or op
             raise click.UsageError(
-                f"{op} is not available over HTTP: run this command on the broker's machine, "
+                f"{name} is not available over HTTP: run this command on the broker's machine, "
                 "without --url"
             )
         query = "" if vhost is None or row.of == NODE else f"?vhost={quote(vhost, safe='')}"

@@ -9,6 +9,7 @@ from penstock.broker.background_tasks import (
     ROOM_BYTES,
     SIZE_FIRST,
     SIZE_MIN,
+    SLICE_S,
     SLOW_S,
     UNSETTLED_BYTES_MAX,
     UNSETTLED_MAX,
@@ -60,13 +61,13 @@ def test_a_turn_has_its_share_only(rig: VHostRig, monkeypatch: pytest.MonkeyPatc
     step = slow.step
 
     def takes_long() -> int:
-        rig.clock.advance(0.0015)
+        rig.clock.advance(SLICE_S * 0.75)
         return step()
 
     monkeypatch.setattr(slow, "step", takes_long)
     rig.vhost.background.wake(slow)
     assert rig.vhost.turn()
-    assert len(log) == 2  # 2 ms had passed
+    assert len(log) == 2  # SLICE_S had passed
     assert rig.vhost.turn()
     assert len(log) == 4
     rig.turn()

@@ -273,8 +273,9 @@ def close_all_connections(
     for kind, name, code in (("vhost", vhost, EX_NOINPUT), ("user", user, EX_NOUSER)):
         if name is None or closed:
             continue
-        if all(row["name"] != name for row in ask(data, f"list_{kind}s")):
-            raise FailedError(code, f"no {kind} '{name}': see penstock list_{kind}s")
+        listing = f"list_{kind}s"
+        if all(row["name"] != name for row in ask(data, listing)):
+            raise FailedError(code, f"no {kind} '{name}': see penstock {listing}")
     output.told(f"{_many(closed, 'connection')} closed")
 
 

@@ -13,8 +13,11 @@ publisher that waits for each confirm; and messages that expire, are rejected, o
 transactions. µs are CPU of the server's whole process tree per message, medians of runs in which
 the brokers take turns. A client of plain sockets drives them (bench/single.py). LavinMQ and
 RabbitMQ confirm a persistent message before a sync, so they stand beside Penstock `os`. Bodies have
-256 B unless stated otherwise. Most of such a message is the kernel's work, the same for all: wake
-the process, receive, send, wake the client.
+256 B unless stated otherwise. The samples of perf say why Penstock takes more than LavinMQ: the
+kernel's part (wake the process, receive, send, wake the client) is about the same for both, and on
+top of it come objects of CPython, in its own library and in the code that is compiled against it,
+where LavinMQ is native code without them. A run of messages shares the kernel's part and most of
+the calls; a message that comes alone shares nothing.
 """
 
 OS, DISK, LAVINMQ, RABBITMQ = "Penstock os", "Penstock disk", "LavinMQ", "RabbitMQ"

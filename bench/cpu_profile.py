@@ -44,10 +44,12 @@ def part_of(place: str) -> str:
 
 
 class CpuProfile:
-    """A profile of these processes and of what they start, while the block runs."""
+    """A profile of these processes and of what they start, while the block runs. samples: how many,
+    by the file and the symbol of the code that ran; after the block."""
 
     def __init__(self, pids: list[int]) -> None:
         self._pids = pids
+        self.samples: dict[tuple[str, str], int] = {}
 
     def __enter__(self) -> "CpuProfile":
         self._directory = tempfile.TemporaryDirectory(prefix="cpu-profile-")
@@ -76,7 +78,7 @@ class CpuProfile:
         self._perf.send_signal(signal.SIGINT)
         _, problem = self._perf.communicate()
         try:
-            self.samples: dict[tuple[str, str], int] = self._read() if kind is None else {}
+            self.samples = self._read() if kind is None else {}
         finally:
             self._directory.cleanup()
         if kind is None and not self.samples:

@@ -651,7 +651,7 @@ class TlsSession(Session):
     def write(self, parts: list[Piece]) -> None:
         """See Session."""
         if not self._is_ending:
-            super().write(list(self._records.sealed(parts)))
+            super().write(self._records.sealed(parts))
 
     def _shut(self) -> None:
         self._say_goodbye(CLOSE_NOTIFY)

@@ -215,7 +215,7 @@ class TlsRecords:
         """Return what the client's records ask for, to be sent at once: b"", or a key update."""
         return self.key_update() if self._must_update else b""
 
-    def sealed(self, parts: Sequence[bytes | memoryview]) -> list[bytes]:
+    def sealed(self, parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
         """Return records of these plain bytes, to be sent in this order before any others."""
         data = b"".join(parts)
         if len(data) <= PLAIN_BYTES_MAX:

@@ -414,7 +414,7 @@ class PageWriter:
         self._frame = _LargeFrame(at + skip, need, front[skip:], seed)
         self._sum(front)
 
-    def _sum_frame(self, frame: "_LargeFrame") -> None:
+    def _sum_frame(self, frame: _LargeFrame) -> None:
         """Look at some more of a large frame."""
         at = self._summed
         want = min(STEP_BYTES, frame.end - at)

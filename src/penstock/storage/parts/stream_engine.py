@@ -166,13 +166,7 @@ class StreamEngine:
             lsn = journal.log.append_stream(stream.number, offset, time_us, header, body, mode)
         except DiskFullError as error:
             raise journal.full(error) from None
-        try:
-            self._table.append(stream, lsn, mode, time_us, header, body)
-        except BaseException as error:
-            journal.stop(error)  # the log is ahead of RAM: only recovery can continue
-            raise
-        if journal.log.is_full:
-            journal.wait_for_room()
+        self._logged(stream, lsn, mode, time_us, header, body)
         return offset
 
     def append_large(self, stream: StoredStream, header: bytes, body: BodyPieces, mode: int) -> int:
@@ -187,13 +181,7 @@ class StreamEngine:
             lsn = journal.log.append_large(stream.number, offset, time_us, header, body, mode)
         except DiskFullError as error:
             raise journal.full(error) from None
-        try:
-            self._table.append(stream, lsn, mode, time_us, header, b"", body)
-        except BaseException as error:
-            journal.stop(error)  # the log is ahead of RAM: only recovery can continue
-            raise
-        if journal.log.is_full:
-            journal.wait_for_room()
+        self._logged(stream, lsn, mode, time_us, header, b"", body)
         return offset
 
     def _begin_append(self, stream: StoredStream, header: bytes, size: int, time_us: int) -> int:
@@ -208,6 +196,20 @@ class StreamEngine:
         if not time_us:
             time_us = journal.clock.wall_us()
         return max(time_us, queue.last_time_us)
+
+    def _logged(
+        self, stream: StoredStream, lsn: int, mode: int, time_us: int, header: bytes, body: bytes,
+        large: BodyPieces | None = None,
+    ) -> None:  # fmt: skip
+        """Take a record that is in the log now. large: its body, if that is in pieces."""
+        journal = self._journal
+        try:
+            self._table.append(stream, lsn, mode, time_us, header, body, large)
+        except BaseException as error:
+            journal.stop(error)  # the log is ahead of RAM: only recovery can continue
+            raise
+        if journal.log.is_full:
+            journal.wait_for_room()
 
     def set_reader(
         self, stream: StoredStream, reader: str, offset: int, mode: int,

@@ -8,7 +8,8 @@ threads.
 `connect` opens the socket, logs in and agrees on limits, in the caller's thread (`greet`). From
 then on a thread of the connection reads what arrives (wire.py) and passes it to its channel.
 Answers are futures, so that callers wait as they like: a thread for a result, a loop for a
-callback.
+callback. A thread that waits for the result of an Answer reads meanwhile, instead of the
+connection's thread.
 
 The sans-IO machine (protocol.connection) knows which frame may come when. It and the wire are used
 under one lock, so frames of a message stay together and methods are sent in the order of their
@@ -25,7 +26,7 @@ keeps a queue of futures, and an answer belongs to the first of it. Some methods
 was asked to be) or False (refused). Operations of Penstock's own (`call`) have a queue of futures
 of their own: they may take longer than what is asked after them.
 
-A consumer is two callbacks, which the connection's thread calls; they must not wait for anything of
+A consumer is two callbacks, which the thread that reads calls; they must not wait for anything of
 this connection.
 
 A connection ends by `close`, by an error of the broker (AMQPConnectionError) or because it is lost
@@ -193,12 +194,30 @@ def is_answer(method: Method) -> bool:
     return not isinstance(method, UNASKED)
 
 
+T = TypeVar("T")
 OnMessage = Callable[[Received], None]
 OnEnd = Callable[[Exception], None]
 
 CALL_OVERHEAD_BYTES: Final = 512  # of a frame with a call, more than enough
 HEADER_OVERHEAD_BYTES: Final = 20  # of a frame with properties
 NO_PROPERTIES: Final = BasicProperties().encode()
+
+
+class Answer(Future[T]):
+    """A future of what a connection brings. A thread that waits for it reads the connection
+    meanwhile, if no other does."""
+
+    def __init__(self, connection: "ClientConnection") -> None:
+        super().__init__()
+        self._connection = connection
+
+    def result(self, timeout: float | None = None) -> T:
+        """As Future's."""
+        return super().result(self._connection.read_until(self.done, timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """As Future's."""
+        return super().exception(self._connection.read_until(self.done, timeout))
 
 
 def settle(future: "Future[Any]", value: object, error: Exception | None = None) -> None:
@@ -249,7 +268,7 @@ class ClientChannel:
     def ask(self, method: Method) -> "Future[Method | Received]":
         """Send a method and return the future of its answer. Errors of the channel or the
         connection, as ConnectionLostError, complete the future too."""
-        future: Future[Method | Received] = Future()
+        future: Answer[Method | Received] = Answer(self.connection)
         with self._lock:
             if not self._fails(future):
                 self._answers.append(future)
@@ -268,7 +287,7 @@ class ClientChannel:
         """Make an operation of Penstock's own and return the future of its result, as JSON has it.
         ChannelError in the future: it was refused, and the channel stays open. ValueError: the
         arguments do not fit into a frame."""
-        future: Future[object] = Future()
+        future: Answer[object] = Answer(self.connection)
         data = json.dumps(arguments).encode()
         if len(data) > self.connection.frame_max - CALL_OVERHEAD_BYTES:
             raise ValueError(f"arguments of {len(data)} bytes do not fit into a frame")
@@ -338,7 +357,7 @@ class ClientChannel:
                     raise self.error
                 self.connection.send_content(self.number, method, header, body)
                 return None
-            future: Future[bool] = Future()
+            future: Answer[bool] = Answer(self.connection)
             if not self._fails(future):
                 send = self.connection.send_content
                 self._send_numbered(future, 1, send, self.number, method, header, body)
@@ -358,7 +377,7 @@ class ClientChannel:
             for key, header, body in messages
         ]
         with self._lock:
-            published = ManyPublished(self._next_tag, len(contents))
+            published = ManyPublished(self._next_tag, len(contents), Answer(self.connection))
             if not self._fails(published.future):
                 send = self.connection.send_publishes
                 self._send_numbered(published, len(contents), send, self.number, contents)
@@ -389,7 +408,7 @@ class ClientChannel:
 
     def get(self, queue: str, *, no_ack: bool = False) -> "Future[Received | None]":
         """Send basic.get and return the future of the next message, None if there is none."""
-        found: Future[Received | None] = Future()
+        found: Answer[Received | None] = Answer(self.connection)
 
         def answered(answer: "Future[Method | Received]") -> None:
             error = answer.exception()
@@ -412,7 +431,7 @@ class ClientChannel:
 
         on_message(message): called with each message. on_end(error): called when the consumer has
         ended because its queue, the channel or the connection has; not after `cancel`. Both are
-        called in the connection's thread.
+        called in the thread that reads.
         """
         with self._lock:
             tag = f"penstock-{self.number}-{self._next_consumer}"
@@ -443,10 +462,10 @@ class ClientChannel:
         """Return a delivery to its queue (requeue), or have it dead-lettered or dropped."""
         self.tell(BasicReject(delivery_tag=delivery_tag, requeue=requeue))
 
-    # ---- the connection's thread ---------------------------------------------------------------
+    # ---- what arrives, in the thread that reads ------------------------------------------------
 
     def on_method(self, method: Method) -> None:
-        """Handle a method, in the connection's thread."""
+        """Handle a method."""
         if isinstance(method, OF_CALLS):
             self._answered_call(method)
         elif is_answer(method):
@@ -468,12 +487,12 @@ class ClientChannel:
             self.connection.forget_channel(self)
 
     def on_acks(self, tags: list[int], multiples: list[bool]) -> None:
-        """Handle confirms, in the connection's thread."""
+        """Handle confirms."""
         for tag, is_multiple in zip(tags, multiples, strict=True):
             self._confirmed(tag, is_multiple, is_taken=True)
 
     def on_message(self, method: Method, header: bytes, body: bytes) -> None:
-        """Handle a message, in the connection's thread."""
+        """Handle a message."""
         message = Received(method, header, body)
         if isinstance(method, BasicReturn):
             if self.on_return is not None:
@@ -717,7 +736,7 @@ def connect(
     host.
 
     on_blocked(reason): called when the broker takes no messages for now, and with "" when it does
-    again; in the connection's thread, where it must not wait for anything of this connection.
+    again; in the thread that reads, which must not wait for anything of this connection.
 
     Raises UnreachableError, OptionError for the URL, or AMQPConnectionError with the broker's
     words, as for a wrong password (403) or an unknown vhost (530).
@@ -864,7 +883,11 @@ class ClientConnection:
         """Wait while more than 1 MiB is to be sent, because the broker does not read it."""
         self._wire.wait_for_room()
 
-    # ---- the thread of the wire ----------------------------------------------------------------
+    def read_until(self, is_done: Callable[[], bool], timeout_s: float | None) -> float | None:
+        """Read in this thread until `is_done()`, unless another thread does: see Wire.read_until."""
+        return None if is_done() else self._wire.read_until(is_done, timeout_s)
+
+    # ---- what the wire brings ------------------------------------------------------------------
 
     def _received(self, data: bytes) -> None:
         machine = self._machine
@@ -952,7 +975,7 @@ class ClientConnection:
                 self._put(self._machine.send(0, method))
             except ConnectionLostError:
                 pass
-        if not self._wire.is_own_thread:
+        if not self._wire.is_reader:
             try:
                 self._close_ok.result(CLOSE_S)
             except TimeoutError:

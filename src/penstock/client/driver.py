@@ -79,7 +79,7 @@ CAPABILITY: Final = "penstock.box"
 
 class BoxLink:
     """A connection of a box and its channels: see the head of this module. on_event(kind, text):
-    called with "blocked" and "unblocked", in the connection's thread."""
+    called with "blocked" and "unblocked", in the thread that reads."""
 
     def __init__(self, url: AmqpUrl, on_event: Callable[[str, str], None]) -> None:
         self._on_event = on_event
@@ -479,7 +479,11 @@ class RemoteDriver:
         """Make an operation and return its result, as JSON has it. ChannelError: it was refused."""
         link = yield from self.linked()
         channel = link.take_caller()
-        future = channel.call(op, arguments)
+        try:
+            future = channel.call(op, arguments)
+        except ValueError:
+            link.give_caller(channel)
+            raise
         try:
             yield Wait(future)
         except BaseException:

@@ -30,17 +30,17 @@ class ManyPublished:
 
     __slots__ = ("_above", "_next", "count", "first", "future", "refused")
 
-    def __init__(self, first: int, count: int) -> None:
+    def __init__(self, first: int, count: int, future: "Future[None]") -> None:
         self.first = first
         self.count = count
-        self.future: Future[None] = Future()
+        self.future = future
         self.refused: list[int] = []
         self._next = first  # the lowest tag without an answer
         self._above: set[int] = set()  # answered tags above it
 
     def unanswered(self) -> list[int]:
         """Return the indexes of the messages that the broker has not answered yet. What the
-        connection's thread notes meanwhile may still be among them."""
+        thread that reads notes meanwhile may still be among them."""
         above = set(self._above)
         tags = range(self._next, self.first + self.count)
         return [tag - self.first for tag in tags if tag not in above]

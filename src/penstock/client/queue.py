@@ -15,10 +15,11 @@ An interrupted call leaves nothing behind: a message that arrives too late is gi
 
 import base64
 import time
+from collections import deque
 from concurrent.futures import Future
 from typing import Any, Final
 
-from penstock.client.connection import ClientChannel, Received, settle
+from penstock.client.connection import Answer, ClientChannel, Received, settle
 from penstock.client.driver import BoxLink, Full, RemoteDriver, RemoteState, Wait, answer
 from penstock.client.message import RemoteDelivery, messages_of
 from penstock.client.publish_window import Window, batches
@@ -211,15 +212,27 @@ class RemoteQueue(QueueSource):
         except QueueEmptyError:
             return []
         channel = found[0].used_channel
+        waiting: deque[Future[Received | None]] = deque()
         is_more = True
-        while is_more and len(found) < n:
-            wanted = min(n - len(found), GETS_AT_ONCE)
-            for future in [channel.get(self.name) for _ in range(wanted)]:
-                message = yield from answer(future)
-                if message is None:
-                    is_more = False
-                else:
-                    found.append(RemoteDelivery.of(channel, message))
+        try:
+            while is_more and len(found) < n:
+                wanted = min(n - len(found), GETS_AT_ONCE)
+                waiting += [channel.get(self.name) for _ in range(wanted)]
+                while waiting:
+                    message = yield from answer(waiting[0])
+                    waiting.popleft()
+                    if message is None:
+                        is_more = False
+                    else:
+                        found.append(RemoteDelivery.of(channel, message))
+        except ChannelError as error:
+            raise self._state.error_of(error) from None
+        except BaseException:
+            for delivery in found:
+                release(channel, delivery.tag)
+            for arriving in waiting:
+                give_back(channel, arriving)
+            raise
         return found
 
     # ---- settle --------------------------------------------------------------------------------
@@ -377,7 +390,7 @@ def consume_one(
     channel: ClientChannel, queue: str, deadline: float | None
 ) -> Call[Received | None]:
     """Wait for one message as a consumer and return it; None if the deadline passed."""
-    arrived: Future[Received] = Future()
+    arrived: Answer[Received] = Answer(channel.connection)
     tag, begun = channel.consume(
         queue, lambda message: settle(arrived, message), lambda e: settle(arrived, None, e),
         arguments=FOR_EVER,
@@ -397,12 +410,17 @@ def consume_one(
     return arrived.result() if arrived.done() else None
 
 
+def release(channel: ClientChannel, tag: int) -> None:
+    """Return a message that nobody waits for any more. No attempt is counted."""
+    channel.call("box.release", {"tag": tag})
+
+
 def give_back(channel: ClientChannel, arriving: "Future[Any]") -> None:
-    """Return a message that nobody waits for any more, when it arrives. No attempt is counted."""
+    """Return a message that nobody waits for any more, when it arrives."""
 
     def came(_: object) -> None:
         message = None if arriving.exception() is not None else arriving.result()
         if message is not None:
-            channel.call("box.release", {"tag": message.delivery_tag})
+            release(channel, message.delivery_tag)
 
     arriving.add_done_callback(came)

@@ -10,7 +10,7 @@
 In a transaction records are published on its own channel, which box.append_to gives to the stream
 meanwhile.
 
-The connection's thread fills a feed. When the connection is lost, reading raises a
+The thread that reads the connection fills a feed. When the connection is lost, reading raises a
 ConnectionLostError. Reading in order, gaps and limits are in penstock.embedded.stream_reading.
 """
 
@@ -251,7 +251,7 @@ def key_of(new: NewRecord) -> str:
 
 
 class RemoteFeed(Feed):
-    """A consumer of one partition. The connection's thread adds its messages."""
+    """A consumer of one partition. The thread that reads the connection adds its messages."""
 
     def __init__(
         self, stream: RemoteStream, driver: RemoteDriver, partition: int, offset: int, credit: int

@@ -127,6 +127,9 @@ class TlsSocket:
     def fileno(self) -> int:
         return self._sock.fileno()
 
+    def shutdown(self, how: int) -> None:
+        socket.socket.shutdown(self._sock, how)  # SSLSocket's would read on without TLS
+
     def close(self) -> None:
         self._sock.close()
 

@@ -452,7 +452,7 @@ class RowPublisher:
             self._sleep(BACK_OFF_S)
 
     def _on_return(self, message: Received) -> None:
-        """Note a returned message, in the connection's thread; its confirm follows."""
+        """Note a returned message, in the thread that reads; its confirm follows."""
         self._returned = self._returned or message
 
 

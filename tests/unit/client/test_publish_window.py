@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -56,11 +57,11 @@ def test_batches(sizes: list[int], expected: list[tuple[int, int, int]]) -> None
 def test_a_window_is_full_of_messages_or_bytes() -> None:
     window = Window[str]()
     assert window.has_room(1, 2 * WINDOW_BYTES)  # alone, whatever it is
-    window.add(ManyPublished(1, WINDOW_MESSAGES - 1), 10, "first")
+    window.add(ManyPublished(1, WINDOW_MESSAGES - 1, Future()), 10, "first")
     assert window.has_room(1, WINDOW_BYTES - 10)
     assert not window.has_room(2, 0)
     assert not window.has_room(1, WINDOW_BYTES - 9)
-    window.add(ManyPublished(WINDOW_MESSAGES, 1), 20, "second")
+    window.add(ManyPublished(WINDOW_MESSAGES, 1, Future()), 20, "second")
     assert window.take_oldest()[1] == "first"
     assert window.has_room(WINDOW_MESSAGES - 1, WINDOW_BYTES - 20)
     assert window.take_oldest()[1] == "second"
@@ -78,7 +79,7 @@ def test_a_window_is_full_of_messages_or_bytes() -> None:
 def test_each_message_has_the_first_answer_that_covers_it(
     first: int, count: int, answers: list[tuple[int, bool, bool]]
 ) -> None:
-    published = ManyPublished(first, count)
+    published = ManyPublished(first, count, Future())
     model: dict[int, bool] = {}  # by tag
     for tag, multiple, is_taken in answers:
         for one in range(first, first + count):

@@ -16,6 +16,7 @@ from penstock.errors import (
     OptionError,
     PenstockError,
     SettledError,
+    UnknownQueueError,
 )
 from penstock.protocol.connection import PublishRun
 from tests.contracts.box import Aside, until
@@ -107,6 +108,40 @@ def test_a_get_that_is_interrupted_gives_back_what_comes(broker: ScriptedBroker,
     channel = next(channel for channel, what in broker.heard if isinstance(what, spec.BasicGet))
     broker.deliver(channel, spec.BasicGetOk(delivery_tag=7, routing_key="q"), b"body")
     until(lambda: released(broker) == [{"tag": 7}])
+
+
+def test_a_get_many_that_is_interrupted_gives_all_back(broker: ScriptedBroker, box: Any) -> None:
+    driver = box._driver
+    source = box.queue("q")._source
+    broker.on(spec.BasicGet, lambda channel, method: [])
+    call = source.get_many(3, timeout_s=None)
+    waited = next(call)
+    broker.wait(spec.BasicGet)
+    channel = next(channel for channel, what in broker.heard if isinstance(what, spec.BasicGet))
+    for tag in (1, 2):
+        broker.deliver(channel, spec.BasicGetOk(delivery_tag=tag, routing_key="q"), b"body")
+        driver.wait(waited)
+        waited = next(call)
+    call.close()
+    broker.deliver(channel, spec.BasicGetOk(delivery_tag=3, routing_key="q"), b"body")
+    until(lambda: released(broker) == [{"tag": 1}, {"tag": 2}, {"tag": 3}])
+
+
+def test_a_get_many_of_a_queue_that_is_deleted_meanwhile(broker: ScriptedBroker, box: Any) -> None:
+    source = box.queue("q")._source
+    gone = spec.ChannelClose(reply_code=404, reply_text="NOT_FOUND - no queue 'q'")
+    heard: list[object] = []
+
+    def answer(channel: int, method: object) -> list[Any]:
+        heard.append(method)
+        if len(heard) == 1:
+            broker.deliver(channel, spec.BasicGetOk(delivery_tag=1, routing_key="q"), b"body")
+            return []
+        return [gone] if len(heard) == 2 else []
+
+    broker.on(spec.BasicGet, answer)
+    with pytest.raises(UnknownQueueError, match="q"):
+        box._driver.run(source.get_many(3, timeout_s=None))
 
 
 def test_a_wait_that_is_interrupted_gives_back_what_comes(broker: ScriptedBroker, box: Any) -> None:

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from penstock.errors import QueueFullError
+from penstock.errors import DiskFullError, QueueFullError
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import BackingQueue, Delivery
-from penstock.queues.dead_letter import DeadLetterRoute, QueueTarget
+from penstock.queues.dead_letter import DeadLetterRoute, Destination, QueueTarget
 from penstock.queues.delays import MARK
 from penstock.queues.headers import HeaderCodec, PlainHeaders
 from penstock.queues.priority_queue import open_backing
@@ -28,6 +28,19 @@ STEPS_MAX: Final = 10_000  # of one thing: more is a hang
 REFERENCE: Final = "reference"
 VARIABLE: Final = "variable"
 HEADERS: Final = PlainHeaders()
+
+
+class FullTaker(QueueTarget):
+    """Has no room for dead letters, because the disk is full."""
+
+    def destination(self, header: bytes, priority: int) -> Destination:
+        raise DiskFullError("/vhost", 0, 1)
+
+    def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
+        raise DiskFullError("/vhost", 0, 1)
+
+    def after_dead_letters(self, hops: int = 0) -> None:
+        """None have come."""
 
 
 class AmqWorld:
@@ -219,4 +232,4 @@ def name_of(delivery: Delivery) -> str:
     return body.decode()
 
 
-__all__ = ["DISK", "HEADERS", "OS", "REFERENCE", "VARIABLE", "AmqWorld", "name_of"]
+__all__ = ["DISK", "HEADERS", "OS", "REFERENCE", "VARIABLE", "AmqWorld", "FullTaker", "name_of"]

@@ -57,7 +57,7 @@ from penstock.embedded.stream_reading import (
 )
 from penstock.embedded.stream_record import NewRecord, Records, StreamRecord, records_of
 from penstock.embedded.waiting import Waiter
-from penstock.errors import PenstockError, QueueEmptyError
+from penstock.errors import PenstockError, QueueEmptyError, SettledError
 
 if TYPE_CHECKING:
     from penstock.embedded.tracing import Tracing
@@ -192,14 +192,20 @@ class AsyncJob(JobBase):
         """Return the job; see penstock.Job.nack."""
         self._check(self._source)
         delay_ms = None if delay is None else time_ms("delay", delay)
-        self.is_settled = True
-        await self._driver.run_async(self._source.nack(self._delivery, delay_ms))
+        await self._settle(self._source.nack(self._delivery, delay_ms))
 
     async def reject(self) -> None:
         """Reject the job; see penstock.Job.reject."""
         self._check(self._source)
+        await self._settle(self._source.reject(self._delivery))
+
+    async def _settle(self, call: Call[None]) -> None:
         self.is_settled = True
-        await self._driver.run_async(self._source.reject(self._delivery))
+        try:
+            await self._driver.run_async(call)
+        except Exception as error:
+            self.is_settled = isinstance(error, SettledError)
+            raise
 
     async def __aenter__(self) -> Self:
         self._check(self._source)

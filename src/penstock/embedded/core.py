@@ -44,7 +44,13 @@ from penstock.embedded.box_headers import BoxHeaders
 from penstock.embedded.events import DamageReports, OnAlert, OnEvent
 from penstock.embedded.option_parsing import NewBody, box_durability, size_bytes
 from penstock.embedded.waiting import WOKEN, Waiter
-from penstock.errors import OptionError, SettledError, StoppedError, UnknownQueueError
+from penstock.errors import (
+    DiskFullError,
+    OptionError,
+    SettledError,
+    StoppedError,
+    UnknownQueueError,
+)
 from penstock.queues import priority_queue
 from penstock.queues.amq_queue import AMQQueue, Plan
 from penstock.queues.backing_choice import BackingChoice
@@ -688,6 +694,10 @@ class BoxTransaction:
                 state.amq.unplan(plan)
         for state, tags in self._acks.items():
             for tag in tags:
-                if not state.is_deleted and state.amq.backing.pending(tag) is not None:
+                if state.is_deleted or state.amq.backing.pending(tag) is None:
+                    continue
+                try:
                     state.amq.nack(tag, mode=OS)
+                except (OSError, DiskFullError):  # as if it had not been tried
+                    state.amq.release([tag])
         return [state for state in self._acks if not state.is_deleted]

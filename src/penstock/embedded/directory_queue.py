@@ -300,16 +300,33 @@ class DirectoryQueue(QueueSource):
         while len(deliveries) < n:
             with driver.gate, driver.guard:
                 confirm = None
-                while len(deliveries) < n and (delivery := self._fetch()) is not None:
-                    deliveries.append(delivery)
+                try:
+                    while len(deliveries) < n and (delivery := self._fetch()) is not None:
+                        deliveries.append(delivery)
+                except (OSError, PenstockError):
+                    break  # the next call meets it, too; these are the caller's
                 if len(deliveries) < n:
                     held = state.amq.held()
                     if held is None:
                         break
                     confirm = driver.settle_held(*held)
             if confirm is not None:
-                yield confirm
+                try:
+                    yield confirm
+                except BaseException:
+                    self._release(deliveries)
+                    raise
         return deliveries
+
+    def _release(self, deliveries: list[Delivery]) -> None:
+        """Return deliveries that no caller has, without counting an attempt."""
+        driver, state = self._driver, self._state
+        try:
+            with driver.gate, driver.guard:
+                self._amq().release([delivery.tag for delivery in deliveries])
+                driver.changed(state)
+        except (OSError, PenstockError):
+            pass  # the box was closed, for example: they are delivered again anyway
 
     # ---- settle ----------------------------------------------------------------------------------
 
@@ -344,8 +361,8 @@ class DirectoryQueue(QueueSource):
         try:
             for _ in self.nack(delivery, None):
                 raise AssertionError("nack waits for nothing")
-        except PenstockError:
-            pass  # the box was closed, for example: the message is delivered again anyway
+        except (OSError, PenstockError):
+            self._release([delivery])  # as if it had not been tried: nobody settles it any more
 
     def reject(self, delivery: Delivery) -> Call[None]:
         yield from ()

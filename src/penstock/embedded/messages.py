@@ -22,7 +22,7 @@ from abc import abstractmethod
 from penstock.codec.properties import BasicProperties
 from penstock.embedded.box_headers import BoxHeaders
 from penstock.embedded.option_parsing import Time, time_ms
-from penstock.embedded.sources import QueueSource, Runner, SlowCase
+from penstock.embedded.sources import Call, QueueSource, Runner, SlowCase
 from penstock.errors import PenstockError, SettledError
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import PART_SHIFT, Delivery
@@ -280,15 +280,23 @@ class Job(JobBase):
         """
         self._check(self._source)
         delay_ms = None if delay is None else time_ms("delay", delay)
-        self.is_settled = True
-        self._driver.run(self._source.nack(self._delivery, delay_ms))
+        self._settle(self._source.nack(self._delivery, delay_ms))
 
     def reject(self) -> None:
         """Reject the job: its message goes to the dead-letter queue, or is dropped if the queue has
         none."""
         self._check(self._source)
+        self._settle(self._source.reject(self._delivery))
+
+    def _settle(self, call: Call[None]) -> None:
+        """Run a call that settles the job; after an error, as of a full disk, it can be settled
+        again."""
         self.is_settled = True
-        self._driver.run(self._source.reject(self._delivery))
+        try:
+            self._driver.run(call)
+        except Exception as error:
+            self.is_settled = isinstance(error, SettledError)
+            raise
 
     def __enter__(self) -> "Job":
         self._check(self._source)

@@ -765,14 +765,21 @@ class AMQQueue(QueueTarget):
         """Return whether a message was dead-lettered instead of delivered: it was delivered too
         often by now (each time the process ended), or it had expired behind a damaged head."""
         expiry_ms = delivery.message.expiry_ms
-        if expiry_ms and expiry_ms <= self._clock.wall_ms():
-            self._dead_letter(delivery, EXPIRED, delivery.attempts, self._mode)
-            return True
         most = self.options.max_attempts
-        if delivery.attempts and most is not None and delivery.attempts >= most:
-            self._dead_letter(delivery, DELIVERY_LIMIT, delivery.attempts, self._mode)
-            return True
-        return False
+        if expiry_ms and expiry_ms <= self._clock.wall_ms():
+            reason = EXPIRED
+        elif delivery.attempts and most is not None and delivery.attempts >= most:
+            reason = DELIVERY_LIMIT
+        else:
+            return False
+        is_done = False
+        try:
+            self._dead_letter(delivery, reason, delivery.attempts, self._mode)
+            is_done = True
+        finally:
+            if not is_done:  # nobody has its tag
+                self.backing.requeue([delivery.tag], OS, attempted=False)
+        return True
 
     def held(self) -> tuple[int, int] | None:
         """Return (lsn, mode) that the head waits for: `engine.wait` for it and fetch again. None if
@@ -1001,9 +1008,9 @@ class AMQQueue(QueueTarget):
         if self.expire():
             return leasing.lease(reader, [], mode)._replace(has_more=True)
         taken = leasing.take(messages_max, bytes_max, self._clock.wall_ms())
-        if self.options.max_attempts is not None and self._is_cut_at_dead(taken):
-            return leasing.lease(reader, taken, mode)._replace(has_more=True)
-        return leasing.lease(reader, taken, mode)
+        is_cut = self.options.max_attempts is not None and self._is_cut_at_dead(taken)
+        found = leasing.lease(reader, taken, mode)
+        return found._replace(has_more=True) if is_cut else found
 
     def _is_cut_at_dead(self, taken: list[Taken]) -> bool:
         """Dead-letter the first message that was delivered too often, and return the messages after
@@ -1024,9 +1031,15 @@ class AMQQueue(QueueTarget):
                 one.entries, one.bodies = one.entries[:k], one.bodies[:k]
                 del taken[i + 1 if k else i :]
                 self.backing.untake(back)
-                head = self.backing.drop()
-                if head is not None:
-                    self._dead_letter_head(head.tag, DELIVERY_LIMIT)
+                is_done = False
+                try:
+                    head = self.backing.drop()
+                    if head is not None:
+                        self._dead_letter_head(head.tag, DELIVERY_LIMIT)
+                    is_done = True
+                finally:
+                    if not is_done and taken:
+                        self.backing.untake(taken)
                 return True
         return False
 

@@ -2,30 +2,23 @@
 
 import pytest
 
-from penstock.errors import DiskFullError, OptionError, QueueFullError
+from penstock.errors import OptionError, QueueFullError
 from penstock.queues.backing_queue import Delivery, NewMessage
-from penstock.queues.dead_letter import Destination, QueueTarget
 from penstock.queues.queue_options import QueueOptions
 from penstock.storage.files.durability import DISK, NONE, OS
-from tests.helpers.amq_world import HEADERS, REFERENCE, VARIABLE, AmqWorld, name_of
+from tests.helpers.amq_world import (
+    HEADERS,
+    REFERENCE,
+    VARIABLE,
+    AmqWorld,
+    FullTaker,
+    name_of,
+)
 
 
 @pytest.fixture(params=[VARIABLE, REFERENCE])
 def world(request: pytest.FixtureRequest) -> AmqWorld:
     return AmqWorld(request.param)
-
-
-class FullTaker(QueueTarget):
-    """Has no room for dead letters, because the disk is full."""
-
-    def destination(self, header: bytes, priority: int) -> Destination:
-        raise DiskFullError("/vhost", 0, 1)
-
-    def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
-        raise DiskFullError("/vhost", 0, 1)
-
-    def after_dead_letters(self, hops: int = 0) -> None:
-        """None have come."""
 
 
 # ---- publish, fetch, ack ---------------------------------------------------------------------

@@ -2,11 +2,11 @@
 
 import pytest
 
-from penstock.errors import UnknownLeaseError
+from penstock.errors import DiskFullError, UnknownLeaseError
 from penstock.queues.amq_queue import SLICE_BYTES, SLICE_MESSAGES, LeaseSlice
 from penstock.storage.files.durability import DISK, NONE, OS
 from penstock.storage.pages.stream_view import StreamView
-from tests.helpers.amq_world import AmqWorld
+from tests.helpers.amq_world import AmqWorld, FullTaker
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.lease_world import BYTES, MANY, commit, info, lease, names, pages, release
 
@@ -326,6 +326,30 @@ def test_what_was_tried_too_often_is_buried_and_not_leased(world: AmqWorld) -> N
     lease(world)
     assert [name for _, name in pages(world)] == ["m0", "m2", "m5"]
     assert world.ready("dead") == ["m1", "m3", "m4"]
+
+
+def test_a_full_disk_keeps_what_was_taken_before_one_that_was_tried_too_often(
+    world: AmqWorld,
+) -> None:
+    world.open("dead")
+    priorities = world.options["q"].priorities
+    world.open(priorities=priorities, max_attempts=10, dead_letter_to="dead")
+    world.put(*names(4))
+    tags = [world.take().tag for _ in range(3)]
+    world.q.nack(tags[2], delay_ms=0)
+    world.q.release(tags[:2])
+    world.q.set_options(
+        world.options["q"].of({"priorities": priorities, "max_attempts": 1,
+                               "dead_letter_to": "dead"})
+    )  # fmt: skip
+    world.instead[b"dead"] = FullTaker()
+    with pytest.raises(DiskFullError):
+        world.q.lease("r", MANY, BYTES)
+    assert (world.ready(), world.q.depth()) == (names(4), 4)
+    world.instead.clear()
+    lease(world)
+    assert [name for _, name in pages(world)] == ["m0", "m1", "m3"]
+    assert world.ready("dead") == ["m2"]
 
 
 def test_delayed_messages_are_leased_when_they_are_due(world: AmqWorld) -> None:

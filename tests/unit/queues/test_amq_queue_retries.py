@@ -2,10 +2,17 @@
 
 import pytest
 
-from penstock.errors import SettledError
+from penstock.errors import DiskFullError, SettledError
 from penstock.queues.queue_options import QueueOptions
 from penstock.storage.files.durability import NONE
-from tests.helpers.amq_world import HEADERS, REFERENCE, VARIABLE, AmqWorld, name_of
+from tests.helpers.amq_world import (
+    HEADERS,
+    REFERENCE,
+    VARIABLE,
+    AmqWorld,
+    FullTaker,
+    name_of,
+)
 
 
 @pytest.fixture(params=[VARIABLE, REFERENCE])
@@ -117,6 +124,21 @@ def test_what_is_not_pending_cannot_be_settled(world: AmqWorld) -> None:
     for settle in (q.nack, q.reject, q.attempts):
         with pytest.raises(SettledError, match=f"queue 'q': the message of tag {tag} is not"):
             settle(tag)
+
+
+def test_a_full_disk_keeps_what_was_delivered_too_often(world: AmqWorld) -> None:
+    q = world.open(max_attempts=10, retry_delay_ms_min=0, dead_letter_to="dead")
+    world.open("dead")
+    world.put("a", "b")
+    q.nack(world.take().tag)
+    q.set_options(QueueOptions.of({"max_attempts": 1, "dead_letter_to": "dead"}))
+    world.instead[b"dead"] = FullTaker()
+    with pytest.raises(DiskFullError):
+        q.fetch()
+    assert (world.ready(), q.depth()) == (["a", "b"], 2)
+    world.instead.clear()
+    assert name_of(world.take()) == "b"
+    assert world.ready("dead") == ["a"]
 
 
 def test_after_max_attempts_it_is_dead_lettered(world: AmqWorld) -> None:

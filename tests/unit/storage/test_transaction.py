@@ -573,6 +573,25 @@ def test_a_full_disk_rolls_back_what_was_written_in_slices(
     assert rig.engine.state.store.live_count == 0
 
 
+@pure_only
+def test_a_full_disk_at_the_commit_rolls_back_what_was_written_in_slices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = three(monkeypatch)
+    tx = rig.engine.begin()
+    for i in range(12):
+        tx.publish([rig.queue(b"a")], b"", b"%d" % i)
+    while tx.write_part(DISK):
+        pass
+    rig.engine.journal.blocked = True
+    with pytest.raises(DiskFullError):
+        tx.commit(DISK)
+    assert (tx.is_open, rig.engine.journal.is_committing) == (False, False)
+    rig.engine.journal.blocked = False
+    rig.restart()
+    assert texts(rig, b"a") == [b"before"]
+
+
 def decided(rig: EngineRig, *bodies: bytes) -> transaction.Transaction:
     """A commit to a and b of which one part has taken effect."""
     tx = rig.engine.begin()

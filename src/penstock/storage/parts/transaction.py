@@ -470,10 +470,10 @@ class Transaction:
         journal = self._journal
         journal.check()
         self._check_size()
-        if journal.blocked and (self.publishes or self.appends):
-            journal.check_publish()
         if self._number:
             return self._decide(mode)
+        if journal.blocked and (self.publishes or self.appends):
+            journal.check_publish()
         self._forget_deleted_publishes()
         self.dequeues = [(q, entries) for q, entries in self.dequeues if not q.is_deleted]
         self._merge_dequeues()

@@ -884,7 +884,7 @@ class ClientConnection:
         self._wire.wait_for_room()
 
     def read_until(self, is_done: Callable[[], bool], timeout_s: float | None) -> float | None:
-        """Read in this thread until `is_done()`, unless another thread does: see Wire.read_until."""
+        """Read in this thread until `is_done()`, unless another does: see Wire.read_until."""
         return None if is_done() else self._wire.read_until(is_done, timeout_s)
 
     # ---- what the wire brings ------------------------------------------------------------------

@@ -174,9 +174,9 @@ class Wire:
     # ---- reading -------------------------------------------------------------------------------
 
     def read_until(self, is_done: Callable[[], bool], timeout_s: float | None) -> float | None:
-        """Read in this thread until `is_done()`, for at most so many seconds; None: no limit. Return
-        at once if another thread reads, and when the connection ends. Returns the seconds that are
-        left."""
+        """Read in this thread until `is_done()`, for at most so many seconds; None: no limit.
+        Return at once if another thread reads, and when the connection ends. Returns the seconds
+        that are left."""
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         is_safe = False  # whether an interrupt leaves all as it was
         try:

@@ -8,7 +8,7 @@ threads.
 `connect` opens the socket, logs in and agrees on limits, in the caller's thread (`greet`). From
 then on a thread of the connection reads what arrives (wire.py) and passes it to its channel.
 Answers are futures, so that callers wait as they like: a thread for a result, a loop for a
-callback. A thread that waits for the result of an Answer reads meanwhile, instead of the
+callback. A thread that waits for the result of a ReplyFuture reads meanwhile, instead of the
 connection's thread.
 
 The sans-IO machine (protocol.connection) knows which frame may come when. It and the wire are used
@@ -203,7 +203,7 @@ HEADER_OVERHEAD_BYTES: Final = 20  # of a frame with properties
 NO_PROPERTIES: Final = BasicProperties().encode()
 
 
-class Answer(Future[T]):
+class ReplyFuture(Future[T]):
     """A future of what a connection brings. A thread that waits for it reads the connection
     meanwhile, if no other does."""
 
@@ -268,7 +268,7 @@ class ClientChannel:
     def ask(self, method: Method) -> "Future[Method | Received]":
         """Send a method and return the future of its answer. Errors of the channel or the
         connection, as ConnectionLostError, complete the future too."""
-        future: Answer[Method | Received] = Answer(self.connection)
+        future: ReplyFuture[Method | Received] = ReplyFuture(self.connection)
         with self._lock:
             if not self._fails(future):
                 self._answers.append(future)
@@ -287,7 +287,7 @@ class ClientChannel:
         """Make an operation of Penstock's own and return the future of its result, as JSON has it.
         ChannelError in the future: it was refused, and the channel stays open. ValueError: the
         arguments do not fit into a frame."""
-        future: Answer[object] = Answer(self.connection)
+        future: ReplyFuture[object] = ReplyFuture(self.connection)
         data = json.dumps(arguments).encode()
         if len(data) > self.connection.frame_max - CALL_OVERHEAD_BYTES:
             raise ValueError(f"arguments of {len(data)} bytes do not fit into a frame")
@@ -357,7 +357,7 @@ class ClientChannel:
                     raise self.error
                 self.connection.send_content(self.number, method, header, body)
                 return None
-            future: Answer[bool] = Answer(self.connection)
+            future: ReplyFuture[bool] = ReplyFuture(self.connection)
             if not self._fails(future):
                 send = self.connection.send_content
                 self._send_numbered(future, 1, send, self.number, method, header, body)
@@ -377,7 +377,7 @@ class ClientChannel:
             for key, header, body in messages
         ]
         with self._lock:
-            published = ManyPublished(self._next_tag, len(contents), Answer(self.connection))
+            published = ManyPublished(self._next_tag, len(contents), ReplyFuture(self.connection))
             if not self._fails(published.future):
                 send = self.connection.send_publishes
                 self._send_numbered(published, len(contents), send, self.number, contents)
@@ -408,7 +408,7 @@ class ClientChannel:
 
     def get(self, queue: str, *, no_ack: bool = False) -> "Future[Received | None]":
         """Send basic.get and return the future of the next message, None if there is none."""
-        found: Answer[Received | None] = Answer(self.connection)
+        found: ReplyFuture[Received | None] = ReplyFuture(self.connection)
 
         def answered(answer: "Future[Method | Received]") -> None:
             error = answer.exception()

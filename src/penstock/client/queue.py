@@ -19,7 +19,7 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Any, Final
 
-from penstock.client.connection import Answer, ClientChannel, Received, settle
+from penstock.client.connection import ReplyFuture, ClientChannel, Received, settle
 from penstock.client.driver import BoxLink, Full, RemoteDriver, RemoteState, Wait, answer
 from penstock.client.message import RemoteDelivery, messages_of
 from penstock.client.publish_window import Window, batches
@@ -390,7 +390,7 @@ def consume_one(
     channel: ClientChannel, queue: str, deadline: float | None
 ) -> Call[Received | None]:
     """Wait for one message as a consumer and return it; None if the deadline passed."""
-    arrived: Answer[Received] = Answer(channel.connection)
+    arrived: ReplyFuture[Received] = ReplyFuture(channel.connection)
     tag, begun = channel.consume(
         queue, lambda message: settle(arrived, message), lambda e: settle(arrived, None, e),
         arguments=FOR_EVER,

@@ -222,6 +222,22 @@ def test_a_page_that_cannot_be_written_is_told_once_and_written_later(
     assert [one.payload for one in again.queue.read(0, 10, 9999)] == [BODY] * again.next_offset
 
 
+def test_a_place_is_found_by_its_time_while_the_disk_is_full() -> None:
+    rig, stream = rig_with_stream()
+    times: list[int] = []
+    for n in range(6):
+        rig.clock.advance(1)
+        rig.engine.streams.append(stream, b"", BODY, OS)
+        times.append(stream.queue.last_time_us)
+        if n == 4:
+            rig.fs.fail(errno.ENOSPC, kinds=("pwrite", "create"), path="/streams/", times=None)
+        else:
+            rig.engine.flush()
+    assert (stream.head_offset, stream.next_offset) == (4, 6)
+    assert [stream.queue.find(time_us) for time_us in (0, *times)] == [0, 0, 1, 2, 3, 4, 4]
+    assert stream.queue.find(times[-1] + 1) == 6
+
+
 def test_a_page_that_cannot_be_written_is_in_the_log_after_a_crash() -> None:
     rig, stream = rig_with_stream()
     rig.fs.fail(errno.EIO, kinds=("pwrite",), path=".page", times=None)

@@ -517,8 +517,8 @@ class PersistentQueue:
 
     def find(self, time_us: int) -> int:
         """Return the first offset whose time is at least `time_us` (microseconds since 1970);
-        next_offset if there is none. Alone: among records below the head. Raises CorruptionError,
-        OSError, StoppedError."""
+        next_offset if there is none. Alone: among records below the head. In a vhost, while frames
+        cannot be written, an earlier offset. Raises CorruptionError, OSError, StoppedError."""
         bases = self.pages.bases
         if self.forces:
             self._check()
@@ -530,7 +530,11 @@ class PersistentQueue:
             )
         if time_us > self.last_time_us:
             return self.next_offset
-        self.write()
+        try:
+            self.write()
+        except OSError:  # such as a full disk: what is in RAM alone comes after the rest
+            end = self.written_offset
+            return self._reading.find(time_us, bisect_left(bases, end), end)
         for page in self._full if self.writer is None else [*self._full, self.writer]:
             if not page.is_placed:  # an adopted page without files ends what can be searched
                 return self._reading.find(time_us, bases.index(page.base), page.base)

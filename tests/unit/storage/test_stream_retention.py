@@ -1,5 +1,6 @@
 """Which pages retention takes: whole ones, the oldest, and never too many."""
 
+import errno
 import random
 
 import pytest
@@ -178,3 +179,18 @@ def test_a_hold_is_bounded_in_bytes(size: int) -> None:
 def test_a_hold_that_is_behind_what_the_limits_keep_changes_nothing() -> None:
     queue = queue_of(30)
     assert held(queue, 29, max_age_s=0, max_bytes=0) == held(queue_of(30), 29)
+
+
+def test_pages_that_could_not_be_deleted_are_deleted_by_the_next_call() -> None:
+    fs = FaultyFileSystem()
+    queue = queue_of(30, fs)
+    fs.fail(errno.ENOSPC, kinds=["create"], path="readMeta")
+    with pytest.raises(OSError, match="space"):
+        queue.retain(max_records=9, now_us=0)
+    first = queue.first_offset
+    assert fs.exists(f"{PATH}/{0:020}.page")
+    assert queue.retain(max_records=9, now_us=0)
+    assert queue.first_offset == first
+    names = [name for name in fs.list(PATH) if name.endswith(".page")]
+    assert names == [f"{base:020}.page" for base in queue.pages.bases]
+    assert queue.retain(max_records=9, now_us=0) == 0

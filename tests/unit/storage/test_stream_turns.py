@@ -516,6 +516,50 @@ def test_pages_that_a_crash_left_below_the_first_are_deleted() -> None:
     assert again.first_offset == 6
 
 
+def test_pages_that_cannot_be_deleted_now_are_deleted_with_the_next_ones() -> None:
+    """On a full disk readMeta may find no room, and its pages are what takes the room."""
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 8)
+    rig.fs.fail(errno.ENOSPC, kinds=("create",), path="readMeta")
+    assert rig.engine.streams.retain(stream, max_records=2) == 3
+    rig.engine.poll()
+    assert (stream.first_offset, page_names(rig, stream)) == (6, [0, 2, 4, 6])
+    assert rig.engine.streams.retain(stream, max_records=2) == 3
+    rig.engine.poll()
+    assert (read_tail(rig.fs, stream.path), page_names(rig, stream)) == (6, [6])
+    assert rig.engine.streams.retain(stream, max_records=2) == 0
+
+
+@pytest.mark.parametrize("has_room", [False, True])
+def test_pages_that_a_backup_keeps_are_deleted_after_readmeta_has_moved(has_room: bool) -> None:
+    """A start misses a page that readMeta names."""
+    rig, stream = rig_with_stream()
+    fill(rig, stream, 8)
+    rig.engine.checkpoint()
+    rig.engine.journal.pin_files()
+    if not has_room:
+        rig.fs.fail(errno.ENOSPC, kinds=("create",), path="readMeta")
+    assert rig.engine.streams.retain(stream, max_records=2) == 3
+    if not has_room:
+        rig.engine.poll()
+    rig.engine.journal.unpin_files()
+    tails: list[int] = []
+
+    def before(number: int, kind: str, path: str) -> None:
+        if kind == "unlink":
+            tails.append(read_tail(rig.fs, stream.path))
+
+    rig.fs.before_operation = before
+    rig.engine.poll()
+    rig.engine.poll()
+    rig.fs.before_operation = None
+    assert tails == ([6] * 6 if has_room else [])
+    first = 6 if has_room else 0
+    assert page_names(rig, stream) == list(range(first, 8, 2))
+    again = rig.crash("kept").streams.get(b"s")
+    assert [one.offset for one in again.queue.read(0, 9, 9999)] == list(range(first, 8))
+
+
 def test_a_reader_keeps_what_it_asks_for_while_it_is_heard_of() -> None:
     rig, stream = rig_with_stream()
     fill(rig, stream, 8)

@@ -141,7 +141,7 @@ class Hold(NamedTuple):
 
 class Retention:
     """Pages that are to be deleted. bases: their base offsets; pages: how many; first_base: the
-    base of the first page that stays."""
+    base of the first page that stays. is_done: `run` has come to its end."""
 
     def __init__(self, fs: FileSystem, path: str, bases: list[int], first_base: int) -> None:
         self.fs = fs
@@ -149,6 +149,7 @@ class Retention:
         self.bases = bases
         self.pages = len(bases)
         self.first_base = first_base
+        self.is_done: bool = False
 
     @property
     def paths(self) -> list[str]:
@@ -158,11 +159,13 @@ class Retention:
 
     def run(self, unlink: bool = True) -> None:
         """Move readMeta durably, then unlink the pages, unless unlink=False because a backup copies
-        them. Raises SyncFailedError and OSError; the next start deletes pages that are left."""
+        them. Raises SyncFailedError, and OSError: the next plan, or the next start, has the pages
+        that are left."""
         tail = stream_meta.encode_tail(self.first_base)
         stream_meta.replace_small(self.fs, self.path, stream_meta.READ_META, tail)
         for base in self.bases if unlink else ():
             unlink_page(self.fs, self.path, base)
+        self.is_done = True
 
 
 class PersistentQueue:
@@ -222,6 +225,7 @@ class PersistentQueue:
         self._full: list[PageWriter] = []  # full pages that are not written and sealed yet
         self._published: StreamHead = StreamHead(0, 0, 0, 0)
         self._head_file: File | None = None
+        self._retention: Retention | None = None  # the last one
         self.dirty: dict[str, None] = {}  # files and directories for the next checkpoint
         self.dirty_directories: dict[str, None] = {}
         self._reading: PagedReading = PagedReading(self.pages)
@@ -583,8 +587,8 @@ class PersistentQueue:
         hold: Hold | None = None,
     ) -> Retention | None:  # fmt: skip
         """Choose the pages that retention deletes, and hide them from readers. Return the Retention
-        that deletes them in any thread, None if there are none. Run one before planning the next.
-        OSError."""
+        that deletes them in any thread, with those that the one before could not delete; None if
+        there are none. Run one before planning the next. OSError."""
         if self.is_restoring:
             return None
         kept = [keep_from, *[r.kept_from for r in self.readers.values()]]
@@ -598,13 +602,16 @@ class PersistentQueue:
             if writer is not None and takes_last(writer, limits, now_us, hold):
                 self._end_page(writer)
                 count += 1
-        if not count:
+        last = self._retention
+        left = last.bases if last is not None and not last.is_done else []  # it has failed
+        if not count and not left:
             return None
-        gone = self.pages.take_first(count)
+        gone = left + self.pages.take_first(count)
         bases = self.pages.bases
         first = self.pages.first_base = bases[0] if bases else self.next_offset
         # They stay dirty: if deleting them fails, the next start finds and needs them.
-        return Retention(self.fs, self.path, gone, first)
+        self._retention = Retention(self.fs, self.path, gone, first)
+        return self._retention
 
     def _end_page(self, writer: PageWriter) -> None:
         """Publish a head without a page, so that the last page can be deleted; the next record

@@ -374,12 +374,15 @@ class StreamEngine:
             return 0
         self._table.retained_records += stream.first_offset - first
         stream.section = None
-        is_pinned = self._pins.count > 0  # a backup copies: nothing is deleted until it is done
-        if is_pinned:
-            self._pins.paths += plan.paths
+        pins = self._pins
+        is_pinned = pins.count > 0  # a backup copies: nothing is deleted until it is done
 
         def done(_: object) -> None:
             stream.is_retaining = False
+            if is_pinned and pins.count:
+                pins.paths += plan.paths
+            elif is_pinned:
+                journal.delete_files(plan.paths, [])
 
         def failed(error: BaseException) -> None:
             stream.is_retaining = False

@@ -752,6 +752,7 @@ class StorageEngine:
         try:
             if self.failed is None:
                 self.sync()
+                self.streams.write_rest()
                 while self.upkeep.reap():
                     self.sync()
                 self.upkeep.close()

@@ -150,6 +150,33 @@ def test_large_records_are_written_over_several_turns_if_their_owner_wants_that(
     rig.stop()
 
 
+def test_a_stop_in_order_writes_large_records_whole_and_moves_their_head() -> None:
+    """A reader by path finds all of it, without another start."""
+    rig, stream = rig_of_pages()
+    rig.engine.be_sliced()
+    rig.engine.streams.append(stream, b"", bytes(SLICE_BYTES + BLOCK_BYTES + 1), OS)
+    rig.engine.streams.append(stream, b"", BODY, OS)
+    rig.stop()
+    rig.fs = rig.fs.crash("lost")
+    assert published(rig, stream) == 2
+    assert len(StreamView(rig.fs, stream.path).read(0, 9, 1 << 30)) == 2
+
+
+def test_a_stream_that_always_has_large_records_leaves_turns_to_others() -> None:
+    rig = EngineRig(wal_segment_bytes_max=1 << 26, group_bytes_max=1 << 26)
+    streams = rig.engine.streams
+    busy, other = streams.declare([(b"a", b"", 0), (b"b", b"", 0)], page_bytes=64 << 20)
+    rig.engine.be_sliced()
+    body = bytes(SLICE_BYTES + BLOCK_BYTES)
+    streams.append(busy, b"", body, OS)
+    streams.append(other, b"", body, OS)
+    for _ in range(8):
+        streams.append(busy, b"", body, OS)
+        rig.engine.flush()
+        rig.engine.poll()
+    assert other.head_offset == 1
+
+
 @pytest.mark.real
 def test_a_large_record_is_not_copied_on_its_way_to_the_disk(tmp_path: Path) -> None:
     fs = OsFileSystem(workers=0)

@@ -259,6 +259,7 @@ class StreamEngine:
         if table.dirty and self._journal.failed is None:
             dirty, table.dirty = table.dirty, []
             left = self._most_of_turn(dirty)
+            behind: list[StoredStream] = []  # this turn had no room for their large records
             for stream in dirty:
                 if stream.queue.is_closed:
                     continue
@@ -268,19 +269,26 @@ class StreamEngine:
                     stream.lsn = stream.mode = 0
                 table.waiting[stream.number] = stream
                 try:
+                    has_room = left > 0
                     left -= table.write_one(stream, left)
                     table.used(stream)
                     stream.is_failing = False
                     if stream.queue.unwritten_bytes:
-                        table.dirty.append(stream)
+                        (table.dirty if has_room else behind).append(stream)
                         self.has_unwritten = True
                     else:
                         stream.is_dirty = False
                 except OSError as error:
                     table.dirty.append(stream)
                     self._report_write(stream, error)
+            table.dirty = behind + table.dirty  # they come first
         if table.waiting:
             self.settle()
+
+    def write_rest(self) -> None:
+        """Write what turns have left of large records, and move the heads over it."""
+        while self.has_unwritten:
+            self.turn()
 
     def _most_of_turn(self, dirty: list[StoredStream]) -> int:
         """Return how many bytes of large records this turn may write: SLICE_BYTES, or an eighth of

@@ -816,6 +816,15 @@ def test_a_slice_that_cannot_be_written_stops_the_log(sliced: Rig) -> None:
     assert survey(rig.fs.fork())[0].last_lsn == 0
 
 
+@pure_only  # constants are replaced
+def test_whoever_waits_for_a_slice_that_cannot_be_written_gets_the_error(sliced: Rig) -> None:
+    sliced.put(20 * KIB)
+    sliced.fs.fail(errno.EIO, kinds=["pwrite"], nth=2)
+    with pytest.raises(SyncFailedError):
+        sliced.log.wait(1, DISK)
+    assert sliced.log.failed is not None
+
+
 def test_a_segment_for_a_large_record_is_prepared_before_it_comes() -> None:
     """No append waits for it, the end marker moves to it, and one large record is queued at a
     time."""

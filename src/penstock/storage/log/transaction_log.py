@@ -572,8 +572,6 @@ class TransactionLog:
                     assert on_other is not None, "an operation that is not the log's completed"
                     on_other(token, result)
             self._write_rest()
-            if self.failed is not None:
-                raise self.failed
 
     def complete(self, token: int, result: object) -> bool:
         """Take the end of a submitted operation; False if it is not the log's.
@@ -781,10 +779,13 @@ class TransactionLog:
         return True
 
     def _write_rest(self) -> None:
-        """Write all of a large group, and what waited for it."""
+        """Write all of a large group, and what waited for it. SyncFailedError: the log failed, here
+        or before."""
         while self._large is not None and self.failed is None:
             if self._go_on_writing(self._large.run[-1].length):
                 self._drive()
+        if self.failed is not None:
+            raise self.failed
 
     def _written(self, run: list[_Group]) -> None:
         """Count groups as written."""

@@ -381,8 +381,8 @@ MUTANTS = (
     ),
     Mutant(
         "keys-not-in-checkpoints", "[3]",
-        "return [(window, window.added) for window in windows]",
-        "return [(window, window.added) for window in windows][:0]",
+        "return [(window, window.cut()) for window in windows]",
+        "return [(window, window.cut()) for window in windows][:0]",
         "keys",
     ),
     Mutant(

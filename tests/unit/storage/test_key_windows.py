@@ -76,6 +76,19 @@ def test_keys_of_messages_that_are_not_logged_are_in_no_section() -> None:
     assert section_of(window) == [2, 1]
 
 
+def test_a_key_that_comes_twice_while_a_checkpoint_is_made_takes_no_older_one_from_it() -> None:
+    windows = KeyWindows()
+    window = windows.of(b"qa")
+    window.add(key(1), NEVER)
+    window.add(key(2), 10)
+    ((_, added),) = windows.capture()
+    window.add(key(3), 10)
+    for until_ms in (20, 30):  # the time of the one before was over
+        window.add(key(2), until_ms)
+        window.add(key(3), until_ms)
+    assert section_of(window, added) == [1]
+
+
 @pytest.mark.parametrize("cut", [1, 9, 17, 30])
 def test_a_section_that_is_cut_off_is_refused(cut: int) -> None:
     window = KeyWindow(b"qa")

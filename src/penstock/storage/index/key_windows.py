@@ -31,10 +31,13 @@ _COUNT: Final = struct.Struct(">I")
 @mypyc_attr(acyclic=True)
 class KeyWindow:
     """The keys of one queue or exchange: key -> until when (ms), in the order of arrival. added:
-    how many came, ever. lsn: of the last one that was logged. size: how many it keeps, 0: all.
-    ttl_ms: for how long, None: without end. is_logged: it is of a durable queue or exchange."""
+    how many came; one that comes again while a checkpoint is made counts once. lsn: of the last one
+    that was logged. size: how many it keeps, 0: all. ttl_ms: for how long, None: without end.
+    is_logged: it is of a durable queue or exchange."""
 
-    __slots__ = ("_unlogged", "added", "is_logged", "keys", "lsn", "name", "size", "ttl_ms")
+    __slots__ = (
+        "_recent", "_unlogged", "added", "is_logged", "keys", "lsn", "name", "size", "ttl_ms",
+    )  # fmt: skip
 
     def __init__(self, name: bytes) -> None:
         self.name: bytes = name
@@ -45,6 +48,7 @@ class KeyWindow:
         self.added: int = 0
         self.lsn: int = 0
         self._unlogged: set[bytes] = set()
+        self._recent: set[bytes] | None = None  # since the cut of the checkpoint in progress
 
     def has(self, key: bytes, now_ms: int) -> bool:
         """Return whether a message with this key came, and its time is not over."""
@@ -53,9 +57,13 @@ class KeyWindow:
     def add(self, key: bytes, until_ms: int, *, lsn: int = 0, is_logged: bool = True) -> None:
         """Note a key, and forget the oldest ones if there are too many. lsn: of its record."""
         self.lsn = max(self.lsn, lsn)
-        self.keys.pop(key, None)
+        is_back = self.keys.pop(key, None) is not None
         self.keys[key] = until_ms
-        self.added += 1
+        recent = self._recent
+        if recent is None or not is_back or key not in recent:
+            self.added += 1
+        if recent is not None:
+            recent.add(key)
         if is_logged:
             self._unlogged.discard(key)
         else:
@@ -88,8 +96,14 @@ class KeyWindow:
         del self.keys[key]
         self._unlogged.discard(key)
 
+    def cut(self) -> int:
+        """Begin a checkpoint. Return what `encode` needs for the state as of now."""
+        self._recent = set()
+        return self.added
+
     def encode(self, added: int) -> bytes:
         """Return its section as of when so many keys were `added`."""
+        self._recent = None
         items = list(self.keys.items())[: max(len(self.keys) - (self.added - added), 0)]
         items = [item for item in items if item[0] not in self._unlogged]
         keys = b"".join([key for key, _ in items])
@@ -119,7 +133,7 @@ class KeyWindows:
     def capture(self) -> list[tuple[KeyWindow, int]]:
         """Return each window with what `encode` needs for its state as of now."""
         windows = [window for window in self.by_name.values() if window.is_logged]
-        return [(window, window.added) for window in windows]
+        return [(window, window.cut()) for window in windows]
 
     def restore(self, data: bytes) -> None:
         """Add a window from a checkpoint. ValueError, struct.error: it is not one."""

@@ -374,8 +374,8 @@ MUTANTS = (
     Mutant(
         "move-in-two-records", "format",
         "        lsn = journal.commit(moves, mode)\n",
-        "        runs = [(queue.runs([one]), store_refs([one])) for one in entries]\n"
-        "        journal.append([Dequeue(queue.number, *run) for run in runs], mode)\n"
+        "        taken = [x for one in entries for x in dequeues_of(queue, [one])]\n"
+        "        journal.append(taken, mode)\n"
         "        lsn = journal.append([move.publish for move in moves], mode)\n"
         "        journal.apply(moves, lsn, mode)\n",
     ),

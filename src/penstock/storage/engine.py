@@ -66,7 +66,6 @@ from penstock.storage.journal.checkpoint import Checkpointer
 from penstock.storage.journal.journal import Journal, fullest_disk
 from penstock.storage.journal.record_types import (
     Delete,
-    Dequeue,
     LogOperation,
     Mark,
     Move,
@@ -82,7 +81,7 @@ from penstock.storage.log.transaction_log import TransactionLog
 from penstock.storage.parts.batch_engine import BatchEngine
 from penstock.storage.parts.lease_engine import LeaseEngine
 from penstock.storage.parts.stream_engine import StreamEngine
-from penstock.storage.parts.transaction import Transaction
+from penstock.storage.parts.transaction import Transaction, dequeues_of, publishes_of
 from penstock.storage.store.message_store import BodyStores, MessageStore
 from penstock.storage.store.store_file import StoreRecord
 from penstock.storage.upkeep import Upkeep
@@ -425,6 +424,9 @@ class StorageEngine:
                     message.id, message.time, expiry_ms, file, queue.number, queue.next_seq,
                     message.header, message.body or b"", size, mode,
                 )  # fmt: skip
+            elif len(queues) > record.COUNT_MAX:
+                places = [(queue.number, queue.next_seq) for queue in queues]
+                self.journal.append(publishes_of(message, places), mode, names_store=file != 0)
             else:
                 places = [(queue.number, queue.next_seq) for queue in queues]
                 flags = record.publish_flags(file, expiry_ms)
@@ -526,9 +528,9 @@ class StorageEngine:
         for run in runs:
             if not queue.is_live_run(run):
                 raise ValueError(f"of seqs {run[0]} to {run[0] + run[1] - 1} some are not alive")
+        if journal.gathering is not None or len(runs) > record.COUNT_MAX:
+            return journal.commit(dequeues_of(queue, entries), mode)
         stores = store_refs(entries)
-        if journal.gathering is not None:
-            return journal.commit([Dequeue(queue.number, runs, stores, entries)], mode)
         lsn = self.log.append_dequeue(queue.number, runs, stores, mode)
         try:
             self.state.dequeue(lsn, queue, runs, stores, entries)
@@ -602,7 +604,11 @@ class StorageEngine:
     def requeue(self, queue: QueueIndex, attempts: list[tuple[int, int]], mode: int) -> int:
         """Log how often entries (seq, attempts) were delivered. Returns the LSN."""
         self.journal.check()
-        return self.journal.commit([Requeue(queue.number, attempts)], mode)
+        most = record.COUNT_MAX
+        operations: list[LogOperation] = [
+            Requeue(queue.number, attempts[at : at + most]) for at in range(0, len(attempts), most)
+        ]
+        return self.journal.commit(operations, mode)
 
     def mark(self, queue: QueueIndex, mark: int, mode: int) -> int:
         """Raise the delivered mark to `mark`, below which messages may be delivered once that is

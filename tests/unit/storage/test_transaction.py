@@ -14,6 +14,7 @@ from penstock.errors import (
 )
 from penstock.storage.files.durability import DISK, OS
 from penstock.storage.journal.checkpoint import IDLE, SLICES
+from penstock.storage.log import record
 from penstock.storage.parts import transaction
 from tests.helpers.builds import pure_only
 from tests.helpers.engine_rig import STORED, EngineRig
@@ -419,6 +420,55 @@ def test_a_large_commit_of_acks_alone() -> None:
     rig.engine.wait(tx.commit(DISK), DISK)
     rig.crash("lost")
     assert live_seqs(rig.queue()) == list(range(1, 40, 2))
+
+
+@pure_only  # a constant is replaced
+@pytest.mark.parametrize("how", STOPS)
+def test_more_operations_than_a_record_can_have_are_in_parts(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So are more acknowledgements and requeues than one may have runs, with and without a
+    transaction."""
+    rig = EngineRig()
+    a, b, c = rig.declare(b"a", b"b", b"c")
+    for queue in (a, b, c):
+        rig.put(queue, *[b"%d" % n for n in range(60)])
+    monkeypatch.setattr(record, "COUNT_MAX", 20)
+    tx = rig.engine.begin()
+    assert tx.publish_run(a, b"", [b"run %d" % n for n in range(25)]) is not None
+    for n in range(25):
+        tx.publish([a], b"", b"new %d" % n)
+    tx.dequeue(a, rig.entries(a, *range(0, 60, 2)))
+    rig.engine.wait(tx.commit(DISK), DISK)
+    rig.engine.wait(rig.ack(b, *range(0, 60, 2), mode=DISK), DISK)
+    rig.engine.wait(rig.engine.requeue(c, [(n, n) for n in range(60)], DISK), DISK)
+    stop(rig, how)
+    odd = [b"%d" % n for n in range(1, 60, 2)]
+    new = [b"run %d" % n for n in range(25)] + [b"new %d" % n for n in range(25)]
+    assert texts(rig, b"a") == odd + new
+    assert texts(rig, b"b") == odd
+    assert rig.queue(b"c").attempts == {n: n for n in range(60)}
+
+
+@pure_only  # a constant is replaced
+@pytest.mark.parametrize("how", STOPS)
+@pytest.mark.parametrize("body", [b"inline", BIG])
+def test_a_message_for_more_queues_than_an_operation_can_name(
+    how: str, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "COUNT_MAX", 20)
+    rig = EngineRig()
+    names = [b"%d" % n for n in range(45)]
+    queues = rig.declare(*names)
+    rig.engine.publish(queues, b"h", body, DISK)
+    tx = rig.engine.begin()
+    published = tx.publish(queues, b"tx", body)
+    rig.engine.wait(tx.commit(DISK), DISK)
+    assert [entry.seq for entry in published.born] == [1] * 45
+    stop(rig, how)
+    for name in names:
+        assert texts(rig, name) == [body, body]
+    assert rig.engine.state.store.live_count == 2
 
 
 def test_a_large_commit_that_finds_no_room_happens_later_or_not_at_all() -> None:

@@ -214,7 +214,8 @@ class Journal:
             op = operation.encode()
             part.append(op)
             size += op.size
-            if size >= self.options.tx_part_bytes or i == len(operations) - 1:
+            is_full = size >= self.options.tx_part_bytes or len(part) == record.COUNT_MAX
+            if is_full or i == len(operations) - 1:
                 lsn = self._write_part(part, mode, number, names_store)
                 number = number or lsn
                 part, size = [], 0

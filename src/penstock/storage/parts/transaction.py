@@ -58,6 +58,7 @@ from penstock.storage.pages.batches import BatchRecord
 from penstock.storage.pages.streams import StoredStream
 
 ENTRY_LOG_BYTES: Final = 40  # of one that is acknowledged, at most
+OPERATION_LOG_BYTES: Final = 64  # counted for each, beside what it brings
 PART_PLACES: Final = 512  # of messages in queues and streams, in a part of `write_part`: some ms
 
 
@@ -245,7 +246,7 @@ class Transaction:
             message = placement.new_message(header, body, expiry_ms, copies)
             self.log_bytes += len(body)
         self.body_bytes += len(body)
-        self.log_bytes += 64 + len(header) + 12 * len(queues)
+        self.log_bytes += OPERATION_LOG_BYTES + len(header) + 12 * len(queues)
         self.place_count += copies
         published = Published(message, queues)
         self.publishes.append(published)
@@ -262,7 +263,7 @@ class Transaction:
         copy.header, copy.expiry_ms = header, expiry_ms
         self._journal.state.store.own(copy.store_file, copy.id)
         self.body_bytes += copy.size
-        self.log_bytes += 64 + len(header) + 12 * len(queues)
+        self.log_bytes += OPERATION_LOG_BYTES + len(header) + 12 * len(queues)
         self.place_count += len(queues)
         published = Published(copy, queues)
         self.publishes.append(published)
@@ -302,7 +303,7 @@ class Transaction:
         stream.queue.check(appended.size, header)
         self.appends.append(appended)
         self.body_bytes += appended.size
-        self.log_bytes += 64 + len(header) + appended.size
+        self.log_bytes += OPERATION_LOG_BYTES + len(header) + appended.size
         return appended
 
     def _spool(self, message: QueuedMessage, body: bytes) -> None:
@@ -328,13 +329,13 @@ class Transaction:
             at = f"{batch.page}, {batch.frame} of {batch.page_count} pages"
             raise ValueError(f"batch {batch.number} cannot go on at {page}, {frame}: it is at {at}")
         self.batch = BatchRecord(query, batch.number, batch.time_us, page=page, frame=frame)
-        self.log_bytes += 64 + len(query)
+        self.log_bytes += OPERATION_LOG_BYTES + len(query)
 
     def see(self, window: KeyWindow, key: bytes, until_ms: int) -> None:
         """Have the window see a key when the transaction commits."""
         self._check()
         self.seen.append(Seen(window.name, key, until_ms))
-        self.log_bytes += 64 + len(window.name)
+        self.log_bytes += OPERATION_LOG_BYTES + len(window.name)
 
     def dequeue(self, queue: QueueIndex, entries: list[Entry]) -> None:
         """Acknowledge entries, ascending by seq, when the transaction commits. ValueError (not
@@ -403,7 +404,7 @@ class Transaction:
         for queue, entries in known.values():
             entries.sort(key=_seq_of)
             self._check_alive(queue, entries)
-            part.operations.append(dequeue_of(queue, entries))
+            part.operations += dequeues_of(queue, entries)
         part.dequeues = at - self._written_dequeues
         self._written_dequeues = at
         self._log_part(part, mode, names_store=False)
@@ -479,7 +480,7 @@ class Transaction:
         self._merge_dequeues()
         for queue, entries in self.dequeues:
             self._check_alive(queue, entries)
-        is_large = self.log_bytes > journal.options.tx_record_bytes
+        is_large = self.log_bytes > journal.options.tx_record_bytes or self._has_many()
         first_seqs = self.first_seqs
         first_seqs.clear()
         operations = self._all_operations(first_seqs, is_large=is_large)
@@ -492,6 +493,16 @@ class Transaction:
         self.dequeued = self._dequeue_count
         self.is_open = False
         return lsn
+
+    def _has_many(self) -> bool:
+        """Return whether it may have more operations than a record."""
+        if self.log_bytes <= OPERATION_LOG_BYTES * record.COUNT_MAX:
+            return False
+        count = self.place_count + len(self.appends) + len(self.seen)
+        for published in self.publishes:
+            if isinstance(published, PublishedRun):
+                count += len(published.messages)
+        return count >= record.COUNT_MAX
 
     def _decide(self, mode: int) -> int:
         """Make all that `write_part` has written happen, and let the first part take effect.
@@ -595,7 +606,8 @@ class Transaction:
         for published in self.publishes:
             self._publish(published, operations, first_seqs, counts, is_large=is_large)
         self._add_appends(self.appends, operations, first_seqs, counts, is_large=is_large)
-        operations += [dequeue_of(queue, entries) for queue, entries in self.dequeues]
+        for queue, entries in self.dequeues:
+            operations += dequeues_of(queue, entries)
         operations += self.seen
         return operations
 
@@ -630,7 +642,7 @@ class Transaction:
             first = first_seqs.setdefault(number, queue.next_seq)
             places.append((number, ordinal if is_large else first + ordinal))
         if not isinstance(published, PublishedRun):
-            operations.append(Publish(published.message, places, published.born))
+            operations += publishes_of(published.message, places, published.born)
             return
         number, seq = places[0]
         published.first_seq = first_seqs[number] + seq if is_large else seq
@@ -664,6 +676,20 @@ def _seq_of(entry: Entry) -> int:
     return entry.seq
 
 
-def dequeue_of(queue: QueueIndex, entries: list[Entry]) -> Dequeue:
-    """Return the acknowledgement of these entries, ascending."""
-    return Dequeue(queue.number, queue.runs(entries), store_refs(entries), entries)
+def publishes_of(
+    message: QueuedMessage, places: list[record.Place], born: list[Entry] | None = None
+) -> list[LogOperation]:
+    """Return the publish of a message: one operation, unless it has more places than one may have.
+    born: see Publish."""
+    most = record.COUNT_MAX
+    return [Publish(message, places[at : at + most], born) for at in range(0, len(places), most)]
+
+
+def dequeues_of(queue: QueueIndex, entries: list[Entry]) -> list[LogOperation]:
+    """Return the acknowledgement of these entries, ascending: one operation, unless there are more
+    than one may have runs."""
+    found: list[LogOperation] = []
+    for at in range(0, len(entries), record.COUNT_MAX):
+        some = entries[at : at + record.COUNT_MAX]
+        found.append(Dequeue(queue.number, queue.runs(some), store_refs(some), some))
+    return found

@@ -119,6 +119,7 @@ class Upkeep:
         self.is_near_limit: bool = self._room < NEAR_BYTES
         self._room_at_bytes: int = 0  # `_bytes` then
         self._combining = False
+        self._is_reaping_reported: bool = False  # that slots cannot be read
         checkpoints.on_given_up = self.checkpoint_failed
         journal.log.on_full(self.make_room)
 
@@ -327,8 +328,9 @@ class Upkeep:
             if file:
                 try:
                     self._transient.unref(file, id)
-                except CorruptionError as error:
-                    self._journal.event("corruption", f"a purged body stays in the store: {error}")
+                except (CorruptionError, OSError) as error:
+                    kind = "corruption" if isinstance(error, CorruptionError) else "warning"
+                    self._journal.event(kind, f"a purged body stays in the store: {error}")
             attempts.pop(seq, None)
         if n < RELEASE_MESSAGES:
             self._releasing.popleft()
@@ -351,11 +353,22 @@ class Upkeep:
         refs: list[StoreRef] = []
         queue = state.index_of(number)
         if queue is not None:
-            refs, faults = state.purged_refs(queue, segment, bits)
+            try:
+                refs, faults = state.purged_refs(queue, segment, bits)
+            except OSError as error:
+                self._report_reaping(error)
+                return False
+            self._is_reaping_reported = False
             for fault in faults:
                 journal.event("corruption", f"the references of a purged slot are lost: {fault}")
         journal.commit([Release(number, segment, refs)], OS)
         return True
+
+    def _report_reaping(self, error: OSError) -> None:
+        """Report once that purged slots cannot be read; the next tick tries it again."""
+        if not self._is_reaping_reported:
+            self._is_reaping_reported = True
+            self._journal.event("warning", f"purged bodies stay in the store for now: {error}")
 
     def combine(self) -> bool:
         """Begin to combine store files that are mostly garbage; False if there are none."""

@@ -202,6 +202,47 @@ def test_a_purged_slot_that_is_damaged_is_told_and_the_rest_released() -> None:
     assert rig.engine.state.store.live_count == 2, "the kept one, and the one nobody can name"
 
 
+def test_purged_slots_that_cannot_be_read_now_are_read_later() -> None:
+    rig = EngineRig()
+    queue = purged(rig)
+    rig.engine.sync()
+    queue.close()
+    rig.fs.fail(errno.EIO, kinds=["read"], path="/0.qi", times=3)
+    for _ in range(3):
+        rig.engine.tick()
+        assert rig.engine.state.store.live_count == 12
+    rig.settle()
+    assert rig.engine.state.store.live_count == 1
+    assert len(rig.told("warning")) == 1
+
+
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_a_purged_slot_that_is_read_wrongly_once_is_read_again(nth: int) -> None:
+    rig = EngineRig()
+    queue = purged(rig)
+    rig.engine.sync()
+    queue.close()
+    rig.fs.fail("flip", kinds=["read"], path=".qi", nth=nth)
+    rig.settle()
+    assert rig.engine.state.store.live_count == 1
+    assert not rig.told("corruption")
+
+
+def test_a_transient_body_that_cannot_be_released_stops_nothing() -> None:
+    rig = EngineRig(msg_store_file_size_limit=512)
+    queue, other = rig.queue(), rig.queue(b"other")
+    made = [rig.engine.publish_transient([queue, other], b"", BIG) for _ in range(6)]
+    first = made[0]
+    assert first.store_file != made[-1].store_file, "its table is in a file"
+    rig.engine.transient.tables.close()
+    rig.fs.fail(errno.EIO, kinds=["read"], path="msg_store_transient", times=None)
+    rig.engine.upkeep.release(queue, iter([(0, first.id, first.store_file, 0)]), {})
+    rig.engine.tick()
+    assert len(rig.told("warning")) == 1
+    rig.fs.clear_faults()
+    assert rig.engine.transient.refs(first.store_file, first.id) == 2
+
+
 # ---- combining ---------------------------------------------------------------------------------
 
 

@@ -427,13 +427,13 @@ class StorageState(LogState):
     def purged_refs(
         self, queue: QueueIndex, segment: int, bits: bytearray
     ) -> tuple[list[StoreRef], list[str]]:
-        """Return the store references of purged slots, and the errors of unreadable ones."""
+        """Return the store references of purged slots, and the errors of damaged ones. OSError."""
         refs: list[StoreRef] = []
         faults: list[str] = []
         base = segment * self.slots
         for seq in [base + r for r in range(self.slots) if bits[r >> 3] >> (r & 7) & 1]:
             try:
-                (message,) = queue.files(segment).messages([seq])
+                message = _on_slot(queue, seq)
             except CorruptionError as error:
                 faults.append(str(error))
                 continue
@@ -491,6 +491,15 @@ class StorageState(LogState):
                     f"{message.size}",
                 )  # fmt: skip
         return message.body
+
+
+def _on_slot(queue: QueueIndex, seq: int) -> QueuedMessage:
+    """Return the message on a slot. CorruptionError, OSError."""
+    files = queue.files(seq // queue.slots)
+    try:
+        return files.messages([seq])[0]
+    except CorruptionError:  # it may have been read wrongly once
+        return files.messages([seq])[0]
 
 
 class Replay:

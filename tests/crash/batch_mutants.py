@@ -57,7 +57,8 @@ BATCH_MUTANTS = (
     ),
     Mutant(
         "swept-though-decided", "sweep",
-        "                if (name, page) in self.kept:\n                    continue\n",
+        "                if place in self.kept:\n                    self.gone.discard(place)\n"
+        "                    continue\n",
         "",
         BATCHES,
     ),

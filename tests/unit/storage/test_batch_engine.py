@@ -5,7 +5,7 @@ import pytest
 from penstock.errors import DiskFullError, UnknownQueueError
 from penstock.storage.files.durability import DISK
 from penstock.storage.pages.page import PageRecord
-from penstock.storage.pages.staging import StagingError, query_path
+from penstock.storage.pages.staging import StagingError, check_pages, query_path
 from penstock.storage.pages.stream_view import StreamView
 from penstock.storage.pages.streams import StoredStream
 from penstock.storage.parts import batch_engine
@@ -126,6 +126,41 @@ def test_a_sweep_tells_what_it_deleted() -> None:
     rig.engine.batches.sweep(1.0, told.append)
     rig.settle()
     assert told == [[f"{query_path(PATH, 'q')}/{page.name}"]]
+
+
+@pytest.mark.parametrize("is_swept", [False, True])
+def test_a_page_is_swept_or_decided_and_never_both(is_swept: bool) -> None:
+    """The sweep begins, or ends, after the pages of a commit were checked."""
+    rig = BatchRig()
+    page = rig.stage(rows_of(0, 20))
+    check_pages(rig.fs, PATH, "q", 0, [page])
+    rig.engine.batches.sweep(1.0)
+    if is_swept:
+        rig.engine.poll()
+        with pytest.raises(StagingError, match="because of its age"):
+            rig.engine.batches.decide("q", 0, TARGET, [page], is_checked=True)
+        assert rig.engine.batches.batch("q") is None
+        return
+    assert rig.engine.batches.decide("q", 0, TARGET, [page], is_checked=True)
+    rig.engine.poll()
+    roll(rig.engine, "q")
+    assert rig.payloads() == payloads(rows_of(0, 20))
+
+
+def test_a_query_that_ends_while_a_backup_copies_its_pages_leaves_them_until_then() -> None:
+    rig = BatchRig()
+    (page,) = rig.decide(rows_of(0, 3))
+    rig.engine.journal.pin_files()
+    rig.engine.checkpoint()
+    roll(rig.engine, "q")
+    rig.engine.checkpoint()
+    rig.engine.batches.forget("q")
+    rig.engine.batches.disown("q")
+    rig.settle()
+    assert page.name in rig.fs.list(query_path(PATH, "q"))
+    rig.engine.journal.unpin_files()
+    rig.settle()
+    assert page.name not in rig.fs.list(query_path(PATH, "q"))
 
 
 # ---- into streams --------------------------------------------------------------------------------

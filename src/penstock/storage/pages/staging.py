@@ -346,17 +346,31 @@ def disown(fs: FileSystem, path: str, query: str, kept: set[str]) -> None:
 class Sweep:
     """Deletes old staged pages. Holds what it must know of the batches: by the name of a query's
     directory the number of its last batch, and the pages that are still to be moved or wait for a
-    checkpoint. dead: pages (query, name) that wait for the checkpoint in progress."""
+    checkpoint. dead: pages (query, name) that wait for the checkpoint in progress.
+
+    A batch may be decided while `run` is in another thread, or after it, although its pages were
+    checked before. So `run` notes each page in `gone` before it looks whether it is kept, and
+    `keep` keeps each page before it looks whether it is gone: no page is deleted and decided.
+    """
 
     def __init__(self, table: BatchTable, dead: list[tuple[str, str]]) -> None:
         self.last: dict[str, int] = {}
         self.kept: set[tuple[str, str]] = set()
+        self.gone: set[tuple[str, str]] = set()
         for query, page in (*table.dead, *dead):
             self.kept.add((hash_name(query.encode()), page))
         for batch in table.by_query.values():
             directory = hash_name(batch.query.encode())
             self.last[directory] = batch.number
             self.kept.update([(directory, page.name) for page in batch.pages])
+
+    def keep(self, query: str, pages: list[StagedPage]) -> None:
+        """Keep the pages of a batch that is about to be decided. StagingError: one is deleted."""
+        directory = hash_name(query.encode())
+        self.kept.update([(directory, page.name) for page in pages])
+        for page in pages:
+            if (directory, page.name) in self.gone:
+                raise StagingError(f"staged page {page.name!r} was deleted because of its age")
 
     def run(self, fs: FileSystem, path: str, older_than_s: float, now_us: int) -> list[str]:
         """Delete what was staged longer ago than that and never decided and, after a minute, pages
@@ -367,14 +381,18 @@ class Sweep:
             name = directory.rpartition("/")[2]
             last = self.last.get(name, -1)
             for page in _pages_in(fs, directory):
-                if (name, page) in self.kept:
-                    continue
                 age_s = older_than_s
                 if parse_name(page).batch <= last:
                     age_s = min(ZOMBIE_AGE_S, older_than_s)
-                if _begun_us(fs, f"{directory}/{page}") < now_us - age_s * 1_000_000:
-                    _unlink(fs, f"{directory}/{page}")
-                    gone.append(f"{directory}/{page}")
+                if _begun_us(fs, f"{directory}/{page}") >= now_us - age_s * 1_000_000:
+                    continue
+                place = (name, page)
+                self.gone.add(place)
+                if place in self.kept:
+                    self.gone.discard(place)
+                    continue
+                _unlink(fs, f"{directory}/{page}")
+                gone.append(f"{directory}/{page}")
             _remove_empty(fs, directory)
         return gone
 

@@ -46,6 +46,7 @@ class BatchEngine:
         self._pins = pins
         self._running: Adoption | None = None  # in a worker
         self._is_failing: bool = False
+        self._sweep: staging.Sweep | None = None  # the last one
 
     # ---- what there is -------------------------------------------------------------------------
 
@@ -87,6 +88,8 @@ class BatchEngine:
             staging.check_pages(journal.fs, journal.path, query, number, pages)
         if journal.blocked:
             journal.check_publish()
+        if self._sweep is not None:
+            self._sweep.keep(query, pages)
         time_us = max(journal.clock.wall_us(), max([b.time_us for b in self.all()], default=0))
         flags = batches.DECIDED if facts is None else batches.DECIDED_BY
         found = BatchRecord(query, number, time_us, target, tuple(pages), facts=facts)
@@ -109,12 +112,16 @@ class BatchEngine:
 
     def disown(self, query: str) -> None:
         """Begin to delete what is staged of a query that is over, and its owner. Pages that its
-        batch still has to move stay until the checkpoint that forgets the batch."""
+        batch still has to move stay until the checkpoint that forgets the batch, and those that a
+        backup may still copy until it ends."""
         journal = self._journal
         journal.check()
         fs, path = journal.fs, journal.path
         dead = (*journal.state.batches.dead, *self._checkpoints.dead_staged)
         kept = {name for of_query, name in dead if of_query == query}
+        pinned = [at.rpartition("/") for at in self._pins.paths]
+        directory = staging.query_path(path, query)
+        kept.update([name for parent, _, name in pinned if parent == directory])
         journal.submit(lambda: staging.disown(fs, path, query, kept), _nothing, self._not_deleted)
 
     def abort(self, query: str, number: int) -> bool:
@@ -138,7 +145,7 @@ class BatchEngine:
         if self._pins.count:
             return  # a backup is copying
         fs, path, now_us = journal.fs, journal.path, journal.clock.wall_us()
-        sweep = staging.Sweep(journal.state.batches, self._checkpoints.dead_staged)
+        sweep = self._sweep = staging.Sweep(journal.state.batches, self._checkpoints.dead_staged)
 
         def swept(result: object) -> None:
             assert isinstance(result, list)

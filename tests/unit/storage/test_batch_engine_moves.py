@@ -133,6 +133,26 @@ def test_an_adopted_page_that_is_damaged_is_an_event() -> None:
         rig.payloads()
 
 
+def test_a_stream_opens_again_and_again_although_its_last_page_is_lost() -> None:
+    """The start after the one that missed the staged page finds a header where the page was."""
+    rig = BatchRig()
+    adopting(rig)
+    rig.fs = rig.fs.crash("kept")
+    (page,) = [name for name in rig.fs.list(query_path(PATH, "q")) if name.endswith(".page")]
+    rig.fs.damage_delete(f"{query_path(PATH, 'q')}/{page}")
+    rig.engine = rig._open()
+    for _ in range(2):
+        stream = rig.stream()
+        assert (stream.first_offset, stream.head_offset) == (0, 21)
+        assert [one.payload for one in stream.queue.read(0, 1, 999)] == [b"before"]
+        with pytest.raises(CorruptionError):
+            stream.queue.read(1, 1, 999)
+        rig.engine.close()
+        rig.engine = rig._open()
+    rig.append(b"after")
+    assert [one.payload for one in rig.stream().queue.read(21, 1, 999)] == [b"after"]
+
+
 def test_a_stop_in_order_waits_for_adoptions() -> None:
     rig = BatchRig()
     adopting(rig)

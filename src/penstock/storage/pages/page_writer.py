@@ -315,13 +315,13 @@ class PageWriter:
             raise CorruptionError(path, 0, "the page is missing") from None
         head = self._page.pread(PAGE_HEADER_BYTES, 0)
         header = check_header(path, head, self.id, self.base, self.number)
+        if header.is_staged:  # whole, or lost and reported when it was adopted
+            self.adopt(header.id, position, count, header.base_time_us)
+            return
         size = self._page.size()
         if size < position:
             text = f"the page ends here, expected {position} bytes and {count} records"
             raise CorruptionError(path, size, text)
-        if header.is_staged:
-            self.adopt(header.id, position, count, header.base_time_us)
-            return
         self.first_time_us = self._scan_time = header.base_time_us
         self.last_time_us = last_time_us if count else header.base_time_us
         self.position = self.written = position

@@ -381,3 +381,26 @@ def test_on_the_real_disk(tmp_path: object) -> None:
     assert again.find(1450) == 450
     again.delete()
     fs.close()
+
+
+def test_a_read_that_is_wrong_once_cuts_nothing_at_a_start() -> None:
+    """After a power cut the head on the disk is older than what was forced."""
+    fs = FaultyFileSystem()
+    queue = alone(fs)
+    for _ in range(25):
+        fill(queue, 1)
+    lost = fs.crash("lost")
+    nth = 0
+    while True:
+        nth += 1
+        again = lost.fork()
+        fault = again.fail("flip", kinds=["read"], nth=nth)
+        try:
+            queue = alone(again)
+        except CorruptionError:
+            continue
+        again.clear_faults()
+        assert queue.next_offset == 25, f"read {nth}"
+        assert offsets(queue.read(0, 99, 9999)) == list(range(25))
+        if not fault.hits:
+            break

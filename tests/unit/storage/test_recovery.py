@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import CorruptionError, SyncFailedError
-from penstock.storage.files.durability import DISK
+from penstock.storage.files.durability import DISK, OS
 from penstock.storage.files.offline import ReadOnlyFileSystem
 from penstock.storage.journal import checkpoint, recovery
 from tests.helpers.engine_rig import NUMBER, OPTIONS, PATH, STORED, EngineRig
@@ -234,3 +234,33 @@ def test_wipe_deletes_one_level_of_directories() -> None:
         touch(fs, path)
     recovery.wipe(fs, "/t")
     assert fs.list("/t") == []
+
+
+@pytest.mark.parametrize("effect", ["flip", "misdirect", "short"])
+def test_a_read_that_is_wrong_once_loses_nothing(effect: str) -> None:
+    """The start is refused, or it reads again: what no sync covers, which a killed process has
+    confirmed in mode os, must not pass for a torn tail."""
+    rig = EngineRig()
+    queue = rig.queue()
+    rig.put(queue, b"0", BIG)
+    rig.engine.checkpoint()
+    for n in range(2, 14):
+        rig.engine.publish([queue], b"", b"%d" % n + (BIG if n % 3 else b""), OS)
+        rig.engine.flush()
+    expected = rig.bodies(queue)
+    killed = rig.fs.crash("killed")
+    nth = refused = 0
+    while True:
+        nth += 1
+        rig.fs = killed.crash("killed")
+        fault = rig.fs.fail(effect, kinds=["read"], nth=nth)
+        try:
+            rig.engine = rig._open()
+        except CorruptionError:
+            refused += 1
+            continue
+        rig.fs.clear_faults()
+        assert rig.bodies(rig.queue()) == expected, f"read {nth}"
+        if not fault.hits:
+            break
+    assert refused < nth // 2

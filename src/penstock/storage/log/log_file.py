@@ -281,6 +281,8 @@ class LogSegment:
         self.size: int = size
         self.seed: int = seed
         self.chain: Chain | None = decode_chain(head[CHAIN_OFFSET:], seed)
+        if self.chain is None:  # it may have been read wrongly once
+            self.chain = decode_chain(file.pread(FIRST_GROUP_OFFSET, 0)[CHAIN_OFFSET:], seed)
         self.window: bytes = b""
         self.window_start: int = 0
         self.reason: str = ""  # why record_at returned None
@@ -328,8 +330,9 @@ class LogSegment:
         checked = self.checked_at(offset, end)
         return self.record_of(checked, offset) if checked else None
 
-    def checked_at(self, offset: int, end: int) -> bytes:
-        """Return the same record as bytes, from its LSN on; empty if none verifies."""
+    def checked_at(self, offset: int, end: int, *, is_again: bool = False) -> bytes:
+        """Return the same record as bytes, from its LSN on; empty if none verifies. It is read
+        again before that: a read may be wrong once."""
         if end - offset < RECORD_HEADER_BYTES:
             self.reason = "no room for a record header"
             return b""
@@ -339,16 +342,21 @@ class LogSegment:
         length &= _U32_MASK
         if length < RECORD_HEADER_BYTES or offset + length > end:
             self.reason = f"a record of {length} bytes where {end - offset} are left"
-            return b""
+            return b"" if is_again else self.read_again(offset, end)
         index = self.at(offset, length)
         crc: int = read_i32_be(self.window, index + 4)
         checked = self.window[index + 8 : index + length]
         if crc32(checked, self.seed) != crc & _U32_MASK:
             self.reason = "the record does not verify"
-            return b""
+            return b"" if is_again else self.read_again(offset, end)
         if not is_known(checked[8]):
             raise CorruptionError(self.path, offset, refusal(checked[8]))
         return checked
+
+    def read_again(self, offset: int, end: int) -> bytes:
+        """Do what `checked_at` does, with what is read from the file now."""
+        self.window = b""
+        return self.checked_at(offset, end, is_again=True)
 
     def record_of(self, checked: bytes, offset: int) -> Record:
         """Return the record that `checked_at` has found at `offset`."""
@@ -633,7 +641,7 @@ def _read_group(walk: _Walk, last_lsn: int, on_record: OnRecord | None, skips_pl
     """Read the group at the position. False, with a reason, where the log stops."""
     segment = walk.segment
     offset = walk.offset
-    group = segment.group_at(offset) if offset == walk.group_offset else None
+    group = _group_of(walk) if offset == walk.group_offset else None
     if group is None:
         walk.reason = walk.reason or "no group header that verifies"
         return False
@@ -652,10 +660,13 @@ def _read_group(walk: _Walk, last_lsn: int, on_record: OnRecord | None, skips_pl
     for _ in range(group.count):
         walk.offset = position
         checked = segment.checked_at(position, end)
+        lsn = _lsn_of(checked) if checked else -1
+        if checked and lsn != walk.next_lsn:  # it was read elsewhere, perhaps
+            checked = segment.read_again(position, end)
+            lsn = _lsn_of(checked) if checked else -1
         if not checked:
             walk.reason = segment.reason
             return False
-        lsn = _lsn_of(checked)
         if lsn != walk.next_lsn:
             walk.reason = f"record {lsn}, expected {walk.next_lsn}"
             return False
@@ -669,6 +680,17 @@ def _read_group(walk: _Walk, last_lsn: int, on_record: OnRecord | None, skips_pl
             return True
     walk.offset = walk.group_offset = aligned(end)
     return True
+
+
+def _group_of(walk: _Walk) -> GroupHeader | None:
+    """Return the header of the group at the position, None if none verifies. It is read again
+    before that, or if it is another group's: a read may be wrong once."""
+    segment = walk.segment
+    group = segment.group_at(walk.offset)
+    if group is None or group.first_lsn != walk.next_lsn:
+        segment.window = b""
+        group = segment.group_at(walk.offset)
+    return group
 
 
 def _hand_over(record: Record, path: str, on_record: OnRecord) -> None:

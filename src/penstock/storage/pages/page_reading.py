@@ -38,6 +38,7 @@ from penstock.storage.pages.page import (
     PAGE_HEADER_BYTES,
     UNLIMITED,
     IndexHeader,
+    PageHeader,
     PageRecord,
     check_header,
     decode_frames,
@@ -101,9 +102,7 @@ class PageReader:
                 self._page = file
                 return file
             try:
-                header = check_header(
-                    self.path, file.pread(PAGE_HEADER_BYTES, 0), self.id, self.base
-                )
+                header = self._header(file)
             except BaseException:
                 file.close()
                 raise
@@ -114,6 +113,12 @@ class PageReader:
                 self.seed = page_seed(header.id)
             self._page = file
         return file
+
+    def _header(self, file: File) -> PageHeader:
+        try:
+            return check_header(self.path, file.pread(PAGE_HEADER_BYTES, 0), self.id, self.base)
+        except CorruptionError:  # it may have been read wrongly once
+            return check_header(self.path, file.pread(PAGE_HEADER_BYTES, 0), self.id, self.base)
 
     def size(self) -> int:
         """Return the length of the page file in bytes."""
@@ -220,10 +225,15 @@ class PageReader:
             payload_bytes, _, time_us = frame_facts(file.pread(FRAME_BYTES, start))
             if (payload_bytes, time_us) != (wanted_bytes, wanted_us) or start < PAGE_HEADER_BYTES:
                 start = self.search(rel, limit)
-        front = file.pread(FRAME_BYTES, start)
-        payload_bytes, meta_bytes, time_us = frame_facts(front)
         at = start + FRAME_BYTES
-        if payload_bytes < 0 or at + payload_bytes + meta_bytes > limit:
+        front = b""
+        payload_bytes, meta_bytes, time_us = -1, 0, 0
+        for _ in range(2):  # it may be read wrongly once
+            front = file.pread(FRAME_BYTES, start)
+            payload_bytes, meta_bytes, time_us = frame_facts(front)
+            if payload_bytes >= 0 and at + payload_bytes + meta_bytes <= limit:
+                break
+        else:
             raise self.bad(start, rel, f"the frame reaches beyond byte {limit}")
         meta = file.pread(meta_bytes, at + payload_bytes)
         if self.is_adopted:

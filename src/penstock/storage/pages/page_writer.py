@@ -313,8 +313,12 @@ class PageWriter:
             self._page = self._fs.open(path)
         except FileNotFoundError:
             raise CorruptionError(path, 0, "the page is missing") from None
-        head = self._page.pread(PAGE_HEADER_BYTES, 0)
-        header = check_header(path, head, self.id, self.base, self.number)
+        try:
+            head = self._page.pread(PAGE_HEADER_BYTES, 0)
+            header = check_header(path, head, self.id, self.base, self.number)
+        except CorruptionError:  # it may have been read wrongly once
+            head = self._page.pread(PAGE_HEADER_BYTES, 0)
+            header = check_header(path, head, self.id, self.base, self.number)
         if header.is_staged:  # whole, or lost and reported when it was adopted
             self.adopt(header.id, position, count, header.base_time_us)
             return
@@ -336,6 +340,7 @@ class PageWriter:
         assert self.written == self.position, "only a page that was just resumed"
         fault = ""
         need = 0
+        doubted = -1  # where a frame was bad that may have been read wrongly once
         while not fault and self.written < limit:
             want = min(max(need, BLOCK_BYTES), limit - self.written)
             data = self.open_page().pread(want, self.written)
@@ -349,7 +354,11 @@ class PageWriter:
             self.written_count = self.count
             self.last_time_us = scan.last_time_us
             self.position = self.written = scan.end
-            fault, need = scan.fault, scan.need
+            need = scan.need
+            if scan.fault and scan.end == doubted:
+                fault = scan.fault
+            elif scan.fault:
+                doubted = scan.end
         return fault
 
     def catch_up(self) -> None:

@@ -1073,18 +1073,27 @@ def _load_uncounted(tables: StoreTables, number: int) -> StoreFile | None:
     """Return a file made after the cut, all dead; None if no record can name a body of it."""
     path = tables.rdq_path(number)
     with closing(tables.fs.open(path)) as handle:
-        head = handle.pread(HEADER_BYTES, 0)
-    try:
-        lo, hi = decode_header(path, head, tables.vhost, number)
-    except VersionError:
-        raise
-    except CorruptionError:
+        found = _range_of(tables, handle, number)
+        if found is None:  # it may have been read wrongly once
+            found = _range_of(tables, handle, number)
+    if found is None:
         return None  # its header was not synced, so nothing in it was
+    lo, hi = found
     if not lo <= number <= hi:
         return None
     file = StoreFile(number, lo, hi)
     _scan_file(tables, file, 0)
     return file
+
+
+def _range_of(tables: StoreTables, handle: File, number: int) -> tuple[int, int] | None:
+    """Return (lo, hi) from the header of a file; None if that does not verify. VersionError."""
+    try:
+        return decode_header(handle.path, handle.pread(HEADER_BYTES, 0), tables.vhost, number)
+    except VersionError:
+        raise
+    except CorruptionError:
+        return None
 
 
 def _scan_file(tables: StoreTables, file: StoreFile, durable_end: int) -> None:

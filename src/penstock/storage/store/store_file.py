@@ -1030,6 +1030,9 @@ class StoreScan:
         at = HEADER_BYTES
         while at < self._end or at < self.durable_end:
             size = self._verified(at, self._end)
+            if size < 0:
+                self._window = b""  # it may have been read wrongly once
+                size = self._verified(at, self._end)
             if size >= 0:
                 into.append(int.from_bytes(self._view(at + 4, 8), "big"), size)
             elif at >= self.durable_end:

@@ -12,12 +12,15 @@ from penstock.storage.engine import StorageEngine
 from penstock.storage.files.data_directory import DataDirectory
 from penstock.storage.files.durability import DISK, INTERVAL, OS
 from penstock.storage.files.filesystem import OsFileSystem
-from penstock.storage.journal import checkpoint
+from penstock.storage.journal import checkpoint, record_types
+from penstock.storage.log import transaction_log
+from penstock.storage.pages import page_writer
 from penstock.storage.pages.page import BLOCK_BYTES
 from penstock.storage.pages.stream_meta import WRITE_META, decode_head, read_tail
 from penstock.storage.pages.stream_view import StreamView
-from penstock.storage.pages.streams import StoredStream
+from penstock.storage.pages.streams import StoredStream, StreamTable
 from penstock.storage.parts.stream_engine import SLICE_BYTES
+from tests.helpers.builds import pure_only
 from tests.helpers.engine_rig import NUMBER, EngineRig
 from tests.helpers.steps import cost_of
 from tests.helpers.tiny_engine import PATH, VHOST
@@ -380,6 +383,71 @@ def test_a_failed_sync_stops_everything(path: str) -> None:
     assert stream.head_offset == head, "nothing is settled any more"
     rig.engine.close()
     assert rig.crash("lost").streams.get(b"s").head_offset >= head
+
+
+@pure_only  # a call is replaced
+def test_a_turn_that_ends_with_an_unexpected_error_leaves_its_frames_to_the_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig, stream = rig_with_stream()
+    rig.engine.streams.append(stream, b"", BODY, DISK)
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamTable, "write_one", lambda *_: {}["no such key"])
+        with pytest.raises(KeyError):
+            rig.engine.flush()
+    rig.engine.checkpoint()
+    again = rig.crash("lost").streams.get(b"s")
+    assert [one.payload for one in again.queue.read(0, 9, 999)] == [BODY]
+
+
+@pure_only  # constants are replaced
+@pytest.mark.parametrize("effect", ["flip", "misdirect", "short"])
+def test_a_read_that_is_wrong_once_takes_no_record(
+    effect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a start, which refuses or reads again, or while the page goes on that was begun before."""
+    for module in (page_writer, record_types, transaction_log):
+        monkeypatch.setattr(module, "LARGE_BYTES", 64)
+    monkeypatch.setattr(page_writer, "STEP_BYTES", 128)
+    bodies = [b"%d" % n * (20 + n * 37 % 190) for n in range(11)]
+
+    def put(stream: StoredStream, some: list[bytes]) -> None:
+        for body in some:
+            rig.engine.streams.append(stream, b"h", body, OS)
+            rig.engine.flush()
+
+    def found() -> list[bytes]:
+        stream = rig.engine.streams.get(b"s")
+        records = [stream.queue.read(n, 1, 1 << 20) for n in range(stream.head_offset)]
+        return [one.payload for (one,) in records]
+
+    rig, stream = rig_with_stream(1 << 10)
+    put(stream, bodies[:5])
+    rig.engine.sync()
+    rig.engine.checkpoint()
+    put(stream, bodies[5:8])
+    killed = rig.fs.crash("killed")
+    nth = hits = refused = 0
+    while hits == nth:
+        nth += 1
+        rig.fs = killed.crash("killed")
+        fault = rig.fs.fail(effect, kinds=["read"], nth=nth)
+        try:
+            rig.engine = rig._open()
+        except CorruptionError:
+            hits += 1
+            refused += 1
+            continue
+        put(rig.engine.streams.get(b"s"), bodies[8:])
+        rig.engine.sync()
+        rig.engine.checkpoint()
+        assert found() == bodies
+        hits += fault.hits
+        rig.fs.clear_faults()
+        rig.engine.close()
+        rig.engine = rig._open()
+        assert found() == bodies
+    assert refused < nth // 4
 
 
 # ---- retention ---------------------------------------------------------------------------------

@@ -385,8 +385,9 @@ class PageWriter:
         want = min(STEP_BYTES, self._resumed_at - at)
         scan = self._scan(page.pread(want, at), at, skip)
         if not scan.fault and not scan.rows:
-            if scan.need > STEP_BYTES:
-                self._begin_frame(page.pread(skip + FRAME_BYTES, at), at, skip, scan.need)
+            front = page.pread(skip + FRAME_BYTES, at) if scan.need > STEP_BYTES else b""
+            if len(front) == skip + FRAME_BYTES:
+                self._begin_frame(front, at, skip, scan.need)
                 return
             scan = self._scan(page.pread(skip + scan.need, at), at, skip)
         rel = self._scanned

@@ -257,10 +257,10 @@ class StreamEngine:
         table = self._table
         self.has_unwritten = False
         if table.dirty and self._journal.failed is None:
-            dirty, table.dirty = table.dirty, []
-            left = self._most_of_turn(dirty)
+            left = self._most_of_turn(table.dirty)
             behind: list[StoredStream] = []  # this turn had no room for their large records
-            for stream in dirty:
+            later: list[StoredStream] = []
+            for stream in table.dirty:
                 if stream.queue.is_closed:
                     continue
                 if stream.lsn and not stream.is_deleted:
@@ -274,14 +274,14 @@ class StreamEngine:
                     table.used(stream)
                     stream.is_failing = False
                     if stream.queue.unwritten_bytes:
-                        (table.dirty if has_room else behind).append(stream)
+                        (later if has_room else behind).append(stream)
                         self.has_unwritten = True
                     else:
                         stream.is_dirty = False
                 except OSError as error:
-                    table.dirty.append(stream)
+                    later.append(stream)
                     self._report_write(stream, error)
-            table.dirty = behind + table.dirty  # they come first
+            table.dirty = behind + later  # all stay in it after an unexpected error
         if table.waiting:
             self.settle()
 

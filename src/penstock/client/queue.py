@@ -19,7 +19,7 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Any, Final
 
-from penstock.client.connection import ReplyFuture, ClientChannel, Received, settle
+from penstock.client.connection import ClientChannel, Received, ReplyFuture, settle
 from penstock.client.driver import BoxLink, Full, RemoteDriver, RemoteState, Wait, answer
 from penstock.client.message import RemoteDelivery, messages_of
 from penstock.client.publish_window import Window, batches

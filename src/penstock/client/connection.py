@@ -213,11 +213,15 @@ class ReplyFuture(Future[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """As Future's."""
-        return super().result(self._connection.read_until(self.done, timeout))
+        if not self.done():
+            timeout = self._connection.read_until(self.done, timeout)
+        return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """As Future's."""
-        return super().exception(self._connection.read_until(self.done, timeout))
+        if not self.done():
+            timeout = self._connection.read_until(self.done, timeout)
+        return super().exception(timeout)
 
 
 def settle(future: "Future[Any]", value: object, error: Exception | None = None) -> None:
@@ -885,7 +889,7 @@ class ClientConnection:
 
     def read_until(self, is_done: Callable[[], bool], timeout_s: float | None) -> float | None:
         """Read in this thread until `is_done()`, unless another does: see Wire.read_until."""
-        return None if is_done() else self._wire.read_until(is_done, timeout_s)
+        return self._wire.read_until(is_done, timeout_s)
 
     # ---- what the wire brings ------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.errors import DiskFullError, QueueFullError
+from penstock.message import QueuedMessage
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import BackingQueue, Delivery
 from penstock.queues.dead_letter import DeadLetterRoute, Destination, QueueTarget
@@ -36,7 +37,10 @@ class FullTaker(QueueTarget):
     def destination(self, header: bytes, priority: int) -> Destination:
         raise DiskFullError("/vhost", 0, 1)
 
-    def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
+    def accept(
+        self, header: bytes, body: bytes, priority: int, mode: int,
+        stored: QueuedMessage | None = None,
+    ) -> int:  # fmt: skip
         raise DiskFullError("/vhost", 0, 1)
 
     def after_dead_letters(self, hops: int = 0) -> None:

@@ -13,6 +13,7 @@ from penstock.broker.dispatch import TurnBudget
 from penstock.broker.topology import DeadLetterRoutes
 from penstock.clock import ManualClock
 from penstock.codec.properties import BasicProperties
+from penstock.message import QueuedMessage
 from penstock.queues.amqp_headers import AmqpHeaders, short_string, split_address
 from penstock.queues.dead_letter import Destination, QueueTarget, is_cycle
 from penstock.queues.headers import REASONS, Death
@@ -140,7 +141,10 @@ class Target(QueueTarget):
     def destination(self, header: bytes, priority: int) -> Destination:
         raise AssertionError("nothing moves here")
 
-    def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
+    def accept(
+        self, header: bytes, body: bytes, priority: int, mode: int,
+        stored: QueuedMessage | None = None,
+    ) -> int:  # fmt: skip
         raise AssertionError("nothing is published here")
 
     def after_dead_letters(self, hops: int = 0) -> None:

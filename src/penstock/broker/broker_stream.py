@@ -696,7 +696,10 @@ class DeadLetterStream(StreamTarget):
         self._stream.begin_append(transaction, header, body, large)
         self._stream.published += 1
 
-    def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
+    def accept(
+        self, header: bytes, body: bytes, priority: int, mode: int,
+        stored: QueuedMessage | None = None,
+    ) -> int:  # fmt: skip
         return self._stream.append(header, body, mode)
 
     def after_dead_letters(self, hops: int = 0) -> None:

@@ -819,9 +819,9 @@ def on_queue_purge(channel: Channel, method: Method) -> None:
     channel.answer(lsn, None if method.nowait else answer)
 
 
-def on_queue_delete(channel: Channel, method: Method) -> None:
+def on_queue_delete(channel: Channel, method: Method, *, sends_first: bool = True) -> None:
     """queue.delete: nothing happens if there is none. The answer is sent before the connection's
-    own consumers of the queue are cancelled."""
+    own consumers of the queue are cancelled. sends_first: large dead letters are sent before."""
     assert isinstance(method, QueueDelete)
     vhost = channel.vhost
     name = one_line(queue_named(channel, method.queue))
@@ -830,6 +830,13 @@ def on_queue_delete(channel: Channel, method: Method) -> None:
         channel.answer(0, None if method.nowait else QueueDeleteOk())
         return
     queue = vhost.table.find_queue(name, channel.handler, is_crashed_allowed=True)
+
+    def again() -> None:
+        channel.go_on(lambda: on_queue_delete(channel, method, sends_first=False))
+
+    if sends_first and vhost.sends_first(queue, again):
+        channel.is_waiting = channel.is_committing = True  # a close waits for it
+        return
     handler = channel.handler
     handler.hold_cancels()
     try:

@@ -59,8 +59,8 @@ Qpid's Flow to Disk Design (storeHeader, storeChunk). After the last frame the p
 file. If the client leaves before that, the body is aborted and its file deleted. The file is in the
 store where the message will be, as far as that is known when it begins: a persistent message for a
 durable queue in the persistent store, any other in the transient one. All queues share it there;
-for those that need it in the other store it is copied, in pieces. For streams, for dead letters of
-queues that refuse it, and in a transaction the body is read back once.
+for those that need it in the other store it is copied, in slices. For streams, also those that get
+it as a dead letter of a queue that refuses it, and in a transaction the body is read back once.
 
 **Confirms.** A channel in confirm mode counts its publishes from 1. Each is acknowledged once it is
 as safe as its mode says: its record's LSN is settled. LSNs rise with the publishes, so a channel is
@@ -139,6 +139,7 @@ from penstock.storage.files.durability import NONE
 from penstock.storage.index.key_windows import KEY_BYTES, KeyWindow, KeyWindows
 from penstock.storage.parts.transaction import Published, Transaction
 from penstock.storage.store.file_queue_backing import Spool
+from penstock.storage.store.message_store import CopyingBody
 from penstock.storage.store.store_file import StoredBody
 
 MANDATORY: Final = 1
@@ -1122,6 +1123,8 @@ class SpooledPublish:
         self._reading: StoredBody | None = None
         self._pieces: BodyPieces = BodyPieces()
         self._body: bytes = b""  # whole, for what does not take it in pieces
+        self._copying: CopyingBody | None = None  # for queues that need it in the other store
+        self._copy: QueuedMessage | None = None  # there; the same
 
     def write(self, data: bytes) -> None:
         """Write the next bytes. DiskFullError: only `abort` may be called then."""
@@ -1132,9 +1135,10 @@ class SpooledPublish:
             raise engine.journal.disk_full(error, len(data)) from error
 
     def find_targets(self) -> bool:
-        """Find out where it goes, after the last byte, and append it to streams if it goes to
-        several. Returns False if the turn's budget does not suffice; call it again in a later
-        slice. CorruptionError, OSError: it cannot be read."""
+        """Find out where it goes, after the last byte, copy it for queues that need it in the other
+        store, and append it to streams if it goes to several. Returns False if the turn's budget
+        does not suffice; call it again in a later slice. DiskFullError. CorruptionError, OSError:
+        it cannot be read."""
         publisher, routing = self._publisher, self._routing
         if routing is None:
             routing = publisher.begin_routing(self._route, self._props, self._info)
@@ -1144,6 +1148,8 @@ class SpooledPublish:
         if not publisher.finish_routing(routing):
             return False
         transaction = publisher.transaction
+        if transaction is None and not self._is_copied(routing):
+            return False
         if not routing.targets.streams and transaction is None:
             return True
         is_kept = transaction is None or transaction.needs_body(
@@ -1162,6 +1168,25 @@ class SpooledPublish:
         else:
             self._body = b"".join(self._pieces.pieces)
         return transaction is not None or publisher.may_log(size * len(routing.targets.streams))
+
+    def _is_copied(self, routing: Routing) -> bool:
+        """Copy the body to the other store, if a queue needs it there, as far as the turn's budget
+        goes. Returns whether that is done."""
+        message = self._message
+        durable, others = by_durability(routing.targets.queues, routing.facts)
+        if self._copy is not None or not (others if message.persistent else durable):
+            return True
+        self._end()
+        vhost = self._publisher.vhost
+        if self._copying is None:
+            self._copying = CopyingBody(vhost.engine.bodies, message)
+        while not self._copying.step(READ_BYTES):
+            vhost.budget.left -= READ_BYTES // COPIED_STEP_BYTES
+            if vhost.budget.is_over():
+                return False
+        self._copy = self._copying.copy
+        vhost.engine.bodies.keep_copy(self._copy)
+        return True
 
     def _is_for_streams(self, routing: Routing) -> bool:
         """Return whether nothing but streams needs the body in RAM."""
@@ -1186,6 +1211,10 @@ class SpooledPublish:
     def _close(self) -> None:
         if self._reading is not None:
             self._reading.close()
+        if self._copy is not None:
+            self._publisher.vhost.engine.bodies.forget_copy(self._copy)
+        elif self._copying is not None:
+            self._copying.abandon()
 
     def _end(self) -> None:
         """End the body, which is kept until `finish` or `abort`."""
@@ -1374,18 +1403,9 @@ def _fan_out(
             if queue.window is not None and queue.window.has(key, now_ms):
                 before_lsn = max(before_lsn, queue.window.lsn)  # which may not be settled yet
         queues = _those_without(queues, key, now_ms)
-    shared = _those_that_take_it(queues, size, facts, dead) if may_refuse else queues
-    if spooled is not None and _has_dead_letters(dead):
-        whole = body or whole_body(vhost, spooled)
-        engine = vhost.engine
-        engine.bodies.own(spooled)
-        try:
-            with engine.share(engine.placement.share_of(whole, len(dead) + 1), owned=spooled):
-                return _send(
-                    vhost, shared, streams, header, body, facts, spooled, whole, dead, before_lsn
-                )
-        finally:
-            engine.bodies.disown(spooled)
+    shared = queues
+    if may_refuse:
+        shared = _those_that_take_it(queues, size, facts, dead, is_stored=spooled is not None)
     whole = body
     is_read = bool(body) or facts.large is not None
     if (
@@ -1394,7 +1414,10 @@ def _fan_out(
         and (streams or (facts.key is not None and not spooled.persistent))
     ):
         whole = whole_body(vhost, spooled)
-    return _send(vhost, shared, streams, header, body, facts, spooled, whole, dead, before_lsn)
+    sent = _send(vhost, shared, streams, header, body, facts, spooled, whole, dead, before_lsn)
+    for queue in shared if spooled is not None else ():
+        queue.amq.forget_expired()  # a stored message of ttl 0 that nobody waits for
+    return sent
 
 
 def _send(
@@ -1403,8 +1426,8 @@ def _send(
     dead: list[tuple[BrokerQueue, bool]], lsn: int,
 ) -> tuple[int, bool]:  # fmt: skip
     """Publish to queues that take the message and to streams, then to those that make a dead letter
-    of it. whole: its body, if a stream, a transaction or a dead letter needs it. lsn: that the
-    message waits for in any case. Returns as `fan_out`."""
+    of it. whole: its body, if a stream or a transaction needs it. lsn: that the message waits for
+    in any case. Returns as `fan_out`."""
     size = len(body) if spooled is None else spooled.size
     windows: list[KeyWindow] = []
     if facts.key is not None:
@@ -1431,7 +1454,7 @@ def _send(
         if is_full:
             is_refused = True
             queue.refused += 1
-            queue.amq.refuse(header, whole, priority, mode)
+            queue.amq.refuse(header, whole, priority, mode, spooled)
         else:
             lsn = max(lsn, queue.amq.publish_dead(header, whole, mode, priority))
             queue.published += 1
@@ -1440,10 +1463,12 @@ def _send(
 
 
 def _those_that_take_it(
-    queues: list[BrokerQueue], size: int, facts: PublishFacts, dead: list[tuple[BrokerQueue, bool]]
-) -> list[BrokerQueue]:
+    queues: list[BrokerQueue], size: int, facts: PublishFacts,
+    dead: list[tuple[BrokerQueue, bool]], *, is_stored: bool,
+) -> list[BrokerQueue]:  # fmt: skip
     """Return the queues that the message enters. The others are added to `dead`, with whether they
-    are full; where it is not, the message is for a consumer that waits now, and none does."""
+    are full; where it is not, the message is for a consumer that waits now, and none does. A stored
+    one, which is large, enters before it is dead-lettered: it moves then, and is not read."""
     entered: list[BrokerQueue] = []
     ttl_ms = facts.ttl_ms
     for queue in queues:
@@ -1452,18 +1477,13 @@ def _those_that_take_it(
         if options.overflow != DROP_HEAD and amq.is_full_for(size):
             dead.append((queue, True))
         elif (ttl_ms == 0 or options.ttl_ms == 0) and amq.dies_at_once(facts.delay_ms):
-            dead.append((queue, False))
+            if is_stored and amq.dead_letters.route is not None:
+                entered.append(queue)
+            else:
+                dead.append((queue, False))
         else:
             entered.append(queue)
     return entered
-
-
-def _has_dead_letters(dead: list[tuple[BrokerQueue, bool]]) -> bool:
-    """Return whether one of these queues makes a dead letter of the message."""
-    for queue, is_full in dead:
-        if queue.amq.passes_on() if is_full else queue.amq.dead_letters.route is not None:
-            return True
-    return False
 
 
 def _publish_shared(
@@ -1497,14 +1517,8 @@ def _publish_shared(
             targets = [plan.index for _, plan in plans[done:end]]
             if spooled is None:
                 engine.publish(targets, like.header, body, mode, like.expiry_ms)
-            elif mode == NONE:
-                spooled = engine.bodies.placed(spooled, is_persistent=False)
-                engine.publish_stored(targets, like.header, spooled, like.expiry_ms)
             else:
-                spooled = engine.bodies.placed(spooled, is_persistent=True)
-                message = spooled.copy()
-                message.expiry_ms = like.expiry_ms
-                engine.publish_spooled(targets, like.header, message, mode)
+                spooled = engine.publish_placed(targets, like.header, spooled, mode, like.expiry_ms)
             if mode != NONE:
                 lsn = engine.log.last_lsn
             done = end

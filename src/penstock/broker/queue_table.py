@@ -801,7 +801,17 @@ class QueueTable:
     def owner_gone(self, owner: object) -> None:
         """Delete the exclusive queues of a connection that has ended."""
         for queue in list(self._owned.get(owner, ())):
-            self.delete(queue)
+            if not self._sends_first(queue, lambda: self.owner_gone(owner)):
+                self.delete(queue)
+
+    def _sends_first(self, queue: QueueOrStream, again: Callable[[], None]) -> bool:
+        """Return whether large dead letters of a queue are sent before it is deleted: all at once
+        they would take long. `again` is called in the turn after the last of them."""
+        if not isinstance(queue, BrokerQueue) or not queue.amq.dead_letters.waiting:
+            return False
+        dispatch = self._dispatch
+        queue.amq.dead_letters.when_sent(lambda: dispatch.when_settled(0, DISK, again))
+        return True
 
     def consumer_gone(self, queue: QueueOrStream) -> None:
         """Note that a consumer or a reader's lease of the queue has ended. An auto-delete queue is
@@ -812,6 +822,7 @@ class QueueTable:
             and not queue.consumers.count
             and not queue.is_deleted
             and not self.open_leases(queue.name)
+            and not self._sends_first(queue, lambda: self.consumer_gone(queue))
         ):
             self.delete(queue)
 
@@ -943,6 +954,7 @@ def _ignore_leased(_name: str, _leases: dict[str, int]) -> None:
 
 
 EXPIRIES_SLICE: Final = 100  # unused queues that one tick deletes
+LETTERS_S: Final = 10.0  # that a deletion waits for large dead letters, of those that would wait
 STALE_PART: Final = 2  # how many times as many entries as queues with x-expires there may be
 
 
@@ -1062,6 +1074,8 @@ class QueueTimers:
             return since_s + unused_s if self._table.is_stored(name) else None
         if queue.consumers.count or queue.waiters:
             return now_s + unused_s
+        if isinstance(queue, BrokerQueue) and queue.amq.dead_letters.waiting:
+            return now_s + LETTERS_S  # all at once they would take long
         return max(queue.used_at_s, since_s) + unused_s
 
     # ---- when next -----------------------------------------------------------------------------

@@ -61,6 +61,7 @@ from penstock.broker.outbox import Firehose
 from penstock.broker.policies import Applied, Counts, Policies, PolicyChanges, expires_ms
 from penstock.broker.queue_table import (
     GENERATED,
+    LETTERS_S,
     QueueRestarts,
     QueueTable,
     QueueTimers,
@@ -868,6 +869,22 @@ class VHost(QueueOwner[BrokerQueue]):
         if not queue.is_crashed:
             queue.serve()
         return self.table.delete(queue, if_unused=if_unused, if_empty=if_empty, is_forced=is_forced)
+
+    def sends_first(self, queue: QueueOrStream, then: Callable[[], None]) -> bool:
+        """Return whether large dead letters of a queue are to be sent before `delete_queue`, which
+        would send them at once. If so `then` is called once, in a later turn: when they are sent,
+        or after LETTERS_S, because a full disk may keep them."""
+        if not isinstance(queue, BrokerQueue) or not queue.amq.dead_letters.waiting:
+            return False
+        waiting = [then]
+
+        def call() -> None:
+            if waiting:
+                self.dispatch.when_settled(0, self.mode, waiting.pop())
+
+        queue.amq.dead_letters.when_sent(call)
+        self.timers.call_at(self.clock.monotonic() + LETTERS_S, call)
+        return True
 
     def purge_queue(self, queue: QueueOrStream) -> tuple[int, int]:
         """Delete all ready messages. Returns how many, and the LSN. AMQPConnectionError 540: a

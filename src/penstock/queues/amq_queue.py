@@ -1419,10 +1419,14 @@ class AMQQueue(QueueTarget):
             return True
         return False
 
-    def refuse(self, header: bytes, body: bytes, priority: int, mode: int) -> None:
-        """Dead-letter a message that is refused, if the options say so."""
+    def refuse(
+        self, header: bytes, body: bytes, priority: int, mode: int,
+        stored: QueuedMessage | None = None,
+    ) -> None:  # fmt: skip
+        """Dead-letter a message that is refused, if the options say so. stored: as for
+        `Target.accept`."""
         if self._max_length.dead_letters_refused:
-            self.dead_letters.send_new(header, body, priority, MAXLEN, mode)
+            self.dead_letters.send_new(header, body, priority, MAXLEN, mode, stored, may_wait=True)
 
     def dies_at_once(self, delay_ms: int | None) -> bool:
         """Return whether a message of ttl 0 and this delay finds no consumer that waits now, and no
@@ -1514,11 +1518,19 @@ class AMQQueue(QueueTarget):
         expiry_ms = self._own_expiry()
         return Destination(self.backing, min(priority, self._priorities), header, expiry_ms)
 
-    def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
+    def accept(
+        self, header: bytes, body: bytes, priority: int, mode: int,
+        stored: QueuedMessage | None = None,
+    ) -> int:  # fmt: skip
         if priority > self._priorities:
             header = self._with_priority(header, priority)
         expiry_ms = self._own_expiry()
-        self.backing.publish(header, body, mode, expiry_ms=expiry_ms, priority=priority)
+        if stored is None:
+            self.backing.publish(header, body, mode, expiry_ms=expiry_ms, priority=priority)
+        else:
+            index = self.backing.index(min(priority, self._priorities))
+            own_mode = mode if index.is_durable else NONE
+            self._engine.publish_placed([index], header, stored, own_mode, expiry_ms)
         return self._lsn(mode)
 
     def _own_expiry(self) -> int:
@@ -1548,8 +1560,14 @@ class AMQQueue(QueueTarget):
     def takes_runs(self) -> bool:
         return not self._max_length.is_set and self.options.ttl_ms != 0
 
-    def pass_on(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
-        return self.dead_letters.send_new(header, body, priority, MAXLEN, mode)
+    def pass_on(
+        self, header: bytes, body: bytes, priority: int, mode: int,
+        stored: QueuedMessage | None = None,
+    ) -> int:  # fmt: skip
+        return self.dead_letters.send_new(header, body, priority, MAXLEN, mode, stored)
+
+    def keeps_persistent(self) -> bool:
+        return self.is_durable
 
     def after_dead_letters(self, hops: int = 0) -> None:
         if self.drops_returned:

@@ -57,6 +57,7 @@ from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK, NONE, OS
 from penstock.storage.index.queue_index import QueueIndex
 from penstock.storage.parts.transaction import Published, Transaction
+from penstock.storage.store.message_store import CopyingBody
 from penstock.storage.store.store_file import StoredBody
 
 SEQ_MASK: Final = (1 << PART_SHIFT) - 1
@@ -94,8 +95,13 @@ class Target(ABC):
     """A queue or stream that dead letters can move to."""
 
     @abstractmethod
-    def accept(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
-        """Publish a message that another queue refused. Return the LSN (0: transient)."""
+    def accept(
+        self, header: bytes, body: bytes, priority: int, mode: int,
+        stored: QueuedMessage | None = None,
+    ) -> int:  # fmt: skip
+        """Publish a message that another queue refused. stored: a message with this body in a
+        store, which a queue takes from there; only streams need `body` then. Return the LSN (0:
+        transient)."""
 
     def refuses(self, body_bytes: int) -> bool:
         """Return whether it is full and refuses a message with such a body."""
@@ -105,8 +111,12 @@ class Target(ABC):
         """Return whether it dead-letters what it refuses."""
         return False
 
-    def pass_on(self, header: bytes, body: bytes, priority: int, mode: int) -> int:
-        """Dead-letter a message that it refuses. Return the LSN (0: transient, or dropped)."""
+    def pass_on(
+        self, header: bytes, body: bytes, priority: int, mode: int,
+        stored: QueuedMessage | None = None,
+    ) -> int:  # fmt: skip
+        """Dead-letter a message that it refuses. stored: as for `accept`. Return the LSN (0:
+        transient, or dropped)."""
         return 0
 
     @abstractmethod
@@ -123,6 +133,10 @@ class QueueTarget(Target):
     def destination(self, header: bytes, priority: int) -> Destination:
         """Return where a message of this header and priority would be appended now. It is delivered
         once the record of its move is settled."""
+
+    def keeps_persistent(self) -> bool:
+        """Return whether it is durable."""
+        return True
 
     def takes_runs(self) -> bool:
         """Return whether each of many messages arrives as if it were the only one: no limit and no
@@ -294,6 +308,7 @@ class DeadLetters:
         self.hops: int = 0  # moves before this one in the call; set by the queue
         self.waiting: deque[LargeLetter] = deque()  # being sent in steps
         self.on_sent: Callable[[], None] = nothing  # after the last of them
+        self._when_sent: list[Callable[[], None]] = []  # the same, once
         self._queue = queue
         self._headers = headers
         self.engine: StorageEngine = engine
@@ -308,8 +323,8 @@ class DeadLetters:
         delivered. Return the LSN of the record."""
         routed = self._routed(delivery.message.header, reason, attempts)
         route = self.route
-        if route is not None and (self.waiting or is_long(routed, delivery.message.size)):
-            letter = LargeLetter(self, route, source, delivery, routed.header, priority, reason)
+        if route is not None and (self.waiting or is_long(routed, delivery.message)):
+            letter = LargeLetter(self, route, source, delivery.tag, routed.header, priority, reason)
             letter.mode = max(mode, OS)
             if route.later(letter):
                 self.waiting.append(letter)
@@ -324,8 +339,10 @@ class DeadLetters:
         message = delivery.message
         passing = self.refusing(routed, message.size)
         for target in passing:
-            body = _body_of(source, delivery)
-            target.pass_on(routed.header, body, priority, mode if message.persistent else NONE)
+            stored = message if message.body is None and is_large(message) else None
+            body = b"" if stored is not None else _body_of(source, delivery)
+            own_mode = mode if message.persistent else NONE
+            target.pass_on(routed.header, body, priority, own_mode, stored)
         if not routed.targets:
             source.ack([delivery.tag], mode)
             self.count(reason, 1, 0 if passing else 1)
@@ -405,20 +422,35 @@ class DeadLetters:
         codec = self._headers
         return codec.with_death(codec.with_(header, attempts=0, expiry_ms=0), death)
 
-    def send_new(self, header: bytes, body: bytes, priority: int, reason: str, mode: int) -> int:
-        """Publish a message that the queue refused to its targets, or drop it. Return the LSN."""
+    def send_new(
+        self, header: bytes, body: bytes, priority: int, reason: str, mode: int,
+        stored: QueuedMessage | None = None, *, may_wait: bool = False,
+    ) -> int:  # fmt: skip
+        """Publish a message that the queue refused to its targets, or drop it. stored: as for
+        `Target.accept`. may_wait: nobody waits for the record, so that it may be sent in steps.
+        Return the LSN."""
         routed = self._routed(header, reason, 0)
         lsn = 0
-        passing = self.refusing(routed, len(body))
+        route = self.route
+        if may_wait and route is not None and stored is not None and is_long(routed, stored):
+            letter = LargeLetter(self, route, None, 0, routed.header, priority, reason)
+            if route.later(letter):
+                letter.mode = max(mode, OS)
+                letter.take_over(stored)
+                self.waiting.append(letter)
+                return 0
+        passing = self.refusing(routed, len(body) if stored is None else stored.size)
         for target in passing:
-            lsn = max(lsn, target.pass_on(routed.header, body, priority, mode))
+            lsn = max(lsn, target.pass_on(routed.header, body, priority, mode, stored))
         if not routed.targets:
             self.count(reason, 1, 0 if passing else 1)
             return lsn
         engine = self.engine
+        if stored is not None and not body and has_streams(routed):
+            body = engine.bodies.read(stored)
         with engine.share(engine.placement.share_of(body, len(routed.targets))):
             for target in routed.targets:
-                lsn = max(lsn, target.accept(routed.header, body, priority, mode))
+                lsn = max(lsn, target.accept(routed.header, body, priority, mode, stored))
         self.count_taken(reason, routed)
         return lsn
 
@@ -458,10 +490,18 @@ class DeadLetters:
         while self.waiting:
             self.waiting[0].abandon()
 
+    def when_sent(self, call: Callable[[], None]) -> None:
+        """Call `call` once, after the last of those that wait: there is one. It must not change the
+        queue."""
+        self._when_sent.append(call)
+
     def ended(self) -> None:
         """Note that the first of those that wait was sent, or will not be."""
         self.waiting.popleft()
         if not self.waiting:
+            calls, self._when_sent = self._when_sent, []
+            for call in calls:
+                call()
             self.on_sent()
 
     def report_damage(self, error: Exception) -> None:
@@ -513,22 +553,39 @@ class DeadLetters:
         return routed
 
 
-def is_long(routed: Routed, size: int) -> bool:
-    """Return whether a message of so many bytes is so large for the streams that it goes to that it
-    is sent in steps."""
+def is_long(routed: Routed, message: QueuedMessage) -> bool:
+    """Return whether a message is so large for the streams that it goes to, or for the copy that
+    queues need which are not durable, that it is sent in steps."""
     streams = [target for target in routed.targets if isinstance(target, StreamTarget)]
-    return len(streams) * size > AT_ONCE_BYTES
+    return len(streams) * message.size > AT_ONCE_BYTES or wants_copy(routed, message)
+
+
+def has_streams(routed: Routed) -> bool:
+    """Return whether a stream is among the targets."""
+    return any(isinstance(target, StreamTarget) for target in routed.targets)
+
+
+def wants_copy(routed: Routed, message: QueuedMessage) -> bool:
+    """Return whether a large body must be copied to the store of transient messages."""
+    if message.body is not None or not message.persistent or not is_large(message):
+        return False
+    for target in routed.targets:
+        if isinstance(target, QueueTarget) and not target.keeps_persistent():
+            return True
+    return False
 
 
 class LargeLetter:
     """The sending of one dead letter in steps: its body is read, then logged for each stream in a
-    part of one transaction, which then take effect one by one. One that only waits for such a one
-    is sent in one step. next_bytes: what the next step logs. is_over: there is none. has_no_room:
-    a step that must happen found the disk full."""
+    part of one transaction, which then take effect one by one; before, it is copied for queues that
+    are not durable. One that only waits for such a one is sent in one step. source: where its
+    message is pending; None: in no queue, as it was refused (`take_over`). next_bytes: what the
+    next step logs. is_over: there is none. has_no_room: a step that must happen found the disk
+    full."""
 
     def __init__(
-        self, letters: DeadLetters, route: DeadLetterRoute, source: BackingQueue,
-        delivery: Delivery, header: bytes, priority: int, reason: str,
+        self, letters: DeadLetters, route: DeadLetterRoute, source: BackingQueue | None, tag: int,
+        header: bytes, priority: int, reason: str,
     ) -> None:  # fmt: skip
         self.mode: int = OS
         self.next_bytes: int = 0
@@ -536,8 +593,9 @@ class LargeLetter:
         self.has_no_room: bool = False
         self._letters: DeadLetters = letters
         self._route: DeadLetterRoute = route
-        self._source: BackingQueue = source
-        self._tag: int = delivery.tag
+        self._source: BackingQueue | None = source
+        self._tag: int = tag
+        self._refused: QueuedMessage | None = None
         self._header: bytes = header
         self._priority: int = priority
         self._reason: str = reason
@@ -549,6 +607,8 @@ class LargeLetter:
         self._landing: list[tuple[Published, list[Destination]]] = []
         self._copied: list[Destination] = []
         self._message: QueuedMessage | None = None  # whose body is kept until the end
+        self._copying: CopyingBody | None = None
+        self._copy: QueuedMessage | None = None  # in the store of transient messages; the same
 
     def step(self) -> bool:
         """Do a step. Returns whether it was the last one: the letter is sent, or its message is
@@ -572,10 +632,18 @@ class LargeLetter:
             if self._is_decided:
                 self.has_no_room = True
                 return False  # the next step tries again
-            self._source.requeue([self._tag], OS, attempted=False)
+            if self._source is not None:
+                self._source.requeue([self._tag], OS, attempted=False)
+            else:
+                self._letters.count(self._reason, 1, 1)
         except (CorruptionError, OSError) as error:
             self._letters.report_damage(error)
         return self._end()
+
+    def take_over(self, message: QueuedMessage) -> None:
+        """Keep the body of a message that was refused until the letter is sent."""
+        self._refused = message
+        self._letters.engine.bodies.own(message)
 
     def abandon(self) -> None:
         """End it: its message stays in the queue, unless it is decided that it leaves."""
@@ -594,29 +662,56 @@ class LargeLetter:
         message, self._message = self._message, None
         if message is not None and message.store_file:
             self._letters.engine.bodies.disown(message)
+        if self._refused is not None:
+            self._letters.engine.bodies.disown(self._refused)
+        if self._copy is not None:
+            self._letters.engine.bodies.disown(self._copy)
+        elif self._copying is not None:
+            self._copying.abandon()
         self._letters.ended()
         return True
 
     def _begin(self) -> bool:
-        delivery = self._source.pending(self._tag)
-        if delivery is None:
+        source, message = self._source, self._refused
+        delivery = None if source is None else source.pending(self._tag)
+        if delivery is not None:
+            message = delivery.message
+        if message is None:
             return self._end()
         routed = self._routed = self._route.route(self._header, self._reason)
-        size = delivery.message.size
-        if not is_long(routed, size):
+        if source is not None and delivery is not None and not is_long(routed, message):
             self._letters.send_routed(
-                self._source, delivery, self._priority, self._reason, self.mode, routed
+                source, delivery, self._priority, self._reason, self.mode, routed
             )
             return self._end()
-        if not self._read(delivery.message):
+        if has_streams(routed) and not self._read(message):
             return False
-        for target in self._letters.refusing(routed, size):
-            body = b"".join(self._body.pieces)
-            mode = self.mode if delivery.message.persistent else NONE
-            target.pass_on(routed.header, body, self._priority, mode)
-        self._begin_transaction(delivery.message)
-        self.next_bytes = size
+        if wants_copy(routed, message) and not self._is_copied(message):
+            return False
+        stored = message if message.body is None and message.store_file else None
+        for target in self._letters.refusing(routed, message.size):
+            body = b"" if stored is not None else b"".join(self._body.pieces)
+            mode = self.mode if message.persistent else NONE
+            target.pass_on(routed.header, body, self._priority, mode, stored)
+        transaction = self._begin_transaction(message)
+        if not (transaction.publishes or transaction.appends or transaction.dequeues):
+            transaction.rollback()
+            return self._applied(transaction)
+        if has_streams(routed):
+            self.next_bytes = message.size
         return False
+
+    def _is_copied(self, message: QueuedMessage) -> bool:
+        """Copy some of the body for queues that are not durable; return whether that is all."""
+        bodies = self._letters.engine.bodies
+        if self._copy is None:
+            if self._copying is None:
+                self._copying = CopyingBody(bodies, message)
+            if not self._copying.step(READ_PIECES * READ_BYTES):
+                return False
+            bodies.own(self._copying.copy)
+            self._copy = self._copying.copy
+        return True
 
     def _read(self, message: QueuedMessage) -> bool:
         """Read some of the body; return whether that is all."""
@@ -631,7 +726,7 @@ class LargeLetter:
                 self._body.add(reading.read(READ_BYTES))
         return not reading.left
 
-    def _begin_transaction(self, message: QueuedMessage) -> None:
+    def _begin_transaction(self, message: QueuedMessage) -> Transaction:
         """Collect what the record says. Targets that were deleted meanwhile leave it."""
         header = self._routed.header
         engine = self._letters.engine
@@ -655,8 +750,10 @@ class LargeLetter:
             targets = [_index(each) for each in landing]
             published = transaction.publish_stored(targets, own, message, expiry_ms)
             self._landing.append((published, landing))
-        for index, entries in self._source.entries([self._tag]):
-            transaction.dequeue(index, entries)
+        if self._source is not None:
+            for index, entries in self._source.entries([self._tag]):
+                transaction.dequeue(index, entries)
+        return transaction
 
     def _applied(self, transaction: Transaction) -> bool:
         """Go on after a part has taken effect; return whether it was the last one."""
@@ -666,20 +763,21 @@ class LargeLetter:
             self._hold(published, landing, engine.log.last_lsn)
         if transaction.has_parts:
             return False
-        self._source.forget([self._tag])
+        if self._source is not None:
+            self._source.forget([self._tag])
         try:
-            self._copy()
+            self._publish_copies()
         except (DiskFullError, CorruptionError, OSError) as error:
             self._letters.report_damage(error)
         self._letters.count_taken(self._reason, self._routed)
         return self._end()
 
-    def _copy(self) -> None:
+    def _publish_copies(self) -> None:
         """Publish it to queues that are not durable. DiskFullError, CorruptionError, OSError."""
         engine = self._letters.engine
-        stored = message = self._message
+        message = self._message
         assert message is not None
-        assert stored is not None
+        stored = self._copy or message
         for each in self._copied:
             if message.body is not None:
                 each.backing.publish(

@@ -506,6 +506,22 @@ class StorageEngine:
         for queue in queues:
             queue.holder.add(Entry(queue.take_seq(), new))
 
+    def publish_placed(
+        self, queues: list[QueueIndex], header: bytes, message: QueuedMessage, mode: int,
+        expiry_ms: int = 0,
+    ) -> QueuedMessage:  # fmt: skip
+        """Publish another message with the body of one that is in a store: that of persistent
+        messages, or, in the mode `none`, of transient ones. Returns the one whose body is there,
+        which may be a copy. DiskFullError, CorruptionError: nothing happened."""
+        stored = self.bodies.placed(message, is_persistent=mode != NONE)
+        if mode == NONE:
+            self.publish_stored(queues, header, stored, expiry_ms)
+        else:
+            new = stored.copy()
+            new.expiry_ms = expiry_ms
+            self.publish_spooled(queues, header, new, mode)
+        return stored
+
     def record_of(self, queue: QueueIndex, seq: int, message: QueuedMessage) -> StoreRecord | None:
         """Return where `read_records` finds the body of a message that `read` returned; None if it
         has a file of its own, or its place in the store does not fit the message: `load_body` finds

@@ -7,12 +7,19 @@ import pytest
 from penstock.broker import background_tasks
 from penstock.broker.broker_stream import BrokerStream
 from penstock.codec.spec import (
+    BasicAck,
     BasicGet,
+    BasicNack,
     BasicReject,
+    ChannelClose,
+    ConfirmSelect,
+    ConfirmSelectOk,
     ExchangeDeclare,
     ExchangeDeclareOk,
     QueueBind,
     QueueBindOk,
+    QueueDeclare,
+    QueueDeclareOk,
     QueueDelete,
     QueueDeleteOk,
     QueuePurge,
@@ -160,6 +167,36 @@ def test_what_becomes_of_the_queue_meanwhile(rig: BrokerRig, what: str) -> None:
     assert depth(rig, "t") == 2
 
 
+@pure_only  # a constant is replaced
+@pytest.mark.usefixtures("one_step_a_turn")
+@pytest.mark.parametrize("why", ["refused", "expired"])
+def test_what_dies_before_it_enters_its_queue_goes_in_steps_too(
+    rig: BrokerRig, longest: Longest, why: str
+) -> None:
+    client = rig.client().open()
+    client.call(1, ConfirmSelect(), ConfirmSelectOk)
+    limits = {"x_max_length": 0, "x_overflow": "reject-publish-dlx"}
+    if why == "expired":
+        limits = {"x_message_ttl": 0}
+    declared(client, "src", x_dead_letter_exchange="all", **limits)
+    client.publish(1, "", "src", LARGE, delivery_mode=2)
+    log, most = rig.vhost.engine.log, 0
+    assert log.appended_bytes < 1 << 20
+    for _ in range(50):
+        before = log.appended_bytes
+        rig.vhost.turn()
+        rig.vhost.completed()
+        most = max(most, log.appended_bytes - before)
+    assert len(LARGE) <= most < 2 * len(LARGE), "one stream in each"
+    assert longest.read_bytes <= 1 << 20
+    rig.turn()
+    assert records(rig) == [[len(LARGE)]] * 3
+    assert (depth(rig, "src"), depth(rig, "t")) == (0, 1)
+    assert len(client.methods(BasicNack)) == (why == "refused")
+    assert len(client.methods(BasicAck)) == (why == "expired")
+    assert open_bodies(rig) == []
+
+
 @pytest.mark.parametrize("why", ["expired", "maxlen"])
 def test_expired_and_surplus_messages_go_in_order_too(rig: BrokerRig, why: str) -> None:
     client = rig.client().open()
@@ -175,6 +212,63 @@ def test_expired_and_surplus_messages_go_in_order_too(rig: BrokerRig, why: str) 
         rig.tick()
     assert records(rig) == [[len(LARGE), 3, len(LARGE) + 1, 5]] * 3
     assert depth(rig, "src") == (why == "maxlen")
+
+
+@pure_only  # a constant is replaced
+@pytest.mark.usefixtures("one_step_a_turn")
+@pytest.mark.parametrize("how", ["deleted", "closed", "exclusive", "unused"])
+def test_a_deletion_waits_until_they_are_sent(rig: BrokerRig, how: str) -> None:
+    client = rig.client().open()
+    given = {"x-expires": 5000} if how == "unused" else {}
+    declare = QueueDeclare(
+        queue="mine", durable=how != "exclusive", exclusive=how == "exclusive",
+        arguments={"x-dead-letter-exchange": "all", **given},
+    )  # fmt: skip
+    client.call(1, declare, QueueDeclareOk)
+    client.publish(1, "", "mine", LARGE, delivery_mode=2)
+    client.send(1, BasicGet(queue="mine"))
+    rig.turn()
+    client.send(1, BasicReject(delivery_tag=1, requeue=False))
+    if how in ("deleted", "closed"):
+        client.send(1, QueueDelete(queue="mine"))
+        if how == "closed":
+            client.send(1, ChannelClose())
+    elif how == "exclusive":
+        client.handler.lost()
+    else:
+        rig.clock.advance(6.0)
+        rig.vhost.tick()
+    log, most = rig.vhost.engine.log, 0
+    for _ in range(50):
+        before = log.appended_bytes
+        if rig.vhost.table.has("mine"):
+            assert client.methods(QueueDeleteOk) == []
+        rig.vhost.turn()
+        rig.vhost.completed()
+        most = max(most, log.appended_bytes - before)
+    assert most < 2 * len(LARGE), "one stream in each"
+    rig.turn()
+    rig.tick(20.0)
+    assert not rig.vhost.table.has("mine")
+    assert records(rig) == [[len(LARGE)]] * 3
+    assert len(client.methods(QueueDeleteOk)) == (how == "deleted")
+
+
+@pure_only  # a constant is replaced
+@pytest.mark.usefixtures("one_step_a_turn")
+def test_a_deletion_does_not_wait_for_room_on_the_disk_for_ever(rig: BrokerRig) -> None:
+    client = got(rig, LARGE)
+    client.send(1, BasicReject(delivery_tag=1, requeue=False))
+    for _ in range(8):
+        rig.vhost.turn()
+        rig.vhost.completed()
+    assert depth(rig) == 1
+    rig.fs.capacity = rig.fs.used_bytes()
+    client.send(1, QueueDelete(queue="q"))
+    for _ in range(20):
+        rig.tick(1.0)
+    assert not rig.vhost.table.has("q")
+    assert len(client.methods(QueueDeleteOk)) == 1
 
 
 def test_a_message_that_cannot_be_read_stays_pending(rig: BrokerRig) -> None:

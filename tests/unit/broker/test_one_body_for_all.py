@@ -127,7 +127,7 @@ def test_what_a_ring_pushes_out_finds_the_limit_of_a_queue_that_was_asked(rig: B
     assert first.message.body == b"new"
 
 
-def test_a_ttl_of_zero_reads_a_large_body_only_for_dead_letters(rig: BrokerRig) -> None:
+def test_a_ttl_of_zero_reads_no_large_body(rig: BrokerRig) -> None:
     c = rig.client().open()
     bound(c, "a", "b", x_message_ttl=0)
     before = rig.fs.reads
@@ -174,6 +174,19 @@ REFUSALS = {
     "refused": {"x_max_length": 0, "x_overflow": "reject-publish-dlx"},
     "expired": {"x_message_ttl": 0},
 }
+
+
+@pytest.mark.parametrize("limits", REFUSALS.values(), ids=REFUSALS)
+@pytest.mark.parametrize("delivery_mode", [1, 2], ids=["transient", "persistent"])
+def test_a_large_body_is_not_read_for_dead_letters_either(
+    rig: BrokerRig, limits: dict[str, object], delivery_mode: int
+) -> None:
+    c = rig.client().open()
+    refusing(c, "q0", "q1", **limits)
+    before = rig.fs.reads
+    publish(rig, c, LARGE, delivery_mode=delivery_mode)
+    assert rig.fs.reads == before
+    assert depths(rig, "all", "dead-q0", "dead-q1") == [2, 1, 1]
 
 
 @pytest.mark.parametrize("limits", REFUSALS.values(), ids=REFUSALS)

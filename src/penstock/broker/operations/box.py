@@ -158,8 +158,14 @@ def _purge(call: Call) -> None:
     call.settled(lsn, count)
 
 
-def _delete(call: Call) -> None:
+def _delete(call: Call, *, sends_first: bool = True) -> None:
     queue = call.vhost.table.find_queue(call.args.text("name"), call.owner)
+
+    def again() -> None:
+        call.answer_errors(lambda: _delete(call, sends_first=False))
+
+    if sends_first and call.vhost.sends_first(queue, again):
+        return
     call.settled(call.vhost.delete_queue(queue)[1], None)
 
 

@@ -52,10 +52,16 @@ def _declare_queue(call: Call) -> None:
     declare()
 
 
-def _delete_queue(call: Call) -> None:
+def _delete_queue(call: Call, *, sends_first: bool = True) -> None:
     args, vhost = call.args, call.vhost
     queue = vhost.table.find_queue(args.text("queue"), call.owner, is_crashed_allowed=True)
     _check_as_seen(call, queue, 0 if queue.is_crashed else queue.depth())
+
+    def again() -> None:
+        call.answer_errors(lambda: _delete_queue(call, sends_first=False))
+
+    if sends_first and vhost.sends_first(queue, again):
+        return
     count, lsn = vhost.delete_queue(
         queue, if_unused=args.flag("if_unused"), if_empty=args.flag("if_empty"),
         is_forced=args.flag("force"),

@@ -1118,6 +1118,43 @@ def _scan_file(tables: StoreTables, file: StoreFile, durable_end: int) -> None:
 # ---- both stores of an engine --------------------------------------------------------------------
 
 
+class CopyingBody:
+    """The copying of a body to the other store. copy: a message with the body there, once `step`
+    has returned True; the caller publishes or owns it in the same step."""
+
+    def __init__(self, stores: "BodyStores", message: QueuedMessage) -> None:
+        self.copy: QueuedMessage = message.copy()
+        self.copy.persistent = not message.persistent
+        self._disk_full: Callable[[OSError, int], Exception] = stores.disk_full
+        self._from: StoredBody = stores.open(message)
+        self._to: Spool = stores.spool(self.copy)
+
+    def step(self, size: int) -> bool:
+        """Copy about so many bytes; return whether that is all. DiskFullError, CorruptionError,
+        OSError: there is no copy."""
+        try:
+            while size > 0 and self._from.left:
+                piece = self._from.read(SPOOL_BYTES)
+                self._to.write(piece)
+                size -= len(piece)
+            if self._from.left:
+                return False
+            self.copy.store_file = self._to.finish()
+        except OSError as error:
+            self.abandon()
+            raise self._disk_full(error, self.copy.size) from error
+        except BaseException:
+            self.abandon()
+            raise
+        self._from.close()
+        return True
+
+    def abandon(self) -> None:
+        """Delete what was copied. A second call does nothing."""
+        self._to.abort()
+        self._from.close()
+
+
 class BodyStores:
     """The bodies of messages that are in a store: of persistent ones in one, of transient ones in
     another. disk_full(error, bytes): returns what to raise for a failed write."""
@@ -1128,7 +1165,8 @@ class BodyStores:
     ) -> None:  # fmt: skip
         self._persistent: MessageStore = persistent
         self._transient: MessageStore = transient
-        self._disk_full: Callable[[OSError, int], Exception] = disk_full
+        self.disk_full: Callable[[OSError, int], Exception] = disk_full
+        self._copies: dict[int, QueuedMessage] = {}  # by id: made before they are needed
 
     def of(self, message: QueuedMessage) -> MessageStore:
         """Return the store for the body of a message, if it is in one."""
@@ -1166,25 +1204,24 @@ class BodyStores:
             self._transient.unref(message.store_file, message.id)
 
     def placed(self, message: QueuedMessage, *, is_persistent: bool) -> QueuedMessage:
-        """Return the message, if its body is in that store; else a copy whose body was copied there
-        in pieces. The caller publishes it in the same step. DiskFullError, CorruptionError: there
-        is no copy."""
+        """Return the message, if its body is in that store; else its copy there (`keep_copy`), or
+        one that is made now. The caller publishes it in the same step. DiskFullError,
+        CorruptionError: there is no copy."""
         if message.persistent == is_persistent:
             return message
-        copy = message.copy()
-        copy.persistent = is_persistent
-        body = self.open(message)
-        spool = self.spool(copy)
-        try:
-            while body.left:
-                spool.write(body.read(SPOOL_BYTES))
-            copy.store_file = spool.finish()
-        except OSError as error:
-            spool.abort()
-            raise self._disk_full(error, message.size) from error
-        except BaseException:
-            spool.abort()
-            raise
-        finally:
-            body.close()
-        return copy
+        known = self._copies.get(message.id)
+        if known is not None and known.persistent == is_persistent:
+            return known
+        copying = CopyingBody(self, message)
+        copying.step(message.size)
+        return copying.copy
+
+    def keep_copy(self, copy: QueuedMessage) -> None:
+        """Have `placed` return this copy of the message with its id. `forget_copy` must follow."""
+        self.own(copy)
+        self._copies[copy.id] = copy
+
+    def forget_copy(self, copy: QueuedMessage) -> None:
+        """End `keep_copy`: a copy that was not published is deleted."""
+        del self._copies[copy.id]
+        self.disown(copy)

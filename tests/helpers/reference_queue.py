@@ -299,7 +299,7 @@ class ReferenceQueue(BackingQueue):
                 break
         return acc
 
-    def browse(self, after: int | None, n: int) -> list[Delivery]:
+    def browse(self, after: int | None, n: int, *, in_pieces: bool = False) -> list[Delivery]:
         seqs = [seq for seq in self._held.order if after is None or seq > after][:n]
         entries = [self._held.ready[seq] for seq in seqs]
         for entry in entries:

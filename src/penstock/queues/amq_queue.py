@@ -794,9 +794,10 @@ class AMQQueue(QueueTarget):
         found = self.backing.browse(None, 1)
         return self._with_attempts(found[0]) if found else None
 
-    def browse(self, after: int | None, n: int) -> list[Delivery]:
+    def browse(self, after: int | None, n: int, *, in_pieces: bool = False) -> list[Delivery]:
         """Return the next n ready messages after the tag `after`; see BackingQueue.browse."""
-        return [self._with_attempts(found) for found in self.backing.browse(after, n)]
+        found = self.backing.browse(after, n, in_pieces=in_pieces)
+        return [self._with_attempts(one) for one in found]
 
     def fold(self, fun: Callable[[Delivery, bool, A], tuple[bool, A]], acc: A) -> A:
         """Fold over all messages, ready and pending, in order; see BackingQueue.fold."""
@@ -1133,8 +1134,9 @@ class AMQQueue(QueueTarget):
         if self.options.alert_age_up is None or now_ms - self._looked_at_age_ms < AGE_CHECK_MS:
             return
         self._looked_at_age_ms = now_ms
-        oldest = self.peek() if backing.len() else None
-        came_ms = oldest.message.time * 1000 if oldest is not None else 0
+        self.expire()
+        oldest = backing.browse(None, 1, in_pieces=True)
+        came_ms = oldest[0].message.time * 1000 if oldest else 0
         age_ms = max(now_ms - came_ms, 0) if came_ms else 0
         self._alerts.check_age(now_s, age_ms)
 

@@ -244,10 +244,11 @@ class BackingQueue(ABC):
         it."""
 
     @abstractmethod
-    def browse(self, after: int | None, n: int) -> list[Delivery]:
+    def browse(self, after: int | None, n: int, *, in_pieces: bool = False) -> list[Delivery]:
         """Return the next n ready messages after the one of tag `after` (None: from the head), in
-        the order of delivery, with their bodies. Nothing changes. Messages may come and go between
-        calls; no message is returned twice."""
+        the order of delivery, with their bodies. in_pieces: large bodies stay in the store, as for
+        `fetch`. Nothing changes. Messages may come and go between calls; no message is returned
+        twice."""
 
     @abstractmethod
     def before_last(self, n: int) -> int | None:

@@ -694,7 +694,7 @@ class PriorityQueue(BackingQueue):
                     break
         return acc
 
-    def browse(self, after: int | None, n: int) -> list[Delivery]:
+    def browse(self, after: int | None, n: int, *, in_pieces: bool = False) -> list[Delivery]:
         found: list[Delivery] = []
         highest = len(self.parts) - 1
         behind: int | None = None
@@ -706,7 +706,7 @@ class PriorityQueue(BackingQueue):
                 break
             part = self.parts[number]
             if part.opened is not None and part.queue.len():
-                some = part.queue.browse(behind, n - len(found))
+                some = part.queue.browse(behind, n - len(found), in_pieces=in_pieces)
                 found += [part.delivery(delivery) for delivery in some]
             behind = None
         return found

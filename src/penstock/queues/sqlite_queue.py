@@ -532,7 +532,7 @@ class SqliteQueue(BackingQueue):
                 break
         return acc
 
-    def browse(self, after: int | None, n: int) -> list[Delivery]:
+    def browse(self, after: int | None, n: int, *, in_pieces: bool = False) -> list[Delivery]:
         found: list[Delivery] = []
         if n <= 0:
             return found

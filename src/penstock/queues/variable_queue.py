@@ -258,39 +258,47 @@ def everything(state: QueueRam) -> Iterator[Found]:
             b = next(pending, None)
 
 
-def ready_after(state: QueueRam, after: int, run: int = RUN_ROWS) -> Iterator[Found]:
+def ready_after(
+    state: QueueRam, after: int, run: int = RUN_ROWS, has_large: bool = True
+) -> Iterator[Found]:
     """Yield ready messages above a seq, ascending, without damaged ones. run: how many are read
-    from disk at once."""
+    from disk at once. has_large: with large bodies, too."""
     if state.has_back:
-        yield from _head(state, after, run)
+        yield from _head(state, after, run, has_large)
     else:
-        yield from _alphas(state, state.q4, after)
-    yield from _bodies(state, state.q3.rows(after), run)
+        yield from _alphas(state, state.q4, after, has_large)
+    yield from _bodies(state, state.q3.rows(after), run, has_large)
     delta = state.delta
     start = max(delta.start, after + 1)
     while delta.count and start < delta.end:
         stop = min(state.segment_end(start), delta.end, start + run)
-        yield from _bodies(state, iter(_rows_of_delta(state, start, stop)), run)
+        yield from _bodies(state, iter(_rows_of_delta(state, start, stop)), run, has_large)
         start = stop
-    yield from _bodies(state, state.q2.rows(after), run)
-    yield from _alphas(state, state.q1, after)
+    yield from _bodies(state, state.q2.rows(after), run, has_large)
+    yield from _alphas(state, state.q1, after, has_large)
 
 
-def _head(state: QueueRam, after: int, run: int) -> Iterator[Found]:
+def _head(state: QueueRam, after: int, run: int, has_large: bool) -> Iterator[Found]:
     """Yield q4, back and back_rows."""
     back = deque(state.back[seq] for seq in sorted(state.back))
-    alphas = merge(_alphas(state, state.q4, after), _alphas(state, back, after), key=_seq_of_found)
-    return merge(alphas, _bodies(state, state.back_rows.rows(after), run), key=_seq_of_found)
+    alphas = merge(
+        _alphas(state, state.q4, after, has_large), _alphas(state, back, after, has_large),
+        key=_seq_of_found,
+    )  # fmt: skip
+    rows = _bodies(state, state.back_rows.rows(after), run, has_large)
+    return merge(alphas, rows, key=_seq_of_found)
 
 
 def _seq_of_found(found: Found) -> int:
     return found[0]
 
 
-def _alphas(state: QueueRam, entries: deque[Entry], after: int) -> Iterator[Found]:
+def _alphas(state: QueueRam, entries: deque[Entry], after: int, has_large: bool) -> Iterator[Found]:
     at = bisect_right(entries, after, key=seq_of)
     for entry in islice(entries, at, None):
-        message = _whole(state, entry.seq, entry.message)
+        message: QueuedMessage | None = entry.message
+        if has_large or not is_large(entry.message):
+            message = _whole(state, entry.seq, entry.message)
         if message is not None:
             yield entry.seq, message, False
 
@@ -298,7 +306,7 @@ def _alphas(state: QueueRam, entries: deque[Entry], after: int) -> Iterator[Foun
 def _pending(state: QueueRam) -> Iterator[Found]:
     in_ram = sorted(state.ram_pending)
     at = 0
-    for seq, message, _ in _bodies(state, paging.pending_rows(state), RUN_ROWS):
+    for seq, message, _ in _bodies(state, paging.pending_rows(state), RUN_ROWS, True):
         while at < len(in_ram) and in_ram[at] < seq:
             yield from _pending_in_ram(state, in_ram[at])
             at += 1
@@ -341,26 +349,26 @@ def _rows_of_delta(state: QueueRam, start: int, stop: int) -> list[Row]:
     return paging.rows_on_disk(state, seqs, transients)
 
 
-def _bodies(state: QueueRam, rows: Iterator[Row], most: int) -> Iterator[Found]:
+def _bodies(state: QueueRam, rows: Iterator[Row], most: int, has_large: bool) -> Iterator[Found]:
     """Yield rows with their bodies, read in runs of one segment."""
     run: list[Row] = []
     for row in rows:
         if run and (len(run) >= most or row.seq >= state.segment_end(run[0].seq)):
-            yield from _read(state, run)
+            yield from _read(state, run, has_large)
             run = []
         run.append(row)
     if run:
-        yield from _read(state, run)
+        yield from _read(state, run, has_large)
 
 
-def _read(state: QueueRam, rows: list[Row]) -> Iterator[Found]:
+def _read(state: QueueRam, rows: list[Row], has_large: bool) -> Iterator[Found]:
     try:
-        entries = paging.load(state, rows, stays=False, has_large=True)
+        entries = paging.load(state, rows, stays=False, has_large=has_large)
     except CorruptionError:
         entries = []
         for row in rows:
             try:
-                entries += paging.load(state, [row], stays=False, has_large=True)
+                entries += paging.load(state, [row], stays=False, has_large=has_large)
             except CorruptionError:
                 continue  # reported when it is fetched
     for entry in entries:
@@ -1235,11 +1243,11 @@ class VariableQueue(BackingQueue):
                 break
         return acc
 
-    def browse(self, after: int | None, n: int) -> list[Delivery]:
+    def browse(self, after: int | None, n: int, *, in_pieces: bool = False) -> list[Delivery]:
         found: list[Delivery] = []
         if n > 0:
             for seq, message, _ in ready_after(
-                self.state, -1 if after is None else after, min(n, RUN_ROWS)
+                self.state, -1 if after is None else after, min(n, RUN_ROWS), not in_pieces
             ):
                 if not message.time:  # its row has no room for it
                     message.time = self._index.time_of(seq)

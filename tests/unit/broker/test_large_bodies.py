@@ -49,6 +49,8 @@ from penstock.storage.files.durability import DISK
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.builds import pure_only
 from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.operation_rig import OperationRig
+from tests.helpers.vhost_rig import classic
 
 METHOD, BODY = 1, 3
 BASIC_ACK = b"\x00\x3c\x00\x50"
@@ -913,3 +915,27 @@ def test_nor_when_it_is_dead_lettered_to_queues_with_their_own_expiries(
         assert client.bodies() == [LARGE]
     checkpointed(rig, client)
     assert own_files(rig) == []
+
+
+# ---- looked at -----------------------------------------------------------------------------------
+
+
+def test_who_only_looks_at_a_large_message_does_not_read_it(longest: Longest) -> None:
+    rig = OperationRig()
+    filled(rig, LARGE, LARGE)
+    rig.restart()
+    client = rig.client().open()
+    channel = client.handler.channels[1]
+    declared(client)
+    longest.read_bytes = 0
+    row = rig.result("describe_row", kind="queues", name="q")
+    assert row["penstock"]["oldest_ready_s"] == 0
+    (first, _) = rig.result("box.browse", channel, name="q", after=None, n=2)
+    assert (first["header"], first["body"]) == (None, None)
+    assert rig.refusal("peek", channel, queue="q", count=2).code == 311
+    found = rig.result("delete_messages", queue="q", count=2, older=1, dry_run=True)
+    assert found["deleted"] == 0
+    classic(rig.vhost.queues["q"]).amq.tick(rig.clock.wall_ms())
+    assert longest.read_bytes < LARGE_FROM
+    peeked = rig.result("peek", queue="q", count=2)
+    assert [one["body"] for one in peeked["messages"]] == [LARGE, LARGE]

@@ -172,8 +172,8 @@ def _delete(call: Call, *, sends_first: bool = True) -> None:
 # ---- messages ------------------------------------------------------------------------------------
 
 
-def _parts(call: Call, queue: BrokerQueue, delivery: Delivery) -> tuple[bytes, bytes]:
-    """Properties as they would be delivered, and the body."""
+def _parts(call: Call, queue: BrokerQueue, delivery: Delivery) -> tuple[bytes, bytes | None]:
+    """Properties as they would be delivered, and the body; None: it is large and in the store."""
     headers = call.vhost.headers
     message = delivery.message
     props = headers.props_with_attempts(
@@ -181,9 +181,7 @@ def _parts(call: Call, queue: BrokerQueue, delivery: Delivery) -> tuple[bytes, b
     )
     if delivery.attempts:
         props = headers.delivered_props(props, delivery.attempts)
-    body = message.body
-    assert body is not None, "what is browsed has its body"
-    return props, body
+    return props, message.body
 
 
 def _browsed(call: Call, queue: BrokerQueue) -> Slices:
@@ -192,20 +190,20 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
     left_bytes = room_bytes = _room_bytes(call)
     found: list[dict[str, object]] = []
     if after is None:
-        queue.amq.peek()  # so that what has expired is not shown
+        queue.amq.expire()  # so that it is not shown
     is_more = True
     step = 1
     while is_more and len(found) < n and not queue.is_deleted and not queue.is_crashed:
-        deliveries = queue.amq.browse(after, min(n - len(found), step))
+        deliveries = queue.amq.browse(after, min(n - len(found), step), in_pieces=True)
         is_more = bool(deliveries)
         step = BROWSE_SLICE
         for delivery in deliveries:
             props, body = _parts(call, queue, delivery)
-            size = len(props) + len(body) + MESSAGE_BYTES
-            call.vhost.budget.left -= size // STEP_BYTES
-            is_large = size > room_bytes
+            size = len(props) + delivery.message.size + MESSAGE_BYTES
+            is_large = body is None or size > room_bytes
+            call.vhost.budget.left -= (MESSAGE_BYTES if body is None else size) // STEP_BYTES
             if is_large:
-                step = 1  # it was read whole
+                step = 1  # it may have been read whole
             if (MESSAGE_BYTES if is_large else size) > left_bytes:
                 is_more = False
                 break
@@ -215,7 +213,7 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
                 "tag": after,
                 "is_redelivered": delivery.is_redelivered,
                 "header": None if is_large else base64.b64encode(props).decode(),
-                "body": None if is_large else base64.b64encode(body).decode(),
+                "body": None if body is None or is_large else base64.b64encode(body).decode(),
             })  # fmt: skip
         yield
     return found
@@ -234,6 +232,7 @@ def _read(call: Call) -> None:
         call.reply(None)
         return
     props, body = _parts(call, queue, found[0])
+    assert body is not None, "it was asked for"
     data = props[at : at + n]
     begin = max(at - len(props), 0)
     data += body[begin : begin + n - len(data)]

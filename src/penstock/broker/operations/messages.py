@@ -501,7 +501,7 @@ def _peeked(call: Call, queue: BrokerQueue) -> Slices:
     while is_more and len(found) < count and size < REPLY_BYTES:
         if queue.is_deleted or queue.is_crashed:
             break
-        deliveries = queue.amq.browse(after, min(count - len(found), step))
+        deliveries = queue.amq.browse(after, min(count - len(found), step), in_pieces=True)
         is_more = bool(deliveries)
         for delivery in deliveries:
             message = delivery.message
@@ -512,9 +512,11 @@ def _peeked(call: Call, queue: BrokerQueue) -> Slices:
                 is_more = False
                 break
             call.check_room(message.size * 4 // 3)
-            found.append(_message(vhost, queue, delivery))
-            size += message.size
+            whole = [delivery] if message.body is not None else queue.amq.browse(after, 1)
             after = delivery.tag
+            if whole and whole[0].tag == after:  # else it is damaged
+                found.append(_message(vhost, queue, whole[0]))
+                size += message.size
         step = PEEK_SLICE if size < len(found) * SMALL_BYTES else 1  # all bodies are in RAM at once
         yield
     return {"messages": found, "after": after}
@@ -589,7 +591,7 @@ def _begin(call: Call, queue: BrokerQueue) -> Generator[None, None, tuple[int, i
     low, high = 0, ready  # so many messages from the end are that new, or are not
     while low < high:
         n = (low + high + 1) // 2
-        one = backing.browse(backing.before_last(n), 1)
+        one = backing.browse(backing.before_last(n), 1, in_pieces=True)
         if one and one[0].message.time < since_s:
             high = n - 1
         else:
@@ -812,7 +814,7 @@ def _would_take(call: Call, queue: BrokerQueue, found: _Deleted) -> Slices:
     left = _wanted(call, tags)
     after: int | None = None
     while left > 0 and staying < STAYING_MAX and not queue.is_deleted and not queue.is_crashed:
-        deliveries = queue.amq.browse(after, PEEK_SLICE)
+        deliveries = queue.amq.browse(after, PEEK_SLICE, in_pieces=not match.part)
         if not deliveries:
             break
         for delivery in deliveries:

@@ -527,7 +527,7 @@ def _owner(queue: QueueOrStream) -> Info:
 def _add_head(vhost: VHost, queue: BrokerQueue, row: Info) -> None:
     """Add when the oldest ready message came, and its property timestamp."""
     row["head_message_timestamp"] = None
-    found = queue.amq.browse(None, 1)
+    found = queue.amq.browse(None, 1, in_pieces=True)
     if not found:
         return
     message = found[0].message

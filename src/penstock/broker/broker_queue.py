@@ -35,15 +35,15 @@ Hot: `deliver` and `next_ready` run for each message delivered.
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
 from penstock.broker.arguments import CACHE_SIZE_DEFAULT, decode_arguments, encode_arguments
-from penstock.broker.dispatch import DISCARD, Dispatch, Source, TurnBudget
+from penstock.broker.dispatch import ACK, DISCARD, Dispatch, Source, TurnBudget
 from penstock.codec.fields import decode_table, encode_table
 from penstock.counts import DeliveryCounts
-from penstock.errors import DiskFullError
+from penstock.errors import DiskFullError, SettledError
 from penstock.native import mypyc_attr
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import Delivery
@@ -455,9 +455,12 @@ class QueueOrStream(Source):
     def wake_waiters(self) -> None:
         """Call the waiters: a message may be there, or the queue is gone."""
         if self.waiters:
-            waiters, self.waiters = self.waiters, []
-            for waiter in waiters:
-                waiter()
+            waiters, self.waiters = deque(self.waiters), []
+            try:
+                while waiters:
+                    waiters.popleft()()
+            finally:  # after an error the others are woken the next time
+                self.waiters += waiters
 
     def counters(self) -> dict[str, int]:
         """Return RabbitMQ's message_stats: how many messages were published, delivered and so on
@@ -678,9 +681,21 @@ class BrokerQueue(QueueOrStream):
                 self.amq.reject(tag, OS)
             except DiskFullError:
                 self.amq.release([tag], OS)
+            except SettledError:
+                continue
 
     def release(self, tags: list[int]) -> None:
         self.amq.release(tags, OS)
+
+    def pending_among(self, tags: list[int]) -> list[int]:
+        found: list[int] = []
+        try:
+            for tag in tags:
+                if self.amq.backing.pending(tag) is not None:
+                    found.append(tag)
+        except OSError:  # where it is cannot be read, so that it was not settled
+            return found + tags[tags.index(tag) :]
+        return found
 
     def before_return(self) -> None:
         if self.amq.drops_returned and not self.is_deleted:
@@ -694,14 +709,14 @@ class BrokerQueue(QueueOrStream):
 
     def settle_failed(self, tags: list[int], how: int, budget: TurnBudget) -> int:
         done = self._settle_failed(tags, how, budget)
-        if how != DISCARD:
+        if how not in (ACK, DISCARD):
             self._dispatch.counts.messages.requeue += done
         return done
 
     def _settle_failed(self, tags: list[int], how: int, budget: TurnBudget) -> int:
         options = self.amq.options
         is_quick = options.max_attempts is None and options.requeue_delay_ms is None
-        if how != DISCARD and is_quick and not self.amq.drops_returned:
+        if how == ACK or (how != DISCARD and is_quick and not self.amq.drops_returned):
             return super().settle_failed(tags, how, budget)
         # Each may move, to a delay or as a dead letter, which costs as much as its header is long,
         # for each target.

@@ -73,10 +73,12 @@ from penstock.broker.broker_queue import (
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.connection_facts import ConnectionFacts
 from penstock.broker.dispatch import (
+    ACK,
     DISCARD,
     GIVE_BACK,
     RELEASE,
     REQUEUE,
+    RETRY_S,
     Peer,
     SlicedWork,
     Source,
@@ -724,7 +726,7 @@ class ChannelTransaction(PublishCollector):
                 self.vhost, queues, [], kept.header, kept.body, kept.facts, None, kept.shared,
                 may_refuse=False,
             )  # fmt: skip
-        except DiskFullError as error:
+        except (DiskFullError, OSError) as error:
             names = ", ".join(repr(queue.name) for queue in queues)
             text = f"a transient message of a transaction for {names} is lost: {error}"
             self.vhost.event("warning", text)
@@ -772,13 +774,33 @@ class ChannelTransaction(PublishCollector):
 # ---- failed deliveries ---------------------------------------------------------------------------
 
 
-class SettleFailed(SlicedWork):
-    """Settles deliveries that failed, source by source. how: see Source.settle_failed."""
+class WorkToItsEnd(SlicedWork):
+    """Work that is done whatever becomes of its channel, whose client cannot ask for it again."""
+
+    def __init__(self, vhost: VHost) -> None:
+        self._vhost: VHost = vhost
+
+    def abandon(self) -> None:
+        """Go on without the channel."""
+        self.finish_later()
+
+    def finish_later(self) -> None:
+        """Do a slice now, if there is room for it, and the rest in the background."""
+        if not self._vhost.budget.may_begin(SETTLE_SLICE) or not self.step():
+            self._vhost.background.wake(FinishingWork(self, self._vhost.budget))
+
+
+class SettleFailed(WorkToItsEnd):
+    """Settles deliveries that failed, source by source. how: see Source.settle_failed. What cannot
+    be settled now, because a disk is full or cannot be read, is tried again every RETRY_S."""
 
     def __init__(self, vhost: VHost, delivered: list[Delivered], how: int) -> None:
-        self._vhost: VHost = vhost
+        super().__init__(vhost)
         self._how: int = how
+        self._size: int = SETTLE_SLICE
         self._by_source: dict[Source, list[int]] = {}
+        self._later: dict[Source, list[int]] = {}
+        self._is_reported: bool = False
         for one in delivered:
             self._by_source.setdefault(one.source, []).append(one.tag)
 
@@ -789,24 +811,98 @@ class SettleFailed(SlicedWork):
             tags = self._by_source.pop(source)
             if source.is_deleted:
                 continue
-            size = min(len(tags), SETTLE_SLICE)
-            done = source.settle_failed(tags[:size], self._how, budget)
-            self._vhost.dispatch.mark(source)
-            if done < len(tags):
-                self._by_source = {source: tags[done:], **self._by_source}
+            size = min(len(tags), self._size)
+            try:
+                left = tags[source.settle_failed(tags[:size], self._how, budget) :]
+            except Exception as error:  # noqa: BLE001 - it is reported, or raised
+                budget.left -= size
+                left = self._left(source, tags, size, error)
+            if not source.is_deleted:
+                self._vhost.dispatch.mark(source)
+            if left:
+                self._by_source = {source: left, **self._by_source}
             if budget.left <= 0 and self._by_source and budget.is_over():
                 return False
+        self._try_later()
         return True
 
-    def abandon(self) -> None:
-        """Go on without the channel: they are not unacked any more."""
+    def failed(self, source: Source, tags: list[int], error: Exception) -> None:
+        """Settle these later. error: of settling them now. Raises it if the engine has failed."""
+        left = self._left(source, tags, len(tags), error)
+        if left:
+            self._later[source] = left
+        self._try_later()
+
+    def _left(self, source: Source, tags: list[int], size: int, error: Exception) -> list[int]:
+        """Return which of these tags to settle now, after an error of the first `size` of them: one
+        by one, to find those that it is of. The others are for later."""
+        vhost = self._vhost
+        if vhost.engine.failed is not None:
+            raise error
+        pending = source.pending_among(tags[:size])
+        if size > 1 or not pending:
+            self._size = 1
+            return pending + tags[size:]
+        if isinstance(error, CorruptionError):  # it stays pending; a salvage may still find it
+            self._report("corruption", source, error)
+            return tags[1:]
+        if not isinstance(error, OSError | DiskFullError):
+            assert isinstance(source, BrokerQueue), "a stream logs and reads nothing for it"
+            vhost.queue_failed(source, error)  # it begins again, and all of them are ready
+            return []
+        if not self._is_reported:
+            self._is_reported = True
+            self._report("warning", source, error)
+        self._later[source] = [*tags[1:], tags[0]]
+        return []
+
+    def _report(self, kind: str, source: Source, error: Exception) -> None:
+        name = source.name if isinstance(source, BrokerQueue) else ""
+        self._vhost.event(kind, f"queue {name!r}: a delivery cannot be settled now: {error}")
+
+    def _try_later(self) -> None:
+        if self._later:
+            vhost = self._vhost
+            vhost.timers.call_at(vhost.clock.monotonic() + RETRY_S, self._again)
+
+    def _again(self) -> None:
+        self._by_source, self._later = self._later, {}
+        self._size = SETTLE_SLICE
         self.finish_later()
 
-    def finish_later(self) -> None:
-        """Do a slice now, if there is room for it, and the rest in the background, whatever becomes
-        of the channel."""
-        if not self._vhost.budget.may_begin(SETTLE_SLICE) or not self.step():
-            self._vhost.background.wake(FinishingWork(self, self._vhost.budget))
+
+class Releasing(WorkToItsEnd):
+    """Puts back all that a channel has unacked now, a slice after the other; what is not taken yet
+    is unacked still."""
+
+    def __init__(self, channel: "Channel") -> None:
+        super().__init__(channel.vhost)
+        self._channel: Channel = channel
+        self._unacked: Unacked = channel.unacked
+        self._tag: int = channel.unacked.next_tag - 1
+        self._how: int = give_back_how(channel.handler)
+        self._settling: SettleFailed | None = channel.give_back()
+
+    def step(self) -> bool:
+        channel = self._channel
+        budget = self._vhost.budget
+        while True:
+            settling = self._settling
+            if settling is not None:
+                if not settling.step():
+                    return False
+                self._settling = None
+            if budget.left <= 0 and budget.is_over():
+                return False
+            taken = self._unacked.take_up_to(self._tag, SETTLE_SLICE) if self._tag else []
+            if not taken:
+                return True
+            for source in {delivered.source: None for delivered in taken}:
+                source.before_return()
+            for delivered in taken:
+                channel.returned(delivered)
+            self._settling = SettleFailed(self._vhost, taken, self._how)
+            budget.left -= len(taken)
 
 
 class Rejecting(SlicedWork):
@@ -926,6 +1022,12 @@ class ChannelOwner(Peer):
     @abstractmethod
     def has_capability(self, name: str) -> bool:
         """Return whether the client has this capability."""
+
+
+def give_back_how(owner: ChannelOwner) -> int:
+    """Return how deliveries that nobody settled go back. A delivery limit counts an attempt, unless
+    the server ends the connection."""
+    return RELEASE if owner.is_ended_by_server else GIVE_BACK
 
 
 class Channel(ConsumerChannel):
@@ -1181,7 +1283,7 @@ class Channel(ConsumerChannel):
         """Remove an unacked delivery that another takes over; None if there is none of that tag."""
         delivered = self.unacked.take(delivery_tag)
         if delivered is not None:
-            self._returned(delivered)
+            self.returned(delivered)
         return delivered
 
     def pending(self, delivery_tag: int) -> Delivered | None:
@@ -1214,7 +1316,7 @@ class Channel(ConsumerChannel):
                             self._ack(source, settled)
                             source, settled = delivered.source, []
                         settled.append(delivered.tag)
-                        self._returned(delivered)
+                        self.returned(delivered)
                     budget.left -= len(taken)
                     if len(taken) == ACK_SLICE and unacked.get(tags[i]) is not None:
                         return i
@@ -1228,7 +1330,7 @@ class Channel(ConsumerChannel):
                     self._ack(source, settled)
                     source, settled = one.source, []
                 settled.append(one.tag)
-                self._returned(one)
+                self.returned(one)
         finally:
             self._ack(source, settled)
             if not self.can_deliver:
@@ -1253,10 +1355,14 @@ class Channel(ConsumerChannel):
             counts.ack += len(tags)
         if source.is_deleted:
             return
-        source.ack(tags)
+        try:
+            source.ack(tags)
+        except Exception as error:  # noqa: BLE001 - it is reported, or raised
+            SettleFailed(self.vhost, [], ACK).failed(source, tags, error)
+            return
         self.vhost.dispatch.mark(source)
 
-    def _returned(self, delivered: Delivered) -> None:
+    def returned(self, delivered: Delivered) -> None:
         """Make room for another delivery after one was settled."""
         consumer = delivered.consumer
         if consumer is not None:
@@ -1281,9 +1387,16 @@ class Channel(ConsumerChannel):
                     tag = tags[i] = self._bound(tag, 80)
                     most = TAKE_SLICE
                 taken = self.take(tag, most, 80)
-                for one, delivered in taken:
-                    transaction.ack(one, delivered)
-                n += len(taken)
+                done = 0
+                try:
+                    for one, delivered in taken:
+                        done += 1  # it is in the transaction, also if this fails
+                        transaction.ack(one, delivered)
+                finally:
+                    n += done
+                    if done < len(taken):
+                        self.unacked.put_back(taken[done:])
+                        self.unacked.sort()
                 budget.left -= 1 + ACK_STEPS * len(taken)
                 if most > 1 and len(taken) == most and self.unacked.get(tag) is not None:
                     return i
@@ -1314,16 +1427,16 @@ class Channel(ConsumerChannel):
                 source = delivered.source
                 source.before_return()
             if self.transaction is None:
-                self._returned(delivered)
+                self.returned(delivered)
         return taken
 
     def committed(self, transaction: ChannelTransaction) -> None:
         """Make room for other deliveries after a commit, and count what is in it."""
         transaction.count(self.counts, self.vhost.counts.messages)
         for _, delivered in transaction.taken:
-            self._returned(delivered)
+            self.returned(delivered)
         for _, delivered, _ in transaction.rejected:
-            self._returned(delivered)
+            self.returned(delivered)
 
     def reject(self, tag: int, *, is_multiple: bool, requeue: bool, method_id: int) -> None:
         """Dead-letter a delivery that failed, or all up to it, or put them back at `give_back`: in
@@ -1344,26 +1457,6 @@ class Channel(ConsumerChannel):
             return None
         returning, self.returning = self.returning, []
         return SettleFailed(self.vhost, returning, REQUEUE)
-
-    def give_back_how(self) -> int:
-        """Return how deliveries that nobody settled go back. A delivery limit counts an attempt,
-        unless the server ends the connection."""
-        return RELEASE if self.handler.is_ended_by_server else GIVE_BACK
-
-    def release_all(self) -> None:
-        """Put all unacked deliveries back: a slice now, the rest in the background. Queues with a
-        delivery limit, or of type quorum, count an attempt, unless the server ends the
-        connection."""
-        how = self.give_back_how()
-        returning = self.give_back()
-        if returning is not None:
-            returning.finish_later()
-        taken = self.unacked.take_up_to(0)
-        for source in {delivered.source: None for delivered in taken}:
-            source.before_return()
-        for delivered in taken:
-            self._returned(delivered)
-        SettleFailed(self.vhost, taken, how).finish_later()
 
     def check_timeouts(self, now_s: float) -> None:
         """Put back what consumers have had for longer than their timeout, or close the channel."""
@@ -1404,7 +1497,7 @@ class Channel(ConsumerChannel):
         for source in {delivered.source: None for delivered in failed}:
             source.before_return()
         for delivered in failed:
-            self._returned(delivered)
+            self.returned(delivered)
         SettleFailed(self.vhost, failed, REQUEUE).finish_later()
         self.update()
 
@@ -1481,7 +1574,7 @@ class Channel(ConsumerChannel):
             self._uncount(consumer)
             consumer.is_cancelled = True
             consumer.queue.detach(consumer)
-        self.release_all()
+        Releasing(self).finish_later()
         for consumer in consumers:
             self.vhost.dispatch.mark(consumer.source)
             self.vhost.table.consumer_gone(consumer.queue)

@@ -36,7 +36,7 @@ from penstock.broker.broker_queue import (
     QueueOrStream,
 )
 from penstock.broker.broker_stream import BrokerStream, reader_of
-from penstock.broker.channel import Channel, ChannelTransaction, SettleFailed
+from penstock.broker.channel import Channel, ChannelTransaction, Releasing, SettleFailed
 from penstock.broker.dispatch import DISCARD, REQUEUE, SlicedWork
 from penstock.broker.output import address_of, write_get_ok
 from penstock.broker.permissions import (
@@ -112,7 +112,6 @@ from penstock.errors import (
 )
 from penstock.queues.backing_queue import Delivery
 from penstock.queues.queue_options import CONSUMER_TIMEOUT
-from penstock.storage.files.durability import OS
 from penstock.storage.store.store_file import StoredBody
 
 DELIVERY_COUNT: Final = "penstock.delivery_count"  # a capability of clients that want it
@@ -303,7 +302,7 @@ def _send_get_ok(channel: Channel, queue: BrokerQueue, delivery: Delivery, *, no
     if no_ack:
         tag = channel.unacked.skip()
         if stored is None:
-            queue.amq.ack([delivery.tag], OS)
+            queue.sent([delivery.tag])
     else:
         tag = channel.add_pending(queue, delivery)
     queue.amq.forget_expired()  # what has expired behind it does not count
@@ -343,10 +342,27 @@ def on_recover(channel: Channel, method: Method) -> None:
     assert isinstance(method, BasicRecover | BasicRecoverAsync)
     if not method.requeue:
         raise AMQPConnectionError(NOT_IMPLEMENTED, "requeue=false")
-    channel.release_all()
-    channel.update()
-    if isinstance(method, BasicRecover):
-        channel.send(BasicRecoverOk())
+    answer = BasicRecoverOk() if isinstance(method, BasicRecover) else None
+    channel.handler.do_in_slices(channel, Recovering(channel, answer))
+
+
+class Recovering(SlicedWork):
+    """A basic.recover. answer: None if the client wants none."""
+
+    def __init__(self, channel: Channel, answer: Method | None) -> None:
+        self._channel: Channel = channel
+        self._releasing: Releasing = Releasing(channel)
+        self._answer: Method | None = answer
+
+    def step(self) -> bool:
+        if not self._releasing.step():
+            return False
+        self._channel.update()
+        self._channel.answer(0, self._answer)
+        return True
+
+    def abandon(self) -> None:
+        self._releasing.abandon()
 
 
 def on_flow(channel: Channel, method: Method) -> None:

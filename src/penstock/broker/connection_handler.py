@@ -46,7 +46,13 @@ from typing import Any, Final
 from penstock.access.permissions import Identity
 from penstock.broker.asked_rights import RightsUnknown
 from penstock.broker.background_tasks import AGAIN, ASLEEP, BackgroundTask
-from penstock.broker.channel import Channel, ChannelOwner
+from penstock.broker.channel import (
+    Channel,
+    ChannelOwner,
+    Delivered,
+    SettleFailed,
+    give_back_how,
+)
 from penstock.broker.channel_methods import (
     BASIC_METHODS,
     PURGE,
@@ -1079,7 +1085,9 @@ class ConnectionHandler(ChannelOwner):
     def _end_channels(self) -> None:
         for number in list(self.channels):
             self._drop_channel(number)
-        self.output.abandon(is_tried=not self.is_ended_by_server)
+        given = [Delivered(source, tag, None) for source, tag in self.output.abandon()]
+        if given:
+            SettleFailed(self.vhost, given, give_back_how(self)).finish_later()
         self.vhost.table.owner_gone(self)
 
     def _say(self, number: int, method: Method) -> None:

@@ -210,11 +210,12 @@ class Peer(ABC):
         """Return name and counters of the channels that have done something since the last call."""
 
 
-# How failed deliveries are settled.
+# How deliveries are settled that failed, or (ACK) whose acknowledgement did.
 REQUEUE: Final = 0
 DISCARD: Final = 1
 GIVE_BACK: Final = 2
 RELEASE: Final = 3
+ACK: Final = 4
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -261,6 +262,10 @@ class Source(ABC):
     def release(self, tags: list[int]) -> None:
         """Put back deliveries that nobody has tried; no attempt is counted."""
 
+    def pending_among(self, tags: list[int]) -> list[int]:
+        """Return those of these deliveries that are not settled, as far as that is known."""
+        return []
+
     def before_return(self) -> None:  # noqa: B027 - only queues with limits need it
         """Serve the consumers that wait, before deliveries come back: a limit may drop what comes
         back, and what is ready was theirs already."""
@@ -272,9 +277,11 @@ class Source(ABC):
 
     def settle_failed(self, tags: list[int], how: int, budget: TurnBudget) -> int:
         """Settle deliveries that failed, as far as the turn's budget goes, one at least. how:
-        REQUEUE, DISCARD, GIVE_BACK or RELEASE, as the method of that name. Returns how many of the
-        tags it has settled."""
-        if how == DISCARD:
+        REQUEUE, DISCARD, GIVE_BACK, RELEASE or ACK, as the method of that name. Returns how many of
+        the tags it has settled."""
+        if how == ACK:
+            self.ack(tags)
+        elif how == DISCARD:
             self.discard(tags)
         elif how == REQUEUE:
             self.requeue(tags)

@@ -130,16 +130,12 @@ class LargeContent:
         if source is not None and not source.is_deleted:
             source.sent([self._tag])
 
-    def abandon(self, *, is_tried: bool) -> None:
-        """Close the body and give its delivery back: the client will not get the rest. is_tried:
-        the message may have ended the client."""
+    def abandon(self) -> tuple[Source, int] | None:
+        """Close the body: the client will not get the rest. Return its delivery, which the caller
+        gives back; None if there is none."""
         self._body.close()
         source, self._source = self._source, None
-        if source is not None and not source.is_deleted:
-            if is_tried:
-                source.give_back([self._tag])
-            else:
-                source.release([self._tag])
+        return None if source is None else (source, self._tag)
 
 
 FULL_BYTES: Final = 128 << 10
@@ -287,12 +283,12 @@ class Output:
         self.lanes[number] = lane  # the others come first now
         return -1, parts
 
-    def abandon(self, *, is_tried: bool) -> None:
-        """Drop the large bodies and what waits for them. is_tried: see LargeContent.abandon."""
+    def abandon(self) -> list[tuple[Source, int]]:
+        """Drop the large bodies and what waits for them. Return their deliveries that have no
+        delivery tag (no_ack): the caller gives them back."""
         lanes, self.lanes = self.lanes, {}
-        for lane in lanes.values():
-            for content in lane.contents():
-                content.abandon(is_tried=is_tried)
+        given = [content.abandon() for lane in lanes.values() for content in lane.contents()]
+        return [one for one in given if one is not None]
 
     def waiting_bytes(self) -> int:
         """Return the bytes of frames that wait for large bodies."""

@@ -1107,7 +1107,7 @@ class AMQQueue(QueueTarget):
         has_more = False
         try:
             has_more = self.expire()
-            if self._must_trim and self._trim():
+            if self._must_trim and self._trim(is_tick=True):
                 has_more = True
             if self.delays.step(now_ms):
                 has_more = True
@@ -1614,12 +1614,12 @@ class AMQQueue(QueueTarget):
         if self.drops_returned:
             self._trim(returned=n)
 
-    def _trim(self, hops: int = 0, returned: int = 0) -> bool:
+    def _trim(self, hops: int = 0, returned: int = 0, *, is_tick: bool = False) -> bool:
         """Remove a slice of heads beyond the limits. Return True if there is more to do at
         once. Not re-entrant: if a dead letter comes back to this queue, the running call
-        handles it. A full disk, which the engine reports, does not fail the publish; the next
-        tick tries again. returned: how many messages came back: so many may leave, and no consumer
-        is served."""
+        handles it. A full disk, which the engine reports, or one that cannot be read, does not fail
+        the publish; the next tick tries again, and raises the OSError (is_tick). returned: how many
+        messages came back: so many may leave, and no consumer is served."""
         if self._is_trimming:
             return False
         if self.dead_letters.waiting:
@@ -1636,6 +1636,10 @@ class AMQQueue(QueueTarget):
             most = SLICE if dead_letter is None else self._dead_slice()
             n = self._max_length.trim(self.backing, max(returned, most), dead_letter, room)
         except DiskFullError:
+            return False
+        except OSError:
+            if is_tick:
+                raise
             return False
         finally:
             self._is_trimming = False
@@ -1658,9 +1662,10 @@ class AMQQueue(QueueTarget):
         return max(1, min(DEAD_SLICE, copies_max // max(self.dead_letters.places, 1)))
 
     def forget_expired(self) -> None:
-        """Remove a slice of expired heads; if the disk is full, a later tick does."""
+        """Remove a slice of expired heads; if the disk is full or cannot be read, a later tick
+        does."""
         if self._may_expire:
-            with suppress(DiskFullError):
+            with suppress(DiskFullError, OSError):
                 self.expire()
 
     def expire(self) -> bool:

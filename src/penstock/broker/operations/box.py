@@ -246,8 +246,7 @@ def _read(call: Call) -> None:
 def _nack(call: Call) -> None:
     tag = call.args.whole("tag")
     delay_ms = call.args.whole_or_none("delay_ms")
-    delivered = _forget(call.channel, tag)
-    call.channel.update()
+    delivered = _pending(call.channel, tag)
     source = delivered.source
     if not source.is_deleted:
         if isinstance(source, BrokerQueue):
@@ -256,17 +255,20 @@ def _nack(call: Call) -> None:
             source.requeue([delivered.tag])
         call.vhost.counts.messages.requeue += 1
         call.vhost.dispatch.mark(source)
+    call.channel.forget(tag)
+    call.channel.update()
     call.reply(None)
 
 
 def _release(call: Call) -> None:
     tag = call.args.whole("tag")
-    delivered = _forget(call.channel, tag)
-    call.channel.update()
+    delivered = _pending(call.channel, tag)
     source = delivered.source
     if not source.is_deleted:
         source.release([delivered.tag])
         call.vhost.dispatch.mark(source)
+    call.channel.forget(tag)
+    call.channel.update()
     call.reply(None)
 
 

@@ -22,7 +22,8 @@ from collections.abc import Collection, Generator, Iterator
 from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue
-from penstock.broker.dispatch import STEP_BYTES, Reply
+from penstock.broker.channel import SettleFailed
+from penstock.broker.dispatch import ACK, DISCARD, RELEASE, REQUEUE, STEP_BYTES, Reply
 from penstock.broker.operations.call import ROW_STEPS, Call, Functions, Slices
 from penstock.broker.output import Output
 from penstock.broker.permissions import WRITE, check_topic
@@ -64,14 +65,9 @@ STAYING_MAX: Final = 10_000  # messages that cannot move, of one call
 HELD_MS: Final = 10_000
 MANDATORY: Final = 1
 FRAME_MAX: Final = 131_072  # of an output that nothing is written to
-# How messages that were got are settled. RELEASE counts no attempt.
-ACK: Final = 0
-RELEASE: Final = 1
-REQUEUE: Final = 2
-REJECT: Final = 3
 _OF_ACKMODE: Final = {
     "ack_requeue_true": REQUEUE, "reject_requeue_true": REQUEUE, "ack_requeue_false": ACK,
-    "reject_requeue_false": REJECT,
+    "reject_requeue_false": DISCARD,
 }  # fmt: skip
 
 
@@ -406,19 +402,27 @@ def _settle(
         if not queue.is_deleted and not queue.is_crashed and queue.amq is amq:
             by_queue.setdefault(queue, []).append(tag)
     for queue, mine in by_queue.items():
-        if how == RELEASE:
-            count += queue.amq.release(mine)
-        elif how == REQUEUE:
-            count += queue.amq.requeue(mine)
-        elif how == REJECT:
-            count += queue.amq.discard(mine)
-        else:
-            settled = queue.amq.ack(mine)
-            queue.counts.ack += settled
-            vhost.counts.messages.ack += settled
-            count += settled
+        try:
+            count += _settle_in(vhost, queue, mine, how)
+        except Exception as error:  # noqa: BLE001 - it is reported, or raised
+            SettleFailed(vhost, [], how).failed(queue, mine, error)
+            count += len(mine)
         vhost.dispatch.mark(queue)
     return count
+
+
+def _settle_in(vhost: VHost, queue: BrokerQueue, tags: list[int], how: int) -> int:
+    """Do `_settle` in one queue."""
+    if how == RELEASE:
+        return queue.amq.release(tags)
+    if how == REQUEUE:
+        return queue.amq.requeue(tags)
+    if how == DISCARD:
+        return queue.amq.discard(tags)
+    settled = queue.amq.ack(tags)
+    queue.counts.ack += settled
+    vhost.counts.messages.ack += settled
+    return settled
 
 
 # ---- get and settle at once ----------------------------------------------------------------------
@@ -795,7 +799,10 @@ def _taken(call: Call, queue: BrokerQueue, found: _Deleted) -> Slices:
         if not queue.is_deleted and not queue.is_crashed and queue.amq is amq:
             call.vhost.queue_set.touch(queue)  # an alert may be over
             if staying:
-                amq.release(staying)
+                try:
+                    amq.release(staying)
+                except Exception as error:  # noqa: BLE001 - it is reported, or raised
+                    SettleFailed(call.vhost, [], RELEASE).failed(queue, staying, error)
                 call.vhost.dispatch.mark(queue)
     return found.answer()
 

@@ -384,12 +384,13 @@ class DeferredPublish:
 
     def __init__(
         self, queues: list[BrokerQueue], header: bytes, body: bytes, facts: PublishFacts,
-        shared: SharedBody | None,
+        shared: SharedBody | None, stored: QueuedMessage | None,
     ) -> None:  # fmt: skip
         self.queues: list[BrokerQueue] = queues
         self.header: bytes = header
         self.body: bytes = body
         self.shared: SharedBody | None = shared  # with the queues that have it by the commit
+        self.stored: QueuedMessage | None = stored  # has the body in a store, which keeps it
         self.facts: PublishFacts = PublishFacts()
         self.facts.is_persistent = facts.is_persistent
         self.facts.priority = facts.priority
@@ -398,9 +399,9 @@ class DeferredPublish:
 
     def reserve(self, n: int) -> None:
         """Keep room for it in its queues, or, with -1, no longer."""
-        size = len(self.body) * n
+        size = len(self.body) if self.stored is None else self.stored.size
         for queue in self.queues:
-            queue.amq.reserve(size, n)
+            queue.amq.reserve(size * n, n)
 
 
 class ChannelTransaction(PublishCollector):
@@ -467,8 +468,14 @@ class ChannelTransaction(PublishCollector):
         engine = self.vhost.engine
         shared = engine.placement.share_of(body, len(queues))
         if others:
-            self._kept.append(DeferredPublish(others, header, body, facts, shared))
+            stored = spooled
+            if stored is not None:
+                stored = engine.bodies.placed(stored, is_persistent=False)
+                engine.bodies.own(stored)
+            self._kept.append(DeferredPublish(others, header, body, facts, shared, stored))
         if durable:
+            if spooled is not None:
+                spooled = engine.bodies.placed(spooled, is_persistent=True)
             with engine.share(shared, completes=False):
                 self._plan(durable, header, body, facts, spooled)
         for stream in targets.streams:
@@ -489,19 +496,16 @@ class ChannelTransaction(PublishCollector):
                 if number not in first_plans:
                     first_plans[number] = queue, plan
 
-    def needs_body(self, route: Route, targets: Targets, facts: PublishFacts) -> bool:
-        is_kept = bool(targets.streams or targets.histories or route.is_mandatory)
-        is_kept = is_kept or not facts.is_persistent
-        for queue in targets.queues:
-            is_kept = is_kept or not queue.is_durable
-        return is_kept
+    def needs_body(self, route: Route, targets: Targets) -> bool:
+        return bool(targets.streams or targets.histories or route.is_mandatory)
 
     def _is_in_ram(self, route: Route, targets: Targets, size: int, facts: PublishFacts) -> bool:
         """Return whether a body is in RAM until the commit. The engine's transaction keeps bodies
         on disk, after some bytes of them; what is kept for after the commit is in RAM."""
         spool_bytes = self.vhost.engine.options.tx_spool_bytes
-        is_small = self._transaction.body_bytes + size <= spool_bytes
-        return is_small or self.needs_body(route, targets, facts)
+        if self._transaction.body_bytes + size <= spool_bytes or self.needs_body(route, targets):
+            return True
+        return not facts.is_persistent or not all(queue.is_durable for queue in targets.queues)
 
     def ack(self, delivery_tag: int, delivered: Delivered) -> None:
         """Acknowledge an unacked delivery at the commit."""
@@ -723,13 +727,20 @@ class ChannelTransaction(PublishCollector):
         queues = [queue for queue in kept.queues if not queue.is_deleted]
         try:
             fan_out(
-                self.vhost, queues, [], kept.header, kept.body, kept.facts, None, kept.shared,
-                may_refuse=False,
+                self.vhost, queues, [], kept.header, kept.body, kept.facts, kept.stored,
+                kept.shared, may_refuse=False,
             )  # fmt: skip
         except (DiskFullError, OSError) as error:
             names = ", ".join(repr(queue.name) for queue in queues)
             text = f"a transient message of a transaction for {names} is lost: {error}"
             self.vhost.event("warning", text)
+        finally:
+            self._forget(kept)
+
+    def _forget(self, kept: DeferredPublish) -> None:
+        """End keeping the body of what is published now, or never."""
+        if kept.stored is not None:
+            self.vhost.engine.bodies.disown(kept.stored)
 
     def _is_lost(self, targets: Targets) -> bool:
         """Return whether none of these exists any more. A queue that was restarted does."""
@@ -762,13 +773,18 @@ class ChannelTransaction(PublishCollector):
             for put in self._puts[-size:]:
                 put.undo()
             del self._puts[-size:]
+        elif self._kept:
+            for kept in self._kept[-size:]:
+                self._forget(kept)
+            del self._kept[-size:]
         elif self.taken:
             unacked.put_back(self.taken[-size:])
             del self.taken[-size:]
         else:
             unacked.put_back([(tag, one) for tag, one, _ in self.rejected[-size:]])
             del self.rejected[-size:]
-        return not (self._transaction.is_open or self._puts or self.taken or self.rejected)
+        is_left = self._transaction.is_open or self._puts or self._kept
+        return not (is_left or self.taken or self.rejected)
 
 
 # ---- failed deliveries ---------------------------------------------------------------------------

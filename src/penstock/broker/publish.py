@@ -365,8 +365,8 @@ class PublishCollector(ABC):
         """Add one publish. spooled: its body is in the store, and `body` is empty."""
 
     @abstractmethod
-    def needs_body(self, route: Route, targets: Targets, facts: PublishFacts) -> bool:
-        """Return whether such a publish is kept in RAM until the commit."""
+    def needs_body(self, route: Route, targets: Targets) -> bool:
+        """Return whether such a publish, if it is large, is kept in RAM until the commit."""
 
 
 class Publisher(Unconfirmed):
@@ -1148,14 +1148,11 @@ class SpooledPublish:
         if not publisher.finish_routing(routing):
             return False
         transaction = publisher.transaction
-        if transaction is None and not self._is_copied(routing):
+        if not self._is_copied(routing):
             return False
         if not routing.targets.streams and transaction is None:
             return True
-        is_kept = transaction is None or transaction.needs_body(
-            self._route, routing.targets, routing.facts
-        )
-        if not is_kept and self._message.persistent:
+        if transaction is not None and not transaction.needs_body(self._route, routing.targets):
             return True
         self._end()
         if not self._is_read() or not publisher.append_copies(routing, self._pieces):

@@ -14,6 +14,12 @@ from penstock.codec.spec import (
     ConfirmSelectOk,
     QueueBind,
     QueueBindOk,
+    TxCommit,
+    TxCommitOk,
+    TxRollback,
+    TxRollbackOk,
+    TxSelect,
+    TxSelectOk,
 )
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.broker_steps import declared
@@ -152,6 +158,28 @@ def test_without_room_for_the_copy_nothing_is_published(rig: BrokerRig) -> None:
     rig.tick(10.0)
     assert depths(rig) == [0, 0]
     client.lose()
+    checkpointed(rig, rig.client().open())
+    assert own_files(rig) == open_bodies(rig) == []
+
+
+@pytest.mark.parametrize("how", ["commit", "rollback", "lose"])
+@pytest.mark.parametrize("delivery_mode", [1, 2])
+def test_a_transaction_for_durable_and_transient_queues(
+    rig: BrokerRig, reads: Reads, how: str, delivery_mode: int
+) -> None:
+    client = rig.client().open()
+    client.call(1, TxSelect(), TxSelectOk)
+    client.publish(1, "amq.fanout", "", LARGE, delivery_mode=delivery_mode)
+    after_each_turn(rig, reads, lambda: not client.outlet.is_paused)
+    assert depths(rig) == [0, 0]
+    if how == "commit":
+        client.call(1, TxCommit(), TxCommitOk)
+        assert reads.take() == 0
+        assert got(rig, "d", "t") == [LARGE, LARGE]
+    elif how == "rollback":
+        client.call(1, TxRollback(), TxRollbackOk)
+    client.lose()
+    assert depths(rig) == [0, 0]
     checkpointed(rig, rig.client().open())
     assert own_files(rig) == open_bodies(rig) == []
 

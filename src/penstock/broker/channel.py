@@ -173,6 +173,7 @@ class Unacked:
         self._mask: int = RING_MIN - 1
         self._ring: list[Delivered | None] = [None] * RING_MIN
         self._aside: dict[int, Delivered] = {}  # below the base, ascending
+        self._is_sorted: bool = True  # else `sort` must follow
         self._times: list[tuple[float, int]] = []  # (monotonic seconds, the next tag then)
         self._looked: int = 0  # up to this tag, in the last look
         self.late: dict[int, None] = {}  # tags that have expired, the oldest first
@@ -337,15 +338,21 @@ class Unacked:
         """Add again what was taken: (delivery tag, delivery). `sort` follows the last of several
         such calls, before `take_up_to` or `open_up_to`."""
         self.count += len(taken)
+        last = next(reversed(self._aside), 0)
         for delivery_tag, delivered in taken:
             if self._base <= delivery_tag:
                 self._ring[delivery_tag & self._mask] = delivered
-            else:
-                self._aside[delivery_tag] = delivered
+                continue
+            self._aside[delivery_tag] = delivered
+            if delivery_tag < last:
+                self._is_sorted = False
+            last = delivery_tag
 
     def sort(self) -> None:
         """Put in order what `put_back` has added."""
-        self._aside = dict(sorted(self._aside.items()))
+        if not self._is_sorted:
+            self._aside = dict(sorted(self._aside.items()))
+            self._is_sorted = True
 
     def all(self) -> list[Delivered]:
         """Return all open deliveries, oldest first; they stay open."""
@@ -437,6 +444,7 @@ class ChannelTransaction(PublishCollector):
         self._done: int = 0  # of `_puts`
         self._appends_done: int = 0
         self._kept_done: int = 0
+        self._settled_done: int = 0  # of `taken` and then `rejected`: made room for, or put back
 
     # ---- what is in it -------------------------------------------------------------------------
 
@@ -737,6 +745,12 @@ class ChannelTransaction(PublishCollector):
         finally:
             self._forget(kept)
 
+    def begin_rollback(self) -> None:
+        """Decide that it never happens, whatever it has written: `rollback` must follow."""
+        self.vhost.usage.release(self._hold)
+        if self._transaction.is_open:
+            self._transaction.rollback(SETTLE_SLICE)
+
     def _forget(self, kept: DeferredPublish) -> None:
         """End keeping the body of what is published now, or never."""
         if kept.stored is not None:
@@ -751,10 +765,20 @@ class ChannelTransaction(PublishCollector):
         gone = [stream for stream in targets.streams if stream.is_deleted]
         return len(gone) == len(targets.streams)
 
+    def settled_slice(self, size: int) -> list[tuple[int, Delivered]]:
+        """Return the next of what is acknowledged or rejected in it, `size` at most."""
+        at = self._settled_done
+        some = self.taken[at : at + size]
+        if not some:
+            at -= len(self.taken)
+            some = [(tag, one) for tag, one, _ in self.rejected[at : at + size]]
+        self._settled_done += len(some)
+        return some
+
     def rollback(self, unacked: Unacked, budget: TurnBudget | None = None) -> bool:
         """Undo it: what was published, then what was acknowledged or rejected, which is `unacked`
-        again. budget: as far as it goes; None: whatever it takes. Return whether all is undone:
-        else call it again."""
+        again. budget: as far as it goes, a slice at least; None: whatever it takes. Return whether
+        all is undone: else call it again."""
         self.vhost.usage.release(self._hold)
         size = SETTLE_SLICE
         while not self._rollback_slice(size, unacked):
@@ -777,14 +801,10 @@ class ChannelTransaction(PublishCollector):
             for kept in self._kept[-size:]:
                 self._forget(kept)
             del self._kept[-size:]
-        elif self.taken:
-            unacked.put_back(self.taken[-size:])
-            del self.taken[-size:]
         else:
-            unacked.put_back([(tag, one) for tag, one, _ in self.rejected[-size:]])
-            del self.rejected[-size:]
+            unacked.put_back(self.settled_slice(size))
         is_left = self._transaction.is_open or self._puts or self._kept
-        return not (is_left or self.taken or self.rejected)
+        return not (is_left or self._settled_done < self.acks)
 
 
 # ---- failed deliveries ---------------------------------------------------------------------------
@@ -889,11 +909,12 @@ class SettleFailed(WorkToItsEnd):
 
 class Releasing(WorkToItsEnd):
     """Puts back all that a channel has unacked now, a slice after the other; what is not taken yet
-    is unacked still."""
+    is unacked still. transaction: is rolled back before."""
 
-    def __init__(self, channel: "Channel") -> None:
+    def __init__(self, channel: "Channel", transaction: ChannelTransaction | None = None) -> None:
         super().__init__(channel.vhost)
         self._channel: Channel = channel
+        self._transaction: ChannelTransaction | None = transaction
         self._unacked: Unacked = channel.unacked
         self._tag: int = channel.unacked.next_tag - 1
         self._how: int = give_back_how(channel.handler)
@@ -910,6 +931,11 @@ class Releasing(WorkToItsEnd):
                 self._settling = None
             if budget.left <= 0 and budget.is_over():
                 return False
+            transaction = self._transaction
+            if transaction is not None:
+                if not transaction.rollback(self._unacked, budget):
+                    return False
+                self._transaction = None
             taken = self._unacked.take_up_to(self._tag, SETTLE_SLICE) if self._tag else []
             if not taken:
                 return True
@@ -1446,13 +1472,17 @@ class Channel(ConsumerChannel):
                 self.returned(delivered)
         return taken
 
-    def committed(self, transaction: ChannelTransaction) -> None:
-        """Make room for other deliveries after a commit, and count what is in it."""
-        transaction.count(self.counts, self.vhost.counts.messages)
-        for _, delivered in transaction.taken:
-            self.returned(delivered)
-        for _, delivered, _ in transaction.rejected:
-            self.returned(delivered)
+    def committed(self, transaction: ChannelTransaction) -> bool:
+        """Make room for other deliveries after a commit, as far as the turn's budget goes. Return
+        whether that is all."""
+        budget = self._budget
+        while some := transaction.settled_slice(ACK_SLICE):
+            for _, delivered in some:
+                self.returned(delivered)
+            budget.left -= len(some)
+            if budget.left <= 0 and budget.is_over():
+                return False
+        return True
 
     def reject(self, tag: int, *, is_multiple: bool, requeue: bool, method_id: int) -> None:
         """Dead-letter a delivery that failed, or all up to it, or put them back at `give_back`: in
@@ -1578,10 +1608,10 @@ class Channel(ConsumerChannel):
         if self.spooled is not None:
             self.spooled.abort()
             self.spooled = None
-        transaction = self.transaction
+        transaction, self.transaction = self.transaction, None
+        self.publisher.transaction = None
         if transaction is not None:
-            transaction.rollback(self.unacked)
-            self.transaction = self.publisher.transaction = None
+            transaction.begin_rollback()
         consumers = list(self.consumers.values())
         self.consumers = {}
         self.vhost.counts.consumers -= len(consumers)
@@ -1590,7 +1620,7 @@ class Channel(ConsumerChannel):
             self._uncount(consumer)
             consumer.is_cancelled = True
             consumer.queue.detach(consumer)
-        Releasing(self).finish_later()
+        Releasing(self, transaction).finish_later()
         for consumer in consumers:
             self.vhost.dispatch.mark(consumer.source)
             self.vhost.table.consumer_gone(consumer.queue)

@@ -36,7 +36,13 @@ from penstock.broker.broker_queue import (
     QueueOrStream,
 )
 from penstock.broker.broker_stream import BrokerStream, reader_of
-from penstock.broker.channel import Channel, ChannelTransaction, Releasing, SettleFailed
+from penstock.broker.channel import (
+    SETTLE_SLICE,
+    Channel,
+    ChannelTransaction,
+    Releasing,
+    SettleFailed,
+)
 from penstock.broker.dispatch import DISCARD, REQUEUE, SlicedWork
 from penstock.broker.output import address_of, write_get_ok
 from penstock.broker.permissions import (
@@ -431,7 +437,7 @@ def _commit(channel: Channel, transaction: ChannelTransaction) -> "AfterCommit":
     except (TransactionTooLargeError, QueueFullError, DiskFullError) as error:
         raise _refused(channel, transaction, error) from None
     _begin(channel)
-    channel.committed(transaction)
+    transaction.count(channel.counts, channel.vhost.counts.messages)
     return AfterCommit(channel, transaction)
 
 
@@ -547,27 +553,42 @@ class RestOfCommit(SlicedWork):
     def __init__(self, channel: Channel, transaction: ChannelTransaction) -> None:
         self._channel: Channel = channel
         self._transaction: ChannelTransaction = transaction
-        self._settling: list[SettleFailed] = []
-        for how in (DISCARD, REQUEUE):  # the last is done first
-            is_back = how == REQUEUE
-            failed = [one for _, one, requeue in transaction.rejected if requeue is is_back]
-            self._settling.append(SettleFailed(channel.vhost, failed, how))
+        self._hows: list[int] = [DISCARD, REQUEUE]  # the last is done first
+        self._at: int = 0  # of what is rejected
+        self._settling: SettleFailed | None = None
 
     def step(self) -> bool:
-        transaction = self._transaction
-        if not transaction.finish():
+        transaction, channel = self._transaction, self._channel
+        if not (channel.committed(transaction) and transaction.finish() and self._settle()):
             return False
-        while self._settling:
-            if not self._settling[-1].step():
-                return False
-            self._settling.pop()
-        channel = self._channel
         if not channel.is_closed:
             for counts in (channel.counts, channel.vhost.counts.messages):
                 counts.return_unroutable += len(transaction.returned)
             for route, props, body in transaction.returned:
                 channel.publisher.return_message(route, props, body)
         channel.update()
+        return True
+
+    def _settle(self) -> bool:
+        """Settle what is rejected, as far as the turn's budget goes; return whether that is all."""
+        vhost, rejected = self._channel.vhost, self._transaction.rejected
+        budget = vhost.budget
+        while self._hows:
+            if self._settling is not None and not self._settling.step():
+                return False
+            self._settling = None
+            if budget.left <= 0 and budget.is_over():
+                return False
+            some = rejected[self._at : self._at + SETTLE_SLICE]
+            self._at += len(some)
+            if some:
+                how = self._hows[-1]
+                failed = [one for _, one, is_back in some if is_back is (how == REQUEUE)]
+                self._settling = SettleFailed(vhost, failed, how)
+                budget.left -= len(some) >> 2
+            else:
+                self._hows.pop()
+                self._at = 0
         return True
 
 

@@ -25,6 +25,7 @@ from penstock.codec.spec import (
     BasicConsume,
     BasicNack,
     BasicPublish,
+    BasicRecover,
     BasicReject,
     ChannelClose,
     ChannelCloseOk,
@@ -44,6 +45,7 @@ from penstock.codec.spec import (
     QueueDelete,
     TxCommit,
     TxCommitOk,
+    TxRollback,
     TxSelect,
     TxSelectOk,
 )
@@ -617,6 +619,55 @@ def test_many_deliveries_are_settled_in_slices(
     queue = rig.vhost.table.usable("q")
     assert queue is not None
     assert queue.len() == (count + 1 if how == "requeue" else 1)
+
+
+ENDS = ["lost", "closed", "recover"]
+
+
+@pytest.mark.parametrize(
+    ("how", "is_tx"),
+    [("commit", True), ("rollback", True)] + [(how, is_tx) for how in ENDS for is_tx in (0, 1)],
+)
+def test_what_a_channel_has_not_settled_goes_back_in_slices(
+    rig: OperationRig, how: str, is_tx: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 300
+    for name in ("ACK_SLICE", "SETTLE_SLICE", "TAKE_SLICE"):
+        monkeypatch.setattr(channel_module, name, 20)
+    monkeypatch.setattr(dispatch, "LOOK_STEPS", 20)
+    rig.result("declare_queue", queue="q")
+    rig.put("q", *[b"%d" % n for n in range(count)])
+    client = rig.client().open(1)
+    tags = delivered(client, count)
+    client.call(1, BasicCancel(consumer_tag="c"), BasicCancelOk)
+    if is_tx:
+        client.call(1, TxSelect(), TxSelectOk)
+        requeue = how == "commit"
+        client.send(1, BasicNack(delivery_tag=tags[-1], multiple=True, requeue=requeue))
+        rig.turn()
+    channel = client.handler.channels[1]
+    rig.vhost.budget.clock = TickingClock()
+    if how == "lost":
+        client.handler.lost()
+    else:
+        ends = {
+            "closed": ChannelClose(), "recover": BasicRecover(requeue=True), "commit": TxCommit(),
+            "rollback": TxRollback(),
+        }  # fmt: skip
+        client.send(1, ends[how])
+    queue = rig.vhost.table.usable("q")
+    assert queue is not None
+    assert queue.len() < count
+    assert channel.unacked.count < count
+    rig.turn()
+    in_transaction = is_tx and how == "recover"
+    is_unacked = how == "rollback"
+    assert channel.unacked.count == (count if is_unacked else 0)
+    assert queue.len() == (0 if is_unacked or in_transaction else count)
+    if is_unacked:
+        client.send(1, BasicNack(delivery_tag=tags[-2], multiple=True, requeue=True))
+        client.call(1, TxCommit(), TxCommitOk)
+        assert ready(rig) == [b"%d" % n for n in range(count - 1)]
 
 
 # --- what is read at once ---

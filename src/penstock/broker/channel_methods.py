@@ -536,7 +536,9 @@ class LongCommit(BackgroundTask):
             channel.go_on(then)
 
     def failed(self, error: Exception) -> None:
-        """Answer with the error."""
+        """Answer with the error; what is decided goes on."""
+        if self._after is not None:
+            self._after.abandon()
         if self._channel.is_closed:
             raise error
 

@@ -640,9 +640,17 @@ class ConnectionHandler(ChannelOwner):
         self._do(RestOfWork(channel.number, work, self._method))
 
     def _do(self, event: RestOfWork) -> None:
+        work = event.work
         if event.channel not in self.channels:
-            event.work.abandon()
-        elif not event.work.step():
+            work.abandon()
+            return
+        try:
+            is_done = work.step()
+        except BaseException:
+            if self.vhost.engine.failed is None:
+                work.abandon()
+            raise
+        if not is_done:
             self._keep_rest(event)
 
     def _give_back(self) -> None:

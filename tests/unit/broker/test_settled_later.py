@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.broker import channel as channel_module
 from penstock.broker.dispatch import RETRY_S
 from penstock.codec.spec import (
     BasicAck,
@@ -216,6 +217,32 @@ def test_a_transaction_forgets_nothing_that_it_cannot_take(rig: BrokerRig, how: 
         client.call(1, TxRollback(), TxRollbackOk)
     client.lose()
     assert counts(rig)[:2] == (N, N)
+
+
+@pure_only  # a function is replaced
+@pytest.mark.parametrize("is_long", [False, True])
+def test_what_a_commit_has_decided_is_done_though_one_part_of_it_fails(
+    rig: BrokerRig, monkeypatch: pytest.MonkeyPatch, is_long: bool
+) -> None:
+    monkeypatch.setattr(channel_module, "LONG_PLACES", 4 if is_long else 4096)
+    client = rig.client().open()
+    holding(rig, client, **DEAD)
+    declared(client, "other")
+    client.call(1, TxSelect(), TxSelectOk)
+    for _ in range(10):
+        client.publish(1, "", "other", b"kept", delivery_mode=2)
+    client.publish(1, "", "q", b"transient")
+    reject(client)
+    rig.turn()
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(channel_module, "fan_out", fail)
+    client.send(1, TxCommit())
+    rig.turn()
+    assert client.outlet.must_close
+    assert counts(rig) == (0, 0, N)
 
 
 @pure_only  # a method is replaced

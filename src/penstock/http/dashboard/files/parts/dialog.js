@@ -18,7 +18,7 @@ export function toast(text, level = "ok") {
  * @param {Object} what
  * @param {string} what.title "Purge orders?"
  * @param {any} [what.body] what will happen: counts, bytes, who is affected
- * @param {string} what.action the button: "Purge 3 120"
+ * @param {string} what.action the button: "Purge 3,120"
  * @param {boolean} [what.danger] whether something is lost
  * @param {string} [what.typed] a name that has to be typed first
  * @param {import("./form.js").Field[]} [what.fields] what the user may say

@@ -4,7 +4,7 @@ export const NONE = "–";
 const isKnown = (value) => value !== null && value !== undefined && Number.isFinite(Number(value));
 const digits = (value) => (value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2));
 
-/** 1 234; from 100,000 on 3.12 M. The full number is the title of <Num>. */
+/** 1,234; from 100,000 on 3.12 M. The full number is the title of <Num>. */
 export function count(value) {
   if (!isKnown(value)) return NONE;
   const size = Math.abs(value);
@@ -18,9 +18,9 @@ export function count(value) {
   }
 }
 
-/** All digits, in threes with thin spaces. */
+/** All digits, in threes with commas. */
 export const grouped = (value) =>
-  isKnown(value) ? String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, "\u2009") : NONE;
+  isKnown(value) ? String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, ",") : NONE;
 
 /** 61.2 MiB. */
 export function bytes(value) {
@@ -32,7 +32,7 @@ export function bytes(value) {
   }
 }
 
-/** Events a second: 4 210/s, 3.98/s, 0/s. */
+/** Events a second: 4,210/s, 3.98/s, 0/s. */
 export function rate(value) {
   if (!isKnown(value)) return NONE;
   const n = Number(value);

@@ -40,6 +40,11 @@ DAMAGE_ADVICE: Final = (
     "'penstock store verify DIR' lists all damage to a store that is not running, 'penstock store "
     "salvage DIR INTO' saves what can be read"
 )
+NEWER: Final = "a newer Penstock wrote it"
+VERSION_ADVICE: Final = (
+    "use the Penstock that wrote it or a later one, or restore a backup from before the upgrade; "
+    "nothing was changed"
+)
 # What publishers wait for -> what ends it. Consumers go on in any case.
 BLOCKED_ADVICE: Final[Mapping[str, str]] = {
     "memory": "consume, purge or delete what fills it, or give the broker more (--memory)",
@@ -83,10 +88,12 @@ class LockedError(StorageError):
 
 
 class VersionError(StorageError):
-    """Written by a version of Penstock whose files this one does not read."""
+    """A newer version of Penstock wrote it, in a form that this one does not read. Its note says
+    what to do."""
 
     def __init__(self, path: str, expected: object, found: object) -> None:
-        super().__init__(f"{path}: expected version {expected}, found {found}")
+        super().__init__(f"{path}: expected version {expected}, found {found}: {NEWER}")
+        self.add_note(VERSION_ADVICE)
         self.path = path
         self.expected = expected
         self.found = found

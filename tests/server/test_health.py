@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from pamqp import commands
 
+from penstock.errors import VERSION_ADVICE
 from penstock.storage.files.data_directory import hash_name
 from tests.helpers.live_broker import LiveBroker, wait_until
 from tests.helpers.wire import Wire, open_channel
@@ -99,6 +101,20 @@ def test_the_only_vhost_is_down(broker: LiveBroker) -> None:
     (advice,) = broker.control("status")["advice"]
     assert "penstock store salvage" in advice
     assert "restart" not in advice
+
+
+def test_a_vhost_of_a_newer_version_says_what_to_do(broker: LiveBroker) -> None:
+    broker.start()
+    broker.stop()
+    (checkpoint,) = (broker.data / "vhosts" / hash_name(b"/")).glob("checkpoint-*")
+    data = checkpoint.read_bytes()
+    head = data[:4] + b"\0\7" + data[6:24]
+    checkpoint.write_bytes(head + crc32(head).to_bytes(4, "big") + data[28:])
+    broker.start()
+    assert f"{checkpoint.name}: expected version 1, found 7: a newer Penstock" in broker.ready_line
+    (advice,) = broker.control("status")["advice"]
+    assert advice == f"no start helps: {VERSION_ADVICE}"
+    assert f"wrote it; {VERSION_ADVICE}" in broker.log_text()
 
 
 def test_a_vhost_that_hangs_is_named_before_its_watchdog_acts(broker: LiveBroker) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from penstock import errors
 from penstock.errors import (
+    VERSION_ADVICE,
     AMQPConnectionError,
     AMQPError,
     BatchConflictError,
@@ -113,6 +114,12 @@ def test_what_is_about_files_is_a_storage_error(error: PenstockError, _told: lis
 
 def test_corruption_is_told_with_path_and_byte() -> None:
     assert str(CorruptionError("a/b.rdq", 4096, "bad crc")) == "a/b.rdq: at byte 4096: bad crc"
+
+
+def test_a_newer_store_is_told_with_what_to_do() -> None:
+    error = VersionError("d/VERSION", 1, 2)
+    assert str(error) == "d/VERSION: expected version 1, found 2: a newer Penstock wrote it"
+    assert error.__notes__ == [VERSION_ADVICE]
 
 
 def test_an_unknown_option_suggests_the_nearest() -> None:

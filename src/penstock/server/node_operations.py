@@ -30,8 +30,10 @@ from penstock.errors import (
     ACCESS_REFUSED,
     DAMAGE_ADVICE,
     INTERNAL_ERROR,
+    NEWER,
     NOT_FOUND,
     PRECONDITION_FAILED,
+    VERSION_ADVICE,
     OptionError,
     blocked_advice,
 )
@@ -383,8 +385,10 @@ class NodeOperations:
         for vhost in node.vhosts.values():
             named = f"vhost '{vhost.name}'"
             if vhost.state == DOWN:
-                restart = f"{LOG_ADVICE}, then penstock restart_vhost {shlex.quote(vhost.name)}"
-                do = f"no start helps: {DAMAGE_ADVICE}" if vhost.is_hopeless else restart
+                do = f"{LOG_ADVICE}, then penstock restart_vhost {shlex.quote(vhost.name)}"
+                if vhost.is_hopeless:
+                    advice = VERSION_ADVICE if vhost.why.endswith(NEWER) else DAMAGE_ADVICE
+                    do = f"no start helps: {advice}"
                 found.append(NodeProblem(OF_VHOST, str(vhost.down()), do, vhost.name))
             elif vhost.unserved():
                 text = f"{named} does not serve: it {vhost.unserved()}"

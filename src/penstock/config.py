@@ -33,9 +33,9 @@ import difflib
 import ipaddress
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from penstock.access.http_options import (
     HTTP,
@@ -54,7 +54,6 @@ from penstock.options import (
     Option,
     WrongValueError,
     by_name,
-    check_known,
     choice,
     flag,
     format_bytes,
@@ -73,7 +72,6 @@ from penstock.queues.backing_choice import QUEUE_OPTIONS, BackingChoice
 from penstock.storage.files.durability import DISK, MODE_NAMES, NONE, Durability
 from penstock.storage.files.options import STORAGE_OPTIONS, StorageOptions
 
-T = TypeVar("T")
 PREFIX: Final = "PENSTOCK_"
 STORAGE: Final = "storage"
 LIMITS: Final = "limits"
@@ -500,7 +498,7 @@ def with_value(now: Config, key: str, given: str, whole_bytes: int, origin: str)
         text = "an option that changes while the broker runs: set it in penstock.toml, and restart"
         raise OptionError(key, given, text)
     if key == "memory":
-        value: Any = _memory(_Given(given, key), whole_bytes)
+        value: Any = _memory(given, whole_bytes)
     else:
         value = value_of(one.option.kind, key, given)
     return replace(_with(now, one, value), origins={**now.origins, key: origin})
@@ -525,22 +523,20 @@ class _Given:
 
 
 def parse_file(path: str, text: str) -> dict[str, object]:
-    """Return the table in a penstock.toml. Raises OptionError if it is none, or has an unknown
-    name."""
+    """Return the table in a penstock.toml. Raises OptionError if it is none."""
     try:
-        table = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise OptionError(path, _line_of(str(error), text), f"TOML: {error}") from None
-    for name in table:
-        if name not in _BY_NAME and name not in TABLES:
-            known = [*_BY_NAME, *TABLES]
+
+
+def _check_names(place: str, table: Mapping[str, object], known: list[str]) -> None:
+    """Raise OptionError for an unknown name. place: what the error calls the table."""
+    for name, value in table.items():
+        if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise OptionError(f"{path}: {name}", table[name], f"an option that there is: {hint}")
-    for name in TABLES:
-        if not isinstance(table.get(name, {}), dict):
-            raise OptionError(name, table[name], f"a table [{name}]")
-    return table
+            raise OptionError(place + name, value, f"an option that there is: {hint}")
 
 
 def _line_of(error: str, text: str) -> str:
@@ -560,58 +556,67 @@ def config_of(
     file: Mapping[str, object],
     file_path: str = "penstock.toml",
 ) -> Config:
-    """Return the Config of a start. Raises OptionError.
+    """Return the Config of a start. Raises OptionError, which names where the value was given.
 
     whole_bytes: the memory that fractions are of. limits: the defaults of [limits]. flags: by the
-    names of OPTIONS, None for one that was not given. file: as `parse_file` returns it.
+    names of OPTIONS, None for one that was not given. file: as `parse_file` returns it. file_path:
+    what errors call it; "" if there is none.
     """
-    given = {"memory": _Given(_BY_NAME["memory"].default, "memory")}
-    tables: dict[str, dict[str, _Given]] = {name: {} for name in TABLES}
+    before = f"{file_path}: " if file_path else ""
+    given: dict[str, _Given] = {}  # by the keys of the options
+    _check_names(before, file, [*_BY_NAME, *TABLES])
     for name, value in file.items():
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                tables[name][key] = _Given(inner, f"{file_path}: {name}.{key}")
-        else:
-            given[name] = _Given(value, f"{file_path}: {name}")
-    notes = _add_environment(given, tables, environment)
+        rows = {name: value}
+        if name in TABLES:
+            if not isinstance(value, Mapping):
+                raise OptionError(before + name, value, f"a table [{name}]")
+            _check_names(f"{before}{name}.", value, [one.name for one in TABLES[name]])
+            rows = {f"{name}.{key}": inner for key, inner in value.items()}
+        given |= {key: _Given(one, before + key) for key, one in rows.items()}
+    notes = _add_environment(given, environment)
     for name, value in flags.items():
         if value is not None:
             given[name] = _Given(value, "--" + name.replace("_", "-"))
-    values = _checked(OPTIONS, given)
-    values["memory_bytes"] = _memory(given["memory"], whole_bytes)
-    durability = values.pop("mode", Durability(DISK))
-    storage = _made(StorageOptions, STORAGE_OPTIONS, tables[STORAGE])
+    try:
+        config = _checked(given, whole_bytes, limits or Limits())
+    except OptionError as error:
+        place = given[error.name].place if error.name in given else before + error.name
+        raise OptionError(place, error.given, error.expected) from None
+    origins = {key: one.place.rpartition(": ")[0] or one.place for key, one in given.items()}
+    return replace(config, notes=notes, origins=origins)
+
+
+def _checked(given: Mapping[str, _Given], whole_bytes: int, limits: Limits) -> Config:
+    """Return the Config of these values by the keys of the options. Raises OptionError, whose name
+    is the key, also of an option that was not given and is needed."""
+    values: dict[str, dict[str, Any]] = {table: {} for table in ("", *TABLES)}
+    for one in settings():
+        if one.key in given:
+            value = value_of(one.option.kind, one.key, given[one.key].value)
+            values[one.table][one.option.target] = value
+    own = values[""]
+    memory = given["memory"].value if "memory" in given else _BY_NAME["memory"].default
+    own["memory_bytes"] = _memory(memory, whole_bytes)
+    durability = own.pop("mode", Durability(DISK))
     if durability.interval_ms:
-        storage = replace(storage, interval_ms=durability.interval_ms)
-    config = Config(
-        **values,
-        mode=durability.mode,
-        storage=storage,
-        limits=replace(limits or Limits(), **_checked(LIMIT_OPTIONS, tables[LIMITS])),
-        queues=_made(BackingChoice, QUEUE_OPTIONS, tables[QUEUES]),
-        tls=_made(TlsOptions, TLS_OPTIONS, tables[TLS]),
-        auth_oauth2=_made(OAuth2Options, OAUTH2_OPTIONS, tables[AUTH_OAUTH2]),
-        auth_http=_made(HttpLoginOptions, HTTP_LOGIN_OPTIONS, tables[AUTH_HTTP]),
-        notes=notes,
-        origins={
-            f"{table}.{name}" if table else name: one.place.rpartition(": ")[0] or one.place
-            for table, of_table in ({"": given} | tables).items()
-            for name, one in of_table.items()
-            if one.place != "memory"
-        },
-    )
+        values[STORAGE]["interval_ms"] = durability.interval_ms
+    defaults = Config(mode=durability.mode, limits=limits)
+    for table in TABLES:
+        try:
+            own[table] = replace(getattr(defaults, table), **values[table])
+        except OptionError as error:  # options that contradict each other
+            raise OptionError(f"{table}.{error.name}", error.given, error.expected) from None
+    config = replace(defaults, **own)
     if OAUTH2 in config.auth_backends:
         check_options(config.auth_oauth2)
     if HTTP in config.auth_backends:
         check_http_options(config.auth_http)
-    _check_ports(config, given, tables[TLS])
+    _check_ports(config, given)
     return config
 
 
-def _check_ports(
-    config: Config, given: Mapping[str, _Given], given_tls: Mapping[str, _Given]
-) -> None:
-    """Raise OptionError if two listeners have one port, or AMQP has none."""
+def _check_ports(config: Config, given: Collection[str]) -> None:
+    """Raise OptionError if two listeners have one port, or AMQP has none. given: keys."""
     tls = config.tls
     ports = [
         ("port", "AMQP", config.port),
@@ -623,54 +628,35 @@ def _check_ports(
             ("tls.port", "AMQP over TLS", tls.port),
             ("tls.http_port", "HTTPS", tls.http_port),
         ]
-    taken: dict[int, str] = {}
-    for name, what, port in ports:
-        if port and port in taken:
-            of_tls = given_tls.get(name.removeprefix("tls."))
-            one = of_tls if name.startswith("tls.") else given.get(name, given.get("port"))
-            expected = f"another than the port of {taken[port]}, which is {port} too"
-            raise OptionError(one.place if one else name, port, expected)
-        if port:
-            taken[port] = what
+    taken: dict[int, tuple[str, str]] = {}
+    for key, what, port in ports:
+        if not port:
+            continue
+        if port in taken:
+            mine, other = (key, what), taken[port]
+            if key not in given:  # it has its default
+                mine, other = other, mine
+            expected = f"another than the port of {other[1]}, which is {port} too"
+            raise OptionError(mine[0], port, expected)
+        taken[port] = (key, what)
     if config.port is None and (not tls.is_on or tls.port is None):
         expected = "a port, or a certificate and a port of TLS (tls.cert, tls.port)"
-        raise OptionError(given["port"].place, "off", expected)
+        raise OptionError("port", "off", expected)
 
 
-def _checked(options: tuple[Option, ...], given: Mapping[str, _Given]) -> dict[str, Any]:
-    """Return the checked values by the names of the program's fields."""
-    known = by_name(options)
-    values: dict[str, Any] = {}
-    for name, one in given.items():
-        check_known(name, one.value, known)
-        values[known[name].target] = value_of(known[name].kind, one.place, one.value)
-    return values
-
-
-def _made(kind: type[T], options: tuple[Option, ...], given: Mapping[str, _Given]) -> T:
-    """Return the object of a table. Options that contradict each other are an OptionError, too."""
-    values = _checked(options, given)
-    try:
-        return kind(**values)
-    except OptionError as error:
-        place = given[error.name].place if error.name in given else error.name
-        raise OptionError(place, error.given, error.expected) from None
-
-
-def _memory(given: _Given, whole_bytes: int) -> int:
-    assert isinstance(given.value, str | int | float)
-    number = parse_bytes(given.place, given.value, whole_bytes)
+def _memory(given: object, whole_bytes: int) -> int:
+    assert isinstance(given, str | int | float)
+    number = parse_bytes("memory", given, whole_bytes)
     if number < MEMORY_MIN_BYTES:
-        raise OptionError(given.place, given.value, "at least 1MiB")
+        raise OptionError("memory", given, "at least 1MiB")
     return number
 
 
-def _add_environment(
-    given: dict[str, _Given], tables: dict[str, dict[str, _Given]], environment: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Adds what the environment says; returns lines about what in it is ignored."""
+def _add_environment(given: dict[str, _Given], environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Add what the environment says, by the keys of the options; return lines about what in it is
+    ignored."""
     ignored: list[str] = []
-    known = {one.variable: one for one in settings()}
+    known = {one.variable: one.key for one in settings()}
     for variable, value in environment.items():
         if not variable.startswith(PREFIX):
             continue
@@ -681,9 +667,7 @@ def _add_environment(
                 f"expected a port in {PREFIX}PORT, or enableServiceLinks: false in the pod"
             )
         elif variable in known:
-            setting = known[variable]
-            place = tables[setting.table] if setting.table else given
-            place[setting.option.name] = _Given(value, variable)
+            given[known[variable]] = _Given(value, variable)
         elif name not in NOT_SETTINGS and difflib.get_close_matches(variable, known, 1, 0.85):
             raise OptionError(variable, value, list(known))
     return tuple(ignored)

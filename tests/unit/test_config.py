@@ -158,6 +158,27 @@ def test_an_unknown_name_in_the_file_suggests_the_right_one(file: str, told: str
     assert told in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("[storage]\nslice = 1", "storage.slice: given 1, expected an option that there is"),
+        ("storage = 1", "storage: given 1, expected a table [storage]"),
+        ("[port]\nx = 1", "port: given {'x': 1}, expected a whole number"),
+        ("[tls]\ncert = 'c.pem'", "tls.cert: given 'c.pem', expected its private key"),
+        ("[tls]\nca = 'ca.pem'", "tls.key: given '', expected a certificate"),
+        ("auth_backends = ['http']", "auth_http.user_path: given '', expected https://"),
+        ("http_port = 5672", "http_port: given 5672, expected another than the port of AMQP"),
+        ("port = 15672", "port: given 15672, expected another than the port of HTTP"),
+        ("port = 'off'", "port: given 'off', expected a port"),
+        ("memory = 5", "memory: given 5, expected at least 1MiB"),
+    ],
+)
+def test_each_error_names_its_file(file: str, told: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        config(file)
+    assert str(caught.value).startswith(f"option penstock.toml: {told}")
+
+
 def test_the_environment_is_shared_with_others() -> None:
     others = {"HOME": "/", "PENSTOCK_URL": "amqp://", "PENSTOCK_PURE": "1", "PENSTOCK_XYZZY": "1"}
     assert config("", others) == config()

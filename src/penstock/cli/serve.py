@@ -208,7 +208,7 @@ def _configured(
 
     return config_of(
         whole_bytes=whole_bytes, limits=default_limits(raise_limit()), flags=flags,
-        environment=environment, file=file, file_path=path or FILE,
+        environment=environment, file=file, file_path=path or "",
     )  # fmt: skip
 
 

@@ -193,4 +193,7 @@ def test_a_configuration_is_checked(
     assert capsys.readouterr().out == "the configuration is right: 2 options are set\n"
     file.write_text("port = 5\nhttp_port = 5\n")
     assert main(["config", "check", str(file)]) == 78
-    assert "another than the port of AMQP" in capsys.readouterr().err
+    assert f"{file}: http_port: given 5, expected another" in capsys.readouterr().err
+    file.write_text("auth_backends = ['http']\n")
+    assert main(["config", "check", str(file)]) == 78
+    assert f"option {file}: auth_http.user_path: given ''" in capsys.readouterr().err

@@ -15,11 +15,10 @@ from typing import Final
 from penstock.codec.properties import BasicProperties
 from penstock.errors import AMQPError
 from penstock.queues.amqp_headers import FORMAT, FORMAT_MASK, AmqpHeaders
-from penstock.queues.headers import Death, HeaderCodec, HeaderValue, PlainHeaders
+from penstock.queues.headers import Death, HeaderValue, PlainHeaders
 
 OWN: Final = ("x-death", "x-delay", "x-delivery-count")
 OWN_PREFIXES: Final = ("x-first-death-", "x-last-death-")
-_AMQP: Final = AmqpHeaders()
 _PLAIN: Final = PlainHeaders()
 
 
@@ -28,53 +27,33 @@ def is_amqp(header: bytes) -> bool:
     return bool(header) and header[0] & FORMAT_MASK == FORMAT
 
 
-class BoxHeaders(HeaderCodec):
-    """See the head of this module."""
+class BoxHeaders(AmqpHeaders):
+    """See the head of this module. AmqpHeaders reads both formats, and makes its own of every
+    header that dies; here each keeps its own."""
 
-    def attempts(self, header: bytes) -> int:
-        return _AMQP.attempts(header) if is_amqp(header) else _PLAIN.attempts(header)
-
-    def priority(self, header: bytes) -> int:
-        return _AMQP.priority(header) if is_amqp(header) else _PLAIN.priority(header)
-
-    def expiry_ms(self, header: bytes) -> int:
-        return _AMQP.expiry_ms(header) if is_amqp(header) else _PLAIN.expiry_ms(header)
-
-    def is_for_now(self, header: bytes) -> bool:
-        return _AMQP.is_for_now(header) if is_amqp(header) else _PLAIN.is_for_now(header)
+    def with_death(self, header: bytes, death: Death) -> bytes:
+        if is_amqp(header):
+            return super().with_death(header, death)
+        return _PLAIN.with_death(header, death)
 
     def for_now(self, header: bytes) -> bytes:
         """Return the header of a message that a box puts with a time to live of 0."""
         return _PLAIN.for_now(header)
 
-    def with_(
-        self, header: bytes, *, attempts: int | None = None, priority: int | None = None,
-        expiry_ms: int | None = None,
-    ) -> bytes:  # fmt: skip
-        if is_amqp(header):
-            return _AMQP.with_(header, attempts=attempts, priority=priority, expiry_ms=expiry_ms)
-        return _PLAIN.with_(header, attempts=attempts, priority=priority, expiry_ms=expiry_ms)
-
-    def with_death(self, header: bytes, death: Death) -> bytes:
-        if is_amqp(header):
-            return _AMQP.with_death(header, death)
-        return _PLAIN.with_death(header, death)
-
-    def deaths(self, header: bytes) -> list[Death]:
-        return _AMQP.deaths(header) if is_amqp(header) else _PLAIN.deaths(header)
-
-    def first_death(self, header: bytes) -> tuple[str, str] | None:
-        return _AMQP.first_death(header) if is_amqp(header) else _PLAIN.first_death(header)
-
     def values(self, header: bytes) -> dict[str, HeaderValue]:
         """Return the headers as they were put."""
-        return _values(header) if is_amqp(header) else _PLAIN.values(header)
+        if not is_amqp(header):
+            return _PLAIN.values(header)
+        try:
+            return attached(BasicProperties.decode(self.parts(header)[1]).headers or {})
+        except AMQPError:
+            return {}
 
     def properties(self, header: bytes, priority: int, time_s: int) -> BasicProperties:
         """Return the AMQP properties of a message: those that a broker stored, or equivalent ones
         of a message that a box put. priority, time_s: of that message."""
         if is_amqp(header):
-            return BasicProperties.decode(_AMQP.parts(header)[1])
+            return BasicProperties.decode(self.parts(header)[1])
         return BasicProperties(
             headers=dict(_PLAIN.values(header)) or None,
             priority=priority or None,
@@ -84,13 +63,6 @@ class BoxHeaders(HeaderCodec):
     def with_values(self, header: bytes, values: Mapping[str, HeaderValue]) -> bytes:
         """Return a box's header with these values instead; see PlainHeaders."""
         return _PLAIN.with_values(header, values)
-
-
-def _values(header: bytes) -> dict[str, HeaderValue]:
-    try:
-        return attached(BasicProperties.decode(_AMQP.parts(header)[1]).headers or {})
-    except AMQPError:
-        return {}
 
 
 def attached(table: Mapping[str, object]) -> dict[str, HeaderValue]:

@@ -1,5 +1,5 @@
 """What is counted: counters of a vhost (what RabbitMQ calls message_stats, churn_rates and
-object_totals), and histograms.
+object_totals), sums by user, and histograms.
 
     Channel.counts       MessageCounts of one channel; what its consumers were given is theirs
     QueueOrStream.counts DeliveryCounts of one queue or stream
@@ -166,6 +166,31 @@ class VHostCounts:
             "queue_created": self.queue_created,
             "queue_deleted": self.queue_deleted,
         }
+
+
+class UserSums:
+    """Sums by user, of bytes or of what is open; "" stands for nobody. total: of all users."""
+
+    def __init__(self) -> None:
+        self.total: int = 0
+        self._of: dict[str, int] = {}
+
+    def add(self, user: str, change: int = 1) -> None:
+        """Count more, or fewer."""
+        self.total += change
+        now = self._of.get(user, 0) + change
+        if now:
+            self._of[user] = now
+        else:
+            self._of.pop(user, None)
+
+    def of(self, user: str) -> int:
+        """Return the sum of this user."""
+        return self._of.get(user, 0)
+
+    def largest(self) -> str:
+        """Return the user with the largest sum, "" if there are none."""
+        return max(self._of, key=self.of, default="")
 
 
 # ---- histograms ----------------------------------------------------------------------------------

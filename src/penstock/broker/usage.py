@@ -64,6 +64,7 @@ from penstock.access.limits import (
 from penstock.access.permissions import Identity
 from penstock.broker import refusals
 from penstock.clock import Clock
+from penstock.counts import UserSums
 from penstock.errors import NOT_ALLOWED, RESOURCE_ERROR, AMQPConnectionError, ChannelError
 from penstock.options import format_bytes
 
@@ -94,31 +95,6 @@ class TransactionUsage:
         self.end: Callable[[ChannelError], None] = end
 
 
-class UserBytes:
-    """Counts bytes by user. total: of all users; "" stands for nobody."""
-
-    def __init__(self) -> None:
-        self.total: int = 0
-        self._of: dict[str, int] = {}
-
-    def add(self, user: str, change: int) -> None:
-        """Count bytes more, or fewer."""
-        self.total += change
-        now = self._of.get(user, 0) + change
-        if now:
-            self._of[user] = now
-        else:
-            self._of.pop(user, None)
-
-    def of(self, user: str) -> int:
-        """Return the bytes of this user."""
-        return self._of.get(user, 0)
-
-    def largest(self) -> str:
-        """Return the user with the most bytes, "" if there are none."""
-        return max(self._of, key=self.of, default="")
-
-
 class Usage:
     """Counts what the clients of one vhost use. memory_bytes: its budget.
     topology: the bytes of queues, exchanges, bindings and readers by who made them. clients: the
@@ -132,16 +108,16 @@ class Usage:
         self.memory_bytes: int = memory_bytes
         self.routes: RouteCaches = RouteCaches(memory_bytes)
         self.connections: int = 0
-        self.topology: UserBytes = UserBytes()
-        self.clients: UserBytes = UserBytes()
-        self.output: UserBytes = UserBytes()
-        self.unacked: UserBytes = UserBytes()
-        self.histories: UserBytes = UserBytes()
+        self.topology: UserSums = UserSums()
+        self.clients: UserSums = UserSums()
+        self.output: UserSums = UserSums()
+        self.unacked: UserSums = UserSums()
+        self.histories: UserSums = UserSums()
         self.full: dict[str, float] = {}
         self.stuffed: set[str] = set()  # users for whom so much waits that none gets any more
-        self.transactions: UserBytes = UserBytes()
+        self.transactions: UserSums = UserSums()
         self._vhost: str = vhost
-        self._channels: dict[str, int] = {}  # by user
+        self._channels: UserSums = UserSums()
         self._holds: dict[TransactionUsage, None] = {}  # of open transactions that hold something
         self._empty_s: dict[str, float] = {}  # by user: when the bucket is empty again
 
@@ -165,24 +141,19 @@ class Usage:
     def channel_opened(self, by: Identity) -> None:
         """Count a channel. AMQPConnectionError 530: the user has as many as allowed."""
         user = by.name
-        n = self._channels.get(user, 0)
         most = self.limits.of_user(user, MAX_CHANNELS)
-        if 0 <= most <= n:
+        if 0 <= most <= self._channels.of(user):
             text = f"number of channels opened for user '{user}' has reached the maximum allowed"
             raise AMQPConnectionError(NOT_ALLOWED, f"{text} user limit of ({most})", 20, 10)
         text = self._too_much_of_clients(by)
         if text:
             raise AMQPConnectionError(NOT_ALLOWED, f"cannot open a channel: {text}", 20, 10)
-        self._channels[user] = n + 1
+        self._channels.add(user)
         self.clients.add(user, CHANNEL_BYTES)
 
     def channel_closed(self, user: str) -> None:
         """Count a channel less."""
-        n = self._channels[user] - 1
-        if n:
-            self._channels[user] = n
-        else:
-            del self._channels[user]
+        self._channels.add(user, -1)
         self.clients.add(user, -CHANNEL_BYTES)
 
     def check_consumer(self, by: Identity, count: int) -> None:
@@ -209,31 +180,31 @@ class Usage:
     ) -> None:
         """Raise ChannelError 406 if the vhost, which has `count` queues, may not have this
         one too. by: who declares it; None: no user. keys_bytes: what its x-cache-size takes."""
-        most = self.limits.of_vhost(self._vhost, MAX_QUEUES)
-        if 0 <= most <= count:
-            text = f"queue limit in vhost '{self._vhost}' ({most}) is reached"
-            raise refusals.precondition_failed(f"cannot declare queue '{name}': {text}")
-        self._check_room(f"cannot declare queue '{name}'", topology_bytes, by, keys_bytes)
+        what = f"cannot declare queue '{name}'"
+        self._check_count(what, MAX_QUEUES, "queue", count)
+        self._check_room(what, topology_bytes, by, keys_bytes)
 
     def check_exchange(
         self, name: str, count: int, topology_bytes: int, by: Identity | None, keys_bytes: int = 0
     ) -> None:
         """Raise ChannelError 406 as `check_queue` does, for an exchange."""
-        most = self.limits.of_vhost(self._vhost, MAX_EXCHANGES)
-        if 0 <= most <= count:
-            text = f"exchange limit in vhost '{self._vhost}' ({most}) is reached"
-            raise refusals.precondition_failed(f"cannot declare exchange '{name}': {text}")
-        self._check_room(f"cannot declare exchange '{name}'", topology_bytes, by, keys_bytes)
+        what = f"cannot declare exchange '{name}'"
+        self._check_count(what, MAX_EXCHANGES, "exchange", count)
+        self._check_room(what, topology_bytes, by, keys_bytes)
 
     def check_binding(
         self, exchange: str, count: int, topology_bytes: int, by: Identity | None
     ) -> None:
         """Raise ChannelError 406 as `check_queue` does, for a binding of this exchange."""
-        most = self.limits.of_vhost(self._vhost, MAX_BINDINGS)
+        what = f"cannot bind to exchange '{exchange}'"
+        self._check_count(what, MAX_BINDINGS, "binding", count)
+        self._check_room(what, topology_bytes, by)
+
+    def _check_count(self, what: str, limit: str, kind: str, count: int) -> None:
+        most = self.limits.of_vhost(self._vhost, limit)
         if 0 <= most <= count:
-            text = f"binding limit in vhost '{self._vhost}' ({most}) is reached"
-            raise refusals.precondition_failed(f"cannot bind to exchange '{exchange}': {text}")
-        self._check_room(f"cannot bind to exchange '{exchange}'", topology_bytes, by)
+            text = f"{kind} limit in vhost '{self._vhost}' ({most}) is reached"
+            raise refusals.precondition_failed(f"{what}: {text}")
 
     def check_reader(self, stream: str, topology_bytes: int, by: Identity) -> None:
         """Raise ChannelError 406 if the user may not have one more named reader of a stream."""
@@ -414,15 +385,19 @@ class Held:
 
 class RouteCaches:
     """Counts the routes that are cached in one vhost. memory_bytes: the vhost's memory, set by the
-    owner. bytes: of all caches."""
+    owner."""
 
     def __init__(self, memory_bytes: int) -> None:
         self.memory_bytes: int = memory_bytes
-        self.bytes: int = 0
         # Those with routes; the one whose last new route is the oldest is first.
         self._caches: OrderedDict[RouteCache, Held] = OrderedDict()
         self._users: dict[str, OrderedDict[RouteCache, None]] = {}  # the same for each user
-        self._user_bytes: dict[str, int] = {}
+        self._sums: UserSums = UserSums()
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of all caches."""
+        return self._sums.total
 
     def add(self, cache: RouteCache, user: str, size_bytes: int) -> bool:
         """Count a new route of this user's cache, after making room for it. Returns False if it is
@@ -434,9 +409,9 @@ class RouteCaches:
         held = self._caches.get(cache)
         if held is not None and held.bytes + size_bytes > channel_most:
             self.drop(cache)
-        while self._user_bytes.get(user, 0) + size_bytes > memory_bytes // USER_PART:
+        while self._sums.of(user) + size_bytes > memory_bytes // USER_PART:
             self.drop(next(iter(self._users[user])))
-        while self.bytes + size_bytes > memory_bytes // VHOST_PART:
+        while self._sums.total + size_bytes > memory_bytes // VHOST_PART:
             self.drop(next(iter(self._caches)))
         held = self._caches.get(cache)
         if held is None:
@@ -464,7 +439,7 @@ class RouteCaches:
         of_user = self._users[held.user]
         del of_user[cache]
         if not of_user:
-            del self._users[held.user], self._user_bytes[held.user]
+            del self._users[held.user]
 
     def drop_all(self) -> None:
         """Empty all caches."""
@@ -473,5 +448,4 @@ class RouteCaches:
 
     def _count(self, held: Held, change: int) -> None:
         held.bytes += change
-        self.bytes += change
-        self._user_bytes[held.user] = self._user_bytes.get(held.user, 0) + change
+        self._sums.add(held.user, change)

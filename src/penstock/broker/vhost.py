@@ -75,9 +75,9 @@ from penstock.broker.topology import (
     LargeLetters,
     Topology,
 )
-from penstock.broker.usage import Usage, UserBytes
+from penstock.broker.usage import Usage
 from penstock.clock import Clock
-from penstock.counts import Histogram, VHostCounts
+from penstock.counts import Histogram, UserSums, VHostCounts
 from penstock.errors import DiskFullError, blocked_advice, is_shortage
 from penstock.options import format_bytes
 from penstock.protocol.connection import BodyRoom
@@ -618,11 +618,11 @@ class VHost(QueueOwner[BrokerQueue]):
             found.append(text)
         return "; ".join(found)
 
-    def memory_parts(self) -> list[tuple[str, int, UserBytes | None]]:
+    def memory_parts(self) -> list[tuple[str, int, UserSums | None]]:
         """Return what the counted memory consists of, the bytes of each, and how much of them each
         user has if that is counted, the largest first."""
         usage, monitor = self.usage, self.monitor
-        parts: list[tuple[str, int, UserBytes | None]] = [
+        parts: list[tuple[str, int, UserSums | None]] = [
             (MESSAGES, monitor.counted_bytes - monitor.other_bytes, None),
             ("queues, exchanges, bindings and readers", self.topology_bytes, usage.topology),
             ("channels and consumers", usage.client_bytes, usage.clients),
@@ -1074,7 +1074,7 @@ class VHost(QueueOwner[BrokerQueue]):
         self.queue_set.abandon("the vhost was abandoned")
 
 
-def _bytes_second(part: tuple[str, int, UserBytes | None]) -> int:
+def _bytes_second(part: tuple[str, int, UserSums | None]) -> int:
     return part[1]
 
 

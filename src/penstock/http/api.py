@@ -46,6 +46,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from penstock.counts import UserSums
 from penstock.errors import CorruptionError, PenstockError
 from penstock.http import management
 from penstock.http.dashboard.static_files import DashboardFiles
@@ -157,7 +158,7 @@ class Api:
         self._management = management
         self._files = files
         self._user_requests_max = user_requests_max
-        self._of_user: dict[str, int] = {}  # requests under way
+        self._of_user = UserSums()  # requests under way
         self._node = node
         self._auth = auth
         self._metrics = MetricsPages(node, list(endpoints.values()))
@@ -242,7 +243,7 @@ class Api:
             await self._refuse(request, error, found)(scope, receive, send)
             return
         user = scope[USER]
-        self._of_user[user] = self._of_user.get(user, 0) + 1
+        self._of_user.add(user)
         try:
             if found is None:
                 await self._app(scope, receive, send)
@@ -253,9 +254,7 @@ class Api:
                 answer = self._refuse(request, error, found)
             await answer(scope, receive, send)
         finally:
-            self._of_user[user] -= 1
-            if not self._of_user[user]:
-                del self._of_user[user]
+            self._of_user.add(user, -1)
 
     def _page(self, request: Request, path: str) -> Response | None:
         """Return a file of the dashboard, None if there is none. Raises HttpError 421."""
@@ -292,7 +291,7 @@ class Api:
         """Note in the scope who asks. Raises HttpError 401, 429."""
         account = await self._auth.of_request(request)
         user = account.user
-        if self._of_user.get(user, 0) >= self._user_requests_max:
+        if self._of_user.of(user) >= self._user_requests_max:
             raise HttpError(
                 429, f"user '{user}' has {self._user_requests_max} requests under way, which is "
                 "the most (http_user_requests_max)",

@@ -28,6 +28,7 @@ from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 
+from penstock.counts import UserSums
 from penstock.http.requests import USER, HttpError
 from penstock.operation_json import texts_in
 
@@ -53,9 +54,8 @@ class BodyMemory:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._user_limit_bytes = limit_bytes * 3 // 4
-        self._of_users: dict[str, int] = {}
+        self.held = UserSums()
         self._waiting: list[asyncio.Future[None]] = []
-        self.held_bytes = 0
 
     async def take(self, user: str, size: int) -> int:
         """Wait until there is room, and reserve it. Returns the bytes to give back."""
@@ -64,21 +64,17 @@ class BodyMemory:
             freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(freed)
             await freed
-        self.held_bytes += size
-        self._of_users[user] = self._of_users.get(user, 0) + size
+        self.held.add(user, size)
         return size
 
     def _has_room(self, user: str, size: int) -> bool:
-        held = self._of_users.get(user, 0)
+        held = self.held.of(user)
         is_users = not held or held + size <= self._user_limit_bytes
-        return is_users and self.held_bytes + size <= self._limit_bytes
+        return is_users and self.held.total + size <= self._limit_bytes
 
     def give_back(self, user: str, size: int) -> None:
         """Release what `take` returned."""
-        self.held_bytes -= size
-        self._of_users[user] -= size
-        if not self._of_users[user]:
-            del self._of_users[user]
+        self.held.add(user, -size)
         for freed in self._waiting:
             if not freed.done():
                 freed.set_result(None)
@@ -92,7 +88,7 @@ class JsonBodies:
         self.memory: Final = BodyMemory(BODY_BYTES_MAX)
         self._parsing = parsing
         self._turns: dict[str, asyncio.Lock] = {}  # of users whose bodies are parsed or wait
-        self._asking: dict[str, int] = {}  # user -> how many these are
+        self._asking = UserSums()  # how many these are
 
     async def small(self, request: Request, bytes_max: int = SMALL_BYTES_MAX) -> dict[str, Any]:
         """Return the body, a JSON object of at most SMALL_BYTES_MAX. Raises HttpError 400 if it is
@@ -132,14 +128,14 @@ class JsonBodies:
     async def _turn(self, user: str) -> AsyncIterator[None]:
         """Let one body of the user be parsed at a time."""
         turn = self._turns.setdefault(user, asyncio.Lock())
-        self._asking[user] = self._asking.get(user, 0) + 1
+        self._asking.add(user)
         try:
             async with turn:
                 yield
         finally:
-            self._asking[user] -= 1
-            if not self._asking[user]:
-                del self._asking[user], self._turns[user]
+            self._asking.add(user, -1)
+            if not self._asking.of(user):
+                del self._turns[user]
 
     @asynccontextmanager
     async def _read(

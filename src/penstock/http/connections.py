@@ -35,6 +35,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from penstock.clock import Clock
+from penstock.counts import UserSums
 from penstock.http.requests import HttpError, error_answer
 from penstock.server.authenticator import network_of
 from penstock.server.log_lines import client_line
@@ -66,23 +67,22 @@ class Connections:
         self.refused = 0
         self._most = most
         self._most_of_address = most_of_address
-        self._of: dict[str, int] = {}
-        self._count = 0
+        self._open = UserSums()  # by address
         # address -> its idle connections, the longest idle first
         self._idle: dict[str, OrderedDict[GuardedProtocol, None]] = {}
         self._reserved: OrderedDict[GuardedProtocol, None] = OrderedDict()
         self._dated_s = 0  # the second of the date that answers have now
 
     def __len__(self) -> int:
-        return self._count + len(self._reserved)
+        return self._open.total + len(self._reserved)
 
     def add(self, one: "GuardedProtocol") -> None:
         """Add a new connection, which is idle. Closes another one for it, or uses the reserve."""
         address = one.address
-        if self._of.get(address, 0) >= self._most_of_address:
+        if self._open.of(address) >= self._most_of_address:
             has_room = self._evict(address)
-        elif self._count >= self._most:
-            fullest = max(self._idle, key=lambda idle: self._of[idle], default="")
+        elif self._open.total >= self._most:
+            fullest = max(self._idle, key=self._open.of, default="")
             has_room = self._evict(fullest)
         else:
             has_room = True
@@ -94,8 +94,7 @@ class Connections:
                 self.refused += 1
                 oldest.close()
             return
-        self._of[address] = self._of.get(address, 0) + 1
-        self._count += 1
+        self._open.add(address)
         self.idle(one)
 
     def remove(self, one: "GuardedProtocol") -> None:
@@ -105,10 +104,7 @@ class Connections:
             return
         one.is_gone = True
         self.busy(one)
-        self._count -= 1
-        self._of[one.address] -= 1
-        if not self._of[one.address]:
-            del self._of[one.address]
+        self._open.add(one.address, -1)
 
     def move(self, one: "GuardedProtocol", address: str) -> None:
         """Count a new connection for another address, as a new one."""

@@ -40,7 +40,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import quote, unquote_to_bytes
 
 from penstock.clock import Clock, until_next
-from penstock.counts import DISK_S
+from penstock.counts import DISK_S, UserSums
 from penstock.errors import CERTIFICATE_ADVICE
 from penstock.http.node_link import NodeLink, mark_seen
 from penstock.http.requests import HttpError
@@ -196,8 +196,7 @@ class Live:
         self._queues: dict[tuple[str, str], _Past] = {}  # the longest unused first
         self._topics: dict[tuple[str, str], int] = {}  # queue -> how many look at it
         self._asking: dict[tuple[str, Any], asyncio.Task[Any]] = {}  # who has not answered yet
-        self._streams = 0
-        self._of_user: dict[str, int] = {}  # streams
+        self._streams = UserSums()
         self._is_closed = False
         self._looked_s = -math.inf
         self._wanted = asyncio.Event()
@@ -221,7 +220,7 @@ class Live:
             except Exception:
                 logger.exception("the numbers of the dashboard are not known")
             took_s = loop.time() - began_s
-            pause_s = TICK_S if self._streams else until_next(began_s, IDLE_S)
+            pause_s = TICK_S if self._streams.total else until_next(began_s, IDLE_S)
             due_s = began_s + max(pause_s, 2 * took_s)
             try:
                 async with asyncio.timeout_at(due_s):
@@ -256,7 +255,7 @@ class Live:
             self._status = {}
         rows = {row["name"]: row for row in self._status.get("vhosts", [])}
         running = [name for name, row in rows.items() if row["state"] == RUNNING]
-        if not self._streams:
+        if not self._streams.total:
             running = running[:VHOSTS_MAX]
         found = await self._each("metrics", running, lambda name: node.value("metrics", name))
         if rows:
@@ -264,7 +263,7 @@ class Live:
         self._of_vhosts = {
             name: self._vhost_info(row, found.get(name)) for name, row in rows.items()
         }
-        if self._streams and self._time_s >= self._looked_s + LOOK_S:
+        if self._streams.total and self._time_s >= self._looked_s + LOOK_S:
             self._looked_s = self._time_s
             self._wrong = await self._each("why", running, lambda name: node.value("why", name))
         asked = [key for key in self._topics if key[0] in found]
@@ -436,8 +435,7 @@ class Live:
         """Yield the events of these topics until the client leaves, `lasts` says that the user may
         no more, or `close`."""
         queues = {topic: key for topic in topics if (key := queue_of(topic)) is not None}
-        self._streams += 1
-        self._of_user[user] = self._of_user.get(user, 0) + 1
+        self._streams.add(user)
         for key in queues.values():
             self._topics[key] = self._topics.get(key, 0) + 1
         self._wanted.set()
@@ -458,10 +456,7 @@ class Live:
                         )
                 yield b"".join(pieces) or b": nothing is known\n\n"
         finally:
-            self._streams -= 1
-            self._of_user[user] -= 1
-            if not self._of_user[user]:
-                del self._of_user[user]
+            self._streams.add(user, -1)
             for key in queues.values():
                 self._topics[key] -= 1
                 if not self._topics[key]:
@@ -469,9 +464,10 @@ class Live:
 
     def check_room(self, user: str) -> None:
         """Raise HttpError 503 if there are as many streams as there may be, of all or of a user."""
-        if self._streams >= STREAMS_MAX or self._of_user.get(user, 0) >= USER_STREAMS_MAX:
+        total, own = self._streams.total, self._streams.of(user)
+        if total >= STREAMS_MAX or own >= USER_STREAMS_MAX:
             error = HttpError(
-                503, f"{self._streams} streams of events are open, {self._of_user.get(user, 0)} of "
+                503, f"{total} streams of events are open, {own} of "
                 f"user '{user}'; expected fewer than {STREAMS_MAX} and {USER_STREAMS_MAX}: close "
                 "some pages of the dashboard",
             )  # fmt: skip

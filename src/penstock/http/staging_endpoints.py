@@ -93,6 +93,7 @@ from starlette.responses import Response
 
 from penstock.access.permissions import Identity
 from penstock.clock import Clock
+from penstock.counts import UserSums
 from penstock.errors import CorruptionError, SyncFailedError
 from penstock.fast_crc import crc32
 from penstock.http.bodies import BodyMemory, JsonBodies, JsonMembers, from_json
@@ -268,8 +269,8 @@ class StagingRoom:
         self._clock = clock
         self._lock = threading.Lock()
         self._found: dict[str, int] = {}  # bytes by user, at the last scan
-        self._written: dict[str, int] = {}  # since then
-        self._reserved: dict[str, int] = {}  # being written
+        self._written = UserSums()  # since then
+        self._reserved = UserSums()  # being written
         self._looked_s = float("-inf")
 
     @contextmanager
@@ -278,13 +279,13 @@ class StagingRoom:
         HttpError 507 if there is no room."""
         with self._lock:
             self._check(user, size)
-            _add(self._reserved, user, size)
+            self._reserved.add(user, size)
         try:
             yield
         finally:
             with self._lock:
-                _add(self._reserved, user, -size)
-                _add(self._written, user, size)
+                self._reserved.add(user, -size)
+                self._written.add(user, size)
 
     def used_bytes(self) -> int:
         """Return how many bytes are staged, or being written."""
@@ -295,8 +296,7 @@ class StagingRoom:
             return self._used()
 
     def _used(self) -> int:
-        counts = (self._found, self._written, self._reserved)
-        return sum(sum(of_users.values()) for of_users in counts)
+        return sum(self._found.values()) + self._written.total + self._reserved.total
 
     def _check(self, user: str, size: int) -> None:
         now = self._clock.monotonic()
@@ -316,14 +316,13 @@ class StagingRoom:
 
     def _why_not(self, user: str, size: int) -> str:
         """Return why there is no room for this many bytes more, "" if there is."""
-        counts = (self._found, self._written, self._reserved)
         used = self._used()
         if used + size > self._limit_bytes:
             return (
                 f"{used} bytes are staged in this vhost, at most {self._limit_bytes} may be "
                 "(staging_bytes_max)"
             )
-        used = sum(of_users.get(user, 0) for of_users in counts)
+        used = self._found.get(user, 0) + self._written.of(user) + self._reserved.of(user)
         if used + size > self._user_limit_bytes:
             return (
                 f"{used} bytes are staged in this vhost for queries of user '{user}', at most "
@@ -336,14 +335,8 @@ class StagingRoom:
             self._found = staged_bytes(self._fs, self.path)
         except FileNotFoundError:
             return  # a query's directory was deleted just now: what is known is at most too much
-        self._written = {}
+        self._written = UserSums()
         self._looked_s = now
-
-
-def _add(counts: dict[str, int], user: str, size: int) -> None:
-    counts[user] = counts.get(user, 0) + size
-    if not counts[user]:
-        del counts[user]
 
 
 class StagedUpload:

@@ -89,7 +89,7 @@ def watch(
         address = f"/api/penstock/events?topics={topics}"
         asked = asyncio.ensure_future(ask(app, address, user=user, leaves_after=ticks + 1))
         for n in range(ticks):
-            while not rig.live._streams and not asked.done():
+            while not rig.live._streams.total and not asked.done():
                 await asyncio.sleep(0)
             for _ in range(NOTICED_TURNS):
                 await asyncio.sleep(0)
@@ -163,7 +163,7 @@ def test_a_stream_ends_when_the_user_may_no_more(rig: HttpRig) -> None:
             rig.users.take(users_facts(ann=EVERYTHING))
 
     assert len(watch(rig, "overview", 3, between=forget)) == 1
-    assert not rig.live._streams
+    assert not rig.live._streams.total
 
 
 def test_the_number_of_streams_is_bounded(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_the_number_of_streams_is_bounded(rig: HttpRig, monkeypatch: pytest.Monk
             reply = rig.ask("/api/penstock/events?topics=overview", user="boss")
             assert (reply.status, reply.headers["retry-after"]) == (503, "10")
     watch(rig, "overview", 1)
-    assert not rig.live._streams
+    assert not rig.live._streams.total
 
 
 def problems(rig: HttpRig, user: str = "boss") -> list[Any]:

@@ -105,7 +105,7 @@ def test_who_leaves_while_waiting_takes_no_turn() -> None:
         await asyncio.wait_for(turns.take("e"), 5)
         turns.give_back("e")
         assert not turns._waiting
-        assert not turns._of_user
+        assert turns._granted.total == 0
 
     asyncio.run(scenario())
 

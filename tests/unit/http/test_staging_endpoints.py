@@ -247,7 +247,7 @@ def test_chunks_wait_for_memory(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -
     async def take(memory: BodyMemory, user: str, size: int) -> int:
         nonlocal most
         held = await real(memory, user, size)
-        most = max(most, memory.held_bytes)
+        most = max(most, memory.held.total)
         return held
 
     monkeypatch.setattr(BodyMemory, "take", take)

@@ -180,23 +180,16 @@ class Config:
 
     def vhost_settings(self, memory_bytes: int) -> dict[str, object]:
         """Return the settings of a vhost's process with this memory, as JSON."""
+        names = (
+            "mode", "is_strict", "is_audited", "audit_vhost", "log_level", "staging_timeout_s",
+            "lease_alert_s", "consumer_timeout_s", "consumer_timeout_closes", "stream_hold_s_max",
+            "stream_hold_bytes_max",
+        )  # fmt: skip
         return {
-            "mode": self.mode,
+            **{name: getattr(self, name) for name in names},
+            **{table: asdict(getattr(self, table)) for table in (STORAGE, LIMITS, QUEUES)},
             "memory_bytes": memory_bytes,
-            "is_strict": self.is_strict,
-            "is_audited": self.is_audited,
             "has_tls": self.tls.is_on,
-            "audit_vhost": self.audit_vhost,
-            "log_level": self.log_level,
-            "staging_timeout_s": self.staging_timeout_s,
-            "lease_alert_s": self.lease_alert_s,
-            "consumer_timeout_s": self.consumer_timeout_s,
-            "consumer_timeout_closes": self.consumer_timeout_closes,
-            "stream_hold_s_max": self.stream_hold_s_max,
-            "stream_hold_bytes_max": self.stream_hold_bytes_max,
-            "storage": asdict(self.storage),
-            "limits": asdict(self.limits),
-            "queues": asdict(self.queues),
         }
 
 

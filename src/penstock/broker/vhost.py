@@ -34,7 +34,7 @@ import base64
 import random
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -235,6 +235,17 @@ class VHostSettings:
     stream_hold_bytes_max: int = 8 << 30
     limits: Limits = field(default_factory=Limits)
     queues: BackingChoice = field(default_factory=BackingChoice)
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> "VHostSettings":
+        """Return the settings that `Config.vhost_settings` has sent to another process."""
+        given = {one.name: facts[one.name] for one in fields(cls)}
+        given["storage"] = StorageOptions.of(facts["storage"])
+        given["limits"] = Limits(**facts["limits"])
+        given["queues"] = BackingChoice(
+            facts["queues"]["backing_queue"], tuple(facts["queues"]["allowed_backing_queues"])
+        )
+        return cls(**given)
 
 
 MEMORY_ALARMS: Final = ("memory_alarm", "memory_free")

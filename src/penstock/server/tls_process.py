@@ -10,12 +10,7 @@ For TLS 1.2, for HTTP, and without the package cryptography, it keeps the socket
 sockets, pumps between the client and one end (tls_pump), and sends the other to the supervisor,
 which treats it as a client's socket. The facts come with both.
 
-Its only argument is its end of the link to the supervisor (server.watched_tls):
-
-    in    socket (kind: "amqp" or "http"; a listening socket) · start (options, settings) · ping
-          reload (read the certificates again) · stop
-    out   ready · failed · pong, with facts
-          client (kind, facts of Origin, facts of TlsRecords or null; a socket)
+Its only argument is its end of the link to the supervisor (watched_http has the messages).
 
 **Handshakes** are limited by a Listener for each kind, as logins are: in number, of one address, in
 time. OpenSSL's part of them runs in a thread, because a signature takes up to a millisecond, in

@@ -1,20 +1,7 @@
 """The process of one vhost: `python -m penstock.server.vhost_process <descriptor>`.
 
-Its only argument is its end of the link to the supervisor, which sends everything else:
-
-    in    start (path, name, settings, refused requests; the shared memory of in_flight)
-          connection (a socket, facts; of TLS its records; identity, bytes already read)
-          ping · memory
-          http (a socket: a link to the HTTP process, which calls operations, too)
-          identity, close_user (permissions changed) · limits (set by operators) · stop
-          events (is_on: somebody wants events)
-          may (question, is_allowed, valid_s: of broker.asked_rights)
-          renewed (connection, identity: what a client's new secret allows, null: nothing)
-    out   ready · failed (why; is_final: another start would fail the same way) · pong · memory_is
-          gone (a client's connection has ended) · new_secret · audit (entry) · stopped
-          event (event, headers) · events_wanted (is_on: in this vhost, which has the exchange)
-          tracing (is_on: the firehose)
-          may (question: may a user do that)
+Its only argument is its end of the link to the supervisor, which sends everything else
+(watched_vhost has the messages).
 
 When it ends (linked_process), it closes the connections and writes a checkpoint. When the storage
 has failed it ends at once and writes nothing [10]; operators see the reason that it has sent as
@@ -65,7 +52,6 @@ from penstock.errors import (
 from penstock.operation_json import JsonParts, loads, parts_of, to_json
 from penstock.operation_table import AUDIT_STREAM, HOME, OPERATIONS, check_over_http
 from penstock.protocol.connection import Connection
-from penstock.queues.backing_choice import BackingChoice
 from penstock.server import tls_records
 from penstock.server.control import Facts, Packet, news
 from penstock.server.descriptors import RESERVE, clients_max
@@ -77,7 +63,6 @@ from penstock.server.process_link import AskedCall, ProcessLink
 from penstock.server.tls_records import TlsRecords
 from penstock.storage.files.data_directory import placed
 from penstock.storage.files.filesystem import OsFileSystem
-from penstock.storage.files.options import StorageOptions
 
 # A sync, a read ahead, combining files and verifying a backup do not wait for each other.
 WORKERS: Final = 4
@@ -197,21 +182,7 @@ class VhostProcess(LinkedProcess):
         self._in_flight.refuse(facts["refused"])
         settings = facts["settings"]
         set_up(settings["log_level"], f"vhost {facts['name']!r}", self._send_line)
-        options = VHostSettings(
-            mode=settings["mode"], memory_bytes=settings["memory_bytes"],
-            is_strict=settings["is_strict"], storage=StorageOptions.of(settings["storage"]),
-            staging_timeout_s=settings["staging_timeout_s"],
-            lease_alert_s=settings["lease_alert_s"],
-            consumer_timeout_s=settings["consumer_timeout_s"],
-            consumer_timeout_closes=settings["consumer_timeout_closes"],
-            stream_hold_s_max=settings["stream_hold_s_max"],
-            stream_hold_bytes_max=settings["stream_hold_bytes_max"],
-            limits=Limits(**settings["limits"]),
-            queues=BackingChoice(
-                settings["queues"]["backing_queue"],
-                tuple(settings["queues"]["allowed_backing_queues"]),
-            ),
-        )  # fmt: skip
+        options = VHostSettings.of(settings)
         self._limits = facts["limits"]
         if settings["has_tls"]:
             tls_records.load()

@@ -25,7 +25,8 @@ permission that was removed is refused at once.
 
 When the process of TLS ends, its connections end; vhosts and plain connections go on.
 
-    to it     socket (kind, with a listening socket) · start (options, settings, networks) · reload
+    to it     socket (kind: "amqp" or "http"; with a listening socket)
+              start (options, settings, networks) · reload (read the certificates again)
     from it   client (kind, origin: facts of a connection, records: null or those of TlsRecords, if
               the socket is encrypted; with a socket) · pong, with facts
 """

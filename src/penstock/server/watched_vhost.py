@@ -16,13 +16,18 @@ supervisor at login. Nobody is blamed for what others have added to its cost (in
 
 News beyond those of all processes:
 
-    to it     start (name, path, settings, refused; with memory) · connection (with a socket)
-              http (with a socket: its link to the HTTP process)
-              memory (bytes) · identity · close_user · renewed
+    to it     start (name, path, settings, refused; with the shared memory of in_flight)
+              connection (facts, identity, bytes already read, of TLS its records; a socket)
+              http (with a socket: its link to the HTTP process, which calls operations, too)
+              memory (bytes) · identity, close_user (permissions changed)
+              limits (set by operators) · events (is_on: somebody wants events)
+              may (question, is_allowed, valid_s: of broker.asked_rights)
+              renewed (connection, identity: what a new secret allows, null: nothing)
     from it   memory_is
               gone (user): a client's connection has ended
-              audit (entry, of the audit log) · event (event, headers) · events_wanted (is_on)
-              tracing (is_on)
+              audit (entry, of the audit log) · event (event, headers)
+              events_wanted (is_on: in this vhost, which has the exchange)
+              tracing (is_on: the firehose)
               new_secret (connection, user, host, secret): answered with renewed
               may (question, of broker.asked_rights): answered with may
               pong, with depth_bytes, connections, rss_bytes, returned_bytes, counted_bytes,

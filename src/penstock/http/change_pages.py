@@ -83,36 +83,6 @@ def _answering(code: int, status: int, form: str = "{}", **more: object) -> Iter
 # ---- queues, exchanges, bindings -----------------------------------------------------------------
 
 
-_AS_SEEN: Final = ("if_messages_at_most", "if_generation")
-
-
-async def delete_queue(asked: ApiRequest) -> object:
-    """Delete a queue. Query: if-empty, if-unused, and as of `purge_queue`."""
-    await asked.call_once(
-        "delete_queue", asked.vhost, queue=asked.names["queue"],
-        if_empty=asked.is_set("if-empty"), if_unused=asked.is_set("if-unused"),
-        **asked.arguments((), _AS_SEEN),
-    )  # fmt: skip
-    return Answer(204)
-
-
-async def purge_queue(asked: ApiRequest) -> object:
-    """Delete the ready messages. Query: if_messages_at_most, if_generation."""
-    await asked.call_once(
-        "purge_queue", asked.vhost, queue=asked.names["queue"], **asked.arguments((), _AS_SEEN)
-    )
-    return Answer(204)
-
-
-async def delete_exchange(asked: ApiRequest) -> object:
-    """Delete an exchange. Query: if-unused."""
-    await asked.call_once(
-        "delete_exchange", asked.vhost, exchange=asked.names["exchange"],
-        if_unused=asked.is_set("if-unused"),
-    )  # fmt: skip
-    return Answer(204)
-
-
 async def queue_action(asked: ApiRequest) -> object:
     """Do nothing: there are no mirrors to synchronise. Raises HttpError 400 for another action."""
     if asked.body["action"] not in ("sync", "cancel_sync"):
@@ -222,14 +192,10 @@ async def get(asked: ApiRequest) -> object:
         )
 
 
-_WHOLE: Final = ("count", "after", "skip", "truncate", "from", "last", "since", "older")
-_TEXTS: Final = ("key", "body", "encoding")
-
-
 async def browse(asked: ApiRequest) -> object:
     """Return messages of a queue by key, header and body; nothing is taken. Raises HttpError
     400."""
-    args = asked.arguments(_TEXTS, _WHOLE)
+    args = asked.parameters(OPERATIONS["browse_messages"].arguments)
     headers: dict[str, object] = {}
     for one in asked.request.query_params.getlist("header"):
         name, colon, value = one.partition(":")
@@ -469,12 +435,6 @@ async def _open_to_creator(asked: ApiRequest) -> None:
     except ControlError as error:
         if error.code != NOT_FOUND:
             raise
-
-
-async def delete_vhost(asked: ApiRequest) -> object:
-    """Delete a vhost and all that is in it."""
-    await asked.call_once("delete_vhost", name=asked.vhost)
-    return Answer(204)
 
 
 async def start_vhost(asked: ApiRequest) -> object:

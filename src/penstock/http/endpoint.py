@@ -69,12 +69,13 @@ _SAMPLED: Final = re.compile(r"^(?:lengths|msg_rates|data_rates|node_stats)_(?:a
 class Endpoint:
     """One address and method, see the head of this module.
 
-    help: one line. of: names in the address, and what `list_rows` calls them as choosers of rows,
-    where that is another name. tags: the user needs one of these, or of those of the operation; ()
-    with is_open: no password either. vhost: OPENED, SEEN, ANY or NEW. body: the members that are
-    read, None if a body is not read; others are ignored, as RabbitMQ does. is_raw: the body is
-    read, and not parsed. query: parameter -> meaning. status: of an answer that is not an Answer;
-    201 and 204 have no body. media_type: of the answer. is_ours: RabbitMQ has nothing like it.
+    help: one line. of: names in the address, and what the operation calls them, or `list_rows` as
+    choosers of rows, where that is another name. tags: the user needs one of these, or of those of
+    the operation; () with is_open: no password either. vhost: OPENED, SEEN, ANY or NEW. body: the
+    members that are read, None if a body is not read; others are ignored, as RabbitMQ does.
+    is_raw: the body is read, and not parsed. query: parameter -> meaning; those with the name of an
+    argument of the operation are given to it. status: of an answer that is not an Answer; 201 and
+    204 have no body. media_type: of the answer. is_ours: RabbitMQ has nothing like it.
     """
 
     path: str
@@ -256,16 +257,25 @@ class ApiRequest:
             raise not_authorised("User not authorised to access virtual host")
         return {**identity.facts(), "from": place}
 
-    def arguments(self, texts: Iterable[str], numbers: Iterable[str]) -> dict[str, object]:
-        """Return the parameters of these names that were given, as arguments of an operation.
-        Raises HttpError 400 for a number that is none."""
-        found: dict[str, object] = {name: self.query[name] for name in texts if name in self.query}
-        for name in numbers:
-            given = self.query.get(name)
-            if given is not None:
-                if not _DIGITS.match(given):
-                    raise HttpError(400, f"{name}: given {given!r:.200}, expected a whole number")
-                found[name] = int(given)
+    def parameters(self, arguments: Iterable[Argument]) -> dict[str, object]:
+        """Return the parameters that were given and are arguments of an operation, by the names of
+        these: of if_empty it is if-empty. Raises HttpError 400 for a number that is none."""
+        query = (name for name in self.query if name in self.endpoint.query.keys() - LIST_QUERY)
+        given = {name.replace("-", "_"): name for name in query}
+        found: dict[str, object] = {}
+        for one in arguments:
+            name, words = given.get(one.name, ""), one.kind.words
+            if not name:
+                continue
+            if words == "true or false":
+                found[one.name] = self.is_set(name)
+            elif not words.startswith("whole number"):
+                found[one.name] = self.query[name]
+            elif _DIGITS.match(self.query[name]):
+                found[one.name] = int(self.query[name])
+            else:
+                text = f"{name}: given {self.query[name]!r:.200}, expected a whole number"
+                raise HttpError(400, text)
         return found
 
     def sampled(self) -> dict[str, int]:

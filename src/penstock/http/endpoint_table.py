@@ -182,8 +182,7 @@ OUR_ROWS: Final = (
         node_pages.alarms, tags=WATCHERS, query=LIST_QUERY, is_ours=True,
     ),
     Endpoint(
-        "penstock/log", "GET", "The last lines of the broker's log.", node_pages.log,
-        tags=WATCHERS, is_ours=True,
+        "penstock/log", "GET", "The last lines of the broker's log.", "log_tail", is_ours=True,
         query={
             "number": f"how many, at most {TAIL_LINES}; 50 if it is not given",
             "level": "of this level or above: debug, info, warning or error",
@@ -339,7 +338,7 @@ CHANGE_ROWS: Final = (
     ),
     Endpoint(
         "queues/{vhost}/{queue}", "DELETE", "Delete a queue and its messages.",
-        change_pages.delete_queue, vhost=OPENED,
+        "delete_queue", vhost=OPENED, status=204,
         query={
             "if-empty": _TRUE + "only if it has no messages",
             "if-unused": _TRUE + "only if it has no consumers",
@@ -348,7 +347,7 @@ CHANGE_ROWS: Final = (
     ),
     Endpoint(
         "queues/{vhost}/{queue}/contents", "DELETE", "Delete its ready messages.",
-        change_pages.purge_queue, vhost=OPENED, query=_AS_SEEN,
+        "purge_queue", vhost=OPENED, query=_AS_SEEN, status=204,
     ),
     Endpoint(
         "penstock/queues/{vhost}/{queue}/pause", "PUT", "Deliver nothing to its consumers.",
@@ -387,7 +386,7 @@ CHANGE_ROWS: Final = (
     ),
     Endpoint(
         "exchanges/{vhost}/{exchange}", "DELETE", "Delete an exchange and its bindings.",
-        change_pages.delete_exchange, vhost=OPENED,
+        "delete_exchange", vhost=OPENED, status=204,
         query={"if-unused": _TRUE + "only if nothing is bound to it"},
     ),
     Endpoint(
@@ -569,7 +568,7 @@ CHANGE_ROWS: Final = (
     ),
     Endpoint(
         "vhosts/{vhost}", "DELETE", "Delete a vhost and everything in it.",
-        change_pages.delete_vhost, tags=ADMINISTRATORS, vhost=ANY,
+        "delete_vhost", of={"vhost": "name"}, vhost=ANY, status=204,
     ),
     Endpoint(
         "vhosts/{vhost}/start/{node}", "POST", "Restart a vhost, also one that is down.",

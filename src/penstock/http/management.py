@@ -290,7 +290,9 @@ class Management:
 
     async def _called(self, asked: ApiRequest, op: str) -> object:
         row = OPERATIONS[op]
-        values = {**asked.body, **asked.names}
+        of = asked.endpoint.of
+        names = {of.get(part, part): text for part, text in asked.names.items()}
+        values = {**asked.body, **asked.parameters(row.arguments), **names}
         args = {one.name: values[one.name] for one in row.arguments if one.name in values}
         vhost = asked.names.get(VHOST) if row.of != NODE else None
         if asked.endpoint.method == "GET":

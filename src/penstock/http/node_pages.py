@@ -266,11 +266,6 @@ async def alerts(asked: ApiRequest) -> object:
     return [row for rows in (await _of_running(asked, "list_alerts")).values() for row in rows]
 
 
-async def log(asked: ApiRequest) -> object:
-    """Return the last lines of the log. Raises HttpError 400."""
-    return await asked.call("log_tail", **asked.arguments(("level",), ("number", "after")))
-
-
 async def alarms(asked: ApiRequest) -> object:
     """Return which vhosts' publishers wait: why, since when, and which queues hold the most."""
     found: list[Info] = []

@@ -100,7 +100,8 @@ def test_each_row_makes_sense(row: Endpoint) -> None:
     assert len([one for one in (row.does, row.rows, row.describes) if one]) == 1
     if isinstance(row.does, str) and row.does:
         operation = OPERATIONS[row.does]
-        given = {*described_names(row.path), *(one.name for one in row.body or ())}
+        names = (row.of.get(name, name) for name in described_names(row.path))
+        given = {*names, *(one.name for one in row.body or ())}
         for one in operation.arguments:
             assert one.name in given or not one.is_required, one.name
     assert row.help.endswith(".")

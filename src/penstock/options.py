@@ -413,6 +413,11 @@ def bytes_in(text: str, whole_bytes: int) -> int:
     return _fraction(float(digits), whole_bytes) if point else int(digits)
 
 
+def many(count: int, what: str) -> str:
+    """Return a count for people: "1 queue", "10,000 queues"."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
 def format_bytes(number: int) -> str:
     """Return a size for people: powers of 1024, at most one decimal: "812 B", "16 MiB", "1.5
     GiB"."""

@@ -51,7 +51,7 @@ from penstock.embedded.waiting import ThreadWaiter
 from penstock.errors import CERTIFICATE_ADVICE, PRECONDITION_FAILED, LockedError, OptionError
 from penstock.operation_json import to_json
 from penstock.operation_table import ALARM
-from penstock.options import format_bytes, ms_in
+from penstock.options import format_bytes, many, ms_in
 from penstock.storage.files.filesystem import OsFileSystem
 
 PAUSE_S: Final = 0.05
@@ -88,14 +88,14 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     vhosts = found["vhosts"]
     serving = sum(one["state"] == "running" for one in vhosts)
     if not lines:
-        lines = [f"healthy: {_many(serving, 'vhost')} of {len(vhosts)} opened, "
-                 f"{_many(found['connections'], 'connection')}"]  # fmt: skip
+        lines = [f"healthy: {many(serving, 'vhost')} of {len(vhosts)} opened, "
+                 f"{many(found['connections'], 'connection')}"]  # fmt: skip
     tls = found["tls"] or {}
     lines += [f"soon: {text}" for text in tls.get("warnings", ())]
     rows = [
         (
             "vhost" if i else "vhosts",
-            f"{one['name']}: {one['state']}, {_many(one['connections'], 'connection')}, "
+            f"{one['name']}: {one['state']}, {many(one['connections'], 'connection')}, "
             f"{format_bytes(one['counted_bytes'])} of {format_bytes(one['memory_bytes'])}, "
             f"process {format_bytes(one['rss_bytes'])}"
             if one["state"] == "running"
@@ -118,7 +118,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         ),
         (
             "clients",
-            f"{_many(found['connections'], 'connection')}, {found['half_open']} logging in, "
+            f"{many(found['connections'], 'connection')}, {found['half_open']} logging in, "
             f"{found['accepted']} since the start",
         ),
         (
@@ -133,10 +133,6 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         ("durability", found["durability"]),
     ]
     return lines + [f"{name:<13}{text}" for name, text in rows]
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 @click.command("health_check")
@@ -276,7 +272,7 @@ def close_all_connections(
         listing = f"list_{kind}s"
         if all(row["name"] != name for row in ask(data, listing)):
             raise FailedError(code, f"no {kind} '{name}': see penstock {listing}")
-    output.told(f"{_many(closed, 'connection')} closed")
+    output.told(f"{many(closed, 'connection')} closed")
 
 
 def _close_old(data: str, reason: str, age: str, **wanted: str | None) -> int:

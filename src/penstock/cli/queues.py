@@ -70,7 +70,7 @@ from penstock.cli.rows import ASKED_MESSAGES, YES, confirm
 from penstock.clock import SystemClock, microseconds
 from penstock.errors import OptionError, QueueEmptyError
 from penstock.operation_table import MOVE_MAX
-from penstock.options import ms_in
+from penstock.options import many, ms_in
 
 if TYPE_CHECKING:
     from penstock.client.stream_tail import StreamTail, TailRecord
@@ -656,9 +656,9 @@ def delete_messages(
             found = client.call("delete_messages", vhost, **{**args, "count": n})
     verb = "would be deleted" if dry_run else "deleted"
     n = found["deleted"]
-    output.told(escaping.one_line(f"{n} message{'s' * (n != 1)} of queue {queue!r} {verb}"))
+    output.told(escaping.one_line(f"{many(n, 'message')} of queue {queue!r} {verb}"))
     if found["stays"]:
-        raise FailedError(EX_TEMPFAIL, f"{found['stays']} or more messages stay: {found['why']}")
+        raise FailedError(EX_TEMPFAIL, f"{found['stays']:,} or more messages stay: {found['why']}")
 
 
 def matched(given: tuple[str, ...]) -> dict[str, object]:
@@ -715,9 +715,9 @@ def _move(
                 ThreadWaiter().sleep(found["moved"] / rate)
     verb = "would move" if is_dry else "moved"
     for name, n in by_queue.items():
-        output.told(escaping.one_line(f"{n} message{'s' * (n != 1)} {verb} to queue {name!r}"))
+        output.told(escaping.one_line(f"{many(n, 'message')} {verb} to queue {name!r}"))
     if not by_queue:
         output.told(f"no message {verb}")
     if found.get("stays"):
-        text = f"{found['stays']} or more messages stay in queue {queue!r}: {found['why']}"
+        text = f"{found['stays']:,} or more messages stay in queue {queue!r}: {found['why']}"
         raise FailedError(EX_TEMPFAIL, text)

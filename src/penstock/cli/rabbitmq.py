@@ -22,6 +22,7 @@ from penstock.cli.main import EX_UNAVAILABLE, FailedError
 from penstock.cli.node import import_text
 from penstock.errors import OptionError
 from penstock.escaping import unescaped
+from penstock.options import many
 
 HTTP_S: Final = 60.0
 PROGRESS: Final = 10_000  # messages between two lines
@@ -98,7 +99,7 @@ def _progress(name: str) -> Callable[[int], None]:
         nonlocal reported
         if count - reported >= PROGRESS:
             reported = count
-            output.say(f"{name}: {count} messages moved")
+            output.say(f"{name}: {many(count, 'message')} moved")
 
     return moved
 

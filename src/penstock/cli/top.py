@@ -28,7 +28,7 @@ from penstock.cli.main import CommandRefusedError, UnavailableError
 from penstock.cli.node import status_lines
 from penstock.clock import SystemClock
 from penstock.members import dug
-from penstock.options import format_bytes
+from penstock.options import format_bytes, many
 
 TERMINATED: Final = 128 + signal.SIGTERM  # the exit code
 ENDING: Final = {signal.SIGINT, signal.SIGTERM}
@@ -125,7 +125,7 @@ def frame(found: ScreenNumbers, order: str, width: int, *, shows_vhost: bool = F
             fields.append(one)
     fields.sort(key=FIELDS.index)
     name_cells = max(room - _cells(fields), NAME_CELLS_MIN)
-    count = f"{found.queue_count:,} queue{'s' * (found.queue_count != 1)}, by {order}"
+    count = f"{many(found.queue_count, 'queue')}, by {order}"
     titles = "".join(" " + output.fitted(one.title, one.cells, is_right=True) for one in fields)
     lines += [Text(count), Text(output.fitted("name", name_cells) + titles, style="reverse")]
     for row in found.queues:

@@ -206,21 +206,22 @@ def test_who_has_most_of_the_memory(rig: OperationRig, c: RigClient) -> None:
 
 def test_a_disk_that_is_slow(rig: OperationRig, c: RigClient) -> None:
     c.call(1, ConfirmSelect(), ConfirmSelectOk)
-    c.publish(1, "", "q", b"x", delivery_mode=2)
+    for _ in range(2):
+        c.publish(1, "", "q", b"x", delivery_mode=2)
     rig.vhost.turn()  # begins a sync
     rig.clock.advance(0.3)
     slow = "a sync of the log takes 300 ms"
     asked = [rig.ask("why", connection="c0"), rig.ask("why")]
     rig.vhost.turn()
     of_connection, of_vhost = [one.result for one in asked]
-    assert [one["text"] for one in of_connection] == [f"1 publish not confirmed yet: {slow}"]
+    assert [one["text"] for one in of_connection] == [f"2 messages not confirmed yet: {slow}"]
     assert of_vhost[0]["text"] == f"its disk is slow: {slow}, and confirms wait for one"
     rig.turn()
     slow = slow.replace("300", "150")  # the one before was quick
     assert texts(rig)[0] == f"vhost '/': its disk is slow: {slow}, and confirms wait for one"
     assert texts(rig, connection="c0") == []
     rig.clock.advance(61.0)
-    assert texts(rig) == ["queue 'q': 1 message and no consumer"]
+    assert texts(rig) == ["queue 'q': 2 messages and no consumer"]
 
 
 def test_a_queue_that_nobody_has_used_since_the_start(rig: OperationRig, c: RigClient) -> None:

@@ -24,7 +24,7 @@ def test_move_takes_what_is_ready_now(capsys: pytest.CaptureFixture[str]) -> Non
         move_messages=lambda count, **_: answer(count),
     )
     assert broker.run("move", "from", r"t\xff", "-p", "/x") == 0
-    assert capsys.readouterr().out == "12000 messages moved to queue 'to'\n"
+    assert capsys.readouterr().out == "12,000 messages moved to queue 'to'\n"
     one = {"queue": "from", "to": "t\udcff", "dry_run": False}
     assert asked(broker) == [one | {"count": 10_000}, one | {"count": 2000}]
     assert broker.run("move", "from", "to", "-n", "5", "--dry-run") == 0

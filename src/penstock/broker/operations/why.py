@@ -25,7 +25,7 @@ from penstock.broker.refusals import not_found
 from penstock.broker.vhost import MESSAGES, VHost
 from penstock.clock import date
 from penstock.errors import blocked_advice
-from penstock.options import format_bytes
+from penstock.options import format_bytes, many
 from penstock.storage.files.durability import OS
 
 QUEUES_SHOWN: Final = 5
@@ -87,10 +87,6 @@ def _slow_sync(vhost: VHost) -> str:
 
 def _ago(vhost: VHost, seconds: float) -> str:
     return date(vhost.clock.wall_ms() - round(seconds * 1000))
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 # ---- a vhost -------------------------------------------------------------------------------------
@@ -168,7 +164,7 @@ def _of_queues(vhost: VHost) -> Generator[None, None, tuple[list[Finding], list[
     found += yield from _of_readers(vhost)
     found += [_paused(f"queue '{name}'", ready) for ready, name in _longest(paused)]
     for ready, name in _longest(waiting):
-        text = f"{_many(ready, 'message')} and no consumer"
+        text = f"{many(ready, 'message')} and no consumer"
         found.append(_finding(f"queue '{name}'", text, UNREAD_ADVICE))
     return [_refuses(f"queue '{name}'") for _, name in _longest(refusing)], found
 
@@ -183,7 +179,7 @@ def _refuses(about: str) -> Finding:
 
 
 def _paused(about: str, ready: int) -> Finding:
-    text = f"its delivery is paused, {_many(ready, 'message')} ready"
+    text = f"its delivery is paused, {many(ready, 'message')} ready"
     return _finding(about, text, "resume it: penstock resume_queue")
 
 
@@ -229,7 +225,7 @@ def _lags(
         age_us = max(lags.age_us(part, offset) or 0 for part, offset in parts)
         if age_us >= least_s * 1e6:
             records = sum(lags.records(part, offset) for part, offset in parts)
-            text = f"reader '{reader}' has not read {_many(records, 'record')}"
+            text = f"reader '{reader}' has not read {many(records, 'record')}"
             since = _ago(vhost, age_us / 1e6)
             said = _finding(f"stream '{stream.name}'", text, "see whether it runs", since)
             found.append((age_us, said))
@@ -266,7 +262,7 @@ def _of_consumers(vhost: VHost, queue: QueueOrStream) -> Iterator[Finding]:
         return
     if not queue.consumers.count:
         if queue.len() and isinstance(queue, BrokerQueue):  # a stream keeps what was read, too
-            text = f"{_many(queue.len(), 'message')} ready and no consumer"
+            text = f"{many(queue.len(), 'message')} ready and no consumer"
             yield _finding(about, text, UNREAD_ADVICE, _ago(vhost, _idle_s(vhost, queue)))
         return
     consumers = queue.consumers.all()
@@ -295,13 +291,13 @@ def _of_messages(vhost: VHost, queue: BrokerQueue, about: str) -> Parts:
         yield _refuses(about)
     leased = int(facts.get("leased", 0))
     if leased:
-        text = f"{_many(leased, 'message')} leased to readers"
+        text = f"{many(leased, 'message')} leased to readers"
         yield _finding(about, text, "wait for their commit; penstock list_leases names them")
     if not queue.len() and facts["delayed"]:
-        text = f"{_many(int(str(facts['delayed'])), 'message')} delayed, none is due"
+        text = f"{many(int(str(facts['delayed'])), 'message')} delayed, none is due"
         yield _finding(about, text, "wait")
     if not queue.len() and int(str(facts.get("expired", 0))):
-        text = f"empty; {_many(int(str(facts['expired'])), 'message')} expired since the start"
+        text = f"empty; {many(int(str(facts['expired'])), 'message')} expired since the start"
         yield _finding(about, text, "raise the TTL, or consume sooner")
     now_s = vhost.clock.monotonic()
     said = _stuck(queue)[:QUEUES_SHOWN]  # _of_consumers has more of them
@@ -370,7 +366,7 @@ def _of_unused(vhost: VHost, name: str) -> list[Finding]:
     if name in vhost.table.kept_down:
         return [_finding(about, f"does not serve: {vhost.table.kept_down[name]}", SERVE_ADVICE)]
     ready = int_of(queue_row(vhost, name) or {}, READY)
-    text = f"{_many(ready, 'message')} ready, and nobody has used it since the start of its vhost"
+    text = f"{many(ready, 'message')} ready, and nobody has used it since the start of its vhost"
     return [_finding(about, text, "start a consumer")] if ready else []
 
 
@@ -393,7 +389,7 @@ def _of_connection(vhost: VHost, owner: ChannelOwner) -> Parts:
         waiting = 0 if confirms is None else confirms.last_tag - confirms.answered
         if waiting:
             slow = _slow_sync(vhost)
-            text = f"{_many(waiting, 'publish')} not confirmed yet"
+            text = f"{many(waiting, 'message')} not confirmed yet"
             text += f": {slow}" if slow else ""
             yield _finding(where, text, SLOW_ADVICE if slow else "wait for a sync of the disk")
         if channel.is_waiting:

@@ -489,6 +489,8 @@ def one_line(error: BaseException) -> str:
         path = f"{error.filename}: " if error.filename is not None else ""
         return escaping.one_line(f"penstock: {path}{error.strerror}")
     texts = [str(error) or type(error).__name__, *getattr(error, "__notes__", ())]
+    if isinstance(error, UnreachableError) and not error.is_of_tls:
+        texts[0] += ": is the broker running? --url sets the broker"
     *first, last = texts
     text = "; ".join([*(one.rstrip(".") for one in first), last])
     return "penstock: " + escaping.one_line(" ".join(text.split()))

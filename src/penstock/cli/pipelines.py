@@ -299,14 +299,10 @@ def _check_needs(spec: "PipelineSpec") -> None:
 
 
 def _run(job: "Pipeline", progress: "PipelineProgress", spec: "PipelineSpec") -> "RunFacts":
-    from penstock.client import UnreachableError
     from penstock.spark.pipeline import PipelineError
 
     try:
         return job.run(progress)
-    except UnreachableError as error:
-        text = f"{error}: is the broker running? --url sets the broker"
-        raise FailedError(EX_UNAVAILABLE, text) from None
     except PipelineError as error:
         raise FailedError(_code_of(error), f"{_said(error)}{_log_of(spec)}") from None
 

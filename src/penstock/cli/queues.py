@@ -59,12 +59,7 @@ from penstock.cli.ask import (
     asked,
     named,
 )
-from penstock.cli.main import (
-    EX_TEMPFAIL,
-    CommandRefusedError,
-    FailedError,
-    UnavailableError,
-)
+from penstock.cli.main import EX_TEMPFAIL, CommandRefusedError, FailedError
 from penstock.cli.output import FORMAT
 from penstock.cli.rows import ASKED_MESSAGES, YES, confirm
 from penstock.clock import SystemClock, microseconds
@@ -470,17 +465,13 @@ def tail(
 
     The last ones, or those since a time.
     """
-    from penstock.client import UnreachableError, connect
+    from penstock.client import connect
     from penstock.client.stream_tail import StreamTail
     from penstock.errors import ChannelError
 
     last = (count or DEFAULT_COUNT) if since is None else None
     from_us = 0 if since in (None, "first") else since_us(since, SystemClock().wall_ms())
-    try:
-        connection = connect(url)
-    except UnreachableError as error:
-        raise UnavailableError(f"{error}: is the broker running? --url sets the broker") from None
-    with connection:
+    with connect(url) as connection:
         try:
             tailed = StreamTail(
                 connection, stream, last=last, since_us=from_us, is_following=follow

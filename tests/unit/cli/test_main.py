@@ -23,6 +23,7 @@ from penstock.errors import (
     NotAStoreError,
     OptionError,
     PenstockError,
+    UnreachableError,
     VersionError,
 )
 
@@ -267,6 +268,13 @@ def test_a_note_follows_its_error_in_one_sentence() -> None:
     error = PenstockError("See the log.")
     error.add_note("is the password right?")
     assert cli.one_line(error) == "penstock: See the log; is the password right?"
+
+
+def test_a_broker_that_is_not_reached_may_not_run_but_one_of_another_tls_does() -> None:
+    asked = cli.one_line(UnreachableError("b:5672", "Connection refused"))
+    assert asked.endswith("Connection refused: is the broker running? --url sets the broker")
+    of_tls = UnreachableError("b:5671", "wrong version", is_of_tls=True)
+    assert cli.one_line(of_tls) == f"penstock: {of_tls}"
 
 
 @pytest.mark.parametrize(

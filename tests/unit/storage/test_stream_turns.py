@@ -165,6 +165,19 @@ def test_a_stop_in_order_writes_large_records_whole_and_moves_their_head() -> No
     assert len(StreamView(rig.fs, stream.path).read(0, 9, 1 << 30)) == 2
 
 
+@pytest.mark.parametrize("nth", range(1, 6))
+def test_a_large_record_that_cannot_be_logged_in_a_checkpoint_stops_the_engine(nth: int) -> None:
+    rig = EngineRig(wal_segment_bytes_max=1 << 26, group_bytes_max=1 << 26)
+    (stream,) = rig.engine.streams.declare([(b"s", b"", 0)], page_bytes=64 << 20)
+    rig.engine.be_sliced()
+    rig.engine.streams.append(stream, b"", bytes(3 * SLICE_BYTES), DISK)
+    rig.fs.fail(errno.EIO, kinds=("pwrite",), path="/wal/", nth=nth)
+    with pytest.raises((SyncFailedError, StoppedError)):
+        rig.engine.checkpoint()
+    assert rig.engine.failed is not None
+    assert len(rig.told("stopped")) == 1
+
+
 def test_a_stream_that_always_has_large_records_leaves_turns_to_others() -> None:
     rig = EngineRig(wal_segment_bytes_max=1 << 26, group_bytes_max=1 << 26)
     streams = rig.engine.streams

@@ -798,7 +798,7 @@ class Checkpointer:
 
         self.phase = SYNC
         journal.submit(op, done, self._failed_sync)
-        journal.log.request_sync()
+        journal.request_sync()
 
     def _failed_sync(self, error: BaseException) -> None:
         self._journal.stop(error)
@@ -809,7 +809,7 @@ class Checkpointer:
         if self.phase != SYNC or not self._data_is_synced or journal.failed is not None:
             return
         if journal.log.durable_lsn < self._head.cut_lsn:
-            journal.log.request_sync()
+            journal.request_sync()
             return
         number = self.number + 1
         encoded, self._encoded = self._encoded, []

@@ -359,13 +359,23 @@ class Journal:
         """End a turn: write what was appended, and start a sync if one is wanted. SyncFailedError,
         StoppedError."""
         self.check()
+        self._flush_log()
+        streams = self.state.streams
+        if streams.dirty or streams.waiting:  # as in few turns
+            self._on_turn()
+
+    def request_sync(self) -> None:
+        """Begin to make everything appended so far durable. SyncFailedError, StoppedError."""
+        try:
+            self.log.request_sync()
+        finally:
+            self.after_log()
+
+    def _flush_log(self) -> None:
         try:
             self.log.flush()
         finally:
             self.after_log()
-        streams = self.state.streams
-        if streams.dirty or streams.waiting:  # as in few turns
-            self._on_turn()
 
     def wait(self, lsn: int, mode: int) -> None:
         """Wait until `settled(mode) >= lsn`; `disk` syncs weaker records too. StoppedError,
@@ -398,8 +408,7 @@ class Journal:
 
     def push(self) -> None:
         """Write what was appended, and wait for one completion. StoppedError, SyncFailedError."""
-        self.log.flush()
-        self.after_log()
+        self._flush_log()
         self.poll(wait=True)
         self.check()
 
@@ -472,12 +481,11 @@ class Journal:
 
     def wait_for_room(self) -> None:
         """Write and wait until at most one group is in RAM. StoppedError, SyncFailedError."""
-        self.log.flush()
+        self._flush_log()
         while self.log.is_full:
-            self.after_log()
             self.check()
             self.poll(wait=True)
-            self.log.flush()
+            self._flush_log()
         self._on_turn()  # what it had to wait for is no longer in RAM
 
     def is_ready(self, size: int) -> bool:

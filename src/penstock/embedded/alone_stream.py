@@ -418,7 +418,7 @@ class AloneCore:
             if plan is not None:
                 pages = plan.pages
                 plan.run()
-        except OSError as error:  # what is left is deleted at the next start
+        except OSError as error:  # what is left is deleted with the next ones
             failure = error
             self.event("stream_write", f"{self.path}: pages could not be taken away: {error}")
         except Exception as error:

@@ -200,6 +200,14 @@ def test_a_damaged_frame_is_adopted_and_told_to_who_reads_it() -> None:
         world.read_one(1)
 
 
+def test_a_page_that_is_read_wrongly_once_is_adopted_as_it_is() -> None:
+    world = World()
+    fault = world.fs.fail("flip", kinds=["read"], path=world.staged)
+    assert world.adopt().damage == ""
+    assert fault.hits
+    world.check_index()
+
+
 def test_without_frames_and_index_both_are_told() -> None:
     world = World()
     world.fs.damage_flip(world.staged, 64 + 60, 3)

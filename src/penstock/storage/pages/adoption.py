@@ -106,6 +106,8 @@ class Adoption:
         crcs = decode_blocks(old, decode_index_header(self.staged, old))
         block = file.pread(BLOCK_BYTES, 0)[PAGE_HEADER_BYTES:]
         before = crc32(encode_header(0, writer.id, 0, 0, KIND_STAGED), writer.seed)
+        if crc32(block, before) != crcs[0]:  # it may have been read wrongly once
+            block = file.pread(BLOCK_BYTES, 0)[PAGE_HEADER_BYTES:]
         after = crc32(block, crc32(_header_of(writer), writer.seed))
         if crc32(block, before) == crcs[0]:
             crcs[0] = after

@@ -300,3 +300,29 @@ def test_an_index_of_an_earlier_life_leaves_nothing_behind() -> None:
     page.write()
     page.seal()
     assert fs.read(INDEX) == sealed_bytes(30)
+
+
+@pytest.mark.parametrize("effect", ["flip", "short"])
+def test_what_is_read_wrongly_once_while_a_page_is_caught_up_is_read_again(effect: str) -> None:
+    count, size = 12, STEP_BYTES + 100
+    fs = made()
+    page = writer(fs)
+    for n in range(count):
+        fill(page, 1, size if n % 5 == 2 else 3000)
+    page.write()
+    known = fs.fork()
+    nth = hits = 0
+    while hits == nth:
+        nth += 1
+        fs = known.fork()
+        fault = fs.fail(effect, kinds=["read"], path=PAGE, nth=nth)
+        found = writer(fs)
+        found.resume(page.written, count, page.last_time_us)
+        found.catch_up()
+        assert found.damage is None, f"read {nth}"
+        found.seal()
+        hits += fault.hits
+        fs.clear_faults()
+        header = check_index(INDEX, fs.read(INDEX))
+        assert header.count == count
+    assert nth > 10

@@ -56,11 +56,14 @@ STEP_BYTES: Final = 128 << 10  # of a resumed page that each `write` looks at
 
 class _LargeFrame:
     """A frame of before this start that is looked at in steps. crc: of what was read, from `start`
-    on."""
+    on. before: where that begins, and the CRC and the number of its block, to look at it again."""
 
-    __slots__ = ("crc", "end", "expected", "flags", "row", "start", "time_us")
+    __slots__ = ("before", "crc", "end", "expected", "flags", "row", "start", "time_us")
 
-    def __init__(self, start: int, size: int, front: bytes, seed: int) -> None:
+    def __init__(
+        self, start: int, size: int, front: bytes, seed: int, before: tuple[int, int, int]
+    ) -> None:
+        self.before: tuple[int, int, int] = before
         self.start: int = start
         self.end: int = start + size
         payload_bytes, _, self.time_us = frame_facts(front)
@@ -118,6 +121,7 @@ class PageWriter:
         self._scanned: int = 0  # rows of them that are made
         self._scan_time: int = 0
         self._frame: _LargeFrame | None = None  # that is being looked at
+        self._doubted: int = -1  # from where on something is read again that did not verify
         self._has_index_header: bool = False
         self._page: File | None = None
         self._index: File | None = None
@@ -383,20 +387,22 @@ class PageWriter:
             return
         skip = 0 if at else PAGE_HEADER_BYTES
         want = min(STEP_BYTES, self._resumed_at - at)
-        scan = self._scan(page.pread(want, at), at, skip)
+        data = page.pread(want, at)
+        scan = self._scan(data, at, skip)
         if not scan.fault and not scan.rows:
             front = page.pread(skip + FRAME_BYTES, at) if scan.need > STEP_BYTES else b""
             if len(front) == skip + FRAME_BYTES:
                 self._begin_frame(front, at, skip, scan.need)
                 return
-            scan = self._scan(page.pread(skip + scan.need, at), at, skip)
+            data = page.pread(skip + scan.need, at)
+            scan = self._scan(data, at, skip)
         rel = self._scanned
         if scan.fault or not scan.rows:
-            self._damaged(scan.end, rel + len(scan.rows), scan.fault or "the page ends here")
+            text = scan.fault or "the page ends here"
+            self._doubt(at, scan.end, rel + len(scan.rows), text)
             return
-        content = page.pread(scan.end - at, at)
         self._add_scanned(scan.rows, scan.last_time_us)
-        self._sum(content)
+        self._sum(data[: scan.end - at])
         self._check_count()
 
     def _add_scanned(self, found: list[bytes], last_time_us: int) -> None:
@@ -421,7 +427,8 @@ class PageWriter:
         """Begin to look at a frame of `need` bytes. front: its front, after the page's header if it
         is the first."""
         seed = self.seed ^ (self._scanned & 0xFFFFFFFF)
-        self._frame = _LargeFrame(at + skip, need, front[skip:], seed)
+        before = at, self._block, len(self._blocks)
+        self._frame = _LargeFrame(at + skip, need, front[skip:], seed, before)
         self._sum(front)
 
     def _sum_frame(self, frame: _LargeFrame) -> None:
@@ -432,7 +439,10 @@ class PageWriter:
         crc = crc32(data, frame.crc)
         is_whole = at + want == frame.end
         if len(data) < want or (is_whole and (crc != frame.expected or frame.flags)):
-            self._damaged(frame.start, self._scanned, "the frame does not verify")
+            self._frame = None
+            self._summed, self._block, blocks = frame.before
+            del self._blocks[blocks:]
+            self._doubt(self._summed, frame.start, self._scanned, "the frame does not verify")
             return
         if is_whole:
             self._add_scanned([frame.row], frame.time_us)
@@ -445,6 +455,13 @@ class PageWriter:
         return scan_frames(
             data[skip:], at + skip, self.seed, self._scanned, self._scan_time, self._resumed_at
         )
+
+    def _doubt(self, at: int, position: int, rel: int, text: str) -> None:
+        """Have the next step read from `at` on again: it may have been read wrongly once. If that
+        was done, the record is damaged."""
+        if self._doubted == at:
+            self._damaged(position, rel, text)
+        self._doubted = at
 
     def _damaged(self, position: int, rel: int, text: str) -> None:
         self.damage = CorruptionError(

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.clock import ManualClock
 from penstock.storage.files.durability import DISK
-from penstock.storage.index.key_windows import NEVER, KeyWindow, KeyWindows, decode
+from penstock.storage.index.key_windows import NEVER, PAST_MAX, KeyWindow, KeyWindows, decode
 from penstock.storage.index.routing_table import DurableExchange, delete_exchange
 from penstock.storage.tools.dump import dump
 from penstock.storage.tools.salvage import salvage
@@ -39,6 +39,16 @@ def test_a_key_is_known_until_its_time_is_over() -> None:
     assert not window.has(key(3), 0)
     window.forget_past(100)
     assert numbers(window) == [2]
+
+
+def test_many_keys_whose_time_is_over_go_a_slice_at_a_time() -> None:
+    window = KeyWindow(b"qa")
+    for n in range(2 * PAST_MAX + 1):
+        window.add(key(n), 100)
+    for left in (PAST_MAX + 1, 1, 0):
+        window.forget_past(100)
+        assert len(window.keys) == left
+    assert not window.has(key(0), 100)
 
 
 def test_the_oldest_keys_give_way() -> None:

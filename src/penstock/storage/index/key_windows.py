@@ -16,6 +16,8 @@ forgets again in replay. Keys of messages that are not logged are not in checkpo
 """
 
 import struct
+from collections import OrderedDict
+from itertools import islice
 from typing import Final
 
 from penstock.native import mypyc_attr
@@ -24,6 +26,7 @@ KEY_BYTES: Final = 16
 NEVER: Final = (1 << 63) - 1
 HELD_BYTES: Final = 200  # measured: a key in a window
 SIZE_MAX: Final = 100_000  # of a window: what a checkpoint encodes at once, some 20 ms
+PAST_MAX: Final = 1024  # keys whose time is over that are forgotten at once
 _HEAD: Final = struct.Struct(">H")
 _COUNT: Final = struct.Struct(">I")
 
@@ -44,7 +47,8 @@ class KeyWindow:
         self.size: int = 0
         self.ttl_ms: int | None = None
         self.is_logged: bool = True
-        self.keys: dict[bytes, int] = {}
+        # A dict would look at the places of all that left it before it finds its first key.
+        self.keys: OrderedDict[bytes, int] = OrderedDict()
         self.added: int = 0
         self.lsn: int = 0
         self._unlogged: set[bytes] = set()
@@ -81,10 +85,10 @@ class KeyWindow:
         return NEVER if most is None else now_ms + most
 
     def forget_past(self, now_ms: int) -> None:
-        """Forget the first keys whose time is over."""
-        while self.keys:
-            key = next(iter(self.keys))
-            if self.keys[key] > now_ms:
+        """Forget the first keys whose time is over, PAST_MAX at most."""
+        for _ in range(PAST_MAX):
+            key = next(iter(self.keys), None)
+            if key is None or self.keys[key] > now_ms:
                 return
             self._forget(key)
 
@@ -104,8 +108,8 @@ class KeyWindow:
     def encode(self, added: int) -> bytes:
         """Return its section as of when so many keys were `added`."""
         self._recent = None
-        items = list(self.keys.items())[: max(len(self.keys) - (self.added - added), 0)]
-        items = [item for item in items if item[0] not in self._unlogged]
+        n = max(len(self.keys) - (self.added - added), 0)
+        items = [item for item in islice(self.keys.items(), n) if item[0] not in self._unlogged]
         keys = b"".join([key for key, _ in items])
         times = struct.pack(f">{len(items)}Q", *[until for _, until in items])
         return _HEAD.pack(len(self.name)) + self.name + _COUNT.pack(len(items)) + keys + times

@@ -37,6 +37,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Final
 
 from penstock.broker.arguments import CACHE_SIZE_DEFAULT, decode_arguments, encode_arguments
@@ -60,6 +61,7 @@ CONSUMER_BYTES: Final = 1000
 
 
 NO_LIMIT: Final = 1 << 60  # messages
+STALE_RINGS_MAX: Final = 64  # in the heap, beside as many as there are rings
 # Which deliveries have x-delivery-count, and whether x-death has attempts: a sum of these.
 NO_COUNTS: Final = 0
 COUNTS_OF_RETURNS: Final = 1  # of messages that came back
@@ -217,7 +219,9 @@ class Consumers:
         self._only: Consumer | None = None  # the one to ask, if no other one may be asked
         self._rings: dict[int, Ring] = {}  # by priority
         self._order: list[int] = []  # priorities of all rings, negative: the highest first
-        self._asked: list[int] = []  # priorities of the rings that have consumers to ask
+        # A heap of negative priorities: of all rings that have consumers to ask, and some others.
+        self._asked: list[int] = []
+        self._are_asked: set[int] = set()  # the same
 
     def add(self, consumer: Consumer) -> None:
         """Add a consumer; it is the last of its priority."""
@@ -240,11 +244,11 @@ class Consumers:
             del ring.parked[consumer]
         else:
             del ring.ready[consumer]
-            if not ring.ready and not self.is_paused:
-                _take(self._asked, -ring.priority)
         if not ring.ready and not ring.parked:
             del self._rings[ring.priority]
-            _take(self._order, -ring.priority)
+            del self._order[bisect_left(self._order, -ring.priority)]
+            if len(self._asked) > 2 * len(self._rings) + STALE_RINGS_MAX:
+                self._ask_rings()
         self.count -= 1
         self._exclusive -= consumer.is_exclusive
         if self.active is consumer:
@@ -254,9 +258,14 @@ class Consumers:
     def pause(self, *, is_paused: bool) -> None:
         """Ask none of them any more, nor those that come; or ask them again."""
         self.is_paused = is_paused
-        rings = [] if is_paused else [one for one in self._rings.values() if one.ready]
-        self._asked = sorted([-one.priority for one in rings])
+        self._ask_rings()
         self._changed()
+
+    def _ask_rings(self) -> None:
+        """Ask exactly the rings that have consumers to ask; none if it is paused."""
+        rings = [] if self.is_paused else [one for one in self._rings.values() if one.ready]
+        self._asked = sorted([-one.priority for one in rings])  # which is a heap
+        self._are_asked = set(self._asked)
 
     def _changed(self) -> None:
         if self.is_single_active and self.active is None and self._rings:
@@ -273,8 +282,9 @@ class Consumers:
 
     def _ask(self, ring: Ring, consumer: Consumer) -> None:
         """Put the consumer at the end of those to ask."""
-        if not ring.ready and not self.is_paused:
-            insort(self._asked, -ring.priority)
+        if not ring.ready and not self.is_paused and -ring.priority not in self._are_asked:
+            heappush(self._asked, -ring.priority)
+            self._are_asked.add(-ring.priority)
         ring.ready[consumer] = None
 
     def unpark(self, consumer: Consumer) -> None:
@@ -292,17 +302,18 @@ class Consumers:
         if only is not None:
             return only if only.is_ready() else None
         while self._asked:
-            ring = self._rings[-self._asked[0]]
-            ready = ring.ready
-            while ready:
-                consumer = next(iter(ready))
-                if consumer.is_ready():
-                    ready.move_to_end(consumer)
-                    return consumer
-                del ready[consumer]
-                ring.parked[consumer] = None
-                consumer.is_parked = True
-            del self._asked[0]
+            ring = self._rings.get(-self._asked[0])
+            if ring is not None:
+                ready = ring.ready
+                while ready:
+                    consumer = next(iter(ready))
+                    if consumer.is_ready():
+                        ready.move_to_end(consumer)
+                        return consumer
+                    del ready[consumer]
+                    ring.parked[consumer] = None
+                    consumer.is_parked = True
+            self._are_asked.discard(heappop(self._asked))
         return None
 
     def room(self, most: int) -> int:
@@ -313,7 +324,8 @@ class Consumers:
         room = 0
         left: dict[ConsumerChannel, int] = {}
         for priority in self._asked:
-            for consumer in self._rings[-priority].ready:
+            ring = self._rings.get(-priority)
+            for consumer in ring.ready if ring is not None else ():
                 if not consumer.is_ready():
                     continue
                 channel = consumer.channel
@@ -344,6 +356,7 @@ class Consumers:
         self._rings = {}
         self._order = []
         self._asked = []
+        self._are_asked = set()
         self._exclusive = 0
         self.count = 0
         self.active = None
@@ -351,11 +364,6 @@ class Consumers:
         for consumer in consumers:
             consumer.is_cancelled = True
             consumer.channel.cancelled(consumer)
-
-
-def _take(priorities: list[int], priority: int) -> None:
-    """Remove a priority from a sorted list that contains it."""
-    del priorities[bisect_left(priorities, priority)]
 
 
 QUEUE_BYTES: Final = 10 << 10  # measured: a queue without messages, in all its places

@@ -2,7 +2,7 @@
 
 import random
 
-from penstock.broker.broker_queue import Consumer, Consumers
+from penstock.broker.broker_queue import STALE_RINGS_MAX, Consumer, Consumers
 from tests.helpers.steps import cost_of
 from tests.helpers.vhost_rig import TakingChannel, VHostRig
 
@@ -68,6 +68,29 @@ def test_they_take_turns_within_the_highest_priority_that_is_ready() -> None:
     free(a, c)
     assert crowd.turns(2) == "c c"
     assert [each.tag for each in crowd.consumers.all()] == ["c", "d", "a", "b"]
+
+
+def test_of_many_priorities_the_highest_that_is_ready_is_asked_and_none_stays() -> None:
+    rng = random.Random(1)
+    crowd = Crowd()
+    there: dict[str, Consumer] = {}
+    for n in range(5000):
+        what = rng.choice(["add", "remove", "block", "free", "pause"])
+        some = rng.choice(list(there.values())) if there else None
+        if what == "add":
+            there[str(n)] = crowd.add(str(n), rng.randrange(1000))
+        elif what == "pause":
+            crowd.consumers.pause(is_paused=rng.random() < 0.5)
+        elif some is not None and what == "remove":
+            crowd.consumers.remove(some)
+            del there[some.tag]
+        elif some is not None:
+            (block if what == "block" else free)(some)
+        able = [one.priority for one in there.values() if one.is_ready()]
+        found = crowd.consumers.next_ready()
+        expected = None if crowd.consumers.is_paused or not able else max(able)
+        assert (None if found is None else found.priority) == expected
+        assert len(crowd.consumers._asked) <= 2 * len(there) + STALE_RINGS_MAX
 
 
 def test_room_counts_those_that_are_ready_as_far_as_it_is_asked() -> None:

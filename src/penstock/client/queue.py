@@ -25,7 +25,7 @@ from penstock.client.message import RemoteDelivery, messages_of
 from penstock.client.publish_window import Window, batches
 from penstock.codec.spec import BasicCancel
 from penstock.embedded.option_parsing import NewBody, check_count, check_timeout, mode_of
-from penstock.embedded.sources import SLOW, Call, QueueCounts, QueueSource, SlowCase
+from penstock.embedded.sources import Call, QueueCounts, QueueSource
 from penstock.errors import (
     ChannelError,
     PenstockError,
@@ -61,17 +61,6 @@ class RemoteQueue(QueueSource):
             return mode_of("durability", durability)
         own = self._state.mode
         return self._driver.mode if own is None else own
-
-    # ---- the short forms: a broker has none ----------------------------------------------------
-
-    def put_plain(self, body: bytes) -> SlowCase:
-        return SLOW
-
-    def take(self) -> None:
-        return None
-
-    def ack_one(self, delivery: RemoteDelivery) -> SlowCase:
-        return SLOW
 
     # ---- put -----------------------------------------------------------------------------------
 

@@ -89,21 +89,21 @@ class QueueSource(ABC):
     key: object
     is_traced: bool = False
 
-    # ---- called for each message -----------------------------------------------------------------
+    # ---- called for each message, if there is such a short form ---------------------------------
 
-    @abstractmethod
     def put_plain(self, body: bytes) -> Any:
         """Put a body without options, in the queue's durability. Returns what to wait for, None if
         the put is confirmed, SLOW if nothing was done: run `put`. QueueFullError."""
+        return SLOW
 
-    @abstractmethod
     def take(self) -> Any:
         """Return the next delivery if that is possible at once; None: run `get`."""
+        return None
 
-    @abstractmethod
     def ack_one(self, delivery: Any) -> bool | SlowCase:
         """Acknowledge one delivery outside of a transaction. Returns whether it was still pending;
         SLOW if nothing was done: run `ack`."""
+        return SLOW
 
     # ---- calls -----------------------------------------------------------------------------------
 

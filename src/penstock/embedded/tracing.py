@@ -19,7 +19,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode
 
 from penstock.embedded.messages import Message, SpanDelivery
 from penstock.embedded.option_parsing import HEADERS, NewBody
-from penstock.embedded.sources import SLOW, Call, QueueCounts, QueueSource, SlowCase
+from penstock.embedded.sources import Call, QueueCounts, QueueSource
 from penstock.errors import OptionError
 from penstock.native import VERSION
 
@@ -113,17 +113,6 @@ class TracedQueue(QueueSource):
         self.key = inner.key
         self._tracer = tracer
         self._inner = inner
-
-    # ---- the short forms: there are none -------------------------------------------------------
-
-    def put_plain(self, body: bytes) -> SlowCase:
-        return SLOW
-
-    def take(self) -> None:
-        return None
-
-    def ack_one(self, delivery: Any) -> SlowCase:
-        return SLOW
 
     # ---- put -----------------------------------------------------------------------------------
 

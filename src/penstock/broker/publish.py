@@ -44,14 +44,15 @@ persistent.
                                                             them have it after a crash, or none;
                                                             of a large one, each stream has a
                                                             record of its own before
-    the other queues                                        one record and one body for all to
-                                                            which the message is the same
+    the other durable queues                                one record for all, and one body for
+                                                            those to which the message is the same
 
 However many records there are, the queues share one body in RAM, and it is counted once
 (message.py). Queues that may refuse it (reject-publish) are asked for room first. One that
 refuses makes the publish a basic.nack; the other queues have the message. A full disk is a
-DiskFullError: none of those that share a record has the message, and the run stops there. `run`
-returns how many were handled; the connection keeps the rest until there is room.
+DiskFullError: no queue has the message, and the run stops there. `run` returns how many were
+handled; the connection keeps the rest until there is room. Once a queue has the message, what the
+transient store has no room for stays in RAM, and a dead letter without room is a basic.nack.
 
 **Large bodies**, of more than a MiB, go to disk as their frames arrive (SpooledPublish), so an
 unfinished body costs no RAM: each goes to a file of its own in a MessageStore, by the spool of
@@ -137,6 +138,7 @@ from penstock.routing.exchange_types import (
 from penstock.routing.router import ROUTE_STEPS_MAX, RoutedExchange, Router, Walk, Way
 from penstock.storage.files.durability import NONE
 from penstock.storage.index.key_windows import KEY_BYTES, KeyWindow, KeyWindows
+from penstock.storage.index.queue_index import QueueIndex
 from penstock.storage.parts.transaction import Published, Transaction
 from penstock.storage.store.file_queue_backing import Spool
 from penstock.storage.store.message_store import CopyingBody
@@ -149,6 +151,9 @@ ROUTE_BYTES: Final = 600  # measured: a route without its keys and targets
 CHANGES_MAX: Final = 256
 SHARED_PLACES: Final = 16  # from which on a message is not its publisher's alone (in_flight.py)
 APPENDED_MAX: Final = 10_000
+# Of one message in one record, for queues that get it with different headers or expiries.
+KINDS_BYTES: Final = 8 << 20
+KIND_BYTES: Final = 256
 COPIES_BYTES: Final = 1 << 20  # of one message in all of its streams: more go in slices
 READ_BYTES: Final = 1 << 20  # of a body that is read back
 COPIED_STEP_BYTES: Final = 4096  # of these, for one step of the turn's budget
@@ -1363,18 +1368,19 @@ class Planned:
 def fan_out(
     vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
     body: bytes, facts: PublishFacts, spooled: QueuedMessage | None = None,
-    copies: SharedBody | None = None, *, may_refuse: bool = True,
+    copies: SharedBody | None = None, *, may_refuse: bool = True, has_left: bool = False,
 ) -> tuple[int, bool]:  # fmt: skip
     """Publish to all these. spooled: the body is in the store, and `body` is empty unless it was
     read for streams. copies: the shared body of other queues to which the message was published
-    already. may_refuse: False if the queues were asked for room before. Returns the LSN to wait
-    for, and whether a queue refused. DiskFullError: none that shares a record has it."""
+    already. may_refuse: False if the queues were asked for room before. has_left: it is decided
+    that it is published, and no queue that needs a record is left. Returns the LSN to wait for, and
+    whether a queue refused. DiskFullError: none has it; never raised if `has_left`."""
     share_blame(vhost, header, len(queues) + len(streams))
     if copies is None:
         in_ram = body if spooled is None else b""
         copies = vhost.engine.placement.share_of(in_ram, len(queues))
     with vhost.engine.share(copies):
-        return _fan_out(vhost, queues, streams, header, body, facts, spooled, may_refuse)
+        return _fan_out(vhost, queues, streams, header, body, facts, spooled, may_refuse, has_left)
 
 
 def share_blame(vhost: VHost, header: bytes, places: int) -> None:
@@ -1386,6 +1392,7 @@ def share_blame(vhost: VHost, header: bytes, places: int) -> None:
 def _fan_out(
     vhost: VHost, queues: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
     body: bytes, facts: PublishFacts, spooled: QueuedMessage | None, may_refuse: bool,
+    has_left: bool,
 ) -> tuple[int, bool]:  # fmt: skip
     size = len(body) if spooled is None else spooled.size
     dead: list[tuple[BrokerQueue, bool]] = []
@@ -1411,7 +1418,9 @@ def _fan_out(
         and (streams or (facts.key is not None and not spooled.persistent))
     ):
         whole = whole_body(vhost, spooled)
-    sent = _send(vhost, shared, streams, header, body, facts, spooled, whole, dead, before_lsn)
+    sent = _send(
+        vhost, shared, streams, header, body, facts, spooled, whole, dead, before_lsn, has_left
+    )
     for queue in shared if spooled is not None else ():
         queue.amq.forget_expired()  # a stored message of ttl 0 that nobody waits for
     return sent
@@ -1420,7 +1429,7 @@ def _fan_out(
 def _send(
     vhost: VHost, shared: list[BrokerQueue], streams: list[BrokerStream], header: bytes,
     body: bytes, facts: PublishFacts, spooled: QueuedMessage | None, whole: bytes,
-    dead: list[tuple[BrokerQueue, bool]], lsn: int,
+    dead: list[tuple[BrokerQueue, bool]], lsn: int, has_left: bool,
 ) -> tuple[int, bool]:  # fmt: skip
     """Publish to queues that take the message and to streams, then to those that make a dead letter
     of it. whole: its body, if a stream or a transaction needs it. lsn: that the message waits for
@@ -1439,8 +1448,10 @@ def _send(
             lsn = max(
                 lsn, _append_all(vhost, joined, streams, header, whole, facts, logged, spooled)
             )
+            has_left = True
     if shared:
-        lsn = max(lsn, _publish_shared(vhost, shared, header, body, size, facts, spooled))
+        lsn = max(lsn, _publish_shared(vhost, shared, header, body, size, facts, spooled, has_left))
+        has_left = True
     for window, until_ms in _sightings(vhost, windows, facts):
         if window not in logged and facts.key is not None:  # a key must not outlive its message
             window.add(facts.key, until_ms, is_logged=False)
@@ -1448,13 +1459,19 @@ def _send(
     for queue, is_full in dead:  # last: its dead letters may go to the queues that had room
         mode = vhost.mode if facts.is_persistent and queue.is_durable else NONE
         priority = min(facts.priority, queue.priorities)
-        if is_full:
-            is_refused = True
-            queue.refused += 1
-            queue.amq.refuse(header, whole, priority, mode, spooled)
-        else:
-            lsn = max(lsn, queue.amq.publish_dead(header, whole, mode, priority))
-            queue.published += 1
+        try:
+            if is_full:
+                queue.amq.refuse(header, whole, priority, mode, spooled)
+                queue.refused += 1
+                is_refused = True
+            else:
+                lsn = max(lsn, queue.amq.publish_dead(header, whole, mode, priority))
+                queue.published += 1
+        except DiskFullError:
+            if not has_left:
+                raise
+            is_refused = True  # its publisher sends it again
+        has_left = True
         vhost.dispatch.mark(queue)
     return lsn, is_refused
 
@@ -1485,10 +1502,10 @@ def _those_that_take_it(
 
 def _publish_shared(
     vhost: VHost, queues: list[BrokerQueue], header: bytes, body: bytes, size: int,
-    facts: PublishFacts, spooled: QueuedMessage | None,
+    facts: PublishFacts, spooled: QueuedMessage | None, has_left: bool,
 ) -> int:  # fmt: skip
-    """Publish with one record for all queues to which the message is the same. Returns the LSN, 0
-    if none is durable."""
+    """Publish with one record to all durable queues, then to the others. has_left: see `fan_out`.
+    Returns the LSN, 0 if none is durable."""
     engine = vhost.engine
     plans: list[tuple[BrokerQueue, Plan]] = []
     done = 0
@@ -1498,24 +1515,21 @@ def _publish_shared(
             plan = plan_of(queue, header, facts)
             plans.append((queue, plan))
         plans.sort(key=_by_kind)
+        own_size = 0 if spooled is not None or engine.placement.is_in_store(size, 1) else size
         while done < len(plans):
-            first, like = plans[done]
-            end = done + 1
-            while end < len(plans):
-                other, plan = plans[end]
-                if (
-                    plan.expiry_ms != like.expiry_ms
-                    or plan.header != like.header
-                    or other.is_durable != first.is_durable
-                ):
-                    break
-                end += 1
-            mode = vhost.mode if facts.is_persistent and first.is_durable else NONE
-            targets = [plan.index for _, plan in plans[done:end]]
-            if spooled is None:
-                engine.publish(targets, like.header, body, mode, like.expiry_ms)
+            is_durable = plans[done][0].is_durable
+            mode = vhost.mode if facts.is_persistent and is_durable else NONE
+            kinds, end = _kinds(plans, done, own_size, 1 if mode == NONE else KINDS_BYTES)
+            targets, own_header, expiry_ms = kinds[0]
+            if len(kinds) > 1:
+                engine.publish_kinds(kinds, body, mode, spooled)
+            elif spooled is not None:
+                spooled = engine.publish_placed(targets, own_header, spooled, mode, expiry_ms)
+            elif mode == NONE and has_left:
+                engine.publish_transient(targets, own_header, body, expiry_ms, has_left=True)
             else:
-                spooled = engine.publish_placed(targets, like.header, spooled, mode, like.expiry_ms)
+                engine.publish(targets, own_header, body, mode, expiry_ms)
+            has_left = True
             if mode != NONE:
                 lsn = engine.log.last_lsn
             done = end
@@ -1530,6 +1544,28 @@ def _publish_shared(
             queue.published += 1
             vhost.dispatch.mark(queue)
     return lsn
+
+
+def _kinds(
+    plans: list[tuple[BrokerQueue, Plan]], first: int, own_size: int, bytes_max: int
+) -> tuple[list[tuple[list[QueueIndex], bytes, int]], int]:
+    """Return what one record brings of plans in order, from the first on: queues that get the
+    message with the same header and expiry; and the plan behind them. own_size: of the body, as far
+    as each kind has its own. bytes_max: of all kinds but the first."""
+    is_durable = plans[first][0].is_durable
+    kinds: list[tuple[list[QueueIndex], bytes, int]] = []
+    header, expiry_ms = b"", -1
+    at = first
+    while at < len(plans) and plans[at][0].is_durable == is_durable:
+        plan = plans[at][1]
+        if plan.expiry_ms != expiry_ms or plan.header != header:
+            header, expiry_ms = plan.header, plan.expiry_ms
+            if kinds and len(kinds) * (KIND_BYTES + own_size + len(header)) > bytes_max:
+                break
+            kinds.append(([], header, expiry_ms))
+        kinds[-1][0].append(plan.index)
+        at += 1
+    return kinds, at
 
 
 def _append_all(

@@ -506,6 +506,46 @@ class StorageEngine:
         for queue in queues:
             queue.holder.add(Entry(queue.take_seq(), new))
 
+    def publish_kinds(
+        self, kinds: list[tuple[list[QueueIndex], bytes, int]], body: bytes, mode: int,
+        stored: QueuedMessage | None = None,
+    ) -> None:  # fmt: skip
+        """Publish a persistent message in one record to durable queues that get it with different
+        headers or expiries: (queues, header, expiry), COUNT_MAX of these at most. stored: the body
+        is in the store of this one, and `body` is empty. Raises as `publish` does."""
+        self.journal.check_publish()
+        if stored is not None:
+            stored = self.bodies.placed(stored, is_persistent=True)
+        messages: list[QueuedMessage] = []
+        operations: list[LogOperation] = []
+        try:
+            for queues, header, expiry_ms in kinds:
+                check_targets(queues)
+                if stored is None:
+                    message = self.placement.new_message(header, body, expiry_ms, len(queues))
+                    if self.placement.is_in_store(len(body), len(queues)):
+                        self._place_in_store(message, body, len(queues))
+                else:
+                    message = stored.copy()
+                    message.header, message.expiry_ms = header, expiry_ms
+                    self.state.store.ref(message.store_file, message.id, len(queues))
+                messages.append(message)
+                places = [(queue.number, queue.next_seq) for queue in queues]
+                operations += publishes_of(message, places)
+            names_store = any(message.store_file for message in messages)
+            self.journal.append(operations, mode, names_store=names_store)
+        except BaseException:
+            for message, kind in zip(messages, kinds, strict=False):
+                if message.store_file:
+                    self.state.store.unref(message.store_file, message.id, len(kind[0]))
+            raise
+        for message, (queues, _, _) in zip(messages, kinds, strict=True):
+            for queue in queues:
+                queue.add(queue.next_seq, message)
+            self.placement.complete(message)
+        if self.log.is_full:
+            self.journal.wait_for_room()
+
     def publish_placed(
         self, queues: list[QueueIndex], header: bytes, message: QueuedMessage, mode: int,
         expiry_ms: int = 0,

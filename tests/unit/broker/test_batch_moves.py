@@ -1,5 +1,6 @@
 """Rolling a batch forward: into queues, by exchanges, into streams; waiting, crashing, going on."""
 
+import errno
 import random
 from typing import Any
 
@@ -195,6 +196,36 @@ def test_by_exchanges(rig: StagedRig) -> None:
     assert payloads(rig) == [b"1"]
     (text,) = told(rig, "batch_unroutable")
     assert text.startswith("1 messages of batch 0")
+
+
+@pytest.mark.parametrize("target", ["t", "r"])
+def test_a_full_disk_takes_nothing_from_a_slice_that_is_committed(
+    rig: StagedRig, target: str
+) -> None:
+    rig.result("declare_queue", queue="dead")
+    rig.result("declare_queue", queue="t", durable=False)
+    rig.result(
+        "declare_queue", queue="r", durable=False,
+        arguments={
+            "x-max-length": 1, "x-overflow": "reject-publish-dlx", "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": "dead",
+        },
+    )  # fmt: skip
+    for queue in ("q", target):
+        rig.result("bind_queue", queue=queue, exchange="amq.fanout")
+    large = [bytes([i]) * 70_000 for i in range(6)]
+    asked = rig.commit(
+        0, rig.stage(0, plain("", *large, exchange="amq.fanout")),
+        target={"exchanges": ["amq.fanout"]},
+    )  # fmt: skip
+    rig.fs.fail(errno.ENOSPC, kinds={"create", "pwrite"}, path="msg_store_transient", times=2)
+    rig.roll()
+    for _ in range(5):
+        rig.tick(2)
+        rig.roll()
+    assert asked.result["status"] == "committed"
+    assert rig.bodies() == large
+    assert rig.bodies(target) == (large if target == "t" else large[:1])
 
 
 def test_consumers_are_served_when_a_slice_is_durable(rig: StagedRig) -> None:

@@ -1,6 +1,7 @@
 """StorageEngine and its messages: acks, purges, moves, placement, spooling and reading."""
 
 import errno
+from contextlib import suppress
 
 import pytest
 
@@ -224,6 +225,56 @@ def test_a_body_that_the_disk_has_no_room_for_is_refused_whole() -> None:
     with pytest.raises(DiskFullError):
         rig.engine.publish([queue], b"", b"small", DISK)
     assert rig.told("disk_full")
+
+
+KINDS = ((b"a", b"h1", 0), (b"b", b"h1", 0), (b"c", b"h2", 10**13))
+
+
+@pytest.mark.parametrize("how", STOPS)
+@pytest.mark.parametrize("size", [1, STORED])
+@pytest.mark.parametrize("is_spooled", [False, True])
+def test_kinds_of_queues_have_a_message_in_one_record(
+    how: str, size: int, is_spooled: bool
+) -> None:
+    rig = EngineRig()
+    a, b, c = rig.declare(b"a", b"b", b"c")
+    body = b"B" * size
+    lsn = rig.engine.log.last_lsn
+    rig.engine.publish_kinds(
+        [([a, b], b"h1", 0), ([c], b"h2", 10**13)], b"" if is_spooled else body, DISK,
+        spooled(rig, body) if is_spooled else None,
+    )  # fmt: skip
+    assert rig.engine.log.last_lsn == lsn + 1
+    rig.engine.sync()
+    stop(rig, how)
+    for name, header, expiry_ms in KINDS:
+        found = rig.engine.entry(rig.queue(name), 0).message
+        assert (found.body, found.header, found.expiry_ms) == (body, header, expiry_ms)
+        rig.ack(rig.queue(name), 0)
+    rig.engine.sync()
+    assert rig.engine.state.store.live_count == 0
+
+
+@pytest.mark.parametrize("size", [1, STORED])
+@pytest.mark.parametrize("room", [4000, 5000, 6000, 7000])
+def test_on_a_full_disk_no_kind_of_queue_has_it(size: int, room: int) -> None:
+    rig = EngineRig()
+    a, b = rig.declare(b"a", b"b")
+    rig.fs.capacity = rig.fs.used_bytes() + room
+    kinds = [([a], b"h1", 0), ([b], b"h2", 10**13)]
+    with suppress(DiskFullError):
+        while True:
+            rig.engine.publish_kinds(kinds, b"B" * size, DISK)
+    rig.fs.capacity = None
+    assert a.count == b.count
+    rig.engine.sync()
+    rig.crash("kept")
+    n = rig.queue(b"a").count
+    assert (n, rig.queue(b"b").count) == (a.count, a.count)
+    for name in (b"a", b"b"):
+        rig.ack(rig.queue(name), *range(n))
+    rig.engine.sync()
+    assert rig.engine.state.store.live_count == 0
 
 
 # ---- reading -----------------------------------------------------------------------------------

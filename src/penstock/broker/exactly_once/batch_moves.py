@@ -364,7 +364,7 @@ class BatchSlice:
             stream.published += 1
         for way, body, shared in self._later:
             others = [queue for queue in way.others if not queue.is_deleted]
-            fan_out(vhost, others, [], way.header, body, way.facts, None, shared)
+            fan_out(vhost, others, [], way.header, body, way.facts, None, shared, has_left=True)
         for targets, kept in self._kept:
             keep_in_histories(targets, kept)
         for queue in touched:

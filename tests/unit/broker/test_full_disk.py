@@ -1,0 +1,93 @@
+"""A disk that gets full in the middle of a message for several queues doubles it in none."""
+
+import errno
+
+import pytest
+
+from penstock.codec.spec import QueueBind, QueueBindOk
+from tests.helpers.broker_rig import BrokerRig, RigClient
+from tests.helpers.broker_steps import declared
+from tests.helpers.vhost_rig import classic
+
+SIZE = 300
+
+
+def bound(c: RigClient, name: str, *, durable: bool = True, **arguments: object) -> None:
+    declared(c, name, durable=durable, **arguments)
+    c.call(1, QueueBind(queue=name, exchange="amq.fanout"), QueueBindOk)
+
+
+def depths(rig: BrokerRig) -> list[int]:
+    return [classic(queue).amq.depth() for queue in rig.vhost.queues.values()]
+
+
+def publish(rig: BrokerRig, c: RigClient, size: int = SIZE) -> None:
+    c.publish(1, "amq.fanout", "", bytes(size), delivery_mode=2)
+    rig.turn()
+
+
+def has_room(rig: BrokerRig) -> None:
+    rig.fs.capacity = None
+    for _ in range(30):
+        rig.tick(1)
+
+
+@pytest.mark.parametrize("room", [44_000, 46_000, 48_000, 50_000, 52_000])
+@pytest.mark.parametrize("size", [SIZE, 3000])
+def test_queues_in_which_it_expires_at_other_times(rig: BrokerRig, room: int, size: int) -> None:
+    c = rig.client().open()
+    for i in range(3):
+        bound(c, f"q{i}", x_message_ttl=10**8 + 10**5 * i)
+    rig.turn()
+    rig.fs.capacity = rig.fs.used_bytes() + room
+    n = 0
+    while not rig.vhost.engine.journal.blocked:
+        publish(rig, c, size)
+        n += 1
+    has_room(rig)
+    assert depths(rig) == [n] * 3
+    rig.restart()
+    assert depths(rig) == [n] * 3
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_durable_queues_and_others(rig: BrokerRig, others: int) -> None:
+    c = rig.client().open()
+    bound(c, "q")
+    for i in range(others):
+        bound(c, f"t{i}", durable=False, x_message_ttl=10**8 + 10**5 * i)
+    rig.turn()
+    rig.fs.fail(errno.ENOSPC, kinds={"create", "pwrite"}, path="msg_store_transient")
+    publish(rig, c, 20_000)
+    has_room(rig)
+    assert depths(rig) == [1] * (1 + others)
+
+
+def test_a_stream_and_queues_that_are_not_durable(rig: BrokerRig) -> None:
+    c = rig.client().open()
+    bound(c, "s", x_queue_type="stream")
+    for i in range(2):
+        bound(c, f"t{i}", durable=False)
+    rig.turn()
+    rig.fs.fail(errno.ENOSPC, kinds={"create", "pwrite"}, path="msg_store_transient")
+    publish(rig, c, 20_000)
+    has_room(rig)
+    assert [queue.len() for queue in rig.vhost.table.served.values()] == [1, 1, 1]
+
+
+def test_dead_letters_of_a_queue_that_refuses_it(rig: BrokerRig) -> None:
+    c = rig.client().open()
+    declared(c, "dead", durable=False)
+    declared(c, "dead2", durable=False)
+    bound(c, "q")
+    bound(
+        c, "full", durable=False, x_max_length=1, x_overflow="reject-publish-dlx",
+        x_dead_letter_exchange="amq.direct",
+    )  # fmt: skip
+    for name in ("dead", "dead2"):
+        c.call(1, QueueBind(queue=name, exchange="amq.direct"), QueueBindOk)
+    publish(rig, c, 20_000)
+    rig.fs.fail(errno.ENOSPC, kinds={"create", "pwrite"}, path="msg_store_transient")
+    publish(rig, c, 20_000)
+    has_room(rig)
+    assert classic(rig.vhost.queues["q"]).amq.depth() == 2

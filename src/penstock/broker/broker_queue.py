@@ -350,8 +350,9 @@ class Consumers:
         """Return whether there is an exclusive consumer."""
         return self._exclusive > 0
 
-    def cancel_all(self) -> None:
-        """Cancel all consumers: the queue is gone."""
+    def cancel_all(self) -> list[Consumer]:
+        """Remove all consumers and return them: the queue is gone. Their channels are to be
+        notified (`ConsumerChannel.cancelled`)."""
         consumers = self.all()
         self._rings = {}
         self._order = []
@@ -363,7 +364,7 @@ class Consumers:
         self._only = None
         for consumer in consumers:
             consumer.is_cancelled = True
-            consumer.channel.cancelled(consumer)
+        return consumers
 
 
 QUEUE_BYTES: Final = 10 << 10  # measured: a queue without messages, in all its places
@@ -456,9 +457,9 @@ class QueueOrStream(Source):
         their readers miss nothing."""
         return 0
 
-    def cancel_all(self) -> None:
-        """Cancel all consumers: the queue is gone."""
-        self.consumers.cancel_all()
+    def cancel_all(self) -> list[Consumer]:
+        """Remove all consumers and return them, as `Consumers.cancel_all`."""
+        return self.consumers.cancel_all()
 
     def wake_waiters(self) -> None:
         """Call the waiters: a message may be there, or the queue is gone."""
@@ -544,9 +545,10 @@ class BrokerQueue(QueueOrStream):
         super().detach(consumer)
         self._update_consumers()
 
-    def cancel_all(self) -> None:
-        super().cancel_all()
+    def cancel_all(self) -> list[Consumer]:
+        consumers = super().cancel_all()
         self._update_consumers()
+        return consumers
 
     def _update_consumers(self) -> None:
         self.amq.has_consumers = self.consumers.count > 0

@@ -547,14 +547,13 @@ class BrokerStream(QueueOrStream):
         self._on_failure(self.what, error)
         consumer.channel.cancelled(consumer)
 
-    def cancel_all(self) -> None:
-        """Cancel all consumers: the stream is gone."""
-        consumers = self.consumers.all()
-        self.consumers.cancel_all()
+    def cancel_all(self) -> list[Consumer]:
+        consumers = self.consumers.cancel_all()
         for consumer in consumers:
             consumer.source.is_deleted = True
             self._ended(consumer)
         self.readings = {}
+        return consumers
 
     # ---- named readers -------------------------------------------------------------------------
 

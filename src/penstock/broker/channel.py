@@ -134,6 +134,8 @@ KEPT_STEPS: Final = 4  # of one message to one queue
 ACK_SLICE: Final = 1024
 SETTLE_SLICE: Final = 256
 TAKE_SLICE: Final = 256
+CONSUMER_SLICE: Final = 1024  # of a channel that ends; the others end in slices
+CONSUMER_STEPS: Final = 4
 ACK_STEPS: Final = 2  # of one in a transaction
 EXPIRED_SLICE: Final = 1024  # unacked deliveries of a channel that one look compares
 TIMES_MAX: Final = 512
@@ -909,12 +911,16 @@ class SettleFailed(WorkToItsEnd):
 
 class Releasing(WorkToItsEnd):
     """Puts back all that a channel has unacked now, a slice after the other; what is not taken yet
-    is unacked still. transaction: is rolled back before."""
+    is unacked still. transaction: is rolled back before; consumers: end afterwards."""
 
-    def __init__(self, channel: "Channel", transaction: ChannelTransaction | None = None) -> None:
+    def __init__(
+        self, channel: "Channel", transaction: ChannelTransaction | None = None,
+        consumers: "list[Consumer] | None" = None,
+    ) -> None:  # fmt: skip
         super().__init__(channel.vhost)
         self._channel: Channel = channel
         self._transaction: ChannelTransaction | None = transaction
+        self._consumers: deque[Consumer] = deque(consumers or [])
         self._unacked: Unacked = channel.unacked
         self._tag: int = channel.unacked.next_tag - 1
         self._how: int = give_back_how(channel.handler)
@@ -938,13 +944,21 @@ class Releasing(WorkToItsEnd):
                 self._transaction = None
             taken = self._unacked.take_up_to(self._tag, SETTLE_SLICE) if self._tag else []
             if not taken:
-                return True
+                break
             for source in {delivered.source: None for delivered in taken}:
                 source.before_return()
             for delivered in taken:
                 channel.returned(delivered)
             self._settling = SettleFailed(self._vhost, taken, self._how)
             budget.left -= len(taken)
+        while self._consumers:
+            consumer = self._consumers.popleft()
+            channel.end_consumer(consumer)
+            channel.consumer_gone(consumer)
+            budget.left -= CONSUMER_STEPS
+            if budget.left <= 0 and budget.is_over():
+                return False
+        return True
 
 
 class Rejecting(SlicedWork):
@@ -1615,19 +1629,28 @@ class Channel(ConsumerChannel):
         consumers = list(self.consumers.values())
         self.consumers = {}
         self.vhost.counts.consumers -= len(consumers)
-        for consumer in consumers:
-            self.vhost.events.consumer(consumer, is_new=False)
-            self._uncount(consumer)
-            consumer.is_cancelled = True
-            consumer.queue.detach(consumer)
-        Releasing(self, transaction).finish_later()
-        for consumer in consumers:
-            self.vhost.dispatch.mark(consumer.source)
-            self.vhost.table.consumer_gone(consumer.queue)
+        first, others = consumers[:CONSUMER_SLICE], consumers[CONSUMER_SLICE:]
+        for consumer in first:
+            self.end_consumer(consumer)
+        Releasing(self, transaction, others).finish_later()
+        for consumer in first:
+            self.consumer_gone(consumer)
         if self.publisher.reply_queue:
             queue = self.vhost.table.usable(self.publisher.reply_queue)
             if queue is not None:
                 self.vhost.delete_queue(queue, if_unused=False, if_empty=False)
+
+    def end_consumer(self, consumer: Consumer) -> None:
+        """End a consumer of a channel that is closed; `consumer_gone` must follow."""
+        self.vhost.events.consumer(consumer, is_new=False)
+        self._uncount(consumer)
+        consumer.is_cancelled = True
+        consumer.queue.detach(consumer)
+
+    def consumer_gone(self, consumer: Consumer) -> None:
+        """Have the queue of a consumer that has ended go on without it."""
+        self.vhost.dispatch.mark(consumer.source)
+        self.vhost.table.consumer_gone(consumer.queue)
 
     def message_stats(self) -> dict[str, int]:
         """Return its counters by RabbitMQ's names."""

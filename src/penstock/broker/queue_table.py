@@ -66,7 +66,13 @@ from penstock.broker.arguments import (
     encode_arguments,
     type_of,
 )
-from penstock.broker.broker_queue import BrokerQueue, QueueOrStream, lengths_of, not_counted
+from penstock.broker.broker_queue import (
+    BrokerQueue,
+    Consumer,
+    QueueOrStream,
+    lengths_of,
+    not_counted,
+)
 from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable, PreparedStream
 from penstock.broker.dispatch import Dispatch, Source
 from penstock.broker.policies import Applied, Policies
@@ -102,6 +108,7 @@ LENGTH_OF: Final[Mapping[str, Callable[[QueueOrStream], int]]] = {
 NEVER: Final = -1  # a stamp before all others
 GONE_MAX: Final = 4096  # names of deleted queues that are remembered
 LOOK_SLICE: Final = 256  # queues between two yields
+CANCEL_SLICE: Final = 1024  # consumers of a queue that is deleted
 
 
 class QueueChanges:
@@ -755,11 +762,19 @@ class QueueTable:
         self._forget(queue)
         self._topology.router.remove_queue(queue.name)
         self._topology.forget(doomed)
-        queue.cancel_all()
+        self._cancel(queue.cancel_all())
         queue.wake_waiters()
         if leased:
             self.on_leased_deleted(queue.name, leased)
         return ready, one.lsn
+
+    def _cancel(self, consumers: list[Consumer]) -> None:
+        """Notify the channels of consumers whose queue is gone, CANCEL_SLICE in each turn."""
+        for consumer in consumers[:CANCEL_SLICE]:
+            consumer.channel.cancelled(consumer)
+        others = consumers[CANCEL_SLICE:]
+        if others:
+            self._dispatch.when_settled(0, DISK, lambda: self._cancel(others))
 
     def _log_deleted(self, queue: QueueOrStream) -> None:
         """Delete the queue from the engine; inside `one_record`."""
@@ -1152,7 +1167,8 @@ class QueueRestarts:
         for part in (queue.amq.backing, *queue.amq.delays.parts()):
             self._queue_set.monitor.unregister(part)
             part.unshare()
-        queue.consumers.cancel_all()
+        for consumer in queue.consumers.cancel_all():
+            consumer.channel.cancelled(consumer)
         queue.wake_waiters()
 
     def _crash(self, queue: BrokerQueue, amq: AMQQueue, why: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker import background_tasks, dispatch
+from penstock.broker import background_tasks, dispatch, queue_table
 from penstock.broker import channel as channel_module
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.connection_handler import HeldEvents
@@ -668,6 +668,43 @@ def test_what_a_channel_has_not_settled_goes_back_in_slices(
         client.send(1, BasicNack(delivery_tag=tags[-2], multiple=True, requeue=True))
         client.call(1, TxCommit(), TxCommitOk)
         assert ready(rig) == [b"%d" % n for n in range(count - 1)]
+
+
+@pytest.mark.parametrize("how", ["delete", "close", "lose"])
+def test_many_consumers_end_in_slices(
+    rig: OperationRig, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, most = 300, 20
+    monkeypatch.setattr(channel_module, "CONSUMER_SLICE", most)
+    monkeypatch.setattr(queue_table, "CANCEL_SLICE", most)
+    monkeypatch.setattr(dispatch, "LOOK_STEPS", most)
+    rig.result("declare_queue", queue="q")
+    client, other = rig.client(consumer_cancel_notify=True).open(1), rig.client().open(1)
+    data = [frame(1, BasicConsume(queue="q", consumer_tag=f"{n}")) for n in range(count)]
+    client.raw(b"".join(data))
+    rig.turn()
+    client.pump()
+    client.events = []
+    queue = rig.vhost.table.usable("q")
+    assert queue is not None
+    before = rig.vhost.usage.clients.of("guest")
+    rig.vhost.budget.clock = TickingClock()
+    if how == "delete":
+        other.send(1, QueueDelete(queue="q"))
+        rig.vhost.turn()
+        assert 0 < len(client.methods(BasicCancel)) < count // 2
+    elif how == "close":
+        client.send(1, ChannelClose())
+        assert count // 2 < queue.consumers.count < count
+    else:
+        client.handler.lost()
+        assert count // 2 < queue.consumers.count < count
+    rig.turn()
+    assert queue.consumers.count == rig.vhost.counts.consumers == 0
+    assert rig.vhost.usage.clients.of("guest") < before - count * 500
+    if how != "delete":
+        rig.put("q", b"x")
+        assert ready(rig) == [b"x"]
 
 
 # --- what is read at once ---

@@ -174,11 +174,12 @@ class Unacked:
         self._base: int = 1  # nothing below it is open, but what is aside
         self._mask: int = RING_MIN - 1
         self._ring: list[Delivered | None] = [None] * RING_MIN
-        self._aside: dict[int, Delivered] = {}  # below the base, ascending
+        # Below the base, ascending. A dict would look at the places of all that left it.
+        self._aside: OrderedDict[int, Delivered] = OrderedDict()
         self._is_sorted: bool = True  # else `sort` must follow
         self._times: list[tuple[float, int]] = []  # (monotonic seconds, the next tag then)
         self._looked: int = 0  # up to this tag, in the last look
-        self.late: dict[int, None] = {}  # tags that have expired, the oldest first
+        self.late: OrderedDict[int, None] = OrderedDict()  # that have expired, the oldest first
 
     def add(self, source: Source, tag: int, consumer: Consumer | None) -> int:
         """Add a delivery that will be settled; return its delivery tag."""
@@ -285,7 +286,7 @@ class Unacked:
             self.take(tag)
             self.late[tag] = None
         while len(self.late) > LATE_MAX:
-            del self.late[next(iter(self.late))]
+            self.late.popitem(last=False)
         oldest = next(iter(self._aside), self._base) if self.count else self.next_tag
         while len(self._times) > 1 and self._times[1][1] <= oldest:
             del self._times[0]
@@ -353,7 +354,7 @@ class Unacked:
     def sort(self) -> None:
         """Put in order what `put_back` has added."""
         if not self._is_sorted:
-            self._aside = dict(sorted(self._aside.items()))
+            self._aside = OrderedDict(sorted(self._aside.items()))
             self._is_sorted = True
 
     def all(self) -> list[Delivered]:
@@ -836,8 +837,8 @@ class SettleFailed(WorkToItsEnd):
         super().__init__(vhost)
         self._how: int = how
         self._size: int = SETTLE_SLICE
-        self._by_source: dict[Source, list[int]] = {}
-        self._later: dict[Source, list[int]] = {}
+        self._by_source: OrderedDict[Source, list[int]] = OrderedDict()
+        self._later: OrderedDict[Source, list[int]] = OrderedDict()
         self._is_reported: bool = False
         for one in delivered:
             self._by_source.setdefault(one.source, []).append(one.tag)
@@ -845,8 +846,7 @@ class SettleFailed(WorkToItsEnd):
     def step(self) -> bool:
         budget = self._vhost.budget
         while self._by_source:
-            source = next(iter(self._by_source))
-            tags = self._by_source.pop(source)
+            source, tags = self._by_source.popitem(last=False)
             if source.is_deleted:
                 continue
             size = min(len(tags), self._size)
@@ -858,7 +858,8 @@ class SettleFailed(WorkToItsEnd):
             if not source.is_deleted:
                 self._vhost.dispatch.mark(source)
             if left:
-                self._by_source = {source: left, **self._by_source}
+                self._by_source[source] = left
+                self._by_source.move_to_end(source, last=False)
             if budget.left <= 0 and self._by_source and budget.is_over():
                 return False
         self._try_later()
@@ -904,7 +905,7 @@ class SettleFailed(WorkToItsEnd):
             vhost.timers.call_at(vhost.clock.monotonic() + RETRY_S, self._again)
 
     def _again(self) -> None:
-        self._by_source, self._later = self._later, {}
+        self._by_source, self._later = self._later, OrderedDict()
         self._size = SETTLE_SLICE
         self.finish_later()
 

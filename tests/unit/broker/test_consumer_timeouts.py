@@ -1,5 +1,6 @@
 """Consumer timeouts: what is not acknowledged in time goes back, and the consumer goes on."""
 
+from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
@@ -267,7 +268,7 @@ def test_tags_that_are_late_are_bounded() -> None:
     rig = BrokerRig()
     c = consuming(rig, prefetch=0, queue={"x-consumer-timeout": 5000})
     unacked = c.handler.channels[1].unacked
-    unacked.late = dict.fromkeys(range(-LATE_MAX, 0))
+    unacked.late = OrderedDict.fromkeys(range(-LATE_MAX, 0))
     c.publish(1, "", "q", b"m")
     pass_time(rig, 7)
     assert len(unacked.late) == LATE_MAX

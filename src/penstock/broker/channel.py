@@ -778,17 +778,16 @@ class ChannelTransaction(PublishCollector):
         self._settled_done += len(some)
         return some
 
-    def rollback(self, unacked: Unacked, budget: TurnBudget | None = None) -> bool:
+    def rollback(self, unacked: Unacked, budget: TurnBudget) -> bool:
         """Undo it: what was published, then what was acknowledged or rejected, which is `unacked`
-        again. budget: as far as it goes, a slice at least; None: whatever it takes. Return whether
-        all is undone: else call it again."""
+        again, as far as the turn's budget goes, a slice at least. Return whether all is undone:
+        else call it again."""
         self.vhost.usage.release(self._hold)
         size = SETTLE_SLICE
         while not self._rollback_slice(size, unacked):
-            if budget is not None:
-                budget.left -= size
-                if budget.left <= 0 and budget.is_over():
-                    return False
+            budget.left -= size
+            if budget.left <= 0 and budget.is_over():
+                return False
         unacked.sort()
         return True
 

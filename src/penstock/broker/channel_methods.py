@@ -431,20 +431,18 @@ def on_tx_commit(channel: Channel, method: Method) -> None:
 
 
 def _commit(channel: Channel, transaction: ChannelTransaction) -> "AfterCommit":
-    """Commit; return what is left to do then. ChannelError: it is rolled back."""
+    """Commit; return what is left to do then. ChannelError: it is to be rolled back."""
     try:
         transaction.commit()
     except (TransactionTooLargeError, QueueFullError, DiskFullError) as error:
-        raise _refused(channel, transaction, error) from None
+        raise _refused(error) from None
     _begin(channel)
     transaction.count(channel.counts, channel.vhost.counts.messages)
     return AfterCommit(channel, transaction)
 
 
-def _refused(channel: Channel, transaction: ChannelTransaction, error: Exception) -> ChannelError:
-    """Roll a transaction back, and return the error that the client gets."""
-    transaction.rollback(channel.unacked)
-    _begin(channel)
+def _refused(error: Exception) -> ChannelError:
+    """Return the error that ends the channel, which rolls its transaction back."""
     code = PRECONDITION_FAILED if isinstance(error, QueueFullError) else RESOURCE_ERROR
     return ChannelError(code, str(error), *TX_COMMIT)
 
@@ -508,7 +506,7 @@ class LongCommit(BackgroundTask):
                 if budget.left <= 0 and budget.is_over():
                     return AGAIN
         except (TransactionTooLargeError, DiskFullError) as error:
-            raise _refused(channel, transaction, error) from None
+            raise _refused(error) from None
         self._after = _commit(channel, transaction)
         return AGAIN
 

@@ -580,11 +580,11 @@ class BrokerQueue(QueueOrStream):
         consumers = self.consumers
         n = no_ack = again = 0
         delivery: Delivery | None = None
-        self._ack_delivered()
+        is_acked = self._ack_delivered()
         done = self._delivered_no_ack
         self._is_delivering = True
         try:
-            while consumers.count and amq.backing.len():
+            while is_acked and consumers.count and amq.backing.len():
                 if n >= QUEUE_SLICE:
                     dispatch.mark(self)
                     break
@@ -642,12 +642,17 @@ class BrokerQueue(QueueOrStream):
         dispatch.again(self)
         return True
 
-    def _ack_delivered(self) -> None:
-        """Acknowledge deliveries to no_ack consumers. DiskFullError: the log has no room for it
-        now, and they are acknowledged later."""
+    def _ack_delivered(self) -> bool:
+        """Acknowledge deliveries to no_ack consumers; return whether they are. If not, because of
+        the disk, it is tried again later, and nothing more is delivered."""
         if self._delivered_no_ack:
-            self.amq.ack(self._delivered_no_ack, OS)
+            try:
+                self.amq.ack(self._delivered_no_ack, OS)
+            except (DiskFullError, OSError):
+                self._dispatch.without_space(self)
+                return False
             self._delivered_no_ack.clear()
+        return True
 
     def _wait_for_head(self, dispatch: Dispatch) -> None:
         held = self.amq.held()
@@ -670,10 +675,7 @@ class BrokerQueue(QueueOrStream):
 
     def sent(self, tags: list[int]) -> None:
         self._delivered_no_ack += tags
-        try:
-            self._ack_delivered()
-        except DiskFullError:
-            self._dispatch.without_space(self)
+        self._ack_delivered()
 
     def requeue(self, tags: list[int]) -> None:
         """Put deliveries back, with one attempt more. If there is no room to log the attempt, they

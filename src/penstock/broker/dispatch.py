@@ -246,8 +246,8 @@ class Source(ABC):
         """Acknowledge deliveries. Unknown tags are ignored, here and in the methods below."""
 
     def sent(self, tags: list[int]) -> None:
-        """Acknowledge deliveries to no_ack consumers that were sent completely. If a full disk
-        keeps that from being logged, it is done later."""
+        """Acknowledge deliveries to no_ack consumers that were sent completely. What the disk keeps
+        from being done now is done later."""
         self.ack(tags)
 
     @abstractmethod

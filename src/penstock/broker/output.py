@@ -275,11 +275,12 @@ class Output:
         lane = self.lanes[number]
         content = lane.content
         parts = content.next_frames()
-        del self.lanes[number]
-        if content.is_whole():
+        is_whole = content.is_whole()
+        if is_whole:
             content.sent()
-            if not lane.go_on(parts):
-                return number, parts
+        del self.lanes[number]
+        if is_whole and not lane.go_on(parts):
+            return number, parts
         self.lanes[number] = lane  # the others come first now
         return -1, parts
 

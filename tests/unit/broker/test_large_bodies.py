@@ -700,8 +700,9 @@ def test_an_error_of_the_disk_in_the_middle_ends_the_connection(
 
 
 @pure_only
+@pytest.mark.parametrize("error", [DiskFullError("/data", 0, 1), OSError(errno.EIO, "no")])
 def test_what_cannot_be_logged_at_its_end_is_acknowledged_later(
-    rig: BrokerRig, monkeypatch: pytest.MonkeyPatch
+    rig: BrokerRig, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     filled(rig, LARGE)
     client = begun(rig, no_ack=True)
@@ -711,7 +712,7 @@ def test_what_cannot_be_logged_at_its_end_is_acknowledged_later(
 
     def refuse(tags: list[int], mode: int) -> int:
         asked.append(list(tags))
-        raise DiskFullError("/data", 0, 1)
+        raise error
 
     with monkeypatch.context() as patched:
         patched.setattr(queue.amq, "ack", refuse)

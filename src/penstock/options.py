@@ -414,8 +414,9 @@ def bytes_in(text: str, whole_bytes: int) -> int:
 
 
 def many(count: int, what: str) -> str:
-    """Return a count for people: "1 queue", "10,000 queues"."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+    """Return a count for people: "1 queue", "10,000 queues", "2 batches"."""
+    ending = "" if count == 1 else "es" if what.endswith(("ch", "sh", "s")) else "s"
+    return f"{count:,} {what}{ending}"
 
 
 def format_bytes(number: int) -> str:

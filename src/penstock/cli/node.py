@@ -118,8 +118,8 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         ),
         (
             "clients",
-            f"{many(found['connections'], 'connection')}, {found['half_open']} logging in, "
-            f"{found['accepted']} since the start",
+            f"{many(found['connections'], 'connection')}, {found['half_open']:,} logging in, "
+            f"{found['accepted']:,} since the start",
         ),
         (
             "listens",
@@ -335,8 +335,8 @@ def backup(into: str, vhost: str, data: str) -> None:
         begun = client.call("backup", vhost, path=str(Path(into).absolute()))
         found = _finish(client, vhost, begun)
     click.echo(
-        f"{into}: {found['linked']} files linked, {found['copied']} copied "
-        f"({found['copied_bytes']} bytes)"
+        f"{into}: {many(found['linked'], 'file')} linked, {found['copied']:,} copied "
+        f"({many(found['copied_bytes'], 'byte')})"
     )
 
 
@@ -610,7 +610,7 @@ def import_text(
         for line in found.pop(name):
             output.say(f"{what}: {line}")
     done = "would be imported" if dry_run else "imported"
-    click.echo(f"{done}: " + ", ".join(f"{count} {name}" for name, count in found.items()))
+    click.echo(f"{done}: " + ", ".join(f"{count:,} {name}" for name, count in found.items()))
 
 
 # ---- why -----------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from penstock.cli.main import EX_DATAERR, EX_OK, EX_TEMPFAIL, EX_UNAVAILABLE, Fa
 from penstock.cli.output import FORMAT
 from penstock.clock import SystemClock
 from penstock.errors import MissingPackageError, PenstockError, install_advice
-from penstock.options import format_bytes
+from penstock.options import format_bytes, many
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -148,7 +148,7 @@ def check(
         lines = [{"kind": finding.kind, "text": finding.text} for finding in found]
         output.document({"pipeline": spec.name, "findings": lines})
     if problems:
-        count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
+        count = many(len(problems), "problem")
         raise FailedError(problems[0].code, f"{spec.name}: {count}: it would not run")
 
 
@@ -433,7 +433,7 @@ def print_totals(spec: "PipelineSpec", facts: "RunFacts") -> None:
         rows.append(["failed", where, facts.failed])
     output.table(["", "where", "rows"], rows)
     seconds = (facts.ended_s or facts.started_s) - facts.started_s
-    click.echo(f"{spec.name}: {facts.outcome}, {facts.batches} batches in {seconds:.1f} s")
+    click.echo(f"{spec.name}: {facts.outcome}, {many(facts.batches, 'batch')} in {seconds:.1f} s")
 
 
 def summary(state: "PipelineState") -> dict[str, object]:
@@ -646,4 +646,4 @@ def py_files(path: str) -> None:
     from penstock.spark.spark_session import write_py_files
 
     count = write_py_files(path)
-    click.echo(f"{path}: {count} modules")
+    click.echo(f"{path}: {many(count, 'module')}")

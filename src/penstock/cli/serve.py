@@ -40,7 +40,7 @@ from penstock.config import Config, Setting, config_of, parse_file, settings
 from penstock.config import effective as effective_rows
 from penstock.errors import MissingPackageError, OptionError, install_advice
 from penstock.escaping import one_line
-from penstock.options import format_bytes, plain
+from penstock.options import format_bytes, many, plain
 from penstock.queues.budget import machine_memory
 from penstock.storage.files.durability import INTERVAL, MODE_NAMES
 from penstock.storage.files.filesystem import OsFileSystem
@@ -147,7 +147,7 @@ def config_check(file: str | None) -> None:
     for note in config.notes:
         say(f"note: {note}")
     given = sum(row["origin"] != "default" for row in effective_rows(config))
-    told(f"the configuration is right: {given} options are set")
+    told(f"the configuration is right, and sets {many(given, 'option')}")
 
 
 @click.command("config_set")

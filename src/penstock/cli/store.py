@@ -33,6 +33,7 @@ from penstock.cli.main import (
 from penstock.cli.output import FORMAT, table
 from penstock.clock import SystemClock
 from penstock.errors import LockedError
+from penstock.options import many
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files import move as moves
 from penstock.storage.files.data_directory import (
@@ -90,10 +91,11 @@ def verify(directory: str, verbose: bool, form: str) -> int:
     rows = [[s.vhost, s.name, s.records, s.bytes, s.pages, s.damaged] for s in report.streams]
     table(["vhost", "stream", "records", "bytes", "pages", "damaged"], rows)
     click.echo(
-        f"{len(report.problems)} problems, {len(report.notes)} notes; checked "
-        f"{sum(q.count for q in report.queues)} messages, {report.bodies} bodies of "
-        f"{report.body_bytes} bytes, {report.store_files} store files, "
-        f"{sum(s.records for s in report.streams)} records of streams, {report.records} log records"
+        f"{many(len(report.problems), 'problem')}, {many(len(report.notes), 'note')}; checked "
+        f"{many(sum(q.count for q in report.queues), 'message')}, {report.bodies:,} bodies of "
+        f"{many(report.body_bytes, 'byte')}, {many(report.store_files, 'store file')}, "
+        f"{many(sum(s.records for s in report.streams), 'record')} of streams, "
+        f"{many(report.records, 'log record')}"
     )
     return EX_OK if report.is_fine else EX_DATAERR
 
@@ -147,8 +149,8 @@ def salvage(directory: str, into: str, vhosts: tuple[str, ...], verbose: bool, f
     rows = [[s.vhost, s.name, s.taken, s.bytes] for s in report.streams]
     table(["vhost", "stream", "taken", "bytes"], rows)
     click.echo(
-        f"{report.taken} messages are in {into}; {report.lost} could not be read, "
-        f"{len(report.losses)} losses in all"
+        f"{into} has {many(report.taken, 'message')}; {report.lost:,} could not be read, "
+        f"{many(len(report.losses), 'loss')} in all"
     )
     return EX_DATAERR if report.losses else EX_OK
 
@@ -216,7 +218,8 @@ def backup(directory: str, into: str) -> None:
     copied = sum(part.copied for part in parts)
     size = sum(part.copied_bytes for part in parts)
     click.echo(
-        f"{into}: {len(parts)} vhosts, {linked} files linked, {copied} copied ({size} bytes)"
+        f"{into}: {many(len(parts), 'vhost')}, {many(linked, 'file')} linked, {copied:,} copied "
+        f"({many(size, 'byte')})"
     )
 
 
@@ -249,7 +252,7 @@ def move(
         output.say(f"note: {note}")
     for kind, root in moved.roots.items():
         output.say(f"{root}: has the {kind} files of {directory} now")
-    click.echo(f"{moved.files} files moved ({moved.bytes} bytes)")
+    click.echo(f"{many(moved.files, 'file')} moved ({many(moved.bytes, 'byte')})")
 
 
 @store.command("path")

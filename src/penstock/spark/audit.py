@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import CorruptionError, LockedError, NotAStoreError, PenstockError
-from penstock.options import Option, text
+from penstock.options import Option, many, text
 from penstock.spark.built_in_pipelines import options_of
 from penstock.spark.catalog import stream_paths
 from penstock.spark.file_sink import absolute
@@ -118,8 +118,9 @@ class AuditReport:
         size = sum(one.bytes for one in self.found)
         lines = [f"note: {note}" for note in self.notes]
         lines.append(
-            f"{len(self.problems)} problems; {messages:,} messages of {size:,} bytes in "
-            f"{len(self.found)} queues and streams, by {self.units} tasks"
+            f"{many(len(self.problems), 'problem')}; {many(messages, 'message')} of "
+            f"{many(size, 'byte')} in {len(self.found):,} queues and streams, by "
+            f"{many(self.units, 'task')}"
         )
         return "\n".join(lines)
 

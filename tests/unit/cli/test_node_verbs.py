@@ -44,7 +44,7 @@ def test_status_says_first_what_is_wrong_and_what_to_do(
         "vhosts       /: running, 1 connection, 3 MiB of 64 MiB, process 40 MiB",
         "memory       3 MiB of 64 MiB hold messages",
         "disk         5 GiB free, publishers wait below 50 MiB: /d, /e",
-        "clients      1 connection, 0 logging in, 1234 since the start",
+        "clients      1 connection, 0 logging in, 1,234 since the start",
         "listens      amqp 127.0.0.1:5672, http 127.0.0.1:15672",
         "version      0.1.0 (pure), up 1 d 2 h",
         "durability   disk",
@@ -218,7 +218,7 @@ def test_vhosts_checkpoint_backup(
         ("job", "/x", {"job": 8, "wait_ms": 20_000}),
         ("delete_vhost", None, {"name": "/x"}),
     ]
-    assert capsys.readouterr().out == "copy: 1 files linked, 2 copied (3 bytes)\n"
+    assert capsys.readouterr().out == "copy: 1 file linked, 2 copied (3 bytes)\n"
 
 
 def test_stop_and_start_of_one_vhost() -> None:

@@ -190,7 +190,7 @@ def test_a_configuration_is_checked(
     file = tmp_path / "other.toml"
     file.write_text("port = 1\n[limits]\nuser_channels = 7\n")
     assert main(["config_check", str(file)]) == 0
-    assert capsys.readouterr().out == "the configuration is right: 2 options are set\n"
+    assert capsys.readouterr().out == "the configuration is right, and sets 2 options\n"
     file.write_text("port = 5\nhttp_port = 5\n")
     assert main(["config", "check", str(file)]) == 78
     assert f"{file}: http_port: given 5, expected another" in capsys.readouterr().err

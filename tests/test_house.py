@@ -445,7 +445,7 @@ def test_nobody_reaches_past_the_engine() -> None:
         "log": "settled|last_lsn|syncs|request_sync|recent_sync_s|has_room|has_unwritten",
         "journal": "check|check_publish|disk_full|stop|one_record|gathering|submit|has_pending"
         "|pin_files|unpin_files|cut_waits|is_committing",
-        "placement": "new_message|share_of",
+        "placement": "new_message|share_of|is_in_store",
         "upkeep": "begin_checkpoint|step_checkpoint|release",
     }
     narrow = "|".join(rf"{part}(?!\.(?:{calls})\b)" for part, calls in faces.items())

@@ -54,7 +54,7 @@ from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import PART_SHIFT, BackingQueue, Delivery
 from penstock.queues.headers import MAXLEN, REASONS, REJECTED, Death, HeaderCodec
 from penstock.storage.engine import StorageEngine
-from penstock.storage.files.durability import DISK, NONE, OS
+from penstock.storage.files.durability import NONE, OS
 from penstock.storage.index.queue_index import QueueIndex
 from penstock.storage.parts.transaction import Published, Transaction
 from penstock.storage.store.message_store import CopyingBody
@@ -780,10 +780,9 @@ class LargeLetter:
         stored = self._copy or message
         for each in self._copied:
             if message.body is not None:
-                each.backing.publish(
-                    each.header, message.body, DISK if message.persistent else NONE,
-                    expiry_ms=each.expiry_ms, priority=each.part,
-                )  # fmt: skip
+                engine.publish_transient(
+                    [_index(each)], each.header, message.body, each.expiry_ms, has_left=True
+                )
                 continue
             stored = engine.bodies.placed(stored, is_persistent=False)
             engine.publish_stored([_index(each)], each.header, stored, each.expiry_ms)
@@ -870,11 +869,12 @@ def move_to(
             with engine.share(engine.placement.share_of(body, len(destinations), message)):
                 if streams or logged:
                     lsn = _move_apart(logged, streams, header, body, source, tag, mode, engine)
+                has_left = bool(streams or logged)
                 for each in copied:
-                    each.backing.publish(
-                        each.header, body, DISK if message.persistent else NONE,
-                        expiry_ms=each.expiry_ms, priority=each.part,
-                    )  # fmt: skip
+                    engine.publish_transient(
+                        [_index(each)], each.header, body, each.expiry_ms, has_left=has_left
+                    )
+                    has_left = True
         if not (streams or logged):
             source.ack([tag], mode)
     if message.persistent:
@@ -890,16 +890,16 @@ def _move_stored(
     in the store, which is not read."""
     message, tag = delivery.message, delivery.tag
     logged = [each for each in destinations if message.persistent and _index(each).is_durable]
+    copied = [each for each in destinations if each not in logged]
+    # This may fail; until then nothing has changed.
+    stored = engine.bodies.placed(message, is_persistent=False) if copied else message
     lsn = 0
     engine.bodies.own(message)
     try:
         if logged:
             lsn = _move_apart(logged, (), b"", b"", source, tag, mode, engine, message)
-        stored = message
-        for each in destinations:
-            if each not in logged:
-                stored = engine.bodies.placed(stored, is_persistent=False)
-                engine.publish_stored([_index(each)], each.header, stored, each.expiry_ms)
+        for each in copied:
+            engine.publish_stored([_index(each)], each.header, stored, each.expiry_ms)
         if not logged:
             source.ack([tag], mode)
     finally:

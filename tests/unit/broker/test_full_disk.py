@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from penstock.codec.spec import QueueBind, QueueBindOk
+from penstock.codec.spec import BasicGet, BasicReject, QueueBind, QueueBindOk
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.broker_steps import declared
 from tests.helpers.vhost_rig import classic
@@ -91,3 +91,33 @@ def test_dead_letters_of_a_queue_that_refuses_it(rig: BrokerRig) -> None:
     publish(rig, c, 20_000)
     has_room(rig)
     assert classic(rig.vhost.queues["q"]).amq.depth() == 2
+
+
+@pytest.mark.parametrize("how", ["expired", "rejected", "pushed-out"])
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_dead_letter_for_durable_queues_and_others(
+    rig: BrokerRig, how: str, others: int
+) -> None:
+    c = rig.client().open()
+    bound(c, "dead")
+    for i in range(others):
+        bound(c, f"t{i}", durable=False, x_message_ttl=10**8 + 10**5 * i)
+    arguments: dict[str, object] = {"x_dead_letter_exchange": "amq.fanout"}
+    if how == "expired":
+        arguments["x_message_ttl"] = 1000
+    if how == "pushed-out":
+        arguments["x_max_length"] = 1
+    declared(c, "q", **arguments)
+    c.publish(1, "", "q", bytes(20_000), delivery_mode=2)
+    rig.turn()
+    rig.fs.fail(errno.ENOSPC, kinds={"create", "pwrite"}, path="msg_store_transient")
+    if how == "rejected":
+        c.send(1, BasicGet(queue="q"))
+        rig.turn()
+        c.send(1, BasicReject(delivery_tag=1, requeue=False))
+    if how == "pushed-out":
+        c.publish(1, "", "q", b"next", delivery_mode=2)
+    rig.turn()
+    has_room(rig)
+    left = 1 if how == "pushed-out" else 0
+    assert depths(rig) == [1] * (1 + others) + [left]

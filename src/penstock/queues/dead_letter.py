@@ -347,16 +347,10 @@ class DeadLetters:
             source.ack([delivery.tag], mode)
             self.count(reason, 1, 0 if passing else 1)
             return 0
-        header = routed.header
-        destinations: list[Destination] = []
-        streams: list[StreamTarget] = []
-        for target in routed.targets:
-            if isinstance(target, StreamTarget):
-                streams.append(target)
-            else:
-                assert isinstance(target, QueueTarget)
-                destinations.append(target.destination(header, priority))
-        lsn = move_to(destinations, source, delivery, max(mode, OS), self.engine, streams, header)
+        destinations, streams = _landing(routed, priority)
+        lsn = move_to(
+            destinations, source, delivery, max(mode, OS), self.engine, streams, routed.header
+        )
         self.count_taken(reason, routed)
         return lsn
 
@@ -449,10 +443,12 @@ class DeadLetters:
         if stored is not None and not body and has_streams(routed):
             body = engine.bodies.read(stored)
         with engine.share(engine.placement.share_of(body, len(routed.targets))):
-            for target in routed.targets:
-                lsn = max(lsn, target.accept(routed.header, body, priority, mode, stored))
+            if len(routed.targets) == 1:
+                own_lsn = routed.targets[0].accept(routed.header, body, priority, mode, stored)
+            else:
+                own_lsn = _publish_to_all(routed, body, priority, mode, engine, stored)
         self.count_taken(reason, routed)
-        return lsn
+        return max(lsn, own_lsn)
 
     def count(self, reason: str, n: int, dropped: int = 0) -> None:
         """Count n messages that died; dropped: of them, that had a route and no target."""
@@ -857,8 +853,7 @@ def move_to(
         targets = [_index(each) for each in destinations]
         lsn = source.move(tag, targets, first.header, mode, first.expiry_ms)
     else:
-        logged = durable if message.persistent else []
-        copied = [each for each in destinations if each not in logged]
+        logged, copied = _by_durability(destinations, is_persistent=message.persistent)
         lsn = 0
         if message.body is None and is_large(message) and not (streams or logged):
             stored = engine.bodies.placed(message, is_persistent=False)
@@ -889,8 +884,7 @@ def _move_stored(
     """Move a large message to queues that give it different headers or expiries: all share its body
     in the store, which is not read."""
     message, tag = delivery.message, delivery.tag
-    logged = [each for each in destinations if message.persistent and _index(each).is_durable]
-    copied = [each for each in destinations if each not in logged]
+    logged, copied = _by_durability(destinations, is_persistent=message.persistent)
     # This may fail; until then nothing has changed.
     stored = engine.bodies.placed(message, is_persistent=False) if copied else message
     lsn = 0
@@ -906,6 +900,74 @@ def _move_stored(
         engine.bodies.disown(message)
     _hold_landed(logged, lsn, mode)
     return lsn
+
+
+def _landing(routed: Routed, priority: int) -> tuple[list[Destination], list[StreamTarget]]:
+    """Return where in its queues a message would be appended now, and the streams."""
+    destinations: list[Destination] = []
+    streams: list[StreamTarget] = []
+    for target in routed.targets:
+        if isinstance(target, StreamTarget):
+            streams.append(target)
+        else:
+            assert isinstance(target, QueueTarget)
+            destinations.append(target.destination(routed.header, priority))
+    return destinations, streams
+
+
+def _publish_to_all(
+    routed: Routed, body: bytes, priority: int, mode: int, engine: StorageEngine,
+    stored: QueuedMessage | None,
+) -> int:  # fmt: skip
+    """Publish a message that is in no queue: in one record to streams and, if it is persistent, to
+    durable queues, then to the others. stored: as for `Target.accept`. Return the LSN, or 0.
+    DiskFullError: none of them has it."""
+    destinations, streams = _landing(routed, priority)
+    logged, copied = _by_durability(destinations, is_persistent=mode != NONE)
+    bodies = engine.bodies
+    copy = bodies.placed(stored, is_persistent=False) if stored is not None and copied else None
+    lsn = 0
+    if streams:
+        if stored is not None and logged:
+            stored = bodies.placed(stored, is_persistent=True)
+        lsn = _move_apart(
+            logged, streams, routed.header, body, None, 0, max(mode, OS), engine, stored
+        )
+    elif logged:
+        groups = _groups(logged)
+        kinds = [(groups[kind], kind[0], kind[1]) for kind in groups]
+        engine.publish_kinds(kinds, body, mode, stored)
+        lsn = engine.log.last_lsn
+    has_left = lsn > 0
+    for each in copied:
+        targets = [_index(each)]
+        if copy is not None:
+            engine.publish_stored(targets, each.header, copy, each.expiry_ms)
+        else:
+            engine.publish_transient(
+                targets, each.header, body, each.expiry_ms, has_left=has_left
+            )
+        has_left = True
+    return lsn
+
+
+def _by_durability(
+    destinations: list[Destination], *, is_persistent: bool
+) -> tuple[list[Destination], list[Destination]]:
+    """Return those where the message outlives a crash, and the others."""
+    logged: list[Destination] = []
+    others: list[Destination] = []
+    for each in destinations:
+        (logged if is_persistent and _index(each).is_durable else others).append(each)
+    return logged, others
+
+
+def _groups(destinations: list[Destination]) -> dict[tuple[bytes, int], list[QueueIndex]]:
+    """Return (header, expiry) -> those that give these to a message."""
+    groups: dict[tuple[bytes, int], list[QueueIndex]] = {}
+    for each in destinations:
+        groups.setdefault((each.header, each.expiry_ms), []).append(_index(each))
+    return groups
 
 
 def _hold_landed(durable: list[Destination], lsn: int, mode: int) -> None:
@@ -926,30 +988,29 @@ def _body_of(source: BackingQueue, delivery: Delivery) -> bytes:
 
 def _move_apart(
     destinations: list[Destination], streams: Sequence[StreamTarget], header: bytes, body: bytes,
-    source: BackingQueue, tag: int, mode: int, engine: StorageEngine,
+    source: BackingQueue | None, tag: int, mode: int, engine: StorageEngine,
     stored: QueuedMessage | None = None,
 ) -> int:  # fmt: skip
     """Move to queues that give the message different headers or expiries, and to streams, in one
-    record. Destinations that agree share a message. stored: all share its body in the store."""
-    groups: dict[tuple[bytes, int], list[QueueIndex]] = {}
-    for each in destinations:
-        groups.setdefault((each.header, each.expiry_ms), []).append(_index(each))
+    record. Destinations that agree share a message. source: None if it is in no queue. stored: all
+    share its body in the store."""
     transaction = engine.begin()
     try:
-        for (own, expiry_ms), targets in groups.items():
+        for (own, expiry_ms), targets in _groups(destinations).items():
             if stored is None:
                 transaction.publish(targets, own, body, expiry_ms)
             else:
                 transaction.publish_stored(targets, own, stored, expiry_ms)
         for stream in streams:
             stream.append(transaction, header, body)
-        for index, entries in source.entries([tag]):
+        for index, entries in source.entries([tag]) if source is not None else ():
             transaction.dequeue(index, entries)
         lsn = transaction.commit(mode)
     finally:
         if transaction.is_open:
             transaction.rollback()
-    source.forget([tag])
+    if source is not None:
+        source.forget([tag])
     return lsn
 
 

@@ -121,3 +121,44 @@ def test_a_dead_letter_for_durable_queues_and_others(
     has_room(rig)
     left = 1 if how == "pushed-out" else 0
     assert depths(rig) == [1] * (1 + others) + [left]
+
+
+@pytest.mark.parametrize("kind", ["refused", "dies-at-once"])
+@pytest.mark.parametrize("ttl", [None, 10**8])
+def test_dead_letters_of_a_message_that_enters_no_queue(
+    rig: BrokerRig, kind: str, ttl: int | None
+) -> None:
+    c = rig.client().open()
+    bound(c, "dead")
+    bound(c, "t", durable=False, **({} if ttl is None else {"x_message_ttl": ttl}))
+    arguments: dict[str, object] = {"x_dead_letter_exchange": "amq.fanout"}
+    if kind == "refused":
+        arguments |= {"x_max_length": 1, "x_overflow": "reject-publish-dlx"}
+    else:
+        arguments |= {"x_message_ttl": 0}
+    declared(c, "q", **arguments)
+    if kind == "refused":
+        c.publish(1, "", "q", b"first")
+    rig.turn()
+    rig.fs.fail(errno.ENOSPC, kinds={"create", "pwrite"}, path="msg_store_transient")
+    c.publish(1, "", "q", bytes(20_000), delivery_mode=2)
+    rig.turn()
+    has_room(rig)
+    assert depths(rig) == [1, 1, 1 if kind == "refused" else 0]
+
+
+@pytest.mark.parametrize("room", [44_000, 46_000, 48_000, 50_000, 52_000])
+def test_dead_letters_that_expire_at_other_times(rig: BrokerRig, room: int) -> None:
+    c = rig.client().open()
+    bound(c, "a")
+    bound(c, "b", x_message_ttl=10**8)
+    declared(c, "q", x_message_ttl=0, x_dead_letter_exchange="amq.fanout")
+    rig.turn()
+    rig.fs.capacity = rig.fs.used_bytes() + room
+    n = 0
+    while not rig.vhost.engine.journal.blocked:
+        c.publish(1, "", "q", bytes(SIZE), delivery_mode=2)
+        rig.turn()
+        n += 1
+    has_room(rig)
+    assert depths(rig) == [n, n, 0]

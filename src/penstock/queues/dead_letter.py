@@ -944,9 +944,7 @@ def _publish_to_all(
         if copy is not None:
             engine.publish_stored(targets, each.header, copy, each.expiry_ms)
         else:
-            engine.publish_transient(
-                targets, each.header, body, each.expiry_ms, has_left=has_left
-            )
+            engine.publish_transient(targets, each.header, body, each.expiry_ms, has_left=has_left)
         has_left = True
     return lsn
 

@@ -95,9 +95,7 @@ def test_dead_letters_of_a_queue_that_refuses_it(rig: BrokerRig) -> None:
 
 @pytest.mark.parametrize("how", ["expired", "rejected", "pushed-out"])
 @pytest.mark.parametrize("others", [1, 2])
-def test_a_dead_letter_for_durable_queues_and_others(
-    rig: BrokerRig, how: str, others: int
-) -> None:
+def test_a_dead_letter_for_durable_queues_and_others(rig: BrokerRig, how: str, others: int) -> None:
     c = rig.client().open()
     bound(c, "dead")
     for i in range(others):

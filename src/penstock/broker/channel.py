@@ -732,14 +732,15 @@ class ChannelTransaction(PublishCollector):
                 now.amq.before_publish(total, n)
 
     def _publish_kept(self, kept: DeferredPublish) -> None:
-        """Publish what waited for the commit. Its queues have room for it; a disk that turns out to
-        be full loses transient messages only, and the commit stays."""
+        """Publish what waited for the commit. Its queues have room for it; what a full disk has no
+        room for stays in RAM. A body that cannot be copied loses a transient message only, and the
+        commit stays."""
         kept.reserve(-1)
         queues = [queue for queue in kept.queues if not queue.is_deleted]
         try:
             fan_out(
                 self.vhost, queues, [], kept.header, kept.body, kept.facts, kept.stored,
-                kept.shared, may_refuse=False,
+                kept.shared, may_refuse=False, has_left=True,
             )  # fmt: skip
         except (DiskFullError, OSError) as error:
             names = ", ".join(repr(queue.name) for queue in queues)

@@ -4,7 +4,16 @@ import errno
 
 import pytest
 
-from penstock.codec.spec import BasicGet, BasicReject, QueueBind, QueueBindOk
+from penstock.codec.spec import (
+    BasicGet,
+    BasicReject,
+    QueueBind,
+    QueueBindOk,
+    TxCommit,
+    TxCommitOk,
+    TxSelect,
+    TxSelectOk,
+)
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.broker_steps import declared
 from tests.helpers.vhost_rig import classic
@@ -61,6 +70,20 @@ def test_durable_queues_and_others(rig: BrokerRig, others: int) -> None:
     publish(rig, c, 20_000)
     has_room(rig)
     assert depths(rig) == [1] * (1 + others)
+
+
+def test_durable_queues_and_others_in_a_transaction(rig: BrokerRig) -> None:
+    c = rig.client().open()
+    bound(c, "q")
+    bound(c, "t", durable=False)
+    bound(c, "u", durable=False)
+    c.call(1, TxSelect(), TxSelectOk)
+    rig.turn()
+    rig.fs.fail(errno.ENOSPC, kinds={"create", "pwrite"}, path="msg_store_transient")
+    publish(rig, c, 20_000)
+    c.call(1, TxCommit(), TxCommitOk)
+    has_room(rig)
+    assert depths(rig) == [1, 1, 1]
 
 
 def test_a_stream_and_queues_that_are_not_durable(rig: BrokerRig) -> None:

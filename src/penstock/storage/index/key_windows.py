@@ -24,7 +24,7 @@ from penstock.native import mypyc_attr
 
 KEY_BYTES: Final = 16
 NEVER: Final = (1 << 63) - 1
-HELD_BYTES: Final = 200  # measured: a key in a window
+HELD_BYTES: Final = 260  # measured: a key in a window that has forgotten many
 SIZE_MAX: Final = 100_000  # of a window: what a checkpoint encodes at once, some 20 ms
 PAST_MAX: Final = 1024  # keys whose time is over that are forgotten at once
 _HEAD: Final = struct.Struct(">H")

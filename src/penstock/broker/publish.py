@@ -1374,7 +1374,7 @@ def fan_out(
     read for streams. copies: the shared body of other queues to which the message was published
     already. may_refuse: False if the queues were asked for room before. has_left: it is decided
     that it is published, and no queue that needs a record is left. Returns the LSN to wait for, and
-    whether a queue refused. DiskFullError: none has it; never raised if `has_left`."""
+    whether a queue refused. DiskFullError, OSError: none has it; not raised if `has_left`."""
     share_blame(vhost, header, len(queues) + len(streams))
     if copies is None:
         in_ram = body if spooled is None else b""
@@ -1467,7 +1467,7 @@ def _send(
             else:
                 lsn = max(lsn, queue.amq.publish_dead(header, whole, mode, priority))
                 queue.published += 1
-        except DiskFullError:
+        except (DiskFullError, OSError):
             if not has_left:
                 raise
             is_refused = True  # its publisher sends it again

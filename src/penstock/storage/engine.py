@@ -454,8 +454,8 @@ class StorageEngine:
         """Publish a transient message (`none`), which has an id and seqs and is not logged. The
         queues' holders keep it. A body for many queues is in the transient store until every queue
         has called `release`; any other is written by its queue, if it must leave RAM. has_left: it
-        has left another queue, so it stays in RAM if the disk is full. Raises DiskFullError:
-        nothing happened."""
+        has left another queue, so it stays in RAM if it cannot be written. Raises DiskFullError,
+        OSError: nothing happened."""
         self.journal.check()
         placement = self.placement
         size, copies = len(body), len(queues)
@@ -478,7 +478,7 @@ class StorageEngine:
         message.persistent = False
         try:
             self._place_in_store(message, body, copies)
-        except DiskFullError:
+        except (DiskFullError, OSError):
             if not has_left:
                 raise
             return self.placement.new_message(header, body, expiry_ms, copies)

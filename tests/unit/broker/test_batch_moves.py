@@ -199,8 +199,9 @@ def test_by_exchanges(rig: StagedRig) -> None:
 
 
 @pytest.mark.parametrize("target", ["t", "r"])
-def test_a_full_disk_takes_nothing_from_a_slice_that_is_committed(
-    rig: StagedRig, target: str
+@pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EIO])
+def test_a_disk_takes_nothing_from_a_slice_that_is_committed(
+    rig: StagedRig, target: str, fault: int
 ) -> None:
     rig.result("declare_queue", queue="dead")
     rig.result("declare_queue", queue="t", durable=False)
@@ -218,7 +219,7 @@ def test_a_full_disk_takes_nothing_from_a_slice_that_is_committed(
         0, rig.stage(0, plain("", *large, exchange="amq.fanout")),
         target={"exchanges": ["amq.fanout"]},
     )  # fmt: skip
-    rig.fs.fail(errno.ENOSPC, kinds={"create", "pwrite"}, path="msg_store_transient", times=2)
+    rig.fs.fail(fault, kinds={"create", "pwrite"}, path="msg_store_transient", times=2)
     rig.roll()
     for _ in range(5):
         rig.tick(2)

@@ -1,5 +1,6 @@
 """Large bodies leave the store in pieces: in order, whole or not at all, and nothing stays open."""
 
+import base64
 import errno
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -936,7 +937,13 @@ def test_who_only_looks_at_a_large_message_does_not_read_it(longest: Longest) ->
     assert rig.refusal("peek", channel, queue="q", count=2).code == 311
     found = rig.result("delete_messages", queue="q", count=2, older=1, dry_run=True)
     assert found["deleted"] == 0
+    found = rig.result("browse_messages", queue="q", count=2, truncate=10, encoding="base64")
+    first, _ = found["messages"]
+    assert first["payload_bytes"] == len(LARGE)
+    assert base64.b64decode(first["payload"]) == LARGE[:10]
     classic(rig.vhost.queues["q"]).amq.tick(rig.clock.wall_ms())
     assert longest.read_bytes < LARGE_FROM
+    found = rig.result("browse_messages", queue="q", count=1)
+    assert base64.b64decode(found["messages"][0]["payload"]) == LARGE
     peeked = rig.result("peek", queue="q", count=2)
     assert [one["body"] for one in peeked["messages"]] == [LARGE, LARGE]

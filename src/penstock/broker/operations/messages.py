@@ -44,10 +44,12 @@ from penstock.errors import (
     RESOURCE_ERROR,
     AMQPError,
     ChannelError,
+    CorruptionError,
     DiskFullError,
     QueueFullError,
 )
 from penstock.fast_crc import pieces_of
+from penstock.message import QueuedMessage
 from penstock.operation_json import JsonParts, in_seconds, loads, payload
 from penstock.operation_table import GET_MAX
 from penstock.queues.amq_queue import AMQQueue
@@ -64,6 +66,7 @@ REPLY_BYTES: Final = 8 << 20  # of bodies: a reply ends after the one that passe
 STAYING_MAX: Final = 10_000  # messages that cannot move, of one call
 HELD_MS: Final = 10_000
 MANDATORY: Final = 1
+UTF8_BYTES_MAX: Final = 4  # of a character
 FRAME_MAX: Final = 131_072  # of an output that nothing is written to
 _OF_ACKMODE: Final = {
     "ack_requeue_true": REQUEUE, "reject_requeue_true": REQUEUE, "ack_requeue_false": ACK,
@@ -476,11 +479,25 @@ def _shown(call: Call, message: dict[str, object]) -> dict[str, object]:
     body = message["body"]
     assert isinstance(body, bytes)
     return {
-        "payload_bytes": len(body), "redelivered": message["redelivered"],
+        "payload_bytes": message.get("size", len(body)), "redelivered": message["redelivered"],
         "exchange": message["exchange"], "routing_key": message["routing_key"],
         "properties": in_seconds(message["properties"]),
         **payload(body, call.args.whole_or_none("truncate"), call.args.text("encoding")),
     }  # fmt: skip
+
+
+def _beginning(call: Call, message: QueuedMessage) -> bytes | None:
+    """Return what is shown of a large body, which is in the store, and the next character; None if
+    it is damaged."""
+    truncate = call.args.whole_or_none("truncate")
+    try:
+        stored = call.vhost.engine.bodies.open(message)
+        try:
+            return stored.read(message.size if truncate is None else truncate + UTF8_BYTES_MAX)
+        finally:
+            stored.close()
+    except CorruptionError:
+        return None
 
 
 # ---- peek ----------------------------------------------------------------------------------------
@@ -549,7 +566,7 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
     while len(found) < count and size < REPLY_BYTES and scanned < SCANNED_MAX and not is_end:
         if queue.is_deleted or queue.is_crashed:
             break
-        deliveries = queue.amq.browse(after, step)
+        deliveries = queue.amq.browse(after, step, in_pieces=not match.part)
         is_end = not deliveries
         step = BROWSE_SLICE
         for delivery in deliveries:
@@ -565,6 +582,11 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
             if skip:
                 skip -= 1
                 continue
+            if message.body is None:
+                begun = _beginning(call, message)
+                if begun is None:
+                    continue
+                one["body"], one["size"] = begun, message.size
             facts = {
                 "tag": delivery.tag, "time": message.time, "attempts": delivery.attempts,
                 "state": queue.amq.backing.state_of(delivery.tag),

@@ -1,6 +1,6 @@
 """The queues for a message, in one go: the broker walks in slices, and keeps what it found."""
 
-from penstock.routing.exchange_types import SLICE_STEPS
+from penstock.routing.exchange_types import SLICE_STEPS, Asked
 from penstock.routing.router import Router, Walk, Way
 
 
@@ -22,3 +22,12 @@ def route_on(
     while not walk.is_done:
         walk.advance(SLICE_STEPS)
     return list(walk.queues)
+
+
+def way_of(router: Router, exchange: str, keys: list[str]) -> Way:
+    """Return where these keys lead from an exchange, as far as keys alone decide."""
+    way = Way(router, exchange)
+    asked = Asked(keys, None)
+    while not way.advance(asked):
+        asked.steps = SLICE_STEPS
+    return way

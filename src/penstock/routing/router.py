@@ -39,7 +39,6 @@ from penstock.codec.properties import BasicProperties
 from penstock.routing.exchange_types import (
     DELAYED,
     DIRECT,
-    SLICE_STEPS,
     TARGETS_PER_STEP,
     Asked,
     Binding,
@@ -487,14 +486,6 @@ class Router:
             yield from one.values()
 
     # --- routing ---
-
-    def way(self, exchange: str, keys: list[str]) -> Way:
-        """Return where these keys lead from an exchange, as far as keys alone decide."""
-        way = Way(self, exchange)
-        asked = Asked(keys, None)
-        while not way.advance(asked):
-            asked.steps = SLICE_STEPS
-        return way
 
     def is_current(self, way: Way) -> bool:
         """Return whether nothing has changed at what a finished Way has passed. What changed behind

@@ -16,7 +16,9 @@ from penstock.broker.exactly_once.batches import batch_manager
 from penstock.queues.stream_options import partition_of
 from penstock.storage.files.filesystem import FileSystem
 from tests.helpers.builds import pure_only
+from tests.helpers.operation_rig import Asked
 from tests.helpers.staged_rig import QUERY, StagedRig, header, plain
+from tests.helpers.steps import cost_of
 
 STREAM = {"x-queue-type": "stream"}
 
@@ -496,3 +498,47 @@ def test_a_crash_at_any_turn_neither_loses_nor_repeats(queue: str, mode: str) ->
                 found += [m["body"] for m in messages]
                 rig.result("settle", queue="q", session="x", tags=[m["tag"] for m in messages])
         assert found == (wanted if rows else []), (turns, len(found))
+
+
+# ---- what a slice takes --------------------------------------------------------------------------
+
+LINES_MAX = 150_000  # of one step: some 10 ms uncompiled
+
+
+def dearest_turn(rig: StagedRig, asked: Asked) -> int:
+    """Turns until the batch is there; the lines of the dearest."""
+    dearest = 0
+    for _ in range(5000):
+        dearest = max(dearest, cost_of(rig.vhost.turn).lines)
+        rig.vhost.completed()
+        if asked.has_come:
+            return dearest
+    raise AssertionError("it never arrives")
+
+
+@pure_only
+def test_rows_whose_way_is_long_are_few_in_a_slice(rig: StagedRig) -> None:
+    """All patterns are active at each word of such a key, so each takes some 9,000 steps."""
+    for i in range(1, 1 << 7):
+        pattern = ".".join("#" if bit == "1" else "*" for bit in format(i, "07b"))
+        rig.vhost.bind_queue("q", "amq.topic", pattern)
+    rows = [
+        row
+        for n in range(12)
+        for row in plain(".".join([str(n), *["w"] * 30]), b"%d" % n, exchange="amq.topic")
+    ]
+    asked = rig.commit(0, rig.stage(0, rows), target={"exchanges": ["amq.topic"]})
+    assert dearest_turn(rig, asked) < LINES_MAX
+    assert rig.bodies() == numbered(12)
+
+
+@pure_only
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_rows_to_many_queues_are_few_in_a_slice(rig: StagedRig, *, is_durable: bool) -> None:
+    for n in range(100):
+        rig.vhost.declare_queue(f"q{n}", durable=is_durable)
+        rig.vhost.bind_queue(f"q{n}", "amq.fanout", "")
+    rows = plain("", *numbered(40), exchange="amq.fanout")
+    asked = rig.commit(0, rig.stage(0, rows), target={"exchanges": ["amq.fanout"]})
+    assert dearest_turn(rig, asked) < 10 * LINES_MAX
+    assert rig.bodies("q0") == rig.bodies("q99") == numbered(40)

@@ -5,10 +5,15 @@ from typing import Any
 import pytest
 
 from penstock.access.permissions import Identity
+from penstock.broker import background_tasks
 from penstock.broker.exactly_once import batches
 from penstock.broker.exactly_once.batches import CommitRequest, batch_manager
 from penstock.storage.pages.batches import StagedPage, pack_key, pack_page
+from tests.helpers.builds import pure_only
 from tests.helpers.staged_rig import QUERY, StagedRig, plain
+from tests.helpers.steps import cost_of
+
+LINES_MAX = 150_000  # of one step: some 10 ms uncompiled
 
 
 @pytest.fixture
@@ -363,3 +368,28 @@ def test_a_target_is_checked_without_a_batch(rig: StagedRig) -> None:
     ):
         assert rig.refusal("check_target", target=target).code == code
     assert rig.result("list_batches") == []
+
+
+@pure_only  # lines are counted
+def test_keys_whose_way_is_long_are_checked_in_slices(
+    rig: StagedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All patterns are active at each word of such a key, so each takes some 50,000 steps."""
+    monkeypatch.setattr(background_tasks, "STEPS_MAX", 1)
+    for i in range(1, 1 << 8):
+        pattern = ".".join("#" if bit == "1" else "*" for bit in format(i, "08b"))
+        rig.vhost.bind_queue("q", "amq.topic", pattern)
+    keys = [["amq.topic", ".".join([str(n), *["w"] * 120])] for n in range(3)]
+    target = {"exchanges": ["amq.topic"]}
+    asked = rig.commit(0, [], target=target, keys=[*keys, ["amq.topic", "w"]], previous=-1)
+    turns = 0
+    while not asked.has_come:
+        assert cost_of(rig.vhost.turn).lines < LINES_MAX
+        rig.vhost.completed()
+        turns += 1
+        assert turns < 2000
+    assert turns > 100
+    assert asked.result == {"status": "committed", "batch": 0}
+    asked = rig.commit(1, [], target=target, keys=[*keys, ["", "none"]], previous=0)
+    rig.roll()
+    assert "not among those of the target" in asked.replies[0].text

@@ -7,7 +7,7 @@ hundred thousand steps. Its connection waits; what it sent comes out in order.
 import pytest
 
 from penstock.access.permissions import Identity, everything
-from penstock.broker import background_tasks, dispatch
+from penstock.broker import background_tasks, dispatch, operations
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.codec.properties import BasicProperties
 from penstock.codec.spec import (
@@ -184,3 +184,39 @@ def test_user_id_and_bcc_are_as_without_slices() -> None:
     client.publish(1, "amq.topic", KEY, b"m", headers={"CC": CC}, user_id="somebody else")
     turns(rig)
     assert [one.reply_code for one in client.methods(ChannelClose)] == [406]
+
+
+@pytest.mark.parametrize("op", ["route", "publish"])
+def test_operations_find_the_queues_in_slices(op: str) -> None:
+    rig = alive()
+    given: dict[str, object] = {
+        "exchange": "amq.topic", "routing_key": KEY, "properties": {"headers": {"CC": CC}}
+    }  # fmt: skip
+    if op == "publish":
+        given["bodies"] = [b"1", b"2"]
+    replies: list[object] = []
+    asked = cost_of(lambda: operations.call(rig.vhost, None, op, given, replies.append))
+    assert asked.lines < LINES_MAX
+    assert not replies
+    assert turns(rig, are_counted=True) > 5
+    assert replies == [{"queues": ["q"]} if op == "route" else {"published": 2}]
+    assert bodies(rig) == ([] if op == "route" else [b"1", b"2"])
+    assert not rig.vhost.usage.routes.bytes
+
+
+def test_an_operation_publishes_although_the_topology_changes_all_the_time() -> None:
+    rig = alive()
+    given: dict[str, object] = {
+        "exchange": "amq.topic", "routing_key": KEY, "properties": {"headers": {"CC": CC}},
+        "bodies": [b"1", b"2"],
+    }  # fmt: skip
+    replies: list[object] = []
+    operations.call(rig.vhost, None, "publish", given, replies.append)
+    for n in range(1000):
+        rig.vhost.declare_queue(f"q{n}", durable=False)
+        rig.vhost.turn()
+        rig.vhost.completed()
+        if replies:
+            break
+    assert replies == [{"published": 2}]
+    assert bodies(rig) == [b"1", b"2"]

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.errors import AMQPConnectionError, ChannelError
 from penstock.routing.router import Router
-from tests.helpers.routed import route
+from tests.helpers.routed import route, way_of
 from tests.helpers.steps import cost_of
 
 
@@ -227,7 +227,7 @@ def test_the_version_moves_with_every_change_and_not_without() -> None:
     assert seen == sorted(set(seen))
     router.unbind("x", "q", "a", "k", {})
     route(router, "x", "k", None)
-    router.way("x", ["k"])
+    way_of(router, "x", ["k"])
     assert router.version == seen[-1]
     router.bind("x", "q", "a", "k", {})
     version = router.version
@@ -240,7 +240,7 @@ def test_a_way_ends_at_headers_exchanges() -> None:
     router = world.router
 
     def ends(exchange: str, key: str = "k") -> list[str]:
-        return [one.name for one in router.way(exchange, [key]).per_message]
+        return [one.name for one in way_of(router, exchange, [key]).per_message]
 
     assert ends("h") == ["h"]
     assert not any(ends(name) for name in ("", "x", "y", "z", "no such"))
@@ -255,7 +255,7 @@ def test_delayed_exchanges_are_known() -> None:
     world = World("x direct")
     world.router.declare("d", "x-delayed-message", {"x-delayed-type": "headers"})
     assert world.router.delayed("d")
-    assert world.router.way("d", ["k"]).per_message
+    assert way_of(world.router, "d", ["k"]).per_message
     assert not world.router.delayed("x")
     assert not world.router.delayed("")
     assert not world.router.delayed("no such")

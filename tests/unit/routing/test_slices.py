@@ -9,7 +9,7 @@ from penstock.routing import exchange_types
 from penstock.routing.exchange_types import WHOLE_NODES
 from penstock.routing.router import Router, Walk, Way
 from tests.helpers.builds import pure_only
-from tests.helpers.routed import route, route_on
+from tests.helpers.routed import route, route_on, way_of
 from tests.helpers.steps import cost_of
 
 SLICE = 1000
@@ -140,7 +140,7 @@ def test_what_headers_do_not_decide_is_resolved_once() -> None:
             router.declare(f"y{i}", "fanout", {})
             router.bind("events", "e", f"x{i}", "#", {})
             router.bind("before", "e", f"y{i}", "", {})
-        way = router.way("events", ["k"])
+        way = way_of(router, "events", ["k"])
         assert [one.name for one in way.per_message] == ["h"]
         route_on(router, way, ["k"], {"n": 1})
         cost = cost_of(lambda r=router, w=way: route_on(r, w, ["k"], {"n": 1}))  # type: ignore[misc]
@@ -175,7 +175,7 @@ def test_a_way_is_current_until_one_of_its_exchanges_changes() -> None:
     router.bind("y", "q", "a", "", {})
 
     def stays(change: object) -> bool:
-        way = router.way("x", ["k"])
+        way = way_of(router, "x", ["k"])
         assert callable(change)
         change()
         return router.is_current(way)
@@ -200,13 +200,13 @@ def test_a_way_by_the_default_exchange_is_current_until_a_queue_comes_or_goes() 
     router = Router(queues.__contains__)
     router.declare("x", "direct", {"alternate-exchange": ""})
     for exchange in ("", "x"):
-        way = router.way(exchange, ["b"])
+        way = way_of(router, exchange, ["b"])
         router.declare(f"y{exchange}", "direct", {})
         assert router.is_current(way)
         queues.add("b")
         router.queue_added("b")
         assert not router.is_current(way)
-        assert list(router.way(exchange, ["b"]).queues) == ["b"]
+        assert list(way_of(router, exchange, ["b"]).queues) == ["b"]
         queues.discard("b")
 
 
@@ -216,7 +216,7 @@ def test_ways_behind_headers_exchanges_are_forgotten_when_they_change() -> None:
     router.declare("f", "fanout", {})
     router.bind("h", "e", "f", "", {"n": 1})
     router.bind("f", "q", "a", "", {})
-    way = router.way("h", ["k"])
+    way = way_of(router, "h", ["k"])
     assert route_on(router, way, ["k"], {"n": 1}) == ["a"]
     router.bind("f", "q", "b", "", {})
     assert router.is_current(way)

@@ -243,6 +243,11 @@ class BatchRoute:
         self.streams: list[BrokerStream] = []
         self.targets: Targets = Targets()
 
+    @property
+    def places(self) -> int:
+        """Return how many queues and streams there are."""
+        return len(self.durable) + len(self.others) + len(self.streams)
+
     def add(self, queue: QueueOrStream) -> None:
         """Add a queue or stream."""
         if isinstance(queue, BrokerStream):
@@ -266,22 +271,35 @@ class BatchSlice:
         self.bytes: int = 0
         self.dropped: int = 0
 
-    def put_run(self, meta: bytes, bodies: list[bytes]) -> None:
-        """Add messages that have this meta; one step, if all they do is to enter one queue.
-        BatchWaitsError: none of them is in the slice. DiskFullError: not all are."""
+    def put_run(self, meta: bytes, bodies: list[bytes]) -> int:
+        """Add messages that have this meta; one step, if all they do is to enter one queue. Returns
+        how many were added: fewer than all if the slice is full. BatchWaitsError: none of them is
+        in the slice. DiskFullError: not all are."""
         way = self._slices.route(meta)
         is_plain = not (way.targets.histories or way.targets.is_by_chance)
-        if len(bodies) == 1 or not is_plain or not self._put_as_one(way, bodies):
-            for body in bodies:
-                self._put(way, body)
-                if way.targets.is_by_chance:
-                    way = self._slices.route(meta)
-        for body in bodies:
+        n = 0
+        if len(bodies) > 1 and is_plain and self._put_as_one(way, bodies):
+            n = len(bodies)
+        while n < len(bodies):
+            if n and way.targets.is_by_chance:
+                way = self._slices.route(meta)
+            self._put(way, bodies[n])
+            n += 1
+            self._vhost.budget.left -= PLACE_STEPS * way.places
+            if self.is_full:
+                break
+        for body in bodies[:n]:
             self.bytes += len(body) + len(meta)
-        n = len(bodies)
-        places = len(way.durable) + len(way.others) + len(way.streams)
+        places = way.places
         counts = self._published.setdefault(way.counts, ExchangeCounts())
         counts.add(n, places * n, 0 if places else n)
+        return n
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether to find the queues of its messages, and to put them there, has taken so
+        long that the slice is to end."""
+        return self._vhost.budget.left < -FILL_STEPS
 
     def _put_as_one(self, way: BatchRoute, bodies: list[bytes]) -> bool:
         """Add them as one step; return False if they must go one by one."""
@@ -527,6 +545,8 @@ def facts_alone(props: bytes, info: int) -> PublishFacts:
 READ_RECORDS: Final = 1024
 READ_BYTES: Final = 1 << 20
 SLICE_MESSAGES: Final = 1024
+PLACE_STEPS: Final = 4  # of a message in one queue
+FILL_STEPS: Final = 1 << 11  # of one slice, besides the last message: some milliseconds
 RETRY_S: Final = 1.0
 REPEAT_S: Final = 3600.0  # between two events that say the same
 
@@ -756,6 +776,7 @@ class BatchMove(BackgroundTask):
 
     def _move(self, slices: BatchRouter, reading: PageReading, batch: Batch) -> None:
         """Move the next messages, as one record."""
+        self.vhost.budget.begin_later()
         part = slices.begin()
         try:
             n = self._fill(part, reading)
@@ -783,12 +804,13 @@ class BatchMove(BackgroundTask):
                 bodies.append(records[behind].payload)
                 behind += 1
             try:
-                part.put_run(meta, bodies)
+                at += part.put_run(meta, bodies)
             except BatchWaitsError:
                 if at == first:
                     raise
                 break
-            at = behind
+            if part.is_full:
+                break
         return at - first
 
     def _went_on(self, lsn: int, size: int) -> None:

@@ -62,6 +62,8 @@ from penstock.errors import (
     CorruptionError,
     PenstockError,
 )
+from penstock.routing.exchange_types import Asked
+from penstock.routing.router import Way
 from penstock.storage.files.durability import DISK
 from penstock.storage.pages import staging
 from penstock.storage.pages.batches import (
@@ -287,6 +289,7 @@ Info = dict[str, object]
 
 WAIT_S: Final = 30.0
 KEYS_SLICE: Final = 256
+KEYS_STEPS: Final = 1024  # of their ways: a millisecond or two
 PAGES_SLICE: Final = 1024
 SWEEP_S: Final = 3600.0
 JOB: Final = "job-"
@@ -314,6 +317,10 @@ class CommitRequest(BackgroundTask):
         self._keys_at: int = 0
         self._owner: QueryOwner | None = None
         self._checked: int = 0
+        self._unchecked: deque[tuple[str, str]] = deque()  # keys that are unpacked
+        self._exchanges: frozenset[str] = frozenset(asked.target.exchanges)
+        self._way: Way | None = None  # of the first of them, if it is long
+        self._routed: Asked = Asked([], None)
         self._is_checking: bool = False
         self._is_checked: bool = False
         self._error: BaseException | None = None
@@ -341,7 +348,7 @@ class CommitRequest(BackgroundTask):
         if last is not None and not last.is_done:
             return ASLEEP  # BatchManager._moved wakes it
         asked.target.check(self._vhost)
-        if self._checked < len(asked.keys) or self._keys_at < len(self._keys):
+        if self._has_keys():
             self._check_keys()
             return AGAIN
         if self._error is not None:
@@ -424,25 +431,42 @@ class CommitRequest(BackgroundTask):
 
         engine.journal.submit(look, done, failed)
 
+    def _has_keys(self) -> bool:
+        """Return whether keys are left that must lead to a queue."""
+        is_packed = self._keys_at < len(self._keys)
+        return bool(self._unchecked) or self._checked < len(self._asked.keys) or is_packed
+
     def _check_keys(self) -> None:
-        router = self._vhost.router
-        some = self._asked.keys[self._checked : self._checked + KEYS_SLICE]
-        self._checked += len(some)
-        if not some:
-            some, self._keys_at = unpack_keys(self._keys, self._keys_at, KEYS_SLICE)
-        exchanges = self._asked.target.exchanges
-        for exchange, key in some:
+        """Check some of the keys that must lead to a queue: KEYS_STEPS of their ways."""
+        unchecked = self._unchecked
+        if not unchecked:
+            some = self._asked.keys[self._checked : self._checked + KEYS_SLICE]
+            self._checked += len(some)
+            if not some:
+                some, self._keys_at = unpack_keys(self._keys, self._keys_at, KEYS_SLICE)
             if self._asked.target.queue:
-                continue  # all of it goes there
-            if exchange not in exchanges:
-                raise precondition_failed(
-                    f"commit_batch: mandatory key {key!r} is of exchange '{exchange}', which is "
-                    "not among those of the target"
-                )
-            way = router.way(exchange, [key])
+                return  # all of it goes there
+            unchecked.extend(some)
+        routed = self._routed
+        routed.steps = KEYS_STEPS
+        while unchecked and routed.steps > 0:
+            exchange, key = unchecked[0]
+            way = self._way
+            if way is None:
+                if exchange not in self._exchanges:
+                    raise precondition_failed(
+                        f"commit_batch: mandatory key {key!r} is of exchange '{exchange}', which "
+                        "is not among those of the target"
+                    )
+                way = self._way = Way(self._vhost.router, exchange)
+                routed.keys = [key]
+            if not way.advance(routed):
+                return
             if not way.per_message and not way.queues:
                 text = f"no queue gets it: key '{key}', exchange '{exchange}'"
                 raise ChannelError(NO_ROUTE, f"{text} in vhost '{self._vhost.name}'")
+            self._way = None
+            unchecked.popleft()
 
     def too_late(self) -> None:
         """Refuse the commit: it has waited for too long."""
@@ -482,6 +506,8 @@ class CommitRequest(BackgroundTask):
         # The timer of too_late has this object for as long as WAIT_S.
         self._asked = self._asked._replace(pages=[], keys=[])
         self._pages = self._keys = b""
+        self._unchecked.clear()
+        self._way = None
         if error is not None:
             self._reply(error)
         self._manager.over(self)

@@ -113,10 +113,15 @@ def _publish(call: Call) -> None:
             raise precondition_failed(
                 f"message size {len(body)} is larger than configured max size {BODY_BYTES_MAX}"
             )
+    _check_publish(call)
+    call.in_slices(_published(call))
+
+
+def _check_publish(call: Call) -> None:
+    """Raise ChannelError 403 unless the caller may publish so."""
     exchange = call.args.text("exchange")
     call.check(WRITE, "exchange", exchange)
     check_topic(call.vhost, call.identity, WRITE, exchange, call.args.text("routing_key"))
-    call.in_slices(_published(call))
 
 
 def _published(call: Call) -> Slices:
@@ -141,7 +146,8 @@ def _publish_all(call: Call) -> Iterator[int]:
     publisher = Publisher(vhost, call.identity, 0, Output(vhost.dispatch, FRAME_MAX))
     props = encoded_properties(call.args.table("properties"))
     version = vhost.router.version
-    route, header, facts, targets = _route(call, publisher, props)
+    route, header, facts, targets = yield from _route(call, publisher, props)
+    is_new = True  # it is used once at least, however often something changes meanwhile
     places = len(targets.queues) + len(targets.streams)
     n = 0  # with this route
     try:
@@ -149,12 +155,13 @@ def _publish_all(call: Call) -> Iterator[int]:
             if vhost.blocked_reason:
                 text = f"publishing is blocked, short of {vhost.blocked_reason}"
                 raise ChannelError(RESOURCE_ERROR, text)
-            if version != vhost.router.version or targets.is_by_chance:
+            if not is_new and (version != vhost.router.version or targets.is_by_chance):
                 version = vhost.router.version
                 publisher.count(route, n, places * n, 0)
                 n = 0
-                route, header, facts, targets = _route(call, publisher, props)
+                route, header, facts, targets = yield from _route(call, publisher, props)
                 places = len(targets.queues) + len(targets.streams)
+            is_new = False
             queues, streams = targets.queues, targets.streams
             if facts.key is None and publisher.is_copied(targets, len(body)):
                 large = pieces_of(body)
@@ -180,12 +187,13 @@ def _publish_all(call: Call) -> Iterator[int]:
         publisher.count(route, n, places * n, 0)
 
 
-def _route(
-    call: Call, publisher: Publisher, props: bytes
-) -> tuple[Route, bytes, PublishFacts, Targets]:
-    """Return the route, the header as stored, what a queue must know, and where the messages go.
-    ChannelError 312: nowhere."""
-    route, header, facts, targets = _way(call, publisher, props)
+# A route, the header as stored, what a queue must know, and where the messages go; in slices.
+FoundWay = Generator[int, None, tuple[Route, bytes, PublishFacts, Targets]]
+
+
+def _route(call: Call, publisher: Publisher, props: bytes) -> FoundWay:
+    """Return where the messages go. ChannelError 312: nowhere."""
+    route, header, facts, targets = yield from _way(call, publisher, props)
     if not targets.queues and not targets.streams:
         publisher.count(route, 1, 0, 1)
         exchange, key = route.exchange, route.key
@@ -195,21 +203,39 @@ def _route(
     return route, header, facts, targets
 
 
-def _way(
-    call: Call, publisher: Publisher, props: bytes
-) -> tuple[Route, bytes, PublishFacts, Targets]:
+def _way(call: Call, publisher: Publisher, props: bytes) -> FoundWay:
     """Return what `_route` does, also if no queue gets the messages."""
     exchange, key = call.args.text("exchange"), call.args.text("routing_key")
-    route = publisher.resolve(_short(exchange) + _short(key) + bytes((MANDATORY,)))
-    facts, targets, props = publisher.facts_of(route, props, scan(props))
-    return route, route.front + props, facts, targets
+    raw = _short(exchange) + _short(key) + bytes((MANDATORY,))
+    try:
+        while (route := publisher.route_in_slices(raw)) is None:
+            if publisher.unknown is not None:
+                raise publisher.unknown
+            yield 0
+        routing = publisher.begin_routing(route, props, scan(props))
+        while not publisher.finish_routing(routing):
+            yield 0
+    finally:
+        publisher.forget_routes()
+    return route, route.front + routing.props, routing.facts, routing.targets
 
 
 def _where(call: Call) -> None:
-    """ChannelError: 403, 404, 406, 506 (it takes too many steps to find out)."""
+    """ChannelError: 403, 404, 406."""
+    _check_publish(call)
+    call.in_slices(_found_where(call))
+
+
+def _found_where(call: Call) -> Slices:
     publisher = Publisher(call.vhost, call.identity, 0, Output(call.vhost.dispatch, FRAME_MAX))
-    *_, targets = _way(call, publisher, encoded_properties(call.args.table("properties")))
-    call.reply({"queues": sorted(one.name for one in (*targets.queues, *targets.streams))})
+    way = _way(call, publisher, encoded_properties(call.args.table("properties")))
+    while True:
+        try:
+            next(way)
+        except StopIteration as end:
+            targets = end.value[3]
+            return {"queues": sorted(one.name for one in (*targets.queues, *targets.streams))}
+        yield
 
 
 def encoded_properties(given: dict[str, object]) -> bytes:

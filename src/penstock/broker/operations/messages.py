@@ -42,7 +42,6 @@ from penstock.codec.properties import PROPERTY_NAMES, BasicProperties, scan
 from penstock.errors import (
     NO_ROUTE,
     RESOURCE_ERROR,
-    AMQPError,
     ChannelError,
     CorruptionError,
     DiskFullError,
@@ -58,11 +57,12 @@ from penstock.queues.dead_letter import SEQ_MASK
 
 PEEK_SLICE: Final = 16
 BROWSE_SLICE: Final = 64
+BEYOND_STEPS: Final = 1024  # beyond a slice: what was read, and is not shown yet, is read again
 SCANNED_MAX: Final = 20_000  # messages that one call of browse_messages looks at
 MESSAGE_BYTES: Final = 250  # of a peek's answer, for each message besides its header and body
 SMALL_BYTES: Final = 256 << 10
 BODY_BYTES_MAX: Final = 128 << 20  # as for messages that come by AMQP
-REPLY_BYTES: Final = 8 << 20  # of bodies: a reply ends after the one that passes this
+REPLY_BYTES: Final = 8 << 20  # a reply ends after the message that passes this
 STAYING_MAX: Final = 10_000  # messages that cannot move, of one call
 HELD_MS: Final = 10_000
 MANDATORY: Final = 1
@@ -76,10 +76,9 @@ _OF_ACKMODE: Final = {
 
 class OperatorSession:
     """What one caller holds: by queue, the pending tags and the AMQQueue in which they are
-    pending. has_counts: messages that were delivered before have x-delivery-count."""
+    pending."""
 
-    def __init__(self, *, has_counts: bool = True) -> None:
-        self.has_counts: bool = has_counts
+    def __init__(self) -> None:
         self.is_closed: bool = False
         self.held: dict[str, dict[int, tuple[BrokerQueue, AMQQueue]]] = {}
 
@@ -370,7 +369,7 @@ def _take(
                 continue
             break
         session.held.setdefault(queue.name, {})[delivery.tag] = (queue, amq)
-        found.append(_message(vhost, queue, delivery, has_count=session.has_counts))
+        found.append(_message(vhost, queue, delivery))
         size += delivery.message.size
         again += delivery.is_redelivered
     if found:
@@ -420,7 +419,7 @@ def _session_closed(call: Call) -> None:
 def _settle(
     vhost: VHost, held: dict[int, tuple[BrokerQueue, AMQQueue]], tags: list[int], how: int
 ) -> int:
-    """Settle those that are still pending in their queues; return how many. how: ACK ..."""
+    """Settle those that are still pending in their queues; return how many. how: ACK or RELEASE."""
     count = 0
     by_queue: dict[BrokerQueue, list[int]] = {}
     for tag in tags:
@@ -431,66 +430,101 @@ def _settle(
         if not queue.is_deleted and not queue.is_crashed and queue.amq is amq:
             by_queue.setdefault(queue, []).append(tag)
     for queue, mine in by_queue.items():
-        try:
-            count += _settle_in(vhost, queue, mine, how)
-        except Exception as error:  # noqa: BLE001 - it is reported, or raised
-            SettleFailed(vhost, [], how).failed(queue, mine, error)
-            count += len(mine)
-        vhost.dispatch.mark(queue)
+        count += _settle_in(vhost, queue, mine, how)
     return count
 
 
 def _settle_in(vhost: VHost, queue: BrokerQueue, tags: list[int], how: int) -> int:
-    """Do `_settle` in one queue."""
-    if how == RELEASE:
-        return queue.amq.release(tags)
-    if how == REQUEUE:
-        return queue.amq.requeue(tags)
-    if how == DISCARD:
-        return queue.amq.discard(tags)
-    settled = queue.amq.ack(tags)
-    queue.counts.ack += settled
-    vhost.counts.messages.ack += settled
-    return settled
+    """Settle pending messages of a queue, those that are requeued or discarded as far as the turn's
+    budget goes. What cannot be settled now is settled later. Return how many it was."""
+    try:
+        if how == RELEASE:
+            count = queue.amq.release(tags)
+        elif how == ACK:
+            count = queue.amq.ack(tags)
+            queue.counts.ack += count
+            vhost.counts.messages.ack += count
+        else:
+            count = queue.settle_failed(tags, how, vhost.budget)
+    except Exception as error:  # noqa: BLE001 - it is reported, or raised
+        SettleFailed(vhost, [], how).failed(queue, tags, error)
+        count = len(tags)
+    vhost.dispatch.mark(queue)
+    return count
 
 
 # ---- get and settle at once ----------------------------------------------------------------------
 
 
 def _get_messages(call: Call) -> None:
-    vhost, args = call.vhost, call.args
-    queue = vhost.table.find_messages(args.text("queue"), call.owner, "get")
-    session = OperatorSession(has_counts=queue.is_quorum)
-
-    def got(result: object) -> None:
-        if isinstance(result, dict):
-            held = session.held.get(queue.name, {})
-            how = _OF_ACKMODE[args.text("ackmode")]
-            try:
-                result = _as_got(call, queue, result["messages"])
-            except AMQPError as error:
-                result, how = error, RELEASE
-            _settle(vhost, held, list(held), how)
-        call.reply(result)
-
+    vhost = call.vhost
+    queue = vhost.table.find_messages(call.args.text("queue"), call.owner, "get")
     queue.serve()
     queue.used_at_s = vhost.clock.monotonic()
-    _Get(vhost, queue, session, min(args.whole("count"), GET_MAX), got).begin(0)
+
+    def begin() -> None:
+        now = vhost.table.find_messages(queue.name, call.owner, "get")  # it may be another one
+        held = now.amq.held()
+        if held is None:
+            call.in_slices(_got(call, now))
+        else:
+            vhost.dispatch.when_settled(held[0], held[1], lambda: call.answer_errors(begin))
+
+    begin()
 
 
-def _as_got(call: Call, queue: BrokerQueue, messages: list[dict[str, object]]) -> JsonParts:
-    """Return what was got, and is to be settled, as RabbitMQ shows it. AMQPError 311: it does not
-    fit into an answer."""
-    left = queue.len() + len(messages)
+def _got(call: Call, queue: BrokerQueue) -> Slices:
+    """Take the next messages, return them as RabbitMQ shows them, and settle them. Only their text
+    is kept: a header takes many times its bytes when it is decoded. AMQPError 311: they do not fit
+    into an answer, and return to their places."""
+    vhost, budget, amq = call.vhost, call.vhost.budget, queue.amq
+    most = min(call.args.whole("count"), GET_MAX)
     found = JsonParts(is_exact=call.is_operator)
     found.begin(b"[")
-    for message in messages:
-        left -= 1
-        call.check_room(found.bytes + _shown_bytes(call, message["body"]))
-        found.add({**_shown(call, message), "message_count": left})
-        call.check_room(found.bytes + 1)
+    tags: list[int] = []
+    size = again = 0
+    how = RELEASE
+    try:
+        while len(tags) < most and size < REPLY_BYTES and _is_served(queue, amq):
+            delivery = amq.fetch()
+            if delivery is None:
+                if not amq.has_more_expired:
+                    break
+                yield
+                continue
+            tags.append(delivery.tag)
+            again += delivery.is_redelivered
+            message = _message(vhost, queue, delivery, has_count=queue.is_quorum)
+            call.check_room(found.bytes + _shown_bytes(call, message["body"]))
+            found.add({**_shown(call, message), "message_count": queue.len()})
+            call.check_room(found.bytes + 1)
+            size += _bytes_of(delivery)
+            budget.left -= ROW_STEPS + _bytes_of(delivery) // STEP_BYTES
+            if budget.left <= 0:
+                yield
+        for counts in (queue.counts, vhost.counts.messages):
+            counts.got(len(tags), again, no_ack=False)
+            counts.get_empty += not tags
+        how = _OF_ACKMODE[call.args.text("ackmode")]
+        while tags and how != ACK and _is_served(queue, amq):
+            del tags[: _settle_in(vhost, queue, tags, how)]
+            if budget.left <= 0:
+                yield
+    finally:
+        if _is_served(queue, amq):
+            _settle_in(vhost, queue, tags, ACK if how == ACK else RELEASE)
     found.end(b"]")
     return found
+
+
+def _is_served(queue: BrokerQueue, amq: AMQQueue) -> bool:
+    """Return whether this is still the life of the queue that it was."""
+    return not queue.is_deleted and not queue.is_crashed and queue.amq is amq
+
+
+def _bytes_of(delivery: Delivery) -> int:
+    """Return the bytes of a message, with its header."""
+    return delivery.message.size + len(delivery.message.header)
 
 
 def _shown_bytes(call: Call, body: object) -> int:
@@ -541,32 +575,40 @@ def _peeked(call: Call, queue: BrokerQueue) -> Slices:
     vhost = call.vhost
     count = call.args.whole("count")
     after = call.args.whole_or_none("after")
-    found: list[dict[str, object]] = []
-    size = answer_bytes = 0
+    found = JsonParts(is_exact=call.is_operator)
+    found.begin(b"{")
+    found.begin(b"[", "messages")
+    n = size = answer_bytes = 0
     step = 1
     is_more = True
-    while is_more and len(found) < count and size < REPLY_BYTES:
+    while is_more and n < count and size < REPLY_BYTES:
         if queue.is_deleted or queue.is_crashed:
             break
-        deliveries = queue.amq.browse(after, min(count - len(found), step), in_pieces=True)
+        deliveries = queue.amq.browse(after, min(count - n, step), in_pieces=True)
         is_more = bool(deliveries)
         for delivery in deliveries:
             message = delivery.message
             one_bytes = message.size * 4 // 3 + len(message.header) + MESSAGE_BYTES
             answer_bytes += one_bytes
             vhost.budget.left -= one_bytes // STEP_BYTES
-            if found and 0 < call.room_bytes < answer_bytes:
+            if n and 0 < call.room_bytes < answer_bytes:
                 is_more = False
                 break
             call.check_room(message.size * 4 // 3)
             whole = [delivery] if message.body is not None else queue.amq.browse(after, 1)
             after = delivery.tag
             if whole and whole[0].tag == after:  # else it is damaged
-                found.append(_message(vhost, queue, whole[0]))
-                size += message.size
-        step = PEEK_SLICE if size < len(found) * SMALL_BYTES else 1  # all bodies are in RAM at once
+                found.add(_message(vhost, queue, whole[0]))
+                n += 1
+                size += _bytes_of(delivery)
+            if vhost.budget.left < -BEYOND_STEPS:
+                break
+        step = PEEK_SLICE if size < n * SMALL_BYTES else 1  # all bodies are in RAM at once
         yield
-    return {"messages": found, "after": after}
+    found.end(b"]")
+    found.add(after, "after")
+    found.end(b"}")
+    return found
 
 
 # ---- browse --------------------------------------------------------------------------------------
@@ -585,11 +627,13 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
     first: int | None = None
     if after is None:
         first, after = yield from _begin(call, queue)
-    found: list[dict[str, object]] = []
-    size = scanned = shown = 0
+    found = JsonParts(is_exact=call.is_operator)
+    found.begin(b"{")
+    found.begin(b"[", "messages")
+    n = size = scanned = 0
     is_end = False
     step = 1
-    while len(found) < count and size < REPLY_BYTES and scanned < SCANNED_MAX and not is_end:
+    while n < count and size < REPLY_BYTES and scanned < SCANNED_MAX and not is_end:
         if queue.is_deleted or queue.is_crashed:
             break
         deliveries = queue.amq.browse(after, step, in_pieces=not match.part)
@@ -597,16 +641,16 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
         step = BROWSE_SLICE
         for delivery in deliveries:
             message = delivery.message
-            if message.size > SMALL_BYTES // BROWSE_SLICE:
-                step = 1  # all bodies are in RAM at once
-            budget.left -= ROW_STEPS + message.size // STEP_BYTES
+            if _bytes_of(delivery) > SMALL_BYTES // BROWSE_SLICE:
+                step = 1  # all of them are in RAM at once
+            budget.left -= match.steps(delivery)
             after = delivery.tag
             scanned += 1
             one = match.found(delivery)
-            if one is None:
-                continue
-            if skip:
-                skip -= 1
+            if one is None or skip:
+                skip -= one is not None
+                if budget.left < -BEYOND_STEPS:
+                    break
                 continue
             if message.body is None:
                 begun = _beginning(call, message)
@@ -617,16 +661,21 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
                 "tag": delivery.tag, "time": message.time, "attempts": delivery.attempts,
                 "state": queue.amq.backing.state_of(delivery.tag),
             }  # fmt: skip
-            shown += _shown_bytes(call, one["body"])
-            call.check_room(shown)
-            found.append({**_shown(call, one), **facts})
-            size += message.size
-            if len(found) >= count:
+            call.check_room(found.bytes + _shown_bytes(call, one["body"]))
+            found.add({**_shown(call, one), **facts})
+            call.check_room(found.bytes)
+            n += 1
+            size += _bytes_of(delivery)
+            if n >= count or budget.left < -BEYOND_STEPS:
                 break
         yield
-    return {
-        "messages": found, "first": first, "after": after, "scanned": scanned, "is_end": is_end
-    }  # fmt: skip
+    found.end(b"]")
+    for key, value in (
+        ("first", first), ("after", after), ("scanned", scanned), ("is_end", is_end)
+    ):  # fmt: skip
+        found.add(value, key)
+    found.end(b"}")
+    return found
 
 
 def _begin(call: Call, queue: BrokerQueue) -> Generator[None, None, tuple[int, int | None]]:
@@ -670,7 +719,7 @@ class _Match:
 
     def steps(self, delivery: Delivery) -> int:
         """Return what it costs of a turn's budget to look at a message, and to move it."""
-        return (4 if self.are_all else ROW_STEPS) + delivery.message.size // STEP_BYTES
+        return (4 if self.are_all else ROW_STEPS) + _bytes_of(delivery) // STEP_BYTES
 
     def found(self, delivery: Delivery) -> dict[str, object] | None:
         """Return the message as operators get it, None if it is not meant."""
@@ -881,6 +930,8 @@ def _would_take(call: Call, queue: BrokerQueue, found: _Deleted) -> Slices:
                 left -= found.take(delivery, is_dry=True)
             else:
                 staying += 1
+            if call.vhost.budget.left < -BEYOND_STEPS:
+                break
         yield
     found.end(staying)
     return found.answer()

@@ -248,7 +248,7 @@ class QueueTable:
         # Of queues that are not open: who has declared them, and the bytes that count for them.
         self._stored_counts: dict[str, tuple[str, int]] = {}
         for name, parts in queue_set.stored.items():
-            creator = self._creator_of(bytes_of(name))
+            creator = self.creator_of(name)
             if creator:
                 self._stored_counts[name] = creator, STORED_BYTES * parts
                 self._count_of(creator, STORED_BYTES * parts)
@@ -259,10 +259,10 @@ class QueueTable:
             stream.creator = self._stored_creator(stream.parts[0].name)
             self._serve(stream)
 
-    def _creator_of(self, name: bytes) -> str:
+    def creator_of(self, name: str) -> str:
         """Return who has declared a stored queue, "" if that is not known."""
-        queues = self.engine.routing.queues
-        first = name if name in queues else priority_queue.part_names(name, 1)[0]
+        queues, at = self.engine.routing.queues, bytes_of(name)
+        first = at if at in queues else priority_queue.part_names(at, 1)[0]
         return self._stored_creator(first)
 
     def _stored_creator(self, first_part: bytes) -> str:

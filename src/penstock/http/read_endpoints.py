@@ -248,10 +248,14 @@ class LeaseEndpoints(RangeEndpoints):
         readable(request, self._auth, "queue")
         expected = 'expected {"messages": 1000, "bytes": 1000000}, null or nothing: no limit'
         body = await self._bodies.small(request, LEASE_BODY_BYTES_MAX)
-        most = {name: _limit(body.pop(name, None), expected) for name in ("messages", "bytes")}
+        most: dict[str, object] = {
+            name: _limit(body.pop(name, None), expected) for name in ("messages", "bytes")
+        }
         owner = _owner(body.pop("owner", None))
         if body:
             raise HttpError(400, f"{expected}; unknown: {next(iter(body))!r}")
+        _, identity = identity_in(request, self._auth)
+        most["as_user"] = identity.facts()  # each user may have leases of so many readers
         return await self._asked(request, "lease_queue", is_once=True, owner=owner, **most)
 
     async def _commit(self, request: Request) -> Response:

@@ -565,6 +565,18 @@ class Leasing:
         """Return the leases, one per reader."""
         return [self._info(lease) for lease in self._all().values()]
 
+    def info(self, reader: str) -> LeaseInfo | None:
+        """Return the lease of a reader, None if there is none."""
+        lease = self._all().get(reader)
+        return None if lease is None else self._info(lease)
+
+    def releasing(self) -> str | None:
+        """Return a reader whose release was begun, None if there is none."""
+        for lease in self._all().values():
+            if lease.is_releasing:
+                return lease.reader
+        return None
+
     def _info(self, lease: Lease) -> LeaseInfo:
         pages = self._pages.get(lease.reader)
         path = "" if pages is None else self._engine.fs.place(pages.path)
@@ -1071,6 +1083,10 @@ class AMQQueue(QueueTarget):
         """Return the leases, one per reader."""
         return self._leases().infos()
 
+    def lease_info(self, reader: str) -> LeaseInfo | None:
+        """Return the lease of a reader; None if it has leased nothing or was released."""
+        return self._leases().info(reader)
+
     def _leases(self) -> Leasing:
         leasing = self._leasing
         if leasing is None:
@@ -1086,11 +1102,10 @@ class AMQQueue(QueueTarget):
     def _go_on_releasing(self) -> bool:
         """Continue a release that was begun, also before a restart, by a slice. Return whether
         there is one."""
-        for lease in self._leases().infos():
-            if lease.is_releasing:
-                self.release_lease(lease.reader, OS)
-                return True
-        return False
+        reader = self._leases().releasing()
+        if reader is not None:
+            self.release_lease(reader, OS)
+        return reader is not None
 
     # ---- time ----------------------------------------------------------------------------------
 

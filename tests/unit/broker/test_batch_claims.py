@@ -338,3 +338,59 @@ def test_an_operator_names_the_user_rightly(rig: StagedRig, given: object) -> No
 def test_a_name_that_is_none(rig: StagedRig, query: str) -> None:
     for op, more in (("claim_query", {}), ("release_query", {}), ("abort_batch", {"batch": 0})):
         assert rig.refusal(op, query=query, **more).code == 406
+
+
+# ---- how many there are --------------------------------------------------------------------------
+
+
+def empty(rig: StagedRig, query: str, user: Identity, batch: int = 0) -> str:
+    """Commit a batch without rows; the status, or the refusal."""
+    target = {"queue": "mine" if user is EVE else "q"}
+    asked = rig.commit(batch, [], query, target=target, user=user, previous=batch - 1)
+    rig.roll()
+    (reply,) = asked.replies
+    return str(reply["status"] if isinstance(reply, dict) else reply.text)
+
+
+def test_one_user_has_a_share_of_the_queries(
+    rig: StagedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last batch of each is in RAM until it is released, and costs nothing to commit."""
+    monkeypatch.setattr(batches, "USER_QUERIES_MAX", 2)
+    monkeypatch.setattr(batches, "QUERIES_MAX", 3)
+    assert [empty(rig, name, EVE) for name in "ab"] == ["committed"] * 2
+    assert "user 'eve' has 2 queries, at most 2 are allowed" in empty(rig, "c", EVE)
+    assert empty(rig, "a", EVE, 1) == "committed"
+    rig.restart()
+    assert "user 'eve' has 2 queries" in empty(rig, "c", EVE)
+    assert empty(rig, "d", ANN) == "committed"
+    assert "there are 3 queries" in empty(rig, "e", ANN)
+    rig.result("release_query", query="a")
+    assert empty(rig, "c", EVE) == "committed"
+
+
+def test_so_many_claims_of_a_user_and_no_more(
+    rig: StagedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "CLAIMS_MAX", 2)
+    mine = {"target": {"queue": "mine"}, "as_user": EVE.facts()}
+    for query in "aabb":
+        assert rig.result("claim_query", query=query, **mine)["owner"] == "eve"
+    refused = rig.refusal("claim_query", query="c", **mine)
+    assert (refused.code, "has claimed 2 queries" in refused.text) == (506, True)
+    q = {"target": {"queue": "q"}, "as_user": ANN.facts()}
+    assert rig.result("claim_query", query="d", **q)["owner"] == "ann"
+    rig.tick(batches.SWEEP_S)
+    assert rig.result("claim_query", query="c", **mine)["owner"] == "eve"
+
+
+def test_queries_of_batch_writes_are_forgotten_a_few_at_a_time(rig: StagedRig) -> None:
+    for n in range(batches.RELEASED_MAX + 5):
+        assert empty(rig, f"job-{n}", EVE) == "committed"
+    left = []
+    rig.clock.advance(100_000)
+    while not left or left[-1]:
+        rig.vhost.tick()
+        rig.turn()
+        left.append(len(rig.result("list_batches")))
+    assert left == [5, 0]

@@ -4,7 +4,9 @@ import pytest
 
 from penstock.access.permissions import Identity
 from penstock.broker.exactly_once import leases
+from tests.helpers.builds import pure_only
 from tests.helpers.operation_rig import OperationRig
+from tests.helpers.steps import cost_of
 
 KEY = {"queue": "q", "reader": "r"}
 
@@ -171,3 +173,56 @@ def test_one_user_has_a_share_of_the_owners(
     assert own(eve, "e")
     assert own(eve, "f")
     assert rig.refusal("own_lease", reader="g", owner="x", as_user=eve, **more).code == 506
+
+
+# ---- how many have leases ------------------------------------------------------------------------
+
+
+def test_one_user_has_a_share_of_the_readers_with_leases(
+    rig: OperationRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has files and takes some KiB, however little it has leased."""
+    monkeypatch.setattr(leases, "READERS_MAX", 4)
+    monkeypatch.setattr(leases, "USER_READERS_MAX", 2)
+    eve, ann = (Identity(name, frozenset(), "", "", ".*").facts() for name in ("eve", "ann"))
+
+    def lease(user: dict[str, object], reader: str, queue: str = "q") -> str:
+        more = {"queue": queue, "reader": reader, "messages": 1, "as_user": user}
+        asked = rig.ask("lease_queue", **more)
+        rig.turn()
+        return "" if isinstance(asked.replies[0], dict) else str(asked.replies[0].text)
+
+    assert [lease(eve, "a"), lease(eve, "b"), lease(eve, "a")] == ["", "", ""]
+    assert "user 'eve' has leases of 2 readers, at most 2 are allowed" in lease(eve, "c")
+    assert [lease(ann, "d"), lease(ann, "e")] == ["", ""]
+    assert "4 readers have leases" in lease({**ann, "name": "bob"}, "f")
+    rig.result("release_lease", queue="q", reader="a")
+    rig.tick(leases.LOOK_S)
+    assert lease(eve, "c") == ""
+    rig.tick(leases.LOOK_S)
+    assert "user 'eve' has leases of 2 readers" in lease(eve, "g")
+
+
+def test_leases_of_before_a_start_count_for_who_declared_the_queue(
+    rig: OperationRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "USER_READERS_MAX", 1)
+    eve = {"as_user": Identity("eve", frozenset(), ".*", ".*", ".*").facts()}
+    rig.result("declare_queue", queue="mine", **eve)
+    rig.put("mine", b"1", b"2")
+    assert rig.result("lease_queue", queue="mine", reader="a", messages=1, **eve)["head"] == 1
+    rig.restart()
+    assert rig.refusal("lease_queue", queue="mine", reader="b", **eve).code == 506
+    assert rig.result("lease_queue", queue="mine", reader="a", **eve)["head"] == 2
+
+
+@pure_only  # lines are counted
+def test_a_request_does_not_look_at_the_leases_of_others(rig: OperationRig) -> None:
+    lines = []
+    for count in (2, 200):
+        rig.put("q", *[b"x"] * count)
+        for n in range(count):
+            rig.result("lease_queue", queue="q", reader=f"r{n}", messages=1)
+        asked = cost_of(lambda: rig.result("describe_lease", queue="q", reader="r0"))
+        lines.append(asked.lines)
+    assert lines[0] == lines[1]

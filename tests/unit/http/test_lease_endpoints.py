@@ -85,9 +85,11 @@ def test_what_is_asked_of_the_vhost(rig: HttpRig) -> None:
         (b'{"messages": null, "bytes": 6}', None, 6),
     ):
         assert rig.ask(LEASE, method="POST", body=body).json()["head"] == 300
-        assert rig.node.asked[-1] == (
-            "lease_queue", "/", {**who, "messages": messages, "bytes": size, "owner": ""}
-        )  # fmt: skip
+        op, vhost, args = rig.node.asked[-1]
+        user = args.pop("as_user")
+        assert user["name"] == "guest", "it counts among the readers with leases of this user"
+        given = {**who, "messages": messages, "bytes": size, "owner": ""}
+        assert (op, vhost, args) == ("lease_queue", "/", given)
     reply = rig.ask(LEASE, method="PUT", body=b'{"committed": 7}')
     assert (reply.status, reply.json()) == (200, {"first": 7})
     assert rig.node.asked[-1] == ("commit_lease", "/", {**who, "offset": 7, "owner": ""})

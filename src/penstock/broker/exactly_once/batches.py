@@ -40,7 +40,7 @@ used once ("job-...", of a batch write) is forgotten when its batch is done and 
 with the first tick, and every hour.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
@@ -79,6 +79,10 @@ from penstock.storage.pages.streams import StoredStream
 JUMP_MAX: Final = 1 << 20
 FIRST_NUMBER_MAX: Final = 1 << 40
 REMEMBERED_MAX: Final = 1000
+QUERIES_MAX: Final = 20_000  # of a vhost, with a batch
+USER_QUERIES_MAX: Final = 5_000  # of one owner
+CLAIMS_MAX: Final = 20_000  # of one user between two sweeps
+RELEASED_MAX: Final = 20  # queries of a batch write, by one tick
 
 Looked = Callable[[QueryOwner | None], None]
 Failed = Callable[[BaseException], None]
@@ -143,6 +147,7 @@ class QueryClaims:
     def __init__(self, vhost: VHost) -> None:
         self._vhost: VHost = vhost
         self._staged: dict[str, QueryOwner] = {}  # of queries without a batch
+        self._claims: Counter[str] = Counter()  # by user, since the last sweep
 
     def known(self, query: str) -> QueryOwner | None:
         """Return the owner, if no file must be read to know it."""
@@ -161,11 +166,19 @@ class QueryClaims:
         engine.journal.submit(lambda: staging.read_owner(fs, path, query), done, failed)
 
     def claim(self, query: str, owner: QueryOwner, looked: Looked, failed: Failed) -> None:
-        """Make the owner own the query if nobody does; call looked with the owner, durably."""
+        """Make the owner own the query if nobody does; call looked with the owner, durably.
+        ChannelError 506: this user has claimed too many."""
         known = self.known(query)
         if known is not None:
             looked(known)
             return
+        if self._claims[owner.user] >= CLAIMS_MAX:
+            raise ChannelError(
+                RESOURCE_ERROR,
+                f"user '{owner.user}' has claimed {CLAIMS_MAX} queries within an hour, which is "
+                "the most: use one queryId again and again",
+            )
+        self._claims[owner.user] += 1
         engine = self._vhost.engine
         fs, path = engine.fs, engine.path
 
@@ -185,6 +198,7 @@ class QueryClaims:
     def swept(self) -> None:
         """Forget all, after files were deleted."""
         self._staged.clear()
+        self._claims.clear()
 
 
 # ---- repeated commits ----------------------------------------------------------------------------
@@ -532,6 +546,11 @@ class BatchManager:
         self._lines: dict[str, deque[CommitRequest]] = {}
         self._moves: dict[str, BatchMove] = {}
         self._decided: dict[str, int] = {}  # LSNs of decisions of this life
+        self._owned: Counter[str] = Counter()  # queries with a batch, by the owner's name
+        self._queries: int = 0  # with a batch
+        for batch in vhost.engine.batches.all():
+            self._count(owner_of(batch), 1)
+        self._over: deque[str] = deque()  # queries of batch writes that a sweep has found
         self._ends: dict[
             str, dict[StoredStream, int]
         ] = {}  # by query: ends that heads have not reached
@@ -578,17 +597,42 @@ class BatchManager:
 
     def decide(self, asked: BatchCommit, owner: QueryOwner) -> None:
         """Decide a batch whose pages were checked, for a query of this owner. ValueError,
-        DiskFullError: nothing was decided."""
+        DiskFullError: nothing was decided. ChannelError 506: there are too many queries."""
         engine = self.vhost.engine
+        is_new = self.batch(asked.query) is None
+        if is_new:
+            self._check_room(owner.user)
         engine.batches.decide(
             asked.query, asked.number, asked.target.text(), asked.pages, facts=asked.facts(owner),
             is_checked=True,
         )  # fmt: skip
+        if is_new:
+            self._count(owner, 1)
         self.committed += 1
         self.rows += sum(page.rows for page in asked.pages)
         self.claims.forget(asked.query)
         self._decided[asked.query] = engine.log.last_lsn
         self._move(asked.query)
+
+    def _check_room(self, user: str) -> None:
+        """Raise ChannelError 506 if this user may not have another query, whose last batch is kept
+        in RAM until it is released."""
+        count = self._owned[user]
+        if count >= USER_QUERIES_MAX:
+            raise ChannelError(
+                RESOURCE_ERROR,
+                f"user '{user}' has {count} queries, at most {USER_QUERIES_MAX} are allowed: "
+                "penstock release_query those that are over",
+            )
+        if self._queries >= QUERIES_MAX:
+            text = f"there are {QUERIES_MAX} queries, no more may be: penstock release_query"
+            raise ChannelError(RESOURCE_ERROR, text)
+
+    def _count(self, owner: QueryOwner, change: int) -> None:
+        self._queries += change
+        self._owned[owner.user] += change
+        if not self._owned[owner.user]:
+            del self._owned[owner.user]
 
     def has_arrived(self, query: str, number: int) -> bool:
         """Return whether all rows of this batch, which is decided, can be read once what is logged
@@ -649,6 +693,7 @@ class BatchManager:
                 f"{batch.page_count}): its other messages would be lost; release it with force"
             )
         self.vhost.engine.batches.forget(query, is_forced=is_forced)
+        self._count(owner_of(batch), -1)
         self._decided.pop(query, None)
         self._ends.pop(query, None)
         move = self._moves.pop(query, None)
@@ -672,26 +717,45 @@ class BatchManager:
             self._heads_moved()  # of streams that were deleted
         if now_s - self._swept_s >= SWEEP_S:
             self.sweep()
+        elif self._over:
+            self._guarded(self._release_some)
 
     def _expired(self, paths: list[str]) -> None:
         self.expired += len(paths)
 
     def sweep(self) -> None:
         """Delete old staged files and forget old queries, see the head of this module."""
-        vhost = self.vhost
-        engine = vhost.engine
-        self._swept_s = vhost.clock.monotonic()
+        self._swept_s = self.vhost.clock.monotonic()
         self.claims.swept()
+        self._guarded(self._sweep)
+
+    def _sweep(self) -> None:
+        self.vhost.engine.batches.sweep(self._timeout_s, self._expired)
+        all_batches = self.vhost.engine.batches.all()
+        self._over = deque(batch.query for batch in all_batches if self._is_over(batch))
+        self._release_some()
+
+    def _is_over(self, batch: Batch) -> bool:
+        """Return whether it is the batch of a batch write that was done long ago."""
+        old_us = self.vhost.clock.wall_us() - int(self._timeout_s * 1_000_000)
+        return batch.query.startswith(JOB) and batch.is_done and batch.time_us <= old_us
+
+    def _release_some(self) -> None:
+        """Forget some of the queries that are over; each is a record of the log."""
+        for _ in range(min(RELEASED_MAX, len(self._over))):
+            batch = self.batch(self._over.popleft())
+            if batch is not None and self._is_over(batch):
+                self.release(batch.query, is_forced=False)
+
+    def _guarded(self, do: Callable[[], None]) -> None:
+        """Do a part of a sweep; report its error."""
         try:
-            engine.batches.sweep(self._timeout_s, self._expired)
-            old_us = vhost.clock.wall_us() - int(self._timeout_s * 1_000_000)
-            for batch in engine.batches.all():
-                if batch.query.startswith(JOB) and batch.is_done and batch.time_us <= old_us:
-                    self.release(batch.query, is_forced=False)
+            do()
         except (PenstockError, OSError) as error:
-            if engine.failed is not None:
+            if self.vhost.engine.failed is not None:
                 raise
-            vhost.event("warning", f"staged files could not be swept: {error}")
+            self._over.clear()
+            self.vhost.event("warning", f"staged files could not be swept: {error}")
 
     # ---- telling -------------------------------------------------------------------------------
 

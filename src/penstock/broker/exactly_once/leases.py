@@ -44,7 +44,7 @@ The pages of a lease are read by whoever may open the files (penstock.http).
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,6 +75,8 @@ from penstock.storage.files.durability import DISK
 
 OWNERS_MAX: Final = 10_000
 USER_OWNERS_MAX: Final = 2_500
+READERS_MAX: Final = 4_000  # with a lease, which takes some 14 KiB
+USER_READERS_MAX: Final = 1_000
 LOST_MAX: Final = 1000  # readers whose queue was deleted, remembered until their next request
 LOOK_S: Final = 10.0  # between two looks at the age of leases
 REPEAT_S: Final = 3600.0  # between two events of one reader
@@ -93,6 +95,7 @@ class LeaseManager:
         self.alert_s: float = vhost.settings.lease_alert_s
         table = self.table
         self.owners: LeaseOwners = LeaseOwners(table)
+        self.readers: LeaseReaders = LeaseReaders(table)
         self._on_event = vhost.event
         self._clock = table.clock
         self._lines: dict[Key, deque[LeaseRequest]] = {}
@@ -192,7 +195,7 @@ class LeaseManager:
 
     def describe(self, queue: BrokerQueue, reader: str) -> Info:
         """Describe a reader's lease; numbers are 0 if the reader is not known."""
-        return self._description(queue, reader, _info_of(queue.amq, reader))
+        return self._description(queue, reader, queue.amq.lease_info(reader))
 
     def _description(self, queue: BrokerQueue, reader: str, known: LeaseInfo | None) -> Info:
         """first: all below is committed; head: after the last that is leased; ready: messages of
@@ -235,6 +238,7 @@ class LeaseManager:
                     self._report(name, reader, lease.count, lease.since_ms)
                 still[key] = reported_s
         self._reported_s = still
+        self.readers.forget_gone(self._lines)
 
     def _report(self, name: str, reader: str, count: int, since_ms: int) -> None:
         age_s = (self._clock.wall_ms() - since_ms) // 1000
@@ -401,7 +405,7 @@ class CommitLease(LeaseRequest):
         self._offset = offset
 
     def run_slice(self, queue: BrokerQueue, before: int) -> int:
-        known = _info_of(queue.amq, self.reader)
+        known = queue.amq.lease_info(self.reader)
         head = 0 if known is None else known.next
         if self._offset > head:
             what = self.manager.table.called(self.queue)
@@ -414,7 +418,7 @@ class CommitLease(LeaseRequest):
         acked = known.committed
         has_more = queue.amq.commit_lease(self.reader, self._offset, self.dispatch.mode)
         self.logged(before)
-        known = _info_of(queue.amq, self.reader)
+        known = queue.amq.lease_info(self.reader)
         first = self._offset if known is None else known.committed
         for counts in (queue.counts, self.dispatch.counts.messages):
             counts.ack += first - acked
@@ -435,7 +439,7 @@ class ReleaseLease(LeaseRequest):
 
     def run_slice(self, queue: BrokerQueue, before: int) -> int:
         amq = queue.amq
-        known = _info_of(amq, self.reader)
+        known = amq.lease_info(self.reader)
         if known is None:  # there is none; or the queue's tick has done the last slice
             self.manager.ended(queue)
             return self.answer({"messages": max(self._count, 0)})
@@ -451,20 +455,60 @@ class ReleaseLease(LeaseRequest):
         return self.answer({"messages": self._count})
 
 
-def _info_of(amq: AMQQueue, reader: str) -> LeaseInfo | None:
-    """Return what the queue knows of the reader; None if it has leased nothing or was released."""
-    for known in amq.leases():
-        if known.reader == reader:
-            return known
-    return None
-
-
 def _reader_of(known: LeaseInfo) -> str:
     return known.reader
 
 
 def _ignore(_answer: object) -> None:
     """Ignore the answer: the caller has left."""
+
+
+# ---- how many there are --------------------------------------------------------------------------
+
+
+class LeaseReaders:
+    """The readers of one vhost that have a lease, or ask for one, by who asked first: READERS_MAX
+    at most, USER_READERS_MAX of one user. Each has files and some 14 KiB of RAM, however little it
+    has leased. One of before the start counts for who has declared its queue."""
+
+    def __init__(self, table: QueueTable) -> None:
+        self._table: QueueTable = table
+        self._users: dict[Key, str] = {}
+        self._of_user: dict[str, int] = {}
+        for name in table.leased_names():
+            creator = table.creator_of(name)
+            for reader in table.leases(name):
+                self._add((name, reader), creator)
+
+    def admit(self, key: Key, user: str) -> None:
+        """Count a reader that asks for a lease. ChannelError 506: there are too many, or too many
+        of this user."""
+        if key in self._users:
+            return
+        count = self._of_user.get(user, 0)
+        if count >= USER_READERS_MAX:
+            raise ChannelError(
+                RESOURCE_ERROR,
+                f"user '{user}' has leases of {count} readers, at most {USER_READERS_MAX} are "
+                "allowed: release those that are gone",
+            )
+        if len(self._users) >= READERS_MAX:
+            raise ChannelError(RESOURCE_ERROR, f"{READERS_MAX} readers have leases, no more may")
+        self._add(key, user)
+
+    def _add(self, key: Key, user: str) -> None:
+        self._users[key] = user
+        self._of_user[user] = self._of_user.get(user, 0) + 1
+
+    def forget_gone(self, asking: Container[Key]) -> None:
+        """Count no longer those that have no lease and do not ask for one now."""
+        for key, user in list(self._users.items()):
+            if key in asking or key[1] in self._table.leases(key[0]):
+                continue
+            del self._users[key]
+            self._of_user[user] -= 1
+            if not self._of_user[user]:
+                del self._of_user[user]
 
 
 # ---- owners --------------------------------------------------------------------------------------

@@ -233,6 +233,7 @@ def _lease_queue(call: Call) -> None:
     messages, size = call.args.whole_or_none("messages"), call.args.whole_or_none("bytes")
     queue, reader = _owned_reader(call)
     leases = lease_manager(call.vhost)
+    leases.readers.admit((queue, reader), call.identity.name)
     leases.request(
         LeaseMessages(
             leases, queue, reader, call.reply, U63_MAX if messages is None else messages,

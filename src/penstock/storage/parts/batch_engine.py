@@ -90,7 +90,8 @@ class BatchEngine:
             journal.check_publish()
         if self._sweep is not None:
             self._sweep.keep(query, pages)
-        time_us = max(journal.clock.wall_us(), max([b.time_us for b in self.all()], default=0))
+        last_us = max([one.time_us for one in table.by_query.values()], default=0)
+        time_us = max(journal.clock.wall_us(), last_us)
         flags = batches.DECIDED if facts is None else batches.DECIDED_BY
         found = BatchRecord(query, number, time_us, target, tuple(pages), facts=facts)
         journal.commit([BatchChange(found, flags)], DISK)

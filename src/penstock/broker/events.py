@@ -18,7 +18,7 @@ Nothing is made while nobody has bound the exchange: `is_on` says so, in every v
 anywhere is bounded; what is beyond it is left out.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from penstock.broker.arguments import type_of
@@ -207,16 +207,48 @@ class BrokerEvents(Outbox):
 # ---- Erlang's words ------------------------------------------------------------------------------
 
 
+ARGUMENTS_MAX: Final = 4000  # characters of the text of all arguments of one thing
+CUT: Final = "..."
+
+
 def erlang_list(arguments: Mapping[str, object]) -> list[object]:
-    """Return a table of arguments as RabbitMQ shows it in headers: a text for each."""
-    return [_erlang_entry(name, value) for name, value in arguments.items()]
+    """Return a table of arguments as RabbitMQ shows it in headers: a text for each, ARGUMENTS_MAX
+    characters of all of them, and "..." if there is more."""
+    text = _ErlangText(ARGUMENTS_MAX)
+    return list(text.until_cut(text.entry(name, value) for name, value in arguments.items()))
 
 
-def _erlang_entry(name: str, value: object) -> str:
-    return f'{{<<"{name}">>,{_erlang(value)}}}'
+class _ErlangText:
+    """Writes values in Erlang's words. left: how many characters there may be still."""
+
+    def __init__(self, left: int) -> None:
+        self.left: int = left
+
+    def until_cut(self, parts: Iterable[str]) -> Iterator[str]:
+        """Yield the parts that there is room for, and CUT in place of others."""
+        for part in parts:
+            yield part
+            if self.left <= 0:
+                yield CUT
+                return
+
+    def entry(self, name: str, value: object) -> str:
+        self.left -= len(name)
+        return f'{{<<"{name}">>,{self._of(value)}}}'
+
+    def _of(self, value: object) -> str:
+        if isinstance(value, dict):
+            parts = (self.entry(str(name), one) for name, one in value.items())
+            return f"table,[{','.join(self.until_cut(parts))}]"
+        if isinstance(value, list):
+            return f"array,[{','.join(self.until_cut(f'{{{self._of(one)}}}' for one in value))}]"
+        text = _plain(value)
+        room = max(self.left, 0)
+        self.left -= len(text)
+        return text if len(text) <= room else text[:room] + CUT
 
 
-def _erlang(value: object) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, bool):
         return f"bool,{str(value).lower()}"
     if isinstance(value, int):
@@ -225,9 +257,5 @@ def _erlang(value: object) -> str:
         return f"double,{value}"
     if value is None:
         return "void,undefined"
-    if isinstance(value, dict):
-        return f"table,[{','.join(_erlang_entry(str(k), v) for k, v in value.items())}]"
-    if isinstance(value, list):
-        return f"array,[{','.join(f'{{{_erlang(one)}}}' for one in value)}]"
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     return f'longstr,<<"{text}">>'

@@ -27,28 +27,41 @@ from typing import Final
 from penstock.broker.background_tasks import AGAIN, ASLEEP, BackgroundTask
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
-from penstock.broker.dispatch import Dispatch
+from penstock.broker.dispatch import STEP_BYTES, Dispatch
 from penstock.codec.properties import BasicProperties
 from penstock.errors import DiskFullError, QueueFullError
 from penstock.queues.amqp_headers import short_string, split_address
 from penstock.queues.backing_queue import Delivery
-from penstock.routing.router import ROUTE_STEPS_MAX, Router, Walk, Way
+from penstock.routing.router import Router, Walk, Way
 from penstock.storage.files.durability import NONE
 
 OUTBOX_BYTES_MAX: Final = 8 << 20
 MESSAGE_BYTES: Final = 2000  # counted for a message, beside its body
-SLICE: Final = 64
+SLICE_STEPS: Final = 1024
+MESSAGE_STEPS: Final = 32  # to make a message
+PUT_STEPS: Final = 4  # to publish it to a queue
 KEY_BYTES_MAX: Final = 255
 PERSISTENT: Final = 2
 
 
 @dataclass(slots=True, eq=False)
 class OwnMessage:
-    """A message for the exchange, not routed yet."""
+    """A message for the exchange. copied: the properties of the message that it is a copy of, as
+    bytes: a table takes many times as much when it is decoded. header: of the message itself, once
+    it is being published; names: of the queues that are to get it still, once `walk` is done."""
 
     key: str
     properties: BasicProperties
     body: bytes
+    copied: bytes
+    header: bytes = b""
+    walk: Walk | None = None
+    names: list[str] | None = None
+
+    @property
+    def size(self) -> int:
+        """Return about how many bytes of RAM it takes."""
+        return MESSAGE_BYTES + len(self.body) + len(self.copied)
 
 
 class Outbox(BackgroundTask):
@@ -76,24 +89,25 @@ class Outbox(BackgroundTask):
         """Return whether somebody has bound the exchange."""
         return self._router.has_bindings(self._exchange)
 
-    def add(self, key: str, properties: BasicProperties, body: bytes = b"") -> None:
-        """Publish this later."""
+    def add(
+        self, key: str, properties: BasicProperties, body: bytes = b"", copied: bytes = b""
+    ) -> None:
+        """Publish this later. copied: the properties of the message that it is a copy of."""
         if not self.is_bound:
             return
-        size = MESSAGE_BYTES + len(body)
-        if self._bytes + size > OUTBOX_BYTES_MAX:
+        message = OwnMessage(key, properties, body, copied)
+        if self._bytes + message.size > OUTBOX_BYTES_MAX:
             self._left_out += 1
             return
-        self._bytes += size
-        self._waiting.append(OwnMessage(key, properties, body))
+        self._bytes += message.size
+        self._waiting.append(message)
         self._wake(self)
 
     def step(self) -> int:
-        """Publish some messages."""
-        for _ in range(min(SLICE, len(self._waiting))):
-            message = self._waiting.popleft()
-            self._bytes -= MESSAGE_BYTES + len(message.body)
-            self._publish(message)
+        """Publish some messages; one that needs more steps goes on with the next slice."""
+        steps = SLICE_STEPS
+        while self._waiting and steps > 0:
+            steps = self._publish(self._waiting[0], steps)
         if self._waiting:
             return AGAIN
         if self._left_out:
@@ -106,26 +120,47 @@ class Outbox(BackgroundTask):
     def failed(self, error: Exception) -> None:
         """Raise the error, so that it is reported, and continue with the other messages."""
         if self._waiting:
+            self._take_first()
             self._wake(self)
         raise error
 
-    def _publish(self, message: OwnMessage) -> None:
-        raw_key = message.key.encode("utf-8", "surrogateescape")[:KEY_BYTES_MAX]
-        header = b"\x02" + self._raw_exchange + short_string(raw_key)
-        header += message.properties.encode()
-        key = raw_key.decode("utf-8", "surrogateescape")
-        walk = Walk(
-            self._router, Way(self._router, self._exchange), [key],
-            message.properties.headers or {},
-        )  # fmt: skip
-        walk.advance(ROUTE_STEPS_MAX)
-        if not walk.is_done:
-            return
+    def _take_first(self) -> None:
+        self._bytes -= self._waiting.popleft().size
+
+    def _publish(self, message: OwnMessage, steps: int) -> int:
+        """Publish the first message, as far as the steps go; return how many are left."""
+        walk = message.walk
+        if walk is None:
+            walk = message.walk = self._begun(message)
+            steps -= MESSAGE_STEPS + (len(message.copied) + len(message.body)) // STEP_BYTES
+        names = message.names
+        if names is None:
+            if steps > 0:
+                steps = walk.advance(steps)
+            if not walk.is_done:
+                return min(steps, 0)
+            names = message.names = list(walk.queues)
         is_persistent = message.properties.delivery_mode == PERSISTENT
         mode = self._dispatch.mode if is_persistent else NONE
-        for name in walk.queues:
-            if not put(self._dispatch, self._find(name), header, message.body, mode):
+        while names and steps > 0:
+            steps -= PUT_STEPS
+            if not put(self._dispatch, self._find(names.pop()), message.header, message.body, mode):
                 self._left_out += 1
+        if not names:
+            self._take_first()
+        return steps
+
+    def _begun(self, message: OwnMessage) -> Walk:
+        """Make the header of the message, and begin to route it."""
+        properties = message.properties
+        headers = properties.headers or {}
+        if message.copied:
+            headers["properties"] = BasicProperties.decode(message.copied).given()
+        raw_key = message.key.encode("utf-8", "surrogateescape")[:KEY_BYTES_MAX]
+        message.header = b"\x02" + self._raw_exchange + short_string(raw_key) + properties.encode()
+        message.properties = BasicProperties(delivery_mode=properties.delivery_mode)
+        key = raw_key.decode("utf-8", "surrogateescape")
+        return Walk(self._router, Way(self._router, self._exchange), [key], headers)
 
 
 def put(
@@ -175,9 +210,9 @@ class Firehose(Outbox):
         each with its length. names: of the queues that get it."""
         if address.startswith(_RAW_TRACE):
             return
-        exchange, headers = self._headers(facts, address, props)
+        exchange, headers = self._headers(facts, address)
         headers["routed_queues"] = list(names)
-        self.add(f"publish.{exchange}", BasicProperties(headers=headers), body)
+        self.add(f"publish.{exchange}", BasicProperties(headers=headers), body, props)
 
     def delivered(
         self, consumer: Consumer, address: bytes, props: bytes, delivery: Delivery
@@ -192,19 +227,19 @@ class Firehose(Outbox):
         """Take a copy of a delivery from a queue."""
         if address.startswith(_RAW_TRACE):
             return
-        _, headers = self._headers(facts, address, props)
+        _, headers = self._headers(facts, address)
         headers["redelivered"] = int(delivery.is_redelivered)
-        self.add(f"deliver.{queue}", BasicProperties(headers=headers), delivery.message.body or b"")
+        body = delivery.message.body or b""
+        self.add(f"deliver.{queue}", BasicProperties(headers=headers), body, props)
 
     def _headers(
-        self, facts: tuple[str, int, str], address: bytes, props: bytes
+        self, facts: tuple[str, int, str], address: bytes
     ) -> tuple[str, dict[str, object]]:
         raw_exchange, raw_key = split_address(address)
         exchange = raw_exchange.decode("utf-8", "surrogateescape")
         return exchange, {
             "exchange_name": exchange,
             "routing_keys": [raw_key.decode("utf-8", "surrogateescape")],
-            "properties": BasicProperties.decode(props).given(),
             "node": NODE, "vhost": self._vhost, "connection": facts[0], "channel": facts[1],
             "user": facts[2],
         }  # fmt: skip

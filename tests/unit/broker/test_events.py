@@ -3,7 +3,7 @@
 from typing import Any
 
 from penstock.broker.connection_facts import erlang_address
-from penstock.broker.events import erlang_list
+from penstock.broker.events import ARGUMENTS_MAX, erlang_list
 from penstock.codec.properties import BasicProperties
 from penstock.codec.spec import (
     BasicCancel,
@@ -197,3 +197,15 @@ def test_words_of_erlang() -> None:
     ]  # fmt: skip
     assert erlang_address("127.0.0.1") == "{127,0,0,1}"
     assert erlang_address("::1") == "::1"
+
+
+def test_the_text_of_large_arguments_is_cut() -> None:
+    """A null of an array takes one byte, and 17 characters in Erlang's words."""
+    deep: dict[str, object] = {"n": 1}
+    for n in range(100):
+        deep = {"x" * 30: "y" * 100, "t": deep, str(n): [None] * 50}
+    for given in ({"a": [None] * 100_000, "b": 1}, deep, {"s": "x" * 100_000}, {"b": b"x" * 9000}):
+        texts = [str(text) for text in erlang_list(given)]
+        assert sum(map(len, texts)) < ARGUMENTS_MAX + 2000
+        assert "..." in "".join(texts)
+    assert erlang_list({"a": [None] * 10, "b": 1})[1] == '{<<"b">>,signedint,1}'

@@ -401,6 +401,7 @@ class QueueOrStream(Source):
         self.parts_bytes: int = 0  # of priorities or partitions besides the first
         self.on_parts: Callable[[int], None] = not_counted  # called with the bytes added
         self.had_consumer: bool = False  # an auto-delete queue goes only after its last one
+        self.is_ended: bool = False  # it is to be deleted, and nobody finds it any more
         self.used_at_s: float = 0.0
         self.waiters: list[Callable[[], None]] = []
         self.published: int = 0

@@ -679,8 +679,31 @@ def on_exchange_delete(channel: Channel, method: Method) -> None:
     assert isinstance(method, ExchangeDelete)
     name = one_line(method.exchange)
     channel.check(CONFIGURE, "exchange", name)
-    lsn = channel.vhost.topology.delete_exchange(name, if_unused=method.if_unused)
-    channel.answer(lsn, None if method.nowait else ExchangeDeleteOk())
+    is_later = False
+
+    def deleted(lsn: int) -> None:
+        answer = None if method.nowait else ExchangeDeleteOk()
+        if is_later:
+            channel.go_on(lambda: channel.answer(lsn, answer))
+        else:
+            channel.answer(lsn, answer)
+
+    is_later = channel.vhost.delete_exchange_then(
+        name, deleted, _later_failure(channel), if_unused=method.if_unused
+    )
+    channel.is_waiting = channel.is_waiting or is_later
+
+
+def _later_failure(channel: Channel) -> Callable[[Exception], None]:
+    """Return what is called with the error of a method for which its channel waits."""
+
+    def failed(error: Exception) -> None:
+        def tell() -> None:
+            raise error
+
+        channel.go_on(tell)
+
+    return failed
 
 
 def on_exchange_bind(channel: Channel, method: Method) -> None:
@@ -788,15 +811,10 @@ def _waits_for_files(channel: Channel, method: QueueDeclare, name: str) -> bool:
     def again() -> None:
         channel.go_on(lambda: on_queue_declare(channel, method))
 
-    def failed(error: Exception) -> None:
-        def tell() -> None:
-            raise error
-
-        channel.go_on(tell)
-
     waits = channel.vhost.prepare_queue(
         name, durable=method.durable, exclusive=method.exclusive,
-        auto_delete=method.auto_delete, arguments=method.arguments, again=again, failed=failed,
+        auto_delete=method.auto_delete, arguments=method.arguments, again=again,
+        failed=_later_failure(channel),
         by=channel.identity,
     )  # fmt: skip
     if waits:
@@ -875,20 +893,32 @@ def on_queue_delete(channel: Channel, method: Method, *, sends_first: bool = Tru
         channel.is_waiting = channel.is_committing = True  # a close waits for it
         return
     handler = channel.handler
+    is_later = False
+
+    def deleted(count: int, lsn: int) -> None:
+        def then() -> None:
+            if not method.nowait:
+                channel.send(QueueDeleteOk(message_count=min(count, 0xFFFFFFFF)))
+            handler.send_cancels()
+
+        if is_later and not lsn:
+            channel.go_on(then)
+        else:
+            channel.wait_for(lsn, vhost.mode, then)
+
+    def failed(error: Exception) -> None:
+        handler.send_cancels()
+        _later_failure(channel)(error)
+
     handler.hold_cancels()
     try:
-        count, lsn = vhost.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
+        is_later = vhost.delete_queue_then(
+            queue, deleted, failed, if_unused=method.if_unused, if_empty=method.if_empty
+        )
     except BaseException:
         handler.send_cancels()
         raise
-    answer = QueueDeleteOk(message_count=min(count, 0xFFFFFFFF))
-
-    def then() -> None:
-        if not method.nowait:
-            channel.send(answer)
-        handler.send_cancels()
-
-    channel.wait_for(lsn, vhost.mode, then)
+    channel.is_waiting = channel.is_waiting or is_later
 
 
 PURGE: Final = "purge_queue"

@@ -66,6 +66,7 @@ from penstock.broker.arguments import (
     encode_arguments,
     type_of,
 )
+from penstock.broker.background_tasks import AGAIN, DONE, BackgroundTask
 from penstock.broker.broker_queue import (
     BrokerQueue,
     Consumer,
@@ -77,7 +78,8 @@ from penstock.broker.broker_stream import BrokerStream, BrokerStreamTable, Prepa
 from penstock.broker.dispatch import Dispatch, Source
 from penstock.broker.policies import Applied, Policies
 from penstock.broker.rates import LENGTHS, QUEUE, RateSource
-from penstock.broker.topology import Topology, store_creator
+from penstock.broker.topology import QUEUE as QUEUE_END
+from penstock.broker.topology import Topology, Unbinding, store_creator
 from penstock.clock import Clock
 from penstock.counts import VHostCounts
 from penstock.errors import CorruptionError, DiskFullError, OptionError, StoppedError
@@ -109,6 +111,8 @@ NEVER: Final = -1  # a stamp before all others
 GONE_MAX: Final = 4096  # names of deleted queues that are remembered
 LOOK_SLICE: Final = 256  # queues between two yields
 CANCEL_SLICE: Final = 1024  # consumers of a queue that is deleted
+DELETE_STEPS: Final = 32  # of a queue
+ENDED_STEPS: Final = 1 << 11  # of queues that end together, in one turn: some milliseconds
 
 
 class QueueChanges:
@@ -240,7 +244,8 @@ class QueueTable:
         self._on_event = on_event
         self._on_deleted = on_deleted
         self._policies = policies
-        self._owned: dict[object, list[QueueOrStream]] = {}
+        self._owned: dict[object, dict[QueueOrStream, None]] = {}
+        self.ended: EndedQueues | None = None  # None: the vhost is being opened
         self._names: list[str] = []  # sorted, since somebody has asked for them
         self._are_names_lent: bool = False
         self.kept_down: dict[str, str] = queue_set.kept_down  # name -> why; opened or not
@@ -273,7 +278,8 @@ class QueueTable:
 
     def has(self, name: str) -> bool:
         """Return whether there is a queue of this name."""
-        return name in self.served or name in self._queue_set.stored
+        queue = self.served.get(name)
+        return name in self._queue_set.stored if queue is None else not queue.is_ended
 
     def names(self) -> list[str]:
         """Return the names of all queues, sorted. Nobody changes the list."""
@@ -333,7 +339,10 @@ class QueueTable:
     def find(self, name: str) -> QueueOrStream | None:
         """Return the queue or stream of this name, opening it if necessary; None if there is
         none."""
-        return self.served.get(name) or self._queue_set.find(name)
+        queue = self.served.get(name)
+        if queue is None:
+            return self._queue_set.find(name)
+        return None if queue.is_ended else queue
 
     def usable(self, name: str) -> QueueOrStream | None:
         """Return the queue or stream of this name as `find` does; None if it has crashed."""
@@ -468,6 +477,11 @@ class QueueTable:
         elif name.startswith("amq.") and not is_reserved_allowed:
             raise refusals.reserved("queue", name)
         what = self.called(name)
+        before = self.served.get(name)
+        if before is not None and before.is_ended:
+            if self._topology.has_many(QUEUE_END, name):
+                raise refusals.being_deleted(what)
+            self.delete(before)
         queue = self.find(name)
         if queue is not None:
             self._check_same(queue, durable, exclusive, auto_delete, arguments, owner)
@@ -576,7 +590,7 @@ class QueueTable:
         self._changed(queue, is_new=True)
         self._change_names(name, is_new=True)
         if exclusive:
-            self._owned.setdefault(owner, []).append(queue)
+            self._owned.setdefault(owner, {})[queue] = None
         self._topology.router.queue_added(name)
         return queue
 
@@ -744,15 +758,10 @@ class QueueTable:
         Nothing happens if it was deleted already."""
         if queue.is_deleted:
             return 0, 0
-        what = self.called(queue.name)
-        if if_unused and queue.consumers.count:
-            raise refusals.precondition_failed(f"{what} in use")
-        ready = 0 if queue.is_crashed else queue.len()
-        if if_empty and ready:
-            raise refusals.precondition_failed(f"{what} not empty")
+        ready = self.check_delete(
+            queue, if_unused=if_unused, if_empty=if_empty, is_forced=is_forced
+        )
         leased = self.open_leases(queue.name)
-        if leased and not is_forced:
-            raise refusals.leased(what, leased)
         doomed = self._topology.doomed([], [queue.name])
         if isinstance(queue, BrokerQueue):
             queue.amq.dead_letters.finish()
@@ -775,6 +784,45 @@ class QueueTable:
         others = consumers[CANCEL_SLICE:]
         if others:
             self._dispatch.when_settled(0, DISK, lambda: self._cancel(others))
+
+    def check_delete(
+        self, queue: QueueOrStream, *, if_unused: bool, if_empty: bool, is_forced: bool
+    ) -> int:
+        """Return how many messages are ready in a queue that may be deleted. ChannelError 406, as
+        of `delete`."""
+        what = self.called(queue.name)
+        if if_unused and queue.consumers.count:
+            raise refusals.precondition_failed(f"{what} in use")
+        ready = 0 if queue.is_crashed else queue.len()
+        if if_empty and ready:
+            raise refusals.precondition_failed(f"{what} not empty")
+        leased = self.open_leases(queue.name)
+        if leased and not is_forced:
+            raise refusals.leased(what, leased)
+        return ready
+
+    def end(
+        self, queue: QueueOrStream, unbinding: Unbinding, then: Callable[[int], None],
+        failed: Callable[[Exception], None], *, is_forced: bool = False,
+    ) -> None:  # fmt: skip
+        """Delete a queue with many bindings, which go first; nobody finds it meanwhile. then(lsn):
+        called when it is deleted; or failed(error), and it is as before without some bindings."""
+        name = queue.name
+        queue.is_ended = True
+
+        def finish() -> None:
+            now = self.served.get(name)  # it may have been restarted
+            is_there = now is not None and now.is_ended
+            then(self.delete(now, is_forced=is_forced)[1] if now is not None and is_there else 0)
+
+        def stays(error: Exception) -> None:
+            now = self.served.get(name)
+            if now is not None and now.is_ended:
+                now.is_ended = False
+                self._topology.router.queue_added(name)
+            failed(error)
+
+        unbinding.add(QUEUE_END, name, finish, stays)
 
     def _log_deleted(self, queue: QueueOrStream) -> None:
         """Delete the queue from the engine; inside `one_record`."""
@@ -805,7 +853,7 @@ class QueueTable:
         self._uncount(queue)
         self.recheck_kept_down()
         if queue.is_exclusive and (owned := self._owned.get(queue.owner)) is not None:
-            owned.remove(queue)
+            owned.pop(queue, None)
             if not owned:
                 del self._owned[queue.owner]
 
@@ -813,11 +861,17 @@ class QueueTable:
         if self.on_queue is not None:
             self.on_queue(queue, is_new)
 
+    def has_many_bindings(self, name: str) -> bool:
+        """Return whether the queue of this name has so many that they go before it."""
+        return self._topology.has_many(QUEUE_END, name)
+
     def owner_gone(self, owner: object) -> None:
         """Delete the exclusive queues of a connection that has ended."""
         for queue in list(self._owned.get(owner, ())):
-            if not self._sends_first(queue, lambda: self.owner_gone(owner)):
-                self.delete(queue)
+            if not queue.is_ended and not self._sends_first(
+                queue, lambda: self.owner_gone(owner)
+            ):
+                self.end_soon(queue)
 
     def _sends_first(self, queue: QueueOrStream, again: Callable[[], None]) -> bool:
         """Return whether large dead letters of a queue are sent before it is deleted: all at once
@@ -828,6 +882,18 @@ class QueueTable:
         queue.amq.dead_letters.when_sent(lambda: dispatch.when_settled(0, DISK, again))
         return True
 
+    def end_soon(self, queue: QueueOrStream) -> None:
+        """Delete a queue that ends with its connection or its last consumer, or unused; in a later
+        turn if there are many of them, or it has many bindings. Until then nobody finds it."""
+        budget = self._dispatch.budget
+        if budget is not None:
+            budget.left -= DELETE_STEPS
+            is_much = self._topology.has_many(QUEUE_END, queue.name)
+            if self.ended is not None and (is_much or budget.left < -ENDED_STEPS):
+                self.ended.add(queue)
+                return
+        self.delete(queue)
+
     def consumer_gone(self, queue: QueueOrStream) -> None:
         """Note that a consumer or a reader's lease of the queue has ended. An auto-delete queue is
         deleted with the last one."""
@@ -836,10 +902,11 @@ class QueueTable:
             queue.is_auto_delete
             and not queue.consumers.count
             and not queue.is_deleted
+            and not queue.is_ended
             and not self.open_leases(queue.name)
             and not self._sends_first(queue, lambda: self.consumer_gone(queue))
         ):
-            self.delete(queue)
+            self.end_soon(queue)
 
     def set_paused(self, queue: BrokerQueue, *, is_paused: bool) -> int:
         """Stop the delivery of a queue, or let it go on. Returns the LSN to wait for, 0 if nothing
@@ -877,13 +944,15 @@ class QueueTable:
         )  # fmt: skip
         fresh.used_at_s = self.clock.monotonic()
         fresh.creator = queue.creator
+        fresh.is_ended = queue.is_ended
         fresh.consumers.pause(is_paused=queue.consumers.is_paused)
         self._uncount(queue)
         self._queue_set.add(fresh)
         self._serve(fresh)
         owned = self._owned.get(queue.owner)
         if queue.is_exclusive and owned is not None:
-            owned[owned.index(queue)] = fresh
+            owned.pop(queue, None)
+            owned[fresh] = None
         self._topology.router.queue_added(fresh.name)
         return fresh
 
@@ -954,6 +1023,49 @@ class QueueTable:
         return self._stored_arguments(at), is_auto_delete
 
 
+class EndedQueues(BackgroundTask):
+    """Deletes queues that have ended together, with a connection, one after the other. Nothing
+    refers to a queue that is deleted before its turn comes."""
+
+    def __init__(
+        self, table: QueueTable, unbinding: Unbinding, wake: Callable[[BackgroundTask], None]
+    ) -> None:
+        self._table = table
+        self._unbinding = unbinding
+        self._wake = wake
+        self._names: deque[str] = deque()
+
+    def add(self, queue: QueueOrStream) -> None:
+        """Delete the queue after those that were added before."""
+        queue.is_ended = True
+        self._names.append(queue.name)
+        self._wake(self)
+
+    def step(self) -> int:
+        if self._names:
+            self._delete(self._names.popleft())
+        return AGAIN if self._names else DONE
+
+    def _delete(self, name: str) -> None:
+        table = self._table
+        queue = table.served.get(name)
+        if queue is None or not queue.is_ended:
+            return
+        if table.has_many_bindings(name):
+            table.end(queue, self._unbinding, _ignore_lsn, self._raise)
+        else:
+            table.delete(queue)
+
+    def _raise(self, error: Exception) -> None:
+        raise error
+
+    def failed(self, error: Exception) -> None:
+        """Go on with the next, and report the error."""
+        if self._names:
+            self._wake(self)
+        raise error
+
+
 def indexes_of(engine: StorageEngine, name: bytes) -> list[QueueIndex]:
     """Return the indexes of a queue, of all its parts and delayed messages, durable or not."""
     start = name + priority_queue.SEPARATOR
@@ -962,6 +1074,10 @@ def indexes_of(engine: StorageEngine, name: bytes) -> list[QueueIndex]:
         for index in engine.queues.values()
         if index.name == name or index.name.startswith(start)
     ]
+
+
+def _ignore_lsn(_lsn: int) -> None:
+    """Do nothing: nobody waits for it."""
 
 
 def _ignore_leased(_name: str, _leases: dict[str, int]) -> None:
@@ -1074,7 +1190,9 @@ class QueueTimers:
         """Delete a queue that nobody has used; try again after its x-expires if that fails."""
         try:
             queue = self._table.find(name)
-            if queue is not None:
+            if queue is not None and self._table.has_many_bindings(name):
+                self._table.end_soon(queue)
+            elif queue is not None:
                 self._table.delete(queue)
         except Exception as error:  # noqa: BLE001 - it is reported
             self._dispatch.internal_error(f"queue {name!r}, which expired", error)

@@ -91,6 +91,11 @@ def locked(what: str) -> ChannelError:
     )
 
 
+def being_deleted(what: str) -> ChannelError:
+    """405: a queue with many bindings, which are deleted before it."""
+    return ChannelError(RESOURCE_LOCKED, f"{what} is being deleted, try again")
+
+
 def crashed(what: str) -> ChannelError:
     """404: a queue that failed too often."""
     return ChannelError(NOT_FOUND, f"{what} has crashed and failed to restart")

@@ -6,7 +6,8 @@ Three things are kept in step. `exchanges` has what each exchange was declared a
 RoutingTable has the durable part: durable exchanges, and bindings both of whose ends are durable.
 Every change goes to the log first, in one record for all that belongs to it, and then into the
 other two; so a crash leaves the whole of a change or nothing. The methods return the LSN of the
-record, 0 if nothing durable has changed: the client is answered once it is settled.
+record, 0 if nothing durable has changed: the client is answered once it is settled. Many bindings
+of what is deleted go before it, each in a record of its own (`Unbinding`).
 
     exchange   flags 1: bit 0 auto-delete, bit 1 internal; arguments: an encoded AMQP table
     binding    arguments: the same; b"" for none
@@ -72,6 +73,8 @@ QUEUE: Final = "q"
 EXCHANGE: Final = "e"
 DELAYED_TYPE: Final = "x-delayed-type"
 ALERTS: Final = "amq.penstock.alert"  # alerts.py
+MANY_BINDINGS: Final = 512
+UNBIND_SLICE: Final = 64  # a millisecond or two
 
 AUTO_DELETE_FLAG: Final = 1
 INTERNAL_FLAG: Final = 2
@@ -402,7 +405,7 @@ class Topology:
         Nothing happens if it is bound already. ChannelError: 403 (the default exchange), 404, 406
         (invalid arguments)."""
         exchange = self.check_exchange(source)
-        if self.router.has_binding(source, kind, destination, key, arguments):
+        if self.router.find_binding(source, kind, destination, key, arguments) is not None:
             return 0
         self._check_binding(source, by)
         if kind == EXCHANGE and by is not None:
@@ -452,25 +455,90 @@ class Topology:
         ChannelError 403: the default exchange."""
         if not source or (kind == EXCHANGE and not destination):
             raise refusals.default_exchange()
-        identity = Binding(source, kind, destination, key, arguments).identity
-        found = [
-            one for one in self.router.bindings_to(kind, destination) if one.identity == identity
-        ]
-        if not found:
-            return 0
-        binding = found[0]  # its arguments are those that were stored
-        exchange = self.exchanges[source]
+        binding = self.router.find_binding(source, kind, destination, key, arguments)
+        return 0 if binding is None else self._unbind(binding)
+
+    def _unbind(self, binding: Binding) -> int:
+        exchange = self.exchanges[binding.source]
         doomed: list[str] = []
-        if exchange.auto_delete and self.router.count_from(source) == 1:
-            doomed = self.doomed([source], [])
-        stored = _stored_binding(binding)
+        if exchange.auto_delete and self.router.count_from(binding.source) == 1:
+            doomed = self.doomed([binding.source], [])
+        stored = _stored_binding(binding)  # its arguments are those that were stored
         with self._engine.journal.one_record(DISK) as one:
             if stored in self._engine.routing.bindings:
                 self._engine.apply_topology(stored.record(routing_table.UNBIND))
             self.log_deleted(doomed)
-        self.router.unbind(source, kind, destination, key, arguments)
+        self.router.remove(binding)
         self.forget(doomed)
         return one.lsn
+
+    # ---- many bindings -------------------------------------------------------------------------
+
+    def has_many(self, kind: str, name: str) -> bool:
+        """Return whether a queue or exchange has so many bindings that they are deleted before it,
+        in slices (Unbinding): all in one record would be a turn of a second."""
+        return self.router.count_at(kind, name) > MANY_BINDINGS
+
+    def bindings_at(self, kind: str, name: str) -> list[Binding]:
+        """Return the bindings to a queue, or to and from an exchange."""
+        found = self.router.bindings_to(kind, name)
+        return found + self.router.bindings_of(name) if kind == EXCHANGE else found
+
+    def unbind_known(self, binding: Binding) -> None:
+        """Delete a binding, unless it is gone."""
+        if self.router.is_bound(binding):
+            self._unbind(binding)
+
+
+class UnbindingJob:
+    """The bindings of one queue or exchange that is to be deleted, and what is called then."""
+
+    def __init__(
+        self, bindings: list[Binding], finish: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> None:  # fmt: skip
+        self.bindings: list[Binding] = bindings
+        self.finish: Callable[[], None] = finish
+        self.failed: Callable[[Exception], None] = failed
+
+
+class Unbinding(BackgroundTask):
+    """Deletes the bindings of what has many of them, a slice at a time, and then itself. Each goes
+    as an unbind does; after a crash a part of them may be gone, and nobody was answered."""
+
+    def __init__(self, topology: Topology, wake: Callable[[BackgroundTask], None]) -> None:
+        self._topology = topology
+        self._wake = wake
+        self._jobs: deque[UnbindingJob] = deque()
+        self._now: UnbindingJob | None = None
+
+    def add(
+        self, kind: str, name: str, finish: Callable[[], None], failed: Callable[[Exception], None]
+    ) -> None:
+        """Delete the bindings of this queue or exchange, and call `finish`, which deletes it; or
+        `failed` with an error."""
+        bindings = self._topology.bindings_at(kind, name)
+        self._jobs.append(UnbindingJob(bindings, finish, failed))
+        self._wake(self)
+
+    def step(self) -> int:
+        job = self._now = self._jobs.popleft()
+        bindings = job.bindings
+        for _ in range(min(UNBIND_SLICE, len(bindings))):
+            self._topology.unbind_known(bindings.pop())
+        if bindings:
+            self._jobs.append(job)
+        else:
+            job.finish()
+        return AGAIN if self._jobs else DONE
+
+    def failed(self, error: Exception) -> None:
+        """End the job with the error, and go on with the next."""
+        job, self._now = self._now, None
+        if self._jobs:
+            self._wake(self)
+        if job is not None:
+            job.failed(error)
 
 
 def binding_called(bindings: Iterable[Binding], properties_key: str) -> Binding | None:

@@ -62,6 +62,7 @@ from penstock.broker.policies import Applied, Counts, Policies, PolicyChanges, e
 from penstock.broker.queue_table import (
     GENERATED,
     LETTERS_S,
+    EndedQueues,
     QueueRestarts,
     QueueTable,
     QueueTimers,
@@ -69,11 +70,13 @@ from penstock.broker.queue_table import (
 )
 from penstock.broker.rates import TOTALS, RateSource, RateTable, Values
 from penstock.broker.topology import (
+    EXCHANGE,
     QUEUE,
     DeadLetterRoutes,
     Exchange,
     LargeLetters,
     Topology,
+    Unbinding,
 )
 from penstock.broker.usage import Usage
 from penstock.clock import Clock
@@ -514,6 +517,8 @@ class VHost(QueueOwner[BrokerQueue]):
         )  # fmt: skip
         if not self.policies.is_empty:
             self._policy_changes.begin(_ignore_counts)
+        self.unbinding: Unbinding = Unbinding(self.topology, self.background.wake)
+        self.table.ended = EndedQueues(self.table, self.unbinding, self.background.wake)
         self.deferred_free: DeferredFree = DeferredFree(self.background)
         self.engine.free_later = self.deferred_free.add
 
@@ -895,6 +900,39 @@ class VHost(QueueOwner[BrokerQueue]):
 
         queue.amq.dead_letters.when_sent(call)
         self.timers.call_at(self.clock.monotonic() + LETTERS_S, call)
+        return True
+
+    def delete_queue_then(
+        self, queue: QueueOrStream, then: Callable[[int, int], None],
+        failed: Callable[[Exception], None], *, if_unused: bool = False, if_empty: bool = False,
+        is_forced: bool = False,
+    ) -> bool:  # fmt: skip
+        """Delete a queue as `delete_queue`, and call then(messages, LSN): at once, or in a later
+        turn if it has many bindings, or failed(error). Returns whether it is so."""
+        flags = {"if_unused": if_unused, "if_empty": if_empty, "is_forced": is_forced}
+        if not self.table.has_many_bindings(queue.name):
+            then(*self.delete_queue(queue, **flags))
+            return False
+        self.check_not_audit(queue.name)
+        if not queue.is_crashed:
+            queue.serve()
+        ready = self.table.check_delete(queue, **flags)
+        self.table.end(
+            queue, self.unbinding, lambda lsn: then(ready, lsn), failed, is_forced=is_forced
+        )
+        return True
+
+    def delete_exchange_then(
+        self, name: str, then: Callable[[int], None], failed: Callable[[Exception], None], *,
+        if_unused: bool = False,
+    ) -> bool:  # fmt: skip
+        """Delete an exchange as `Topology.delete_exchange`, and call then(LSN): at once, or in a
+        later turn if it has many bindings, or failed(error). Returns whether it is so."""
+        topology = self.topology
+        if if_unused or name.startswith("amq.") or not topology.has_many(EXCHANGE, name):
+            then(topology.delete_exchange(name, if_unused=if_unused))
+            return False
+        self.unbinding.add(EXCHANGE, name, lambda: then(topology.delete_exchange(name)), failed)
         return True
 
     def purge_queue(self, queue: QueueOrStream) -> tuple[int, int]:

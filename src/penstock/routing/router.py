@@ -428,27 +428,40 @@ class Router:
         self._changed(source)
         return True
 
-    def has_binding(
+    def find_binding(
         self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]
-    ) -> bool:
-        """Return whether there is such a binding."""
+    ) -> Binding | None:
+        """Return this binding, None if there is none."""
         identity = Binding(source, kind, destination, key, arguments).identity
-        return identity in self._by_source.get(source, {})
+        return self._by_source.get(source, {}).get(identity)
 
     def unbind(
         self, source: str, kind: str, destination: str, key: str, arguments: dict[str, object]
     ) -> bool:
         """Remove a binding. Returns False if there is none. `has_bindings` reports if it was the
         last one of its source."""
-        identity = Binding(source, kind, destination, key, arguments).identity
-        binding = self._by_source.get(source, {}).pop(identity, None)
-        if binding is None:
-            return False
+        binding = self.find_binding(source, kind, destination, key, arguments)
+        if binding is not None:
+            self.remove(binding)
+        return binding is not None
+
+    def remove(self, binding: Binding) -> None:
+        """Remove a binding that is bound."""
+        source = binding.source
+        del self._by_source[source][binding.identity]
         self._exchanges[source].type.unbind(binding)
         self._counted(binding, -1)
         self._forget_target(binding)
         self._changed(source)
-        return True
+
+    def is_bound(self, binding: Binding) -> bool:
+        """Return whether this binding, and not another one like it, is bound."""
+        return self._by_source.get(binding.source, {}).get(binding.identity) is binding
+
+    def count_at(self, kind: str, name: str) -> int:
+        """Return how many bindings there are to a queue ("q"), or to and from an exchange ("e")."""
+        count = len(self._by_target.get(kind + name, {}))
+        return count + self.count_from(name) if kind == "e" else count
 
     def queue_added(self, name: str) -> None:
         """Note a new queue, or another one of this name: results that lead there are looked up

@@ -35,6 +35,8 @@ from penstock.codec.spec import (
     ConnectionCloseOk,
     ExchangeDeclare,
     ExchangeDeclareOk,
+    ExchangeDelete,
+    ExchangeDeleteOk,
     PenstockCall,
     PenstockCallError,
     PenstockCallOk,
@@ -43,12 +45,14 @@ from penstock.codec.spec import (
     QueueDeclare,
     QueueDeclareOk,
     QueueDelete,
+    QueueDeleteOk,
     TxCommit,
     TxCommitOk,
     TxRollback,
     TxSelect,
     TxSelectOk,
 )
+from penstock.operation_table import EVENTS
 from penstock.queues.queue_ram import CHECKS
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.builds import pure_only
@@ -774,3 +778,193 @@ def test_many_methods_in_one_read_are_parsed_in_slices(ending: str) -> None:
     else:
         assert ready(rig) == [b"1", b"2"]
         assert not is_paused(client)
+
+
+@pytest.mark.parametrize("op", ["get_messages", "browse_messages", "peek"])
+def test_messages_with_large_headers_are_shown_one_by_one(rig: OperationRig, op: str) -> None:
+    """To decode one takes some 90,000 lines, here."""
+    rig.result("declare_queue", queue="q")
+    rig.put("q", *[b""] * 12, headers={f"{n:x}": None for n in range(1000)})
+    rig.vhost.budget.clock = TickingClock()
+    asked: list[Asked] = []
+    assert cost_of(lambda: asked.append(rig.ask(op, queue="q", count=40))).lines < 5 * LINES_MAX
+    assert dearest_turn(rig) < 5 * LINES_MAX
+    found = asked[0].result
+    assert len(found if op == "get_messages" else found["messages"]) == 12
+
+
+def test_a_match_looks_at_few_large_headers_in_a_slice(rig: OperationRig) -> None:
+    rig.result("declare_queue", queue="q")
+    rig.put("q", *[b""] * 8, headers={f"{n:x}": None for n in range(1000)})
+    rig.vhost.budget.clock = TickingClock()
+    asked: list[Asked] = []
+    given: Any = {"queue": "q", "dry_run": True, "headers": {"none": None}}
+    assert cost_of(lambda: asked.append(rig.ask("delete_messages", **given))).lines < 6 * LINES_MAX
+    assert dearest_turn(rig) < 6 * LINES_MAX
+    assert asked[0].result["deleted"] == 0
+
+
+def test_dead_letters_of_a_get_are_made_in_slices(rig: OperationRig) -> None:
+    rig.result("declare_queue", queue="dead")
+    route = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    rig.result("declare_queue", queue="q", arguments=route)
+    rig.put("q", *[b"x"] * 200)
+    rig.vhost.budget.clock = TickingClock()
+    asked: list[Asked] = []
+    given: Any = {"queue": "q", "count": 200, "ackmode": "reject_requeue_false"}
+    assert cost_of(lambda: asked.append(rig.ask("get_messages", **given))).lines < LINES_MAX
+    assert dearest_turn(rig, 2000) < LINES_MAX
+    assert len(asked[0].result) == 200
+    assert len(ready(rig, "dead")) == 200
+
+
+def test_a_binding_is_found_by_its_name_in_slices(rig: OperationRig) -> None:
+    rig.result("declare_queue", queue="q")
+    for n in range(3000):
+        rig.vhost.bind_queue("q", "amq.direct", f"k{n}", {"n": n})
+    rig.turn()
+    given = {"source": "amq.direct", "destination": "q", "destination_type": "queue"}
+    last = rig.vhost.router.bindings_to("q", "q")[-1].properties_key
+    client = rig.client().open(1)
+    rig.vhost.budget.clock = TickingClock()
+    for named in (last, "none"):
+        data = called(1, "delete_binding", **given, properties_key=named)
+        assert cost_of(lambda d=data: client.raw(d)).lines < LINES_MAX  # type: ignore[misc]
+        assert dearest_turn(rig, 1000) < LINES_MAX
+    assert answers(client) == [{}]
+    (error,) = client.methods(PenstockCallError)
+    assert error.code == 404
+    assert len(rig.vhost.router.bindings_to("q", "q")) == 2999
+
+
+def test_to_unbind_does_not_look_at_other_bindings(rig: OperationRig) -> None:
+    rig.result("declare_queue", queue="q")
+    lines = []
+    for count in (10, 1000):
+        for n in range(count):
+            rig.vhost.bind_queue("q", "amq.direct", f"k{n}")
+        lines.append(cost_of(lambda: rig.vhost.unbind_queue("q", "amq.direct", "k7")).lines)
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("is_exclusive", [True, False])
+def test_many_queues_that_end_with_a_connection_are_deleted_in_slices(
+    rig: OperationRig, *, is_exclusive: bool
+) -> None:
+    """Nobody finds them from then on: another one of that name is a new one."""
+    client, other = rig.client().open(1), rig.client().open(1)
+    count = 250
+    for n in range(count):
+        name = f"q{n}"
+        kind = "exclusive" if is_exclusive else "auto_delete"
+        client.send(1, QueueDeclare(queue=name, **{kind: True}))  # type: ignore[arg-type]
+        client.send(1, BasicConsume(queue=name, consumer_tag=name))
+        client.publish(1, "", name, b"old")
+    rig.turn()
+    assert len(rig.vhost.table.served) == count
+    assert cost_of(client.handler.lost).lines < LINES_MAX
+    assert len(rig.vhost.table.served) > count // 3
+    last = f"q{count - 1}"
+    assert not rig.vhost.table.has(last)
+    other.send(1, QueueDeclare(queue=last))
+    other.publish(1, "", last, b"new")
+    other.send(1, QueueDelete(queue=f"q{count - 2}"))
+    assert dearest_turn(rig, 1000) < LINES_MAX
+    assert [one.message_count for one in other.methods(QueueDeclareOk)] == [0]
+    assert len(other.methods(QueueDeleteOk)) == 1
+    assert list(rig.vhost.table.served) == [last]
+    assert ready(rig, last) == [b"new"]
+    assert not other.methods(ChannelClose)
+
+
+def test_events_that_costly_exchanges_get_are_published_in_slices(rig: OperationRig) -> None:
+    """Whoever may read amq.rabbitmq.event may bind to it what they like."""
+    vhost = rig.vhost
+    rig.result("declare_queue", queue="q")
+    wanted = {"x-match": "any", **{f"n{n}": n for n in range(20)}}
+    for n in range(100):
+        vhost.topology.declare_exchange(f"h{n}", "headers")
+        vhost.bind_queue("q", f"h{n}", "", wanted)
+    vhost.bind_queue("q", EVENTS, "queue.*")
+    for n in range(100):
+        vhost.topology.bind_exchange(f"h{n}", EVENTS, "queue.*")
+    rig.turn()
+    client = rig.client().open(1)
+    for n in range(100):
+        client.send(1, QueueDeclare(queue=f"q{n}"))
+    assert dearest_turn(rig, 1000) < LINES_MAX
+    assert len(ready(rig)) == 100
+
+
+def test_copies_of_messages_with_large_headers_are_made_one_by_one(rig: OperationRig) -> None:
+    rig.result("declare_queue", queue="q")
+    rig.result("declare_queue", queue="t")
+    rig.vhost.bind_queue("t", "amq.rabbitmq.trace", "publish.#")
+    rig.result("trace_on")
+    client = rig.client().open(1)
+    headers = {f"{n:x}": None for n in range(1000)}
+
+    def publish() -> None:
+        for _ in range(24):
+            client.publish(1, "", "q", b"", headers=headers)
+
+    assert cost_of(publish).bytes < 1 << 20
+    assert dearest_turn(rig, 1000) < 10 * LINES_MAX
+    assert len(ready(rig, "t")) == 24
+
+
+def bound(rig: OperationRig, count: int) -> None:
+    """A durable queue with so many bindings of a durable exchange."""
+    rig.result("declare_queue", queue="q", durable=True)
+    rig.result("declare_exchange", exchange="x", type="topic", durable=True)
+    for n in range(count):
+        rig.vhost.bind_queue("q", "x", f"a.b{n}.c")
+    rig.turn()
+
+
+@pytest.mark.parametrize("what", ["queue", "exchange"])
+def test_what_has_many_bindings_is_deleted_after_them(rig: OperationRig, what: str) -> None:
+    bound(rig, 1500)
+    client, other = rig.client().open(1), rig.client().open(1)
+    method = QueueDelete(queue="q") if what == "queue" else ExchangeDelete(exchange="x")
+    assert cost_of(lambda: client.send(1, method)).lines < LINES_MAX
+    client.send(1, QueueDeclare(queue="after"))
+    rig.vhost.turn()
+    client.pump()
+    assert not client.events, "what follows waits"
+    other.publish(1, "", "q", b"meanwhile")
+    other.send(1, QueueDeclare(queue="q", durable=True))
+    assert dearest_turn(rig, 1000) < LINES_MAX
+    rig.turn()
+    kind = QueueDeleteOk if what == "queue" else ExchangeDeleteOk
+    assert len(client.methods(kind)) == 1
+    assert len(client.methods(QueueDeclareOk)) == 1
+    assert [one.reply_code for one in other.methods(ChannelClose)] == [405] * (what == "queue")
+    for _ in range(2):
+        assert rig.vhost.table.has("q") == (what != "queue")
+        assert ("x" in rig.vhost.exchanges) == (what == "queue")
+        assert rig.vhost.router.binding_count == 0
+        rig.restart()
+
+
+def test_operations_delete_what_has_many_bindings_after_them(rig: OperationRig) -> None:
+    bound(rig, 1000)
+    rig.put("q", b"1")
+    assert rig.refusal("delete_queue", queue="q", if_empty=True).code == 406
+    assert rig.vhost.router.binding_count == 1000
+    assert rig.result("delete_queue", queue="q") == {"messages": 1}
+    bound(rig, 1000)
+    assert rig.result("delete_exchange", exchange="x") == {}
+    assert rig.vhost.router.binding_count == 0
+
+
+def test_a_queue_with_many_bindings_that_ends_with_its_connection(rig: OperationRig) -> None:
+    client = rig.client().open(1)
+    client.call(1, QueueDeclare(queue="q", exclusive=True), QueueDeclareOk)
+    for n in range(3000):
+        rig.vhost.bind_queue("q", "amq.topic", f"a.b{n}.c", owner=client.handler)
+    assert cost_of(client.handler.lost).lines < LINES_MAX
+    assert not rig.vhost.table.has("q")
+    assert dearest_turn(rig, 1000) < LINES_MAX
+    assert rig.vhost.router.binding_count == 0
+    assert not rig.vhost.table.served

@@ -166,7 +166,7 @@ def _delete(call: Call, *, sends_first: bool = True) -> None:
 
     if sends_first and call.vhost.sends_first(queue, again):
         return
-    call.settled(call.vhost.delete_queue(queue)[1], None)
+    call.vhost.delete_queue_then(queue, lambda _, lsn: call.settled(lsn, None), call.fail)
 
 
 # ---- messages ------------------------------------------------------------------------------------

@@ -4,9 +4,11 @@
 from the beginning, because much may have changed by then.
 """
 
+from collections.abc import Generator
 from typing import Final
 
 from penstock.broker.broker_queue import QueueOrStream
+from penstock.broker.dispatch import ARGUMENT_BYTES, LOOK_STEPS
 from penstock.broker.operations.call import Call, Functions, Slices
 from penstock.broker.permissions import (
     READ,
@@ -21,6 +23,8 @@ from penstock.broker.refusals import not_found
 from penstock.broker.topology import EXCHANGE, QUEUE, binding_called
 from penstock.errors import COMMAND_INVALID, AMQPConnectionError
 from penstock.routing.exchange_types import TYPES, Binding
+
+BINDING_STEPS: Final = 8  # to name one
 
 # ---- queues --------------------------------------------------------------------------------------
 
@@ -62,11 +66,11 @@ def _delete_queue(call: Call, *, sends_first: bool = True) -> None:
 
     if sends_first and vhost.sends_first(queue, again):
         return
-    count, lsn = vhost.delete_queue(
-        queue, if_unused=args.flag("if_unused"), if_empty=args.flag("if_empty"),
+    vhost.delete_queue_then(
+        queue, lambda count, lsn: call.settled(lsn, {"messages": count}), call.fail,
+        if_unused=args.flag("if_unused"), if_empty=args.flag("if_empty"),
         is_forced=args.flag("force"),
     )  # fmt: skip
-    call.settled(lsn, {"messages": count})
 
 
 def _purge_queue(call: Call) -> None:
@@ -129,9 +133,10 @@ def _declare_exchange(call: Call) -> None:
 
 def _delete_exchange(call: Call) -> None:
     name = call.args.text("exchange")
-    topology = call.vhost.topology
-    topology.check_exchange(name)
-    call.settled(topology.delete_exchange(name, if_unused=call.args.flag("if_unused")), {})
+    call.vhost.topology.check_exchange(name)
+    call.vhost.delete_exchange_then(
+        name, lambda lsn: call.settled(lsn, {}), call.fail, if_unused=call.args.flag("if_unused")
+    )
 
 
 def _bind_queue(call: Call) -> None:
@@ -196,23 +201,59 @@ def _bound(call: Call, source: str, kind: str, destination: str) -> dict[str, ob
 
 
 def _delete_binding(call: Call) -> None:
-    args, vhost = call.args, call.vhost
+    args = call.args
     source, destination = args.text("source"), args.text("destination")
     kind = QUEUE if args.text("destination_type") == "queue" else EXCHANGE
     call.check(WRITE, args.text("destination_type"), destination)
     call.check(READ, "exchange", source)
-    wanted = args.text("properties_key")
-    bound = vhost.router.bindings_to(kind, destination)
-    one = binding_called([binding for binding in bound if binding.source == source], wanted)
+    bound = call.vhost.router.bindings_to(kind, destination)
+    search = _search(call, [binding for binding in bound if binding.source == source])
+    try:
+        next(search)
+    except StopIteration as end:  # in the call itself, which may wait for permissions
+        call.settled(_unbound(call, end.value), {})
+    else:
+        call.in_slices(_searched(call, search))
+
+
+Search = Generator[None, None, Binding | None]
+
+
+def _search(call: Call, bound: list[Binding]) -> Search:
+    """Return the binding that is named, None if none of them is."""
+    wanted, budget = call.args.text("properties_key"), call.vhost.budget
+    found: Binding | None = None
+    steps = 0
+    for binding in bound:
+        one = binding_called([binding], wanted)
+        found = one or found
+        if one is not None and one.properties_key == wanted:
+            break
+        steps += BINDING_STEPS + len(binding.encoded) // ARGUMENT_BYTES
+        if steps >= LOOK_STEPS:
+            budget.left -= steps
+            steps = 0
+            yield
+    return found
+
+
+def _searched(call: Call, search: Search) -> Slices:
+    call.lsn = _unbound(call, (yield from search))
+    return {}
+
+
+def _unbound(call: Call, one: Binding | None) -> int:
+    """Remove the binding that was found, and return the LSN. ChannelError 403, 404."""
+    args, vhost = call.args, call.vhost
+    source, destination = args.text("source"), args.text("destination")
     if one is None:
         what = f"'{source}' to {args.text('destination_type')} '{destination}'"
+        wanted = args.text("properties_key")
         raise not_found(f"binding {wanted!r} of exchange {what} in vhost '{vhost.name}'")
     check_topic(vhost, call.identity, READ, source, one.key)
-    if kind == QUEUE:
-        lsn = vhost.unbind_queue(destination, source, one.key, one.arguments, call.owner)
-    else:
-        lsn = vhost.topology.unbind_exchange(destination, source, one.key, one.arguments)
-    call.settled(lsn, {})
+    if one.kind == QUEUE:
+        return vhost.unbind_queue(destination, source, one.key, one.arguments, call.owner)
+    return vhost.topology.unbind_exchange(destination, source, one.key, one.arguments)
 
 
 def _check_key(call: Call, source: str) -> None:

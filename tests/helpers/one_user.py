@@ -13,6 +13,7 @@ goes somewhere.
 
 import json
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from penstock.codec.properties import BasicProperties
 from penstock.codec.spec import (
     METHODS,
     BasicAck,
+    BasicCancel,
     BasicConsume,
     BasicGet,
     BasicNack,
@@ -40,10 +42,12 @@ from penstock.codec.spec import (
     QueueDeclare,
     QueueDelete,
     QueuePurge,
+    QueueUnbind,
     TxCommit,
     TxRollback,
     TxSelect,
 )
+from penstock.operation_table import EVENTS
 
 Step = tuple[Any, ...]
 
@@ -364,6 +368,7 @@ def once(channel: int, n: int, size: int) -> bytes:
     )
 
 
+WORDS: list[str] = [f"{n}" + ".a" * 120 for n in range(300)]
 CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("peek", {"queue": "eve.a", "count": 1000}),
     ("box.browse", {"name": "eve.a", "n": 1000}),
@@ -381,12 +386,26 @@ CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
                  "properties": {"headers": {"CC": ["k"] * 400}}}),
     ("declare_queue", {"queue": "eve.\ud800"}),
     ("bind_queue", {"queue": "eve.a", "exchange": "eve.t", "routing_key": "\udcff.#"}),
+    ("get_messages", {"queue": "eve.a", "count": 1000}),
+    ("get_messages", {"queue": "eve.a", "count": 50, "ackmode": "reject_requeue_false"}),
+    ("browse_messages", {"queue": "eve.a", "count": 1000, "truncate": 0}),
+    ("browse_messages", {"queue": "eve.a", "count": 1000, "headers": {"none": None}}),
+    ("delete_messages", {"queue": "eve.a", "dry_run": True, "headers": {"none": None}}),
+    ("route", {"exchange": "eve.t", "routing_key": WORDS[-1]}),
+    ("publish", {"exchange": "eve.t", "routing_key": WORDS[0], "bodies": ["x"] * 10}),
+    ("delete_binding", {"source": "eve.u", "destination": "eve.a", "destination_type": "queue",
+                        "properties_key": "none"}),
+    ("commit_batch", {"query": "keys", "batch": 0, "previous": -1, "pages": [],
+                      "target": {"exchanges": ["eve.t"]},
+                      "mandatory_keys": [["eve.t", key] for key in WORDS]}),
+    ("list_batches", {}),
 )  # fmt: skip
 
 
 def asked(channel: int, index: int, n: int) -> bytes:
     """The same call many times in one packet."""
-    return call(channel, *CALLS[index]) * n
+    one = call(channel, *CALLS[index])
+    return one * min(n, PUBLISHED_BYTES_MAX // len(one) + 1)
 
 
 def readers(channel: int, n: int, first_number: int) -> bytes:
@@ -407,6 +426,74 @@ def owners(channel: int, n: int, first_number: int) -> bytes:
     )  # fmt: skip
 
 
+def leases(channel: int, n: int, first_number: int) -> bytes:
+    """Leases of a message each, of a reader each."""
+    given = {"queue": "eve.w", "messages": 1}
+    declare = QueueDeclare(queue="eve.w", durable=True, nowait=True)
+    return (
+        frames(channel, (declare,))
+        + message(channel, "", "eve.w") * n
+        + b"".join(
+            call(channel, "lease_queue", {**given, "reader": f"r{i:05}" + "r" * 100})
+            for i in range(first_number, first_number + n)
+        )
+    )
+
+
+def queries(channel: int, n: int, first_number: int) -> bytes:
+    """Batches without rows, of a query each."""
+    given = {"batch": 0, "previous": -1, "pages": [], "target": {}}
+    return b"".join(
+        call(channel, "commit_batch", {**given, "query": f"q{i:05}" + "q" * 100})
+        for i in range(first_number, first_number + n)
+    )
+
+
+def bound(channel: int, n: int, first_number: int, *, is_undone: bool = False) -> bytes:
+    """Durable bindings, and perhaps their end."""
+    declare = ExchangeDeclare(exchange="eve.u", type="direct", durable=True, nowait=True)
+    keys = [f"k{i}" for i in range(first_number, first_number + n)]
+    ends: Any = {"queue": "eve.a", "exchange": "eve.u"}
+    bind = [QueueBind(**ends, routing_key=key, nowait=True) for key in keys]
+    unbind = [QueueUnbind(**ends, routing_key=key) for key in keys]
+    return frames(channel, (declare, *bind, *(unbind if is_undone else ())))
+
+
+def exclusive(channel: int, n: int, *, has_consumers: bool) -> bytes:
+    """Queues that end with the connection, or with their consumers."""
+    declare = QueueDeclare(queue=f"eve.z{NUMBER}", exclusive=not has_consumers,
+                           auto_delete=has_consumers, nowait=True)  # fmt: skip
+    consume = BasicConsume(queue=f"eve.z{NUMBER}", consumer_tag=f"z{NUMBER}", nowait=True)
+    return numbered(channel, n, declare, *((consume,) if has_consumers else ()))
+
+
+def events(channel: int, destination: str) -> bytes:
+    """Events of the broker, to one of her exchanges."""
+    bind = ExchangeBind(destination=destination, source=EVENTS, routing_key="#", nowait=True)
+    return frames(channel, (bind,))
+
+
+def wide(channel: int, n: int, headers: int) -> bytes:
+    """Messages without bodies and with large headers."""
+    table = {f"{i:x}": None for i in range(headers)}
+    return message(channel, "", "eve.a", b"", table) * n
+
+
+def delayed(channel: int, n: int, delay_ms: int) -> bytes:
+    """Messages that are due at the same time."""
+    return message(channel, "", "eve.a", headers={"x-delay": delay_ms}) * n
+
+
+def standing_by(channel: int, n: int) -> bytes:
+    """Consumers of a queue of which one is active, which end one after the other."""
+    arguments: dict[str, object] = {"x-single-active-consumer": True}
+    declare = QueueDeclare(queue="eve.v", arguments=arguments, nowait=True)
+    consume = BasicConsume(queue="eve.v", consumer_tag=NUMBER, nowait=True)
+    cancel = BasicCancel(consumer_tag=NUMBER, nowait=True)
+    data = frames(channel, (declare,)) + message(channel, "", "eve.v") * 100
+    return data + numbered(channel, n, consume) + numbered(channel, n, cancel)
+
+
 def cached(n_channels: int, n_keys: int) -> bytes:
     """Publishes with other keys each, on many channels."""
     one = b"".join(message(1, "eve.x", words(3, seed)) for seed in range(n_keys))
@@ -421,11 +508,12 @@ def cached(n_channels: int, n_keys: int) -> bytes:
 
 def cleared(channel: int) -> bytes:
     """Delete what heaps have made, for others to have room."""
-    exchanges = [f"eve.{kind}" for kind in ("t", "f", "h", *FOUR_TYPES, *ONE_OF_ALL)]
+    exchanges = [f"eve.{kind}" for kind in ("t", "f", "h", "u", *FOUR_TYPES, *ONE_OF_ALL)]
     exchanges += [f"eve.{kind}{i:05}" for kind in "cek" for i in range(300)]
     queues = [f"eve.{kind}{i:05}" for kind in "lq" for i in range(100)]
     queues += [f"eve.o{size}" for size in KEYS]
-    return frames(
+    ended = call(channel, "delete_queue", {"queue": "eve.w", "force": True})
+    return ended + frames(
         channel,
         (
             *(ExchangeDelete(exchange=name, nowait=True) for name in exchanges),
@@ -438,8 +526,23 @@ def cleared(channel: int) -> bytes:
     )  # fmt: skip
 
 
+def large_body(
+    channel: int, exchange: str, key: str, size_mib: int, *, is_persistent: bool = True
+) -> bytes:
+    """A publish whose body is beyond what is kept in RAM."""
+    method = BasicPublish(exchange=exchange, routing_key=key).encode()
+    props = PERSISTENT if is_persistent else TRANSIENT
+    content = content_frames(channel, props, bytes(size_mib << 20), FRAME_MAX)
+    return method_frame(channel, method) + content
+
+
 channels = st.integers(1, 4)
 large = st.sampled_from(LARGE)
+# Few of the largest: each takes as long as all else of its sequence.
+LARGE_BODY = (
+    st.sampled_from(("", "eve.x", "eve.f", "amq.topic")), st.sampled_from(("eve.a", "eve.s", "")),
+    st.sampled_from((4,) * 6 + (16,) * 4 + (40, 100)),
+)  # fmt: skip
 HEAPS: dict[str, tuple[Callable[..., bytes], tuple[st.SearchStrategy[Any], ...]]] = {
     "copied": (copied, (
         channels, st.sampled_from(("eve.x", "eve.t", "eve.t", "eve.headers", "eve.c00000", "")),
@@ -489,6 +592,27 @@ HEAPS: dict[str, tuple[Callable[..., bytes], tuple[st.SearchStrategy[Any], ...]]
         st.sampled_from((1, 8000)),
     )),
     "once": (once, (channels, st.sampled_from((10, 5000)), st.sampled_from(KEYS))),
+    "leases": (leases, (channels, st.sampled_from((10, 500)), st.sampled_from((0, 500, 1000)))),
+    "queries": (queries, (channels, st.sampled_from((10, 500)), st.sampled_from((0, 500, 1000)))),
+    "bound": (bound, (channels, st.sampled_from((10, 3000)), st.sampled_from((0, 3000, 6000)))),
+    "unbound": (partial(bound, is_undone=True), (
+        channels, st.sampled_from((10, 3000)), st.sampled_from((0, 3000, 6000)),
+    )),
+    "exclusive": (partial(exclusive, has_consumers=False), (
+        channels, st.sampled_from((10, 1500)),
+    )),
+    "auto-delete": (partial(exclusive, has_consumers=True), (
+        channels, st.sampled_from((10, 1500)),
+    )),
+    "events": (events, (
+        channels, st.sampled_from(("eve.x", "eve.t", "eve.headers", "eve.c00000", "eve.f")),
+    )),
+    "wide": (wide, (channels, st.sampled_from((10, 200)), st.sampled_from((100, 20_000)))),
+    "delayed": (delayed, (
+        channels, st.sampled_from((10, 5000)), st.sampled_from((1, 2000, 60_000)),
+    )),
+    "standing by": (standing_by, (channels, st.sampled_from((10, 2000)))),
+    "large": (large_body, (channels, *LARGE_BODY)),
     "cleared": (cleared, (channels,)),
 }  # fmt: skip
 heaps = tuple(st.tuples(st.just(kind), *given) for kind, (_, given) in HEAPS.items())
@@ -506,6 +630,17 @@ small_heaps: tuple[st.SearchStrategy[Any], ...] = (
     st.tuples(st.just("history"), channels, st.just(100), st.just(1000)),
     st.tuples(st.just("hashes"), channels, st.just(10), st.just("x-consistent-hash"), st.just(10)),
     st.tuples(st.just("once"), channels, st.just(100), st.just(1000)),
+    st.tuples(st.just("leases"), channels, st.just(10), st.just(0)),
+    st.tuples(st.just("queries"), channels, st.just(10), st.just(0)),
+    st.tuples(st.just("unbound"), channels, st.just(100), st.just(0)),
+    st.tuples(st.just("exclusive"), channels, st.just(100)),
+    st.tuples(st.just("events"), channels, st.just("eve.x")),
+    st.tuples(st.just("wide"), channels, st.just(10), st.just(1000)),
+    st.tuples(st.just("delayed"), channels, st.just(100), st.just(2000)),
+    st.tuples(st.just("standing by"), channels, st.just(100)),
+    st.tuples(
+        st.just("large"), channels, st.just("eve.x"), st.just("eve.a"), st.sampled_from((4, 16))
+    ),
     st.tuples(st.just("cleared"), channels),
 )
 

@@ -2,9 +2,9 @@
 
 Hypothesis draws sequences of requests (tests/helpers/one_user.py): all methods of AMQP, all
 operations of penstock.call and all addresses of the HTTP API, with names, numbers, tables and
-bodies that are right, wrong, and far too large, and the ingredients of every attack that was found.
-They go to one real broker of 64 MiB, one sequence after the other; what they leave behind stays.
-Another user publishes and gets all the while. After each sequence:
+bodies (up to 100 MiB) that are right, wrong, and far too large, and the ingredients of every attack
+that was found. They go to one real broker of 64 MiB, one sequence after the other; what they leave
+behind stays. Another user publishes and gets all the while. After each sequence:
 
 * every process of the broker is the one that was started, and its resident memory was never more
   than the budget and 96 MiB;
@@ -140,6 +140,7 @@ class Eve:
             while view and waits < WAITS_MAX:
                 try:
                     view = view[wire.sock.send(view) :]
+                    waits = 0
                 except BlockingIOError:
                     waits += 1
                 self.read(wire)

@@ -942,6 +942,7 @@ class VHost(QueueOwner[BrokerQueue]):
         if not isinstance(queue, BrokerQueue):
             raise refusals.not_for_streams("queue.purge", self.table.called(queue.name))
         self.queue_set.touch(queue)  # an alert may be over
+        self.budget.left -= len(self.table.leases(queue.name))  # whose messages stay
         before = self.engine.log.last_lsn
         n = queue.amq.purge(DISK)
         lsn = self.engine.log.last_lsn

@@ -217,6 +217,22 @@ def test_leases_of_before_a_start_count_for_who_declared_the_queue(
 
 
 @pure_only  # lines are counted
+def test_a_purge_does_not_look_at_the_leases_of_other_queues(rig: OperationRig) -> None:
+    rig.result("declare_queue", queue="p")
+    lines = []
+    for count in (2, 100):
+        rig.put("q", *[b"x"] * count)
+        for n in range(count):
+            rig.result("lease_queue", queue="q", reader=f"r{n}", messages=1)
+        rig.put("p", b"1", b"2")
+        rig.result("lease_queue", queue="p", reader="r", messages=1)
+        lines.append(cost_of(lambda: rig.result("purge_queue", queue="p")).lines)
+        rig.result("release_lease", queue="p", reader="r")
+        rig.result("purge_queue", queue="p")
+    assert lines[1] < lines[0] * 1.2
+
+
+@pure_only  # lines are counted
 def test_a_request_does_not_look_at_the_leases_of_others(rig: OperationRig) -> None:
     lines = []
     for count in (2, 200):

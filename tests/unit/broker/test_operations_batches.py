@@ -1,5 +1,6 @@
 """Batches by operations: commits, replays, who waits for whom, refusals, release, sweeping."""
 
+import gc
 from typing import Any
 
 import pytest
@@ -124,24 +125,43 @@ def test_many_pages_and_keys_are_looked_at_in_slices(
     assert most == {"unpack_pages": batches.PAGES_SLICE, "unpack_keys": batches.KEYS_SLICE}
 
 
-def test_a_commit_that_is_over_holds_nothing(rig: StagedRig) -> None:
-    """Its timer knows it for half a minute, and anybody may ask for many that are refused."""
-    made: list[CommitRequest] = []
-    real = CommitRequest.step
+def test_a_commit_that_is_over_is_not_kept(rig: StagedRig) -> None:
+    """No timer knows it for half a minute: anybody may ask for many that are refused."""
+    pages: Any = pack_page(StagedPage("0.0.0-a.0.page", 1, 1, 1), 1) * 100
+    asked = [rig.commit(0, pages, keys=pack_key("", "q")) for _ in range(3)]
+    rig.roll()
+    assert [one.replies[0].code for one in asked] == [406] * 3
+    gc.collect()
+    assert not [one for one in gc.get_objects() if isinstance(one, CommitRequest)]
 
-    def step(request: CommitRequest) -> int:
-        made.append(request)
-        return real(request)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CommitRequest, "step", step)
-        pages: Any = pack_page(StagedPage("0.0.0-a.0.page", 1, 1, 1), 1) * 100
-        asked = rig.commit(0, pages, keys=pack_key("", "q"))
-        rig.roll()
-        assert asked.replies[0].code == 406
-    (request,) = set(made)
-    assert (request._asked.pages, request._asked.keys) == ([], [])
-    assert request._pages == request._keys == b""
+def test_what_a_user_has_waiting_is_bounded(
+    rig: StagedRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commits wait while the batch before them cannot go on."""
+    rig.result("declare_queue", queue="gone")
+    monkeypatch.setattr(batches, "USER_WAITING_BYTES_MAX", 3 * batches.REQUEST_BYTES)
+    eve, ann = (Identity(name, frozenset(), "", ".*", "") for name in ("eve", "ann"))
+    pages = [plain("gone", b"a")] * 3
+    first = rig.commit(0, rig.stage(0, *pages), target={"queue": "gone"}, user=eve)
+    while not list(batch_manager(rig.vhost).all()):
+        rig.vhost.turn()
+        rig.vhost.completed()
+    rig.vhost.delete_queue(rig.vhost.table.find_queue("gone"))
+    waiting = [first]
+    while not waiting[-1].has_come:
+        assert len(waiting) < 10
+        waiting.append(rig.commit(1, [], user=eve))
+    assert "commits of user 'eve' that wait take" in waiting.pop().replies[0].text
+    assert len(waiting) > 1
+    other = rig.commit(0, [], "another", previous=-1, user=ann)
+    rig.roll()
+    assert other.result["status"] == "committed"
+    assert not [one for one in waiting if one.has_come]
+    rig.tick(31)
+    assert [one.replies[0].code for one in waiting] == [506] * len(waiting)
+    assert not rig.commit(1, [], user=eve).has_come
+
 
 
 def test_two_commits_of_one_batch_at_once(rig: StagedRig) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.broker import background_tasks, dispatch, queue_table
+from penstock.access.permissions import everything
+from penstock.broker import background_tasks, dispatch, operations, queue_table
 from penstock.broker import channel as channel_module
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.connection_handler import HeldEvents
@@ -968,3 +969,27 @@ def test_a_queue_with_many_bindings_that_ends_with_its_connection(rig: Operation
     assert dearest_turn(rig, 1000) < LINES_MAX
     assert rig.vhost.router.binding_count == 0
     assert not rig.vhost.table.served
+
+
+def test_calls_that_are_not_answered_are_counted(
+    rig: OperationRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of leases are done in the background, which is slower than asking for them."""
+    monkeypatch.setattr(operations, "USER_CALLS_MAX", 10)
+    filled(rig, 5, 10)
+    client, other = rig.client().open(1), rig.client(everything("ann")).open(1)
+    asked = called(1, "lease_queue", queue="q", reader="r", messages=1)
+    for n in range(12):
+        client.raw(called(1, "lease_queue", queue="q", reader=f"r{n}", messages=1))
+    other.raw(asked)
+    rig.turn()
+    assert len(answers(client)) == 10
+    client.events = []
+    client.raw(asked)
+    client.lose()
+    assert rig.vhost.usage.calls.total == 0
+    client = rig.client().open(1)
+    rig.vhost.budget.clock = TickingClock()
+    client.raw(called(1, "peek", queue="q", count=1000))
+    client.lose()
+    assert rig.vhost.usage.calls.total == 0

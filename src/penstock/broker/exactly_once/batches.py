@@ -43,6 +43,7 @@ with the first tick, and every hour.
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from penstock.access.permissions import Identity, everything
@@ -62,6 +63,7 @@ from penstock.errors import (
     CorruptionError,
     PenstockError,
 )
+from penstock.options import format_bytes
 from penstock.routing.exchange_types import Asked
 from penstock.routing.router import Way
 from penstock.storage.files.durability import DISK
@@ -83,6 +85,11 @@ QUERIES_MAX: Final = 20_000  # of a vhost, with a batch
 USER_QUERIES_MAX: Final = 5_000  # of one owner
 CLAIMS_MAX: Final = 20_000  # of one user between two sweeps
 RELEASED_MAX: Final = 20  # queries of a batch write, by one tick
+USER_WAITING_BYTES_MAX: Final = 16 << 20  # of commits that wait, unless there is one alone
+REQUEST_BYTES: Final = 3000  # of a commit
+PAGE_BYTES: Final = 300  # of a page in it, unpacked
+KEY_BYTES: Final = 200
+PACKED_FACTOR: Final = 5
 
 Looked = Callable[[QueryOwner | None], None]
 Failed = Callable[[BaseException], None]
@@ -342,6 +349,15 @@ class CommitRequest(BackgroundTask):
         self._reply = reply
         self._began_s: float = manager.vhost.clock.monotonic()
         self.is_over: bool = False
+        self.user: str = identity.name
+        size = PAGE_BYTES * len(asked.pages) + KEY_BYTES * len(asked.keys)
+        # About how many bytes of RAM it takes until it is over.
+        self.bytes: int = REQUEST_BYTES + size + PACKED_FACTOR * (len(pages) + len(keys))
+
+    @property
+    def ends_s(self) -> float:
+        """When it has waited for too long, by the monotonic clock."""
+        return self._began_s + WAIT_S
 
     def step(self) -> int:
         if self.is_over:
@@ -517,11 +533,6 @@ class CommitRequest(BackgroundTask):
         if self.is_over:
             return
         self.is_over = True
-        # The timer of too_late has this object for as long as WAIT_S.
-        self._asked = self._asked._replace(pages=[], keys=[])
-        self._pages = self._keys = b""
-        self._unchecked.clear()
-        self._way = None
         if error is not None:
             self._reply(error)
         self._manager.over(self)
@@ -545,6 +556,9 @@ class BatchManager:
         self._operator = everything("operator")
         self._lines: dict[str, deque[CommitRequest]] = {}
         self._moves: dict[str, BatchMove] = {}
+        self._waiting: dict[CommitRequest, None] = {}  # commits that are not over, the oldest first
+        self._waiting_bytes: Counter[str] = Counter()  # of these, by user
+        self._is_watching: bool = False
         self._decided: dict[str, int] = {}  # LSNs of decisions of this life
         self._owned: Counter[str] = Counter()  # queries with a batch, by the owner's name
         self._queries: int = 0  # with a batch
@@ -578,16 +592,45 @@ class BatchManager:
     # ---- commits -------------------------------------------------------------------------------
 
     def commit(self, call: CommitRequest) -> None:
-        """Queue a commit; it begins when those before it of that query have ended."""
+        """Queue a commit; it begins when those before it of that query have ended. ChannelError
+        506: too much of this user waits."""
+        held = self._waiting_bytes[call.user]
+        if held and held + call.bytes > USER_WAITING_BYTES_MAX:
+            raise ChannelError(
+                RESOURCE_ERROR,
+                f"commits of user '{call.user}' that wait take {format_bytes(held)}, at most "
+                f"{format_bytes(USER_WAITING_BYTES_MAX)} are allowed: try again",
+            )
+        self._waiting_bytes[call.user] += call.bytes
+        self._waiting[call] = None
+        self._watch()
         line = self._lines.setdefault(call.query, deque())
         line.append(call)
-        vhost = self.vhost
-        vhost.timers.call_at(vhost.clock.monotonic() + WAIT_S, call.too_late)
         if len(line) == 1:
-            vhost.background.wake(call)
+            self.vhost.background.wake(call)
+
+    def _watch(self) -> None:
+        """Have `_too_late` called when the first commit has waited for too long: one timer for all,
+        as anybody may ask for many that are over at once."""
+        if self._waiting and not self._is_watching:
+            self._is_watching = True
+            first = next(iter(self._waiting))
+            self.vhost.timers.call_at(first.ends_s, self._too_late)
+
+    def _too_late(self) -> None:
+        self._is_watching = False
+        now_s = self.vhost.clock.monotonic()
+        late = list(takewhile(lambda call: call.ends_s <= now_s, self._waiting))
+        for call in late:
+            call.too_late()
+        self._watch()
 
     def over(self, call: CommitRequest) -> None:
         """Begin the next commit after this one has ended, in order or not."""
+        del self._waiting[call]
+        self._waiting_bytes[call.user] -= call.bytes
+        if not self._waiting_bytes[call.user]:
+            del self._waiting_bytes[call.user]
         line = self._lines[call.query]
         line.remove(call)
         if not line:

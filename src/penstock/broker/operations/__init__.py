@@ -54,13 +54,16 @@ from penstock.broker.vhost import VHost
 from penstock.codec.spec import PenstockCall, PenstockCallError, PenstockCallOk
 from penstock.errors import (
     INTERNAL_ERROR,
+    RESOURCE_ERROR,
     AMQPError,
+    ChannelError,
     PenstockError,
 )
 from penstock.operation_json import dumps, loads
 from penstock.operation_table import AS_USER, AUDITED, Arguments, find
 
 TEXT_BYTES_MAX: Final = 4000  # of an error's text: the smallest frame has 4096 bytes
+USER_CALLS_MAX: Final = 4096  # of one user in a vhost that are not answered yet
 
 FUNCTIONS: Final[dict[str, Callable[[Call], None]]] = {
     name: function
@@ -154,7 +157,16 @@ def on_penstock_call(channel: Channel, method: PenstockCall) -> None:
     arguments as JSON. The answer is JSON too, or a code and a text; 311 if it is larger than a
     frame. An unexpected error is reported as an event with its traceback and answered with 541."""
 
+    vhost, user = channel.vhost, channel.identity.name
+    calls = vhost.usage.calls
+    if calls.of(user) >= USER_CALLS_MAX:
+        text = f"{USER_CALLS_MAX} calls of user '{user}' are not answered yet, no more may be"
+        _send_error(channel, ChannelError(RESOURCE_ERROR, text))
+        return
+    calls.add(user, 1)
+
     def reply(result: object) -> None:
+        calls.add(user, -1)
         if channel.is_closed:
             return
         try:
@@ -163,8 +175,9 @@ def on_penstock_call(channel: Channel, method: PenstockCall) -> None:
             _send_error(channel, _internal_error(channel, method, error))
 
     try:
-        call(channel.vhost, channel, method.op, loads(method.arguments), reply)
+        call(vhost, channel, method.op, loads(method.arguments), reply)
     except RightsUnknown:
+        calls.add(user, -1)
         raise
     except AMQPError as error:
         reply(error)

@@ -223,6 +223,7 @@ class _Answering(SlicedWork):
 
     def abandon(self) -> None:
         self._slices.close()
+        self._call.reply(ChannelError(RESOURCE_ERROR, "its channel is closed"))  # to nobody
 
 
 Functions = Mapping[str, Callable[[Call], None]]  # of a module, by the names of operations

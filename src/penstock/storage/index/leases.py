@@ -239,7 +239,8 @@ class LeaseTable:
     def runs_of(self, number: int) -> list[Run]:
         """Return the leased runs of one part of a queue, which a purge keeps."""
         found: list[Run] = []
-        for leases in self.by_queue.values():
+        own = self.by_queue.get(number)  # None: another part than the first
+        for leases in self.by_queue.values() if own is None else [own]:
             for lease in leases.values():
                 for one in lease.slices:
                     found += [

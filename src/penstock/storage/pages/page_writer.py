@@ -400,6 +400,8 @@ class PageWriter:
         if scan.fault or not scan.rows:
             text = scan.fault or "the page ends here"
             self._doubt(at, scan.end, rel + len(scan.rows), text)
+            if self.damage is None:
+                self._catch_up_step()
             return
         self._add_scanned(scan.rows, scan.last_time_us)
         self._sum(data[: scan.end - at])

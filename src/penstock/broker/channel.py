@@ -181,6 +181,13 @@ class Unacked:
         self._looked: int = 0  # up to this tag, in the last look
         self.late: OrderedDict[int, None] = OrderedDict()  # that have expired, the oldest first
 
+    def successor(self) -> "Unacked":
+        """Return one without deliveries, whose tags go on, and in which these have expired."""
+        found = Unacked()
+        found.next_tag = found._base = self.next_tag
+        found.late = self.late
+        return found
+
     def add(self, source: Source, tag: int, consumer: Consumer | None) -> int:
         """Add a delivery that will be settled; return its delivery tag."""
         delivery_tag = self.next_tag
@@ -911,19 +918,18 @@ class SettleFailed(WorkToItsEnd):
 
 
 class Releasing(WorkToItsEnd):
-    """Puts back all that a channel has unacked now, a slice after the other; what is not taken yet
-    is unacked still. transaction: is rolled back before; consumers: end afterwards."""
+    """Puts back what a channel had unacked, a slice after the other. transaction: is rolled back
+    before; consumers: end afterwards."""
 
     def __init__(
-        self, channel: "Channel", transaction: ChannelTransaction | None = None,
-        consumers: "list[Consumer] | None" = None,
+        self, channel: "Channel", unacked: Unacked, transaction: ChannelTransaction | None = None,
+        consumers: list[Consumer] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(channel.vhost)
         self._channel: Channel = channel
         self._transaction: ChannelTransaction | None = transaction
         self._consumers: deque[Consumer] = deque(consumers or [])
-        self._unacked: Unacked = channel.unacked
-        self._tag: int = channel.unacked.next_tag - 1
+        self._unacked: Unacked = unacked
         self._how: int = give_back_how(channel.handler)
         self._settling: SettleFailed | None = channel.give_back()
 
@@ -943,7 +949,7 @@ class Releasing(WorkToItsEnd):
                 if not transaction.rollback(self._unacked, budget):
                     return False
                 self._transaction = None
-            taken = self._unacked.take_up_to(self._tag, SETTLE_SLICE) if self._tag else []
+            taken = self._unacked.take_up_to(0, SETTLE_SLICE)
             if not taken:
                 break
             for source in {delivered.source: None for delivered in taken}:
@@ -1633,7 +1639,7 @@ class Channel(ConsumerChannel):
         first, others = consumers[:CONSUMER_SLICE], consumers[CONSUMER_SLICE:]
         for consumer in first:
             self.end_consumer(consumer)
-        Releasing(self, transaction, others).finish_later()
+        Releasing(self, self.unacked, transaction, others).finish_later()
         for consumer in first:
             self.consumer_gone(consumer)
         if self.publisher.reply_queue:

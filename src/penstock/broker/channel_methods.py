@@ -348,27 +348,12 @@ def on_recover(channel: Channel, method: Method) -> None:
     assert isinstance(method, BasicRecover | BasicRecoverAsync)
     if not method.requeue:
         raise AMQPConnectionError(NOT_IMPLEMENTED, "requeue=false")
-    answer = BasicRecoverOk() if isinstance(method, BasicRecover) else None
-    channel.handler.do_in_slices(channel, Recovering(channel, answer))
-
-
-class Recovering(SlicedWork):
-    """A basic.recover. answer: None if the client wants none."""
-
-    def __init__(self, channel: Channel, answer: Method | None) -> None:
-        self._channel: Channel = channel
-        self._releasing: Releasing = Releasing(channel)
-        self._answer: Method | None = answer
-
-    def step(self) -> bool:
-        if not self._releasing.step():
-            return False
-        self._channel.update()
-        self._channel.answer(0, self._answer)
-        return True
-
-    def abandon(self) -> None:
-        self._releasing.abandon()
+    unacked = channel.unacked
+    channel.unacked = unacked.successor()
+    Releasing(channel, unacked).finish_later()
+    channel.update()
+    if isinstance(method, BasicRecover):
+        channel.send(BasicRecoverOk())
 
 
 def on_flow(channel: Channel, method: Method) -> None:

@@ -868,9 +868,7 @@ class QueueTable:
     def owner_gone(self, owner: object) -> None:
         """Delete the exclusive queues of a connection that has ended."""
         for queue in list(self._owned.get(owner, ())):
-            if not queue.is_ended and not self._sends_first(
-                queue, lambda: self.owner_gone(owner)
-            ):
+            if not queue.is_ended and not self._sends_first(queue, lambda: self.owner_gone(owner)):
                 self.end_soon(queue)
 
     def _sends_first(self, queue: QueueOrStream, again: Callable[[], None]) -> bool:

@@ -163,7 +163,6 @@ def test_what_a_user_has_waiting_is_bounded(
     assert not rig.commit(1, [], user=eve).has_come
 
 
-
 def test_two_commits_of_one_batch_at_once(rig: StagedRig) -> None:
     tokens = rig.stage(0, plain("q", b"a"))
     asked = [rig.commit(0, tokens) for _ in range(2)]

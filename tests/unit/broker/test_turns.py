@@ -993,3 +993,44 @@ def test_calls_that_are_not_answered_are_counted(
     client.raw(called(1, "peek", queue="q", count=1000))
     client.lose()
     assert rig.vhost.usage.calls.total == 0
+
+
+@pytest.mark.parametrize(
+    ("op", "given"),
+    [
+        ("peek", {"queue": "q", "count": 9}),
+        ("browse_messages", {"queue": "q", "count": 9, "truncate": 9}),
+        ("browse_messages", {"queue": "q", "count": 9, "truncate": 9, "body": "needle"}),
+        ("get_messages", {"queue": "q", "count": 9, "truncate": 9}),
+        ("delete_messages", {"queue": "q", "body": "needle"}),
+        ("delete_messages", {"queue": "q", "body": "needle", "dry_run": True}),
+        ("box.browse", {"name": "q", "n": 9}),
+        ("box.read", {"name": "q", "tag": 0, "at": 6 << 20, "n": 1000}),
+    ],
+)
+def test_a_large_body_is_not_read_whole(
+    rig: OperationRig, op: str, given: dict[str, object]
+) -> None:
+    size = 8 << 20
+    rig.result("declare_queue", queue="q", durable=True)
+    rig.put("q", b"needl" + bytes(size - 11) + b"needle")
+    rig.restart()
+    client = rig.client().open(1)
+    rig.vhost.budget.clock = TickingClock()
+    assert cost_of(lambda: client.raw(called(1, op, **given))).bytes < 2 << 20
+    assert cost_of(rig.turn).bytes < 2 << 20
+    if op == "peek":
+        assert [one.code for one in client.methods(PenstockCallError)] == [311]
+        return
+    (reply,) = answers(client)
+    if op == "browse_messages":
+        (one,) = reply["messages"]
+        assert (one["payload_bytes"], len(one["payload"])) == (size, 12)  # base64, as it has NUL
+    elif op == "get_messages":
+        assert [one["payload_bytes"] for one in reply] == [size]
+    elif op == "delete_messages":
+        assert reply["deleted"] == 1
+    elif op == "box.browse":
+        assert [one["body"] for one in reply] == [None]
+    else:
+        assert (reply["size"] - reply["header_size"], len(reply["data"])) == (size, 1336)

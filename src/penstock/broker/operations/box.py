@@ -10,6 +10,7 @@ is too large for one answer, and `box.read` returns it in pieces.
 
 import base64
 import json
+from collections.abc import Generator
 from typing import Final
 
 from penstock.access.permissions import Identity
@@ -21,12 +22,15 @@ from penstock.broker.dispatch import STEP_BYTES
 from penstock.broker.operations.call import Call, Functions, Slices, first_names
 from penstock.broker.permissions import READ, one_line, queue_to_declare
 from penstock.codec.fields import ARGUMENTS_BYTES_MAX
-from penstock.errors import NOT_FOUND, AMQPError, ChannelError, QueueFullError
+from penstock.errors import NOT_FOUND, AMQPError, ChannelError, CorruptionError, QueueFullError
+from penstock.message import QueuedMessage
 from penstock.operation_table import NAME_BYTES_MAX
 from penstock.queues.backing_queue import Delivery
 from penstock.storage.files.durability import DISK, MODE_NAMES, OS
 
 BROWSE_SLICE: Final = 8
+PIECE_BYTES: Final = 256 << 10  # of a large body
+PIECE_STEPS: Final = 256
 ADOPT_STEPS: Final = 4
 MESSAGE_BYTES: Final = 200  # of an answer, for each message besides its properties and body
 FRAME_MAX: Final = 131_072  # where the connection has no limit
@@ -220,24 +224,54 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
 
 
 def _read(call: Call) -> None:
-    queue = _find(call)
+    call.in_slices(_part_of(call, _find(call)))
+
+
+def _part_of(call: Call, queue: BrokerQueue) -> Slices:
+    """Return some bytes of a message, None if it is not there any more."""
     after = call.args.whole_or_none("after")
     tag = call.args.whole("tag")
     at = call.args.whole("at")
     n = min(call.args.whole("n"), _room_bytes(call))
-    found = queue.amq.browse(after, 1)
+    found = queue.amq.browse(after, 1, in_pieces=True)
     if found and found[0].tag != tag:  # others came back in front of it meanwhile
-        found = [one for one in queue.amq.browse(after, BROWSE_SLICE) if one.tag == tag]
+        some = queue.amq.browse(after, BROWSE_SLICE, in_pieces=True)
+        found = [one for one in some if one.tag == tag]
     if not found:
-        call.reply(None)
-        return
+        return None
+    message = found[0].message
     props, body = _parts(call, queue, found[0])
-    assert body is not None, "it was asked for"
     data = props[at : at + n]
-    begin = max(at - len(props), 0)
-    data += body[begin : begin + n - len(data)]
-    answer = {"size": len(props) + len(body), "header_size": len(props)}
-    call.reply({**answer, "data": base64.b64encode(data).decode()})
+    begin, left = max(at - len(props), 0), n - len(data)
+    if body is not None:
+        data += body[begin : begin + left]
+    else:
+        try:
+            data += yield from _read_large(call, message, begin, left)
+        except CorruptionError:
+            return None
+    answer = {"size": len(props) + message.size, "header_size": len(props)}
+    return {**answer, "data": base64.b64encode(data).decode()}
+
+
+def _read_large(
+    call: Call, message: QueuedMessage, begin: int, n: int
+) -> Generator[None, None, bytes]:
+    """Return n bytes of a body in the store, from `begin` on. Who reads the last ones has the
+    checksum of all compared. CorruptionError."""
+    stored = call.vhost.engine.bodies.open(message)
+    found: list[bytes] = []
+    at = 0
+    try:
+        while at < begin + n and (piece := stored.read(PIECE_BYTES)):
+            found.append(piece[max(begin - at, 0) : max(begin + n - at, 0)])
+            at += len(piece)
+            call.vhost.budget.left -= PIECE_STEPS
+            if call.vhost.budget.left <= 0:
+                yield
+    finally:
+        stored.close()
+    return b"".join(found)
 
 
 # ---- settling ------------------------------------------------------------------------------------

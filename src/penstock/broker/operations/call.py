@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from penstock.access.permissions import Identity, everything
 from penstock.broker import permissions
-from penstock.broker.background_tasks import FinishingWork
+from penstock.broker.background_tasks import AGAIN, DONE, BackgroundTask, FinishingWork
 from penstock.broker.channel import Channel
 from penstock.broker.connection_facts import client_of
 from penstock.broker.dispatch import STEP_BYTES, Reply, SlicedWork, TurnBudget
@@ -47,9 +47,9 @@ Slices = Generator[None, None, object]  # of an operation; it returns the answer
 class Call:
     """One call of an operation, with its arguments checked. reply: takes the answer, once.
 
-    channel: the client's; None if an operator calls. user: the user for whom an operator calls;
-    that user's permissions count then. address: where that user calls from. lsn: what an answer
-    that is made in slices waits for.
+    asked_on: the client's channel; None if an operator calls. user: the user for whom an operator
+    calls; that user's permissions count then. address: where that user calls from. lsn: what an
+    answer that is made in slices waits for.
     """
 
     def __init__(
@@ -63,20 +63,20 @@ class Call:
         self.identity: Identity = user or (OPERATOR if channel is None else channel.identity)
         self.is_operator: bool = channel is None and user is None
         self.owner: object | None = None if channel is None else channel.handler
-        self._channel: Channel | None = channel
+        self.asked_on: Channel | None = channel
         self._address: str = address
 
     @property
     def place(self) -> str:
         """Where a user has called from, for the audit log."""
-        channel = self._channel
+        channel = self.asked_on
         return self._address or "http" if channel is None else client_of(channel.handler.name)
 
     @property
     def channel(self) -> Channel:
         """The client's channel, in an operation for CLIENTS."""
-        assert self._channel is not None, "the table says that it is for clients"
-        return self._channel
+        assert self.asked_on is not None, "the table says that it is for clients"
+        return self.asked_on
 
     def check(self, verb: str, kind: str, name: str) -> None:
         """Raise ChannelError 403 unless the user may do this to that queue or exchange."""
@@ -90,7 +90,7 @@ class Call:
     @property
     def room_bytes(self) -> int:
         """Return how many bytes of JSON the answer may have; 0: as many as there are."""
-        frame_max = 0 if self._channel is None else self._channel.output.frame_max
+        frame_max = 0 if self.asked_on is None else self.asked_on.output.frame_max
         return max(frame_max - OVERHEAD_BYTES, 0)
 
     def check_room(self, size: int) -> None:
@@ -104,12 +104,20 @@ class Call:
         error of it is the answer."""
         answering = _Answering(self, slices)
         budget = self.vhost.budget
-        if self._channel is not None:
-            self._channel.handler.do_in_slices(self._channel, answering)
+        if self.asked_on is not None:
+            self.asked_on.handler.do_in_slices(self.asked_on, answering)
             return
         budget.begin_short()  # nobody's turn: a client may wait
         if not answering.step():
             self.vhost.background.wake(FinishingWork(answering, budget))
+
+    def in_slices_after(self, held: tuple[int, int], slices: Callable[[], Slices]) -> None:
+        """Reply with what the generator returns that `slices` makes once this LSN is settled in
+        this mode. What the client sends on the channel meanwhile waits."""
+        if self.asked_on is not None:
+            self.asked_on.is_waiting = True
+        task = _Later(self, slices)
+        self.vhost.dispatch.when_settled(*held, lambda: self.vhost.background.wake(task))
 
     def settled(self, lsn: int, answer: object) -> None:
         """Reply once the LSN is settled in the vhost's mode; at once if it is 0."""
@@ -224,6 +232,42 @@ class _Answering(SlicedWork):
     def abandon(self) -> None:
         self._slices.close()
         self._call.reply(ChannelError(RESOURCE_ERROR, "its channel is closed"))  # to nobody
+
+
+class _Later(BackgroundTask):
+    """One call whose slices begin later, while its channel waits."""
+
+    def __init__(self, call: Call, slices: Callable[[], Slices]) -> None:
+        self._call = call
+        self._slices = slices
+        self._answering: _Answering | None = None
+
+    def step(self) -> int:
+        call, channel = self._call, self._call.asked_on
+        if channel is not None and channel.is_closed:
+            if self._answering is not None:
+                self._answering.abandon()
+            else:
+                call.fail(access_refused("its channel is closed"))  # to nobody
+            return DONE
+        call.vhost.budget.begin_later()
+        if self._answering is None:
+            self._answering = _Answering(call, self._slices())
+        if not self._answering.step():
+            return AGAIN
+        if channel is not None:
+            channel.go_on(_nothing)
+        return DONE
+
+    def failed(self, error: Exception) -> None:
+        """Answer with the error."""
+        self._call.fail(error)
+        if self._call.asked_on is not None:
+            self._call.asked_on.go_on(_nothing)
+
+
+def _nothing() -> None:
+    """Do nothing: the answer was sent."""
 
 
 Functions = Mapping[str, Callable[[Call], None]]  # of a module, by the names of operations

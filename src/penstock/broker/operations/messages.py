@@ -19,6 +19,7 @@ in another queue after a restart or a deletion of the first.
 """
 
 from collections.abc import Collection, Generator, Iterator
+from functools import partial
 from typing import Final
 
 from penstock.broker.broker_queue import BrokerQueue
@@ -48,12 +49,12 @@ from penstock.errors import (
     QueueFullError,
 )
 from penstock.fast_crc import pieces_of
-from penstock.message import QueuedMessage
 from penstock.operation_json import JsonParts, in_seconds, loads, payload
 from penstock.operation_table import GET_MAX
 from penstock.queues.amq_queue import AMQQueue
 from penstock.queues.backing_queue import PART_SHIFT, Delivery
 from penstock.queues.dead_letter import SEQ_MASK
+from penstock.storage.store.store_file import StoredBody
 
 PEEK_SLICE: Final = 16
 BROWSE_SLICE: Final = 64
@@ -63,6 +64,8 @@ MESSAGE_BYTES: Final = 250  # of a peek's answer, for each message besides its h
 SMALL_BYTES: Final = 256 << 10
 BODY_BYTES_MAX: Final = 128 << 20  # as for messages that come by AMQP
 REPLY_BYTES: Final = 8 << 20  # a reply ends after the message that passes this
+PIECE_BYTES: Final = 256 << 10  # of a large body that is searched
+PIECE_STEPS: Final = 256
 STAYING_MAX: Final = 10_000  # messages that cannot move, of one call
 HELD_MS: Final = 10_000
 MANDATORY: Final = 1
@@ -394,7 +397,7 @@ def _message(
         "routing_key": address[cut + 1 :].decode("utf-8", "surrogateescape"),
         "redelivered": delivery.is_redelivered,
         "properties": BasicProperties.decode(props).given(),
-        "body": message.body if message.body is not None else b"",
+        "body": message.body if message.body is not None else b"",  # a large one may not be read
     }
 
 
@@ -462,15 +465,12 @@ def _get_messages(call: Call) -> None:
     queue.serve()
     queue.used_at_s = vhost.clock.monotonic()
 
-    def begin() -> None:
-        now = vhost.table.find_messages(queue.name, call.owner, "get")  # it may be another one
-        held = now.amq.held()
-        if held is None:
-            call.in_slices(_got(call, now))
-        else:
-            vhost.dispatch.when_settled(held[0], held[1], lambda: call.answer_errors(begin))
-
-    begin()
+    held = queue.amq.held()
+    if held is None:
+        call.in_slices(_got(call, queue))
+    else:  # it may have been restarted then, and be another one
+        find = partial(vhost.table.find_messages, queue.name, call.owner, "get")
+        call.in_slices_after(held, lambda: _got(call, find()))
 
 
 def _got(call: Call, queue: BrokerQueue) -> Slices:
@@ -486,7 +486,7 @@ def _got(call: Call, queue: BrokerQueue) -> Slices:
     how = RELEASE
     try:
         while len(tags) < most and size < REPLY_BYTES and _is_served(queue, amq):
-            delivery = amq.fetch()
+            delivery = amq.fetch(in_pieces=True)
             if delivery is None:
                 if not amq.has_more_expired:
                     break
@@ -495,8 +495,11 @@ def _got(call: Call, queue: BrokerQueue) -> Slices:
             tags.append(delivery.tag)
             again += delivery.is_redelivered
             message = _message(vhost, queue, delivery, has_count=queue.is_quorum)
-            call.check_room(found.bytes + _shown_bytes(call, message["body"]))
-            found.add({**_shown(call, message), "message_count": queue.len()})
+            call.check_room(found.bytes + _shown_bytes(call, delivery.message.size))
+            try:
+                found.add({**_shown(call, message, delivery), "message_count": queue.len()})
+            except CorruptionError:
+                amq.release([tags.pop()])  # whoever fetches it next sets it aside
             call.check_room(found.bytes + 1)
             size += _bytes_of(delivery)
             budget.left -= ROW_STEPS + _bytes_of(delivery) // STEP_BYTES
@@ -527,37 +530,29 @@ def _bytes_of(delivery: Delivery) -> int:
     return delivery.message.size + len(delivery.message.header)
 
 
-def _shown_bytes(call: Call, body: object) -> int:
-    """Return how many bytes of a body are shown."""
-    assert isinstance(body, bytes)
+def _shown_bytes(call: Call, size: int) -> int:
+    """Return how many bytes of a body of this size are shown."""
     truncate = call.args.whole_or_none("truncate")
-    return len(body) if truncate is None else min(len(body), truncate)
+    return size if truncate is None else min(size, truncate)
 
 
-def _shown(call: Call, message: dict[str, object]) -> dict[str, object]:
-    """Return a message as RabbitMQ's HTTP API has it, by the arguments truncate and encoding."""
-    body = message["body"]
+def _shown(call: Call, message: dict[str, object], delivery: Delivery) -> dict[str, object]:
+    """Return a message as RabbitMQ's HTTP API has it, by the arguments truncate and encoding. Of a
+    large body what is shown is read, and the next character. CorruptionError: it is damaged."""
+    body, size = message["body"], delivery.message.size
     assert isinstance(body, bytes)
+    if delivery.message.body is None:
+        stored = call.vhost.engine.bodies.open(delivery.message)
+        try:
+            body = stored.read(_shown_bytes(call, size) + UTF8_BYTES_MAX)
+        finally:
+            stored.close()
     return {
-        "payload_bytes": message.get("size", len(body)), "redelivered": message["redelivered"],
+        "payload_bytes": size, "redelivered": message["redelivered"],
         "exchange": message["exchange"], "routing_key": message["routing_key"],
         "properties": in_seconds(message["properties"]),
         **payload(body, call.args.whole_or_none("truncate"), call.args.text("encoding")),
     }  # fmt: skip
-
-
-def _beginning(call: Call, message: QueuedMessage) -> bytes | None:
-    """Return what is shown of a large body, which is in the store, and the next character; None if
-    it is damaged."""
-    truncate = call.args.whole_or_none("truncate")
-    try:
-        stored = call.vhost.engine.bodies.open(message)
-        try:
-            return stored.read(message.size if truncate is None else truncate + UTF8_BYTES_MAX)
-        finally:
-            stored.close()
-    except CorruptionError:
-        return None
 
 
 # ---- peek ----------------------------------------------------------------------------------------
@@ -636,7 +631,7 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
     while n < count and size < REPLY_BYTES and scanned < SCANNED_MAX and not is_end:
         if queue.is_deleted or queue.is_crashed:
             break
-        deliveries = queue.amq.browse(after, step, in_pieces=not match.part)
+        deliveries = queue.amq.browse(after, step, in_pieces=True)
         is_end = not deliveries
         step = BROWSE_SLICE
         for delivery in deliveries:
@@ -646,23 +641,21 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
             budget.left -= match.steps(delivery)
             after = delivery.tag
             scanned += 1
-            one = match.found(delivery)
+            one = yield from match.looked_at(delivery)
             if one is None or skip:
                 skip -= one is not None
                 if budget.left < -BEYOND_STEPS:
                     break
                 continue
-            if message.body is None:
-                begun = _beginning(call, message)
-                if begun is None:
-                    continue
-                one["body"], one["size"] = begun, message.size
             facts = {
                 "tag": delivery.tag, "time": message.time, "attempts": delivery.attempts,
                 "state": queue.amq.backing.state_of(delivery.tag),
             }  # fmt: skip
-            call.check_room(found.bytes + _shown_bytes(call, one["body"]))
-            found.add({**_shown(call, one), **facts})
+            call.check_room(found.bytes + _shown_bytes(call, message.size))
+            try:
+                found.add({**_shown(call, one, delivery), **facts})
+            except CorruptionError:
+                continue
             call.check_room(found.bytes)
             n += 1
             size += _bytes_of(delivery)
@@ -721,17 +714,41 @@ class _Match:
         """Return what it costs of a turn's budget to look at a message, and to move it."""
         return (4 if self.are_all else ROW_STEPS) + _bytes_of(delivery) // STEP_BYTES
 
-    def found(self, delivery: Delivery) -> dict[str, object] | None:
-        """Return the message as operators get it, None if it is not meant."""
+    def looked_at(self, delivery: Delivery) -> Generator[None, None, dict[str, object] | None]:
+        """Return the message as operators get it, None if it is not meant. A large body is searched
+        in slices."""
         if self._tags and delivery.tag not in self._tags:
             return None
-        if self.part not in (delivery.message.body or b""):
+        body = delivery.message.body
+        if body is not None and self.part not in body:
+            return None
+        if body is None and self.part and not (yield from self._is_in_large(delivery)):
             return None
         if self._before_s and self._came_s(delivery) > self._before_s:
             return None
         one = _message(self._vhost, self._queue, delivery)
         is_meant = self._key in str(one["routing_key"]) and _has_headers(one, self._headers)
         return one if is_meant else None
+
+    def _is_in_large(self, delivery: Delivery) -> Generator[None, None, bool]:
+        """Return whether the part is in a body that is in the store; not in one that is damaged."""
+        before = b""
+        stored: StoredBody | None = None
+        try:
+            stored = self._vhost.engine.bodies.open(delivery.message)
+            while data := stored.read(PIECE_BYTES):
+                if self.part in before + data:
+                    return True
+                before = (before + data)[1 - len(self.part) :] if len(self.part) > 1 else b""
+                self._vhost.budget.left -= PIECE_STEPS
+                if self._vhost.budget.left <= 0:
+                    yield
+        except CorruptionError:
+            return False
+        finally:
+            if stored is not None:
+                stored.close()
+        return False
 
     def _came_s(self, delivery: Delivery) -> int:
         """Return when a message came, in seconds since 1970."""
@@ -779,14 +796,11 @@ def _take_out(call: Call, queue: BrokerQueue, found: "_Deleted") -> None:
     queue.serve()
     queue.used_at_s = call.vhost.clock.monotonic()
 
-    def begin() -> None:
-        call.answer_errors(lambda: call.in_slices(_taken(call, queue, found)))
-
     held = queue.amq.held()
     if held is None:
-        begin()
+        call.in_slices(_taken(call, queue, found))
     else:
-        call.vhost.dispatch.when_settled(held[0], held[1], begin)
+        call.in_slices_after(held, lambda: _taken(call, queue, found))
 
 
 class _Deleted:
@@ -874,7 +888,7 @@ def _taken(call: Call, queue: BrokerQueue, found: _Deleted) -> Slices:
             and not queue.is_crashed
             and queue.amq is amq
         ):
-            delivery = amq.fetch(in_pieces=not match.part)
+            delivery = amq.fetch(in_pieces=True)
             if delivery is None:
                 if not amq.has_more_expired:
                     break
@@ -882,7 +896,9 @@ def _taken(call: Call, queue: BrokerQueue, found: _Deleted) -> Slices:
                 continue
             seen -= 1
             staying.append(delivery.tag)
-            if match.are_all or match.found(delivery) is not None:
+            if match.are_all or (yield from match.looked_at(delivery)) is not None:
+                if not _is_served(queue, amq):
+                    break
                 if found.take(delivery, is_dry=False):
                     staying.pop()
                     left -= 1
@@ -918,7 +934,7 @@ def _would_take(call: Call, queue: BrokerQueue, found: _Deleted) -> Slices:
     left = _wanted(call, tags)
     after: int | None = None
     while left > 0 and staying < STAYING_MAX and not queue.is_deleted and not queue.is_crashed:
-        deliveries = queue.amq.browse(after, PEEK_SLICE, in_pieces=not match.part)
+        deliveries = queue.amq.browse(after, PEEK_SLICE, in_pieces=True)
         if not deliveries:
             break
         for delivery in deliveries:
@@ -926,7 +942,7 @@ def _would_take(call: Call, queue: BrokerQueue, found: _Deleted) -> Slices:
                 break
             after = delivery.tag
             call.vhost.budget.left -= match.steps(delivery)
-            if match.are_all or match.found(delivery) is not None:
+            if match.are_all or (yield from match.looked_at(delivery)) is not None:
                 left -= found.take(delivery, is_dry=True)
             else:
                 staying += 1

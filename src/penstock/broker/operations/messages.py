@@ -585,7 +585,7 @@ def _peeked(call: Call, queue: BrokerQueue) -> Slices:
             message = delivery.message
             one_bytes = message.size * 4 // 3 + len(message.header) + MESSAGE_BYTES
             answer_bytes += one_bytes
-            vhost.budget.left -= one_bytes // STEP_BYTES
+            vhost.budget.left -= ROW_STEPS + one_bytes // STEP_BYTES
             if n and 0 < call.room_bytes < answer_bytes:
                 is_more = False
                 break

@@ -98,7 +98,7 @@ def test_what_a_deleted_history_took_is_free_again() -> None:
 
 # ---- RAM of keys ---------------------------------------------------------------------------------
 
-ONCE = {"x-message-deduplication": True, "x-cache-size": 20_000}  # 4 MB
+ONCE = {"x-message-deduplication": True, "x-cache-size": 20_000}  # 5 MiB
 
 
 def declare_until_refused(c: RigClient, method: Callable[[int], Method], kind: type[Method]) -> int:
@@ -109,7 +109,7 @@ def declare_until_refused(c: RigClient, method: Callable[[int], Method], kind: t
         if not c.methods(kind):
             (close,) = c.methods(ChannelClose)
             assert close.reply_code == 406
-            assert "x-cache-size takes 3.8 MiB" in close.reply_text
+            assert "x-cache-size takes 5 MiB" in close.reply_text
             return n
     raise AssertionError("any number")
 

@@ -1148,8 +1148,7 @@ class SpooledPublish:
         if routing is None:
             routing = publisher.begin_routing(self._route, self._props, self._info)
             self._routing = routing
-        else:
-            routing.is_resumed = True
+        routing.is_resumed = True  # after the turn in which the route was found
         if not publisher.finish_routing(routing):
             return False
         transaction = publisher.transaction

@@ -10,6 +10,7 @@ import pytest
 from penstock.broker.background_tasks import STEPS_MAX
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.output import PIECE_BYTES
+from penstock.codec.frames import content_frames, method_frame
 from penstock.codec.properties import BasicProperties
 from penstock.codec.spec import (
     BasicAck,
@@ -19,6 +20,7 @@ from penstock.codec.spec import (
     BasicDeliver,
     BasicGet,
     BasicGetOk,
+    BasicPublish,
     BasicQos,
     BasicQosOk,
     BasicReject,
@@ -947,3 +949,22 @@ def test_who_only_looks_at_a_large_message_does_not_read_it(longest: Longest) ->
     assert base64.b64decode(found["messages"][0]["payload"]) == LARGE
     peeked = rig.result("peek", queue="q", count=2)
     assert [one["body"] for one in peeked["messages"]] == [LARGE, LARGE]
+
+
+@pytest.mark.parametrize("exchange", ["", "amq.fanout"])
+def test_a_queue_may_go_while_a_large_body_comes(rig: BrokerRig, exchange: str) -> None:
+    client, other = filled(rig), rig.client().open()
+    declared(other, "r")
+    for name in ("q", "r"):
+        other.call(1, QueueBind(queue=name, exchange="amq.fanout"), QueueBindOk)
+    client.call(1, ConfirmSelect(), ConfirmSelectOk)
+    publish = method_frame(1, BasicPublish(exchange=exchange, routing_key="q").encode())
+    content = content_frames(1, BasicProperties(delivery_mode=2).encode(), LARGE, 131_072)
+    client.raw(publish + content[:-20])
+    rig.turn()
+    other.call(1, QueueDelete(queue="q"), QueueDeleteOk)
+    client.raw(content[-20:])
+    rig.turn()
+    assert client.methods(BasicAck) == [BasicAck(delivery_tag=1)]
+    assert ready(rig, "r") == int(exchange != "")
+    checkpointed(rig, client)  # a body that no queue has is deleted then

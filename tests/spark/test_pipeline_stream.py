@@ -125,7 +125,7 @@ def test_a_stream_into_a_lake_and_a_queue(desk: Desk, spark: "SparkSession") -> 
     code, text = desk("run", "flights.toml")
     assert code == 0
     assert "read\t" in text
-    assert "flights: done, 1 batches" in text
+    assert "flights: done, 1 batch in" in text
     assert spark.read.parquet(str(Path("lake").resolve())).count() == 102
     (row,) = desk.json("list")
     assert (row["name"], row["outcome"], row["rows"]) == ("flights", "done", 2)

@@ -399,8 +399,7 @@ class PageWriter:
         rel = self._scanned
         if scan.fault or not scan.rows:
             text = scan.fault or "the page ends here"
-            self._doubt(at, scan.end, rel + len(scan.rows), text)
-            if self.damage is None:
+            if self._doubt(at, scan.end, rel + len(scan.rows), text):
                 self._catch_up_step()
             return
         self._add_scanned(scan.rows, scan.last_time_us)
@@ -458,12 +457,14 @@ class PageWriter:
             data[skip:], at + skip, self.seed, self._scanned, self._scan_time, self._resumed_at
         )
 
-    def _doubt(self, at: int, position: int, rel: int, text: str) -> None:
+    def _doubt(self, at: int, position: int, rel: int, text: str) -> bool:
         """Have the next step read from `at` on again: it may have been read wrongly once. If that
-        was done, the record is damaged."""
-        if self._doubted == at:
+        was done, the record is damaged. Returns whether it is to be read again."""
+        is_again = self._doubted == at
+        if is_again:
             self._damaged(position, rel, text)
         self._doubted = at
+        return not is_again
 
     def _damaged(self, position: int, rel: int, text: str) -> None:
         self.damage = CorruptionError(

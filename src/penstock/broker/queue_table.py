@@ -868,12 +868,12 @@ class QueueTable:
     def owner_gone(self, owner: object) -> None:
         """Delete the exclusive queues of a connection that has ended."""
         for queue in list(self._owned.get(owner, ())):
-            if not queue.is_ended and not self._sends_first(queue, lambda: self.owner_gone(owner)):
+            if not queue.is_ended and not self.sends_first(queue, lambda: self.owner_gone(owner)):
                 self.end_soon(queue)
 
-    def _sends_first(self, queue: QueueOrStream, again: Callable[[], None]) -> bool:
+    def sends_first(self, queue: QueueOrStream, again: Callable[[], None]) -> bool:
         """Return whether large dead letters of a queue are sent before it is deleted: all at once
-        they would take long. `again` is called in the turn after the last of them."""
+        they would take long. If so `again` is called in the turn after the last of them."""
         if not isinstance(queue, BrokerQueue) or not queue.amq.dead_letters.waiting:
             return False
         dispatch = self._dispatch
@@ -902,7 +902,7 @@ class QueueTable:
             and not queue.is_deleted
             and not queue.is_ended
             and not self.open_leases(queue.name)
-            and not self._sends_first(queue, lambda: self.consumer_gone(queue))
+            and not self.sends_first(queue, lambda: self.consumer_gone(queue))
         ):
             self.end_soon(queue)
 

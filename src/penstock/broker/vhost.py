@@ -890,17 +890,17 @@ class VHost(QueueOwner[BrokerQueue]):
         """Return whether large dead letters of a queue are to be sent before `delete_queue`, which
         would send them at once. If so `then` is called once, in a later turn: when they are sent,
         or after LETTERS_S, because a full disk may keep them."""
-        if not isinstance(queue, BrokerQueue) or not queue.amq.dead_letters.waiting:
-            return False
         waiting = [then]
 
         def call() -> None:
             if waiting:
-                self.dispatch.when_settled(0, self.mode, waiting.pop())
+                waiting.pop()()
 
-        queue.amq.dead_letters.when_sent(call)
-        self.timers.call_at(self.clock.monotonic() + LETTERS_S, call)
-        return True
+        is_sending = self.table.sends_first(queue, call)
+        if is_sending:
+            later = partial(self.dispatch.when_settled, 0, self.mode, call)
+            self.timers.call_at(self.clock.monotonic() + LETTERS_S, later)
+        return is_sending
 
     def delete_queue_then(
         self, queue: QueueOrStream, then: Callable[[int, int], None],

@@ -784,13 +784,11 @@ class AMQQueue(QueueTarget):
             reason = DELIVERY_LIMIT
         else:
             return False
-        is_done = False
         try:
             self._dead_letter(delivery, reason, delivery.attempts, self._mode)
-            is_done = True
-        finally:
-            if not is_done:  # nobody has its tag
-                self.backing.requeue([delivery.tag], OS, attempted=False)
+        except BaseException:  # nobody has its tag
+            self.backing.requeue([delivery.tag], OS, attempted=False)
+            raise
         return True
 
     def held(self) -> tuple[int, int] | None:
@@ -1044,15 +1042,13 @@ class AMQQueue(QueueTarget):
                 one.entries, one.bodies = one.entries[:k], one.bodies[:k]
                 del taken[i + 1 if k else i :]
                 self.backing.untake(back)
-                is_done = False
                 try:
                     head = self.backing.drop()
                     if head is not None:
                         self._dead_letter_head(head.tag, DELIVERY_LIMIT)
-                    is_done = True
-                finally:
-                    if not is_done and taken:
-                        self.backing.untake(taken)
+                except BaseException:
+                    self.backing.untake(taken)
+                    raise
                 return True
         return False
 

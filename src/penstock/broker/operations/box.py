@@ -19,7 +19,14 @@ from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import BrokerStream
 from penstock.broker.channel import Channel, Delivered
 from penstock.broker.dispatch import STEP_BYTES
-from penstock.broker.operations.call import Call, Functions, Slices, first_names
+from penstock.broker.operations.call import (
+    PIECE_BYTES,
+    PIECE_STEPS,
+    Call,
+    Functions,
+    Slices,
+    first_names,
+)
 from penstock.broker.permissions import READ, one_line, queue_to_declare
 from penstock.codec.fields import ARGUMENTS_BYTES_MAX
 from penstock.errors import NOT_FOUND, AMQPError, ChannelError, CorruptionError, QueueFullError
@@ -29,8 +36,6 @@ from penstock.queues.backing_queue import Delivery
 from penstock.storage.files.durability import DISK, MODE_NAMES, OS
 
 BROWSE_SLICE: Final = 8
-PIECE_BYTES: Final = 256 << 10  # of a large body
-PIECE_STEPS: Final = 256
 ADOPT_STEPS: Final = 4
 MESSAGE_BYTES: Final = 200  # of an answer, for each message besides its properties and body
 FRAME_MAX: Final = 131_072  # where the connection has no limit

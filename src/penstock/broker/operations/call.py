@@ -40,6 +40,8 @@ from penstock.operation_table import (
 OPERATOR: Final = everything("operator")
 OVERHEAD_BYTES: Final = 32  # of a frame with an answer, more than enough
 ROW_STEPS: Final = 16  # to describe one
+PIECE_BYTES: Final = 256 << 10  # of a large body that is read in slices
+PIECE_STEPS: Final = 256
 
 Slices = Generator[None, None, object]  # of an operation; it returns the answer
 

@@ -25,7 +25,14 @@ from typing import Final
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.channel import SettleFailed
 from penstock.broker.dispatch import ACK, DISCARD, RELEASE, REQUEUE, STEP_BYTES, Reply
-from penstock.broker.operations.call import ROW_STEPS, Call, Functions, Slices
+from penstock.broker.operations.call import (
+    PIECE_BYTES,
+    PIECE_STEPS,
+    ROW_STEPS,
+    Call,
+    Functions,
+    Slices,
+)
 from penstock.broker.output import Output
 from penstock.broker.permissions import WRITE, check_topic
 from penstock.broker.publish import (
@@ -64,8 +71,6 @@ MESSAGE_BYTES: Final = 250  # of a peek's answer, for each message besides its h
 SMALL_BYTES: Final = 256 << 10
 BODY_BYTES_MAX: Final = 128 << 20  # as for messages that come by AMQP
 REPLY_BYTES: Final = 8 << 20  # a reply ends after the message that passes this
-PIECE_BYTES: Final = 256 << 10  # of a large body that is searched
-PIECE_STEPS: Final = 256
 STAYING_MAX: Final = 10_000  # messages that cannot move, of one call
 HELD_MS: Final = 10_000
 MANDATORY: Final = 1
@@ -430,7 +435,7 @@ def _settle(
         if known is None:
             continue
         queue, amq = known
-        if not queue.is_deleted and not queue.is_crashed and queue.amq is amq:
+        if _is_served(queue, amq):
             by_queue.setdefault(queue, []).append(tag)
     for queue, mine in by_queue.items():
         count += _settle_in(vhost, queue, mine, how)
@@ -881,13 +886,7 @@ def _taken(call: Call, queue: BrokerQueue, found: _Deleted) -> Slices:
     left = _wanted(call, tags)
     seen = amq.len()
     try:
-        while (
-            min(left, seen) > 0
-            and len(staying) < STAYING_MAX
-            and not queue.is_deleted
-            and not queue.is_crashed
-            and queue.amq is amq
-        ):
+        while min(left, seen) > 0 and len(staying) < STAYING_MAX and _is_served(queue, amq):
             delivery = amq.fetch(in_pieces=True)
             if delivery is None:
                 if not amq.has_more_expired:
@@ -909,7 +908,7 @@ def _taken(call: Call, queue: BrokerQueue, found: _Deleted) -> Slices:
                 yield
         found.end(len(staying))
     finally:
-        if not queue.is_deleted and not queue.is_crashed and queue.amq is amq:
+        if _is_served(queue, amq):
             call.vhost.queue_set.touch(queue)  # an alert may be over
             if staying:
                 try:

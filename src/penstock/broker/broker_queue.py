@@ -41,7 +41,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from penstock.broker.arguments import CACHE_SIZE_DEFAULT, decode_arguments, encode_arguments
-from penstock.broker.dispatch import ACK, DISCARD, Dispatch, Source, TurnBudget
+from penstock.broker.dispatch import ACK, DISCARD, LOOK_MESSAGES, Dispatch, Source, TurnBudget
 from penstock.codec.fields import decode_table, encode_table
 from penstock.counts import DeliveryCounts
 from penstock.errors import DiskFullError, SettledError
@@ -580,15 +580,18 @@ class BrokerQueue(QueueOrStream):
         amq = self.amq
         consumers = self.consumers
         n = no_ack = again = 0
+        look_at = LOOK_MESSAGES
         delivery: Delivery | None = None
         is_acked = self._ack_delivered()
         done = self._delivered_no_ack
         self._is_delivering = True
         try:
             while is_acked and consumers.count and amq.backing.len():
-                if n >= QUEUE_SLICE:
-                    dispatch.mark(self)
-                    break
+                if n >= look_at:
+                    if n >= QUEUE_SLICE or (not dispatch.is_serving and dispatch.is_late()):
+                        dispatch.mark(self)
+                        break
+                    look_at += LOOK_MESSAGES
                 consumer = consumers.next_ready()
                 if consumer is None:
                     break

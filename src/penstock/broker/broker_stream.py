@@ -64,7 +64,7 @@ from typing import Final
 
 from penstock.broker.arguments import decode_arguments, encode_arguments, of_type, shown
 from penstock.broker.broker_queue import Consumer, QueueOrStream
-from penstock.broker.dispatch import Dispatch, Source
+from penstock.broker.dispatch import LOOK_MESSAGES, Dispatch, Source
 from penstock.broker.refusals import access_refused, called, precondition_failed
 from penstock.broker.topology import store_creator
 from penstock.errors import (
@@ -291,10 +291,13 @@ class StreamReading(Source):
         channel = consumer.channel
         placer = self._placer
         n = looked_at = 0
+        look_at = LOOK_MESSAGES
         while consumer.is_ready():
-            if looked_at >= READING_SLICE:
-                dispatch.mark(self)
-                break
+            if looked_at >= look_at:
+                if looked_at >= READING_SLICE or dispatch.is_late():
+                    dispatch.mark(self)
+                    break
+                look_at += LOOK_MESSAGES
             record = cursor.fetch()
             if record is None:
                 break

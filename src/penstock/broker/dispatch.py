@@ -10,7 +10,9 @@ work, this channel has unconfirmed publishes, this connection has output. Then c
     background tasks        a few milliseconds of long work, if there is any (background_tasks.py)
 
 So all that happens in a turn shares the cost of a write, a sync and a send, and under load turns
-grow by themselves. A turn delivers at most TURN_SLICE messages; then other events are handled.
+grow by themselves. A turn delivers at most TURN_SLICE messages, and for DELIVER_S at most, as one
+that is read from disk takes many times what one in RAM does; then other events are handled. Only
+after LOOK_MESSAGES is the clock looked at, so a turn of a few messages does without.
 
 Queues whose consumers share the prefetch of one channel take turns within the turn, a message each
 (`again`): otherwise the first of them would take all places.
@@ -297,6 +299,8 @@ class Source(ABC):
 Reply = Callable[[object], None]
 
 TURN_SLICE: Final = 4096  # messages that one turn delivers
+LOOK_MESSAGES: Final = 128  # deliveries between two looks at the clock
+DELIVER_S: Final = 0.010  # from the first look, after which a turn delivers no more
 RETRY_S: Final = 1.0  # after which a source that had no space is tried again
 
 
@@ -333,6 +337,7 @@ class Dispatch:
         self.has_background: bool = False
         self.is_serving: bool = False  # a queue delivers before the turn ends (BrokerQueue.serve)
         self._is_due: bool = False
+        self._late_at_s: float = 0.0  # 0.0: the clock was not looked at in this turn
         self.is_taking_turns: bool = False
         self._marked: deque[Source] = deque()
         self._again: deque[Source] = deque()
@@ -408,14 +413,18 @@ class Dispatch:
         events. is_between: it is a further turn in this iteration of the loop, without background
         tasks."""
         self._is_due = False
+        self._late_at_s = 0.0
         budget = TURN_SLICE
+        look_at = TURN_SLICE - LOOK_MESSAGES
         marked = self._marked
         for _ in range(len(marked)):
             source = marked.popleft()
             source.is_marked = False
             budget -= self._deliver(source)
-            if budget <= 0:
-                break
+            if budget <= look_at:
+                if budget <= 0 or self.is_late():
+                    break
+                look_at = budget - LOOK_MESSAGES
         if self._again:
             self._take_turns(budget)
         self.engine.flush()
@@ -437,14 +446,27 @@ class Dispatch:
             return True
         return has_more
 
+    def is_late(self) -> bool:
+        """Return whether this turn has delivered for long enough: what is left waits for the next.
+        Looks at the clock; the first look of a turn begins its time."""
+        now_s = self.engine.clock.monotonic()
+        if self._late_at_s == 0.0:
+            self._late_at_s = now_s + DELIVER_S
+        return now_s > self._late_at_s
+
     def _take_turns(self, budget: int) -> None:
         """Let sources that share places deliver in turn until none delivers any more. What is left
-        beyond the budget is marked for the next turn."""
+        beyond the turn's messages and time is marked for the next."""
         again = self._again
+        look_at = budget - LOOK_MESSAGES
         self.is_taking_turns = True
         try:
             while again and budget > 0:
                 budget -= self._deliver(again.popleft())
+                if budget <= look_at:
+                    if self.is_late():
+                        break
+                    look_at = budget - LOOK_MESSAGES
         finally:
             self.is_taking_turns = False
             while again:

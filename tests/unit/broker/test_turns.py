@@ -27,6 +27,7 @@ from penstock.codec.spec import (
     BasicConsume,
     BasicNack,
     BasicPublish,
+    BasicQos,
     BasicRecover,
     BasicReject,
     ChannelClose,
@@ -173,6 +174,67 @@ def test_all_slices_of_a_turn_have_one_time_and_then_a_little_each() -> None:
 @pytest.fixture
 def rig() -> OperationRig:
     return OperationRig()
+
+
+# --- deliveries ---
+
+
+def delivered_a_turn(rig: OperationRig, client: RigClient) -> list[int]:
+    """How many messages come in each turn until nothing is left to do."""
+    rig.vhost.engine.clock = TickingClock()
+    found = []
+    while True:
+        rig.is_due = False
+        has_more = rig.vhost.turn()
+        found.append(len(client.messages()))
+        if not (has_more or rig.is_due):
+            return found
+
+
+def test_one_queue_ends_a_turn_when_its_time_is_over(rig: OperationRig) -> None:
+    rig.result("declare_queue", queue="q")
+    rig.put("q", *(b"%d" % n for n in range(1000)))
+    client = rig.client().open(1)
+    client.send(1, BasicConsume(queue="q", no_ack=True))
+    found = delivered_a_turn(rig, client)
+    assert max(found) <= 4 * dispatch.LOOK_MESSAGES  # 10 ms from the first look, one every 4 ms
+    assert sum(found) == 1000
+
+
+def test_many_queues_end_a_turn_when_its_time_is_over(rig: OperationRig) -> None:
+    for n in range(20):
+        rig.result("declare_queue", queue=f"q{n}")
+        rig.put(f"q{n}", *(b"x" for _ in range(100)))
+    client = rig.client().open(1)
+    for n in range(20):
+        client.send(1, BasicConsume(queue=f"q{n}", no_ack=True))
+    found = delivered_a_turn(rig, client)
+    assert max(found) <= 4 * (dispatch.LOOK_MESSAGES + 100)
+    assert sum(found) == 2000
+
+
+def test_queues_that_share_places_end_a_turn_when_its_time_is_over(rig: OperationRig) -> None:
+    for name in ("p", "q"):
+        rig.result("declare_queue", queue=name)
+        rig.put(name, *(b"x" for _ in range(1000)))
+    client = rig.client().open(1)
+    client.send(1, BasicQos(prefetch_count=2000, global_=True))
+    for name in ("p", "q"):
+        client.send(1, BasicConsume(queue=name))
+    found = delivered_a_turn(rig, client)
+    assert max(found) <= 5 * dispatch.LOOK_MESSAGES
+    assert sum(found) == 2000
+
+
+def test_a_stream_ends_a_turn_when_its_time_is_over(rig: OperationRig) -> None:
+    rig.result("declare_queue", queue="s", arguments={"x-queue-type": "stream"})
+    rig.put("s", *(b"x" for _ in range(1000)))
+    client = rig.client().open(1)
+    client.send(1, BasicQos(prefetch_count=2000))
+    client.send(1, BasicConsume(queue="s", arguments={"x-stream-offset": "first"}))
+    found = delivered_a_turn(rig, client)
+    assert max(found) <= 4 * dispatch.LOOK_MESSAGES
+    assert sum(found) == 1000
 
 
 def filled(rig: OperationRig, count: int, size: int) -> None:

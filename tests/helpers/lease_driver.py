@@ -10,7 +10,7 @@ from penstock.message import Entry
 from penstock.storage.files.durability import DISK
 from penstock.storage.files.options import StorageOptions
 from penstock.storage.index.queue_index import QueueIndex
-from penstock.storage.parts.lease_engine import LeaseEngine, Taken
+from penstock.storage.parts.lease_engine import Taken
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.inside import live_seqs
 from tests.helpers.ledger import Change, Ledger, body_of
@@ -119,8 +119,7 @@ class LeaseDriver(Driver):
             ordinal = lease.next
         while lease.committed < ordinal:
             mode = self.rng.choice(MODES)
-            leases = LeaseEngine(self.engine.journal, self.engine.placement)
-            until, _, _ = leases.choose(lease, ordinal)
+            until, _, _ = self.engine.leases.choose(lease, ordinal)
             self._do(
                 lambda mode=mode: self.engine.leases.commit(queue, reader, ordinal, mode),  # type: ignore[misc]
                 ("commit_lease", queue.number, reader, until),

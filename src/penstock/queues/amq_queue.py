@@ -86,7 +86,7 @@ from penstock.errors import (
     UnknownLeaseError,
     deleted_error,
 )
-from penstock.message import Entry, QueuedMessage
+from penstock.message import LARGE_FROM, Entry, QueuedMessage, is_large
 from penstock.native import mypyc_attr
 from penstock.queues.backing_queue import (
     PART_SHIFT,
@@ -122,7 +122,15 @@ from penstock.storage.index.leases import Lease
 from penstock.storage.index.queue_index import QueueIndex
 from penstock.storage.journal.checkpoint import IDLE, SLICES
 from penstock.storage.log.record import LeaseRun
-from penstock.storage.parts.lease_engine import PAGE_BYTES, LeasePages, Taken, pages_path
+from penstock.storage.parts.lease_engine import (
+    PAGE_BYTES,
+    STEP_BYTES,
+    LeasePages,
+    Taken,
+    pages_path,
+)
+from penstock.storage.store.message_store import CopyingBody
+from penstock.storage.store.store_file import StoredBody
 
 SLICE: Final = 256  # messages that one call may expire
 DEAD_COPIES: Final = 4  # of each, on average, if they go to several queues
@@ -408,11 +416,14 @@ class Leasing:
                 backing.untake(taken)
             raise
         backing.leased(taken, engine.log.last_lsn)
-        size = 0
+        size = in_ram = 0
         for one in taken:
+            for entry in one.entries:
+                size += entry.message.size
             for body in one.bodies:
-                size += len(body)
-        self._append(reader, first, taken)
+                in_ram += len(body)
+        if in_ram == size:  # else `materialise` reads a large one in steps
+            self._append(reader, first, taken)
         return LeaseSlice(first, next_, size, backing.may_take())
 
     def find(self, reader: str) -> Lease | None:
@@ -487,9 +498,12 @@ class Leasing:
         pages = self._pages.get(reader)
         if pages is None:
             pages = self._new_pages(reader)
-        if pages.next_ordinal >= lease.next:
+        if pages.next_ordinal >= lease.next and not pages.is_writing():
             return False
         try:
+            if pages.is_writing():
+                pages.write_some()
+                return pages.is_writing() or pages.next_ordinal < lease.next
             if pages.next_ordinal < lease.committed:  # committed before they were made
                 self._forget_pages(reader)
                 return True
@@ -497,7 +511,7 @@ class Leasing:
         except OSError as error:
             self._discard_pages(reader, error)
             raise
-        return pages.next_ordinal < lease.next
+        return pages.is_writing() or pages.next_ordinal < lease.next
 
     def _new_pages(self, reader: str) -> LeasePages:
         path = pages_path(self._engine.path, self._name, self._main.number, reader)
@@ -509,7 +523,7 @@ class Leasing:
         """Continue in the slice of the lease that has the next ordinal."""
         one = lease.slice_of(pages.next_ordinal)
         skip = pages.next_ordinal - one.ordinal
-        size = 0
+        n = 0
         for run in one.runs():
             if skip >= run[2]:
                 skip -= run[2]
@@ -519,10 +533,21 @@ class Leasing:
             skip = 0
             messages = part.read(seqs)
             for i in range(len(seqs)):
-                body = self._body(part, seqs[i], messages[i])
-                pages.append(messages[i], body)
-                size += len(body)
+                if is_large(messages[i]):
+                    if not n:
+                        self._materialise_large(pages, messages[i])
+                        return
+                    pages.publish()  # those before it
+                    return
+                pages.append(messages[i], self._body(part, seqs[i], messages[i]))
+                n += 1
         pages.publish()
+
+    def _materialise_large(self, pages: LeasePages, message: QueuedMessage) -> None:
+        """Read some of a large body, which is the next record."""
+        if not pages.is_reading():
+            pages.begin_large(self._engine.bodies.open(message))
+        pages.read_some(message)
 
     def _body(self, part: QueueIndex, seq: int, message: QueuedMessage) -> bytes:
         if message.body is not None:
@@ -603,6 +628,70 @@ class Leasing:
         for pages in self._pages.values():
             pages.close()
         self._pages = {}
+
+
+class LargeHead:
+    """A large message at the head of a queue, which is read in steps before it is leased: one that
+    is damaged is set aside instead, and a transient one is copied to the store of persistent
+    ones."""
+
+    def __init__(self, engine: StorageEngine) -> None:
+        self._engine = engine
+        self._tag: int = -1
+        self._reading: StoredBody | None = None
+        self._copying: CopyingBody | None = None
+        self._copy: QueuedMessage | None = None
+
+    def step(self, backing: BackingQueue) -> bool:
+        """Read some of the head, if it is large; return whether it may be leased. DiskFullError,
+        OSError."""
+        head = backing.head()
+        tag = -1 if head is None or head.size < LARGE_FROM else head.tag
+        try:
+            if tag != self._tag:
+                self.end()
+                self._tag = tag
+                if tag >= 0:
+                    self._begin(backing)
+            if self._copying is not None:
+                if not self._copying.step(STEP_BYTES):
+                    return False
+                self._copy, self._copying = self._copying.copy, None
+                self._engine.bodies.keep_copy(self._copy)
+            elif self._reading is not None:
+                self._reading.read(STEP_BYTES)
+                if self._reading.left:
+                    return False
+                self._close()
+        except CorruptionError:
+            self._close()  # it is not opened again: whoever takes it sets it aside
+        return True
+
+    def _begin(self, backing: BackingQueue) -> None:
+        found = backing.browse(None, 1, in_pieces=True)
+        if not found or found[0].tag != self._tag or not is_large(found[0].message):
+            return
+        message = found[0].message
+        if message.persistent:
+            self._reading = self._engine.bodies.open(message)
+        else:
+            self._copying = CopyingBody(self._engine.bodies, message)
+
+    def end(self) -> None:
+        """End it; a copy that was not leased is deleted."""
+        self._tag = -1
+        self._close()
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            self._engine.bodies.forget_copy(copy)
+
+    def _close(self) -> None:
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.close()
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            copying.abandon()
 
 
 def append_all(pages: LeasePages, entries: list[Entry], bodies: list[bytes]) -> None:

@@ -271,9 +271,9 @@ class BackingQueue(ABC):
 
     @abstractmethod
     def take(self, messages_max: int, bytes_max: int, now_ms: int) -> list[Taken]:
-        """Remove heads to be leased, with their bodies: at most so many messages, and so many bytes
-        or one message; none that is held, or expired at `now_ms`. They are neither ready nor
-        pending: the caller must call `leased` or `untake` next."""
+        """Remove heads to be leased, with their bodies, but for those of large messages: at most so
+        many messages, and so many bytes or one message; none that is held, or expired at `now_ms`.
+        They are neither ready nor pending: the caller must call `leased` or `untake` next."""
 
     @abstractmethod
     def may_take(self) -> bool:

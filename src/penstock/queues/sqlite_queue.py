@@ -616,14 +616,13 @@ class SqliteQueue(BackingQueue):
             if self._mark.waits_for(one.seq, has_mark=False, out_per_s=0.0) is not None:
                 break
             try:
-                message = self._message(one)
+                message = self._message(one, in_pieces=True)
             except CorruptionError as error:
                 self._set_aside(one, error)
                 continue
-            assert message.body is not None
             found.append(one)
             entries.append(Entry(one.seq, message, one.is_on_slot(self._index)))
-            bodies.append(message.body)
+            bodies.append(message.body or b"")
             taken += one.size
             if one.is_persistent:
                 mark = self._mark.beyond(one.seq, 0.0)

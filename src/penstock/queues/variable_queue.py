@@ -1427,7 +1427,7 @@ class VariableQueue(BackingQueue):
                 body = message.body
                 if body is None:
                     try:
-                        body = self._body(entry)
+                        body = self._for_delivery(entry, in_pieces=True).body or b""
                     except CorruptionError as error:
                         q4.popleft()
                         cost += alpha_bytes(message)
@@ -1446,11 +1446,6 @@ class VariableQueue(BackingQueue):
             state.len -= n
             state.bytes -= taken
         return -1 if is_over else taken
-
-    def _body(self, entry: Entry) -> bytes:
-        body = self._with_body(entry).body
-        assert body is not None
-        return body
 
     def _is_held(self, seq: int) -> bool:
         rate = self.state.rates.out

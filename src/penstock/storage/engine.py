@@ -193,7 +193,7 @@ class StorageEngine:
         self.batches: BatchEngine = BatchEngine(
             journal, self.checkpoints, self.streams, journal.reserve, journal.pins
         )
-        self.leases: LeaseEngine = LeaseEngine(journal, self.placement)
+        self.leases: LeaseEngine = LeaseEngine(journal, self.placement, self.bodies)
         self.upkeep: Upkeep = Upkeep(journal, self.checkpoints, self.batches, transient)
         journal.call_back(
             on_turn=self.streams.turn, on_settled=self.streams.settle,

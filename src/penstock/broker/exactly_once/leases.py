@@ -70,7 +70,7 @@ from penstock.errors import (
     ChannelError,
     PenstockError,
 )
-from penstock.queues.amq_queue import SLICE_MESSAGES, AMQQueue, LeaseInfo
+from penstock.queues.amq_queue import SLICE_MESSAGES, AMQQueue, LargeHead, LeaseInfo
 from penstock.storage.files.durability import DISK
 
 OWNERS_MAX: Final = 10_000
@@ -354,6 +354,7 @@ class LeaseMessages(LeaseRequest):
         self._has_begun = False
         self._pace = Pace(self.dispatch, DISK, self._wake)
         self._size = SliceSize(manager.table.clock, SLICE_MESSAGES)
+        self._head = LargeHead(self.engine)
 
     def _wake(self) -> None:
         self.manager.wake(self)
@@ -369,6 +370,8 @@ class LeaseMessages(LeaseRequest):
             return self.answer(self.manager.describe(queue, self.reader))
         if self._pace.is_ahead():
             return ASLEEP
+        if not self._head.step(amq.backing):
+            return AGAIN
         most = min(self._messages, self._size.begin())
         taken = amq.lease(self.reader, most, self._bytes, DISK)
         self._size.end()
@@ -388,6 +391,14 @@ class LeaseMessages(LeaseRequest):
             return self.answer(self.manager.describe(queue, self.reader))
         self.dispatch.when_settled(held[0], held[1], self._wake)
         return ASLEEP
+
+    def answer(self, answer: Info) -> int:
+        self._head.end()
+        return super().answer(answer)
+
+    def failed(self, error: Exception) -> None:
+        self._head.end()
+        super().failed(error)
 
     def _is_full(self, amq: AMQQueue) -> bool:
         """Return whether the next message is too large."""

@@ -29,9 +29,9 @@ can read leases.
 This is derived data and never evidence: nothing of it is synced or in a checkpoint, a start deletes
 all of it, and it is made again from the slots when it is requested. The bytes are the same each
 time: a page's id comes from the lease's id and its first ordinal; times are those of the messages,
-never decreasing (`Lease.floor_s`). A record's payload is the body, meta the header as it is stored,
-time_us the time of the message. After an OSError the pages must be deleted (`delete`); messages are
-not affected.
+never decreasing (`Lease.floor_s`). A large body is read and written in steps. A record's payload is
+the body, meta the header as it is stored, time_us the time of the message. After an OSError the
+pages must be deleted (`delete`); messages are not affected.
 """
 
 import contextlib
@@ -41,6 +41,7 @@ from typing import Final
 
 from penstock.clock import ManualClock
 from penstock.errors import CorruptionError, UnknownLeaseError, deleted_error
+from penstock.fast_crc import BodyPieces
 from penstock.message import Entry, Placement, QueuedMessage, seq_of
 from penstock.native import mypyc_attr
 from penstock.storage.files.data_directory import hash_name
@@ -55,6 +56,8 @@ from penstock.storage.log.record import LeaseRun, Run, StoreRef
 from penstock.storage.pages import stream_meta
 from penstock.storage.pages.persistent_queue import PersistentQueue, unlink_page
 from penstock.storage.pages.stream_meta import AllMeta, Position
+from penstock.storage.store.message_store import BodyStores
+from penstock.storage.store.store_file import StoredBody
 
 READER_BYTES_MAX: Final = 255
 # Limits of one record of a commit or a release, besides LeaseTable.runs_max. The record ends with
@@ -67,8 +70,8 @@ RELEASE_MESSAGES: Final = 1024  # a slot is read for each of them
 @mypyc_attr(acyclic=True)
 class Taken:
     """Messages of one part that were taken out of their queue to be leased, in the order of
-    delivery. bodies: of each message. mark: the delivered mark that is logged with them, 0 for
-    none."""
+    delivery. bodies: of each message, b"" for a large one, whose body stays in the store. mark: the
+    delivered mark that is logged with them, 0 for none."""
 
     __slots__ = ("bodies", "entries", "mark", "part")
 
@@ -84,9 +87,10 @@ class Taken:
 class LeaseEngine:
     """Takes, commits and releases leases; one per engine."""
 
-    def __init__(self, journal: Journal, placement: Placement) -> None:
+    def __init__(self, journal: Journal, placement: Placement, bodies: BodyStores) -> None:
         self._journal = journal
         self._placement = placement
+        self._bodies = bodies
 
     @property
     def table(self) -> LeaseTable:
@@ -124,7 +128,7 @@ class LeaseEngine:
         known = journal.state.leases.of(queue.number).get(reader)
         if known is not None and known.is_releasing:
             raise UnknownLeaseError(queue.name.decode("utf-8", "replace"), reader)
-        work = _Leasing(journal, self._placement, taken)
+        work = _Leasing(journal, self._placement, self._bodies, taken)
         try:
             work.prepare()
             ordinal = 0 if known is None else known.next
@@ -267,9 +271,12 @@ class LeaseEngine:
 class _Leasing:
     """One lease in the making: what is written and logged for it."""
 
-    def __init__(self, journal: Journal, placement: Placement, taken: list[Taken]) -> None:
+    def __init__(
+        self, journal: Journal, placement: Placement, bodies: BodyStores, taken: list[Taken]
+    ) -> None:
         self._journal = journal
         self._placement = placement
+        self._bodies = bodies
         self._taken = taken
         self._born: list[tuple[QueueIndex, Entry]] = []  # persistent, in place of transient ones
         self.operations: list[LogOperation] = []
@@ -309,7 +316,7 @@ class _Leasing:
     def _persistent(self, one: Taken, next_seqs: dict[int, int], fresh: list[Entry]) -> list[Entry]:
         """Return the entries, with persistent ones in place of transient ones. Bodies in the store
         are owned until `disown`."""
-        journal, part, store = self._journal, one.part, self._journal.state.store
+        part, store = one.part, self._journal.state.store
         found: list[Entry] = []
         for i in range(len(one.entries)):
             entry = one.entries[i]
@@ -317,14 +324,8 @@ class _Leasing:
             if old.persistent:
                 found.append(entry)
                 continue
-            body = one.bodies[i]
-            message = self._placement.new_message(old.header, body, old.expiry_ms)
-            message.time = old.time
-            if self._placement.is_in_store(message.size, 1):
-                try:
-                    message.store_file = store.write(message.id, body, 0)
-                except OSError as error:
-                    raise journal.disk_full(error, message.size) from error
+            message = self._copied(old, one.bodies[i])
+            if message.store_file:
                 store.own(message.store_file, message.id)
                 self.names_store = True
             seq = next_seqs.get(part.number, part.next_seq)
@@ -336,6 +337,20 @@ class _Leasing:
             self.operations.append(Publish(message, [(part.number, seq)], None, False))
         fresh.sort(key=seq_of)
         return found
+
+    def _copied(self, old: QueuedMessage, body: bytes) -> QueuedMessage:
+        """Return a persistent message that is the same as this transient one."""
+        if old.size and not body:
+            return self._bodies.placed(old, is_persistent=True)
+        journal = self._journal
+        message = self._placement.new_message(old.header, body, old.expiry_ms)
+        message.time = old.time
+        if self._placement.is_in_store(message.size, 1):
+            try:
+                message.store_file = journal.state.store.write(message.id, body, 0)
+            except OSError as error:
+                raise journal.disk_full(error, message.size) from error
+        return message
 
     def disown(self) -> None:
         """End the ownership of bodies in the store: they live by their references, if the record
@@ -411,6 +426,7 @@ def stored(journal: Journal, part: QueueIndex, first: int, n: int) -> list[Queue
 
 
 PAGE_BYTES: Final = 16 << 20
+STEP_BYTES: Final = 1 << 20  # of a large record: less than a millisecond
 # Never used: every record has its time, and the id is the lease's.
 _CLOCK: Final = ManualClock()
 _RNG: Final = random.Random(0)
@@ -433,6 +449,8 @@ class LeasePages:
         self.stream_id: bytes = lease.id
         self._is_used: bool = True  # since the last `rest`
         self._has_handles: bool = True
+        self._large: StoredBody | None = None  # that is being read
+        self._pieces: BodyPieces = BodyPieces()  # of it
         delete_files(fs, path)
         fs.mkdir(path.rpartition("/")[0])
         fs.mkdir(path)
@@ -464,6 +482,46 @@ class LeasePages:
     def append(self, message: QueuedMessage, body: bytes) -> None:
         """Append the next record; it is in RAM until `publish`. ValueError: no page can hold it."""
         self._queue.append(body, message.header, message.time * 1_000_000)
+
+    def begin_large(self, body: StoredBody) -> None:
+        """Begin the next record, with a large body, which is closed at the end; `step` follows."""
+        self._large, self._pieces = body, BodyPieces()
+
+    def is_reading(self) -> bool:
+        """Return whether a large record was begun, and is not appended yet."""
+        return self._large is not None
+
+    def is_writing(self) -> bool:
+        """Return whether a large record was appended, and is not written yet."""
+        return self._queue.head_offset < self._queue.next_offset
+
+    def read_some(self, message: QueuedMessage) -> None:
+        """Read some of the large body of this message; append its record after the last of it.
+        CorruptionError: it is damaged, and must be begun again. OSError."""
+        body = self._large
+        assert body is not None, "it was begun"
+        try:
+            self._pieces.add(body.read(STEP_BYTES))
+        except CorruptionError:
+            self._end_large()
+            raise
+        if not body.left:
+            self._queue.append(b"", message.header, message.time * 1_000_000, self._pieces)
+            self._end_large()
+
+    def write_some(self) -> None:
+        """Write some of a large record; move the head to it after the last of it. OSError."""
+        self._is_used = self._has_handles = True
+        queue = self._queue
+        queue.write(STEP_BYTES)
+        if queue.written_offset == queue.next_offset:
+            self.publish()
+
+    def _end_large(self) -> None:
+        body, self._large = self._large, None
+        self._pieces = BodyPieces()
+        if body is not None:
+            body.close()
 
     def publish(self) -> None:
         """Write what was appended and move the head to it. OSError."""
@@ -505,6 +563,7 @@ class LeasePages:
 
     def close(self) -> None:
         """Close the files; nothing is written."""
+        self._end_large()
         with contextlib.suppress(OSError):
             self._queue.close()
 

@@ -1,0 +1,146 @@
+"""A large message is leased in slices, whole and verified, or not at all."""
+
+from typing import Any
+
+import pytest
+
+from penstock.broker import background_tasks
+from penstock.storage.pages.stream_view import StreamView
+from tests.helpers.builds import pure_only
+from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.operation_rig import Asked, OperationRig
+from tests.unit.broker.test_large_bodies import body_of, open_bodies, own_files
+
+pytestmark = pure_only  # a constant is replaced
+MIB = 1 << 20
+LARGE = body_of(16)
+TURN_BYTES = 4 * MIB
+READER = {"queue": "q", "reader": "r"}
+
+
+class Work:
+    """The bytes of bodies and pages that were read and written since `take`."""
+
+    size = 0
+
+    def take(self) -> int:
+        size, self.size = self.size, 0
+        return size
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Work:
+    found = Work()
+    read = FaultyFileSystem.on_read
+
+    def on_read(
+        fs: FaultyFileSystem, path: str, data: bytearray, start: int, stop: int
+    ) -> bytes:  # fmt: skip
+        if not path.endswith(".wal"):
+            found.size += min(stop, len(data)) - start
+        return read(fs, path, data, start, stop)
+
+    monkeypatch.setattr(FaultyFileSystem, "on_read", on_read)
+    return found
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> OperationRig:
+    monkeypatch.setattr(background_tasks, "STEPS_MAX", 1)
+    rig = OperationRig()
+    rig.result("declare_queue", queue="q", durable=True)
+    return rig
+
+
+def publish(rig: OperationRig, *bodies: bytes, persistent: bool = True) -> None:
+    client = rig.client().open()
+    for body in bodies:
+        client.publish(1, "", "q", body, delivery_mode=2 if persistent else 1)
+    rig.turn()
+    client.lose()
+
+
+def after_each_turn(rig: OperationRig, work: Work, asked: Asked) -> int:
+    """Turns until there is an answer, each of which reads no more than TURN_BYTES."""
+    for n in range(300):
+        assert work.take() <= TURN_BYTES
+        if asked.has_come:
+            return n
+        rig.vhost.turn()
+        rig.vhost.completed()
+    raise AssertionError("it is never answered")
+
+
+def leased(rig: OperationRig, found: dict[str, Any]) -> list[bytes]:
+    view = StreamView(rig.fs, found["path"])
+    assert view.head().next_offset == found["head"]
+    return [bytes(one.payload) for one in view.read(found["first"], 100, 1 << 30)]
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("mode", ["default", "lazy", "restarted", "sqlite", "priorities"])
+def test_a_large_message_is_leased_in_slices(
+    rig: OperationRig, work: Work, *, persistent: bool, mode: str
+) -> None:
+    if mode in ("sqlite", "priorities", "lazy"):
+        given = {"sqlite": {"x-backing": "sqlite"}, "priorities": {"x-max-priority": 3}}
+        rig.result("delete_queue", queue="q")
+        arguments = given.get(mode, {"x-queue-mode": "lazy"})
+        rig.result("declare_queue", queue="q", durable=True, arguments=arguments)
+    bodies = [b"first", LARGE, b"between", LARGE[::-1], b"last"]
+    publish(rig, *bodies, persistent=persistent)
+    if mode == "restarted" and persistent:
+        rig.restart()
+    work.take()
+    asked = rig.ask("lease_queue", **READER)
+    assert after_each_turn(rig, work, asked) > 16
+    assert leased(rig, asked.result) == bodies
+    assert asked.result["bytes"] == sum(map(len, bodies))
+    rig.restart()  # the pages are made again, in slices too
+    work.take()
+    asked = rig.ask("describe_lease", **READER)
+    assert after_each_turn(rig, work, asked) > 16
+    assert leased(rig, asked.result) == bodies
+    assert rig.result("commit_lease", **READER, offset=5) == {"first": 5}
+    rig.restart()
+    assert own_files(rig) == open_bodies(rig) == []
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_one_that_is_damaged_is_set_aside(rig: OperationRig, *, persistent: bool) -> None:
+    publish(rig, LARGE, b"next", persistent=persistent)
+    (path,) = own_files(rig)
+    rig.fs.damage_flip(path, 5 * MIB)
+    found = rig.result("lease_queue", **READER)
+    assert leased(rig, found) == [b"next"]
+    assert open_bodies(rig) == []
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_one_that_others_take_meanwhile_is_not_leased(
+    rig: OperationRig, *, persistent: bool
+) -> None:
+    publish(rig, LARGE, b"next", persistent=persistent)
+    asked = rig.ask("lease_queue", **READER, messages=1)
+    for _ in range(5):
+        rig.vhost.turn()
+    (one,) = rig.result("get_messages", queue="q", count=1, truncate=1, ackmode="ack_requeue_false")
+    assert one["payload_bytes"] == len(LARGE)
+    rig.turn()
+    assert leased(rig, asked.result) == [b"next"]
+    assert open_bodies(rig) == []
+    rig.result("commit_lease", **READER, offset=1)
+    rig.restart()
+    assert own_files(rig) == []
+
+
+def test_a_message_that_is_damaged_after_the_lease_is_reported(rig: OperationRig) -> None:
+    publish(rig, LARGE)
+    rig.result("lease_queue", **READER)
+    (path,) = own_files(rig)
+    rig.restart()
+    rig.fs.damage_flip(path, 5 * MIB)
+    for _ in range(2):
+        assert "body" in rig.refusal("describe_lease", **READER).text
+    assert open_bodies(rig) == []
+    assert rig.result("release_lease", **READER) == {"messages": 1}

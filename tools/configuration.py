@@ -212,8 +212,8 @@ OPERATIONS_HEAD: Final = """\
 What can be asked of a broker by name. The commands of [`penstock`](cli.md) call them over the
 control socket, which only the user that runs the broker can open; that user may call all. An AMQP
 client calls those of its vhost by the method `penstock.call` (class 9000) with the name, and the
-arguments as a JSON object, and gets JSON; it needs the permission in the last column. The [HTTP
-API](http.md) calls them for its users.
+arguments as a JSON object, and gets JSON; it needs the permission in the last column. The answers
+to a channel come in the order of its calls. The [HTTP API](http.md) calls them for its users.
 
 Bytes are `{"b64": "..."}`, times ISO 8601. An unknown name is a 404 and a wrong argument a 406;
 both suggest the right one.

@@ -117,6 +117,7 @@ class Usage:
         self.stuffed: set[str] = set()  # users for whom so much waits that none gets any more
         self.transactions: UserSums = UserSums()
         self.calls: UserSums = UserSums()  # how many of penstock.call are not answered yet
+        self.answers: UserSums = UserSums()  # bytes of answers behind one that is not there yet
         self._vhost: str = vhost
         self._channels: UserSums = UserSums()
         self._holds: dict[TransactionUsage, None] = {}  # of open transactions that hold something

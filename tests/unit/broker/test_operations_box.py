@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.access.permissions import Identity
+from penstock.broker import operations
 from penstock.broker.channel import Channel
 from penstock.broker.operations.box import FUNCTIONS
 from penstock.codec.spec import (
@@ -293,3 +294,49 @@ def test_by_the_method(rig: OperationRig, client: RigClient) -> None:
     assert error.code == 502
     error = client.call(1, PenstockCall(op="nothing"), PenstockCallError)
     assert error.code == 404
+
+
+def answers(client: RigClient) -> list[Any]:
+    """What has been answered to penstock.call, in order: results, and the codes of errors."""
+    client.pump()
+    found: list[Any] = []
+    for event in client.events:
+        method = getattr(event, "method", None)
+        if isinstance(method, PenstockCallOk):
+            found.append(json.loads(method.result))
+        elif isinstance(method, PenstockCallError):
+            found.append(method.code)
+    return found
+
+
+def call_all(client: RigClient, *calls: tuple[str, dict[str, Any]]) -> None:
+    """Make these calls on channel 1 without waiting for an answer."""
+    for op, args in calls:
+        client.send(1, PenstockCall(op=op, arguments=json.dumps(args).encode()))
+
+
+def test_calls_of_a_channel_are_answered_in_order(rig: OperationRig, client: RigClient) -> None:
+    declared = ("box.declare", {"name": "q", "arguments": {}})  # answered when it is on the disk
+    call_all(
+        client, declared, ("box.queues", {"n": 5}), ("nothing", {}), ("box.purge", {"name": "q"})
+    )
+    rig.turn()
+    assert answers(client) == [None, ["q"], 404, 0]
+
+
+def test_a_channel_waits_with_many_answers_behind_one_that_is_late(
+    rig: OperationRig, client: RigClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "USER_ANSWERS_BYTES_MAX", 5 * operations.ANSWER_BYTES)
+    declared = ("box.declare", {"name": "q", "arguments": {}})
+    call_all(client, declared, *[("nothing", {})] * 20)
+    (channel,) = client.handler.channels.values()
+    assert (len(channel.calls), len(channel.backlog)) == (7, 14)
+    other = rig.client().open(2)
+    assert other.call(2, PenstockCall(op="nothing"), PenstockCallError).code == 404
+    assert answers(client) == [None] + [404] * 20
+    assert rig.vhost.usage.answers.total == 0
+    call_all(client, declared, *[("nothing", {})] * 20)
+    client.lose()
+    rig.turn()
+    assert (rig.vhost.usage.answers.total, rig.vhost.usage.calls.total) == (0, 0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock.broker import operations
 from penstock.broker.background_tasks import BackgroundTask
 from penstock.broker.operations import FUNCTIONS
 from penstock.codec.method import Method
@@ -271,14 +272,7 @@ def test_an_answer_that_cannot_be_given_later_ends_nothing_else(
     client = rig.client().open()
     asked = b'{"queue": "q", "durable": true}'
     client.send(1, PenstockCall(op="declare_queue", arguments=asked))
-    channel = client.handler.channels[1]
-    real = channel.send
-
-    def fails_once(method: Method) -> None:
-        monkeypatch.setattr(channel, "send", real)
-        fails()
-
-    monkeypatch.setattr(channel, "send", fails_once)
+    monkeypatch.setattr(operations, "dumps", fails)
     rig.turn()
     (error,) = client.methods(PenstockCallError)
     assert error.code == 541

@@ -51,6 +51,7 @@ from penstock.broker.operations.call import (
 )
 from penstock.broker.refusals import precondition_failed
 from penstock.broker.vhost import VHost
+from penstock.codec.method import Method
 from penstock.codec.spec import PenstockCall, PenstockCallError, PenstockCallOk
 from penstock.errors import (
     INTERNAL_ERROR,
@@ -61,9 +62,12 @@ from penstock.errors import (
 )
 from penstock.operation_json import dumps, loads
 from penstock.operation_table import AS_USER, AUDITED, Arguments, find
+from penstock.storage.files.durability import OS
 
 TEXT_BYTES_MAX: Final = 4000  # of an error's text: the smallest frame has 4096 bytes
 USER_CALLS_MAX: Final = 4096  # of one user in a vhost that are not answered yet
+USER_ANSWERS_BYTES_MAX: Final = 1 << 20  # of one user, that wait for the answer of an earlier call
+ANSWER_BYTES: Final = 200  # that one takes besides its text
 
 FUNCTIONS: Final[dict[str, Callable[[Call], None]]] = {
     name: function
@@ -155,29 +159,34 @@ def _user(op: str, facts: object) -> tuple[Identity, str]:
 def on_penstock_call(channel: Channel, method: PenstockCall) -> None:
     """Call an operation for a client: a method of Penstock's own (class 9000) with its name and its
     arguments as JSON. The answer is JSON too, or a code and a text; 311 if it is larger than a
-    frame. An unexpected error is reported as an event with its traceback and answered with 541."""
+    frame. An unexpected error is reported as an event with its traceback and answered with 541.
 
+    The answers of a channel are sent in the order of its calls, because they name none: one that is
+    ready before that of an earlier call waits for it. If too much of a user waits so, what the
+    channel sends waits, too."""
     vhost, user = channel.vhost, channel.identity.name
+    answer: list[Method] = []
+    channel.calls.append(answer)
     calls = vhost.usage.calls
     if calls.of(user) >= USER_CALLS_MAX:
         text = f"{USER_CALLS_MAX} calls of user '{user}' are not answered yet, no more may be"
-        _send_error(channel, ChannelError(RESOURCE_ERROR, text))
+        _send(channel, answer, _error(ChannelError(RESOURCE_ERROR, text)))
         return
     calls.add(user, 1)
 
     def reply(result: object) -> None:
         calls.add(user, -1)
-        if channel.is_closed:
-            return
         try:
-            _send_answer(channel, result)
+            found = _answer(channel, None if channel.is_closed else result)
         except Exception as error:  # noqa: BLE001 - it is reported
-            _send_error(channel, _internal_error(channel, method, error))
+            found = _error(_internal_error(channel, method, error))
+        _send(channel, answer, found)
 
     try:
         call(vhost, channel, method.op, loads(method.arguments), reply)
     except RightsUnknown:
         calls.add(user, -1)
+        channel.calls.pop()
         raise
     except AMQPError as error:
         reply(error)
@@ -192,21 +201,49 @@ def _internal_error(channel: Channel, method: PenstockCall, error: Exception) ->
     return AMQPError(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
 
 
-def _send_answer(channel: Channel, result: object) -> None:
+def _answer(channel: Channel, result: object) -> Method:
     if isinstance(result, AMQPError):
-        _send_error(channel, result)
-        return
+        return _error(result)
     data = dumps(result)
     channel.vhost.budget.left -= len(data) // STEP_BYTES
     frame_max = channel.output.frame_max
     if frame_max and len(data) + OVERHEAD_BYTES > frame_max:
-        _send_error(channel, too_large(f"{len(data)} bytes", frame_max))
-    else:
-        channel.send(PenstockCallOk(result=data))
+        return _error(too_large(f"{len(data)} bytes", frame_max))
+    return PenstockCallOk(result=data)
 
 
-def _send_error(channel: Channel, error: AMQPError) -> None:
+def _error(error: AMQPError) -> Method:
     text = error.text.encode()
     if len(text) > TEXT_BYTES_MAX:
         text = text[:TEXT_BYTES_MAX].decode("utf-8", "ignore").encode() + b"..."
-    channel.send(PenstockCallError(code=error.code, text=text))
+    return PenstockCallError(code=error.code, text=text)
+
+
+def _send(channel: Channel, answer: list[Method], method: Method) -> None:
+    """Send the answer of a call, and those that waited for it; or keep it until the answers of all
+    earlier calls are sent."""
+    calls = channel.calls
+    waiting, user = channel.vhost.usage.answers, channel.identity.name
+    answer.append(method)
+    waiting.add(user, _bytes(method))
+    while calls and calls[0]:
+        first = calls.pop(0)[0]
+        waiting.add(user, -_bytes(first))
+        if not channel.is_closed:
+            channel.send(first)
+    is_over = bool(calls) and waiting.of(user) > USER_ANSWERS_BYTES_MAX
+    if is_over and not channel.is_waiting:
+        channel.is_waiting = channel.waits_for_calls = True
+    elif channel.waits_for_calls and not is_over:
+        channel.waits_for_calls = False
+        channel.vhost.dispatch.when_settled(0, OS, lambda: channel.go_on(_nothing))
+
+
+def _nothing() -> None:
+    """Do nothing: the channel goes on with what it kept."""
+
+
+def _bytes(answer: Method) -> int:
+    """Return what an answer takes while it waits."""
+    text = answer.result if isinstance(answer, PenstockCallOk) else b""
+    return ANSWER_BYTES + len(text)

@@ -198,7 +198,6 @@ class SocketOutlet(Outlet):
         self._bytes: int = 0
 
     def send(self, data: Piece) -> None:
-        """See Outlet."""
         session = self._session
         if session is None:
             return
@@ -219,22 +218,18 @@ class SocketOutlet(Outlet):
             self._session.write(parts)
 
     def pause(self) -> None:
-        """See Outlet."""
         if self._session is not None:
             self._session.pause("core")
 
     def resume(self) -> None:
-        """See Outlet."""
         if self._session is not None:
             self._session.resume("core")
 
     def closing(self) -> None:
-        """See Outlet."""
         if self._session is not None:
             self._session.must_close()
 
     def close(self, *, client_first: bool) -> None:
-        """See Outlet."""
         self.flush()
         if self._session is not None:
             self._session.end(client_first=client_first)
@@ -287,7 +282,6 @@ class Session(PolledSource):
     # ---- the socket ----------------------------------------------------------------------------
 
     def ready(self, mask: int) -> None:
-        """See PolledSource."""
         if self._waiting:
             if mask & ~READ:
                 self._send_waiting()
@@ -649,7 +643,6 @@ class TlsSession(Session):
             self._no_more()
 
     def write(self, parts: list[Piece]) -> None:
-        """See Session."""
         if not self._is_ending:
             super().write(self._records.sealed(parts))
 
@@ -658,7 +651,6 @@ class TlsSession(Session):
         super()._shut()
 
     def abort(self) -> None:
-        """See Session."""
         if not self._is_closed:
             self._say_goodbye(CLOSE_NOTIFY)
         super().abort()
@@ -770,7 +762,6 @@ class Hub(Turns):
             self.wake()
 
     def turn(self) -> None:
-        """See Turns."""
         self.is_awake = False
         if self._is_stopped:
             return
@@ -783,7 +774,6 @@ class Hub(Turns):
             self._set_tick()
 
     def completed(self) -> None:
-        """See Turns."""
         if not self._is_stopped:
             self._run(self.vhost.completed)
 
@@ -807,7 +797,6 @@ class Hub(Turns):
                 outlet.flush()
 
     def tick(self) -> None:
-        """See Turns."""
         self.tick_at = -1.0
         if self._is_stopped:
             return

@@ -105,7 +105,6 @@ class HalfOpen(PolledSource):
         self._listener: Listener[Any] = listener
 
     def ready(self, mask: int) -> None:
-        """See PolledSource."""
         self._listener.readable(self)
 
 
@@ -119,7 +118,6 @@ class Listening(PolledSource):
         self._poller: Poller = poller
 
     def ready(self, mask: int) -> None:
-        """See PolledSource."""
         self._listener.acceptable(self)
 
     def go_on(self) -> None:

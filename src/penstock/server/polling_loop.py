@@ -69,7 +69,6 @@ class PollingLoop(asyncio.SelectorEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """See asyncio."""
         self.poller.must_return = True
         return super().call_soon(callback, *args, context=context)
 
@@ -77,7 +76,6 @@ class PollingLoop(asyncio.SelectorEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:  # fmt: skip
-        """See asyncio."""
         poller = self.poller
         if not 0 <= poller.until_s <= when:  # else the loop looks again before it is due
             poller.must_return = True

@@ -250,7 +250,6 @@ class ProcessLink(PolledSource):
             self._write()
 
     def ready(self, mask: int) -> None:
-        """See PolledSource."""
         try:
             if mask & WRITE and self._is_waiting:
                 self._write()

@@ -40,7 +40,6 @@ class _Inner(PolledSource):
         self._pump: TlsPump = pump
 
     def ready(self, mask: int) -> None:
-        """See PolledSource."""
         self._pump.inner_ready(mask)
 
 
@@ -94,7 +93,6 @@ class TlsPump(PolledSource):
     # ---- from the client -----------------------------------------------------------------------
 
     def ready(self, mask: int) -> None:
-        """See PolledSource."""
         if self.is_closed:
             return
         try:

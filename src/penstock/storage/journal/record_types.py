@@ -179,9 +179,11 @@ class LogOperation:
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         """Change `state`. ValueError, KeyError: the operation cannot follow those before it."""
 
-    @abstractmethod
     def contents(self) -> "list[Publish | Append]":
-        """Return the messages and stream records that it brings, in their order."""
+        """Return the messages and stream records that it brings, in their order. None here: an
+        earlier PUBLISH, or the checkpoint, names the body of a MOVE, and the parts of a transaction
+        bring what its TX_COMMIT and TX_SLICE apply."""
+        return []
 
     @abstractmethod
     def text(self) -> str:
@@ -200,9 +202,6 @@ class Nop(LogOperation):
 
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         return
-
-    def contents(self) -> "list[Publish | Append]":
-        return []
 
     def text(self) -> str:
         return f"{len(self.data)} bytes"
@@ -276,9 +275,6 @@ class Dequeue(LogOperation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_dequeue(at.lsn, self.queue, self.runs, self.stores, self.entries)
 
-    def contents(self) -> "list[Publish | Append]":
-        return []
-
     def text(self) -> str:
         refs = ", ".join([f"({id:#x}, file {file}, {size})" for id, file, size in self.stores])
         stores = f" store {refs}" if refs else ""
@@ -314,9 +310,6 @@ class Move(LogOperation):
         entry = self.entry
         state.apply_dequeue(at.lsn, self.queue, [run], stores, [] if entry is None else [entry])
 
-    def contents(self) -> "list[Publish | Append]":
-        return []  # an earlier PUBLISH, or the checkpoint, names the body
-
     def text(self) -> str:
         return f"from queue {self.queue} seq {self.seq} size {self.size}: {self.publish.text()}"
 
@@ -336,9 +329,6 @@ class Requeue(LogOperation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_requeue(self.queue, self.attempts)
 
-    def contents(self) -> "list[Publish | Append]":
-        return []
-
     def text(self) -> str:
         return f"queue {self.queue} attempts {self.attempts}"
 
@@ -356,9 +346,6 @@ class Mark(LogOperation):
 
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_mark(self.queue, self.mark)
-
-    def contents(self) -> "list[Publish | Append]":
-        return []
 
     def text(self) -> str:
         return f"queue {self.queue} mark {self.mark}"
@@ -380,9 +367,6 @@ class Purge(LogOperation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_purge(at.lsn, self.queue, self.upper, self.kept)
 
-    def contents(self) -> "list[Publish | Append]":
-        return []
-
     def text(self) -> str:
         return f"queue {self.queue} below {self.upper} but {runs_text(self.kept)}"
 
@@ -400,9 +384,6 @@ class Delete(LogOperation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_delete(at.lsn, self.queue)
 
-    def contents(self) -> "list[Publish | Append]":
-        return []
-
     def text(self) -> str:
         return f"queue {self.queue}"
 
@@ -419,9 +400,6 @@ class TopologyChange(LogOperation):
 
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_topology(self.data)
-
-    def contents(self) -> "list[Publish | Append]":
-        return []
 
     def text(self) -> str:
         return topology_text(self.data)
@@ -442,9 +420,6 @@ class Release(LogOperation):
 
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_release(self.queue, self.segment, self.refs)
-
-    def contents(self) -> "list[Publish | Append]":
-        return []
 
     def text(self) -> str:
         return f"queue {self.queue} segment {self.segment}"
@@ -501,9 +476,6 @@ class Seen(LogOperation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_seen(at.lsn, self.name, self.key, self.until_ms)
 
-    def contents(self) -> "list[Publish | Append]":
-        return []
-
     def text(self) -> str:
         return f"window {self.name!r} key {self.key.hex()} until {self.until_ms}"
 
@@ -523,9 +495,6 @@ class ReaderOffsetChange(LogOperation):
 
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_reader(self.found, self.flags)
-
-    def contents(self) -> "list[Publish | Append]":
-        return []
 
     def text(self) -> str:
         r = self.found
@@ -550,9 +519,6 @@ class LeaseChange(LogOperation):
 
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_lease(at.lsn, self.found, self.flags)
-
-    def contents(self) -> "list[Publish | Append]":
-        return []
 
     def text(self) -> str:
         x = self.found
@@ -582,9 +548,6 @@ class BatchChange(LogOperation):
 
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_batch(at.lsn, self.flags, self.found)
-
-    def contents(self) -> "list[Publish | Append]":
-        return []
 
     def text(self) -> str:
         return batch_text(self.found, self.flags)
@@ -648,9 +611,6 @@ class TxPartsCommit(LogOperation):
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_commit(at, self.transaction, dict(self.first_seqs))
 
-    def contents(self) -> "list[Publish | Append]":
-        return []  # its parts bring them
-
     def text(self) -> str:
         return f"transaction {self.transaction} first seqs {self.first_seqs}"
 
@@ -672,9 +632,6 @@ class TxSlice(LogOperation):
 
     def apply(self, state: LogState, at: AppliedRecord) -> None:
         state.apply_slice(at, self.transaction, self.part_lsn, dict(self.first_seqs))
-
-    def contents(self) -> "list[Publish | Append]":
-        return []  # its part brings them
 
     def text(self) -> str:
         return f"transaction {self.transaction} part {self.part_lsn} first seqs {self.first_seqs}"

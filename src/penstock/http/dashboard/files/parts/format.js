@@ -84,8 +84,5 @@ export function dateOf(time) {
   return Number.isNaN(date.getTime()) ? null : date;
 }
 
-/** 73 %. part and whole: any unit. */
-export const percent = (part, whole) => (isKnown(part) && whole > 0 ? `${Math.round((100 * part) / whole)} %` : NONE);
-
 /** Any value as a short text, for arguments and headers. */
 export const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));

@@ -1,5 +1,5 @@
 /** Small things that pages are made of. */
-import { bytes, clock, count, dateOf, ago, duration, grouped, rate } from "./format.js";
+import { bytes, clock, count, dateOf, ago, grouped } from "./format.js";
 import { html } from "./ui.js";
 
 /** A count: short, with all digits as its title. */
@@ -7,13 +7,6 @@ export const Num = ({ value }) => html`<span title=${grouped(value)}>${count(val
 
 /** A size in bytes. */
 export const Bytes = ({ value }) => html`<span title=${grouped(value)}>${bytes(value)}</span>`;
-
-/** Events a second. */
-export const Rate = ({ value }) => html`<span>${rate(value)}</span>`;
-
-/** How long, of seconds. */
-export const Duration = ({ value }) =>
-  html`<span title=${value === null || value === undefined ? "" : `${value} s`}>${duration(value)}</span>`;
 
 /** A time: how long ago, with the time itself as title. */
 export const Time = ({ value }) =>

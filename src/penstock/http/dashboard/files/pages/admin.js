@@ -1,5 +1,5 @@
 /** Users, permissions, policies, limits and definitions: who may do what, and what will this policy do? */
-import { at, del, get, may, put, user as signedIn } from "../parts/api.js";
+import { at, del, delAll, get, may, put, user as signedIn } from "../parts/api.js";
 import { ask, ofVhost, shell } from "../parts/dialog.js";
 import { Form } from "../parts/form.js";
 import { grouped } from "../parts/format.js";
@@ -142,9 +142,7 @@ const removeUsers = (users) =>
     action: "Delete",
     body: html`<p>Their permissions are deleted too, and their connections are closed. ${users.some((u) => u.name === signedIn.value?.name) && html`<b>You are one of them.</b>`}</p>`,
     command: users.map((u) => `penstock delete_user ${shell(u.name)}`).join("\n"),
-    run: async () => {
-      for (const u of users) await del(at("users", u.name));
-    },
+    run: () => delAll(users.map((u) => at("users", u.name))),
     done: "Deleted.",
   });
 
@@ -417,9 +415,7 @@ const removePolicies = (kind, rows) =>
         ? html`<${Matches} vhost=${rows[0].vhost} pattern=${rows[0].pattern} applyTo=${rows[0]["apply-to"]} />`
         : null,
     command: rows.map((one) => `penstock ${COMMANDS[kind][1]} ${shell(one.name)}${ofVhost(one.vhost)}`).join("\n"),
-    run: async () => {
-      for (const one of rows) await del(at(kind, one.vhost, one.name));
-    },
+    run: () => delAll(rows.map((one) => at(kind, one.vhost, one.name))),
     done: "Deleted.",
   });
 

@@ -1,5 +1,5 @@
 /** Connections and channels: why is this publisher blocked, who leaks channels, who reconnects all the time? */
-import { at, del, get } from "../parts/api.js";
+import { at, del, delAll, get } from "../parts/api.js";
 import { ask, shell } from "../parts/dialog.js";
 import { ago, bytes, duration, grouped, millis, rate, text } from "../parts/format.js";
 import { usePolled } from "../parts/live.js";
@@ -144,9 +144,12 @@ function close(connections) {
     fields: [reasonField],
     command: ({ reason }) =>
       connections.map((c) => `penstock close_connection ${shell(c.name)} ${shell(reason)}`).join("\n"),
-    run: async ({ reason }) => {
-      for (const c of connections) await del(at("connections", c.name), {}, { "X-Reason": reason });
-    },
+    run: ({ reason }) =>
+      delAll(
+        connections.map((c) => at("connections", c.name)),
+        {},
+        { "X-Reason": reason },
+      ),
     done: one ? "It was closed." : "They were closed.",
   });
 }

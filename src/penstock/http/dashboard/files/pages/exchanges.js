@@ -1,5 +1,5 @@
 /** Exchanges and bindings: why did my message arrive nowhere? */
-import { at, del, get, post, put } from "../parts/api.js";
+import { at, delAll, get, post, put } from "../parts/api.js";
 import { ask, ofVhost, shell, toast } from "../parts/dialog.js";
 import { Form } from "../parts/form.js";
 import { grouped, rate, text } from "../parts/format.js";
@@ -75,9 +75,11 @@ function remove(exchanges) {
       exchanges
         .map((x) => `penstock delete_exchange ${shell(x.name)}${unused ? " --if-unused" : ""}${ofVhost(x.vhost)}`)
         .join("\n"),
-    run: async ({ unused }) => {
-      for (const x of exchanges) await del(at("exchanges", x.vhost, x.name), unused ? { "if-unused": true } : {});
-    },
+    run: ({ unused }) =>
+      delAll(
+        exchanges.map((x) => at("exchanges", x.vhost, x.name)),
+        unused ? { "if-unused": true } : {},
+      ),
     done: one ? `${one} was deleted.` : `${exchanges.length} exchanges were deleted.`,
   });
 }
@@ -383,10 +385,12 @@ export function unbind(bindings) {
           )
           .join("\n")
       : undefined,
-    run: async () => {
-      for (const b of bindings)
-        await del(at("bindings", b.vhost, "e", b.source, b.destination_type[0], b.destination, b.properties_key));
-    },
+    run: () =>
+      delAll(
+        bindings.map((b) =>
+          at("bindings", b.vhost, "e", b.source, b.destination_type[0], b.destination, b.properties_key),
+        ),
+      ),
     done: "The binding is gone.",
   });
 }

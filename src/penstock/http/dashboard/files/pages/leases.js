@@ -36,7 +36,7 @@ export default function Leases({ vhost }) {
     ${old.map((row) => html`<${Sentence} key=${`${row.vhost}\n${row.name}\n${row.reader}`} level="warning" text=${`${row.reader} has leased ${count(row.leased)} messages of ${row.name} for ${duration(row.age_s)} and commits nothing: is its query dead? Release the lease, and they return to the queue.`} href=${href(["queues", row.vhost, row.name])} />`)}
     ${waiting.map((row) => html`<${Sentence} key=${`${row.vhost}\n${row.query}`} level="warning" text=${`Batch ${row.batch} of ${row.query} waits: ${row.waits_for}.`} />`)}
     ${held && batches.data && !old.length && !waiting.length && html`<${Sentence} text="No lease is old, and no batch waits." />`}
-    <${Panel} title="Leases"><${Table} caption="Leases" prefix="l" rows=${held} rowKey=${(l) => `${l.vhost}\n${l.name}\n${l.reader}`} initial=${{ sort: "age_s", desc: true }} columns=${[
+    <${Panel} title="Leases"><${Table} caption="Leases" prefix="l" rows=${held} down=${leases.data?.down} isCut=${leases.data?.isCut} rowKey=${(l) => `${l.vhost}\n${l.name}\n${l.reader}`} initial=${{ sort: "age_s", desc: true }} columns=${[
       { key: "name", title: "queue", render: (l) => html`<a href=${href(["queues", l.vhost, l.name])}>${l.name}</a>` },
       { key: "vhost", title: "vhost", narrow: false },
       { key: "reader", title: "reader" },
@@ -70,7 +70,7 @@ export default function Leases({ vhost }) {
         render: (l) => html`<button class="danger" onClick=${() => after(release(l))}>Release …</button>`,
       },
     ]} empty=${html`<${Empty} title="Nobody has leased messages."><p>Spark leases the messages of a classic queue while it reads them.</p><//>`} /><//>
-    <${Panel} title="Batches"><${Table} caption="Batches" prefix="b" rows=${batches.data?.rows ?? null} rowKey=${(b) => `${b.vhost}\n${b.query}`} columns=${[
+    <${Panel} title="Batches"><${Table} caption="Batches" prefix="b" rows=${batches.data?.rows ?? null} down=${batches.data?.down} isCut=${batches.data?.isCut} rowKey=${(b) => `${b.vhost}\n${b.query}`} columns=${[
       { key: "query", title: "query" },
       { key: "vhost", title: "vhost", narrow: false },
       { key: "owner", title: "owner", narrow: false },

@@ -6,6 +6,7 @@ import { stream, usePolled } from "../parts/live.js";
 import { useProblems } from "../parts/problems.js";
 import { href, setParams } from "../parts/router.js";
 import { RANGES, useSamples } from "../parts/samples.js";
+import { NotListed } from "../parts/table.js";
 import { html } from "../parts/ui.js";
 import { Chip, Empty, Panel, Problem, Sentence, Time } from "../parts/words.js";
 
@@ -202,8 +203,9 @@ function TopQueues({ vhost, by }) {
     by,
     Object.entries(TOPS).map(([key, [title]]) => [key, title]),
   )}><${Problem} error=${error} />
+    <${NotListed} names=${data?.penstock?.down ?? []} />
     ${
-      data?.total_count === 0
+      data?.total_count === 0 && !data.penstock?.down
         ? html`<${Empty} title="There are no queues yet."><p><a href=${href(["queues"])}>How to make one</a></p><//>`
         : html`<div class="wide"><table><tbody>${data?.items.map(
             (

@@ -1,5 +1,5 @@
 /** Parameters: values that are stored for programs that read them, of the whole broker and of vhosts. */
-import { at, del, get, put } from "../parts/api.js";
+import { at, delAll, get, put } from "../parts/api.js";
 import { ask, ofVhost, shell } from "../parts/dialog.js";
 import { usePolled } from "../parts/live.js";
 import { Table } from "../parts/table.js";
@@ -84,10 +84,10 @@ const remove = (isGlobal, rows) =>
           : `penstock clear_parameter ${p.component} ${shell(p.name)}${ofVhost(p.vhost)}`,
       )
       .join("\n"),
-    run: async () => {
-      for (const p of rows)
-        await del(isGlobal ? at("global-parameters", p.name) : at("parameters", p.component, p.vhost, p.name));
-    },
+    run: () =>
+      delAll(
+        rows.map((p) => (isGlobal ? at("global-parameters", p.name) : at("parameters", p.component, p.vhost, p.name))),
+      ),
     done: "Deleted.",
   });
 

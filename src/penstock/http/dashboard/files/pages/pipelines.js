@@ -77,8 +77,8 @@ const columns = [
 ];
 
 const all = (kinds) => async (vhost) => {
-  const [streams, leases, batches] = await Promise.all(kinds.map((kind) => listOf(kind)(vhost)));
-  return flowsOf(streams, leases, batches);
+  const lists = await Promise.all(kinds.map((kind) => listOf(kind)(vhost)));
+  return { rows: flowsOf(...lists.map(({ rows }) => rows)), isCut: lists.some(({ isCut }) => isCut) };
 };
 const ask = all(["streams", "leases", "batches"]);
 
@@ -89,7 +89,7 @@ export default function Pipelines({ vhost }) {
   return html`<h1>Pipelines</h1><${Problem} error=${error} retry=${refresh} />
     ${stuck.map((f) => html`<${Sentence} key=${`${f.vhost}\n${f.name}\n${f.what}`} level="warning" text=${`${f.name} (${f.what}): ${f.wrong}.`} href=${href(["leases"])} />`)}
     ${rows && rows.length > 0 && !stuck.length && html`<${Sentence} text="What reads and writes here goes on, as far as the broker sees." />`}
-    <${Panel}><${Table} caption="What reads and writes" rows=${rows} columns=${columns} rowKey=${(f) => `${f.vhost}\n${f.name}\n${f.does}\n${f.what}`} initial=${{ sort: "lag", desc: true }}
+    <${Panel}><${Table} caption="What reads and writes" rows=${rows} down=${data?.down} isCut=${data?.isCut} columns=${columns} rowKey=${(f) => `${f.vhost}\n${f.name}\n${f.does}\n${f.what}`} initial=${{ sort: "lag", desc: true }}
       empty=${html`<${Empty} title="No pipeline has read or written yet."><p>A pipeline is a program of its own, and runs on Spark.</p><${Code}>penstock pipeline run flights.toml<//><//>`} /><//>
     <p class="muted">Rates of a pipeline, its failures and the last error are where it runs: <code>penstock pipeline list</code> and <code>penstock pipeline status FILE</code>. Rows that failed are in the queue that its file names.</p>`;
 }

@@ -41,9 +41,9 @@ export default function Queue({ names, params }) {
   );
   const isStale = stream.use() === "stale" || Boolean(error);
   const title = html`<h1><a href=${href(["queues"])}>Queues</a> › ${vhost} › ${name}</h1>`;
-  if (!queue) return html`${title}<${Problem} error=${error} retry=${refresh} />${!error && html`<p>Loading …</p>`}`;
   if (error?.status === 404)
-    return html`${title}<${Empty} title=${`There is no queue ${name} any more.`}><p><a href=${href(["queues"])}>All queues</a></p><//>`;
+    return html`${title}<${Empty} title=${`There is no queue ${name}.`}><p><a href=${href(["queues"])}>All queues</a></p><//>`;
+  if (!queue) return html`${title}<${Problem} error=${error} retry=${refresh} />${!error && html`<p>Loading …</p>`}`;
   const after = async (asked) => {
     if (await asked) refresh();
   };

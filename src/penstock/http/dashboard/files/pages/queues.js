@@ -1,5 +1,5 @@
 /** Queues and streams: which has no consumer, grows, is idle? */
-import { at, del, get, post, put } from "../parts/api.js";
+import { at, del, get, post, put, user } from "../parts/api.js";
 import { MiniBand } from "../parts/chart.js";
 import { ask, ofVhost, shell } from "../parts/dialog.js";
 import { bytes, count, dateOf, duration, rate, secondsOf, text } from "../parts/format.js";
@@ -114,6 +114,7 @@ async function destroyed(queues, key, isAny, destroy, question) {
     try {
       await destroy(queue, asSeen(queue, key, isAny));
     } catch (error) {
+      if (error.status === 404) continue; // it is gone already
       if (error.status !== 400) throw error;
       const now = await Promise.all(queues.slice(n).map((q) => get(at("queues", q.vhost, q.name))));
       const more = now[0][key] - queue[key];
@@ -332,14 +333,19 @@ function exportCsv(rows) {
   );
 }
 
-/** A first queue, in five lines, at the port where this broker listens. */
-function First({ children }) {
+/** A first queue, in five lines, at the port where this broker listens: that of TLS if there is no other. */
+function First({ vhost, children }) {
   const { data } = usePolled(() => get("overview", { columns: "listeners" }), [], 0);
-  const port = data?.listeners.find((one) => one.protocol === "amqp")?.port ?? 5672;
+  const portOf = (protocol) => data?.listeners.find((one) => one.protocol === protocol)?.port;
+  const [scheme, port] =
+    portOf("amqp") || !portOf("amqp/ssl") ? ["amqp", portOf("amqp") ?? 5672] : ["amqps", portOf("amqp/ssl")];
+  const name = user.value?.name ?? "guest";
+  const login = `${encodeURIComponent(name)}:${name === "guest" ? "guest" : "PASSWORD"}`;
+  const path = vhost && vhost !== "/" ? encodeURIComponent(vhost) : "";
   return html`<${Empty} title="There are no queues yet."><p>With <code>pip install pika</code>, this makes one:</p><pre>${`import pika
 
 with pika.BlockingConnection(
-    pika.URLParameters("amqp://guest:guest@${location.hostname}:${port}/")
+    pika.URLParameters("${scheme}://${login}@${location.hostname}:${port}/${path}")
 ) as connection:
     channel = connection.channel()
     channel.queue_declare("orders", durable=True)
@@ -373,5 +379,5 @@ export default function Queues({ vhost, params }) {
         },
         { title: "Export as CSV", run: exportCsv },
       ]}
-      empty=${html`<${First}><button class="primary" onClick=${() => after(declare(vhost))}>Declare a queue …</button><//>`} />`;
+      empty=${html`<${First} vhost=${vhost}><button class="primary" onClick=${() => after(declare(vhost))}>Declare a queue …</button><//>`} />`;
 }

@@ -111,7 +111,7 @@ function List({ vhost }) {
   return html`<h1>Streams</h1><${Problem} error=${error} retry=${refresh} />
     ${late.length > 0 && html`<${Sentence} level="danger" text=${`Reader ${lateOf(late[0]).reader} of ${late[0].name} is ${duration(late[0].lag_s)} late, and records are kept for ${duration(late[0].kept_s)}: it will lose some.`} href=${href(["streams", late[0].vhost, late[0].name])} />`}
     ${rows && rows.length > 0 && !late.length && html`<${Sentence} text="No reader is about to lose records." />`}
-    <${Table} caption="Streams" rows=${rows} columns=${columns} rowKey=${(s) => `${s.vhost}\n${s.name}`} href=${(s) => href(["streams", s.vhost, s.name])} initial=${{ sort: "lag_s", desc: true }}
+    <${Table} caption="Streams" rows=${rows} down=${data?.down} isCut=${data?.isCut} columns=${columns} rowKey=${(s) => `${s.vhost}\n${s.name}`} href=${(s) => href(["streams", s.vhost, s.name])} initial=${{ sort: "lag_s", desc: true }}
       empty=${html`<${Empty} title="There are no streams yet."><p>A stream keeps its records; readers have offsets. <a href=${href(["queues"])}>Declare a queue</a> with the type stream.</p><//>`} />`;
 }
 

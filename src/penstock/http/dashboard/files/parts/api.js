@@ -25,6 +25,9 @@ export function query(params) {
 }
 
 async function ask(method, path, params, body, headers = {}) {
+  // A browser takes these parts of an address for directories, also as %2E.
+  const dots = path.split("/").find((name) => name === "." || name === "..");
+  if (dots) throw new ApiError(0, `A browser cannot ask for the name "${dots}". The command penstock can.`);
   let answer;
   const address = `api/${path}${query(params)}`;
   const early = method === "GET" && globalThis.penstockAsked.get(address); // of first.js; refused to who was not signed in yet
@@ -67,6 +70,16 @@ export const post = (path, body = {}, params = {}) => ask("POST", path, params, 
 export const put = (path, body = {}, params = {}) => ask("PUT", path, params, body);
 /** Deletes. headers: such as X-Reason of a connection. */
 export const del = (path, params = {}, headers = {}) => ask("DELETE", path, params, undefined, headers);
+
+/** Deletes one after the other. What is gone already does not keep the others. */
+export async function delAll(paths, params, headers) {
+  for (const path of paths)
+    try {
+      await del(path, params, headers);
+    } catch (error) {
+      if (error.status !== 404) throw error;
+    }
+}
 
 let asking = null;
 

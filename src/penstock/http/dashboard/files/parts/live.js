@@ -100,7 +100,7 @@ export function useEvent(topic) {
  * @param {any[]} inputs asks at once when one of these changes; the old answer is kept meanwhile
  * @param {number} [seconds] 0: only once
  * @returns {{data: any, error: Error|null, at: number, isLoading: boolean, refresh: () => Promise<void>}}
- *   at: when data came, in milliseconds; after an error data is the last good answer.
+ *   at: when data came, in milliseconds; after an error data is the last good answer, but null if what was asked for is gone.
  */
 export function usePolled(ask, inputs, seconds = 3) {
   const [state, set] = useState({ data: null, error: null, at: 0, isLoading: true });
@@ -116,7 +116,7 @@ export function usePolled(ask, inputs, seconds = 3) {
     } catch (error) {
       if (turn !== last.current.turn) return undefined;
       if (last.current.hasSignedIn) return refresh(); // meanwhile: it was refused to nobody
-      set((before) => ({ ...before, error, isLoading: false }));
+      set((before) => ({ ...before, data: error.status === 404 ? null : before.data, error, isLoading: false }));
     } finally {
       if (turn === last.current.turn) last.current.isAsking = false;
     }

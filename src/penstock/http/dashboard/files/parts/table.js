@@ -43,6 +43,8 @@ export const dig = (row, key) => key.split(".").reduce((at, part) => at?.[part],
  * @param {string} [props.prefix] of the members in the address, if a page has two tables
  * @param {{sort: string, desc: boolean}} [props.initial] the order if the address has none
  * @param {number} [props.every] seconds between two questions
+ * @param {string[]} [props.down] vhosts whose rows are missing
+ * @param {boolean} [props.isCut] whether a vhost has more rows than it was asked for
  * @param {any} [props.version] asks at once when it changes, such as after an action
  */
 export function Table(props) {
@@ -215,7 +217,8 @@ function View(props) {
   const actions = props.actions ?? [];
   const pages = Math.max(1, Math.ceil((filtered ?? 0) / PAGE_ROWS));
   const page = Math.min(state.page, pages);
-  if (rows !== null && total === 0 && !state.filter && props.empty && !error) return props.empty;
+  const isKnown = rows !== null && !error && !props.down?.length;
+  if (isKnown && total === 0 && !state.filter && props.empty) return props.empty;
   const isOfAll = new Set(order.list.map(({ row }) => row.vhost)).size > 1; // then a narrow screen has the vhost, too
   const isAll = order.list.length > 0 && order.list.every(({ key }) => selected.has(key));
   const open = (event, row) => {
@@ -229,6 +232,7 @@ function View(props) {
     </div>
     <${Problem} error=${error} retry=${props.retry} />
     ${props.down?.length > 0 && html`<${NotListed} names=${props.down} />`}
+    ${props.isCut && html`<p class="sentence warning"><span>Not all are listed: a vhost has more than are asked of it. The command <code>penstock</code> lists all.</span></p>`}
     <div class="wide"><table role="table" class=${`cards${error ? " stale" : ""}`} aria-busy=${rows === null}>
       <caption class="unseen">${caption}</caption>
       <thead role="rowgroup"><tr role="row">
@@ -290,7 +294,7 @@ function View(props) {
 }
 
 /** Why the rows of these vhosts are not in a list. */
-function NotListed({ names }) {
+export function NotListed({ names }) {
   const vhosts = useEvent("overview").data?.vhosts ?? {};
   const known = names.filter((name) => vhosts[name]);
   const reasons = Map.groupBy(known, (name) => vhosts[name].why ?? "it does not answer");

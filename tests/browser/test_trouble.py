@@ -40,9 +40,7 @@ def stopped(broker: LiveBroker, resting: str) -> str:
 
 
 @pytest.mark.parametrize("page", ["overview", "queues", "streams", "leases", "pipelines"])
-def test_no_list_is_called_empty_whose_vhost_is_stopped(
-    tab: Tab, stopped: str, page: str
-) -> None:
+def test_no_list_is_called_empty_whose_vhost_is_stopped(tab: Tab, stopped: str, page: str) -> None:
     tab.sign_in(stopped)  # sees no other in the lists of queues
     tab.expected += ("503",)
     tab.go(page, **({} if page in ("overview", "queues") else {"vhost": stopped}))

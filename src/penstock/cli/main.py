@@ -483,11 +483,19 @@ def exit_code(error: BaseException) -> int:
     return EX_SOFTWARE
 
 
+def _missing_directory(error: OSError) -> str:
+    """Return which directory is missing if a file cannot be made or found without it, else ""."""
+    if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str):
+        return ""
+    directory = Path(error.filename).parent
+    return "" if directory.exists() else f": there is no directory {directory}"
+
+
 def one_line(error: BaseException) -> str:
     """Return the error as one line for the user."""
     if isinstance(error, OSError) and error.strerror:
         path = f"{error.filename}: " if error.filename is not None else ""
-        return escaping.one_line(f"penstock: {path}{error.strerror}")
+        return escaping.one_line(f"penstock: {path}{error.strerror}{_missing_directory(error)}")
     texts = [str(error) or type(error).__name__, *getattr(error, "__notes__", ())]
     if isinstance(error, UnreachableError) and not error.is_of_tls:
         texts[0] += ": is the broker running? --url sets the broker"

@@ -91,7 +91,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         lines = [f"healthy: {many(serving, 'vhost')} of {len(vhosts)} opened, "
                  f"{many(found['connections'], 'connection')}"]  # fmt: skip
     tls = found["tls"] or {}
-    lines += [f"soon: {text}" for text in tls.get("warnings", ())]
+    lines += [f"warning: {text}" for text in tls.get("warnings", ())]
     rows = [
         (
             "vhost" if i else "vhosts",

@@ -133,8 +133,8 @@ def test_an_error_of_the_system_names_its_file(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert run_raising(monkeypatch, OSError(number, os.strerror(number), "a/file")) == code
-    assert capsys.readouterr().err == f"penstock: a/file: {os.strerror(number)}\n"
+    assert run_raising(monkeypatch, OSError(number, os.strerror(number), "/file")) == code
+    assert capsys.readouterr().err == f"penstock: /file: {os.strerror(number)}\n"
 
 
 def test_an_interrupt_is_130(
@@ -335,6 +335,7 @@ def test_a_number_that_is_none_is_refused(
         ("--url http://a:99999 status", 64, "option --url: given 'http://a:99999', expected http:"),
         ("--url http://ann:s/t@a status", 64, "given 'http://***@a', expected http://user:passw"),
         ("init --data d --password-file none", 66, "penstock: none: No such file"),
+        ("init --data no/d", 66, "no/d: No such file or directory: there is no directory /"),
         ("config explain nope", 64, "unknown option 'nope': `penstock config explain` lists all"),
         ("config explain prt", 64, "unknown option 'prt': did you mean 'port'?"),
         ("perf -y 99999999999999999999", 64, "is not in the range 0<=x<=10000"),

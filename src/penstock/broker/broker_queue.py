@@ -580,18 +580,15 @@ class BrokerQueue(QueueOrStream):
         amq = self.amq
         consumers = self.consumers
         n = no_ack = again = 0
-        look_at = LOOK_MESSAGES
         delivery: Delivery | None = None
         is_acked = self._ack_delivered()
         done = self._delivered_no_ack
         self._is_delivering = True
         try:
             while is_acked and consumers.count and amq.backing.len():
-                if n >= look_at:
-                    if n >= QUEUE_SLICE or (not dispatch.is_serving and dispatch.is_late()):
-                        dispatch.mark(self)
-                        break
-                    look_at += LOOK_MESSAGES
+                if n and n % LOOK_MESSAGES == 0 and dispatch.is_slice_over(n, QUEUE_SLICE):
+                    dispatch.mark(self)
+                    break
                 consumer = consumers.next_ready()
                 if consumer is None:
                     break

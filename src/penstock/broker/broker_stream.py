@@ -291,13 +291,14 @@ class StreamReading(Source):
         channel = consumer.channel
         placer = self._placer
         n = looked_at = 0
-        look_at = LOOK_MESSAGES
         while consumer.is_ready():
-            if looked_at >= look_at:
-                if looked_at >= READING_SLICE or dispatch.is_late():
-                    dispatch.mark(self)
-                    break
-                look_at += LOOK_MESSAGES
+            if (
+                looked_at
+                and looked_at % LOOK_MESSAGES == 0
+                and dispatch.is_slice_over(looked_at, READING_SLICE)
+            ):
+                dispatch.mark(self)
+                break
             record = cursor.fetch()
             if record is None:
                 break

@@ -454,6 +454,11 @@ class Dispatch:
             self._late_at_s = now_s + DELIVER_S
         return now_s > self._late_at_s
 
+    def is_slice_over(self, n: int, most: int) -> bool:
+        """Return whether a source that has delivered n messages, of `most` at once, stops here.
+        Asked every LOOK_MESSAGES."""
+        return n >= most or (not self.is_serving and self.is_late())
+
     def _take_turns(self, budget: int) -> None:
         """Let sources that share places deliver in turn until none delivers any more. What is left
         beyond the turn's messages and time is marked for the next."""

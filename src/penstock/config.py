@@ -162,7 +162,7 @@ class Config:
     nofile: int = 1 << 20  # files and sockets that a process may open (server.descriptors)
     vhost_start_s: float = 600.0  # a recovery may take so long
     open_s: float = 30.0  # for which a client waits for its vhost to start
-    ping_s: float = 2.5  # between two pings, twice that of an idle process; so is memory divided
+    ping_s: float = 2.5  # between two pings; the memory is divided again as often
     stop_s: float = 60.0  # an orderly stop of a vhost, its checkpoint included
 
     @property

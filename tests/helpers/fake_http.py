@@ -61,7 +61,7 @@ class FakeHttp(Fake):
             self.send(
                 {
                     "do": "pong", "n": facts["n"], "rss_bytes": 7, "returned_bytes": 9,
-                    "requests": 8, "is_idle": False, "accepted": self.reloads,
+                    "requests": 8, "accepted": self.reloads,
                 }
             )  # fmt: skip
             return None

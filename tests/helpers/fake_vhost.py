@@ -8,7 +8,6 @@ How it behaves stands in the path that it is given for its directory:
     waits           waits for more disk, and is ready after a SIGUSR1
     hangs           is ready, and answers nothing from then on
     pauses          is stopped by a signal after it has said that it has heard the news
-    rests           serves, and says that it is idle
     stubborn        does not stop when told
 
 Run as `python fake_vhost.py <descriptor>`. Operations, whatever it is: `die` ends it; `crash` ends
@@ -122,7 +121,6 @@ class Fake:
                 "counted_bytes": 8,
                 "returned_bytes": 9,
                 "clients_max": 2,
-                "is_idle": self.behaviour == "rests",
             }
             number = facts["n"]
             self.send({"do": "pong", "n": number, "blocked_reason": "disk", **counts})

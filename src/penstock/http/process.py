@@ -148,7 +148,6 @@ class HttpProcess(LinkedProcess):
         return {
             "do": "pong",
             "n": facts["n"],
-            "is_idle": self._heap.is_idle,
             "rss_bytes": self._rss_bytes(),
             "returned_bytes": self._heap.returned_bytes,
             "requests": requests,

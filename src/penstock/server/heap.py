@@ -129,11 +129,6 @@ class Heap:
         self.trims: int = 0
         self.returned_bytes: int = 0
 
-    @property
-    def is_idle(self) -> bool:
-        """Return whether the process does next to nothing, as of the last look."""
-        return self.pause_s > EVERY_S
-
     def freeze_start(self) -> None:
         """Exclude all present objects from later collections, and give back code. Called when the
         process has started."""

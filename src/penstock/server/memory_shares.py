@@ -19,7 +19,7 @@ SMALLEST_CHANGE: Final = 64  # a change of less than a 64th is not sent
 
 class MemoryShares:
     """Sets the share of each vhost. vhosts: by name, changed by the owner. period_s: between two
-    divisions; while all are idle, as long as between two pings, which bring what they hold."""
+    divisions."""
 
     def __init__(
         self, vhosts: Mapping[str, WatchedVhost], whole_bytes: int, period_s: float
@@ -47,9 +47,7 @@ class MemoryShares:
         """Divide the memory again every period, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            pauses_s = (vhost.next_pause_s for vhost in self._vhosts.values())
-            period_s = max(min(pauses_s, default=0.0), self._period_s)
-            await asyncio.sleep(until_next(loop.time(), period_s))
+            await asyncio.sleep(until_next(loop.time(), self._period_s))
             depths = self._depths()
             now = {name: self._vhosts[name].memory_bytes for name in depths}
             shrinking, growing = changes(now, divide(self._whole_bytes, depths))

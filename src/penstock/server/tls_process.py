@@ -293,7 +293,6 @@ class TlsProcess(LinkedProcess):
         return {
             "do": "pong",
             "n": facts["n"],
-            "is_idle": self._heap.is_idle,
             "rss_bytes": self._rss_bytes(),
             "connections": len(self._pumps),
             "half_open": sum(one.half_open for one in self._listeners),

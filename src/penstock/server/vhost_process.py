@@ -298,7 +298,6 @@ class VhostProcess(LinkedProcess):
         return {
             "do": "pong",
             "n": facts["n"],
-            "is_idle": self._heap.is_idle,
             "depth_bytes": depth_bytes,
             "connections": connections,
             "rss_bytes": self._rss_bytes(),

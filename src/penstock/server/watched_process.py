@@ -20,8 +20,7 @@ The next process is started only after the old one has ended and was waited for.
 News of the link that all processes have (control has their bytes):
 
     to it     ping (n) · stop
-    from it   ready · failed (why; is_final) · pong (n, is_idle: it does next to nothing)
-              line (time_ms, level, text: of its log)
+    from it   ready · failed (why; is_final) · pong (n) · line (time_ms, level, text: of its log)
 
 watched_vhost and watched_http list their own.
 """
@@ -110,7 +109,6 @@ class WatchedProcess(ABC):
         # Seconds since its last message, without those in which this process did not run.
         self._silent_s = 0.0
         self._watched_s = 0.0  # when that was last counted
-        self._is_idle = False  # as of the last pong
         self._hearing: dict[int, asyncio.Future[None]] = {}  # by the numbers of their pings
         self._heard_n = 0  # the last of these numbers: those of `_watch` are positive
 
@@ -188,15 +186,8 @@ class WatchedProcess(ABC):
 
     @property
     def _pause_s(self) -> float:
-        """Seconds between two pings of a process that is not idle."""
+        """Seconds between two pings."""
         return min(self._settings.ping_s, self._settings.vhost_hang_s / 4)
-
-    @property
-    def next_pause_s(self) -> float:
-        """Seconds until the next ping: twice as many if the process is idle, and has not left two
-        without an answer."""
-        pause_s = self._pause_s
-        return 2 * pause_s if self._is_idle and self._silent_s < 1.5 * pause_s else pause_s
 
     @property
     def restarts(self) -> int:
@@ -422,7 +413,6 @@ class WatchedProcess(ABC):
         self.pid = self._process.pid
         self._link = ProcessLink(ours, self._on_link_closed, self._on_news, self._on_call)
         self._silent_s, self._watched_s = 0.0, self._clock.monotonic()
-        self._is_idle = False
         watching = self._loop.create_task(self._watch())
         try:
             self._begin_life(self._link)
@@ -444,17 +434,14 @@ class WatchedProcess(ABC):
 
     async def _watch(self) -> None:
         """Ping the process, and kill it when it does not answer. A start may take longer. Time in
-        which this process itself did not run does not count. The longer pause after a ping of an
-        idle process counts as one of the usual length: it was not asked meanwhile."""
+        which this process itself did not run does not count."""
         settings = self._settings
+        pause_s = self._pause_s
         number = 0
         while True:
-            usual_s, pause_s = self._pause_s, self.next_pause_s
             await asyncio.sleep(until_next(self._clock.monotonic(), pause_s))
             now_s = self._clock.monotonic()
-            self._silent_s += min(
-                now_s - self._watched_s, 2 * usual_s if pause_s == usual_s else usual_s
-            )
+            self._silent_s += min(now_s - self._watched_s, 2 * pause_s)
             self._watched_s = now_s
             limit_s = settings.vhost_hang_s
             if self.state != RUNNING:
@@ -486,7 +473,6 @@ class WatchedProcess(ABC):
         do = facts["do"]
         if do == "pong":
             self.pongs += 1
-            self._is_idle = bool(facts["is_idle"])
             hearing = self._hearing.get(whole(facts["n"]))
             if hearing is not None and not hearing.done():
                 hearing.set_result(None)

@@ -241,23 +241,6 @@ def test_one_that_hangs_is_killed_and_in_the_end_stays_down() -> None:
     with_vhost("hangs", scenario, vhost_hang_s=0.1, vhost_restarts_max=1)
 
 
-def test_one_that_is_idle_is_pinged_half_as_often_as_long_as_it_answers() -> None:
-    async def scenario(rig: Rig) -> None:
-        vhost = rig.vhost
-        assert vhost.next_pause_s == 0.5, "no pong has said that it is idle"
-        await vhost.ready()
-        await vhost.heard()
-        assert vhost.next_pause_s == 1.0
-        os.kill(vhost.pid, signal.SIGSTOP)
-        while not vhost.silent_s or vhost.next_pause_s == 1.0:
-            await asyncio.sleep(0.01)
-        os.kill(vhost.pid, signal.SIGCONT)
-        await vhost.heard()
-        assert (vhost.silent_s, vhost.next_pause_s) == (0.0, 1.0)
-
-    with_vhost("rests", scenario, ping_s=0.5)
-
-
 def test_a_pause_of_the_supervisor_is_nobodys_silence() -> None:
     async def scenario(rig: Rig) -> None:
         first = await rig.pid()

@@ -370,7 +370,8 @@ class Consumers:
 QUEUE_BYTES: Final = 10 << 10  # measured: a queue without messages, in all its places
 PART_BYTES: Final = 2 << 10  # measured: a priority more, without a message
 OPEN_PART_BYTES: Final = 7 << 10  # measured: what a priority's first message adds to that
-QUEUE_SLICE: Final = 1024  # messages that one queue delivers before the others have their turn
+# Messages that one queue delivers before the others have their turn; a multiple of LOOK_MESSAGES.
+QUEUE_SLICE: Final = 1024
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

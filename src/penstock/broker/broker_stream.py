@@ -244,7 +244,8 @@ def invalid(name: str, what: str, given: object, expected: str) -> Exception:
     )
 
 
-READING_SLICE: Final = 1024  # records that one reading delivers before others have their turn
+# Records that one reading delivers before others have their turn; a multiple of LOOK_MESSAGES.
+READING_SLICE: Final = 1024
 US_PER_S: Final = 1_000_000
 
 

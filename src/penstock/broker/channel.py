@@ -1119,7 +1119,9 @@ class Channel(ConsumerChannel):
         self.is_waiting: bool = False
         self.is_committing: bool = False  # a close must wait, too
         self.backlog: deque[object] = deque()
-        self.calls: list[list[Method]] = []  # of penstock.call, in order; each gets one answer
+        self.calls: deque[list[Method]] = (
+            deque()
+        )  # of penstock.call, in order; each gets one answer
         self.waits_for_calls: bool = False  # (`is_waiting`) because too many answers wait
         self.queue_name: str = ""  # declared last: what an empty name means
         self.can_deliver: bool = handler.is_open_to_output and handler.has_output_room

@@ -337,6 +337,7 @@ class Dispatch:
         self.has_background: bool = False
         self.is_serving: bool = False  # a queue delivers before the turn ends (BrokerQueue.serve)
         self._is_due: bool = False
+        self._look_at: int = 0  # what is left of the turn's messages when the clock is looked at
         self._late_at_s: float = 0.0  # 0.0: the clock was not looked at in this turn
         self.is_taking_turns: bool = False
         self._marked: deque[Source] = deque()
@@ -414,17 +415,15 @@ class Dispatch:
         tasks."""
         self._is_due = False
         self._late_at_s = 0.0
+        self._look_at = TURN_SLICE - LOOK_MESSAGES
         budget = TURN_SLICE
-        look_at = TURN_SLICE - LOOK_MESSAGES
         marked = self._marked
         for _ in range(len(marked)):
             source = marked.popleft()
             source.is_marked = False
             budget -= self._deliver(source)
-            if budget <= look_at:
-                if budget <= 0 or self.is_late():
-                    break
-                look_at = budget - LOOK_MESSAGES
+            if budget <= self._look_at and self._is_enough(budget):
+                break
         if self._again:
             self._take_turns(budget)
         self.engine.flush()
@@ -446,9 +445,14 @@ class Dispatch:
             return True
         return has_more
 
-    def is_late(self) -> bool:
-        """Return whether this turn has delivered for long enough: what is left waits for the next.
-        Looks at the clock; the first look of a turn begins its time."""
+    def _is_enough(self, budget: int) -> bool:
+        """Return whether this turn delivers no more. budget: messages that it still may."""
+        self._look_at = budget - LOOK_MESSAGES
+        return budget <= 0 or self._is_late()
+
+    def _is_late(self) -> bool:
+        """Return whether this turn has delivered for long enough. Looks at the clock; the first
+        look of a turn begins its time."""
         now_s = self.engine.clock.monotonic()
         if self._late_at_s == 0.0:
             self._late_at_s = now_s + DELIVER_S
@@ -457,21 +461,18 @@ class Dispatch:
     def is_slice_over(self, n: int, most: int) -> bool:
         """Return whether a source that has delivered n messages, of `most` at once, stops here.
         Asked every LOOK_MESSAGES."""
-        return n >= most or (not self.is_serving and self.is_late())
+        return n >= most or (not self.is_serving and self._is_late())
 
     def _take_turns(self, budget: int) -> None:
         """Let sources that share places deliver in turn until none delivers any more. What is left
         beyond the turn's messages and time is marked for the next."""
         again = self._again
-        look_at = budget - LOOK_MESSAGES
         self.is_taking_turns = True
         try:
             while again and budget > 0:
                 budget -= self._deliver(again.popleft())
-                if budget <= look_at:
-                    if self.is_late():
-                        break
-                    look_at = budget - LOOK_MESSAGES
+                if budget <= self._look_at and self._is_enough(budget):
+                    break
         finally:
             self.is_taking_turns = False
             while again:

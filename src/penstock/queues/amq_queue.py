@@ -498,16 +498,16 @@ class Leasing:
         pages = self._pages.get(reader)
         if pages is None:
             pages = self._new_pages(reader)
-        if pages.next_ordinal >= lease.next and not pages.is_writing():
-            return False
         try:
             if pages.is_writing():
                 pages.write_some()
-                return pages.is_writing() or pages.next_ordinal < lease.next
-            if pages.next_ordinal < lease.committed:  # committed before they were made
+            elif pages.next_ordinal >= lease.next:
+                return False
+            elif pages.next_ordinal < lease.committed:  # committed before they were made
                 self._forget_pages(reader)
                 return True
-            self._materialise(pages, lease)
+            else:
+                self._materialise(pages, lease)
         except OSError as error:
             self._discard_pages(reader, error)
             raise
@@ -534,10 +534,10 @@ class Leasing:
             messages = part.read(seqs)
             for i in range(len(seqs)):
                 if is_large(messages[i]):
-                    if not n:
+                    if n:
+                        pages.publish()  # those before it
+                    else:
                         self._materialise_large(pages, messages[i])
-                        return
-                    pages.publish()  # those before it
                     return
                 pages.append(messages[i], self._body(part, seqs[i], messages[i]))
                 n += 1

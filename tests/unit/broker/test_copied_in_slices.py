@@ -24,7 +24,7 @@ from penstock.codec.spec import (
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.broker_steps import declared
 from tests.helpers.builds import pure_only
-from tests.helpers.faulty_filesystem import FaultyFileSystem
+from tests.helpers.reads import Reads, counted_reads
 from tests.helpers.vhost_rig import classic
 from tests.unit.broker.test_large_bodies import body_of, checkpointed, open_bodies, own_files
 from tests.unit.broker.test_turns import TickingClock
@@ -35,30 +35,9 @@ LARGE = body_of(16)
 TURN_BYTES = 5 * MIB  # at most in one turn: TickingClock ends a slice after three or four
 
 
-class Reads:
-    """The bytes of bodies that were read since `take`."""
-
-    size = 0
-
-    def take(self) -> int:
-        size, self.size = self.size, 0
-        return size
-
-
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
-    found = Reads()
-    plain = FaultyFileSystem.on_read
-
-    def on_read(
-        fs: FaultyFileSystem, path: str, data: bytearray, start: int, stop: int
-    ) -> bytes:  # fmt: skip
-        if "msg_store" in path:
-            found.size += min(stop, len(data)) - start
-        return plain(fs, path, data, start, stop)
-
-    monkeypatch.setattr(FaultyFileSystem, "on_read", on_read)
-    return found
+    return counted_reads(monkeypatch, lambda path: "msg_store" in path)
 
 
 @pytest.fixture

@@ -51,8 +51,8 @@ from penstock.message import LARGE_FROM
 from penstock.storage.files.durability import DISK
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.builds import pure_only
-from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.operation_rig import OperationRig
+from tests.helpers.reads import Reads, counted_reads
 from tests.helpers.vhost_rig import classic
 
 METHOD, BODY = 1, 3
@@ -96,26 +96,9 @@ def rig() -> Iterator[BrokerRig]:
     assert open_bodies(rig) == []
 
 
-class Longest:
-    """How many bytes one read of the file system has had at most."""
-
-    read_bytes = 0
-
-
 @pytest.fixture
-def longest(monkeypatch: pytest.MonkeyPatch) -> Longest:
-    found = Longest()
-    plain = FaultyFileSystem.on_read
-
-    def on_read(
-        fs: FaultyFileSystem, path: str, data: bytearray, start: int, stop: int
-    ) -> bytes:  # fmt: skip
-        if not path.endswith(".wal"):
-            found.read_bytes = max(found.read_bytes, min(stop, len(data)) - start)
-        return plain(fs, path, data, start, stop)
-
-    monkeypatch.setattr(FaultyFileSystem, "on_read", on_read)
-    return found
+def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
+    return counted_reads(monkeypatch)
 
 
 def open_bodies(rig: BrokerRig) -> list[str]:
@@ -267,7 +250,7 @@ def test_around_the_threshold(rig: BrokerRig, more: int) -> None:
     assert client.bodies() == [body]
 
 
-def test_the_body_is_never_in_ram(rig: BrokerRig, longest: Longest) -> None:
+def test_the_body_is_never_in_ram(rig: BrokerRig, reads: Reads) -> None:
     filled(rig, LARGE)
     client = begun(rig)
     assert rig.vhost.monitor.other_bytes >= PIECE_BYTES, "what is in RAM of it is counted"
@@ -276,10 +259,10 @@ def test_the_body_is_never_in_ram(rig: BrokerRig, longest: Longest) -> None:
     assert queue.amq.ram_bytes() < PIECE_BYTES
     take_all(client)
     assert client.bodies() == [LARGE]
-    assert longest.read_bytes <= PIECE_BYTES
+    assert reads.longest <= PIECE_BYTES
 
 
-def test_nor_after_a_restart(rig: BrokerRig, longest: Longest) -> None:
+def test_nor_after_a_restart(rig: BrokerRig, reads: Reads) -> None:
     filled(rig, LARGE, body_of(2, 1), b"small")
     rig.restart()
     client = rig.client().open()
@@ -288,14 +271,14 @@ def test_nor_after_a_restart(rig: BrokerRig, longest: Longest) -> None:
     assert client.bodies() == [LARGE, body_of(2, 1), b"small"]
     client.lose()
     assert ready(rig) == 3
-    assert longest.read_bytes <= PIECE_BYTES
+    assert reads.longest <= PIECE_BYTES
 
 
 @pytest.mark.parametrize("why", ["rejected", "expired", "maxlen"])
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("to_durable", [True, False])
 def test_nor_when_it_is_dead_lettered(
-    rig: BrokerRig, why: str, persistent: bool, to_durable: bool, longest: Longest
+    rig: BrokerRig, why: str, persistent: bool, to_durable: bool, reads: Reads
 ) -> None:
     client = rig.client().open()
     declared(client, "dead", durable=to_durable)
@@ -328,10 +311,10 @@ def test_nor_when_it_is_dead_lettered(
     assert client.bodies() == [LARGE]
     checkpointed(rig, client)
     assert own_files(rig) == []
-    assert longest.read_bytes <= PIECE_BYTES
+    assert reads.longest <= PIECE_BYTES
 
 
-def test_nor_when_it_goes_to_queues_of_all_sorts(rig: BrokerRig, longest: Longest) -> None:
+def test_nor_when_it_goes_to_queues_of_all_sorts(rig: BrokerRig, reads: Reads) -> None:
     """One file in each store, whatever the queues."""
     client = rig.client().open()
     names = {"d1": True, "d2": True, "t1": False, "t2": False}
@@ -350,7 +333,7 @@ def test_nor_when_it_goes_to_queues_of_all_sorts(rig: BrokerRig, longest: Longes
             assert client.bodies() == [LARGE]
         checkpointed(rig, client)
         assert own_files(rig) == []
-    assert longest.read_bytes <= PIECE_BYTES
+    assert reads.longest <= PIECE_BYTES
 
 
 # ---- channels, and what else is said -------------------------------------------------------------
@@ -755,14 +738,14 @@ def reader(rig: BrokerRig, *, begin: bool = True, prefetch: int = 10) -> RigClie
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_large_records_leave_a_stream_in_pieces_and_in_order(
-    rig: BrokerRig, longest: Longest, restarts: bool
+    rig: BrokerRig, reads: Reads, restarts: bool
 ) -> None:
     bodies = [b"small", LARGE, body_of(2, 1), b"x" * 1000, body_of(1, 2)]
     stream_with(rig, *bodies)
     if restarts:
         rig.restart()
         reader(rig)  # the first one beside the making of the page's index
-    longest.read_bytes = 0
+    reads.longest = 0
     client = reader(rig)
     messages = client.messages()
     assert [message.body for message in messages] == bodies
@@ -770,12 +753,12 @@ def test_large_records_leave_a_stream_in_pieces_and_in_order(
     headers = [one.headers or {} for one in properties]
     assert [one["size"] for one in headers] == [len(body) for body in bodies]
     assert [one["x-stream-offset"] for one in headers] == [0, 1, 2, 3, 4]
-    assert longest.read_bytes <= 1 << 20
+    assert reads.longest <= 1 << 20
 
 
-def test_what_a_filter_leaves_out_is_not_read(rig: BrokerRig, longest: Longest) -> None:
+def test_what_a_filter_leaves_out_is_not_read(rig: BrokerRig, reads: Reads) -> None:
     stream_with(rig, LARGE, b"small")
-    longest.read_bytes = 0
+    reads.longest = 0
     client = reader(rig, begin=False)
     arguments: dict[str, object] = {
         "x-stream-offset": "first", "x-stream-filter": "none", "x-stream-match-unfiltered": False
@@ -845,7 +828,7 @@ def stream_directories(rig: BrokerRig) -> list[str]:
 
 @pytest.mark.parametrize("how", ["commit", "rollback", "lose", "crash"])
 def test_a_transaction_does_not_read_the_bodies_that_it_publishes(
-    rig: BrokerRig, longest: Longest, how: str
+    rig: BrokerRig, reads: Reads, how: str
 ) -> None:
     client = rig.client().open()
     declared(client, "q")
@@ -869,7 +852,7 @@ def test_a_transaction_does_not_read_the_bodies_that_it_publishes(
         assert own_files(rig) == []
         return
     client.call(1, TxCommit(), TxCommitOk)
-    assert longest.read_bytes <= PIECE_BYTES
+    assert reads.longest <= PIECE_BYTES
     if how == "crash":
         rig = BrokerRig(fs=rig.fs.crash("lost"))
     assert (ready(rig), ready(rig, "other")) == (2, 2)
@@ -887,7 +870,7 @@ def test_a_transaction_does_not_read_the_bodies_that_it_publishes(
 @pytest.mark.parametrize("is_mixed", [True, False])
 @pytest.mark.parametrize("crashes", [True, False])
 def test_nor_when_it_is_dead_lettered_to_queues_with_their_own_expiries(
-    rig: BrokerRig, longest: Longest, persistent: bool, is_mixed: bool, crashes: bool
+    rig: BrokerRig, reads: Reads, persistent: bool, is_mixed: bool, crashes: bool
 ) -> None:
     client = rig.client().open()
     for n in range(3):
@@ -905,7 +888,7 @@ def test_nor_when_it_is_dead_lettered_to_queues_with_their_own_expiries(
     client.send(1, BasicReject(delivery_tag=1, requeue=False))
     rig.turn()
     assert [ready(rig, name) for name in ("q", "d0", "d1", "d2")] == [0, 1, 1, 1]
-    assert longest.read_bytes <= PIECE_BYTES
+    assert reads.longest <= PIECE_BYTES
     names = ["d0", "d1", "d2"]
     if crashes:
         rig.vhost.engine.sync()
@@ -924,14 +907,14 @@ def test_nor_when_it_is_dead_lettered_to_queues_with_their_own_expiries(
 # ---- looked at -----------------------------------------------------------------------------------
 
 
-def test_who_only_looks_at_a_large_message_does_not_read_it(longest: Longest) -> None:
+def test_who_only_looks_at_a_large_message_does_not_read_it(reads: Reads) -> None:
     rig = OperationRig()
     filled(rig, LARGE, LARGE)
     rig.restart()
     client = rig.client().open()
     channel = client.handler.channels[1]
     declared(client)
-    longest.read_bytes = 0
+    reads.longest = 0
     row = rig.result("describe_row", kind="queues", name="q")
     assert row["penstock"]["oldest_ready_s"] == 0
     (first, _) = rig.result("box.browse", channel, name="q", after=None, n=2)
@@ -944,7 +927,7 @@ def test_who_only_looks_at_a_large_message_does_not_read_it(longest: Longest) ->
     assert first["payload_bytes"] == len(LARGE)
     assert base64.b64decode(first["payload"]) == LARGE[:10]
     classic(rig.vhost.queues["q"]).amq.tick(rig.clock.wall_ms())
-    assert longest.read_bytes < LARGE_FROM
+    assert reads.longest < LARGE_FROM
     found = rig.result("browse_messages", queue="q", count=1)
     assert base64.b64decode(found["messages"][0]["payload"]) == LARGE
     peeked = rig.result("peek", queue="q", count=2)

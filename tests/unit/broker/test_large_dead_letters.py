@@ -28,11 +28,12 @@ from penstock.codec.spec import (
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.broker_steps import declared
 from tests.helpers.builds import pure_only
+from tests.helpers.reads import Reads
 from tests.helpers.tiny_engine import OPTIONS
 from tests.helpers.vhost_rig import classic
-from tests.unit.broker.test_large_bodies import LARGE, Longest, longest, open_bodies, own_files
+from tests.unit.broker.test_large_bodies import LARGE, open_bodies, own_files, reads
 
-__all__ = ["longest"]
+__all__ = ["reads"]
 
 STREAMS = ["s0", "s1", "s2"]
 
@@ -127,10 +128,10 @@ def test_after_a_crash_in_between_all_have_it_or_its_queue(rig: BrokerRig, mode:
 @pure_only  # a constant is replaced
 @pytest.mark.usefixtures("one_step_a_turn")
 def test_no_step_reads_logs_or_writes_all_of_it(
-    rig: BrokerRig, longest: Longest, monkeypatch: pytest.MonkeyPatch
+    rig: BrokerRig, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = got(rig, LARGE * 3)
-    longest.read_bytes = 0
+    reads.longest = 0
     client.send(1, BasicReject(delivery_tag=1, requeue=False))
     log, most = rig.vhost.engine.log, 0
     while rig.vhost.turn() or depth(rig):
@@ -139,7 +140,7 @@ def test_no_step_reads_logs_or_writes_all_of_it(
         if rig.vhost.turn():
             most = max(most, log.appended_bytes - before)
     assert len(LARGE) * 3 <= most < len(LARGE) * 4, "one stream in each"
-    assert longest.read_bytes <= 1 << 20
+    assert reads.longest <= 1 << 20
     rig.turn()
     assert records(rig) == [[len(LARGE) * 3]] * 3
 
@@ -171,7 +172,7 @@ def test_what_becomes_of_the_queue_meanwhile(rig: BrokerRig, what: str) -> None:
 @pytest.mark.usefixtures("one_step_a_turn")
 @pytest.mark.parametrize("why", ["refused", "expired"])
 def test_what_dies_before_it_enters_its_queue_goes_in_steps_too(
-    rig: BrokerRig, longest: Longest, why: str
+    rig: BrokerRig, reads: Reads, why: str
 ) -> None:
     client = rig.client().open()
     client.call(1, ConfirmSelect(), ConfirmSelectOk)
@@ -188,7 +189,7 @@ def test_what_dies_before_it_enters_its_queue_goes_in_steps_too(
         rig.vhost.completed()
         most = max(most, log.appended_bytes - before)
     assert len(LARGE) <= most < 2 * len(LARGE), "one stream in each"
-    assert longest.read_bytes <= 1 << 20
+    assert reads.longest <= 1 << 20
     rig.turn()
     assert records(rig) == [[len(LARGE)]] * 3
     assert (depth(rig, "src"), depth(rig, "t")) == (0, 1)

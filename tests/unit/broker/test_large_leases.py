@@ -7,8 +7,8 @@ import pytest
 from penstock.broker import background_tasks
 from penstock.storage.pages.stream_view import StreamView
 from tests.helpers.builds import pure_only
-from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.operation_rig import Asked, OperationRig
+from tests.helpers.reads import Reads, counted_reads
 from tests.unit.broker.test_large_bodies import body_of, open_bodies, own_files
 
 pytestmark = pure_only  # a constant is replaced
@@ -18,30 +18,9 @@ TURN_BYTES = 4 * MIB
 READER = {"queue": "q", "reader": "r"}
 
 
-class Work:
-    """The bytes of bodies and pages that were read and written since `take`."""
-
-    size = 0
-
-    def take(self) -> int:
-        size, self.size = self.size, 0
-        return size
-
-
 @pytest.fixture
-def work(monkeypatch: pytest.MonkeyPatch) -> Work:
-    found = Work()
-    read = FaultyFileSystem.on_read
-
-    def on_read(
-        fs: FaultyFileSystem, path: str, data: bytearray, start: int, stop: int
-    ) -> bytes:  # fmt: skip
-        if not path.endswith(".wal"):
-            found.size += min(stop, len(data)) - start
-        return read(fs, path, data, start, stop)
-
-    monkeypatch.setattr(FaultyFileSystem, "on_read", on_read)
-    return found
+def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
+    return counted_reads(monkeypatch)
 
 
 @pytest.fixture
@@ -60,10 +39,10 @@ def publish(rig: OperationRig, *bodies: bytes, persistent: bool = True) -> None:
     client.lose()
 
 
-def after_each_turn(rig: OperationRig, work: Work, asked: Asked) -> int:
+def after_each_turn(rig: OperationRig, reads: Reads, asked: Asked) -> int:
     """Turns until there is an answer, each of which reads no more than TURN_BYTES."""
     for n in range(300):
-        assert work.take() <= TURN_BYTES
+        assert reads.take() <= TURN_BYTES
         if asked.has_come:
             return n
         rig.vhost.turn()
@@ -80,7 +59,7 @@ def leased(rig: OperationRig, found: dict[str, Any]) -> list[bytes]:
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("mode", ["default", "lazy", "restarted", "sqlite", "priorities"])
 def test_a_large_message_is_leased_in_slices(
-    rig: OperationRig, work: Work, *, persistent: bool, mode: str
+    rig: OperationRig, reads: Reads, *, persistent: bool, mode: str
 ) -> None:
     if mode in ("sqlite", "priorities", "lazy"):
         given = {"sqlite": {"x-backing": "sqlite"}, "priorities": {"x-max-priority": 3}}
@@ -91,15 +70,15 @@ def test_a_large_message_is_leased_in_slices(
     publish(rig, *bodies, persistent=persistent)
     if mode == "restarted" and persistent:
         rig.restart()
-    work.take()
+    reads.take()
     asked = rig.ask("lease_queue", **READER)
-    assert after_each_turn(rig, work, asked) > 16
+    assert after_each_turn(rig, reads, asked) > 16
     assert leased(rig, asked.result) == bodies
     assert asked.result["bytes"] == sum(map(len, bodies))
     rig.restart()  # the pages are made again, in slices too
-    work.take()
+    reads.take()
     asked = rig.ask("describe_lease", **READER)
-    assert after_each_turn(rig, work, asked) > 16
+    assert after_each_turn(rig, reads, asked) > 16
     assert leased(rig, asked.result) == bodies
     assert rig.result("commit_lease", **READER, offset=5) == {"first": 5}
     rig.restart()

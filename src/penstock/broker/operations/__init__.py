@@ -227,7 +227,7 @@ def _send(channel: Channel, answer: list[Method], method: Method) -> None:
     answer.append(method)
     waiting.add(user, _bytes(method))
     while calls and calls[0]:
-        first = calls.pop(0)[0]
+        first = calls.popleft()[0]
         waiting.add(user, -_bytes(first))
         if not channel.is_closed:
             channel.send(first)

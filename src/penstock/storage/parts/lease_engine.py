@@ -484,7 +484,7 @@ class LeasePages:
         self._queue.append(body, message.header, message.time * 1_000_000)
 
     def begin_large(self, body: StoredBody) -> None:
-        """Begin the next record, with a large body, which is closed at the end; `step` follows."""
+        """Begin the next record, whose body is large; `read_some` reads it, and closes it then."""
         self._large, self._pieces = body, BodyPieces()
 
     def is_reading(self) -> bool:

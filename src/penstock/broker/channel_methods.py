@@ -874,7 +874,7 @@ def on_queue_delete(channel: Channel, method: Method, *, sends_first: bool = Tru
     def again() -> None:
         channel.go_on(lambda: on_queue_delete(channel, method, sends_first=False))
 
-    if sends_first and vhost.sends_first(queue, again):
+    if sends_first and vhost.table.sends_first(queue, again):
         channel.is_waiting = channel.is_committing = True  # a close waits for it
         return
     handler = channel.handler

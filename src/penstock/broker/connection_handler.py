@@ -1187,8 +1187,11 @@ class HeldEvents(ConnectionTask):
 def steps_of(event: MethodReceived) -> int:
     """Return about how many steps a method takes, without what it takes itself. LOOK_STEPS at
     most."""
-    if isinstance(event.method, PenstockCall):
+    method = event.method
+    if isinstance(method, PenstockCall):
         return CALL_STEPS
+    if method.INDEX in TOPOLOGY_METHODS:
+        return LOOK_STEPS
     return min(METHOD_STEPS + event.bytes // ARGUMENT_BYTES, LOOK_STEPS)
 
 

@@ -42,10 +42,11 @@ whatever a client can ask for has to fit in:
     Poller                         leaves sockets for the next turn when this one took PASS_S
     Dispatch.run                   ends the turn (`turned`)
 
-The clock is looked at every LOOK_STEPS steps. A slice at once, of what was just read, lasts SLICE_S
-at most from the first look; all of them in one turn together TURN_S, after which every other client
-has SHORT_STEPS only: a few single messages. A slice of what was left (`begin_later`) lasts LATER_S.
-STEPS_MAX bounds a slice whatever the clock says.
+The clock is looked at every LOOK_STEPS steps, and before a method that changes what is bound, each
+of which may take a millisecond. A slice at once, of what was just read, lasts SLICE_S at most: what
+came before the first look counts with STEP_S for each step. All of them in one turn last TURN_S
+together, after which every other client has SHORT_STEPS only: a few single messages. A slice of
+what was left (`begin_later`) lasts LATER_S. STEPS_MAX bounds a slice whatever the clock says.
 
 The abstract classes at the top are what dispatch and vhost know of the modules above them. mypyc
 allows one base class, so a class that has several of these roles inherits from a chain.
@@ -70,11 +71,13 @@ STEPS_MAX: Final = 1 << 15
 SLICE_S: Final = 0.010
 LATER_S: Final = 0.0015
 TURN_S: Final = 0.020
+STEP_S: Final = 0.000_002  # about what one takes, where the clock was not looked at
 # What is taken for what has no better measure.
 METHOD_STEPS: Final = 16
 ARGUMENT_BYTES: Final = 32  # of a method with arguments, for one step: those of 8 KiB take 5 ms
 CALL_STEPS: Final = LOOK_STEPS  # an operation: the clock is looked at after each
 STEP_BYTES: Final = 64  # of an answer as JSON, or of properties whose keys are read, for one step
+HEADER_BYTES: Final = 16  # of headers that an exchange looks at, for one step: 80 KiB take 10 ms
 
 
 class TurnBudget:
@@ -102,9 +105,9 @@ class TurnBudget:
         self._until_s = self.clock.monotonic()
         self._grant(LOOK_STEPS)
 
-    def begin_later(self) -> None:
-        """Begin a slice of what was left of an earlier one."""
-        self._used = 0
+    def begin_later(self, most: int = STEPS_MAX) -> None:
+        """Begin a slice of what was left of an earlier one, of `most` steps."""
+        self._used = STEPS_MAX - most
         self._until_s = self.clock.monotonic() + LATER_S
         self._grant(LOOK_STEPS)
 
@@ -133,10 +136,11 @@ class TurnBudget:
             return False
         now_s = self.clock.monotonic()
         if self._turn_until_s == 0.0:
-            self._turn_until_s = now_s + TURN_S
+            self._turn_until_s = now_s + TURN_S - self._used * STEP_S
         if self._until_s == 0.0:
             self._is_turn_over = now_s > self._turn_until_s
-            self._until_s = min(now_s + SLICE_S, self._turn_until_s)
+            until_s = now_s + SLICE_S - self._used * STEP_S
+            self._until_s = min(until_s, self._turn_until_s)
         if now_s > self._until_s:
             return False
         self._grant(LOOK_STEPS)
@@ -299,7 +303,7 @@ class Source(ABC):
 Reply = Callable[[object], None]
 
 TURN_SLICE: Final = 4096  # messages that one turn delivers
-LOOK_MESSAGES: Final = 128  # deliveries between two looks at the clock
+LOOK_MESSAGES: Final = 32  # deliveries between two looks at the clock
 DELIVER_S: Final = 0.010  # from the first look, after which a turn delivers no more
 RETRY_S: Final = 1.0  # after which a source that had no space is tried again
 
@@ -440,6 +444,7 @@ class Dispatch:
         has_more = has_more or engine.streams.has_unwritten or engine.log.has_unwritten
         if self.budget is not None and not is_between:
             self.budget.turned()
+        self._late_at_s = 0.0  # what is served before the next turn has its own time
         if (marked or has_more) and not self._is_due:
             self._is_due = True
             return True
@@ -461,7 +466,7 @@ class Dispatch:
     def is_slice_over(self, n: int, most: int) -> bool:
         """Return whether a source that has delivered n messages, of `most` at once, stops here.
         Asked every LOOK_MESSAGES."""
-        return n >= most or (not self.is_serving and self._is_late())
+        return n >= most or self._is_late()
 
     def _take_turns(self, budget: int) -> None:
         """Let sources that share places deliver in turn until none delivers any more. What is left

@@ -27,7 +27,7 @@ from typing import Final
 from penstock.broker.background_tasks import AGAIN, ASLEEP, BackgroundTask
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
-from penstock.broker.dispatch import STEP_BYTES, Dispatch
+from penstock.broker.dispatch import STEP_BYTES, Dispatch, TurnBudget
 from penstock.codec.properties import BasicProperties
 from penstock.errors import DiskFullError, QueueFullError
 from penstock.queues.amqp_headers import short_string, split_address
@@ -105,9 +105,13 @@ class Outbox(BackgroundTask):
 
     def step(self) -> int:
         """Publish some messages; one that needs more steps goes on with the next slice."""
-        steps = SLICE_STEPS
-        while self._waiting and steps > 0:
-            steps = self._publish(self._waiting[0], steps)
+        budget = self._dispatch.budget
+        assert budget is not None, "tasks run when the vhost is open"
+        budget.begin_later(SLICE_STEPS)
+        while self._waiting:
+            self._publish(self._waiting[0], budget)
+            if budget.left <= 0 and budget.is_over():
+                break
         if self._waiting:
             return AGAIN
         if self._left_out:
@@ -127,28 +131,29 @@ class Outbox(BackgroundTask):
     def _take_first(self) -> None:
         self._bytes -= self._waiting.popleft().size
 
-    def _publish(self, message: OwnMessage, steps: int) -> int:
-        """Publish the first message, as far as the steps go; return how many are left."""
+    def _publish(self, message: OwnMessage, budget: TurnBudget) -> None:
+        """Publish the first message, as far as the turn's budget goes."""
         walk = message.walk
         if walk is None:
             walk = message.walk = self._begun(message)
-            steps -= MESSAGE_STEPS + (len(message.copied) + len(message.body)) // STEP_BYTES
+            budget.left -= MESSAGE_STEPS + (len(message.copied) + len(message.body)) // STEP_BYTES
         names = message.names
         if names is None:
-            if steps > 0:
-                steps = walk.advance(steps)
-            if not walk.is_done:
-                return min(steps, 0)
+            while not walk.is_done:
+                if budget.left <= 0 and budget.is_over():
+                    return
+                budget.left = walk.advance(budget.left)
             names = message.names = list(walk.queues)
         is_persistent = message.properties.delivery_mode == PERSISTENT
         mode = self._dispatch.mode if is_persistent else NONE
-        while names and steps > 0:
-            steps -= PUT_STEPS
+        while names:
+            budget.left -= PUT_STEPS
             if not put(self._dispatch, self._find(names.pop()), message.header, message.body, mode):
                 self._left_out += 1
+            if budget.left <= 0 and budget.is_over():
+                break
         if not names:
             self._take_first()
-        return steps
 
     def _begun(self, message: OwnMessage) -> Walk:
         """Make the header of the message, and begin to route it."""

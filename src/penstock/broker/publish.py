@@ -92,7 +92,14 @@ from penstock.broker.asked_rights import RightsUnknown
 from penstock.broker.background_tasks import FinishingWork
 from penstock.broker.broker_queue import BrokerQueue
 from penstock.broker.broker_stream import BrokerStream
-from penstock.broker.dispatch import STEP_BYTES, Dispatch, SlicedWork, TurnBudget, Unconfirmed
+from penstock.broker.dispatch import (
+    HEADER_BYTES,
+    STEP_BYTES,
+    Dispatch,
+    SlicedWork,
+    TurnBudget,
+    Unconfirmed,
+)
 from penstock.broker.outbox import Firehose
 from penstock.broker.output import (
     END,
@@ -926,6 +933,7 @@ class Publisher(Unconfirmed):
 
     def _walk(self, routing: Routing, way: Way) -> Walk:
         """Begin to route a message by its headers."""
+        self._budget.left -= len(routing.props) // HEADER_BYTES
         properties = BasicProperties.decode(routing.props)
         keys = _asked_by(routing).keys
         walk = Walk(self.vhost.router, way, keys, properties.headers, properties)

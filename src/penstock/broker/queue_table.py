@@ -246,6 +246,8 @@ class QueueTable:
         self._policies = policies
         self._owned: dict[object, dict[QueueOrStream, None]] = {}
         self.ended: EndedQueues | None = None  # None: the vhost is being opened
+        # call_at(monotonic s, call): QueueTimers.call_at, once the vhost is open.
+        self.call_at: Callable[[float, Callable[[], None]], None] = _call_never
         self._names: list[str] = []  # sorted, since somebody has asked for them
         self._are_names_lent: bool = False
         self.kept_down: dict[str, str] = queue_set.kept_down  # name -> why; opened or not
@@ -481,7 +483,10 @@ class QueueTable:
         if before is not None and before.is_ended:
             if self._topology.has_many(QUEUE_END, name):
                 raise refusals.being_deleted(what)
-            self.delete(before)
+            try:
+                self.delete(before)
+            except DiskFullError as error:
+                raise refusals.no_space(what, error) from error
         queue = self.find(name)
         if queue is not None:
             self._check_same(queue, durable, exclusive, auto_delete, arguments, owner)
@@ -868,21 +873,37 @@ class QueueTable:
     def owner_gone(self, owner: object) -> None:
         """Delete the exclusive queues of a connection that has ended."""
         for queue in list(self._owned.get(owner, ())):
-            if not queue.is_ended and not self.sends_first(queue, lambda: self.owner_gone(owner)):
-                self.end_soon(queue)
+            self._end_owned(queue.name, owner)
 
-    def sends_first(self, queue: QueueOrStream, again: Callable[[], None]) -> bool:
-        """Return whether large dead letters of a queue are sent before it is deleted: all at once
-        they would take long. If so `again` is called in the turn after the last of them."""
+    def _end_owned(self, name: str, owner: object, *, sends_first: bool = True) -> None:
+        queue = self.served.get(name)  # it may have been restarted
+        if queue is None or queue.owner is not owner or queue.is_ended:
+            return
+        again = partial(self._end_owned, name, owner, sends_first=False)
+        if not sends_first or not self.sends_first(queue, again):
+            self.end_soon(queue)
+
+    def sends_first(self, queue: QueueOrStream, then: Callable[[], None]) -> bool:
+        """Return whether large dead letters of a queue are to be sent before it is deleted, which
+        would send them at once and take long. If so `then` is called once, in a later turn: when
+        they are sent, or after LETTERS_S, because a full disk may keep them."""
         if not isinstance(queue, BrokerQueue) or not queue.amq.dead_letters.waiting:
             return False
-        dispatch = self._dispatch
-        queue.amq.dead_letters.when_sent(lambda: dispatch.when_settled(0, DISK, again))
+        waiting = [then]
+
+        def call() -> None:
+            if waiting:
+                waiting.pop()()
+
+        later = partial(self._dispatch.when_settled, 0, DISK, call)
+        queue.amq.dead_letters.when_sent(later)
+        self.call_at(self.clock.monotonic() + LETTERS_S, later)
         return True
 
     def end_soon(self, queue: QueueOrStream) -> None:
         """Delete a queue that ends with its connection or its last consumer, or unused; in a later
-        turn if there are many of them, or it has many bindings. Until then nobody finds it."""
+        turn if there are many of them, or it has many bindings, and later if the disk is full.
+        Until then nobody finds it."""
         budget = self._dispatch.budget
         if budget is not None:
             budget.left -= DELETE_STEPS
@@ -890,11 +911,16 @@ class QueueTable:
             if self.ended is not None and (is_much or budget.left < -ENDED_STEPS):
                 self.ended.add(queue)
                 return
-        self.delete(queue)
+        try:
+            self.delete(queue)
+        except DiskFullError:
+            if self.ended is None:
+                raise
+            self.ended.wait_for_room(queue)
 
-    def consumer_gone(self, queue: QueueOrStream) -> None:
+    def consumer_gone(self, queue: QueueOrStream, *, sends_first: bool = True) -> None:
         """Note that a consumer or a reader's lease of the queue has ended. An auto-delete queue is
-        deleted with the last one."""
+        deleted with the last one. sends_first: after its large dead letters."""
         queue.used_at_s = self.clock.monotonic()
         if (
             queue.is_auto_delete
@@ -902,9 +928,12 @@ class QueueTable:
             and not queue.is_deleted
             and not queue.is_ended
             and not self.open_leases(queue.name)
-            and not self.sends_first(queue, lambda: self.consumer_gone(queue))
+            and not (sends_first and self.sends_first(queue, lambda: self._letters_sent(queue)))
         ):
             self.end_soon(queue)
+
+    def _letters_sent(self, queue: QueueOrStream) -> None:
+        self.consumer_gone(queue, sends_first=False)
 
     def set_paused(self, queue: BrokerQueue, *, is_paused: bool) -> int:
         """Stop the delivery of a queue, or let it go on. Returns the LSN to wait for, 0 if nothing
@@ -1023,7 +1052,8 @@ class QueueTable:
 
 class EndedQueues(BackgroundTask):
     """Deletes queues that have ended together, with a connection, one after the other. Nothing
-    refers to a queue that is deleted before its turn comes."""
+    refers to a queue that is deleted before its turn comes. Those for which the disk has no room
+    are tried again each ROOM_AGAIN_S."""
 
     def __init__(
         self, table: QueueTable, unbinding: Unbinding, wake: Callable[[BackgroundTask], None]
@@ -1032,6 +1062,7 @@ class EndedQueues(BackgroundTask):
         self._unbinding = unbinding
         self._wake = wake
         self._names: deque[str] = deque()
+        self._without_room: list[str] = []
 
     def add(self, queue: QueueOrStream) -> None:
         """Delete the queue after those that were added before."""
@@ -1041,8 +1072,25 @@ class EndedQueues(BackgroundTask):
 
     def step(self) -> int:
         if self._names:
-            self._delete(self._names.popleft())
+            name = self._names.popleft()
+            try:
+                self._delete(name)
+            except DiskFullError as error:
+                self._stays(name, error)
         return AGAIN if self._names else DONE
+
+    def wait_for_room(self, queue: QueueOrStream) -> None:
+        """Delete the queue when the disk may have room again."""
+        queue.is_ended = True
+        if not self._without_room:
+            table = self._table
+            table.call_at(table.clock.monotonic() + ROOM_AGAIN_S, self._try_again)
+        self._without_room.append(queue.name)
+
+    def _try_again(self) -> None:
+        self._names.extend(self._without_room)
+        self._without_room.clear()
+        self._wake(self)
 
     def _delete(self, name: str) -> None:
         table = self._table
@@ -1050,12 +1098,15 @@ class EndedQueues(BackgroundTask):
         if queue is None or not queue.is_ended:
             return
         if table.has_many_bindings(name):
-            table.end(queue, self._unbinding, _ignore_lsn, self._raise)
+            table.end(queue, self._unbinding, _ignore_lsn, partial(self._stays, name))
         else:
             table.delete(queue)
 
-    def _raise(self, error: Exception) -> None:
-        raise error
+    def _stays(self, name: str, error: Exception) -> None:
+        queue = self._table.served.get(name)
+        if queue is None or not isinstance(error, DiskFullError):
+            raise error
+        self.wait_for_room(queue)
 
     def failed(self, error: Exception) -> None:
         """Go on with the next, and report the error."""
@@ -1078,12 +1129,17 @@ def _ignore_lsn(_lsn: int) -> None:
     """Do nothing: nobody waits for it."""
 
 
+def _call_never(_at_s: float, _call: Callable[[], None]) -> None:
+    """Do nothing: nothing ends before the vhost is open."""
+
+
 def _ignore_leased(_name: str, _leases: dict[str, int]) -> None:
     """Do nothing: the default of on_leased_deleted."""
 
 
 EXPIRIES_SLICE: Final = 100  # unused queues that one tick deletes
 LETTERS_S: Final = 10.0  # that a deletion waits for large dead letters, of those that would wait
+ROOM_AGAIN_S: Final = 1.0  # until a queue that has ended is deleted, if the disk was full
 STALE_PART: Final = 2  # how many times as many entries as queues with x-expires there may be
 
 

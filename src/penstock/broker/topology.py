@@ -74,7 +74,9 @@ EXCHANGE: Final = "e"
 DELAYED_TYPE: Final = "x-delayed-type"
 ALERTS: Final = "amq.penstock.alert"  # alerts.py
 MANY_BINDINGS: Final = 512
+MANY_BYTES: Final = 64 << 10  # of their arguments
 UNBIND_SLICE: Final = 64  # a millisecond or two
+UNBIND_BYTES: Final = 4 << 10  # of arguments in it: each may be read for an event
 
 AUTO_DELETE_FLAG: Final = 1
 INTERNAL_FLAG: Final = 2
@@ -475,9 +477,15 @@ class Topology:
     # ---- many bindings -------------------------------------------------------------------------
 
     def has_many(self, kind: str, name: str) -> bool:
-        """Return whether a queue or exchange has so many bindings that they are deleted before it,
-        in slices (Unbinding): all in one record would be a turn of a second."""
-        return self.router.count_at(kind, name) > MANY_BINDINGS
+        """Return whether a queue or exchange has so many bindings, or such large ones, that they
+        are deleted before it, in slices (Unbinding): all in one record would be a turn of a
+        second."""
+        if self.router.count_at(kind, name) > MANY_BINDINGS:
+            return True
+        n_bytes = 0
+        for binding in self.bindings_at(kind, name):
+            n_bytes += len(binding.encoded)
+        return n_bytes > MANY_BYTES
 
     def bindings_at(self, kind: str, name: str) -> list[Binding]:
         """Return the bindings to a queue, or to and from an exchange."""
@@ -524,8 +532,13 @@ class Unbinding(BackgroundTask):
     def step(self) -> int:
         job = self._now = self._jobs.popleft()
         bindings = job.bindings
+        n_bytes = 0
         for _ in range(min(UNBIND_SLICE, len(bindings))):
-            self._topology.unbind_known(bindings.pop())
+            binding = bindings.pop()
+            self._topology.unbind_known(binding)
+            n_bytes += len(binding.encoded)
+            if n_bytes >= UNBIND_BYTES:
+                break
         if bindings:
             self._jobs.append(job)
         else:
@@ -795,7 +808,7 @@ class ExchangeRoute(DeadLetterRoute):
             left = walk.advance(left)
             is_done = walk.is_done
             names = list(walk.queues)
-        self._routes.budget.left -= ROUTE_STEPS_MAX - left
+        self._routes.budget.left -= ROUTE_STEPS_MAX - left + len(names)
         return names if is_done else None
 
     def _properties(self, header: bytes) -> BasicProperties | None:

@@ -61,7 +61,6 @@ from penstock.broker.outbox import Firehose
 from penstock.broker.policies import Applied, Counts, Policies, PolicyChanges, expires_ms
 from penstock.broker.queue_table import (
     GENERATED,
-    LETTERS_S,
     EndedQueues,
     QueueRestarts,
     QueueTable,
@@ -490,6 +489,7 @@ class VHost(QueueOwner[BrokerQueue]):
             self.queue_set, self.table, self.dispatch, self.event
         )
         self.timers: QueueTimers = QueueTimers(self.table, self.dispatch)
+        self.table.call_at = self.timers.call_at
         self.rates: RateTable = RateTable(self.clock, self._wake_task)
         for source in self._rate_sources():
             self.rates.add(source)
@@ -885,22 +885,6 @@ class VHost(QueueOwner[BrokerQueue]):
         if not queue.is_crashed:
             queue.serve()
         return self.table.delete(queue, if_unused=if_unused, if_empty=if_empty, is_forced=is_forced)
-
-    def sends_first(self, queue: QueueOrStream, then: Callable[[], None]) -> bool:
-        """Return whether large dead letters of a queue are to be sent before `delete_queue`, which
-        would send them at once. If so `then` is called once, in a later turn: when they are sent,
-        or after LETTERS_S, because a full disk may keep them."""
-        waiting = [then]
-
-        def call() -> None:
-            if waiting:
-                waiting.pop()()
-
-        is_sending = self.table.sends_first(queue, call)
-        if is_sending:
-            later = partial(self.dispatch.when_settled, 0, self.mode, call)
-            self.timers.call_at(self.clock.monotonic() + LETTERS_S, later)
-        return is_sending
 
     def delete_queue_then(
         self, queue: QueueOrStream, then: Callable[[int, int], None],

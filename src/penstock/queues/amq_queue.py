@@ -833,7 +833,7 @@ class AMQQueue(QueueTarget):
         self.dead_letters.on_sent = self._go_on_dying
         self.delays: Delays = Delays(
             name, headers, is_durable=is_durable, open_part=open_part, close_part=close_part,
-            arrive=self._arrive, on_event=self._event,
+            arrive=self._arrive, on_event=self._event, clock=self._clock,
         )  # fmt: skip
         self._apply_options(options, has_memory=options.memory_bytes is not None)
         if delay_parts is None and is_durable:

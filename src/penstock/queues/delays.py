@@ -19,7 +19,8 @@ read to find the next one. Its own expiry is in its header meanwhile (headers.py
 
 A message never moves into the queue before its due time by the wall clock. Within the current
 second, messages are delivered to the ms and in the order of their due times, as far as HEAP_MAX of
-them are known at a time; overdue messages (a busy owner, a restart) follow in slices.
+them are known at a time; overdue messages (a busy owner, a restart) follow in slices: SLICE of them
+at a time, and for SLICE_S, because each may be read from disk and paged out again.
 
 Memory: a second's bucket may hold a fixed part of the queue's memory, and at most 63 exist; minutes
 and hours are lazy and keep nothing in RAM.
@@ -29,6 +30,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from penstock.clock import Clock
 from penstock.errors import CorruptionError
 from penstock.queues.backing_queue import BackingQueue, Delivery
 from penstock.queues.headers import HeaderCodec
@@ -43,6 +45,8 @@ LETTERS: Final = b"smh"
 MARK: Final = b"\0d"
 
 SLICE: Final = 256  # messages that one call may move
+SLICE_S: Final = 0.003  # after which it ends
+LOOK_MESSAGES: Final = 16  # between two looks at the clock
 HEAP_MAX: Final = 1024  # messages of the current second that are ordered together
 MEMORY_BYTES: Final = 16 << 20  # of a queue that has no limit of its own
 SHARE: Final = 128  # a second's bucket may hold one part in so many of the queue's memory
@@ -80,9 +84,10 @@ class Delays:
         self, queue: bytes, headers: HeaderCodec, *, is_durable: bool,
         open_part: Callable[[bytes, bool], BackingQueue],
         close_part: Callable[[BackingQueue], None] | None,
-        arrive: Arrive, on_event: Callable[[str, str], None],
+        arrive: Arrive, on_event: Callable[[str, str], None], clock: Clock,
     ) -> None:  # fmt: skip
         self._queue = queue
+        self._clock = clock
         self._headers = headers
         self._is_durable = is_durable
         self._open_part = open_part
@@ -166,24 +171,35 @@ class Delays:
         return self._next_ms
 
     def step(self, now_ms: int, quota: int = SLICE) -> bool:
-        """Move what is due, at most `quota` messages. True if there is more to do at once."""
+        """Move what is due, at most `quota` messages, for SLICE_S. True if there is more to do at
+        once."""
         next_ms = self.next_ms()
         if not next_ms or now_ms < next_ms:
             return False
         self._next_ms = -1
         due = [bucket for bucket in self._buckets.values() if bucket.acts_ms <= now_ms]
         due.sort(key=lambda bucket: bucket.end_ms)
+        until_s = self._clock.monotonic() + SLICE_S
         for bucket in due:
-            quota = self._run(bucket, now_ms, quota)
+            quota = self._run(bucket, now_ms, quota, until_s)
             if not quota:
                 break
         return 0 < self.next_ms() <= now_ms
 
-    def _run(self, bucket: Bucket, now_ms: int, quota: int) -> int:
-        """Move messages of one bucket that has begun. Return what is left of the quota."""
+    def _run(self, bucket: Bucket, now_ms: int, quota: int, until_s: float) -> int:
+        """Move messages of one bucket that has begun. Return what is left of the quota, 0 if the
+        time is over."""
         heap = bucket.heap
+        looked = 0
         while quota:
-            self._fill(bucket)
+            if looked >= LOOK_MESSAGES:
+                if self._clock.monotonic() > until_s:
+                    return 0
+                looked = 0
+            looked += 1
+            if not _is_ordered(bucket) and self._fill(bucket):
+                looked = LOOK_MESSAGES
+                continue
             if not heap or (bucket.level == SECOND and heap[0][0] > now_ms):
                 break
             due_ms, tag = heapq.heappop(heap)
@@ -207,12 +223,16 @@ class Delays:
             bucket.part.unlink()
         return quota
 
-    def _fill(self, bucket: Bucket) -> None:
-        while len(bucket.heap) < HEAP_MAX:
+    def _fill(self, bucket: Bucket) -> bool:
+        """Find out when the next messages are due, LOOK_MESSAGES of them. Returns whether there
+        were any."""
+        heap = bucket.heap
+        for n in range(min(LOOK_MESSAGES, HEAP_MAX - len(heap))):
             head = bucket.part.drop(ack_required=True)  # nothing is read
             if head is None:
-                break
-            heapq.heappush(bucket.heap, (head.expiry_ms, head.tag))
+                return n > 0
+            heapq.heappush(heap, (head.expiry_ms, head.tag))
+        return True
 
     def _move_on(self, bucket: Bucket, tag: int, due_ms: int, now_ms: int) -> None:
         delivery = bucket.part.pending(tag, with_header=True)
@@ -310,9 +330,14 @@ def find_parts(names: Iterable[bytes]) -> dict[bytes, list[bytes]]:
     return found
 
 
+def _is_ordered(bucket: Bucket) -> bool:
+    """Return whether as many messages as possible are in the heap."""
+    return len(bucket.heap) >= HEAP_MAX or not bucket.part.len()
+
+
 def _due(bucket: Bucket) -> int:
     """Return when the bucket needs work, 0 for never."""
-    if bucket.heap and bucket.level == SECOND:
+    if bucket.heap and bucket.level == SECOND and _is_ordered(bucket):
         return bucket.heap[0][0] or bucket.acts_ms
     if bucket.heap or bucket.part.len():
         return bucket.acts_ms

@@ -124,6 +124,8 @@ PUBLISH_MESSAGES: Final = STEP_MESSAGES_MIN  # paged out by one fetch, at most
 PUBLISH_BYTES: Final = 64 << 10  # by one fetch or publish: no more after the one that passes this
 SLICE_MESSAGES: Final = 256  # of `resume`
 SLICE_BYTES: Final = 1 << 20
+ALONE: Final = 16  # pending messages at once whose rows are read without neighbours
+SPAN_SLOTS: Final = 4096  # that one read for them may have, 256 KiB
 PENDING_BLOCK: Final = 512  # seqs of pending messages whose slots are read for a walk over all
 ROLL_ROWS: Final = 256  # gammas that one step rolls into delta: nothing is written for them
 
@@ -406,20 +408,25 @@ def roll_pending(state: QueueRam, rows_max: int) -> None:
 
 
 def load_pending(state: QueueRam, tags: list[int]) -> int:
-    """Read the rows of those of these pending messages that have none, with neighbours. Return how
-    many rows were read. One whose slot is damaged is set aside: it is not pending any more, and
-    stays for salvage. Raises OSError."""
+    """Read the rows of those of these pending messages that have none; of few with neighbours, of
+    ALONE or more without, which may be far apart. Return how many rows were read. One whose slot is
+    damaged is set aside: it is not pending any more, and stays for salvage. Raises OSError."""
     paged = state.disk_pending
     if not any(paged.is_far(tag) for tag in tags):
         return 0
     paged.close_window()
     before = paged.far_count
     most = pending_rows_max(state)
-    for seq in sorted(tags):
+    far = sorted([tag for tag in tags if paged.is_far(tag)])
+    if len(far) >= ALONE:
+        for seqs in _near_each_other(far, state.index.slots):
+            state.unacked_bytes -= paged.bring(_rows_of_far(state, seqs))
+    for seq in far:
         if not paged.is_far(seq):
             continue
-        start, stop = paged.block_of(seq, most)
-        state.unacked_bytes -= paged.bring(_far_rows(state, start, stop))
+        if len(far) < ALONE:
+            start, stop = paged.block_of(seq, most)
+            state.unacked_bytes -= paged.bring(_far_rows(state, start, stop))
         if paged.is_far(seq):
             state.unacked_bytes -= paged.remove_far(seq)
             state.set_aside[seq] = f"the slot of pending seq {seq} does not verify"
@@ -427,7 +434,7 @@ def load_pending(state: QueueRam, tags: list[int]) -> int:
                 f"seq {seq} of queue {state.index.number} set aside: {state.set_aside[seq]}"
             )
     n_read = before - paged.far_count
-    if paged.window.count > most:
+    if paged.window.count > most and len(far) < ALONE:
         paged.trim_window(set(tags), most)
     return n_read
 
@@ -444,13 +451,30 @@ def forget_far(state: QueueRam, seq: int) -> None:
 
 
 def _far_rows(state: QueueRam, start: int, stop: int) -> list[Row]:
-    """Return rows of the far pending messages from start to stop - 1, which are of one segment,
-    without those whose slots are damaged. They know the store files of their bodies."""
-    paged = state.disk_pending
-    seqs = paged.far_between(start, stop)
-    if not seqs:
-        return []
-    rows = rows_on_disk(state, seqs, set(paged.transients_between(start, stop)))
+    """Return rows of the far pending messages from start to stop - 1, which are of one segment, as
+    `_rows_of_far`."""
+    seqs = state.disk_pending.far_between(start, stop)
+    return _rows_of_far(state, seqs) if seqs else []
+
+
+def _near_each_other(seqs: list[int], slots: int) -> Iterator[list[int]]:
+    """Yield these seqs, ascending, in lists of those of one segment, and of so few slots that all
+    of them are read at once."""
+    some: list[int] = []
+    for seq in seqs:
+        if some and (seq // slots != some[0] // slots or seq - some[0] >= SPAN_SLOTS):
+            yield some
+            some = []
+        some.append(seq)
+    yield some
+
+
+def _rows_of_far(state: QueueRam, seqs: list[int]) -> list[Row]:
+    """Return rows of these far pending messages, ascending, of one segment, without those whose
+    slots are damaged. They know the store files of their bodies."""
+    start = seqs[0]
+    transients = state.disk_pending.transients_between(start, seqs[-1] + 1)
+    rows = rows_on_disk(state, seqs, set(transients))
     stored = [row for row in rows if row.flags & IN_STORE and row.flags & AT_ENTRY]
     if stored:
         files = state.index.files(start // state.index.slots)

@@ -5,15 +5,20 @@ import errno
 import pytest
 
 from penstock.codec.spec import (
+    BasicConsume,
+    BasicConsumeOk,
     BasicGet,
     BasicReject,
     QueueBind,
     QueueBindOk,
+    QueueDeclare,
+    QueueDeclareOk,
     TxCommit,
     TxCommitOk,
     TxSelect,
     TxSelectOk,
 )
+from penstock.errors import ChannelError
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.broker_steps import declared
 from tests.helpers.vhost_rig import classic
@@ -183,3 +188,46 @@ def test_dead_letters_that_expire_at_other_times(rig: BrokerRig, room: int) -> N
         n += 1
     has_room(rig)
     assert depths(rig) == [n, n, 0]
+
+
+def use_up_log(rig: BrokerRig) -> None:
+    """Bind a queue until the log has no room left."""
+    for n in range(1000):
+        rig.vhost.bind_queue("q", "amq.topic", f"{n}")
+        rig.turn()
+
+
+@pytest.mark.parametrize("bindings", [0, 600])
+def test_a_queue_that_ends_meanwhile_is_deleted_when_there_is_room(
+    rig: BrokerRig, bindings: int
+) -> None:
+    """Nobody finds it from its end on, and another one of its name has to wait for the room."""
+    c, other = rig.client().open(), rig.client().open()
+    c.call(1, QueueDeclare(queue="mine", durable=True, auto_delete=True), QueueDeclareOk)
+    c.call(1, BasicConsume(queue="mine"), BasicConsumeOk)
+    for n in range(bindings):
+        rig.vhost.bind_queue("mine", "amq.topic", f"{n}")
+    bound(other, "q")
+    rig.turn()
+    rig.fs.capacity = rig.fs.used_bytes() + 44_000
+    while not rig.vhost.engine.journal.blocked:
+        publish(rig, other)
+    rig.fs.capacity = rig.fs.used_bytes()
+    with pytest.raises(ChannelError, match="no space"):
+        use_up_log(rig)
+    c.handler.lost()
+    for _ in range(3):
+        rig.tick(1)
+    assert not rig.vhost.table.has("mine")
+    before = rig.vhost.queues["mine"]
+    assert not [text for kind, text in rig.events if kind in ("internal_error", "stopped")]
+    again = rig.client().open()
+    again.send(1, QueueDeclare(queue="mine", durable=True))
+    rig.turn()
+    assert again.methods(QueueDeclareOk) == []
+    has_room(rig)
+    assert rig.vhost.queues.get("mine") is not before
+    assert rig.vhost.router.count_at("q", "mine") == 0
+    assert before.is_deleted
+    rig.restart()
+    assert rig.vhost.table.has("mine") == (len(again.methods(QueueDeclareOk)) == 1)

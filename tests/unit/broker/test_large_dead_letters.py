@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.broker import background_tasks
+from penstock.broker import background_tasks, queue_table
 from penstock.broker.broker_stream import BrokerStream
+from penstock.broker.topology import LargeLetters
 from penstock.codec.spec import (
     BasicAck,
+    BasicConsume,
+    BasicConsumeOk,
     BasicGet,
     BasicNack,
     BasicReject,
@@ -270,6 +273,34 @@ def test_a_deletion_does_not_wait_for_room_on_the_disk_for_ever(rig: BrokerRig) 
         rig.tick(1.0)
     assert not rig.vhost.table.has("q")
     assert len(client.methods(QueueDeleteOk)) == 1
+
+
+@pure_only  # a method is replaced
+@pytest.mark.parametrize("how", ["exclusive", "auto-delete"])
+def test_nor_does_the_end_of_a_queue_with_its_connection(
+    rig: BrokerRig, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = rig.client().open()
+    declare = QueueDeclare(
+        queue="mine", durable=True, exclusive=how == "exclusive", auto_delete=how == "auto-delete",
+        arguments={"x-dead-letter-exchange": "all"},
+    )  # fmt: skip
+    client.call(1, declare, QueueDeclareOk)
+    client.call(1, BasicConsume(queue="mine"), BasicConsumeOk)
+    client.publish(1, "", "mine", LARGE, delivery_mode=2)
+    rig.turn()
+
+    def waits(_letters: LargeLetters) -> int:
+        return background_tasks.ASLEEP
+
+    monkeypatch.setattr(LargeLetters, "step", waits)
+    client.send(1, BasicReject(delivery_tag=1, requeue=False))
+    client.handler.lost()
+    for _ in range(int(queue_table.LETTERS_S) - 1):
+        rig.tick(1.0)
+        assert rig.vhost.table.has("mine")
+    rig.tick(2.0)
+    assert "mine" not in rig.vhost.queues
 
 
 def test_a_message_that_cannot_be_read_stays_pending(rig: BrokerRig) -> None:

@@ -136,6 +136,14 @@ def test_a_slice_ends_when_its_time_is_over() -> None:
     assert looks == 4  # 10 ms from the first look, one every 4 ms
 
 
+def test_what_came_before_the_first_look_counts() -> None:
+    """One message whose headers an exchange reads may take as long as a slice."""
+    budget = TurnBudget(ManualClock())
+    budget.begin()
+    budget.left -= int(dispatch.SLICE_S / dispatch.STEP_S) + 100
+    assert budget.is_over()
+
+
 def test_a_slice_ends_after_so_many_steps_if_the_clock_stands_still() -> None:
     budget = TurnBudget(ManualClock())
     budget.begin()
@@ -224,6 +232,41 @@ def test_queues_that_share_places_end_a_turn_when_its_time_is_over(rig: Operatio
     found = delivered_a_turn(rig, client)
     assert max(found) <= 5 * dispatch.LOOK_MESSAGES
     assert sum(found) == 2000
+
+
+def test_what_is_served_at_once_ends_when_its_time_is_over(rig: OperationRig) -> None:
+    """A declare counts what is left when consumers have had their part, as far as that goes."""
+    rig.result("declare_queue", queue="q")
+    rig.put("q", *(b"x" for _ in range(1000)))
+    client, other = rig.client().open(1), rig.client().open(1)
+    client.send(1, BasicConsume(queue="q", no_ack=True))
+    rig.vhost.engine.clock = TickingClock()
+    other.send(1, QueueDeclare(queue="q", passive=True))
+    left = len(ready(rig))
+    assert 1000 - 4 * dispatch.LOOK_MESSAGES <= left < 1000
+    rig.vhost.engine.clock = rig.clock
+    rig.turn()
+    (declared,) = other.methods(QueueDeclareOk)
+    assert declared.message_count == left
+    assert len(client.messages()) == 1000
+
+
+def test_events_whose_copies_die_at_once_are_published_in_slices(rig: OperationRig) -> None:
+    """Each is a dead letter for many queues, which the event itself is not."""
+    rig.result("declare_exchange", exchange="dead", type="fanout")
+    for n in range(100):
+        rig.result("declare_queue", queue=f"d{n}")
+        rig.vhost.bind_queue(f"d{n}", "dead", "")
+    arguments = {"x-message-ttl": 0, "x-dead-letter-exchange": "dead"}
+    rig.result("declare_queue", queue="q", arguments=arguments)
+    rig.vhost.bind_queue("q", EVENTS, "queue.created")
+    rig.turn()
+    client = rig.client().open(1)
+    for n in range(60):
+        client.send(1, QueueDeclare(queue=f"new{n}"))
+    rig.vhost.budget.clock = TickingClock()
+    assert dearest_turn(rig, 1000) < 2 * LINES_MAX
+    assert len(ready(rig, "d99")) == 60
 
 
 def test_a_stream_ends_a_turn_when_its_time_is_over(rig: OperationRig) -> None:
@@ -799,6 +842,22 @@ def test_methods_with_large_arguments_are_handled_one_by_one() -> None:
     assert len(rig.vhost.exchanges) - before == 16
 
 
+def test_methods_that_change_routes_are_handled_one_by_one() -> None:
+    """Each may take a millisecond, however small its arguments are."""
+    rig = BrokerRig()
+    client = rig.client().open(1)
+    client.call(1, QueueDeclare(queue="q"), QueueDeclareOk)
+    clock = TickingClock()
+    clock.step_s = dispatch.SLICE_S
+    rig.vhost.budget.clock = clock
+    bind = [QueueBind(queue="q", exchange="amq.fanout", routing_key=f"k{n}", nowait=True)
+            for n in range(16)]  # fmt: skip
+    client.raw(b"".join(frame(1, one) for one in bind))
+    assert rig.vhost.router.binding_count <= 3
+    rig.turn()
+    assert rig.vhost.router.binding_count == 16
+
+
 @pytest.mark.parametrize("ending", ["", "frame", "error", "lost", "closed"])
 def test_many_methods_in_one_read_are_parsed_in_slices(ending: str) -> None:
     rig = BrokerRig()
@@ -859,6 +918,25 @@ def test_messages_with_large_headers_are_few_in_a_slice(
     assert dearest_turn(rig) < 2 * LINES_MAX
     found = asked[0].result
     assert len(found if op == "get_messages" else found["messages"]) == 12
+
+
+@pytest.mark.parametrize("kind", ["headers", "x-consistent-hash"])
+def test_an_exchange_looks_at_few_large_headers_in_a_slice(rig: OperationRig, kind: str) -> None:
+    arguments = {"hash-header": "h"} if kind == "x-consistent-hash" else {}
+    rig.result("declare_queue", queue="q")
+    rig.result("declare_exchange", exchange="x", type=kind, arguments=arguments)
+    rig.vhost.bind_queue("q", "x", "1")
+    client = rig.client().open(1)
+    clock = TickingClock()
+    clock.step_s = dispatch.SLICE_S
+    rig.vhost.budget.clock = clock
+    properties = BasicProperties(headers={"h": [[n] for n in range(400)]})
+    body = content_frames(1, properties.encode(), b"x", 131_072)
+    head = frame(1, BasicPublish(exchange="x", routing_key="k"))
+    client.raw((head + body) * 16)
+    assert len(ready(rig)) <= 3
+    rig.turn()
+    assert len(ready(rig)) == 16
 
 
 def test_a_match_looks_at_few_large_headers_in_a_slice(rig: OperationRig) -> None:
@@ -990,9 +1068,18 @@ def bound(rig: OperationRig, count: int) -> None:
     rig.turn()
 
 
+@pytest.mark.parametrize("size", ["many", "large"])
 @pytest.mark.parametrize("what", ["queue", "exchange"])
-def test_what_has_many_bindings_is_deleted_after_them(rig: OperationRig, what: str) -> None:
-    bound(rig, 1500)
+def test_what_has_many_bindings_is_deleted_after_them(
+    rig: OperationRig, what: str, size: str
+) -> None:
+    bound(rig, 1500 if size == "many" else 0)
+    if size == "large":  # each is read for an event
+        for n in range(500):
+            rig.vhost.bind_queue("q", "x", f"a.b{n}.c", {"x": [None] * 200})
+        rig.result("declare_queue", queue="events")
+        rig.vhost.bind_queue("events", EVENTS, "binding.deleted")
+        rig.turn()
     client, other = rig.client().open(1), rig.client().open(1)
     method = QueueDelete(queue="q") if what == "queue" else ExchangeDelete(exchange="x")
     assert cost_of(lambda: client.send(1, method)).lines < LINES_MAX
@@ -1002,7 +1089,7 @@ def test_what_has_many_bindings_is_deleted_after_them(rig: OperationRig, what: s
     assert not client.events, "what follows waits"
     other.publish(1, "", "q", b"meanwhile")
     other.send(1, QueueDeclare(queue="q", durable=True))
-    assert dearest_turn(rig, 1000) < LINES_MAX
+    assert dearest_turn(rig, 1000) < (LINES_MAX if size == "many" else 4 * LINES_MAX)
     rig.turn()
     kind = QueueDeleteOk if what == "queue" else ExchangeDeleteOk
     assert len(client.methods(kind)) == 1
@@ -1011,7 +1098,7 @@ def test_what_has_many_bindings_is_deleted_after_them(rig: OperationRig, what: s
     for _ in range(2):
         assert rig.vhost.table.has("q") == (what != "queue")
         assert ("x" in rig.vhost.exchanges) == (what == "queue")
-        assert rig.vhost.router.binding_count == 0
+        assert rig.vhost.router.count_from("x") == rig.vhost.router.count_at("q", "q") == 0
         rig.restart()
 
 

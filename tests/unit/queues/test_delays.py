@@ -1,15 +1,18 @@
 """Delays: the wheel, by itself where arithmetic will do, else under an AMQQueue."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from penstock.errors import DiskFullError
+from penstock.queues import delays
 from penstock.queues.backing_queue import BackingQueue, Delivery
 from penstock.queues.delays import (
     HEAP_MAX,
     HOUR,
     LEAD_MS,
+    LOOK_MESSAGES,
     MINUTE,
     SECOND,
     SHARE_BYTES_MIN,
@@ -135,6 +138,33 @@ def test_overdue_messages_come_in_slices(world: AmqWorld) -> None:
     assert world.q.len() == SLICE
     world.tick()
     assert world.drain() == [str(i) for i in range(n)]
+
+
+def test_overdue_messages_come_for_a_slice_of_time(
+    world: AmqWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may be read from disk. What is due in a second keeps its order."""
+    n = 200
+    for i in range(n):
+        world.q.publish(b"", b"%03d" % i, OS, delay_ms=2000 - i)
+    world.rig.clock.advance(100)
+    looks = 0
+
+    def monotonic() -> float:
+        nonlocal looks
+        looks += 1
+        return looks * delays.SLICE_S / 3
+
+    monkeypatch.setattr(world.q.delays, "_clock", SimpleNamespace(monotonic=monotonic))
+    steps, most = 0, 0
+    while world.q.delays.count():
+        before = world.q.len()
+        world.q.delays.step(world.now_ms)
+        most = max(most, world.q.len() - before)
+        steps += 1
+    assert most <= 4 * LOOK_MESSAGES
+    assert steps > n // (4 * LOOK_MESSAGES)
+    assert world.drain() == [f"{i:03d}" for i in reversed(range(n))]
 
 
 def test_more_than_are_looked_at_together_all_come() -> None:

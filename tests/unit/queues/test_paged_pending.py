@@ -183,6 +183,20 @@ def test_acks_at_random_read_little_each() -> None:
     real(world.q).state.check()
 
 
+def test_many_messages_far_apart_are_settled_without_their_neighbours() -> None:
+    """One connection of many that share a queue: each tag lies in a block of its own."""
+    world = Held()
+    tags = world.hold(N)
+    some = [tag for tag in tags[:: N // 256] if paged(world).is_far(tag)]
+    assert len(some) > 100
+    far, reads = paged(world).far_count, world.reads()
+    world.q.requeue(some, OS, attempted=False)
+    assert far - paged(world).far_count <= len(some), "no neighbour was brought"
+    assert world.reads() - reads <= 3 * (N // SLOTS)
+    assert paged(world).window.count == 0
+    real(world.q).state.check()
+
+
 def test_acks_of_stored_bodies_with_headers_read_by_segments() -> None:
     """Where in the store a body is stands beside the header, and not in the slot."""
     world = Held(SMALL, body_bytes=STORED, header=b"header")

@@ -8,8 +8,10 @@ from penstock.errors import DiskFullError, StoppedError, UnknownQueueError
 from penstock.storage.engine import StorageEngine
 from penstock.storage.files.durability import DISK, OS
 from penstock.storage.index.queue_index import QueueIndex
+from penstock.storage.journal import journal
 from penstock.storage.journal.checkpoint import IDLE
 from penstock.storage.log import record
+from tests.helpers.builds import pure_only
 from tests.helpers.engine_rig import STORED, EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 
@@ -314,7 +316,10 @@ def test_a_publish_in_the_middle_is_our_mistake_and_stops_the_engine() -> None:
         rig.engine.sync()
 
 
-def test_a_log_that_cannot_take_the_record_stops_the_engine_and_recovery_knows_nothing() -> None:
+@pure_only  # a constant is replaced
+def test_a_log_that_cannot_take_the_record_stops_the_engine_and_recovery_knows_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rig = EngineRig()
     queues = declare(rig)
     for queue in queues:
@@ -334,6 +339,11 @@ def test_a_log_that_cannot_take_the_record_stops_the_engine_and_recovery_knows_n
             for queue in queues:
                 rig.engine.purge(queue, [], OS)
 
+    with pytest.raises(DiskFullError):
+        act()
+    rig.engine.journal.check()
+    assert [rig.engine.queue(name).count for name in NAMES] == [1, 1, 1, 1], "nothing has happened"
+    monkeypatch.setattr(journal, "GROUP_BYTES", 0)  # the record is larger than there is room for
     with pytest.raises(DiskFullError):
         act()
     with pytest.raises(StoppedError):

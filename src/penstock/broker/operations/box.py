@@ -173,7 +173,7 @@ def _delete(call: Call, *, sends_first: bool = True) -> None:
     def again() -> None:
         call.answer_errors(lambda: _delete(call, sends_first=False))
 
-    if sends_first and call.vhost.sends_first(queue, again):
+    if sends_first and call.vhost.table.sends_first(queue, again):
         return
     call.vhost.delete_queue_then(queue, lambda _, lsn: call.settled(lsn, None), call.fail)
 

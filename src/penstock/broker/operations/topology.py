@@ -64,7 +64,7 @@ def _delete_queue(call: Call, *, sends_first: bool = True) -> None:
     def again() -> None:
         call.answer_errors(lambda: _delete_queue(call, sends_first=False))
 
-    if sends_first and vhost.sends_first(queue, again):
+    if sends_first and vhost.table.sends_first(queue, again):
         return
     vhost.delete_queue_then(
         queue, lambda count, lsn: call.settled(lsn, {"messages": count}), call.fail,

@@ -29,7 +29,9 @@ Inside, each operation is applied at once and kept for the record. The record's 
 so nothing else may be appended meanwhile (a publish, move or transaction is an AssertionError), and
 no checkpoint makes its cut. Groups nest: the outermost makes the record, in the strongest mode of
 all. An exception inside does not undo what was applied, so the record is logged all the same. If
-the log cannot take the record, the engine stops.
+the log cannot take the record, the engine stops. So that a full disk does not stop it, the first
+operation of a group makes sure of room for a record of the usual size (`make_room`): DiskFullError
+then, and nothing has happened.
 """
 
 import contextlib
@@ -58,6 +60,7 @@ from penstock.storage.log import record
 from penstock.storage.log.transaction_log import TransactionLog
 
 READY_BYTES: Final = 1 << 20  # a smaller record waits no longer than others
+GROUP_BYTES: Final = 128 << 10  # of the record of an atomic group
 BESIDE_BYTES: Final = 1 << 20  # of a record beside its bodies, at most
 
 
@@ -286,6 +289,13 @@ class Journal:
     def one_record(self, mode: int) -> "OneRecord":
         """Return an atomic group, for a `with`; see the head of this module."""
         return OneRecord(self, mode)
+
+    def make_room(self) -> None:
+        """Make sure of room for a record of an atomic group. DiskFullError: nothing happened."""
+        try:
+            self.log.make_room(GROUP_BYTES)
+        except DiskFullError as error:
+            raise self.full(error) from error
 
     # ---- what is possible ----------------------------------------------------------------------
 
@@ -532,7 +542,10 @@ class OneRecord:
         return self
 
     def add(self, ops: list[record.Op], mode: int) -> int:
-        """Keep operations for the record. Returns the LSN that it will have."""
+        """Keep operations for the record. Returns the LSN that it will have. DiskFullError: they
+        are the first, and the log has no room."""
+        if not self.ops:
+            self._journal.make_room()
         lsn = self._journal.log.last_lsn + 1
         assert self.lsn in (0, lsn), "something else was appended in the middle of one record"
         self.lsn = lsn

@@ -490,6 +490,22 @@ class TransactionLog:
         self._full_from = self._group_bytes_max + record_bytes
         return True
 
+    def make_room(self, size: int) -> None:
+        """Have room for a record of so many bytes, at most an eighth of the smallest segment, in
+        the segment in use or the one ahead. DiskFullError: nothing has changed."""
+        self._check()
+        size = min(size, self._pool.bytes_min // 8)
+        if size <= self._room:
+            return
+        segment = self._pool.in_use[-1]
+        need = GROUP_HEADER_BYTES + size
+        end = segment.end
+        if self._parts:
+            end = aligned(end + GROUP_HEADER_BYTES + self._room_first - self._room)
+        ahead = self._pool.ahead
+        if end + need > segment.size and (ahead is None or FIRST_GROUP_OFFSET + need > ahead.size):
+            self._make_room(size)
+
     def _make_room(self, record_bytes: int) -> bool:
         """Open a group with room for a record. True if it is in another segment than before."""
         self._check()

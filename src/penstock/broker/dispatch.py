@@ -303,7 +303,7 @@ class Source(ABC):
 Reply = Callable[[object], None]
 
 TURN_SLICE: Final = 4096  # messages that one turn delivers
-LOOK_MESSAGES: Final = 32  # deliveries between two looks at the clock
+LOOK_MESSAGES: Final = 8  # deliveries between two looks at the clock
 DELIVER_S: Final = 0.010  # from the first look, after which a turn delivers no more
 RETRY_S: Final = 1.0  # after which a source that had no space is tried again
 

@@ -619,9 +619,12 @@ class Leasing:
     # ---- the end -------------------------------------------------------------------------------
 
     def delete(self) -> None:
-        """Delete the pages, because the queue is deleted."""
-        for reader in list(self._pages):
-            self._forget_pages(reader)
+        """Delete the pages in another thread, because the queue is deleted: no other queue has the
+        same directories."""
+        trees = [pages.path for pages in self._pages.values()]
+        self.close()
+        if trees:
+            self._engine.journal.delete_files([], trees)
 
     def close(self) -> None:
         """Close the files of the pages."""

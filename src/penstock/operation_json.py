@@ -69,6 +69,26 @@ class JsonParts:
         self._comma = b""
         self._write(bracket, None)
 
+    def begin_text(self, key: str) -> None:
+        """Begin a long text, with its key: `add_text` adds its parts, `end_text` ends it."""
+        self.begin(b'"', key)
+
+    def add_text(self, text: str) -> None:
+        """Add a part of a long text."""
+        self._comma = b""
+        self._write(_text_of(text, is_exact=self._is_exact)[1:-1], None)
+
+    def end_text(self) -> None:
+        """End a long text."""
+        self.end(b'"')
+
+    def add_parts(self, value: "JsonParts") -> None:
+        """Add a value that was written apart, which is forgotten there."""
+        for part in value.take():
+            self._write(part, None)
+            self._comma = b""
+        self._comma = b","
+
     def take(self) -> list[bytes]:
         """Return the text in parts that follow one another, at least one, and forget it."""
         self._join()

@@ -624,7 +624,7 @@ class Leasing:
         trees = [pages.path for pages in self._pages.values()]
         self.close()
         if trees:
-            self._engine.journal.delete_files([], trees)
+            self._engine.leases.delete_pages(trees)
 
     def close(self) -> None:
         """Close the files of the pages."""

@@ -18,6 +18,8 @@ Each held tag is remembered with the AMQQueue in which it is pending, so that a 
 in another queue after a restart or a deletion of the first.
 """
 
+import base64
+import codecs
 from collections.abc import Collection, Generator, Iterator
 from functools import partial
 from typing import Final
@@ -56,6 +58,7 @@ from penstock.errors import (
     QueueFullError,
 )
 from penstock.fast_crc import pieces_of
+from penstock.message import QueuedMessage
 from penstock.operation_json import JsonParts, in_seconds, loads, payload
 from penstock.operation_table import GET_MAX
 from penstock.queues.amq_queue import AMQQueue
@@ -75,6 +78,7 @@ STAYING_MAX: Final = 10_000  # messages that cannot move, of one call
 HELD_MS: Final = 10_000
 MANDATORY: Final = 1
 UTF8_BYTES_MAX: Final = 4  # of a character
+SHOWN_BYTES: Final = 255 << 10  # of a piece of a longer body: a multiple of 3, for base64
 FRAME_MAX: Final = 131_072  # of an output that nothing is written to
 _OF_ACKMODE: Final = {
     "ack_requeue_true": REQUEUE, "reject_requeue_true": REQUEUE, "ack_requeue_false": ACK,
@@ -488,23 +492,30 @@ def _got(call: Call, queue: BrokerQueue) -> Slices:
     found.begin(b"[")
     tags: list[int] = []
     size = again = 0
+    is_damaged = False
     how = RELEASE
     try:
         while len(tags) < most and size < REPLY_BYTES and _is_served(queue, amq):
-            delivery = amq.fetch(in_pieces=True)
+            delivery = amq.fetch(in_pieces=not is_damaged)  # read whole, it is set aside
+            is_damaged = False
             if delivery is None:
                 if not amq.has_more_expired:
                     break
                 yield
                 continue
             tags.append(delivery.tag)
-            again += delivery.is_redelivered
             message = _message(vhost, queue, delivery, has_count=queue.is_quorum)
             call.check_room(found.bytes + _shown_bytes(call, delivery.message.size))
+            more: dict[str, object] = {"message_count": queue.len()}
             try:
-                found.add({**_shown(call, message, delivery), "message_count": queue.len()})
+                yield from _add_shown(call, found, message, delivery, more)
             except CorruptionError:
-                amq.release([tags.pop()])  # whoever fetches it next sets it aside
+                tag = tags.pop()
+                if _is_served(queue, amq):
+                    amq.release([tag])
+                is_damaged = True
+                continue
+            again += delivery.is_redelivered
             call.check_room(found.bytes + 1)
             size += _bytes_of(delivery)
             budget.left -= ROW_STEPS + _bytes_of(delivery) // STEP_BYTES
@@ -541,23 +552,108 @@ def _shown_bytes(call: Call, size: int) -> int:
     return size if truncate is None else min(size, truncate)
 
 
-def _shown(call: Call, message: dict[str, object], delivery: Delivery) -> dict[str, object]:
-    """Return a message as RabbitMQ's HTTP API has it, by the arguments truncate and encoding. Of a
-    large body what is shown is read, and the next character. CorruptionError: it is damaged."""
-    body, size = message["body"], delivery.message.size
-    assert isinstance(body, bytes)
-    if delivery.message.body is None:
-        stored = call.vhost.engine.bodies.open(delivery.message)
-        try:
-            body = stored.read(_shown_bytes(call, size) + UTF8_BYTES_MAX)
-        finally:
-            stored.close()
-    return {
+def _add_shown(
+    call: Call, found: JsonParts, message: dict[str, object], delivery: Delivery,
+    more: dict[str, object],
+) -> Generator[None, None, None]:  # fmt: skip
+    """Add a message as RabbitMQ's HTTP API has it, by the arguments truncate and encoding, and then
+    `more`. What is shown of a large body is read in slices. CorruptionError: it is damaged, and
+    nothing was added."""
+    size, encoding = delivery.message.size, call.args.text("encoding")
+    shown: dict[str, object] = {
         "payload_bytes": size, "redelivered": message["redelivered"],
         "exchange": message["exchange"], "routing_key": message["routing_key"],
         "properties": in_seconds(message["properties"]),
-        **payload(body, call.args.whole_or_none("truncate"), call.args.text("encoding")),
     }  # fmt: skip
+    n = _shown_bytes(call, size)
+    if n <= SHOWN_BYTES:
+        body = _PiecesShown(call, delivery.message, n + UTF8_BYTES_MAX).whole()
+        truncate = call.args.whole_or_none("truncate")
+        found.add({**shown, **payload(body, truncate, encoding), **more})
+        return
+    row = JsonParts(is_exact=call.is_operator)
+    row.begin(b"{")
+    for key, value in shown.items():
+        row.add(value, key)
+    is_text = encoding == "auto" and (yield from _is_text(call, delivery.message, n))
+    row.begin_text("payload")
+    yield from _add_body(call, row, delivery.message, n, is_text=is_text)
+    row.end_text()
+    row.add("string" if is_text else "base64", "payload_encoding")
+    for key, value in more.items():
+        row.add(value, key)
+    row.end(b"}")
+    found.add_parts(row)
+
+
+def _is_text(call: Call, message: QueuedMessage, n: int) -> Generator[None, None, bool]:
+    """Return what `payload` says of the first n bytes of a body: whether they are shown as text."""
+    pieces = _PiecesShown(call, message, n)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        while piece := pieces.read():
+            if b"\0" in piece:
+                return False
+            decoder.decode(piece)
+            if call.vhost.budget.left <= 0:
+                yield
+        decoder.decode(b"", n == message.size)
+    except UnicodeDecodeError:
+        return False
+    finally:
+        pieces.close()
+    return True
+
+
+def _add_body(
+    call: Call, row: JsonParts, message: QueuedMessage, n: int, *, is_text: bool
+) -> Generator[None, None, None]:
+    """Add the first n bytes of a body to a text that was begun: as they are, or in base64."""
+    pieces = _PiecesShown(call, message, n)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        while piece := pieces.read():
+            row.add_text(decoder.decode(piece) if is_text else base64.b64encode(piece).decode())
+            if call.vhost.budget.left <= 0:
+                yield
+    finally:
+        pieces.close()
+
+
+class _PiecesShown:
+    """The first n bytes of a body, from RAM or the store, which is read as far as they go.
+    CorruptionError: it is damaged."""
+
+    def __init__(self, call: Call, message: QueuedMessage, n: int) -> None:
+        self._budget = call.vhost.budget
+        self._body: bytes = message.body or b""
+        self._at: int = 0
+        self._end: int = min(n, message.size)
+        self._stored: StoredBody | None = None
+        if message.body is None:
+            self._stored = call.vhost.engine.bodies.open(message)
+
+    def whole(self) -> bytes:
+        """Return all of them, and close it."""
+        if self._stored is None:
+            return self._body[: self._end]
+        try:
+            return self._stored.read(self._end)
+        finally:
+            self.close()
+
+    def read(self) -> bytes:
+        """Return the next ones, b"" after the last, and subtract their steps from the budget."""
+        at, self._at = self._at, min(self._at + SHOWN_BYTES, self._end)
+        self._budget.left -= PIECE_STEPS
+        if self._stored is None:
+            return self._body[at : self._at]
+        return self._stored.read(self._at - at)
+
+    def close(self) -> None:
+        """Close the file of the store."""
+        if self._stored is not None:
+            self._stored.close()
 
 
 # ---- peek ----------------------------------------------------------------------------------------
@@ -595,12 +691,13 @@ def _peeked(call: Call, queue: BrokerQueue) -> Slices:
                 is_more = False
                 break
             call.check_room(message.size * 4 // 3)
-            whole = [delivery] if message.body is not None else queue.amq.browse(after, 1)
             after = delivery.tag
-            if whole and whole[0].tag == after:  # else it is damaged
-                found.add(_message(vhost, queue, whole[0]))
-                n += 1
-                size += _bytes_of(delivery)
+            try:
+                yield from _add_peeked(call, found, queue, delivery)
+            except CorruptionError:
+                continue
+            n += 1
+            size += _bytes_of(delivery)
             if vhost.budget.left < -BEYOND_STEPS:
                 break
         step = PEEK_SLICE if size < n * SMALL_BYTES else 1  # all bodies are in RAM at once
@@ -609,6 +706,29 @@ def _peeked(call: Call, queue: BrokerQueue) -> Slices:
     found.add(after, "after")
     found.end(b"}")
     return found
+
+
+def _add_peeked(
+    call: Call, found: JsonParts, queue: BrokerQueue, delivery: Delivery
+) -> Generator[None, None, None]:
+    """Add a message as operators get it, a large body in slices. CorruptionError: it is damaged,
+    and nothing was added."""
+    message = _message(call.vhost, queue, delivery)
+    if delivery.message.size <= SHOWN_BYTES:
+        found.add(message)
+        return
+    row = JsonParts(is_exact=call.is_operator)
+    row.begin(b"{")
+    del message["body"]
+    for key, value in message.items():
+        row.add(value, key)
+    row.begin(b"{", "body")
+    row.begin_text("b64")
+    yield from _add_body(call, row, delivery.message, delivery.message.size, is_text=False)
+    row.end_text()
+    row.end(b"}")
+    row.end(b"}")
+    found.add_parts(row)
 
 
 # ---- browse --------------------------------------------------------------------------------------
@@ -652,13 +772,13 @@ def _browsed(call: Call, queue: BrokerQueue) -> Slices:
                 if budget.left < -BEYOND_STEPS:
                     break
                 continue
-            facts = {
+            facts: dict[str, object] = {
                 "tag": delivery.tag, "time": message.time, "attempts": delivery.attempts,
                 "state": queue.amq.backing.state_of(delivery.tag),
             }  # fmt: skip
             call.check_room(found.bytes + _shown_bytes(call, message.size))
             try:
-                found.add({**_shown(call, one, delivery), **facts})
+                yield from _add_shown(call, found, one, delivery, facts)
             except CorruptionError:
                 continue
             call.check_room(found.bytes)

@@ -101,6 +101,10 @@ class LeaseEngine:
         """Return what readers have leased of a queue (its first part), by reader. Read-only."""
         return self._journal.state.leases.of(queue.number)
 
+    def delete_pages(self, paths: list[str]) -> None:
+        """Delete the directories of the pages of leases that are no more, in another thread."""
+        self._journal.delete_files([], paths)
+
     def find(self, queue: QueueIndex, reader: str) -> Lease:
         """Return the lease of a reader. UnknownLeaseError: there is none, or it is being
         released."""

@@ -87,11 +87,12 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     ]
     vhosts = found["vhosts"]
     serving = sum(one["state"] == "running" for one in vhosts)
-    if not lines:
-        lines = [f"healthy: {many(serving, 'vhost')} of {len(vhosts)} opened, "
-                 f"{many(found['connections'], 'connection')}"]  # fmt: skip
     tls = found["tls"] or {}
+    is_healthy = not lines
     lines += [f"warning: {text}" for text in tls.get("warnings", ())]
+    if is_healthy:
+        lines.append(f"healthy: {many(serving, 'vhost')} of {len(vhosts)} opened, "
+                     f"{many(found['connections'], 'connection')}")  # fmt: skip
     rows = [
         (
             "vhost" if i else "vhosts",

@@ -55,7 +55,8 @@ def test_status_says_first_what_is_wrong_and_what_to_do(
     listeners = {"amqp": 5672, "http": 15672, "amqps": 5671}
     assert FakeControl(status=STATUS | {"tls": tls, "listeners": listeners}).run("status") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == f"warning: {text}"
+    assert lines[0] == f"warning: {text}"
+    assert lines[1].startswith("healthy: ")
     assert "listens      amqp 127.0.0.1:5672, http 127.0.0.1:15672, amqps 127.0.0.1:5671" in lines
     assert "certificate  a.pem: until 2026-12-01T00:00:00" in "\n".join(lines)
     broker = FakeControl(status=WRONG)

@@ -7,7 +7,7 @@ import { Message } from "../parts/message.js";
 import { setParams } from "../parts/router.js";
 import { html, useEffect, useState } from "../parts/ui.js";
 import { Empty, Panel, Problem } from "../parts/words.js";
-import { matchOptions, move, movedText } from "./queue.js";
+import { countOption, matchOptions, move, movedText } from "./queue.js";
 
 const PAGE = 50;
 const BODY_BYTES = 64 << 10;
@@ -300,7 +300,7 @@ export async function replay(queue, match = {}) {
     ],
     command: (v) =>
       (v.to ? `penstock move ${shell(queue.name)} ${shell(v.to)}` : `penstock replay ${shell(queue.name)}`) +
-      `${matches} --count ${v.count}${ofVhost(queue.vhost)}`,
+      `${matches}${countOption(v.count)}${ofVhost(queue.vhost)}`,
     run: async (v) => {
       const answer = await post(path, { to: v.to || undefined, count: v.count || undefined, ...match });
       toast(movedText(answer), answer.stays ? "danger" : "ok");

@@ -470,6 +470,9 @@ export const matchOptions = (match) =>
     .map((one) => ` --match ${shell(one)}`)
     .join("");
 
+/** How many at most, as an option of a command; none if that is not said. */
+export const countOption = (n) => (n ? ` --count ${n}` : "");
+
 /** Asks where messages go, and moves them. match: only those with this {key, body, headers, tags}, as the API has it. */
 export function move(queue, match = {}) {
   const path = `${at("penstock", "queues", queue.vhost, queue.name)}/move`;
@@ -491,7 +494,7 @@ export function move(queue, match = {}) {
       },
     ],
     command: (v) =>
-      `penstock move ${shell(queue.name)} ${shell(v.to || "QUEUE")}${matchOptions(match)} --count ${v.count}${ofVhost(queue.vhost)}`,
+      `penstock move ${shell(queue.name)} ${shell(v.to || "QUEUE")}${matchOptions(match)}${countOption(v.count)}${ofVhost(queue.vhost)}`,
     run: async (v) => {
       const answer = await post(path, { ...match, to: v.to, count: v.count || undefined });
       toast(movedText(answer), answer.stays ? "danger" : "ok");

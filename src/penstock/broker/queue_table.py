@@ -1241,13 +1241,12 @@ class QueueTimers:
         return bool(heap) and heap[0][0] <= now_s
 
     def _expire(self, name: str, now_s: float, expires_ms: int) -> None:
-        """Delete a queue that nobody has used; try again after its x-expires if that fails."""
+        """Delete a queue that nobody has used; try again after its x-expires if that fails, unless
+        it only waits for room on the disk."""
         try:
             queue = self._table.find(name)
-            if queue is not None and self._table.has_many_bindings(name):
+            if queue is not None:
                 self._table.end_soon(queue)
-            elif queue is not None:
-                self._table.delete(queue)
         except Exception as error:  # noqa: BLE001 - it is reported
             self._dispatch.internal_error(f"queue {name!r}, which expired", error)
             self._push_expiry(now_s + expires_ms / 1000, name, expires_ms, now_s)

@@ -231,3 +231,22 @@ def test_a_queue_that_ends_meanwhile_is_deleted_when_there_is_room(
     assert before.is_deleted
     rig.restart()
     assert rig.vhost.table.has("mine") == (len(again.methods(QueueDeclareOk)) == 1)
+
+
+def test_an_unused_queue_is_deleted_when_there_is_room(rig: BrokerRig) -> None:
+    c = rig.client().open()
+    declared(c, "unused", x_expires=1000)
+    bound(c, "q")
+    rig.turn()
+    rig.fs.capacity = rig.fs.used_bytes() + 44_000
+    while not rig.vhost.engine.journal.blocked:
+        publish(rig, c)
+    rig.fs.capacity = rig.fs.used_bytes()
+    with pytest.raises(ChannelError, match="no space"):
+        use_up_log(rig)
+    for _ in range(5):
+        rig.tick(1)
+    assert not rig.vhost.table.has("unused")
+    assert not [text for kind, text in rig.events if kind in ("internal_error", "stopped")]
+    has_room(rig)
+    assert "unused" not in rig.vhost.queues

@@ -418,7 +418,6 @@ class Dispatch:
         events. is_between: it is a further turn in this iteration of the loop, without background
         tasks."""
         self._is_due = False
-        self._late_at_s = 0.0
         self._look_at = TURN_SLICE - LOOK_MESSAGES
         budget = TURN_SLICE
         marked = self._marked
@@ -442,9 +441,10 @@ class Dispatch:
         has_more = self.has_background and (is_between or self.background())
         engine = self.engine
         has_more = has_more or engine.streams.has_unwritten or engine.log.has_unwritten
-        if self.budget is not None and not is_between:
-            self.budget.turned()
-        self._late_at_s = 0.0  # what is served before the next turn has its own time
+        if not is_between:
+            self._late_at_s = 0.0
+            if self.budget is not None:
+                self.budget.turned()
         if (marked or has_more) and not self._is_due:
             self._is_due = True
             return True

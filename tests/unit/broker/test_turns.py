@@ -209,6 +209,19 @@ def test_one_queue_ends_a_turn_when_its_time_is_over(rig: OperationRig) -> None:
     assert sum(found) == 1000
 
 
+def test_what_has_completed_and_the_turn_after_it_have_one_time(rig: OperationRig) -> None:
+    for name in ("p", "q"):
+        rig.result("declare_queue", queue=name)
+        rig.put(name, *(b"x" for _ in range(1000)))
+    client = rig.client().open(1)
+    client.send(1, BasicConsume(queue="p", no_ack=True))
+    client.send(1, BasicConsume(queue="q", no_ack=True))
+    rig.vhost.engine.clock = TickingClock()
+    rig.vhost.dispatch.run(is_between=True)
+    rig.vhost.dispatch.run()
+    assert len(client.messages()) <= 6 * dispatch.LOOK_MESSAGES
+
+
 def test_many_queues_end_a_turn_when_its_time_is_over(rig: OperationRig) -> None:
     for n in range(20):
         rig.result("declare_queue", queue=f"q{n}")

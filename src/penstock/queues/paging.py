@@ -417,7 +417,7 @@ def load_pending(state: QueueRam, tags: list[int]) -> int:
     paged.close_window()
     before = paged.far_count
     most = pending_rows_max(state)
-    far = sorted([tag for tag in tags if paged.is_far(tag)])
+    far = sorted({tag for tag in tags if paged.is_far(tag)})
     if len(far) >= ALONE:
         for seqs in _near_each_other(far, state.index.slots):
             state.unacked_bytes -= paged.bring(_rows_of_far(state, seqs))

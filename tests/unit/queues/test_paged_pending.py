@@ -197,6 +197,21 @@ def test_many_messages_far_apart_are_settled_without_their_neighbours() -> None:
     real(world.q).state.check()
 
 
+@pytest.mark.parametrize("call", ["ack", "requeue", "forget"])
+def test_tags_that_come_twice_count_once(call: str) -> None:
+    world = Held(SMALL)
+    tags = world.hold(SMALL)
+    some = [tag for tag in tags if paged(world).is_far(tag)][:40]
+    count, unacked = paged(world).count, info_int(world.q, "unacked_bytes")
+    if call == "forget":
+        real(world.q).forget(some * 2)
+    else:
+        getattr(world.q, call)(some * 2, OS)
+    assert paged(world).count == count - len(some)
+    assert info_int(world.q, "unacked_bytes") < unacked
+    real(world.q).state.check()
+
+
 def test_acks_of_stored_bodies_with_headers_read_by_segments() -> None:
     """Where in the store a body is stands beside the header, and not in the slot."""
     world = Held(SMALL, body_bytes=STORED, header=b"header")

@@ -105,9 +105,10 @@ class TurnBudget:
         self._until_s = self.clock.monotonic()
         self._grant(LOOK_STEPS)
 
-    def begin_later(self, most: int = STEPS_MAX) -> None:
-        """Begin a slice of what was left of an earlier one, of `most` steps."""
-        self._used = STEPS_MAX - most
+    def begin_later(self, less: int = 0) -> None:
+        """Begin a slice of what was left of an earlier one. less: how many steps of STEPS_MAX it
+        does without."""
+        self._used = less
         self._until_s = self.clock.monotonic() + LATER_S
         self._grant(LOOK_STEPS)
 

@@ -69,18 +69,10 @@ class JsonParts:
         self._comma = b""
         self._write(bracket, None)
 
-    def begin_text(self, key: str) -> None:
-        """Begin a long text, with its key: `add_text` adds its parts, `end_text` ends it."""
-        self.begin(b'"', key)
-
     def add_text(self, text: str) -> None:
-        """Add a part of a long text."""
+        """Add a part of a long text, which was begun with its quotation mark as its bracket."""
         self._comma = b""
         self._write(_text_of(text, is_exact=self._is_exact)[1:-1], None)
-
-    def end_text(self) -> None:
-        """End a long text."""
-        self.end(b'"')
 
     def add_parts(self, value: "JsonParts") -> None:
         """Add a value that was written apart, which is forgotten there."""

@@ -454,7 +454,8 @@ class QueueOrStream(Source):
         self.consumers.remove(consumer)
 
     def serve(self, most: int = 0) -> int:
-        """Deliver at once what consumers have room for. Returns how many more messages they would
+        """Deliver at once what consumers have room for, as far as the turn's time for deliveries
+        goes; the rest follows in the next. Returns how many more messages they would
         take, `most` at most: messages that are held go to them later. Streams do nothing, because
         their readers miss nothing."""
         return 0

@@ -89,26 +89,27 @@ class TurnBudget:
         self.clock: Clock = clock
         self._granted: int = LOOK_STEPS
         self._used: int = 0
+        self._most: int = 0  # steps of this slice; 0: STEPS_MAX
         self._until_s: float = 0.0  # 0.0: the clock was not looked at in this slice
         self._turn_until_s: float = 0.0  # 0.0: not in this turn
         self._is_turn_over: bool = False
 
     def begin(self) -> None:
         """Begin the slice of what was just read of a client."""
-        self._used = 0
+        self._used = self._most = 0
         self._until_s = 0.0
         self._grant(SHORT_STEPS if self._is_turn_over else LOOK_STEPS)
 
     def begin_short(self) -> None:
         """Begin a slice of LOOK_STEPS, of what may go on in the same turn."""
-        self._used = 0
+        self._used = self._most = 0
         self._until_s = self.clock.monotonic()
         self._grant(LOOK_STEPS)
 
-    def begin_later(self, less: int = 0) -> None:
-        """Begin a slice of what was left of an earlier one. less: how many steps of STEPS_MAX it
-        does without."""
-        self._used = less
+    def begin_later(self, most: int = 0) -> None:
+        """Begin a slice of what was left of an earlier one. most: its steps; 0: STEPS_MAX."""
+        self._used = 0
+        self._most = most
         self._until_s = self.clock.monotonic() + LATER_S
         self._grant(LOOK_STEPS)
 
@@ -133,15 +134,15 @@ class TurnBudget:
         """Look at the clock. Returns whether the slice goes on, with more steps."""
         self._used += self._granted - self.left
         self._granted = self.left
-        if self._used >= STEPS_MAX:
+        if self._used >= (self._most or STEPS_MAX):
             return False
         now_s = self.clock.monotonic()
+        began_s = now_s - self._used * STEP_S
         if self._turn_until_s == 0.0:
-            self._turn_until_s = now_s + TURN_S - self._used * STEP_S
+            self._turn_until_s = began_s + TURN_S
         if self._until_s == 0.0:
             self._is_turn_over = now_s > self._turn_until_s
-            until_s = now_s + SLICE_S - self._used * STEP_S
-            self._until_s = min(until_s, self._turn_until_s)
+            self._until_s = min(began_s + SLICE_S, self._turn_until_s)
         if now_s > self._until_s:
             return False
         self._grant(LOOK_STEPS)

@@ -27,7 +27,7 @@ from typing import Final
 from penstock.broker.background_tasks import AGAIN, ASLEEP, BackgroundTask
 from penstock.broker.broker_queue import BrokerQueue, Consumer, QueueOrStream
 from penstock.broker.broker_stream import BrokerStream
-from penstock.broker.dispatch import STEP_BYTES, STEPS_MAX, Dispatch, TurnBudget
+from penstock.broker.dispatch import STEP_BYTES, Dispatch, TurnBudget
 from penstock.codec.properties import BasicProperties
 from penstock.errors import DiskFullError, QueueFullError
 from penstock.queues.amqp_headers import short_string, split_address
@@ -107,7 +107,7 @@ class Outbox(BackgroundTask):
         """Publish some messages; one that needs more steps goes on with the next slice."""
         budget = self._dispatch.budget
         assert budget is not None, "tasks run when the vhost is open"
-        budget.begin_later(STEPS_MAX - SLICE_STEPS)
+        budget.begin_later(SLICE_STEPS)
         while self._waiting:
             self._publish(self._waiting[0], budget)
             if budget.left <= 0 and budget.is_over():

@@ -928,11 +928,11 @@ class QueueTable:
             and not queue.is_deleted
             and not queue.is_ended
             and not self.open_leases(queue.name)
-            and not (sends_first and self.sends_first(queue, lambda: self._letters_sent(queue)))
+            and not (sends_first and self.sends_first(queue, partial(self._end_unused, queue)))
         ):
             self.end_soon(queue)
 
-    def _letters_sent(self, queue: QueueOrStream) -> None:
+    def _end_unused(self, queue: QueueOrStream) -> None:
         self.consumer_gone(queue, sends_first=False)
 
     def set_paused(self, queue: BrokerQueue, *, is_paused: bool) -> int:

@@ -88,9 +88,8 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     vhosts = found["vhosts"]
     serving = sum(one["state"] == "running" for one in vhosts)
     tls = found["tls"] or {}
-    is_healthy = not lines
     lines += [f"warning: {text}" for text in tls.get("warnings", ())]
-    if is_healthy:
+    if not found["problems"]:
         lines.append(f"healthy: {many(serving, 'vhost')} of {len(vhosts)} opened, "
                      f"{many(found['connections'], 'connection')}")  # fmt: skip
     rows = [

@@ -418,13 +418,12 @@ def load_pending(state: QueueRam, tags: list[int]) -> int:
     before = paged.far_count
     most = pending_rows_max(state)
     far = sorted({tag for tag in tags if paged.is_far(tag)})
-    if len(far) >= ALONE:
+    is_alone = len(far) >= ALONE
+    if is_alone:
         for seqs in _near_each_other(far, state.index.slots):
             state.unacked_bytes -= paged.bring(_rows_of_far(state, seqs))
     for seq in far:
-        if not paged.is_far(seq):
-            continue
-        if len(far) < ALONE:
+        if not is_alone and paged.is_far(seq):
             start, stop = paged.block_of(seq, most)
             state.unacked_bytes -= paged.bring(_far_rows(state, start, stop))
         if paged.is_far(seq):
@@ -434,7 +433,7 @@ def load_pending(state: QueueRam, tags: list[int]) -> int:
                 f"seq {seq} of queue {state.index.number} set aside: {state.set_aside[seq]}"
             )
     n_read = before - paged.far_count
-    if paged.window.count > most and len(far) < ALONE:
+    if paged.window.count > most and not is_alone:
         paged.trim_window(set(tags), most)
     return n_read
 

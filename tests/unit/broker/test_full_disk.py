@@ -197,6 +197,16 @@ def use_up_log(rig: BrokerRig) -> None:
         rig.turn()
 
 
+def fill(rig: BrokerRig, c: RigClient) -> None:
+    """Leave no room on the disk, nor in the log."""
+    rig.fs.capacity = rig.fs.used_bytes() + 44_000
+    while not rig.vhost.engine.journal.blocked:
+        publish(rig, c)
+    rig.fs.capacity = rig.fs.used_bytes()
+    with pytest.raises(ChannelError, match="no space"):
+        use_up_log(rig)
+
+
 @pytest.mark.parametrize("bindings", [0, 600])
 def test_a_queue_that_ends_meanwhile_is_deleted_when_there_is_room(
     rig: BrokerRig, bindings: int
@@ -209,12 +219,7 @@ def test_a_queue_that_ends_meanwhile_is_deleted_when_there_is_room(
         rig.vhost.bind_queue("mine", "amq.topic", f"{n}")
     bound(other, "q")
     rig.turn()
-    rig.fs.capacity = rig.fs.used_bytes() + 44_000
-    while not rig.vhost.engine.journal.blocked:
-        publish(rig, other)
-    rig.fs.capacity = rig.fs.used_bytes()
-    with pytest.raises(ChannelError, match="no space"):
-        use_up_log(rig)
+    fill(rig, other)
     c.handler.lost()
     for _ in range(3):
         rig.tick(1)
@@ -238,12 +243,7 @@ def test_an_unused_queue_is_deleted_when_there_is_room(rig: BrokerRig) -> None:
     declared(c, "unused", x_expires=1000)
     bound(c, "q")
     rig.turn()
-    rig.fs.capacity = rig.fs.used_bytes() + 44_000
-    while not rig.vhost.engine.journal.blocked:
-        publish(rig, c)
-    rig.fs.capacity = rig.fs.used_bytes()
-    with pytest.raises(ChannelError, match="no space"):
-        use_up_log(rig)
+    fill(rig, c)
     for _ in range(5):
         rig.tick(1)
     assert not rig.vhost.table.has("unused")

@@ -576,9 +576,9 @@ def _add_shown(
     for key, value in shown.items():
         row.add(value, key)
     is_text = encoding == "auto" and (yield from _is_text(call, delivery.message, n))
-    row.begin_text("payload")
+    row.begin(b'"', "payload")
     yield from _add_body(call, row, delivery.message, n, is_text=is_text)
-    row.end_text()
+    row.end(b'"')
     row.add("string" if is_text else "base64", "payload_encoding")
     for key, value in more.items():
         row.add(value, key)
@@ -723,9 +723,9 @@ def _add_peeked(
     for key, value in message.items():
         row.add(value, key)
     row.begin(b"{", "body")
-    row.begin_text("b64")
+    row.begin(b'"', "b64")
     yield from _add_body(call, row, delivery.message, delivery.message.size, is_text=False)
-    row.end_text()
+    row.end(b'"')
     row.end(b"}")
     row.end(b"}")
     found.add_parts(row)

@@ -30,8 +30,8 @@ so nothing else may be appended meanwhile (a publish, move or transaction is an 
 no checkpoint makes its cut. Groups nest: the outermost makes the record, in the strongest mode of
 all. An exception inside does not undo what was applied, so the record is logged all the same. If
 the log cannot take the record, the engine stops. So that a full disk does not stop it, the first
-operation of a group makes sure of room for a record of the usual size (`make_room`): DiskFullError
-then, and nothing has happened.
+operation of a group makes sure of room for a record of the usual size (`ensure_room`):
+DiskFullError then, and nothing has happened.
 """
 
 import contextlib
@@ -290,10 +290,10 @@ class Journal:
         """Return an atomic group, for a `with`; see the head of this module."""
         return OneRecord(self, mode)
 
-    def make_room(self) -> None:
+    def ensure_room(self) -> None:
         """Make sure of room for a record of an atomic group. DiskFullError: nothing happened."""
         try:
-            self.log.make_room(GROUP_BYTES)
+            self.log.ensure_room(GROUP_BYTES)
         except DiskFullError as error:
             raise self.full(error) from error
 
@@ -545,7 +545,7 @@ class OneRecord:
         """Keep operations for the record. Returns the LSN that it will have. DiskFullError: they
         are the first, and the log has no room."""
         if not self.ops:
-            self._journal.make_room()
+            self._journal.ensure_room()
         lsn = self._journal.log.last_lsn + 1
         assert self.lsn in (0, lsn), "something else was appended in the middle of one record"
         self.lsn = lsn

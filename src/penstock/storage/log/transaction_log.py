@@ -481,30 +481,26 @@ class TransactionLog:
         self._check()
         if self.queued_bytes > self._group_bytes_max:
             return False
-        segment = self._pool.in_use[-1]
-        end = segment.end
-        if self._parts:
-            end = aligned(end + GROUP_HEADER_BYTES + self._room_first - self._room)
-        if not self._pool.make_ready(GROUP_HEADER_BYTES + record_bytes, end):
+        if not self._pool.make_ready(GROUP_HEADER_BYTES + record_bytes, self._next_group_at()):
             return False
         self._full_from = self._group_bytes_max + record_bytes
         return True
 
-    def make_room(self, size: int) -> None:
+    def ensure_room(self, size: int) -> None:
         """Have room for a record of so many bytes, at most an eighth of the smallest segment, in
         the segment in use or the one ahead. DiskFullError: nothing has changed."""
         self._check()
         size = min(size, self._pool.bytes_min // 8)
-        if size <= self._room:
-            return
-        segment = self._pool.in_use[-1]
         need = GROUP_HEADER_BYTES + size
-        end = segment.end
+        if size > self._room and not self._pool.has_room(need, self._next_group_at()):
+            self._make_room(size)
+
+    def _next_group_at(self) -> int:
+        """Return where in the segment in use a group would begin after the open one."""
+        end = self._pool.in_use[-1].end
         if self._parts:
             end = aligned(end + GROUP_HEADER_BYTES + self._room_first - self._room)
-        ahead = self._pool.ahead
-        if end + need > segment.size and (ahead is None or FIRST_GROUP_OFFSET + need > ahead.size):
-            self._make_room(size)
+        return end
 
     def _make_room(self, record_bytes: int) -> bool:
         """Open a group with room for a record. True if it is in another segment than before."""
@@ -1183,18 +1179,22 @@ class SegmentPool:
         if self.ahead is None:
             self._prepare_ahead(0)
 
-    def make_ready(self, need: int, end: int) -> bool:
+    def has_room(self, need: int, end: int) -> bool:
         """Return whether a group of `need` bytes has room in the segment in use, from `end` on, or
-        in the one ahead. If not, prepare one for it in a worker, unless the last attempt failed for
-        lack of room: then it is for `next` to say so."""
+        in the one ahead."""
         ahead = self.ahead
-        least = FIRST_GROUP_OFFSET + need
-        if end + need <= self.in_use[-1].size or (ahead is not None and least <= ahead.size):
+        is_ahead = ahead is not None and FIRST_GROUP_OFFSET + need <= ahead.size
+        return is_ahead or end + need <= self.in_use[-1].size
+
+    def make_ready(self, need: int, end: int) -> bool:
+        """Return the same as `has_room`. If there is none, prepare a segment for it in a worker,
+        unless the last attempt failed for lack of room: then it is for `next` to say so."""
+        if self.has_room(need, end):
             return True
         if self._has_no_room or self.ahead_error is not None:
             self._has_no_room = False
             return True
-        self._prepare_ahead(least)
+        self._prepare_ahead(FIRST_GROUP_OFFSET + need)
         return False
 
     def _prepare_ahead(self, least: int) -> None:

@@ -2,7 +2,8 @@
 
 All of it runs in steps from `tick`, in the owner's thread. A checkpoint is due after 64 MiB of log,
 256 MiB of store bytes written or released, 1 M records, or 30 s with a change, whichever is first.
-All four bound the log that a recovery has to read.
+All four bound the log that a recovery has to read. So are 1,000 deleted queues or streams whose
+directories a checkpoint has to delete: they take RAM until then.
 
 Reaping reads the slots of purged segments for the store references in them, one segment at a time,
 once the purge is durable, and logs a RELEASE for each. Combining copies the live bodies out of
@@ -74,6 +75,7 @@ NEAR_BYTES: Final = 1 << 30  # of room; a quarter of more is not written between
 LOG_SEGMENTS: Final = 8  # of the smallest size: least log between two checkpoints
 RELEASE_MESSAGES: Final = 256  # transient ones, in one slice
 IDLE_S: Final = 45.0  # without a record: what follows is done before a minute is over
+DELETED_MOST: Final = 1000  # queues and streams whose directories a checkpoint has to delete
 AGAIN_S: Final = 5.0  # between two checkpoints on a full disk, or two for trimming alone
 ROUNDS: Final = 4
 IDLE_LOG_SEGMENTS: Final = 6  # of the smallest size; a log of that size is left alone
@@ -173,7 +175,10 @@ class Upkeep:
         log, options = self._journal.log, self._journal.options
         if self._is_given_up or self._journal.blocked:
             return self._is_due_without_space(now)
-        if log.appended_records == self._cut_records and not self._journal.state.ticks.dead:
+        state = self._journal.state
+        deleted = len(state.deleted) + len(state.streams.deleted)
+        is_changed = log.appended_records != self._cut_records
+        if not is_changed and not state.ticks.dead and not deleted:
             return False
         # Sooner on a small disk, which contains the log, the reserve for it and the messages; and
         # while there is hardly any room, as soon as anything may be freed.
@@ -185,6 +190,7 @@ class Upkeep:
             or log.appended_records - self._cut_records >= options.checkpoint_records
             or self._store_bytes() - self._cut_store_bytes >= options.checkpoint_store_bytes
             or now - self._cut_at >= options.checkpoint_seconds
+            or deleted >= DELETED_MOST
             or is_low
         )
 

@@ -150,6 +150,21 @@ def test_a_queue_declared_after_the_cut_is_of_the_next_checkpoint() -> None:
     assert rig.bodies(rig.queue(b"new")) == {0: b"x"}
 
 
+def test_the_directory_that_a_checkpoint_makes_for_a_deleted_queue_goes_with_the_next() -> None:
+    rig = EngineRig()
+    queue = rig.queue()
+    rig.put(queue, b"x")
+    cut(rig)
+    rig.engine.delete_queue(queue)
+    assert rig.engine.state.deleted == [queue]
+    queue.make_directory()
+    rig.finish_checkpoint()
+    rig.settle()
+    assert rig.engine.checkpoint()
+    assert not rig.fs.exists(queue.path)
+    assert rig.engine.state.deleted == []
+
+
 @pytest.mark.parametrize("how", CRASHES)
 def test_a_queue_deleted_after_the_cut_is_gone(how: str) -> None:
     rig = EngineRig()

@@ -26,6 +26,7 @@ from penstock.storage.index.routing_table import (
     clear_parameter,
     set_parameter,
 )
+from penstock.storage.upkeep import DELETED_MOST
 from tests.helpers.engine_rig import OPTIONS, PATH, STORED, VHOST, EngineRig
 from tests.helpers.faulty_filesystem import FaultyFileSystem
 from tests.helpers.inside import live_seqs
@@ -402,6 +403,46 @@ def test_a_queue_declared_again_after_its_deletion_is_empty_and_has_another_numb
     rig.engine.sync()
     rig.crash("lost")
     assert (rig.queue().number, rig.queue().count) == (again.number, 0)
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_a_deleted_queue_without_a_directory_is_forgotten(is_durable: bool) -> None:
+    """Each took 2 KB until a checkpoint, which what is not logged never begins."""
+    rig = EngineRig()
+    for n in range(3):
+        queue = rig.engine.declare_queue(b"%d" % n, is_durable=is_durable)
+        if is_durable:
+            rig.engine.publish([queue], b"", b"x", OS)
+        rig.engine.delete_queue(queue)
+    rig.settle()
+    state = rig.engine.state
+    assert (state.queues, state.dying, state.deleted) == ({}, {}, [])
+    rig.crash("lost")
+    assert rig.engine.state.queues == {}
+
+
+def test_directories_of_deleted_queues_go_after_a_while_though_nothing_is_logged() -> None:
+    rig = EngineRig()
+    queue = rig.engine.declare_queue(b"t", is_durable=False)
+    rig.engine.checkpoint()
+    queue.make_directory()
+    rig.engine.delete_queue(queue)
+    rig.clock.advance(OPTIONS.checkpoint_seconds)
+    rig.settle()
+    assert rig.fs.list(PATH + "/queues") == []
+    assert rig.engine.state.deleted == []
+
+
+def test_a_thousand_deleted_queues_are_enough_for_a_checkpoint() -> None:
+    rig = EngineRig()
+    for n in range(DELETED_MOST):
+        rig.engine.tick()
+        assert len(rig.engine.state.deleted) == n
+        queue = rig.engine.declare_queue(b"%d" % n, is_durable=False)
+        queue.make_directory()
+        rig.engine.delete_queue(queue)
+    rig.settle()
+    assert rig.fs.list(PATH + "/queues") == []
 
 
 def test_a_deleted_queue_takes_no_more_messages() -> None:

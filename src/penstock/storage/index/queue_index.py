@@ -51,7 +51,7 @@ from penstock.native import mypyc_attr
 from penstock.storage.files.data_directory import QUEUE_NAME, text_of
 from penstock.storage.files.filesystem import FileSystem
 from penstock.storage.index.leases import LeasedSeqs
-from penstock.storage.index.queue_segment import Handles, SegmentFiles, Slot, queue_seed
+from penstock.storage.index.queue_segment import Handles, SegmentFiles, Slot
 from penstock.storage.log.record import Run, StoreRef
 
 
@@ -195,8 +195,8 @@ class QueueIndex:
         self.ticks: Ticks = ticks
         self.is_durable: bool = is_durable
         self.is_deleted: bool = False
+        self.has_directory: bool = False  # at `path`, since this start or before
         self.holder: Holder = DictHolder()
-        self.seed: int = queue_seed(vhost, number)
         self.next_seq: int = 0
         self.mark: int = 0
         self.count: int = 0
@@ -611,7 +611,9 @@ class QueueIndex:
     def take_over(self, numbers: set[int]) -> None:
         """See to it that no write syncs a file from before this start. numbers: of live segments
         with files. The next seq is of a segment without files; those of entries in the section,
-        which a checkpoint may write to their slots, are synced and checked now. SyncFailedError."""
+        which a checkpoint may write to their slots, are synced and checked now. Its directory
+        exists. SyncFailedError."""
+        self.has_directory = True
         if self.next_seq // self.slots in numbers:
             self.skip_to((self.next_seq // self.slots + 1) * self.slots)
         for number in {seq // self.slots for seq in self.section} & numbers:
@@ -623,6 +625,7 @@ class QueueIndex:
 
     def make_directory(self) -> None:
         """Create the directory and its `.queue_name`, or correct that. Needs a sync."""
+        self.has_directory = True
         self.fs.mkdir(self.path)
         stub, text = f"{self.path}/{QUEUE_NAME}", text_of(self.ticks.vhost_name, self.name)
         if not self.fs.exists(stub) or self.fs.read(stub) != text:  # torn, disk full, or old

@@ -84,7 +84,7 @@ class StorageState(LogState):
         self.releasing: list[int] = []  # queue of each purge with transients to be released
         self.reap_lsn: int = 0  # reaping waits until this LSN is durable
         self.dying: dict[int, QueueIndex] = {}  # deleted, with slots that must be read
-        self.deleted: list[QueueIndex] = []  # the next checkpoint deletes their directories
+        self.deleted: list[QueueIndex] = []  # whose directories the next checkpoint deletes
         self.streams: StreamTable = StreamTable(fs, path)
         self.leases: LeaseTable = LeaseTable()
         self.windows: KeyWindows = KeyWindows()
@@ -166,13 +166,18 @@ class StorageState(LogState):
 
     def bury(self, number: int) -> None:
         """If this queue is deleted, and none of its slots must be read any more, let the next
-        checkpoint delete its directory."""
+        checkpoint delete its directory. One that has none, and gets none from the checkpoint in
+        progress, is forgotten: clients make a queue for each of their replies."""
         dying = self.dying.get(number)
         if dying is None or number in self.releasing:
             return
         if any(n == number for n, _ in self.reaping):
             return
-        self.deleted.append(self.dying.pop(number))
+        del self.dying[number]
+        if dying.has_directory or dying.departed is not None:
+            self.deleted.append(dying)
+        else:
+            dying.close()
 
     def apply_seen(self, lsn: int, name: bytes, key: bytes, until_ms: int) -> None:
         self.windows.of(name).add(key, until_ms, lsn=lsn)

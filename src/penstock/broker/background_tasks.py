@@ -146,23 +146,22 @@ class SliceSize:
 
 class Pace:
     """Keeps a task from running ahead of the log: counts its records that are not settled and their
-    bytes, and checks that the log has room. wake(): called when the task may continue."""
+    bytes, and checks that the log has room."""
 
-    def __init__(self, dispatch: Dispatch, mode: int, wake: Callable[[], None]) -> None:
+    def __init__(self, dispatch: Dispatch, mode: int) -> None:
         self._dispatch = dispatch
         self._mode = mode
-        self._wake = wake
+        self._wake: Callable[[], None] | None = None  # of a task that sleeps
         self._records: deque[tuple[int, int]] = deque()  # (LSN, bytes)
         self._bytes: int = 0
-        self._is_waiting = False
 
     def logged(self, lsn: int, size: int) -> None:
         """Count a record of about `size` bytes."""
         self._records.append((lsn, size))
         self._bytes += size
 
-    def is_ahead(self) -> bool:
-        """Return whether the task must sleep; `wake` is called later then."""
+    def is_ahead(self, wake: Callable[[], None]) -> bool:
+        """Return whether the task must sleep; wake() is called when it may continue."""
         settled = self._dispatch.engine.log.settled(self._mode)
         records = self._records
         while records and records[0][0] <= settled:
@@ -170,15 +169,16 @@ class Pace:
         is_short = self._bytes < UNSETTLED_BYTES_MAX and len(records) < UNSETTLED_MAX
         if is_short and self._dispatch.engine.log.has_room(ROOM_BYTES):
             return False
-        if not self._is_waiting:
-            self._is_waiting = True
+        if self._wake is None:
+            self._wake = wake
             until = records[0][0] if records else settled  # for room: it is asked each turn
             self._dispatch.when_settled(until, self._mode, self._settled)
         return True
 
     def _settled(self) -> None:
-        self._is_waiting = False
-        self._wake()
+        wake, self._wake = self._wake, None
+        assert wake is not None
+        wake()
 
 
 SLICE: Final = 4096  # entries: a millisecond

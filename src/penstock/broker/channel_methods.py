@@ -442,7 +442,7 @@ class LongCommit(BackgroundTask):
         self._transaction: ChannelTransaction = transaction
         self._after: AfterCommit | None = None
         vhost = channel.vhost
-        self._pace: Pace = Pace(vhost.dispatch, vhost.mode, self._wake)
+        self._pace: Pace = Pace(vhost.dispatch, vhost.mode)
         self._has_begun: bool = False
 
     def begin(self) -> None:
@@ -475,7 +475,7 @@ class LongCommit(BackgroundTask):
         if not self._has_begun and vhost.engine.journal.cut_waits:
             vhost.timers.call_at(vhost.clock.monotonic(), self._wake)  # after the next tick
             return True
-        return self._pace.is_ahead()
+        return self._pace.is_ahead(self._wake)
 
     def _step(self) -> int:
         channel, transaction = self._channel, self._transaction

@@ -2,13 +2,16 @@
 
 Only a full collection frees what is in a cycle and has grown old, and a vhost makes one only when
 it rests (server/heap.py): it would stop the loop for as long as it takes to walk over all objects.
-So a connection, a channel or a queue that has ended must not refer to itself.
+So a connection, a channel, a queue or a call that has ended must not refer to itself.
 """
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from penstock.broker.operations import FUNCTIONS
 from penstock.codec.frames import method_frame
 from penstock.codec.spec import (
     BasicConsume,
@@ -19,6 +22,7 @@ from penstock.codec.spec import (
     ConfirmSelect,
     ConfirmSelectOk,
     ConnectionClose,
+    PenstockCall,
     QueueDeclare,
     QueueDeclareOk,
     QueueDelete,
@@ -30,6 +34,7 @@ from penstock.codec.spec import (
 )
 from tests.helpers.broker_rig import BrokerRig, RigClient
 from tests.helpers.inside import in_cycles
+from tests.helpers.one_user import CALLS
 
 
 def nothing(client: RigClient) -> None:
@@ -148,3 +153,24 @@ def test_a_queue_that_was_deleted_is_freed(is_durable: bool, arguments: dict[str
 
     declare_and_delete()
     assert in_cycles(declare_and_delete) == []
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [(op, args) for op in FUNCTIONS for args in ({}, {"queue": "none", "name": 1})] + [*CALLS],
+    ids=str,
+)
+def test_a_call_that_was_answered_is_freed(op: str, args: dict[str, Any]) -> None:
+    """Each that was refused kept what it was given: megabytes, a hundred times a second."""
+    client = BrokerRig().client().open()
+    client.call(1, QueueDeclare(queue="eve.a", durable=True), QueueDeclareOk)
+    given = json.dumps(args).encode("utf-8", "surrogatepass")
+
+    def call() -> None:
+        client.send(1, PenstockCall(op=op, arguments=given))
+        client.rig.turn()
+        client.rig.tick(3.0)
+        client.outlet.sent.clear()
+
+    call()
+    assert in_cycles(call) == []

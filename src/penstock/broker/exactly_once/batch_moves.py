@@ -655,7 +655,7 @@ class BatchMove(BackgroundTask):
         self._claims = claims
         self._on_moved = on_moved
         self._operator = operator
-        self._pace = Pace(self.vhost.dispatch, self.vhost.mode, self.wake)
+        self._pace = Pace(self.vhost.dispatch, self.vhost.mode)
         self._size = SliceSize(self.vhost.clock, SLICE_MESSAGES)
         self._slices: BatchRouter | None = None
         self._number: int = -1
@@ -708,7 +708,7 @@ class BatchMove(BackgroundTask):
             slices.streams[goal] = None
             if not self._claims.claim(goal.name, self):
                 return ASLEEP  # woken when the other one is done
-        if self._pace.is_ahead():
+        if self._pace.is_ahead(self.wake):
             return ASLEEP
         vhost = self.vhost
         if vhost.blocked_reason:

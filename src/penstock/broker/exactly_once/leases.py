@@ -352,7 +352,7 @@ class LeaseMessages(LeaseRequest):
         self._messages = messages
         self._bytes = size
         self._has_begun = False
-        self._pace = Pace(self.dispatch, DISK, self._wake)
+        self._pace = Pace(self.dispatch, DISK)
         self._size = SliceSize(manager.table.clock, SLICE_MESSAGES)
         self._head = LargeHead(self.engine)
 
@@ -368,7 +368,7 @@ class LeaseMessages(LeaseRequest):
         is_done = self._messages <= 0 or self._bytes <= 0 or queue.consumers.is_paused
         if is_done or self._is_full(amq):
             return self.answer(self.manager.describe(queue, self.reader))
-        if self._pace.is_ahead():
+        if self._pace.is_ahead(self._wake):
             return ASLEEP
         if not self._head.step(amq.backing):
             return AGAIN

@@ -125,6 +125,7 @@ def call(
         if answer is None or vhost.engine.failed is not None:
             raise
         reply(answer)
+        del answer  # else error and frame hold each other, and the frame what was asked
 
 
 def _audited(one: Call, reply: Reply) -> Reply:

@@ -73,6 +73,7 @@ SUM_S_MIN: Final = 1e-6
 SHARED_PART: Final = 0.9  # of the budget, that is divided into shares
 EQUAL_SHIFT: Final = 2  # all floors take at most a quarter of what is divided
 EMPTY_SHIFT: Final = 4  # those of empty queues a sixteenth
+LEAST_SHIFT: Final = 3  # of the shares, that is divided whatever the process takes
 SPARE_BYTES: Final = 64 << 10  # what one publish needs, and a queue besides what it holds
 CALM_PART: Final = 0.95  # of the watermark, at which an alarm ends
 CHANGE_PART: Final = 0.1  # smaller changes are not sent
@@ -264,8 +265,8 @@ class MemoryMonitor:
                 self._send(managed, INFINITY, managed.share_sent)
 
     def set_excess(self, excess_bytes: int) -> None:
-        """Share so much less, at most half, because the process takes more RAM than is counted; a
-        round follows at once if that is more than before."""
+        """Share so much less, because the process takes more RAM than is counted, but an eighth of
+        it at least; a round follows at once if that is more than before."""
         if excess_bytes > self.excess_bytes:
             self._due_s = self._clock.monotonic()
         self.excess_bytes = excess_bytes
@@ -453,7 +454,7 @@ class MemoryMonitor:
 
     def _shared_bytes(self) -> int:
         shared = max(0, int(self.budget_bytes * SHARED_PART) - self.other_bytes)
-        return shared - min(self.excess_bytes, shared >> 1)
+        return max(shared - self.excess_bytes, shared >> LEAST_SHIFT)
 
     def _ratio(self) -> float:
         if self.budget_bytes == 0:

@@ -393,15 +393,7 @@ def _taken_transients(
 ) -> Iterator[PagedTransient]:
     for rows in parts:
         for row in rows.rows():
-            if row.flags & PERSISTENT:
-                yield row.seq, row.id, 0, 0
-                continue
-            file = 0
-            try:
-                file = paging.store_file_of(state, row) if row.flags & IN_STORE else 0
-            except (CorruptionError, OSError):
-                pass
-            yield row.seq, row.id, file, paging.is_in_files(row)
+            yield _taken(state, row)
     index = state.index
     for number in sorted(delta):
         start, bits = number * index.slots, delta[number]
@@ -417,6 +409,27 @@ def _taken_transients(
                     except (CorruptionError, OSError):
                         found = [(seq, 0, 0, 1)]
                     yield from found
+
+
+def _taken(state: QueueRam, row: Row) -> PagedTransient:
+    if row.flags & PERSISTENT:
+        return row.seq, row.id, 0, 0
+    file = 0
+    try:
+        file = paging.store_file_of(state, row) if row.flags & IN_STORE else 0
+    except (CorruptionError, OSError):
+        pass
+    return row.seq, row.id, file, paging.is_in_files(row)
+
+
+def _pending_transients(state: QueueRam) -> Iterator[PagedTransient]:
+    """Yield the pending messages of a deleted queue that were paged out, as `take_transients`. Where
+    they cannot be read the rest is left: their files are deleted with the queue's directory."""
+    try:
+        for row in paging.pending_rows(state):
+            yield _taken(state, row)
+    except OSError:
+        return
 
 
 def _stored_of(index: QueueIndex, number: int, seqs: list[int]) -> list[PagedTransient]:
@@ -911,13 +924,11 @@ class VariableQueue(BackingQueue):
         """Release transient messages and bodies: a record deletes the queue, or is about to."""
         state = self.state
         state.unshare()
-        for entry in list(state.ram_pending.values()):
-            if not entry.message.persistent:
-                self.forget([entry.seq])
         if state.has_transients:
-            rows = paging.pending_rows(state)
-            for seq in [row.seq for row in rows if not row.flags & PERSISTENT]:
-                self.forget([seq])
+            self._release(list(state.ram_pending.values()))
+            if state.disk_pending.count:
+                paged = _pending_transients(state)
+                self.engine.upkeep.release(self._index, paged, state.transient_attempts)
         index = self._index
         held = index.holder.materialise(index.next_seq) if index.asks_for_dead() else []
         index.holder = DictHolder()

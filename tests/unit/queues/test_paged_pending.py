@@ -431,3 +431,27 @@ def test_a_segment_with_few_messages_keeps_its_rows() -> None:
     assert pending.ram_bytes == 1010 * ROW_BYTES + 512
     assert pending.seqs_between(5 * 4096, 6 * 4096)[1:3] == [5 * 4096 + 100, 5 * 4096 + 101]
     assert len(pending.seqs()) == 1100
+
+
+@pytest.mark.parametrize("body_bytes", [0, STORED])
+def test_transient_unacked_messages_of_a_deleted_queue_are_released_in_slices(
+    body_bytes: int,
+) -> None:
+    """100,000 of them stopped everybody for half a second."""
+    world = Held(SMALL, NONE, body_bytes=body_bytes)
+    world.hold(SMALL)
+    index, engine = real(world.q).index(), world.rig.engine
+    n_paged = paged(world).count
+    assert n_paged > SMALL // 2
+    world.q.delete_and_terminate(OS)
+    state = engine.state
+    assert state.releasing == [index.number]
+    slices = 0
+    while state.releasing:
+        engine.upkeep.reap()
+        slices += 1
+    assert slices >= n_paged // 256
+    assert not any(index.transients.values())
+    assert engine.transient.live_count == 0
+    world.rig.settle()
+    assert state.dying == {}

@@ -423,7 +423,7 @@ def _taken(state: QueueRam, row: Row) -> PagedTransient:
 
 
 def _pending_transients(state: QueueRam) -> Iterator[PagedTransient]:
-    """Yield the pending messages of a deleted queue that were paged out, as `take_transients`. Where
+    """Yield the pending messages of a deleted queue that were paged out, as `take_transients`. If
     they cannot be read the rest is left: their files are deleted with the queue's directory."""
     try:
         for row in paging.pending_rows(state):

@@ -2,8 +2,8 @@
 
 All of it runs in steps from `tick`, in the owner's thread. A checkpoint is due after 64 MiB of log,
 256 MiB of store bytes written or released, 1 M records, or 30 s with a change, whichever is first.
-All four bound the log that a recovery has to read. So are 1,000 deleted queues or streams whose
-directories a checkpoint has to delete: they take RAM until then.
+All four bound the log that a recovery has to read. It is due, too, when 1,000 deleted queues or
+streams wait for it to delete their directories, because they take RAM until then.
 
 Reaping reads the slots of purged segments for the store references in them, one segment at a time,
 once the purge is durable, and logs a RELEASE for each. Combining copies the live bodies out of

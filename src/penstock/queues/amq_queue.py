@@ -195,8 +195,8 @@ def expire(
     left = DEAD_BYTES
     try:
         head = backing.head()
-        while head is not None and is_expired(head.expiry_ms, now_ms) and len(tags) < quota:
-            if left <= 0:
+        while head is not None and is_expired(head.expiry_ms, now_ms):
+            if len(tags) >= quota or left <= 0:
                 break
             left -= head.size
             backing.drop(ack_required=True)

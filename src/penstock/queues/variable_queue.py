@@ -412,6 +412,7 @@ def _taken_transients(
 
 
 def _taken(state: QueueRam, row: Row) -> PagedTransient:
+    """Return what `take_transients` yields of a message with a row."""
     if row.flags & PERSISTENT:
         return row.seq, row.id, 0, 0
     file = 0
@@ -429,7 +430,7 @@ def _pending_transients(state: QueueRam) -> Iterator[PagedTransient]:
         for row in paging.pending_rows(state):
             yield _taken(state, row)
     except OSError:
-        return
+        pass
 
 
 def _stored_of(index: QueueIndex, number: int, seqs: list[int]) -> list[PagedTransient]:

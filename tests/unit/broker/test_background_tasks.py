@@ -116,34 +116,42 @@ def test_nobody_runs_ahead_of_the_log(rig: VHostRig) -> None:
     queue = rig.queue()
     woken: list[int] = []
     pace = Pace(rig.vhost.dispatch, rig.vhost.mode)
+
+    def wake() -> None:
+        woken.append(1)
+
     for size in (UNSETTLED_BYTES_MAX // 2, UNSETTLED_BYTES_MAX // 2):
-        assert not pace.is_ahead(lambda: woken.append(1))
+        assert not pace.is_ahead(wake)
         pace.logged(queue.amq.publish(b"", b"x", rig.vhost.mode), size)
-    assert pace.is_ahead(lambda: woken.append(1))
-    assert pace.is_ahead(lambda: woken.append(1))
+    assert pace.is_ahead(wake)
+    assert pace.is_ahead(wake)
     rig.answered(rig.vhost.engine.log.last_lsn)
     assert woken == [1]
-    assert not pace.is_ahead(lambda: woken.append(1))
+    assert not pace.is_ahead(wake)
     for _ in range(UNSETTLED_MAX):
-        assert not pace.is_ahead(lambda: woken.append(1))
+        assert not pace.is_ahead(wake)
         pace.logged(queue.amq.publish(b"", b"x", rig.vhost.mode), 0)
-    assert pace.is_ahead(lambda: woken.append(1))
+    assert pace.is_ahead(wake)
 
 
 def test_nobody_waits_for_a_segment_of_the_log(rig: VHostRig) -> None:
     log = rig.vhost.engine.log
     woken: list[int] = []
     pace = Pace(rig.vhost.dispatch, rig.vhost.mode)
+
+    def wake() -> None:
+        woken.append(1)
+
     assert log.has_room(ROOM_BYTES)  # nobody prepares one: who needs one makes it
     log.prepare_ahead()
     assert log.has_room(1000)
     assert not log.has_room(ROOM_BYTES)
-    assert pace.is_ahead(lambda: woken.append(1))
+    assert pace.is_ahead(wake)
     rig.vhost.engine.poll(wait=True)
     rig.vhost.dispatch.run()
     assert woken == [1]
     assert log.has_room(ROOM_BYTES)
-    assert not pace.is_ahead(lambda: woken.append(1))
+    assert not pace.is_ahead(wake)
 
 
 def test_a_slice_is_as_large_as_it_is_quick() -> None:
